@@ -1,0 +1,10 @@
+// Marks what libjaxpp.so exports; everything else is hidden.
+#ifndef JAXPP_EXPORT_H_
+#define JAXPP_EXPORT_H_
+
+#define JPP_API __attribute__((visibility("default")))
+#define JPP_PRINTF(format_index, first_arg) \
+  __attribute__((format(printf, format_index, first_arg)))
+#define JPP_MUST_USE __attribute__((warn_unused_result))
+
+#endif  // JAXPP_EXPORT_H_

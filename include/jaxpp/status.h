@@ -1,0 +1,71 @@
+// Status: how every fallible call of this library answers.
+//
+// NULL means success. Anything else is an owned object with a code and a message; the
+// caller frees it with jpp_status_free() or hands it up with JPP_RETURN_IF_ERROR(), which
+// may put one line of context in front. An error is decided once, where it is found, and
+// says what was expected, what was found and where.
+#ifndef JAXPP_STATUS_H_
+#define JAXPP_STATUS_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "jaxpp/export.h"
+
+// What went wrong, as a user would sort it. The Python exception carries the name that
+// jpp_status_code_name() gives.
+typedef enum jpp_status_code {
+  JPP_OK = 0,
+  JPP_INVALID_ARGUMENT,  // an argument outside every other row
+  JPP_PARSE_ERROR,       // malformed text: file:line:column
+  JPP_GRAPH_ERROR,       // the graph breaks an SSA invariant
+  JPP_MARKS_ERROR,       // stage marks do not match the schedule or each other
+  JPP_SCHEDULE_ERROR,    // a schedule misses, repeats, misplaces or deadlocks
+  JPP_MESH_ERROR,        // schedule and mesh of different size, no such axis
+  JPP_MICROBATCH_ERROR,  // microbatch axes differ or are missing
+  JPP_OPERATION_ERROR,   // a loop's result tree does not match its operation
+  JPP_SHARDING_ERROR,    // a spec names an unknown axis or does not divide
+  JPP_PLUGIN_ERROR,      // a PJRT plugin is missing, not one, or too old
+  JPP_DEVICES_ERROR,     // not enough devices
+  JPP_DONATED_ERROR,     // a donated array used again
+  JPP_PROGRAM_ERROR,     // a program fails its proof
+  JPP_EXECUTION_ERROR,   // a device failed while a step ran
+  JPP_OUT_OF_MEMORY,     // host or device memory, or a memory limit
+  JPP_UNSUPPORTED,       // understood, and not built
+  JPP_CANCELLED,         // stopped because something else failed or the user asked
+  JPP_INTERNAL_ERROR,    // a bug in this library
+  JPP_STATUS_CODE_COUNT
+} jpp_status_code_t;
+
+typedef struct jpp_status jpp_status_t;
+
+// Makes an error. Never NULL: when memory is out, a static out-of-memory status.
+JPP_API jpp_status_t* jpp_status_make(jpp_status_code_t code, const char* format, ...)
+    JPP_PRINTF(2, 3) JPP_MUST_USE;
+
+// Puts "context: " in front of the message. Takes and returns ownership; NULL stays NULL.
+JPP_API jpp_status_t* jpp_status_annotate(jpp_status_t* status, const char* format, ...)
+    JPP_PRINTF(2, 3) JPP_MUST_USE;
+
+JPP_API jpp_status_t* jpp_status_clone(const jpp_status_t* status) JPP_MUST_USE;
+JPP_API jpp_status_code_t jpp_status_code(const jpp_status_t* status);
+// Borrowed until the status is freed; "ok" for NULL.
+JPP_API const char* jpp_status_message(const jpp_status_t* status);
+// "schedule", "out-of-memory", ...: stable, lower case, lifetime static.
+JPP_API const char* jpp_status_code_name(jpp_status_code_t code);
+JPP_API void jpp_status_free(jpp_status_t* status);
+
+#define JPP_RETURN_IF_ERROR(expr)                    \
+  do {                                               \
+    jpp_status_t* jpp_status_local_ = (expr);        \
+    if (jpp_status_local_) return jpp_status_local_; \
+  } while (0)
+
+// The same, with a line of context: JPP_RETURN_IF_ERROR_IN(expr, "stage %u", s).
+#define JPP_RETURN_IF_ERROR_IN(expr, ...)                                              \
+  do {                                                                                 \
+    jpp_status_t* jpp_status_local_ = (expr);                                          \
+    if (jpp_status_local_) return jpp_status_annotate(jpp_status_local_, __VA_ARGS__); \
+  } while (0)
+
+#endif  // JAXPP_STATUS_H_

@@ -1,0 +1,33 @@
+#include "base/alloc.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Atomic int64_t g_fail_after = -1;
+
+void jpp_alloc_fail_after(int64_t successes) { atomic_store(&g_fail_after, successes); }
+
+static bool alloc_must_fail(void) {
+  if (atomic_load_explicit(&g_fail_after, memory_order_relaxed) < 0) return false;
+  return atomic_fetch_sub(&g_fail_after, 1) == 0;
+}
+
+static jpp_status_t* alloc_failed(size_t size) {
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: %zu bytes could not be had",
+                         size);
+}
+
+jpp_status_t* jpp_alloc(size_t size, void** out_memory) {
+  *out_memory = alloc_must_fail() ? NULL : calloc(1, size ? size : 1);
+  return *out_memory ? NULL : alloc_failed(size);
+}
+
+jpp_status_t* jpp_realloc(void** memory, size_t size) {
+  void* grown = alloc_must_fail() ? NULL : realloc(*memory, size ? size : 1);
+  if (!grown) return alloc_failed(size);
+  *memory = grown;
+  return NULL;
+}
+
+void jpp_free(void* memory) { free(memory); }

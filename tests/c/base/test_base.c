@@ -1,0 +1,105 @@
+#include "base/arena.h"
+#include "base/str.h"
+#include "base/vec.h"
+#include "jaxpp/dtype.h"
+#include "test_util.h"
+
+static jpp_status_t* fails(void) {
+  JPP_RETURN_IF_ERROR_IN(jpp_status_make(JPP_SCHEDULE_ERROR, "task %d", 3), "rank %d", 1);
+  return NULL;
+}
+
+static void test_status_carries_code_and_context(void** state) {
+  (void)state;
+  ASSERT_FAILS(fails(), JPP_SCHEDULE_ERROR, "rank 1: task 3");
+  assert_string_equal(jpp_status_message(NULL), "ok");
+  assert_null(jpp_status_annotate(NULL, "nothing"));
+}
+
+static void test_status_codes_have_distinct_names(void** state) {
+  (void)state;
+  for (int i = 0; i < JPP_STATUS_CODE_COUNT; ++i) {
+    for (int j = 0; j < i; ++j) {
+      assert_string_not_equal(jpp_status_code_name((jpp_status_code_t)i),
+                              jpp_status_code_name((jpp_status_code_t)j));
+    }
+  }
+}
+
+static void test_alloc_fails_once_where_told(void** state) {
+  (void)state;
+  void* memory = NULL;
+  jpp_alloc_fail_after(1);
+  ASSERT_OK(jpp_alloc(8, &memory));
+  jpp_free(memory);
+  ASSERT_FAILS(jpp_alloc(8, &memory), JPP_OUT_OF_MEMORY, "8 bytes");
+  assert_null(memory);
+  ASSERT_OK(jpp_alloc(8, &memory));
+  jpp_free(memory);
+}
+
+static void test_arena_memory_is_zeroed_aligned_and_apart(void** state) {
+  (void)state;
+  jpp_arena_t arena;
+  jpp_arena_init(&arena);
+  unsigned char* previous = NULL;
+  for (size_t size = 1; size < 9000; size = size * 3 + 1) {
+    unsigned char* memory = NULL;
+    ASSERT_OK(jpp_arena_alloc(&arena, size, (void**)&memory));
+    assert_int_equal((uintptr_t)memory % 16, 0);
+    for (size_t i = 0; i < size; ++i) assert_int_equal(memory[i], 0);
+    memset(memory, 0xff, size);
+    assert_ptr_not_equal(memory, previous);
+    previous = memory;
+  }
+  jpp_arena_deinit(&arena);
+}
+
+static void test_vec_grows_and_keeps_its_elements(void** state) {
+  (void)state;
+  jpp_u32_vec_t ids = {0};
+  for (uint32_t i = 0; i < 1000; ++i) ASSERT_OK(JPP_VEC_PUSH(&ids, i * 2));
+  assert_int_equal(ids.count, 1000);
+  for (uint32_t i = 0; i < 1000; ++i) assert_int_equal(ids.data[i], i * 2);
+  jpp_vec_deinit(&ids);
+}
+
+static void test_str_quotes_and_reports_lost_memory(void** state) {
+  (void)state;
+  jpp_str_t str = {0};
+  jpp_str_appendf(&str, "%d ", 7);
+  jpp_str_append_quoted(&str, "a\"b\n\x01");
+  char* text = NULL;
+  ASSERT_OK(jpp_str_finish(&str, &text));
+  assert_string_equal(text, "7 \"a\\\"b\\n\\x01\"");
+  jpp_free(text);
+  jpp_alloc_fail_after(0);
+  jpp_str_append(&str, "lost");
+  jpp_str_append(&str, "too");
+  ASSERT_FAILS(jpp_str_finish(&str, &text), JPP_OUT_OF_MEMORY, "host memory");
+  assert_null(text);
+}
+
+static void test_dtype_names_round_trip(void** state) {
+  (void)state;
+  for (int i = 1; i < JPP_DTYPE_COUNT; ++i) {
+    const char* name = jpp_dtype_name((jpp_dtype_t)i);
+    assert_int_equal(jpp_dtype_parse(name, (uint32_t)strlen(name)), i);
+    assert_int_not_equal(jpp_dtype_bits((jpp_dtype_t)i), 0);
+  }
+  assert_int_equal(jpp_dtype_parse("bfloat16", 8), JPP_DTYPE_BF16);
+  assert_int_equal(jpp_dtype_parse("f33", 3), JPP_DTYPE_INVALID);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_status_carries_code_and_context),
+      cmocka_unit_test(test_status_codes_have_distinct_names),
+      cmocka_unit_test(test_alloc_fails_once_where_told),
+      cmocka_unit_test(test_arena_memory_is_zeroed_aligned_and_apart),
+      cmocka_unit_test(test_vec_grows_and_keeps_its_elements),
+      cmocka_unit_test(test_str_quotes_and_reports_lost_memory),
+      cmocka_unit_test(test_dtype_names_round_trip),
+  };
+  return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

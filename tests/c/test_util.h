@@ -1,0 +1,33 @@
+// What every C test needs: cmocka in the order it wants, and checks on statuses.
+#ifndef TESTS_C_TEST_UTIL_H_
+#define TESTS_C_TEST_UTIL_H_
+
+// clang-format off
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+// clang-format on
+#include <string.h>
+
+#include "jaxpp/status.h"
+
+#define ASSERT_OK(expr)                                                 \
+  do {                                                                  \
+    jpp_status_t* test_status_ = (expr);                                \
+    if (test_status_) fail_msg("%s", jpp_status_message(test_status_)); \
+  } while (0)
+
+// The call fails with this code, and its message holds this text.
+#define ASSERT_FAILS(expr, expected_code, expected_text)                                 \
+  do {                                                                                   \
+    jpp_status_t* test_status_ = (expr);                                                 \
+    assert_string_equal(jpp_status_code_name(jpp_status_code(test_status_)),             \
+                        jpp_status_code_name(expected_code));                            \
+    if (!strstr(jpp_status_message(test_status_), (expected_text)))                      \
+      fail_msg("'%s' is not in: %s", (expected_text), jpp_status_message(test_status_)); \
+    jpp_status_free(test_status_);                                                       \
+  } while (0)
+
+#endif  // TESTS_C_TEST_UTIL_H_
