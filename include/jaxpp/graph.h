@@ -1,0 +1,200 @@
+// Graph: a training step as the planner sees it.
+//
+// Flat SSA. A value has a type and a producer; an op has a name, inputs, outputs, a cost
+// and a kind. The planner does not know what an op computes: only stage marks, sums and
+// loops mean anything to it. Ids are dense and ops stand in an order in which every op
+// comes after what it uses. The ops of a loop's body stand right before the loop's own
+// op.
+//
+// A graph is immutable once made, and lives in one arena. Builder and parser both end in
+// jpp_graph_builder_finish(), which checks every invariant.
+#ifndef JAXPP_GRAPH_H_
+#define JAXPP_GRAPH_H_
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "jaxpp/dtype.h"
+#include "jaxpp/status.h"
+
+#define JPP_NONE UINT32_MAX
+
+typedef struct jpp_type {
+  jpp_dtype_t dtype;
+  uint32_t ndim;
+  const int64_t* dims;  // [ndim]
+} jpp_type_t;
+
+// Bytes of a dense array of this type.
+JPP_API uint64_t jpp_type_bytes(const jpp_type_t* type);
+JPP_API bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b);
+
+typedef struct jpp_value {
+  jpp_type_t type;
+  uint64_t bytes;     // of the whole array, all shards together
+  uint32_t producer;  // op id; JPP_NONE for arguments and loop indices
+  uint32_t loop;      // the loop whose body it belongs to; JPP_NONE outside
+  const char* name;   // of an argument ("params['w']"); NULL otherwise
+} jpp_value_t;
+
+typedef enum jpp_op_kind {
+  JPP_OP_CALL,           // opaque
+  JPP_OP_MARK,           // ends forward stage `attr`; output k is input k
+  JPP_OP_MARK_BACKWARD,  // its transpose: begins backward stage `attr`
+  JPP_OP_ADD,            // a + b of one type; a tree of these may be regrouped
+  JPP_OP_LOOP,           // outputs are the results of loop `attr`
+  // Made by the planner, never by a front end:
+  JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
+  JPP_OP_ACCUMULATE,  // (state, value, index) -> state, of result `attr` of loop `loop`
+  JPP_OP_SUM,         // (a, b, ...) -> ((a + b) + ...)
+} jpp_op_kind_t;
+
+enum {
+  JPP_OP_CHEAP = 1,     // may be computed again wherever it is needed
+  JPP_OP_BACKWARD = 2,  // written by autodiff, not by the user
+};
+
+typedef struct jpp_op {
+  uint8_t kind;   // jpp_op_kind_t
+  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD
+  uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index
+  uint32_t loop;  // the loop whose body it stands in; JPP_NONE outside
+  uint32_t num_inputs;
+  const uint32_t* inputs;
+  uint32_t first_output;  // outputs are first_output .. + num_outputs - 1
+  uint32_t num_outputs;
+  float cost;         // relative; floating point operations when the front knows them
+  const char* name;   // "dot_general"
+  const char* where;  // the user's "file.py:12"; NULL when unknown
+} jpp_op_t;
+
+// How one result of a loop is reduced over the microbatches.
+typedef enum jpp_reduce_kind {
+  JPP_REDUCE_ADD,
+  JPP_REDUCE_MAX,
+  JPP_REDUCE_CONCAT,
+  JPP_REDUCE_CUSTOM,  // the front knows; state and value types may differ
+} jpp_reduce_kind_t;
+
+JPP_API const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind);
+
+typedef struct jpp_loop_result {
+  uint8_t reduce;  // jpp_reduce_kind_t
+  uint32_t value;  // a value of the body, or of outside
+} jpp_loop_result_t;
+
+typedef struct jpp_loop {
+  uint32_t op;            // its JPP_OP_LOOP
+  uint32_t microbatches;  // >= 1
+  uint32_t index;         // value id: the microbatch number, s32[]
+  uint32_t first_op;      // body: ops first_op .. op - 1
+  uint32_t num_results;
+  const jpp_loop_result_t* results;  // result k becomes output k of `op`
+  uint32_t stages;                   // what the schedule says; 0 when the text did not
+  const char* schedule;              // "1f1b"; NULL when the front holds the task lists
+  const char* where;
+} jpp_loop_t;
+
+typedef struct jpp_graph_arg {
+  uint32_t value;
+  bool donated;  // the step may reuse or free its memory
+} jpp_graph_arg_t;
+
+typedef struct jpp_graph_output {
+  uint32_t value;
+  const char* name;  // "[0].params['w']"; may be NULL
+} jpp_graph_output_t;
+
+typedef struct jpp_graph {
+  const char* name;
+  uint32_t ranks;  // pipeline ranks; 0 when the text did not say
+  uint32_t num_values, num_ops, num_loops, num_args, num_outputs;
+  const jpp_value_t* values;
+  const jpp_op_t* ops;
+  const jpp_loop_t* loops;
+  const jpp_graph_arg_t* args;
+  const jpp_graph_output_t* outputs;
+} jpp_graph_t;
+
+JPP_API void jpp_graph_destroy(jpp_graph_t* graph);
+
+// --- Builder ---------------------------------------------------------------------------
+
+typedef struct jpp_graph_builder jpp_graph_builder_t;
+
+JPP_API jpp_status_t* jpp_graph_builder_create(
+    const char* name, uint32_t ranks, jpp_graph_builder_t** out_builder) JPP_MUST_USE;
+JPP_API void jpp_graph_builder_destroy(jpp_graph_builder_t* builder);
+
+JPP_API jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
+                                                const jpp_type_t* type, bool donated,
+                                                const char* name,
+                                                uint32_t* out_value) JPP_MUST_USE;
+
+typedef struct jpp_op_desc {
+  jpp_op_kind_t kind;  // JPP_OP_CALL, _MARK, _MARK_BACKWARD or _ADD
+  uint8_t flags;
+  uint32_t attr;
+  uint32_t num_inputs;
+  const uint32_t* inputs;
+  uint32_t num_outputs;
+  const jpp_type_t* outputs;
+  float cost;
+  const char* name;
+  const char* where;
+} jpp_op_desc_t;
+
+// Outputs get consecutive ids from *out_first_output on. Strings and types are copied.
+JPP_API jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
+                                               const jpp_op_desc_t* desc,
+                                               uint32_t* out_first_output) JPP_MUST_USE;
+
+typedef struct jpp_loop_desc {
+  uint32_t microbatches;
+  uint32_t stages;       // 0: unknown
+  const char* schedule;  // may be NULL
+  const char* where;
+} jpp_loop_desc_t;
+
+// Ops added from here to end_loop() are the body. Loops do not nest.
+JPP_API jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
+                                                   const jpp_loop_desc_t* desc,
+                                                   uint32_t* out_index) JPP_MUST_USE;
+// `types` are the results' types after the reduction.
+JPP_API jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
+                                                 const jpp_loop_result_t* results,
+                                                 const jpp_type_t* types,
+                                                 uint32_t num_results,
+                                                 uint32_t* out_first_output) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
+                                                   uint32_t value,
+                                                   const char* name) JPP_MUST_USE;
+
+// Checks the invariants and hands the graph over. The builder is empty afterwards.
+JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
+                                               jpp_graph_t** out_graph) JPP_MUST_USE;
+
+// --- Text form -------------------------------------------------------------------------
+//
+//   graph "step" ranks 2
+//   arg %0 f32[4,8] "params['w']" donated
+//   %1:f32[8,4] = transpose(%0) cost 32 at "model.py:3"
+//   loop microbatches 4 stages 2 schedule "1f1b" index %2 {
+//     %3:f32[8,4] = dot(%1, %2) cheap
+//     %4:f32[8,4] = @mark 0 (%3)
+//     %5:f32[8,4] = @add(%4, %4) backward
+//   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
+//   out %6 "[0]"
+//
+// `#` begins a comment. Names behind % are letters, digits, '_' and '.'.
+
+// The caller frees *out_text with jpp_text_free().
+JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,
+                                      char** out_text) JPP_MUST_USE;
+// `file` names the text in errors ("file:line:column: ...", JPP_PARSE_ERROR).
+JPP_API jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
+                                      jpp_graph_t** out_graph) JPP_MUST_USE;
+// Frees a text that any printer of this library made.
+JPP_API void jpp_text_free(char* text);
+
+#endif  // JAXPP_GRAPH_H_

@@ -1,0 +1,52 @@
+#include "base/map.h"
+
+#include <string.h>
+
+// FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/
+static uint32_t map_hash(const char* key, uint32_t length) {
+  uint32_t hash = 2166136261u;
+  for (uint32_t i = 0; i < length; ++i) hash = (hash ^ (unsigned char)key[i]) * 16777619u;
+  return hash;
+}
+
+static jpp_map_entry_t* map_slot(const jpp_map_t* map, const char* key, uint32_t length) {
+  uint32_t i = map_hash(key, length) & (map->capacity - 1);
+  for (;; i = (i + 1) & (map->capacity - 1)) {
+    jpp_map_entry_t* entry = &map->entries[i];
+    if (!entry->key) return entry;
+    if (entry->length == length && memcmp(entry->key, key, length) == 0) return entry;
+  }
+}
+
+uint32_t* jpp_map_find(const jpp_map_t* map, const char* key, uint32_t length) {
+  if (!map->capacity) return NULL;
+  jpp_map_entry_t* entry = map_slot(map, key, length);
+  return entry->key ? &entry->value : NULL;
+}
+
+static jpp_status_t* map_grow(jpp_map_t* map) {
+  jpp_map_t grown = {.capacity = map->capacity ? map->capacity * 2 : 64};
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(grown.capacity, &grown.entries));
+  for (uint32_t i = 0; i < map->capacity; ++i) {
+    const jpp_map_entry_t* entry = &map->entries[i];
+    if (entry->key) *map_slot(&grown, entry->key, entry->length) = *entry;
+  }
+  grown.count = map->count;
+  jpp_free(map->entries);
+  *map = grown;
+  return NULL;
+}
+
+jpp_status_t* jpp_map_put(jpp_map_t* map, const char* key, uint32_t length,
+                          uint32_t value) {
+  if (map->count * 2 >= map->capacity) JPP_RETURN_IF_ERROR(map_grow(map));
+  jpp_map_entry_t* entry = map_slot(map, key, length);
+  *entry = (jpp_map_entry_t){.key = key, .length = length, .value = value};
+  ++map->count;
+  return NULL;
+}
+
+void jpp_map_deinit(jpp_map_t* map) {
+  jpp_free(map->entries);
+  *map = (jpp_map_t){0};
+}

@@ -1,0 +1,25 @@
+// Map: short texts to uint32 ids, open addressing. Keys are borrowed.
+#ifndef JPP_BASE_MAP_H_
+#define JPP_BASE_MAP_H_
+
+#include "base/alloc.h"
+
+typedef struct jpp_map_entry {
+  const char* key;  // NULL: free
+  uint32_t length;
+  uint32_t value;
+} jpp_map_entry_t;
+
+typedef struct jpp_map {
+  jpp_map_entry_t* entries;
+  uint32_t count, capacity;  // capacity is a power of two, or 0
+} jpp_map_t;
+
+// The id under a key, or NULL. Valid until the next put.
+JPP_API uint32_t* jpp_map_find(const jpp_map_t* map, const char* key, uint32_t length);
+// Adds a key that is not in the map. The key must outlive the map.
+JPP_API jpp_status_t* jpp_map_put(jpp_map_t* map, const char* key, uint32_t length,
+                                  uint32_t value) JPP_MUST_USE;
+JPP_API void jpp_map_deinit(jpp_map_t* map);
+
+#endif  // JPP_BASE_MAP_H_

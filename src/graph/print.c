@@ -1,0 +1,140 @@
+#include "graph/print.h"
+
+#include "base/str.h"
+#include "graph/graph_internal.h"
+
+void jpp_type_append(jpp_str_t* str, const jpp_type_t* type) {
+  jpp_str_appendf(str, "%s[", jpp_dtype_name(type->dtype));
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    jpp_str_appendf(str, "%s%lld", i ? "," : "", (long long)type->dims[i]);
+  }
+  jpp_str_append(str, "]");
+}
+
+static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32_t id) {
+  jpp_str_appendf(str, "%%%u:", id);
+  jpp_type_append(str, &values[id].type);
+}
+
+static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
+  switch (op->kind) {
+    case JPP_OP_MARK:
+      jpp_str_appendf(str, "@mark %u ", op->attr);
+      return;
+    case JPP_OP_MARK_BACKWARD:
+      jpp_str_appendf(str, "@mark_backward %u ", op->attr);
+      return;
+    case JPP_OP_ADD:
+      jpp_str_append(str, "@add");
+      return;
+    case JPP_OP_INIT:
+      jpp_str_appendf(str, "@init %u ", op->attr);
+      return;
+    case JPP_OP_ACCUMULATE:
+      jpp_str_appendf(str, "@accumulate %u ", op->attr);
+      return;
+    case JPP_OP_SUM:
+      jpp_str_append(str, "@sum");
+      return;
+    default:
+      jpp_str_append(str, op->name);
+  }
+}
+
+void jpp_op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    if (i) jpp_str_append(str, ", ");
+    append_typed_value(str, values, op->first_output + i);
+  }
+  jpp_str_append(str, op->num_outputs ? " = " : "= ");
+  append_op_head(str, op);
+  jpp_str_append(str, "(");
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    jpp_str_appendf(str, "%s%%%u", i ? ", " : "", op->inputs[i]);
+  }
+  jpp_str_append(str, ")");
+  if (op->flags & JPP_OP_CHEAP) jpp_str_append(str, " cheap");
+  if (op->flags & JPP_OP_BACKWARD) jpp_str_append(str, " backward");
+  if (op->cost > 0) jpp_str_appendf(str, " cost %g", (double)op->cost);
+  if (op->where) {
+    jpp_str_append(str, " at ");
+    jpp_str_append_quoted(str, op->where);
+  }
+  jpp_str_append(str, "\n");
+}
+
+static void append_loop_head(jpp_str_t* str, const jpp_loop_t* loop) {
+  jpp_str_appendf(str, "loop microbatches %u", loop->microbatches);
+  if (loop->stages) jpp_str_appendf(str, " stages %u", loop->stages);
+  if (loop->schedule) {
+    jpp_str_append(str, " schedule ");
+    jpp_str_append_quoted(str, loop->schedule);
+  }
+  jpp_str_appendf(str, " index %%%u", loop->index);
+  if (loop->where) {
+    jpp_str_append(str, " at ");
+    jpp_str_append_quoted(str, loop->where);
+  }
+  jpp_str_append(str, " {\n");
+}
+
+static void append_loop_tail(jpp_str_t* str, const jpp_graph_t* graph,
+                             const jpp_loop_t* loop) {
+  uint32_t first = graph->ops[loop->op].first_output;
+  jpp_str_append(str, "}");
+  for (uint32_t i = 0; i < loop->num_results; ++i) {
+    jpp_str_append(str, i ? ",\n  " : " ");
+    append_typed_value(str, graph->values, first + i);
+    jpp_str_appendf(str, " = %s %%%u", jpp_reduce_kind_name(loop->results[i].reduce),
+                    loop->results[i].value);
+  }
+  jpp_str_append(str, "\n");
+}
+
+static void append_args(jpp_str_t* str, const jpp_graph_t* graph) {
+  for (uint32_t i = 0; i < graph->num_args; ++i) {
+    const jpp_value_t* value = &graph->values[graph->args[i].value];
+    jpp_str_appendf(str, "arg %%%u ", graph->args[i].value);
+    jpp_type_append(str, &value->type);
+    if (value->name) {
+      jpp_str_append(str, " ");
+      jpp_str_append_quoted(str, value->name);
+    }
+    jpp_str_append(str, graph->args[i].donated ? " donated\n" : "\n");
+  }
+}
+
+static void append_ops(jpp_str_t* str, const jpp_graph_t* graph) {
+  uint32_t next_loop = 0;
+  for (uint32_t i = 0; i < graph->num_ops; ++i) {
+    if (next_loop < graph->num_loops && graph->loops[next_loop].first_op == i) {
+      append_loop_head(str, &graph->loops[next_loop++]);
+    }
+    const jpp_op_t* op = &graph->ops[i];
+    if (op->kind == JPP_OP_LOOP) {
+      append_loop_tail(str, graph, &graph->loops[op->attr]);
+      continue;
+    }
+    if (op->loop != JPP_NONE) jpp_str_append(str, "  ");
+    jpp_op_append(str, graph->values, op);
+  }
+}
+
+jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
+  jpp_str_t str = {0};
+  jpp_str_append(&str, "graph ");
+  jpp_str_append_quoted(&str, graph->name);
+  if (graph->ranks) jpp_str_appendf(&str, " ranks %u", graph->ranks);
+  jpp_str_append(&str, "\n");
+  append_args(&str, graph);
+  append_ops(&str, graph);
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    jpp_str_appendf(&str, "out %%%u", graph->outputs[i].value);
+    if (graph->outputs[i].name) {
+      jpp_str_append(&str, " ");
+      jpp_str_append_quoted(&str, graph->outputs[i].name);
+    }
+    jpp_str_append(&str, "\n");
+  }
+  return jpp_str_finish(&str, out_text);
+}

@@ -1,0 +1,122 @@
+#include "graph/graph_internal.h"
+
+static const char* op_where(const jpp_op_t* op) { return op->where ? op->where : "?"; }
+
+static bool is_loop_state_ok(const jpp_graph_t* graph, uint32_t value, uint32_t loop) {
+  uint32_t home = graph->values[value].loop;
+  return home == JPP_NONE || home == loop;
+}
+
+static jpp_status_t* verify_inputs(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (value >= op->first_output || value >= graph->num_values) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "op %u (%s, %s): input %u is value %%%u, which "
+                             "is not defined before it",
+                             id, op->name, op_where(op), i, value);
+    }
+    if (!is_loop_state_ok(graph, value, op->loop)) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "op %u (%s, %s): input %u is value %%%u of "
+                             "a loop's body; only the loop's results are "
+                             "visible outside",
+                             id, op->name, op_where(op), i, value);
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* verify_identity_types(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  if (op->num_inputs != op->num_outputs) {
+    return jpp_status_make(
+        JPP_GRAPH_ERROR,
+        "op %u (%s, %s): a mark has %u inputs and %u outputs; expected "
+        "as many outputs as inputs",
+        id, op->name, op_where(op), op->num_inputs, op->num_outputs);
+  }
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    if (!jpp_type_equal(&graph->values[op->inputs[i]].type,
+                        &graph->values[op->first_output + i].type)) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "op %u (%s, %s): output %u of a mark differs in "
+                             "type from its input",
+                             id, op->name, op_where(op), i);
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* verify_add_types(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  bool ok = op->num_inputs == 2 && op->num_outputs == 1;
+  for (uint32_t i = 0; ok && i < 2; ++i) {
+    ok = jpp_type_equal(&graph->values[op->inputs[i]].type,
+                        &graph->values[op->first_output].type);
+  }
+  if (ok) return NULL;
+  return jpp_status_make(JPP_GRAPH_ERROR,
+                         "op %u (%s, %s): a sum takes two values of its output's type",
+                         id, op->name, op_where(op));
+}
+
+static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  const jpp_loop_t* loop = &graph->loops[op->attr];
+  for (uint32_t i = 0; i < loop->num_results; ++i) {
+    uint32_t value = loop->results[i].value;
+    if (value >= op->first_output || !is_loop_state_ok(graph, value, op->attr)) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "loop %u (%s): result %u is value %%%u, which "
+                             "its body does not make",
+                             op->attr, op_where(op), i, value);
+    }
+    if (loop->results[i].reduce > JPP_REDUCE_MAX) continue;
+    if (!jpp_type_equal(&graph->values[value].type,
+                        &graph->values[op->first_output + i].type)) {
+      return jpp_status_make(
+          JPP_GRAPH_ERROR,
+          "loop %u (%s): result %u under '%s' differs in type from its value", op->attr,
+          op_where(op), i, jpp_reduce_kind_name(loop->results[i].reduce));
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* verify_op(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  JPP_RETURN_IF_ERROR(verify_inputs(graph, id));
+  switch (op->kind) {
+    case JPP_OP_CALL:
+      return NULL;
+    case JPP_OP_MARK:
+    case JPP_OP_MARK_BACKWARD:
+      return verify_identity_types(graph, id);
+    case JPP_OP_ADD:
+      return verify_add_types(graph, id);
+    case JPP_OP_LOOP:
+      return verify_loop(graph, id);
+    default:
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "op %u (%s): kind %u is made by the planner only", id,
+                             op->name, op->kind);
+  }
+}
+
+jpp_status_t* jpp_graph_verify(const jpp_graph_t* graph) {
+  for (uint32_t i = 0; i < graph->num_ops; ++i) {
+    JPP_RETURN_IF_ERROR(verify_op(graph, i));
+  }
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    uint32_t value = graph->outputs[i].value;
+    if (value >= graph->num_values || graph->values[value].loop != JPP_NONE) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "output %u is value %%%u, which is not "
+                             "defined outside the loops",
+                             i, value);
+    }
+  }
+  return NULL;
+}
