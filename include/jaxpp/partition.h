@@ -1,0 +1,119 @@
+// Partition: which task does each op of the step belong to, and where does it run.
+//
+// In: a graph, and which rank each stage runs on. Out: a staged graph, whose tasks are
+//
+//  - in a loop, for each stage: its forward (fwd_2) and its backward (bwd_2), or the two
+//    parts of the backward: input gradients (bwd_i_2) and weight gradients (bwd_w_2).
+//    They run once per microbatch.
+//  - outside: before_loop_, between_loops_ and after_loop_ tasks, named LEVEL_RANK. They
+//    run once per step; a task of level n uses what other ranks made at level n - 1.
+//
+// The rules (docs/partition.md walks through them):
+//  1. Forward marks cut the body in order: what mark k needs and no earlier mark took is
+//     fwd_k. The backward marks cut the rest from the last stage to the first; what no
+//     mark needs goes where its latest operand is made.
+//  2. Cheap ops of the loop index and of values from outside are computed again in every
+//     task that needs them. Other ops that only use values from outside leave the loop.
+//  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
+//     stages) get one accumulator a task; the parts are summed after the loop.
+//  4. Outside, what depends on no loop runs wherever it is needed; what depends on one
+//  runs
+//     where its operands are; where these differ, small ops run everywhere and large ones
+//     beside their largest operand.
+#ifndef JAXPP_PARTITION_H_
+#define JAXPP_PARTITION_H_
+
+#include "jaxpp/graph.h"
+
+typedef enum jpp_task_kind {
+  JPP_TASK_IDLE,   // schedules only
+  JPP_TASK_FWD,    // a stage's forward
+  JPP_TASK_BWD,    // its whole backward
+  JPP_TASK_BWD_I,  // input gradients only
+  JPP_TASK_BWD_W,  // weight gradients only
+  JPP_TASK_OUTER,  // outside the loops
+} jpp_task_kind_t;
+
+typedef struct jpp_task {
+  const char* name;  // "fwd_0", "bwd_i_2", "after_loop_0_3"
+  uint8_t kind;      // jpp_task_kind_t
+  uint32_t rank;
+  uint32_t loop, stage;   // JPP_NONE outside
+  uint32_t phase, level;  // outside: phase p runs before loop p; the last one after all
+  uint32_t num_ops, num_inputs, num_outputs;
+  const uint32_t* ops;      // staged op ids, in an order that can run
+  const uint32_t* inputs;   // value ids
+  const uint32_t* outputs;  // value ids
+  float cost;
+} jpp_task_t;
+
+// One running reduction of a loop result. `task` turns `state` into `next` once per
+// microbatch; it begins as `init` and what it ends as is `final`.
+typedef struct jpp_accumulator {
+  uint32_t loop, result, task;
+  uint32_t init, state, next, final;  // value ids
+} jpp_accumulator_t;
+
+typedef enum jpp_value_scope {
+  JPP_SCOPE_STEP,        // one instance a step
+  JPP_SCOPE_MICROBATCH,  // one instance a microbatch
+  JPP_SCOPE_STATE,       // an accumulator's state or next
+} jpp_value_scope_t;
+
+// A set of ranks: bit r % 64 of word r / 64.
+typedef const uint64_t* jpp_rank_set_t;
+JPP_API bool jpp_rank_set_has(jpp_rank_set_t set, uint32_t rank);
+
+typedef struct jpp_staged_value {
+  uint32_t value;
+  jpp_rank_set_t ranks;
+} jpp_staged_value_t;
+
+typedef struct jpp_staged_loop {
+  uint32_t stages;
+  bool has_backward;           // false: forward only, `backward` and `weight` are NULL
+  bool split_backward;         // false: `weight` is NULL
+  const uint32_t* stage_rank;  // [stages]
+  const uint32_t* forward;     // [stages] task ids
+  const uint32_t* backward;    // [stages] task ids of bwd, or of bwd_i when split
+  const uint32_t* weight;      // [stages] task ids of bwd_w
+} jpp_staged_loop_t;
+
+typedef struct jpp_staged {
+  const jpp_graph_t* graph;  // borrowed: must outlive this
+  uint32_t ranks;
+  // The graph's values and ops under their own ids, then what the planner made. Inputs of
+  // these ops look through marks.
+  uint32_t num_values, num_ops, num_tasks, num_accumulators;
+  const jpp_value_t* values;
+  const jpp_op_t* ops;
+  const uint8_t* scopes;  // [num_values] jpp_value_scope_t
+  const jpp_task_t* tasks;
+  const jpp_accumulator_t* accumulators;
+  const jpp_staged_loop_t* loops;     // [graph->num_loops]
+  const jpp_staged_value_t* args;     // [graph->num_args] where each must be given
+  const jpp_staged_value_t* outputs;  // [graph->num_outputs] where each is left
+} jpp_staged_t;
+
+typedef struct jpp_loop_placement {
+  uint32_t stages;
+  const uint32_t* stage_rank;  // [stages]
+  bool split_backward;         // bwd_i and bwd_w instead of bwd
+} jpp_loop_placement_t;
+
+typedef struct jpp_partition_options {
+  uint32_t ranks;
+  const jpp_loop_placement_t* loops;  // [graph->num_loops]
+  uint64_t small_bytes;               // what "small" means in rule 4; 0: 4096
+} jpp_partition_options_t;
+
+// The graph is borrowed and must outlive the result.
+JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
+                                    const jpp_partition_options_t* options,
+                                    jpp_staged_t** out_staged) JPP_MUST_USE;
+JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
+// Text; free with jpp_text_free().
+JPP_API jpp_status_t* jpp_staged_print(const jpp_staged_t* staged,
+                                       char** out_text) JPP_MUST_USE;
+
+#endif  // JAXPP_PARTITION_H_

@@ -1,0 +1,110 @@
+// Program: what each actor does, instruction by instruction.
+//
+// In: a staged graph, a schedule for each loop, the bytes of every value on one device.
+// Out: one flat instruction list an actor. All tasks are put in one order that can run;
+// each value is sent right after the task that makes it, at most once to each rank, and
+// received there at the same point of that order. So both ends of a channel see the same
+// sequence, and the lists can not deadlock; check/ proves both again from the lists alone.
+//
+// Operands are registers: slots that hold one value, all its shards on the actor's devices.
+#ifndef JAXPP_PROGRAM_H_
+#define JAXPP_PROGRAM_H_
+
+#include "jaxpp/partition.h"
+#include "jaxpp/schedule.h"
+
+typedef enum jpp_instr_kind {
+  JPP_INSTR_RUN,     // args, then results, of task `target`
+  JPP_INSTR_SEND,    // one arg through channel `target`; the register stays
+  JPP_INSTR_RECV,    // one result through channel `target`
+  JPP_INSTR_DELETE,  // args die
+} jpp_instr_kind_t;
+
+typedef struct jpp_instr {
+  uint8_t kind;            // jpp_instr_kind_t
+  uint32_t target;         // RUN: task id; SEND, RECV: channel id
+  uint32_t microbatch;     // JPP_NONE outside loops
+  uint32_t first_operand;  // registers: operands[first_operand ..], args before results
+  uint32_t num_args;
+  uint32_t num_results;
+} jpp_instr_t;
+
+// A register that is filled before the first instruction.
+typedef struct jpp_program_input {
+  uint32_t reg;
+  uint32_t arg;  // which argument of the step
+  // False: borrowed from the caller, who still owns it after the step. True: the program
+  // deletes or donates it.
+  bool owned;
+} jpp_program_input_t;
+
+// A register that never changes from step to step: the microbatch number, s32[].
+typedef struct jpp_program_constant {
+  uint32_t reg;
+  uint32_t microbatch;
+} jpp_program_constant_t;
+
+// A register that the step leaves to the caller.
+typedef struct jpp_program_output {
+  uint32_t reg;
+  uint32_t output;  // which output of the step
+  bool copy;        // the register stays somebody else's: hand out a copy
+} jpp_program_output_t;
+
+typedef struct jpp_program {
+  uint32_t rank;
+  uint32_t num_instrs, num_operands, num_registers;
+  uint32_t num_inputs, num_constants, num_outputs;
+  const jpp_instr_t* instrs;
+  const uint32_t* operands;
+  const uint32_t* operand_values;  // [num_operands] the value behind each, for printing
+  const jpp_program_input_t* inputs;
+  const jpp_program_constant_t* constants;
+  const jpp_program_output_t* outputs;
+  // Bytes on each device of the actor. A result that takes over a donated arg's memory
+  // counts once. Receive slots are reserved for the whole step.
+  uint64_t peak_bytes;      // highest sum of live registers, receive slots included
+  uint64_t reserved_bytes;  // receive slots
+  uint32_t peak_instr;      // where the peak is
+} jpp_program_t;
+
+typedef struct jpp_channel {
+  uint32_t src, dst;   // ranks
+  uint32_t slots;      // messages that may be under way
+  uint64_t max_bytes;  // of one message, on each device
+  uint32_t messages;   // in one step
+} jpp_channel_t;
+
+// What all runs of a task have in common.
+typedef struct jpp_task_binding {
+  // [task->num_inputs] JPP_NONE, or the output whose memory is this input's: the input is
+  // donated, and dead after every run of the task.
+  const uint32_t* donated_to;
+  uint32_t runs;  // in one step, on its rank
+} jpp_task_binding_t;
+
+typedef struct jpp_plan {
+  const jpp_staged_t* staged;  // borrowed
+  uint32_t ranks, num_channels;
+  const jpp_program_t* programs;       // [ranks]
+  const jpp_channel_t* channels;       // [num_channels]
+  const jpp_task_binding_t* bindings;  // [staged->num_tasks]
+  const uint64_t* value_bytes;         // [staged->num_values] on each device
+} jpp_plan_t;
+
+typedef struct jpp_program_options {
+  const jpp_schedule_t* const* schedules;  // [graph->num_loops], verified
+  // [staged->num_values] bytes of the largest shard; NULL: whole values.
+  const uint64_t* value_bytes;
+  uint32_t channel_slots;  // 0: 2
+} jpp_program_options_t;
+
+// The staged graph is borrowed and must outlive the plan; schedules need not.
+JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
+                                        const jpp_program_options_t* options,
+                                        jpp_plan_t** out_plan) JPP_MUST_USE;
+JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
+// Text; free with jpp_text_free().
+JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan, char** out_text) JPP_MUST_USE;
+
+#endif  // JAXPP_PROGRAM_H_

@@ -1,0 +1,36 @@
+// Trees of sums whose inner nodes nobody else uses: the planner may regroup them.
+#include "partition/partitioner.h"
+
+// The sum that makes `value` and stands beside the tree's root; JPP_NONE if there is
+// none.
+static uint32_t add_beside(const jpp_partitioner_t* p, uint32_t value, uint32_t loop) {
+  uint32_t id = p->values.data[value].producer;
+  if (id == JPP_NONE || id >= p->graph->num_ops) return JPP_NONE;
+  const jpp_op_t* op = &p->ops.data[id];
+  if (op->kind != JPP_OP_ADD || op->loop != loop) return JPP_NONE;
+  return loop == JPP_NONE || jpp_segment_is_stage(p->segment[id]) ? id : JPP_NONE;
+}
+
+jpp_status_t* jpp_add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
+                                   uint32_t loop, jpp_add_tree_t* tree) {
+  tree->leaves.count = tree->adds.count = tree->stack.count = 0;
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&tree->stack, root_value));
+  while (tree->stack.count) {
+    uint32_t value = tree->stack.data[--tree->stack.count];
+    uint32_t op = add_beside(p, value, loop);
+    if (op == JPP_NONE || (value != root_value && p->uses[value] != 1)) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&tree->leaves, value));
+      continue;
+    }
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&tree->adds, op));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&tree->stack, p->ops.data[op].inputs[1]));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&tree->stack, p->ops.data[op].inputs[0]));
+  }
+  return NULL;
+}
+
+void jpp_add_tree_deinit(jpp_add_tree_t* tree) {
+  jpp_vec_deinit(&tree->leaves);
+  jpp_vec_deinit(&tree->adds);
+  jpp_vec_deinit(&tree->stack);
+}

@@ -1,0 +1,53 @@
+// Marks are identities: from here on every use names the value behind them.
+#include "partition/partitioner.h"
+
+static void alias_mark(jpp_partitioner_t* p, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    p->alias[op->first_output + i] = p->alias[op->inputs[i]];
+  }
+}
+
+static jpp_status_t* copy_op(jpp_partitioner_t* p, const jpp_op_t* op) {
+  jpp_op_t copy = *op;
+  uint32_t* inputs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, op->num_inputs, &inputs));
+  for (uint32_t i = 0; i < op->num_inputs; ++i) inputs[i] = p->alias[op->inputs[i]];
+  copy.inputs = inputs;
+  return JPP_VEC_PUSH(&p->ops, copy);
+}
+
+static void count_uses(jpp_partitioner_t* p) {
+  const jpp_graph_t* graph = p->graph;
+  for (size_t id = 0; id < p->ops.count; ++id) {
+    const jpp_op_t* op = &p->ops.data[id];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) ++p->uses[op->inputs[i]];
+  }
+  for (uint32_t l = 0; l < graph->num_loops; ++l) {
+    const jpp_loop_t* loop = &graph->loops[l];
+    for (uint32_t i = 0; i < loop->num_results; ++i) {
+      ++p->uses[p->alias[loop->results[i].value]];
+    }
+  }
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    ++p->uses[p->alias[graph->outputs[i].value]];
+  }
+}
+
+jpp_status_t* jpp_partition_resolve_marks(jpp_partitioner_t* p) {
+  const jpp_graph_t* graph = p->graph;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->alias));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->uses));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->values, graph->num_values));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->ops, graph->num_ops));
+  for (uint32_t i = 0; i < graph->num_values; ++i) {
+    p->alias[i] = i;
+    p->values.data[p->values.count++] = graph->values[i];
+  }
+  for (uint32_t i = 0; i < graph->num_ops; ++i) {
+    const jpp_op_t* op = &graph->ops[i];
+    if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) alias_mark(p, op);
+    JPP_RETURN_IF_ERROR(copy_op(p, op));
+  }
+  count_uses(p);
+  return NULL;
+}

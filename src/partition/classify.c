@@ -1,0 +1,71 @@
+// Which ops of a body leave it (they use nothing of the loop), and which are cheap
+// enough, and close enough to the outside, to be computed again in every task that needs
+// them.
+#include "partition/partitioner.h"
+
+enum { kInvariant = 1, kAvailable = 2 };  // of a value
+
+static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
+  uint8_t result = kInvariant | kAvailable;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) result &= known[op->inputs[i]];
+  return result;
+}
+
+static uint32_t classify_body_op(const jpp_op_t* op, uint8_t* knowledge) {
+  bool cheap = op->flags & JPP_OP_CHEAP;
+  if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
+  if (*knowledge & kInvariant) {
+    *knowledge |= kAvailable;
+    return JPP_SEGMENT_OUTER;
+  }
+  *knowledge = 0;
+  return JPP_SEGMENT_OPEN;
+}
+
+static void classify_op(jpp_partitioner_t* p, uint32_t id, uint8_t* known) {
+  const jpp_op_t* op = &p->ops.data[id];
+  uint8_t knowledge = kInvariant | kAvailable;
+  if (op->loop == JPP_NONE) {
+    p->segment[id] = JPP_SEGMENT_OUTER;
+  } else if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) {
+    p->segment[id] = JPP_SEGMENT_ALIAS;
+  } else {
+    knowledge = op_knowledge(op, known);
+    p->segment[id] = classify_body_op(op, &knowledge);
+  }
+  for (uint32_t i = 0; i < op->num_outputs; ++i) known[op->first_output + i] = knowledge;
+}
+
+// An op that leaves the loop may need cheap ones that were to be cloned: these then also
+// stand outside.
+static void find_outer_copies(jpp_partitioner_t* p) {
+  for (uint32_t id = p->graph->num_ops; id-- > 0;) {
+    const jpp_op_t* op = &p->ops.data[id];
+    if (op->loop == JPP_NONE) continue;
+    if (p->segment[id] != JPP_SEGMENT_OUTER && !p->outer_copy[id]) continue;
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uint32_t producer = p->values.data[op->inputs[i]].producer;
+      if (producer != JPP_NONE && p->segment[producer] == JPP_SEGMENT_CLONE) {
+        p->outer_copy[producer] = true;
+      }
+    }
+  }
+}
+
+jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) {
+  const jpp_graph_t* graph = p->graph;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->segment));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->outer_copy));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->weight_part));
+  uint8_t* known = NULL;  // [graph values]
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &known));
+  for (uint32_t i = 0; i < graph->num_args; ++i) {
+    known[graph->args[i].value] = kInvariant | kAvailable;
+  }
+  for (uint32_t i = 0; i < graph->num_loops; ++i) {
+    known[graph->loops[i].index] = kAvailable;
+  }
+  for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(p, id, known);
+  find_outer_copies(p);
+  return NULL;
+}

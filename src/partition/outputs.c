@@ -1,0 +1,83 @@
+// What each task hands out: what some task of its rank takes in, what it sends to ranks
+// that do not make it themselves, and what the step leaves there.
+#include "partition/partitioner.h"
+
+typedef struct finder {
+  jpp_partitioner_t* p;
+  uint64_t* taken;  // [values * words] ranks where a task takes the value in
+  bool* is_output;  // [values] of the step
+  jpp_u32_vec_t outputs;
+} finder_t;
+
+static uint64_t* taken_at(const finder_t* f, uint32_t value) {
+  return f->taken + (size_t)value * f->p->words;
+}
+
+static bool sends_away(const finder_t* f, uint32_t op, uint32_t value, uint32_t rank) {
+  const uint64_t* run = jpp_run_at(f->p, op);
+  if (jpp_ranks_first(run, f->p->words) != rank) return false;
+  const uint64_t* taken = taken_at(f, value);
+  const uint64_t* need = jpp_need_at(f->p, value);
+  for (uint32_t w = 0; w < f->p->words; ++w) {
+    uint64_t wanted = taken[w] | (f->is_output[value] ? need[w] : 0);
+    if (wanted & ~run[w]) return true;
+  }
+  return false;
+}
+
+static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
+                      uint32_t value) {
+  const jpp_partitioner_t* p = f->p;
+  if (task->kind == JPP_TASK_OUTER) {
+    if (jpp_ranks_has(taken_at(f, value), task->rank)) return true;
+    if (f->is_output[value] && jpp_ranks_has(jpp_need_at(p, value), task->rank)) {
+      return true;
+    }
+    return sends_away(f, op, value, task->rank);
+  }
+  bool cloned = op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
+  if (cloned) return false;
+  if (p->ops.data[op].kind == JPP_OP_ACCUMULATE) return true;
+  return jpp_ranks_first(taken_at(f, value), p->words) != JPP_NONE;
+}
+
+static jpp_status_t* find_task_outputs(finder_t* f, jpp_task_t* task) {
+  f->outputs.count = 0;
+  for (uint32_t i = 0; i < task->num_ops; ++i) {
+    const jpp_op_t* op = &f->p->ops.data[task->ops[i]];
+    for (uint32_t k = 0; k < op->num_outputs; ++k) {
+      uint32_t value = op->first_output + k;
+      if (!hands_out(f, task, task->ops[i], value)) continue;
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->outputs, value));
+    }
+  }
+  task->num_outputs = (uint32_t)f->outputs.count;
+  return JPP_VEC_TO_ARENA(&f->outputs, f->p->arena, &task->outputs);
+}
+
+static jpp_status_t* find_all(finder_t* f) {
+  jpp_partitioner_t* p = f->p;
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&p->scratch, p->values.count * p->words, &f->taken));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &f->is_output));
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    f->is_output[p->alias[p->graph->outputs[i].value]] = true;
+  }
+  for (size_t t = 0; t < p->tasks.count; ++t) {
+    const jpp_task_t* task = &p->tasks.data[t];
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      jpp_ranks_add(taken_at(f, task->inputs[i]), task->rank);
+    }
+  }
+  for (size_t t = 0; t < p->tasks.count; ++t) {
+    JPP_RETURN_IF_ERROR(find_task_outputs(f, &p->tasks.data[t]));
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) {
+  finder_t finder = {.p = p};
+  jpp_status_t* status = find_all(&finder);
+  jpp_vec_deinit(&finder.outputs);
+  return status;
+}

@@ -1,0 +1,155 @@
+#include "partition/partitioner.h"
+
+bool jpp_rank_set_has(jpp_rank_set_t set, uint32_t rank) {
+  return jpp_ranks_has(set, rank);
+}
+
+jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
+                                   uint32_t* out_op) {
+  *out_op = (uint32_t)p->ops.count;
+  jpp_op_t copy = *op;
+  JPP_RETURN_IF_ERROR(jpp_arena_copy(
+      p->arena, op->inputs, op->num_inputs * sizeof(*op->inputs), (void**)&copy.inputs));
+  return JPP_VEC_PUSH(&p->ops, copy);
+}
+
+jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, const jpp_type_t* type,
+                                      uint32_t loop, uint32_t producer,
+                                      uint32_t* out_value) {
+  *out_value = (uint32_t)p->values.count;
+  jpp_value_t value = {
+      .type = *type, .bytes = jpp_type_bytes(type), .producer = producer, .loop = loop};
+  return JPP_VEC_PUSH(&p->values, value);
+}
+
+static jpp_status_t* check_placement(const jpp_graph_t* graph, uint32_t loop,
+                                     const jpp_partition_options_t* options) {
+  const jpp_loop_placement_t* placement = &options->loops[loop];
+  const char* where = graph->loops[loop].where ? graph->loops[loop].where : "?";
+  if (placement->stages == 0) {
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "loop at %s: the schedule has 0 stages; expected at least 1",
+                           where);
+  }
+  for (uint32_t s = 0; s < placement->stages; ++s) {
+    if (placement->stage_rank[s] < options->ranks) continue;
+    return jpp_status_make(JPP_MESH_ERROR,
+                           "loop at %s: stage %u runs on rank %u, but there are %u ranks",
+                           where, s, placement->stage_rank[s], options->ranks);
+  }
+  return NULL;
+}
+
+// Ops outside in their order; at each loop its stages are found and its results reduced.
+static jpp_status_t* split_loops(jpp_partitioner_t* p) {
+  for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
+    const jpp_op_t* op = &p->ops.data[id];
+    if (op->kind == JPP_OP_LOOP) {
+      uint32_t loop = op->attr;
+      JPP_RETURN_IF_ERROR(check_placement(p->graph, loop, p->options));
+      JPP_RETURN_IF_ERROR(jpp_partition_assign_stages(p, loop));
+      JPP_RETURN_IF_ERROR(jpp_partition_make_tasks(p, loop));
+      JPP_RETURN_IF_ERROR(jpp_partition_reduce(p, loop));
+    } else if (p->segment[id] == JPP_SEGMENT_OUTER || p->outer_copy[id]) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->outer, id));
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* fill_scopes(jpp_partitioner_t* p, const uint8_t** out_scopes) {
+  uint8_t* scopes = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->values.count, &scopes));
+  for (size_t v = 0; v < p->values.count; ++v) {
+    uint32_t producer = p->values.data[v].producer;
+    bool leaves = producer != JPP_NONE && producer < p->graph->num_ops &&
+                  (p->segment[producer] == JPP_SEGMENT_OUTER || p->outer_copy[producer]);
+    bool body = p->values.data[v].loop != JPP_NONE && !leaves;
+    scopes[v] = body ? JPP_SCOPE_MICROBATCH : JPP_SCOPE_STEP;
+  }
+  for (size_t i = 0; i < p->accumulators.count; ++i) {
+    scopes[p->accumulators.data[i].state] = JPP_SCOPE_STATE;
+    scopes[p->accumulators.data[i].next] = JPP_SCOPE_STATE;
+  }
+  *out_scopes = scopes;
+  return NULL;
+}
+
+static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
+  jpp_staged_value_t *args = NULL, *outputs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_args, &args));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_outputs, &outputs));
+  for (uint32_t i = 0; i < p->graph->num_args; ++i) {
+    args[i].value = p->graph->args[i].value;
+    args[i].ranks = jpp_need_at(p, args[i].value);
+  }
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    outputs[i].value = p->alias[p->graph->outputs[i].value];
+    outputs[i].ranks = jpp_need_at(p, outputs[i].value);
+  }
+  staged->args = args;
+  staged->outputs = outputs;
+  return NULL;
+}
+
+static jpp_status_t* hand_over(jpp_partitioner_t* p, jpp_staged_t* staged) {
+  staged->graph = p->graph;
+  staged->ranks = p->options->ranks;
+  staged->loops = p->loops;
+  staged->num_values = (uint32_t)p->values.count;
+  staged->num_ops = (uint32_t)p->ops.count;
+  staged->num_tasks = (uint32_t)p->tasks.count;
+  staged->num_accumulators = (uint32_t)p->accumulators.count;
+  JPP_RETURN_IF_ERROR(fill_scopes(p, &staged->scopes));
+  JPP_RETURN_IF_ERROR(fill_ends(p, staged));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->values, p->arena, &staged->values));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->ops, p->arena, &staged->ops));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->tasks, p->arena, &staged->tasks));
+  return JPP_VEC_TO_ARENA(&p->accumulators, p->arena, &staged->accumulators);
+}
+
+static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_loops, &p->loops));
+  JPP_RETURN_IF_ERROR(jpp_partition_resolve_marks(p));
+  JPP_RETURN_IF_ERROR(jpp_partition_classify(p));
+  JPP_RETURN_IF_ERROR(split_loops(p));
+  JPP_RETURN_IF_ERROR(jpp_partition_fill_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp_partition_place(p));
+  JPP_RETURN_IF_ERROR(jpp_partition_make_outer_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp_partition_find_outputs(p));
+  return hand_over(p, staged);
+}
+
+jpp_status_t* jpp_partition(const jpp_graph_t* graph,
+                            const jpp_partition_options_t* options,
+                            jpp_staged_t** out_staged) {
+  *out_staged = NULL;
+  if (options->ranks == 0) {
+    return jpp_status_make(JPP_MESH_ERROR, "0 pipeline ranks; expected at least 1");
+  }
+  jpp_staged_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp_partitioner_t partitioner = {
+      .graph = graph, .options = options, .arena = &storage->arena};
+  jpp_status_t* status = run_passes(&partitioner, &storage->staged);
+  jpp_vec_deinit(&partitioner.values);
+  jpp_vec_deinit(&partitioner.ops);
+  jpp_vec_deinit(&partitioner.tasks);
+  jpp_vec_deinit(&partitioner.made);
+  jpp_vec_deinit(&partitioner.accumulators);
+  jpp_vec_deinit(&partitioner.outer);
+  jpp_arena_deinit(&partitioner.scratch);
+  if (status) {
+    jpp_staged_destroy(&storage->staged);
+    return status;
+  }
+  *out_staged = &storage->staged;
+  return NULL;
+}
+
+void jpp_staged_destroy(jpp_staged_t* staged) {
+  if (!staged) return;
+  jpp_staged_storage_t* storage = (jpp_staged_storage_t*)staged;
+  jpp_arena_deinit(&storage->arena);
+  jpp_free(storage);
+}

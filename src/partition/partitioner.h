@@ -1,0 +1,131 @@
+// The partitioner's working state, handed from pass to pass. Each pass fills what the
+// next ones read; the order is that of jpp_partition().
+#ifndef JPP_PARTITION_PARTITIONER_H_
+#define JPP_PARTITION_PARTITIONER_H_
+
+#include "base/vec.h"
+#include "jaxpp/partition.h"
+
+typedef struct jpp_staged_storage {
+  jpp_staged_t staged;
+  jpp_arena_t arena;
+} jpp_staged_storage_t;
+
+// Where an op of a body stands. Stage segments are numbered in the order they can run:
+// fwd_s is s, bwd_s is 2 * stages - 1 - s.
+enum {
+  JPP_SEGMENT_OUTER = UINT32_MAX,      // outside every loop, or leaves its loop
+  JPP_SEGMENT_CLONE = UINT32_MAX - 1,  // computed again where it is needed
+  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,  // a mark: its outputs are its inputs
+  JPP_SEGMENT_OPEN = UINT32_MAX - 3,   // not decided yet
+  JPP_SEGMENT_FIRST_SPECIAL = UINT32_MAX - 3,
+};
+
+typedef struct jpp_partition_made {
+  uint32_t op, task;
+} jpp_partition_made_t;
+
+typedef struct jpp_partitioner {
+  const jpp_graph_t* graph;
+  const jpp_partition_options_t* options;
+  jpp_arena_t* arena;  // of the result
+  jpp_arena_t scratch;
+
+  // The graph's tables with what is made on the way.
+  JPP_VEC(jpp_value_t) values;
+  JPP_VEC(jpp_op_t) ops;  // inputs look through marks
+
+  uint32_t* alias;    // [graph values] the value behind the marks
+  uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
+  uint32_t* segment;  // [graph ops]
+  bool* outer_copy;   // [graph ops] a cloned op that ops outside need too
+  bool* weight_part;  // [graph ops] in a backward segment, no mark needs it
+
+  JPP_VEC(jpp_task_t) tasks;
+  JPP_VEC(jpp_partition_made_t) made;  // ops made for stage tasks
+  JPP_VEC(jpp_accumulator_t) accumulators;
+  jpp_staged_loop_t* loops;
+  jpp_u32_vec_t outer;  // ops outside and loop ops, in an order that can run
+
+  // What jpp_partition_place() decides of values and ops outside.
+  uint32_t words;   // uint64_t words of a rank set
+  uint64_t* need;   // [values * words] ranks that use the value
+  uint64_t* run;    // [ops * words] ranks that run the op
+  uint32_t* phase;  // [ops]
+} jpp_partitioner_t;
+
+// --- Passes, in order ------------------------------------------------------------------
+
+// alias.c: copies the tables, looks through marks.
+jpp_status_t* jpp_partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
+// classify.c: which ops of a body leave it, and which are computed again where needed.
+jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
+// stages.c: the segment of every other op of a body, and its part of the backward.
+jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p,
+                                          uint32_t loop) JPP_MUST_USE;
+// tasks.c: makes the stage tasks of a loop, still empty.
+jpp_status_t* jpp_partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
+// reduce.c: accumulators of a loop's results, and the sums after it.
+jpp_status_t* jpp_partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
+// tasks.c: ops and inputs of the stage tasks.
+jpp_status_t* jpp_partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+// place.c: the ranks and phase of every op outside.
+jpp_status_t* jpp_partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
+// outer.c: levels, and the tasks outside.
+jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+// outputs.c: outputs of every task, once all inputs are known.
+jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
+
+// --- Shared by passes ------------------------------------------------------------------
+
+// The task of a body op with a stage segment.
+uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op);
+// Inputs are copied.
+jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
+                                   uint32_t* out_op) JPP_MUST_USE;
+jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, const jpp_type_t* type,
+                                      uint32_t loop, uint32_t producer,
+                                      uint32_t* out_value) JPP_MUST_USE;
+// The leaves of a tree of JPP_OP_ADD whose inner sums have no other use, left to right.
+typedef struct jpp_add_tree {
+  jpp_u32_vec_t leaves;  // value ids
+  jpp_u32_vec_t adds;    // op ids inside the tree, root included
+  jpp_u32_vec_t stack;
+} jpp_add_tree_t;
+// A value that no sum of `loop`'s body (JPP_NONE: of the outside) makes is its own leaf.
+jpp_status_t* jpp_add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
+                                   uint32_t loop, jpp_add_tree_t* tree) JPP_MUST_USE;
+void jpp_add_tree_deinit(jpp_add_tree_t* tree);
+
+static inline bool jpp_segment_is_stage(uint32_t segment) {
+  return segment < JPP_SEGMENT_FIRST_SPECIAL;
+}
+
+static inline uint64_t* jpp_need_at(const jpp_partitioner_t* p, uint32_t value) {
+  return p->need + (size_t)value * p->words;
+}
+static inline uint64_t* jpp_run_at(const jpp_partitioner_t* p, uint32_t op) {
+  return p->run + (size_t)op * p->words;
+}
+static inline bool jpp_ranks_has(const uint64_t* set, uint32_t rank) {
+  return set[rank / 64] >> (rank % 64) & 1;
+}
+// The lowest rank of the set; JPP_NONE if it is empty.
+static inline uint32_t jpp_ranks_first(const uint64_t* set, uint32_t words) {
+  for (uint32_t w = 0; w < words; ++w) {
+    if (set[w]) return w * 64 + (uint32_t)__builtin_ctzll(set[w]);
+  }
+  return JPP_NONE;
+}
+static inline void jpp_ranks_unite(uint64_t* set, const uint64_t* other, uint32_t words) {
+  for (uint32_t w = 0; w < words; ++w) set[w] |= other[w];
+}
+static inline void jpp_ranks_intersect(uint64_t* set, const uint64_t* other,
+                                       uint32_t words) {
+  for (uint32_t w = 0; w < words; ++w) set[w] &= other[w];
+}
+static inline void jpp_ranks_add(uint64_t* set, uint32_t rank) {
+  set[rank / 64] |= UINT64_C(1) << (rank % 64);
+}
+
+#endif  // JPP_PARTITION_PARTITIONER_H_

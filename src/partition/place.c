@@ -1,0 +1,370 @@
+// Rule 4: the ranks and the phase of every op outside the loops.
+//
+// Forward, each value that depends on a loop gets the ranks where it can be made for
+// nothing ("home"). Backward, each value gets the ranks that need it, and each op the
+// ranks that run it. An op that nobody needs runs nowhere.
+#include <string.h>
+
+#include "partition/partitioner.h"
+
+enum { kDefaultSmallBytes = 4096 };
+
+typedef struct placer {
+  jpp_partitioner_t* p;
+  uint64_t small_bytes;
+  uint64_t* home;       // [values * words] of anchored values
+  bool* anchored;       // [values] depends on a loop's results
+  bool* everywhere;     // [values] anchored, small, made on whichever ranks need it
+  bool* is_output;      // [values]
+  bool* inner;          // [ops] a sum whose only user is another sum
+  uint32_t* phase;      // [values] the first phase in which an anchored value exists; for
+                        // others the first phase that needs it
+  uint64_t* scratch;    // [words]
+  jpp_u32_vec_t order;  // the new p->outer
+  jpp_add_tree_t tree;
+  jpp_u32_vec_t terms;
+} placer_t;
+
+static uint64_t* home_at(const placer_t* c, uint32_t value) {
+  return c->home + (size_t)value * c->p->words;
+}
+
+static void all_ranks(const placer_t* c, uint64_t* set) {
+  memset(set, 0, c->p->words * sizeof(*set));
+  for (uint32_t r = 0; r < c->p->options->ranks; ++r) jpp_ranks_add(set, r);
+}
+
+static bool is_small(const placer_t* c, uint32_t value) {
+  return c->p->values.data[value].bytes <= c->small_bytes;
+}
+
+// --- Forward: homes --------------------------------------------------------------------
+
+// The ranks where all anchored operands are at home, into c->scratch. False if none is.
+static bool common_home(const placer_t* c, const uint32_t* values, size_t count) {
+  all_ranks(c, c->scratch);
+  for (size_t i = 0; i < count; ++i) {
+    if (!c->anchored[values[i]]) continue;
+    jpp_ranks_intersect(c->scratch, home_at(c, values[i]), c->p->words);
+  }
+  return jpp_ranks_first(c->scratch, c->p->words) != JPP_NONE;
+}
+
+static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    if (c->anchored[op->inputs[i]] && !is_small(c, op->inputs[i])) return false;
+  }
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    if (!is_small(c, op->first_output + i)) return false;
+  }
+  return true;
+}
+
+// A large sum over ranks is made on all of them, so that replicas stay the same; any
+// other large op runs beside its largest operand. The answer is in c->scratch.
+static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
+  memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
+  uint64_t largest = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (!c->anchored[value]) continue;
+    if (op->kind == JPP_OP_SUM || op->kind == JPP_OP_ADD) {
+      jpp_ranks_unite(c->scratch, home_at(c, value), c->p->words);
+    } else if (c->p->values.data[value].bytes > largest) {
+      largest = c->p->values.data[value].bytes;
+      memcpy(c->scratch, home_at(c, value), c->p->words * sizeof(*c->scratch));
+    }
+  }
+}
+
+static void set_outputs(const placer_t* c, const jpp_op_t* op, bool everywhere,
+                        uint32_t phase) {
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    uint32_t value = op->first_output + i;
+    c->anchored[value] = true;
+    c->everywhere[value] = everywhere;
+    c->phase[value] = phase;
+    memcpy(home_at(c, value), c->scratch, c->p->words * sizeof(*c->scratch));
+  }
+}
+
+static bool any_not_everywhere(const placer_t* c, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    if (c->anchored[op->inputs[i]] && !c->everywhere[op->inputs[i]]) return true;
+  }
+  return false;
+}
+
+// False if the op depends on no loop.
+static bool anchored_phase(const placer_t* c, const jpp_op_t* op, uint32_t* out_phase) {
+  bool found = false;
+  *out_phase = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (!c->anchored[value]) continue;
+    found = true;
+    if (c->phase[value] > *out_phase) *out_phase = c->phase[value];
+  }
+  return found;
+}
+
+static void find_home(const placer_t* c, uint32_t id) {
+  const jpp_op_t* op = &c->p->ops.data[id];
+  uint32_t phase = 0;
+  if (!anchored_phase(c, op, &phase)) return;
+  c->p->phase[id] = phase;
+  bool everywhere = false;
+  if (common_home(c, op->inputs, op->num_inputs)) {
+    everywhere = !any_not_everywhere(c, op);
+  } else if (is_op_small(c, op)) {
+    everywhere = true;
+    all_ranks(c, c->scratch);
+  } else {
+    home_of_mixed(c, op);
+  }
+  set_outputs(c, op, everywhere, phase);
+}
+
+// --- Sums over ranks -------------------------------------------------------------------
+
+static bool same_home(const placer_t* c, uint32_t a, uint32_t b) {
+  if (!c->anchored[a] || !c->anchored[b]) return true;
+  return memcmp(home_at(c, a), home_at(c, b), c->p->words * sizeof(uint64_t)) == 0;
+}
+
+// Makes one sum of the leaves that share leaf `first`'s home; clears them from the tree.
+static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value) {
+  jpp_u32_vec_t* leaves = &c->tree.leaves;
+  uint32_t anchor = leaves->data[first];
+  c->terms.count = 0;
+  for (size_t i = first; i < leaves->count; ++i) {
+    uint32_t leaf = leaves->data[i];
+    if (leaf == JPP_NONE || !same_home(c, anchor, leaf)) continue;
+    if (!c->anchored[anchor] && c->anchored[leaf]) anchor = leaf;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&c->terms, leaf));
+    leaves->data[i] = JPP_NONE;
+  }
+  *out_value = anchor;
+  if (c->terms.count == 1) return NULL;
+  jpp_op_t op = {.kind = JPP_OP_SUM,
+                 .loop = JPP_NONE,
+                 .num_inputs = (uint32_t)c->terms.count,
+                 .inputs = c->terms.data,
+                 .num_outputs = 1,
+                 .name = "sum"};
+  uint32_t id = 0;
+  jpp_type_t type = c->p->values.data[anchor].type;
+  JPP_RETURN_IF_ERROR(jpp_partition_add_op(c->p, &op, &id));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(c->p, &type, JPP_NONE, id, out_value));
+  c->p->ops.data[id].first_output = *out_value;
+  find_home(c, id);
+  return JPP_VEC_PUSH(&c->order, id);
+}
+
+// Regroups a tree of sums whose terms live on different ranks: each rank sums its own,
+// then only the partial sums travel.
+static jpp_status_t* regroup(placer_t* c, uint32_t root) {
+  jpp_partitioner_t* p = c->p;
+  JPP_RETURN_IF_ERROR(
+      jpp_add_tree_collect(p, p->ops.data[root].first_output, JPP_NONE, &c->tree));
+  if (c->tree.leaves.count < 3) return NULL;
+  if (common_home(c, c->tree.leaves.data, c->tree.leaves.count)) return NULL;
+  jpp_u32_vec_t partials = {0};
+  jpp_status_t* status = NULL;
+  for (size_t i = 0; i < c->tree.leaves.count && !status; ++i) {
+    if (c->tree.leaves.data[i] == JPP_NONE) continue;
+    uint32_t value = 0;
+    status = add_partial(c, i, &value);
+    if (!status) status = JPP_VEC_PUSH(&partials, value);
+  }
+  jpp_op_t* op = &p->ops.data[root];
+  op->kind = JPP_OP_SUM;
+  op->name = "sum";
+  op->num_inputs = (uint32_t)partials.count;
+  if (!status) status = JPP_VEC_TO_ARENA(&partials, p->arena, &op->inputs);
+  jpp_vec_deinit(&partials);
+  return status;
+}
+
+static bool is_tree_root(const placer_t* c, uint32_t id) {
+  const jpp_op_t* op = &c->p->ops.data[id];
+  return op->kind == JPP_OP_ADD && !c->inner[id];
+}
+
+// Marks sums whose only user is another sum.
+static void find_inner_adds(placer_t* c) {
+  const jpp_partitioner_t* p = c->p;
+  for (size_t i = 0; i < p->outer.count; ++i) {
+    const jpp_op_t* op = &p->ops.data[p->outer.data[i]];
+    if (op->kind != JPP_OP_ADD || op->loop != JPP_NONE) continue;
+    for (uint32_t k = 0; k < op->num_inputs; ++k) {
+      uint32_t producer = p->values.data[op->inputs[k]].producer;
+      if (producer == JPP_NONE || p->uses[op->inputs[k]] != 1) continue;
+      c->inner[producer] = true;
+    }
+  }
+}
+
+static jpp_status_t* place_forward(placer_t* c) {
+  find_inner_adds(c);
+  for (size_t i = 0; i < c->p->outer.count; ++i) {
+    uint32_t id = c->p->outer.data[i];
+    if (is_tree_root(c, id)) JPP_RETURN_IF_ERROR(regroup(c, id));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&c->order, id));
+    uint8_t kind = c->p->ops.data[id].kind;
+    if (kind != JPP_OP_LOOP && kind != JPP_OP_INIT) find_home(c, id);
+  }
+  return NULL;
+}
+
+// What loops begin and end with is at home where it is accumulated.
+static void anchor_accumulators(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  for (size_t i = 0; i < p->accumulators.count; ++i) {
+    const jpp_accumulator_t* acc = &p->accumulators.data[i];
+    uint32_t rank = p->tasks.data[acc->task].rank;
+    jpp_ranks_add(home_at(c, acc->init), rank);
+    jpp_ranks_add(home_at(c, acc->final), rank);
+    jpp_ranks_add(jpp_need_at(p, acc->init), rank);
+    c->anchored[acc->init] = c->anchored[acc->final] = true;
+    c->phase[acc->init] = acc->loop;
+    c->phase[acc->final] = acc->loop + 1;
+    p->phase[p->values.data[acc->init].producer] = acc->loop;
+  }
+}
+
+// --- Backward: needs -------------------------------------------------------------------
+
+static void need_by_stage_tasks(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  for (size_t t = 0; t < p->tasks.count; ++t) {
+    const jpp_task_t* task = &p->tasks.data[t];
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      uint32_t value = task->inputs[i];
+      jpp_ranks_add(jpp_need_at(p, value), task->rank);
+      if (!c->anchored[value] && task->loop < c->phase[value]) {
+        c->phase[value] = task->loop;
+      }
+    }
+  }
+}
+
+// An output of the step is left where its users are; one without users of its own where
+// it is at home, on all ranks if it is small and depends on no loop, on one otherwise.
+static void need_as_output(placer_t* c, uint32_t value) {
+  uint64_t* need = jpp_need_at(c->p, value);
+  uint32_t words = c->p->words;
+  if (c->anchored[value] && !c->everywhere[value]) {
+    jpp_ranks_unite(need, home_at(c, value), words);
+  } else if (!c->anchored[value] && is_small(c, value)) {
+    all_ranks(c, need);
+  } else if (jpp_ranks_first(need, words) == JPP_NONE) {
+    jpp_ranks_add(need, 0);
+  }
+}
+
+static void choose_ranks(placer_t* c, uint32_t id) {
+  jpp_partitioner_t* p = c->p;
+  const jpp_op_t* op = &p->ops.data[id];
+  uint64_t* run = jpp_run_at(p, id);
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    uint32_t value = op->first_output + i;
+    if (c->is_output[value]) need_as_output(c, value);
+    jpp_ranks_unite(run, jpp_need_at(p, value), p->words);
+  }
+  if (!op->num_outputs || jpp_ranks_first(run, p->words) == JPP_NONE) return;
+  if (!c->anchored[op->first_output]) return;
+  const uint64_t* home = home_at(c, op->first_output);
+  jpp_ranks_intersect(run, home, p->words);
+  if (jpp_ranks_first(run, p->words) == JPP_NONE) {
+    jpp_ranks_add(run, jpp_ranks_first(home, p->words));
+  }
+}
+
+static void choose_phase(placer_t* c, uint32_t id) {
+  const jpp_op_t* op = &c->p->ops.data[id];
+  if (!op->num_outputs || c->anchored[op->first_output]) return;
+  uint32_t phase = c->p->graph->num_loops;
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    uint32_t first = c->phase[op->first_output + i];
+    if (first < phase) phase = first;
+  }
+  c->p->phase[id] = phase;
+}
+
+static void place_backward(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  for (size_t i = c->order.count; i-- > 0;) {
+    uint32_t id = c->order.data[i];
+    const jpp_op_t* op = &p->ops.data[id];
+    if (op->kind == JPP_OP_LOOP) continue;
+    choose_ranks(c, id);
+    if (jpp_ranks_first(jpp_run_at(p, id), p->words) == JPP_NONE) continue;
+    choose_phase(c, id);
+    for (uint32_t k = 0; k < op->num_inputs; ++k) {
+      uint32_t value = op->inputs[k];
+      jpp_ranks_unite(jpp_need_at(p, value), jpp_run_at(p, id), p->words);
+      if (!c->anchored[value] && p->phase[id] < c->phase[value]) {
+        c->phase[value] = p->phase[id];
+      }
+    }
+  }
+}
+
+// Outputs that no op outside makes: arguments and loop results.
+static void need_of_plain_outputs(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    uint32_t value = p->alias[p->graph->outputs[i].value];
+    uint32_t producer = p->values.data[value].producer;
+    bool plain = producer == JPP_NONE || p->ops.data[producer].kind == JPP_OP_LOOP;
+    if (plain) need_as_output(c, value);
+  }
+}
+
+// A tree over ranks may add one value an inner sum.
+static jpp_status_t* allocate(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  size_t values = p->values.count + p->outer.count;
+  size_t ops = p->ops.count + p->outer.count;
+  p->words = (p->options->ranks + 63) / 64;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, values * p->words, &p->need));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops * p->words, &p->run));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &p->phase));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values * p->words, &c->home));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->anchored));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->everywhere));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->is_output));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &c->inner));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->phase));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->words, &c->scratch));
+  for (size_t i = 0; i < values; ++i) c->phase[i] = p->graph->num_loops;
+  return NULL;
+}
+
+static jpp_status_t* place(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  JPP_RETURN_IF_ERROR(allocate(c));
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    c->is_output[p->alias[p->graph->outputs[i].value]] = true;
+  }
+  anchor_accumulators(c);
+  JPP_RETURN_IF_ERROR(place_forward(c));
+  need_by_stage_tasks(c);
+  place_backward(c);
+  need_of_plain_outputs(c);
+  jpp_u32_vec_t replaced = p->outer;
+  p->outer = c->order;
+  c->order = replaced;
+  return NULL;
+}
+
+jpp_status_t* jpp_partition_place(jpp_partitioner_t* p) {
+  placer_t placer = {.p = p, .small_bytes = p->options->small_bytes};
+  if (!placer.small_bytes) placer.small_bytes = kDefaultSmallBytes;
+  jpp_status_t* status = place(&placer);
+  jpp_vec_deinit(&placer.order);
+  jpp_add_tree_deinit(&placer.tree);
+  jpp_vec_deinit(&placer.terms);
+  return status;
+}

@@ -1,0 +1,181 @@
+// Loop results: who accumulates what, and what is summed after the loop.
+#include "partition/partitioner.h"
+
+typedef struct reducer {
+  jpp_partitioner_t* p;
+  uint32_t loop;
+  jpp_add_tree_t tree;
+  jpp_u32_vec_t tasks;  // of the leaves; then the distinct ones in order
+  jpp_u32_vec_t terms;
+  jpp_u32_vec_t finals;      // parts of one result
+  jpp_u32_vec_t inits;       // ops that run before the loop
+  jpp_u32_vec_t sums_after;  // ops that run after it
+} reducer_t;
+
+static uint32_t task_of_value(const reducer_t* r, uint32_t value) {
+  uint32_t producer = r->p->values.data[value].producer;
+  if (producer == JPP_NONE || producer >= r->p->graph->num_ops) return JPP_NONE;
+  return jpp_partition_task_of(r->p, producer);
+}
+
+static jpp_status_t* add_sum(reducer_t* r, const jpp_u32_vec_t* terms, uint32_t loop,
+                             uint32_t* out_op) {
+  jpp_op_t op = {.kind = JPP_OP_SUM,
+                 .loop = loop,
+                 .num_inputs = (uint32_t)terms->count,
+                 .inputs = terms->data,
+                 .num_outputs = 1,
+                 .name = "sum"};
+  return jpp_partition_add_op(r->p, &op, out_op);
+}
+
+// Makes the state, its update in `task` with `value`, and what begins it.
+static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t task,
+                                     uint32_t value, uint32_t final) {
+  jpp_partitioner_t* p = r->p;
+  jpp_type_t type =
+      p->values.data[p->ops.data[p->graph->loops[r->loop].op].first_output + result].type;
+  jpp_accumulator_t acc = {.loop = r->loop, .result = result, .task = task};
+  acc.final = final;
+  jpp_op_t init = {.kind = JPP_OP_INIT,
+                   .flags = JPP_OP_CHEAP,
+                   .attr = result,
+                   .loop = r->loop,
+                   .num_outputs = 1,
+                   .name = "init"};
+  uint32_t init_op = 0, update_op = 0;
+  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &init, &init_op));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, JPP_NONE, init_op, &acc.init));
+  p->ops.data[init_op].first_output = acc.init;
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, r->loop, JPP_NONE, &acc.state));
+  uint32_t inputs[] = {acc.state, value, p->graph->loops[r->loop].index};
+  jpp_op_t update = {.kind = JPP_OP_ACCUMULATE,
+                     .attr = result,
+                     .loop = r->loop,
+                     .num_inputs = 3,
+                     .inputs = inputs,
+                     .num_outputs = 1,
+                     .name = "accumulate"};
+  uint8_t reduce = p->graph->loops[r->loop].results[result].reduce;
+  if (reduce == JPP_REDUCE_ADD || reduce == JPP_REDUCE_MAX) update.num_inputs = 2;
+  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &update, &update_op));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, r->loop, update_op, &acc.next));
+  p->ops.data[update_op].first_output = acc.next;
+  JPP_RETURN_IF_ERROR(
+      JPP_VEC_PUSH(&p->made, (jpp_partition_made_t){.op = update_op, .task = task}));
+  return JPP_VEC_PUSH(&p->accumulators, acc);
+}
+
+// The sum of the leaves that `task` makes, as one value in that task.
+static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) {
+  r->terms.count = 0;
+  for (size_t i = 0; i < r->tree.leaves.count; ++i) {
+    if (r->tasks.data[i] != task) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->terms, r->tree.leaves.data[i]));
+  }
+  *out_value = r->terms.data[0];
+  if (r->terms.count == 1) return NULL;
+  uint32_t op = 0;
+  jpp_type_t type = r->p->values.data[*out_value].type;
+  JPP_RETURN_IF_ERROR(add_sum(r, &r->terms, r->loop, &op));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(r->p, &type, r->loop, op, out_value));
+  r->p->ops.data[op].first_output = *out_value;
+  return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
+}
+
+static bool seen_before(const jpp_u32_vec_t* vec, size_t index) {
+  for (size_t i = 0; i < index; ++i) {
+    if (vec->data[i] == vec->data[index]) return true;
+  }
+  return false;
+}
+
+// One accumulator for each task that makes terms, and their sum after the loop in the
+// order of the terms.
+static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
+  jpp_partitioner_t* p = r->p;
+  uint32_t loop_op = p->graph->loops[r->loop].op;
+  uint32_t output = p->ops.data[loop_op].first_output + result;
+  jpp_type_t type = p->values.data[output].type;
+  r->finals.count = 0;
+  for (size_t i = 0; i < r->tasks.count; ++i) {
+    if (seen_before(&r->tasks, i)) continue;
+    uint32_t value = 0, final = 0;
+    JPP_RETURN_IF_ERROR(add_part(r, r->tasks.data[i], &value));
+    JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, JPP_NONE, loop_op, &final));
+    JPP_RETURN_IF_ERROR(add_accumulator(r, result, r->tasks.data[i], value, final));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->finals, final));
+  }
+  for (size_t i = 0; i < r->tree.adds.count; ++i) {
+    p->segment[r->tree.adds.data[i]] = JPP_SEGMENT_ALIAS;
+  }
+  uint32_t sum = 0;
+  JPP_RETURN_IF_ERROR(add_sum(r, &r->finals, JPP_NONE, &sum));
+  p->ops.data[sum].first_output = output;
+  p->values.data[output].producer = sum;
+  return JPP_VEC_PUSH(&r->sums_after, sum);
+}
+
+// Fills tree and tasks; false if all terms come from one task.
+static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool* out_split) {
+  *out_split = false;
+  r->tasks.count = 0;
+  JPP_RETURN_IF_ERROR(jpp_add_tree_collect(r->p, value, r->loop, &r->tree));
+  uint32_t first_task = JPP_NONE;
+  for (size_t i = 0; i < r->tree.leaves.count; ++i) {
+    uint32_t task = task_of_value(r, r->tree.leaves.data[i]);
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->tasks, task));
+    if (task == JPP_NONE) continue;
+    if (first_task == JPP_NONE) first_task = task;
+    *out_split = *out_split || task != first_task;
+  }
+  for (size_t i = 0; i < r->tasks.count; ++i) {
+    if (r->tasks.data[i] == JPP_NONE) r->tasks.data[i] = first_task;
+  }
+  return NULL;
+}
+
+static jpp_status_t* reduce_result(reducer_t* r, uint32_t result) {
+  const jpp_loop_t* loop = &r->p->graph->loops[r->loop];
+  uint32_t value = r->p->alias[loop->results[result].value];
+  if (loop->results[result].reduce == JPP_REDUCE_ADD && r->p->uses[value] == 1) {
+    bool split = false;
+    JPP_RETURN_IF_ERROR(find_terms(r, value, &split));
+    if (split) return add_split_result(r, result);
+  }
+  uint32_t task = task_of_value(r, value);
+  if (task == JPP_NONE) task = r->p->loops[r->loop].forward[0];
+  uint32_t output = r->p->ops.data[loop->op].first_output + result;
+  return add_accumulator(r, result, task, value, output);
+}
+
+static jpp_status_t* append_all(jpp_u32_vec_t* to, const jpp_u32_vec_t* from) {
+  for (size_t i = 0; i < from->count; ++i) {
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(to, from->data[i]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* reduce_all(reducer_t* r) {
+  const jpp_loop_t* loop = &r->p->graph->loops[r->loop];
+  for (uint32_t i = 0; i < loop->num_results; ++i) {
+    JPP_RETURN_IF_ERROR_IN(reduce_result(r, i), "result %u of loop at %s", i,
+                           loop->where ? loop->where : "?");
+  }
+  JPP_RETURN_IF_ERROR(append_all(&r->p->outer, &r->inits));
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->p->outer, loop->op));
+  return append_all(&r->p->outer, &r->sums_after);
+}
+
+jpp_status_t* jpp_partition_reduce(jpp_partitioner_t* p, uint32_t loop) {
+  reducer_t reducer = {.p = p, .loop = loop};
+  jpp_status_t* status = reduce_all(&reducer);
+  jpp_add_tree_deinit(&reducer.tree);
+  jpp_vec_deinit(&reducer.tasks);
+  jpp_vec_deinit(&reducer.terms);
+  jpp_vec_deinit(&reducer.finals);
+  jpp_vec_deinit(&reducer.inits);
+  jpp_vec_deinit(&reducer.sums_after);
+  return status;
+}

@@ -1,0 +1,228 @@
+// Rule 1: which stage's forward or backward each op of a body belongs to.
+#include "base/str.h"
+#include "partition/partitioner.h"
+
+typedef struct assigner {
+  jpp_partitioner_t* p;
+  const jpp_loop_t* loop;
+  uint32_t stages;
+  jpp_u32_vec_t stack;
+} assigner_t;
+
+static uint32_t backward_segment(const assigner_t* a, uint32_t stage) {
+  return 2 * a->stages - 1 - stage;
+}
+
+static uint32_t open_producer(const assigner_t* a, uint32_t value) {
+  uint32_t op = a->p->values.data[value].producer;
+  if (op == JPP_NONE || a->p->segment[op] != JPP_SEGMENT_OPEN) return JPP_NONE;
+  return op;
+}
+
+// Everything still open that `mark` needs goes to `segment`.
+static jpp_status_t* claim_ancestors(assigner_t* a, const jpp_op_t* mark,
+                                     uint32_t segment) {
+  const jpp_op_t* op = mark;
+  for (;;) {
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uint32_t producer = open_producer(a, op->inputs[i]);
+      if (producer == JPP_NONE) continue;
+      a->p->segment[producer] = segment;
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&a->stack, producer));
+    }
+    if (!a->stack.count) return NULL;
+    op = &a->p->ops.data[a->stack.data[--a->stack.count]];
+  }
+}
+
+// The text after "expected": where each mark stands, a line each, ten at most.
+static void append_marks(const assigner_t* a, jpp_str_t* str) {
+  uint32_t shown = 0;
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    if (op->kind != JPP_OP_MARK) continue;
+    if (++shown > 10) continue;
+    jpp_str_appendf(str, "\n  mark %u at %s", op->attr, op->where ? op->where : "?");
+  }
+  if (shown > 10) jpp_str_appendf(str, "\n  and %u more", shown - 10);
+}
+
+static jpp_status_t* wrong_mark_count(const assigner_t* a, uint32_t found) {
+  jpp_str_t str = {0};
+  append_marks(a, &str);
+  char* marks = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &marks));
+  jpp_status_t* status = jpp_status_make(
+      JPP_MARKS_ERROR,
+      "loop at %s: the schedule has %u stages, so expected %u stage marks (one at the "
+      "end "
+      "of each stage; the last may be left out), found %u%s%s\n"
+      "Mark the end of each stage with mark_stage_end(), or give the schedule %u stages.",
+      a->loop->where ? a->loop->where : "?", a->stages, a->stages, found,
+      found ? ":" : "", marks, found ? found : 1);
+  jpp_free(marks);
+  return status;
+}
+
+static jpp_status_t* check_marks(const assigner_t* a) {
+  uint32_t found = 0;
+  bool in_order = true;
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    if (op->kind == JPP_OP_MARK) in_order = in_order && op->attr == found++;
+    if (op->kind == JPP_OP_MARK_BACKWARD && op->attr >= a->stages) in_order = false;
+  }
+  if (found != a->stages && found + 1 != a->stages) return wrong_mark_count(a, found);
+  if (in_order) return NULL;
+  return jpp_status_make(JPP_MARKS_ERROR,
+                         "loop at %s: stage marks are not numbered 0, 1, 2, ... in order",
+                         a->loop->where ? a->loop->where : "?");
+}
+
+static jpp_status_t* claim_forward(assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    if (op->kind != JPP_OP_MARK) continue;
+    JPP_RETURN_IF_ERROR(claim_ancestors(a, op, op->attr));
+  }
+  return NULL;
+}
+
+// What begins backward stage k was made by the backward of stage k + 1; what begins the
+// last one is the loss, which runs with the last backward so that nothing of it is kept.
+static jpp_status_t* claim_backward(assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    if (op->kind != JPP_OP_MARK_BACKWARD) continue;
+    uint32_t stage = op->attr + 1 < a->stages ? op->attr + 1 : a->stages - 1;
+    JPP_RETURN_IF_ERROR(claim_ancestors(a, op, backward_segment(a, stage)));
+  }
+  return NULL;
+}
+
+// The latest segment that makes an operand; JPP_NONE if none does. What comes through the
+// mark before an unmarked last stage counts as that stage's.
+static uint32_t latest_operand(const assigner_t* a, uint32_t id, bool last_is_open) {
+  const jpp_op_t* raw = &a->p->graph->ops[id];
+  const jpp_op_t* op = &a->p->ops.data[id];
+  uint32_t latest = last_is_open && a->stages == 1 ? 0 : JPP_NONE;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t producer = a->p->values.data[op->inputs[i]].producer;
+    if (producer == JPP_NONE) continue;
+    uint32_t segment = a->p->segment[producer];
+    if (!jpp_segment_is_stage(segment)) continue;
+    const jpp_op_t* through = &a->p->ops.data[a->p->values.data[raw->inputs[i]].producer];
+    bool after_last = through->kind == JPP_OP_MARK && through->attr + 2 == a->stages;
+    if (last_is_open && after_last && segment < a->stages) segment = a->stages - 1;
+    if (latest == JPP_NONE || segment > latest) latest = segment;
+  }
+  return latest;
+}
+
+static bool has_last_mark(const assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    if (op->kind == JPP_OP_MARK && op->attr == a->stages - 1) return true;
+  }
+  return false;
+}
+
+static bool has_backward(const assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    if (a->p->ops.data[id].flags & JPP_OP_BACKWARD) return true;
+    if (a->p->ops.data[id].kind == JPP_OP_MARK_BACKWARD) return true;
+  }
+  return false;
+}
+
+// Where an op that no mark needs is made. Without a mark at the end of the last stage,
+// what autodiff did not write of it is its forward, the rest its backward.
+static uint32_t settle(const assigner_t* a, uint32_t id, bool last_is_open) {
+  const jpp_op_t* op = &a->p->ops.data[id];
+  uint32_t claimed = a->p->segment[id];
+  uint32_t latest = latest_operand(a, id, last_is_open);
+  uint32_t last_forward = a->stages - 1;
+  if (claimed == JPP_SEGMENT_OPEN) claimed = latest;
+  if (claimed == JPP_NONE || claimed < last_forward) return claimed;
+  // A term that a later stage's backward made joins its sum there, not where it is
+  // needed.
+  if (latest != JPP_NONE && latest > last_forward && latest < claimed) claimed = latest;
+  if (!last_is_open || claimed > backward_segment(a, last_forward)) return claimed;
+  bool late = latest != JPP_NONE && latest > last_forward;
+  return late || (op->flags & JPP_OP_BACKWARD) ? last_forward + 1 : last_forward;
+}
+
+static void settle_all(assigner_t* a) {
+  bool last_is_open = !has_last_mark(a);
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    uint32_t claimed = a->p->segment[id];
+    if (claimed != JPP_SEGMENT_OPEN && !jpp_segment_is_stage(claimed)) continue;
+    uint32_t segment = settle(a, id, last_is_open);
+    a->p->segment[id] = segment == JPP_NONE ? JPP_SEGMENT_OPEN : segment;
+  }
+}
+
+// Ops of the index alone that no mark needs go with their first user, or with stage 0.
+static jpp_status_t* settle_index_only(assigner_t* a) {
+  uint32_t* wanted = NULL;  // [body ops] earliest segment of a user
+  uint32_t first = a->loop->first_op;
+  uint32_t count = a->loop->op - first;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &wanted));
+  for (uint32_t i = count; i-- > 0;) {
+    uint32_t id = first + i;
+    if (a->p->segment[id] == JPP_SEGMENT_OPEN)
+      a->p->segment[id] = wanted[i] ? wanted[i] - 1 : 0;
+    uint32_t segment = a->p->segment[id];
+    if (!jpp_segment_is_stage(segment)) continue;
+    const jpp_op_t* op = &a->p->ops.data[id];
+    for (uint32_t k = 0; k < op->num_inputs; ++k) {
+      uint32_t producer = open_producer(a, op->inputs[k]);
+      if (producer == JPP_NONE) continue;
+      uint32_t* want = &wanted[producer - first];
+      if (!*want || segment + 1 < *want) *want = segment + 1;
+    }
+  }
+  jpp_free(wanted);
+  return NULL;
+}
+
+// A backward op is of the input-gradient part if a mark or another task needs it.
+static void split_backward_parts(assigner_t* a) {
+  bool* weight_part = a->p->weight_part;
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    uint32_t segment = a->p->segment[id];
+    weight_part[id] = jpp_segment_is_stage(segment) && segment >= a->stages;
+  }
+  for (uint32_t id = a->loop->op; id-- > a->loop->first_op;) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    bool is_mark = op->kind == JPP_OP_MARK_BACKWARD;
+    uint32_t segment = a->p->segment[id];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uint32_t producer = a->p->values.data[op->inputs[i]].producer;
+      if (producer == JPP_NONE || !weight_part[producer]) continue;
+      bool leaves = jpp_segment_is_stage(segment) && segment != a->p->segment[producer];
+      bool feeds = jpp_segment_is_stage(segment) && !weight_part[id];
+      if (is_mark || leaves || feeds) weight_part[producer] = false;
+    }
+  }
+}
+
+static jpp_status_t* assign(assigner_t* a) {
+  JPP_RETURN_IF_ERROR(check_marks(a));
+  JPP_RETURN_IF_ERROR(claim_forward(a));
+  JPP_RETURN_IF_ERROR(claim_backward(a));
+  settle_all(a);
+  JPP_RETURN_IF_ERROR(settle_index_only(a));
+  split_backward_parts(a);
+  return NULL;
+}
+
+jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p, uint32_t loop) {
+  assigner_t assigner = {
+      .p = p, .loop = &p->graph->loops[loop], .stages = p->options->loops[loop].stages};
+  p->loops[loop].stages = assigner.stages;
+  jpp_status_t* status = assign(&assigner);
+  p->loops[loop].has_backward = has_backward(&assigner);
+  jpp_vec_deinit(&assigner.stack);
+  return status;
+}

@@ -1,0 +1,176 @@
+// The stage tasks: made empty, then filled with their ops and what flows in and out.
+#include <stdlib.h>
+
+#include "base/str.h"
+#include "partition/partitioner.h"
+
+static jpp_status_t* add_task(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32_t loop,
+                              uint32_t stage, uint32_t* out_task) {
+  static const char* const prefixes[] = {
+      [JPP_TASK_FWD] = "fwd",
+      [JPP_TASK_BWD] = "bwd",
+      [JPP_TASK_BWD_I] = "bwd_i",
+      [JPP_TASK_BWD_W] = "bwd_w",
+  };
+  *out_task = (uint32_t)p->tasks.count;
+  jpp_task_t task = {.kind = (uint8_t)kind, .loop = loop, .stage = stage, .phase = loop};
+  task.rank = p->loops[loop].stage_rank[stage];
+  jpp_str_t name = {0};
+  if (loop) jpp_str_appendf(&name, "loop%u_", loop);
+  jpp_str_appendf(&name, "%s_%u", prefixes[kind], stage);
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&name, &text));
+  jpp_status_t* status = jpp_arena_strdup(p->arena, text, &task.name);
+  jpp_free(text);
+  JPP_RETURN_IF_ERROR(status);
+  return JPP_VEC_PUSH(&p->tasks, task);
+}
+
+static jpp_status_t* add_tasks(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32_t loop,
+                               const uint32_t** out_tasks) {
+  uint32_t stages = p->loops[loop].stages;
+  uint32_t* tasks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, stages, &tasks));
+  for (uint32_t s = 0; s < stages; ++s) {
+    JPP_RETURN_IF_ERROR(add_task(p, kind, loop, s, &tasks[s]));
+  }
+  *out_tasks = tasks;
+  return NULL;
+}
+
+jpp_status_t* jpp_partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) {
+  const jpp_loop_placement_t* placement = &p->options->loops[loop];
+  jpp_staged_loop_t* staged = &p->loops[loop];
+  staged->split_backward = placement->split_backward && staged->has_backward;
+  JPP_RETURN_IF_ERROR(jpp_arena_copy(p->arena, placement->stage_rank,
+                                     staged->stages * sizeof(*placement->stage_rank),
+                                     (void**)&staged->stage_rank));
+  JPP_RETURN_IF_ERROR(add_tasks(p, JPP_TASK_FWD, loop, &staged->forward));
+  if (!staged->has_backward) return NULL;
+  jpp_task_kind_t kind = staged->split_backward ? JPP_TASK_BWD_I : JPP_TASK_BWD;
+  JPP_RETURN_IF_ERROR(add_tasks(p, kind, loop, &staged->backward));
+  if (!staged->split_backward) return NULL;
+  return add_tasks(p, JPP_TASK_BWD_W, loop, &staged->weight);
+}
+
+uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
+  uint32_t segment = p->segment[op];
+  if (!jpp_segment_is_stage(segment)) return JPP_NONE;
+  const jpp_staged_loop_t* loop = &p->loops[p->ops.data[op].loop];
+  if (segment < loop->stages) return loop->forward[segment];
+  uint32_t stage = 2 * loop->stages - 1 - segment;
+  if (loop->split_backward && p->weight_part[op]) return loop->weight[stage];
+  return loop->backward[stage];
+}
+
+// --- Ops and inputs --------------------------------------------------------------------
+
+typedef struct filler {
+  jpp_partitioner_t* p;
+  uint32_t* op_task;     // [ops] the task last seen to hold it, + 1
+  uint32_t* value_task;  // [values] the task last seen to take it in, + 1
+  uint32_t* first;       // [tasks + 1] where each task's own ops begin in `own`
+  uint32_t* own;         // op ids by task
+  jpp_u32_vec_t ops;
+  jpp_u32_vec_t inputs;
+} filler_t;
+
+// Sorts body ops by task, each task's in the order of their ids.
+static jpp_status_t* sort_by_task(filler_t* f) {
+  jpp_partitioner_t* p = f->p;
+  uint32_t tasks = (uint32_t)p->tasks.count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, tasks + 2, &f->first));
+  // Counts stand one task later, so that filling moves each to its task's end.
+  uint32_t* at = f->first + 1;
+  for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
+    uint32_t task = jpp_partition_task_of(p, id);
+    if (task != JPP_NONE) ++at[task + 1];
+  }
+  for (size_t i = 0; i < p->made.count; ++i) ++at[p->made.data[i].task + 1];
+  for (uint32_t t = 0; t < tasks; ++t) at[t + 1] += at[t];
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, at[tasks], &f->own));
+  for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
+    uint32_t task = jpp_partition_task_of(p, id);
+    if (task != JPP_NONE) f->own[at[task]++] = id;
+  }
+  for (size_t i = 0; i < p->made.count; ++i) {
+    f->own[at[p->made.data[i].task]++] = p->made.data[i].op;
+  }
+  return NULL;
+}
+
+static int compare_u32(const void* a, const void* b) {
+  uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
+  return x < y ? -1 : x > y;
+}
+
+static bool is_clone(const jpp_partitioner_t* p, uint32_t op) {
+  return op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
+}
+
+// Adds the cheap ops that the task's ops need, and those that they need.
+static jpp_status_t* gather_ops(filler_t* f, uint32_t task) {
+  f->ops.count = 0;
+  for (uint32_t i = f->first[task]; i < f->first[task + 1]; ++i) {
+    f->op_task[f->own[i]] = task + 1;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->ops, f->own[i]));
+  }
+  for (size_t at = 0; at < f->ops.count; ++at) {
+    const jpp_op_t* op = &f->p->ops.data[f->ops.data[at]];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uint32_t producer = f->p->values.data[op->inputs[i]].producer;
+      if (producer == JPP_NONE || f->op_task[producer] == task + 1) continue;
+      if (!is_clone(f->p, producer)) continue;
+      f->op_task[producer] = task + 1;
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->ops, producer));
+    }
+  }
+  if (f->ops.count) qsort(f->ops.data, f->ops.count, sizeof(uint32_t), compare_u32);
+  return NULL;
+}
+
+static jpp_status_t* gather_inputs(filler_t* f, uint32_t task) {
+  f->inputs.count = 0;
+  for (size_t at = 0; at < f->ops.count; ++at) {
+    const jpp_op_t* op = &f->p->ops.data[f->ops.data[at]];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uint32_t value = op->inputs[i];
+      uint32_t producer = f->p->values.data[value].producer;
+      if (producer != JPP_NONE && f->op_task[producer] == task + 1) continue;
+      if (f->value_task[value] == task + 1) continue;
+      f->value_task[value] = task + 1;
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->inputs, value));
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* fill_task(filler_t* f, uint32_t id) {
+  jpp_partitioner_t* p = f->p;
+  JPP_RETURN_IF_ERROR(gather_ops(f, id));
+  JPP_RETURN_IF_ERROR(gather_inputs(f, id));
+  jpp_task_t* task = &p->tasks.data[id];
+  for (size_t i = 0; i < f->ops.count; ++i)
+    task->cost += p->ops.data[f->ops.data[i]].cost;
+  task->num_ops = (uint32_t)f->ops.count;
+  task->num_inputs = (uint32_t)f->inputs.count;
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->ops, p->arena, &task->ops));
+  return JPP_VEC_TO_ARENA(&f->inputs, p->arena, &task->inputs);
+}
+
+static jpp_status_t* fill_all(filler_t* f) {
+  jpp_partitioner_t* p = f->p;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &f->op_task));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &f->value_task));
+  JPP_RETURN_IF_ERROR(sort_by_task(f));
+  for (uint32_t t = 0; t < p->tasks.count; ++t) JPP_RETURN_IF_ERROR(fill_task(f, t));
+  return NULL;
+}
+
+jpp_status_t* jpp_partition_fill_tasks(jpp_partitioner_t* p) {
+  filler_t filler = {.p = p};
+  jpp_status_t* status = fill_all(&filler);
+  jpp_vec_deinit(&filler.ops);
+  jpp_vec_deinit(&filler.inputs);
+  return status;
+}
