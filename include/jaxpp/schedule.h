@@ -1,0 +1,188 @@
+// Schedule: which stage's forward or backward for which microbatch each rank runs, and in
+// which order.
+//
+// A schedule has one row (a list of tasks) per rank. Built-in schedules come from
+// jpp_schedule_build(), lists that a user wrote from jpp_schedule_from_rows(). Whatever
+// its origin, a schedule is immutable, and jpp_schedule_verify() proves it before
+// anything is planned from it. An "entry" is a position in a row, counted from 0, idle
+// entries included; a FusedTask of n tasks takes n entries.
+#ifndef JAXPP_SCHEDULE_H_
+#define JAXPP_SCHEDULE_H_
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/str.h"
+#include "jaxpp/export.h"
+#include "jaxpp/status.h"
+
+typedef enum jpp_task_kind {
+  JPP_TASK_IDLE,   // a place in a row where the rank waits; takes no time by itself
+  JPP_TASK_FWD,    // forward
+  JPP_TASK_BWD,    // whole backward
+  JPP_TASK_BWD_I,  // gradient of the stage's inputs
+  JPP_TASK_BWD_W,  // gradient of the stage's weights
+} jpp_task_kind_t;
+
+// One stage's forward or backward for one microbatch, as a schedule lists it.
+typedef struct jpp_schedule_task {
+  uint8_t kind;      // jpp_task_kind_t
+  bool joins_next;   // part of a FusedTask together with the next entry of the row
+  uint16_t latency;  // relative units, see jpp_task_default_latency(); 0 when idle
+  uint32_t stage;
+  uint32_t microbatch;
+} jpp_schedule_task_t;
+
+typedef struct jpp_schedule_row {
+  const jpp_schedule_task_t* tasks;
+  uint32_t count;
+} jpp_schedule_row_t;
+
+typedef struct jpp_schedule {
+  const char* name;
+  uint32_t stages;
+  uint32_t ranks;
+  uint32_t microbatches;
+  const uint32_t* stage_rank;      // [stages]: the rank that runs the stage
+  const jpp_schedule_row_t* rows;  // [ranks]
+  jpp_arena_t arena;               // holds all of the above but the struct itself
+} jpp_schedule_t;
+
+// FWD 1, BWD 2, BWD_I 1, BWD_W 1, idle 0.
+JPP_API uint16_t jpp_task_default_latency(jpp_task_kind_t kind);
+
+// The longest name is bwd_i_4294967295__4294967295.
+enum { JPP_TASK_NAME_SIZE = 32 };
+// Writes "fwd_2__0", "bwd_2__0", "bwd_i_2__0", "bwd_w_2__0" or "idle"; returns `buffer`.
+JPP_API const char* jpp_task_name(const jpp_schedule_task_t* task,
+                                  char buffer[JPP_TASK_NAME_SIZE]);
+
+// --- Making one
+// ---------------------------------------------------------------------------
+
+typedef struct jpp_schedule_params {
+  uint32_t stages;
+  uint32_t ranks;  // size of the mesh's pipeline axis
+  uint32_t microbatches;
+  bool fuse_steady_state;  // interleaved-1f1b and kimi-k2: pair each steady FWD with its
+                           // BWD
+} jpp_schedule_params_t;
+
+// Builds a built-in schedule by its name ("1f1b") or its Python class ("Std1F1B"). Free
+// it with jpp_schedule_destroy(). Built schedules always pass jpp_schedule_verify().
+//
+// JPP_INVALID_ARGUMENT: unknown name, a size of 0 or too large, fuse_steady_state where
+// it means nothing. JPP_MESH_ERROR: stages and ranks do not fit each other.
+// JPP_MICROBATCH_ERROR: dualpipe-v with fewer microbatches than stages.
+JPP_API jpp_status_t* jpp_schedule_build(const char* name,
+                                         const jpp_schedule_params_t* params,
+                                         jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// A row of the table of built-in schedules; lifetime static.
+typedef struct jpp_schedule_info {
+  const char* name;        // "interleaved-1f1b"
+  const char* class_name;  // "Interleaved1F1B"
+  const char* help;        // one line
+} jpp_schedule_info_t;
+
+JPP_API uint32_t jpp_schedule_info_count(void);
+// NULL when `index` is past the end.
+JPP_API const jpp_schedule_info_t* jpp_schedule_info_at(uint32_t index);
+
+// A schedule that a user wrote.
+typedef struct jpp_schedule_rows {
+  const char* name;  // NULL: "user"
+  uint32_t stages;
+  uint32_t ranks;
+  uint32_t microbatches;
+  const jpp_schedule_row_t* rows;  // [ranks]
+  const uint32_t* stage_rank;  // [stages]; NULL: the lowest rank with a task of the stage
+} jpp_schedule_rows_t;
+
+// Copies everything. A latency of 0 becomes the default of its kind. Only sizes and
+// placement are checked here; call jpp_schedule_verify() next. JPP_INVALID_ARGUMENT for a
+// size of 0 or too large, JPP_SCHEDULE_ERROR for a stage that no row names.
+JPP_API jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
+                                             jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// Takes NULL.
+JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
+
+// --- Proving it
+// ---------------------------------------------------------------------------
+
+// NULL, or a JPP_SCHEDULE_ERROR that a person can act on. Proves that
+//   - every task names a stage and microbatch that exist, on the rank the placement says;
+//   - each stage has, once per microbatch, FWD and either BWD or both BWD_I and BWD_W,
+//   the
+//     same for all microbatches of a stage; or no rank has any backward (forward-only);
+//   - if each rank runs its row in order, each task starting once the tasks it needs have
+//     ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
+//     FWD(s,m) and the BWD or BWD_I(s+1,m); BWD_W(s,m) needs BWD_I(s,m). Otherwise the
+//     message is the shortest cycle among the tasks at which the ranks stop.
+// The tasks of a FusedTask are taken one after another here; jpp_schedule_timeline() can
+// take them as one. Time and memory are linear in the number of tasks.
+JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;
+
+// --- Reading it
+// ---------------------------------------------------------------------------
+
+// When one entry of a row runs, in latency units from the start of the loop.
+typedef struct jpp_schedule_slot {
+  uint32_t rank;
+  uint32_t index;  // entry in the rank's row
+  uint64_t start;
+  uint64_t end;
+} jpp_schedule_slot_t;
+
+typedef struct jpp_schedule_timeline {
+  jpp_schedule_slot_t* slots;  // [count], by start, then rank, then index
+  uint64_t count;              // all entries but the idle ones
+  uint64_t length;             // when the last task ends
+  jpp_arena_t arena;
+} jpp_schedule_timeline_t;
+
+typedef struct jpp_schedule_timeline_options {
+  // A FusedTask runs as one program: it starts when all that its tasks need from
+  // elsewhere is there, and its tasks share its start and end. Otherwise they run one by
+  // one.
+  bool fused_as_one;
+} jpp_schedule_timeline_options_t;
+
+// When all tasks run if each takes its latency and starts as early as its rank and the
+// tasks it needs allow; sending takes no time, idle entries neither. A task comes after
+// all tasks it needs and after the tasks before it in its row, so the order is one in
+// which a single thread may unroll the schedule. Deterministic; O(tasks * log ranks).
+// `options` may be NULL. Fails as jpp_schedule_verify() does, and with fused_as_one when
+// the fused tasks wait for each other.
+JPP_API jpp_status_t* jpp_schedule_timeline(
+    const jpp_schedule_t* schedule, const jpp_schedule_timeline_options_t* options,
+    jpp_schedule_timeline_t** out_timeline) JPP_MUST_USE;
+// Takes NULL.
+JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
+
+// For each rank, the largest number of (stage, microbatch) pairs that are forwarded and
+// not yet backwarded at once; BWD and BWD_W end a pair. A forward-only schedule keeps
+// nothing: 1. `out_peaks` has room for `ranks` numbers.
+JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
+                                            uint32_t* out_peaks);
+
+// A header line, then one line per rank: "rank 3: . fwd_3__0 FusedTask(fwd_3__1,
+// bwd_3__1)",
+// "." for idle. A failed allocation stays in `str`, as with every jpp_str_t.
+JPP_API void jpp_schedule_print(const jpp_schedule_t* schedule, jpp_str_t* str);
+
+// A list per rank of null (idle), {"kind": "F"|"B"|"I"|"W", "stage": s, "microbatch": m}
+// or, for a FusedTask, a list of these. One line per rank.
+JPP_API void jpp_schedule_print_json(const jpp_schedule_t* schedule, jpp_str_t* str);
+
+// A picture of the timeline: a line per rank, a column per latency unit, "." for a
+// bubble. Forwards show the last digit of the microbatch; BWD and BWD_I a to j, BWD_W A
+// to J for the same digit. Lines are cut at JPP_SCHEDULE_DRAW_COLUMNS. Fails as
+// jpp_schedule_timeline().
+enum { JPP_SCHEDULE_DRAW_COLUMNS = 160 };
+JPP_API jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule,
+                                        jpp_str_t* str) JPP_MUST_USE;
+
+#endif  // JAXPP_SCHEDULE_H_

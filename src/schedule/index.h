@@ -1,0 +1,58 @@
+// Index: where each task of a schedule stands. Making one checks everything about the
+// rows but their order.
+#ifndef JPP_SCHEDULE_INDEX_H_
+#define JPP_SCHEDULE_INDEX_H_
+
+#include "jaxpp/schedule.h"
+
+// BWD and BWD_I answer the same needs, so they share a slot.
+typedef enum jpp_task_slot { JPP_SLOT_FWD, JPP_SLOT_BWD, JPP_SLOT_BWD_W } jpp_task_slot_t;
+enum { kTaskSlots = JPP_SLOT_BWD_W + 1 };
+
+typedef enum jpp_backward_form {
+  JPP_BACKWARD_NONE,
+  JPP_BACKWARD_WHOLE,  // BWD
+  JPP_BACKWARD_SPLIT,  // BWD_I and BWD_W
+} jpp_backward_form_t;
+
+typedef struct jpp_schedule_index {
+  const jpp_schedule_t* schedule;
+  uint32_t* entry;  // [kTaskSlots][stages][microbatches]: entry in its row + 1, 0: absent
+  uint8_t* form;    // [stages]: jpp_backward_form_t
+  bool has_backward;
+} jpp_schedule_index_t;
+
+// JPP_SCHEDULE_ERROR: a task out of range, misplaced, repeated or missing. Everything is
+// allocated in `scratch`.
+jpp_status_t* jpp_schedule_index_create(const jpp_schedule_t* schedule,
+                                        jpp_arena_t* scratch,
+                                        jpp_schedule_index_t* out_index) JPP_MUST_USE;
+
+static inline jpp_task_slot_t jpp_task_slot(const jpp_schedule_task_t* task) {
+  switch (task->kind) {
+    case JPP_TASK_BWD:
+    case JPP_TASK_BWD_I:
+      return JPP_SLOT_BWD;
+    case JPP_TASK_BWD_W:
+      return JPP_SLOT_BWD_W;
+    default:
+      return JPP_SLOT_FWD;
+  }
+}
+
+static inline uint32_t* jpp_schedule_index_entry(const jpp_schedule_index_t* index,
+                                                 jpp_task_slot_t slot, uint32_t stage,
+                                                 uint32_t microbatch) {
+  const jpp_schedule_t* schedule = index->schedule;
+  size_t row = (size_t)slot * schedule->stages + stage;
+  return &index->entry[row * schedule->microbatches + microbatch];
+}
+
+// One past the last entry of the FusedTask that begins at `entry` (entry + 1 if none
+// does).
+static inline uint32_t jpp_row_unit_end(const jpp_schedule_row_t* row, uint32_t entry) {
+  while (row->tasks[entry].joins_next && entry + 1 < row->count) ++entry;
+  return entry + 1;
+}
+
+#endif  // JPP_SCHEDULE_INDEX_H_

@@ -1,0 +1,45 @@
+// Order: runs a schedule in the mind. Ranks go through their rows, each as far as the
+// tasks it needs allow; if some rank never gets to the end, the schedule deadlocks.
+#ifndef JPP_SCHEDULE_ORDER_H_
+#define JPP_SCHEDULE_ORDER_H_
+
+#include "schedule/index.h"
+
+// What a task needs before it may start: at most two others.
+typedef struct jpp_task_needs {
+  jpp_schedule_task_t tasks[2];  // kind, stage and microbatch only
+  uint32_t count;
+} jpp_task_needs_t;
+
+jpp_task_needs_t jpp_task_needs(const jpp_schedule_index_t* index,
+                                const jpp_schedule_task_t* task);
+
+typedef struct jpp_schedule_order {
+  const jpp_schedule_index_t* index;
+  bool fused_as_one;
+  uint32_t* done;  // [ranks]: entries of the row that have run
+  // When each entry starts and ends, [ranks][row count]; both NULL when nobody asks.
+  uint64_t** start;
+  uint64_t** end;
+} jpp_schedule_order_t;
+
+// Whether a task has run.
+static inline bool jpp_schedule_order_ran(const jpp_schedule_order_t* order,
+                                          const jpp_schedule_task_t* task) {
+  const uint32_t* entry = jpp_schedule_index_entry(order->index, jpp_task_slot(task),
+                                                   task->stage, task->microbatch);
+  return *entry <= order->done[order->index->schedule->stage_rank[task->stage]];
+}
+
+// Runs all rows, O(tasks). `order` holds the index, fused_as_one and, if times are
+// wanted, start and end; `done` is allocated here, in `scratch`. A deadlock is a
+// JPP_SCHEDULE_ERROR.
+jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order,
+                                     jpp_arena_t* scratch) JPP_MUST_USE;
+
+// The error for an order that stopped short: the shortest cycle among the tasks at which
+// the ranks stand still. O(ranks^2).
+jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
+                                    jpp_arena_t* scratch) JPP_MUST_USE;
+
+#endif  // JPP_SCHEDULE_ORDER_H_

@@ -1,0 +1,175 @@
+#include "schedule/schedule.h"
+
+#include <stdio.h>
+
+// Keeps 3 * stages * microbatches and every row's count far inside uint32_t.
+enum { kMaxPairs = 1 << 28, kMaxRanks = 1 << 20 };
+
+uint16_t jpp_task_default_latency(jpp_task_kind_t kind) {
+  switch (kind) {
+    case JPP_TASK_FWD:
+    case JPP_TASK_BWD_I:
+    case JPP_TASK_BWD_W:
+      return 1;
+    case JPP_TASK_BWD:
+      return 2;
+    case JPP_TASK_IDLE:
+      break;
+  }
+  return 0;
+}
+
+const char* jpp_task_name(const jpp_schedule_task_t* task,
+                          char buffer[JPP_TASK_NAME_SIZE]) {
+  static const char* const kPrefixes[] = {
+      [JPP_TASK_FWD] = "fwd",
+      [JPP_TASK_BWD] = "bwd",
+      [JPP_TASK_BWD_I] = "bwd_i",
+      [JPP_TASK_BWD_W] = "bwd_w",
+  };
+  if (task->kind == JPP_TASK_IDLE || task->kind > JPP_TASK_BWD_W) {
+    snprintf(buffer, JPP_TASK_NAME_SIZE, task->kind ? "kind_%u" : "idle", task->kind);
+  } else {
+    snprintf(buffer, JPP_TASK_NAME_SIZE, "%s_%u__%u", kPrefixes[task->kind], task->stage,
+             task->microbatch);
+  }
+  return buffer;
+}
+
+static jpp_status_t* check_sizes(const char* name, const jpp_schedule_params_t* params) {
+  if (!params->stages || !params->ranks || !params->microbatches) {
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "schedule %s: needs at least 1 stage, 1 rank and 1 microbatch, "
+        "found %u stages, %u ranks and %u microbatches",
+        name, params->stages, params->ranks, params->microbatches);
+  }
+  uint64_t pairs = (uint64_t)params->stages * params->microbatches;
+  if (pairs > kMaxPairs || params->ranks > kMaxRanks || params->stages > kMaxPairs / 16) {
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "schedule %s: %u stages on %u ranks with %u microbatches is too "
+        "large; stages times microbatches may be at most %d, ranks %d",
+        name, params->stages, params->ranks, params->microbatches, kMaxPairs, kMaxRanks);
+  }
+  return NULL;
+}
+
+static jpp_status_t* draft_fill(const char* name, const jpp_schedule_params_t* params,
+                                jpp_schedule_draft_t* draft) {
+  jpp_schedule_t* schedule = draft->schedule;
+  schedule->stages = params->stages;
+  schedule->ranks = params->ranks;
+  schedule->microbatches = params->microbatches;
+  JPP_RETURN_IF_ERROR(jpp_arena_strdup(&schedule->arena, name, &schedule->name));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&schedule->arena, params->ranks, &draft->rows));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&schedule->arena, params->stages, &draft->stage_rank));
+  schedule->rows = draft->rows;
+  schedule->stage_rank = draft->stage_rank;
+  return NULL;
+}
+
+jpp_status_t* jpp_schedule_draft_create(const char* name,
+                                        const jpp_schedule_params_t* params,
+                                        jpp_schedule_draft_t* out_draft) {
+  *out_draft = (jpp_schedule_draft_t){0};
+  JPP_RETURN_IF_ERROR(check_sizes(name, params));
+  jpp_schedule_draft_t draft = {0};
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &draft.schedule));
+  jpp_status_t* status = draft_fill(name, params, &draft);
+  if (status) {
+    jpp_schedule_destroy(draft.schedule);
+    return status;
+  }
+  *out_draft = draft;
+  return NULL;
+}
+
+void jpp_schedule_destroy(jpp_schedule_t* schedule) {
+  if (!schedule) return;
+  jpp_arena_deinit(&schedule->arena);
+  jpp_free(schedule);
+}
+
+static jpp_status_t* copy_rows(const jpp_schedule_rows_t* rows,
+                               jpp_schedule_draft_t* draft) {
+  for (uint32_t rank = 0; rank < rows->ranks; ++rank) {
+    const jpp_schedule_row_t* row = &rows->rows[rank];
+    if (row->count > INT32_MAX) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "schedule %s, rank %u: %u entries is too long a row",
+                             draft->schedule->name, rank, row->count);
+    }
+    jpp_schedule_task_t* tasks = NULL;
+    JPP_RETURN_IF_ERROR(jpp_arena_copy(&draft->schedule->arena, row->tasks,
+                                       row->count * sizeof(*tasks), (void**)&tasks));
+    for (uint32_t i = 0; i < row->count; ++i) {
+      if (!tasks[i].latency) {
+        tasks[i].latency = jpp_task_default_latency((jpp_task_kind_t)tasks[i].kind);
+      }
+    }
+    draft->rows[rank] = (jpp_schedule_row_t){tasks, row->count};
+  }
+  return NULL;
+}
+
+// Ranks are visited from the highest down, so that the lowest one stays.
+static void infer_placement(const jpp_schedule_t* schedule, uint32_t* stage_rank) {
+  for (uint32_t rank = schedule->ranks; rank-- > 0;) {
+    const jpp_schedule_row_t* row = &schedule->rows[rank];
+    for (uint32_t i = 0; i < row->count; ++i) {
+      const jpp_schedule_task_t* task = &row->tasks[i];
+      if (task->kind != JPP_TASK_IDLE && task->stage < schedule->stages) {
+        stage_rank[task->stage] = rank;
+      }
+    }
+  }
+}
+
+static jpp_status_t* place_stages(const jpp_schedule_rows_t* rows,
+                                  jpp_schedule_draft_t* draft) {
+  for (uint32_t stage = 0; stage < rows->stages; ++stage) {
+    draft->stage_rank[stage] = rows->stage_rank ? rows->stage_rank[stage] : UINT32_MAX;
+  }
+  if (!rows->stage_rank) infer_placement(draft->schedule, draft->stage_rank);
+  for (uint32_t stage = 0; stage < rows->stages; ++stage) {
+    if (draft->stage_rank[stage] < rows->ranks) continue;
+    if (rows->stage_rank) {
+      return jpp_status_make(JPP_SCHEDULE_ERROR,
+                             "schedule %s: stage %u is placed on rank %u, and there are "
+                             "ranks 0 to %u",
+                             draft->schedule->name, stage, rows->stage_rank[stage],
+                             rows->ranks - 1);
+    }
+    return jpp_status_make(
+        JPP_SCHEDULE_ERROR,
+        "schedule %s: stage %u is in no rank's list; every one of the "
+        "%u stages needs its forward and backward of all %u microbatches",
+        draft->schedule->name, stage, rows->stages, rows->microbatches);
+  }
+  return NULL;
+}
+
+static jpp_status_t* fill_from_rows(const jpp_schedule_rows_t* rows,
+                                    jpp_schedule_draft_t* draft) {
+  JPP_RETURN_IF_ERROR(copy_rows(rows, draft));
+  return place_stages(rows, draft);
+}
+
+jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
+                                     jpp_schedule_t** out_schedule) {
+  *out_schedule = NULL;
+  jpp_schedule_params_t params = {
+      .stages = rows->stages, .ranks = rows->ranks, .microbatches = rows->microbatches};
+  jpp_schedule_draft_t draft;
+  JPP_RETURN_IF_ERROR(
+      jpp_schedule_draft_create(rows->name ? rows->name : "user", &params, &draft));
+  jpp_status_t* status = fill_from_rows(rows, &draft);
+  if (status) {
+    jpp_schedule_destroy(draft.schedule);
+    return status;
+  }
+  *out_schedule = draft.schedule;
+  return NULL;
+}

@@ -1,0 +1,19 @@
+// What the files of the schedule layer share about making a schedule.
+#ifndef JPP_SCHEDULE_SCHEDULE_H_
+#define JPP_SCHEDULE_SCHEDULE_H_
+
+#include "jaxpp/schedule.h"
+
+// Half-built: name, sizes, and room for rows and stage_rank, all in the schedule's arena.
+typedef struct jpp_schedule_draft {
+  jpp_schedule_t* schedule;
+  jpp_schedule_row_t* rows;  // [ranks]
+  uint32_t* stage_rank;      // [stages]
+} jpp_schedule_draft_t;
+
+// Checks the sizes and allocates. On failure there is nothing to free.
+jpp_status_t* jpp_schedule_draft_create(const char* name,
+                                        const jpp_schedule_params_t* params,
+                                        jpp_schedule_draft_t* out_draft) JPP_MUST_USE;
+
+#endif  // JPP_SCHEDULE_SCHEDULE_H_

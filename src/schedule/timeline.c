@@ -1,0 +1,137 @@
+// jpp_schedule_verify() and jpp_schedule_timeline(): the same run, without and with
+// times.
+#include "schedule/order.h"
+
+static jpp_status_t* verify_in(const jpp_schedule_t* schedule, jpp_arena_t* scratch) {
+  jpp_schedule_index_t index;
+  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
+  jpp_schedule_order_t order = {.index = &index};
+  return jpp_schedule_order_run(&order, scratch);
+}
+
+jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) {
+  jpp_arena_t scratch;
+  jpp_arena_init(&scratch);
+  jpp_status_t* status = verify_in(schedule, &scratch);
+  jpp_arena_deinit(&scratch);
+  return status;
+}
+
+// A heap of ranks, the one whose next task starts first (then the lowest) at the top.
+typedef struct merge {
+  const jpp_schedule_t* schedule;
+  uint64_t* const* start;  // [ranks][row count]
+  uint32_t* next;          // [ranks]: the entry the rank puts in next
+  uint32_t* heap;
+  uint32_t count;
+} merge_t;
+
+static bool goes_first(const merge_t* merge, uint32_t a, uint32_t b) {
+  uint64_t start_a = merge->start[a][merge->next[a]];
+  uint64_t start_b = merge->start[b][merge->next[b]];
+  return start_a < start_b || (start_a == start_b && a < b);
+}
+
+static void sift_down(merge_t* merge, uint32_t hole) {
+  uint32_t rank = merge->heap[hole];
+  for (;;) {
+    uint32_t child = 2 * hole + 1;
+    if (child >= merge->count) break;
+    if (child + 1 < merge->count &&
+        goes_first(merge, merge->heap[child + 1], merge->heap[child])) {
+      ++child;
+    }
+    if (!goes_first(merge, merge->heap[child], rank)) break;
+    merge->heap[hole] = merge->heap[child];
+    hole = child;
+  }
+  merge->heap[hole] = rank;
+}
+
+static bool skip_idle(merge_t* merge, uint32_t rank) {
+  const jpp_schedule_row_t* row = &merge->schedule->rows[rank];
+  uint32_t* next = &merge->next[rank];
+  while (*next < row->count && row->tasks[*next].kind == JPP_TASK_IDLE) ++*next;
+  return *next < row->count;
+}
+
+static void merge_rows(merge_t* merge, uint64_t* const* end,
+                       jpp_schedule_timeline_t* timeline) {
+  for (uint32_t rank = 0; rank < merge->schedule->ranks; ++rank) {
+    if (skip_idle(merge, rank)) merge->heap[merge->count++] = rank;
+  }
+  for (uint32_t i = merge->count / 2; i-- > 0;) sift_down(merge, i);
+  while (merge->count) {
+    uint32_t rank = merge->heap[0];
+    uint32_t entry = merge->next[rank]++;
+    timeline->slots[timeline->count++] =
+        (jpp_schedule_slot_t){rank, entry, merge->start[rank][entry], end[rank][entry]};
+    if (end[rank][entry] > timeline->length) timeline->length = end[rank][entry];
+    if (!skip_idle(merge, rank)) merge->heap[0] = merge->heap[--merge->count];
+    if (merge->count) sift_down(merge, 0);
+  }
+}
+
+static jpp_status_t* allocate_times(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
+  const jpp_schedule_t* schedule = order->index->schedule;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &order->start));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &order->end));
+  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
+    uint32_t count = schedule->rows[rank].count;
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, count, &order->start[rank]));
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, count, &order->end[rank]));
+  }
+  return NULL;
+}
+
+static uint64_t count_tasks(const jpp_schedule_t* schedule) {
+  uint64_t count = 0;
+  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
+    const jpp_schedule_row_t* row = &schedule->rows[rank];
+    for (uint32_t i = 0; i < row->count; ++i)
+      count += row->tasks[i].kind != JPP_TASK_IDLE;
+  }
+  return count;
+}
+
+static jpp_status_t* timeline_fill(const jpp_schedule_t* schedule, bool fused_as_one,
+                                   jpp_arena_t* scratch,
+                                   jpp_schedule_timeline_t* timeline) {
+  jpp_schedule_index_t index;
+  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
+  jpp_schedule_order_t order = {.index = &index, .fused_as_one = fused_as_one};
+  JPP_RETURN_IF_ERROR(allocate_times(&order, scratch));
+  JPP_RETURN_IF_ERROR(jpp_schedule_order_run(&order, scratch));
+  merge_t merge = {.schedule = schedule, .start = order.start};
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &merge.next));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &merge.heap));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&timeline->arena, count_tasks(schedule), &timeline->slots));
+  merge_rows(&merge, order.end, timeline);
+  return NULL;
+}
+
+jpp_status_t* jpp_schedule_timeline(const jpp_schedule_t* schedule,
+                                    const jpp_schedule_timeline_options_t* options,
+                                    jpp_schedule_timeline_t** out_timeline) {
+  *out_timeline = NULL;
+  jpp_schedule_timeline_t* timeline = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &timeline));
+  jpp_arena_t scratch;
+  jpp_arena_init(&scratch);
+  jpp_status_t* status =
+      timeline_fill(schedule, options && options->fused_as_one, &scratch, timeline);
+  jpp_arena_deinit(&scratch);
+  if (status) {
+    jpp_schedule_timeline_destroy(timeline);
+    return status;
+  }
+  *out_timeline = timeline;
+  return NULL;
+}
+
+void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline) {
+  if (!timeline) return;
+  jpp_arena_deinit(&timeline->arena);
+  jpp_free(timeline);
+}
