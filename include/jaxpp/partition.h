@@ -26,7 +26,7 @@
 #include "jaxpp/graph.h"
 
 typedef enum jpp_task_kind {
-  JPP_TASK_IDLE,   // schedules only
+  JPP_TASK_IDLE,   // in schedules only: a place where the rank waits
   JPP_TASK_FWD,    // a stage's forward
   JPP_TASK_BWD,    // its whole backward
   JPP_TASK_BWD_I,  // input gradients only

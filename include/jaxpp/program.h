@@ -4,9 +4,11 @@
 // Out: one flat instruction list an actor. All tasks are put in one order that can run;
 // each value is sent right after the task that makes it, at most once to each rank, and
 // received there at the same point of that order. So both ends of a channel see the same
-// sequence, and the lists can not deadlock; check/ proves both again from the lists alone.
+// sequence, and the lists can not deadlock; check/ proves both again from the lists
+// alone.
 //
-// Operands are registers: slots that hold one value, all its shards on the actor's devices.
+// Operands are registers: slots that hold one value, all its shards on the actor's
+// devices.
 #ifndef JAXPP_PROGRAM_H_
 #define JAXPP_PROGRAM_H_
 
@@ -105,6 +107,7 @@ JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                         jpp_plan_t** out_plan) JPP_MUST_USE;
 JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 // Text; free with jpp_text_free().
-JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan, char** out_text) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
+                                     char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_PROGRAM_H_

@@ -15,15 +15,8 @@
 #include "base/arena.h"
 #include "base/str.h"
 #include "jaxpp/export.h"
+#include "jaxpp/partition.h"
 #include "jaxpp/status.h"
-
-typedef enum jpp_task_kind {
-  JPP_TASK_IDLE,   // a place in a row where the rank waits; takes no time by itself
-  JPP_TASK_FWD,    // forward
-  JPP_TASK_BWD,    // whole backward
-  JPP_TASK_BWD_I,  // gradient of the stage's inputs
-  JPP_TASK_BWD_W,  // gradient of the stage's weights
-} jpp_task_kind_t;
 
 // One stage's forward or backward for one microbatch, as a schedule lists it.
 typedef struct jpp_schedule_task {

@@ -1,0 +1,129 @@
+// Which inputs of a task die in every run of it, and which output takes over their
+// memory.
+#include "program/builder.h"
+
+typedef struct donor {
+  jpp_program_builder_t* b;
+  bool** dies;          // [tasks][inputs] so far dead after every run
+  uint32_t* input_at;   // [values] position among the task's inputs, + 1
+  jpp_u32_vec_t queue;  // values to look behind
+} donor_t;
+
+// How far behind an output a donated input is looked for: through an optimizer's update.
+enum { kSearchOps = 24 };
+
+static jpp_status_t* allocate(donor_t* d) {
+  const jpp_staged_t* staged = d->b->staged;
+  jpp_arena_t* scratch = &d->b->scratch;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &d->dies));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_values, &d->input_at));
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    uint32_t* donated_to = NULL;
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, task->num_inputs, &d->dies[t]));
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(d->b->arena, task->num_inputs, &donated_to));
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      d->dies[t][i] = d->b->bindings[t].runs > 0;
+      donated_to[i] = JPP_NONE;
+    }
+    d->b->bindings[t].donated_to = donated_to;
+  }
+  return NULL;
+}
+
+static void find_deaths(donor_t* d) {
+  for (uint32_t r = 0; r < d->b->staged->ranks; ++r) {
+    const jpp_actor_draft_t* actor = &d->b->actors[r];
+    for (uint32_t at = 0; at < actor->instrs.count; ++at) {
+      const jpp_instr_t* instr = &actor->instrs.data[at];
+      if (instr->kind != JPP_INSTR_RUN) continue;
+      for (uint32_t i = 0; i < instr->num_args; ++i) {
+        uint32_t id = actor->operands.data[instr->first_operand + i];
+        const jpp_virtual_t* v = &actor->virtuals.data[id];
+        bool kept = v->borrowed || v->constant || v->output;
+        if (v->last_use != at || kept) d->dies[instr->target][i] = false;
+      }
+    }
+  }
+}
+
+static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
+  const jpp_value_t* values = d->b->staged->values;
+  return jpp_type_equal(&values[input].type, &values[output].type) &&
+         d->b->value_bytes[input] == d->b->value_bytes[output];
+}
+
+// The nearest free input of the output's type among what the output is made from: writing
+// over it needs no copy.
+static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output,
+                                   uint32_t* out_input) {
+  *out_input = JPP_NONE;
+  d->queue.count = 0;
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->queue, output));
+  for (size_t at = 0; at < d->queue.count && at < kSearchOps; ++at) {
+    uint32_t value = d->queue.data[at];
+    uint32_t position = d->input_at[value];
+    if (position) {
+      if (!free[position - 1] || !can_take_over(d, value, output)) continue;
+      *out_input = position - 1;
+      return NULL;
+    }
+    uint32_t producer = d->b->staged->values[value].producer;
+    if (producer == JPP_NONE) continue;
+    const jpp_op_t* op = &d->b->staged->ops[producer];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->queue, op->inputs[i]));
+    }
+  }
+  return NULL;
+}
+
+static void give(donor_t* d, uint32_t task, uint32_t input, uint32_t output,
+                 bool* taken) {
+  ((uint32_t*)d->b->bindings[task].donated_to)[input] = output;
+  d->dies[task][input] = false;
+  taken[output] = true;
+}
+
+static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
+  const jpp_task_t* task = &d->b->staged->tasks[id];
+  for (uint32_t k = 0; k < task->num_outputs; ++k) {
+    uint32_t input = JPP_NONE;
+    JPP_RETURN_IF_ERROR(nearest_input(d, d->dies[id], task->outputs[k], &input));
+    if (input != JPP_NONE) give(d, id, input, k, taken);
+  }
+  return NULL;
+}
+
+static void match_first_fit(donor_t* d, uint32_t id, bool* taken) {
+  const jpp_task_t* task = &d->b->staged->tasks[id];
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    for (uint32_t k = 0; k < task->num_outputs && d->dies[id][i]; ++k) {
+      if (taken[k] || !can_take_over(d, task->inputs[i], task->outputs[k])) continue;
+      give(d, id, i, k, taken);
+    }
+  }
+}
+
+static jpp_status_t* match_task(donor_t* d, uint32_t id) {
+  const jpp_task_t* task = &d->b->staged->tasks[id];
+  bool* taken = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&d->b->scratch, task->num_outputs, &taken));
+  for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = i + 1;
+  jpp_status_t* status = match_nearest(d, id, taken);
+  if (!status) match_first_fit(d, id, taken);
+  for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = 0;
+  return status;
+}
+
+jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) {
+  donor_t donor = {.b = b};
+  JPP_RETURN_IF_ERROR(allocate(&donor));
+  find_deaths(&donor);
+  jpp_status_t* status = NULL;
+  for (uint32_t t = 0; t < b->staged->num_tasks && !status; ++t) {
+    status = match_task(&donor, t);
+  }
+  jpp_vec_deinit(&donor.queue);
+  return status;
+}

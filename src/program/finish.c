@@ -1,0 +1,204 @@
+// From drafts to programs: deletions after last uses, real registers, peak bytes.
+#include "program/builder.h"
+
+typedef struct finisher {
+  jpp_program_builder_t* b;
+  const jpp_actor_draft_t* draft;
+  uint32_t* reg;       // [virtuals] its register
+  jpp_u32_vec_t free;  // registers to use again
+  uint32_t num_registers;
+  JPP_VEC(jpp_instr_t) instrs;
+  jpp_u32_vec_t operands;
+  jpp_u32_vec_t operand_values;
+  jpp_u32_vec_t dead;  // virtuals that die behind the instruction at hand
+  uint64_t live_bytes;
+  jpp_program_t* program;
+} finisher_t;
+
+static const jpp_virtual_t* virtual_at(const finisher_t* f, uint32_t id) {
+  return &f->draft->virtuals.data[id];
+}
+
+static uint64_t bytes_of(const finisher_t* f, uint32_t id) {
+  return f->b->value_bytes[virtual_at(f, id)->value];
+}
+
+static void take_register(finisher_t* f, uint32_t id) {
+  f->reg[id] = f->free.count ? f->free.data[--f->free.count] : f->num_registers++;
+}
+
+static jpp_status_t* release_register(finisher_t* f, uint32_t id) {
+  return JPP_VEC_PUSH(&f->free, f->reg[id]);
+}
+
+static void note_peak(finisher_t* f) {
+  if (f->live_bytes <= f->program->peak_bytes) return;
+  f->program->peak_bytes = f->live_bytes;
+  f->program->peak_instr = (uint32_t)f->instrs.count;
+}
+
+static bool is_kept(const finisher_t* f, uint32_t id) {
+  const jpp_virtual_t* v = virtual_at(f, id);
+  return v->borrowed || v->constant || v->output;
+}
+
+static jpp_status_t* push_operand(finisher_t* f, uint32_t id) {
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->operands, f->reg[id]));
+  return JPP_VEC_PUSH(&f->operand_values, virtual_at(f, id)->value);
+}
+
+static jpp_status_t* delete_dead(finisher_t* f) {
+  if (!f->dead.count) return NULL;
+  jpp_instr_t instr = {.kind = JPP_INSTR_DELETE,
+                       .microbatch = JPP_NONE,
+                       .first_operand = (uint32_t)f->operands.count,
+                       .num_args = (uint32_t)f->dead.count};
+  for (size_t i = 0; i < f->dead.count; ++i) {
+    uint32_t id = f->dead.data[i];
+    JPP_RETURN_IF_ERROR(push_operand(f, id));
+    JPP_RETURN_IF_ERROR(release_register(f, id));
+    f->live_bytes -= bytes_of(f, id);
+  }
+  f->dead.count = 0;
+  return JPP_VEC_PUSH(&f->instrs, instr);
+}
+
+// What a RUN does with a dying input: the memory of a donated one lives on in an output.
+static jpp_status_t* retire_input(finisher_t* f, const jpp_instr_t* instr, uint32_t index,
+                                  uint32_t id) {
+  bool run = instr->kind == JPP_INSTR_RUN;
+  bool donated = run && f->b->bindings[instr->target].donated_to[index] != JPP_NONE;
+  return donated ? release_register(f, id) : JPP_VEC_PUSH(&f->dead, id);
+}
+
+static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr) {
+  if (instr->kind != JPP_INSTR_RUN) return 0;
+  const uint32_t* donated_to = f->b->bindings[instr->target].donated_to;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < instr->num_args; ++i) {
+    if (donated_to[i] == JPP_NONE) continue;
+    bytes += bytes_of(f, f->draft->operands.data[instr->first_operand + i]);
+  }
+  return bytes;
+}
+
+static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
+  jpp_instr_t instr = f->draft->instrs.data[at];
+  const uint32_t* ids = f->draft->operands.data + instr.first_operand;
+  uint32_t first = (uint32_t)f->operands.count;
+  uint32_t count = instr.num_args + instr.num_results;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (i >= instr.num_args) {
+      take_register(f, ids[i]);
+      f->live_bytes += bytes_of(f, ids[i]);
+    }
+    JPP_RETURN_IF_ERROR(push_operand(f, ids[i]));
+  }
+  f->live_bytes -= bytes_taken_over(f, &instr);
+  note_peak(f);
+  for (uint32_t i = 0; i < count; ++i) {
+    const jpp_virtual_t* v = virtual_at(f, ids[i]);
+    bool unused_result = i >= instr.num_args && v->last_use == JPP_NONE;
+    bool last = i < instr.num_args && v->last_use == at;
+    if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
+    JPP_RETURN_IF_ERROR(retire_input(f, &instr, i, ids[i]));
+  }
+  instr.first_operand = first;
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->instrs, instr));
+  return delete_dead(f);
+}
+
+// Registers that are full before the first instruction. Those nobody uses die at once.
+static jpp_status_t* place_given(finisher_t* f) {
+  for (size_t i = 0; i < f->draft->inputs.count; ++i) {
+    uint32_t id = f->draft->inputs.data[i].reg;
+    take_register(f, id);
+    f->live_bytes += bytes_of(f, id);
+    if (virtual_at(f, id)->last_use == JPP_NONE && !is_kept(f, id)) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->dead, id));
+    }
+  }
+  for (size_t i = 0; i < f->draft->constants.count; ++i) {
+    take_register(f, f->draft->constants.data[i].reg);
+    f->live_bytes += bytes_of(f, f->draft->constants.data[i].reg);
+  }
+  note_peak(f);
+  return delete_dead(f);
+}
+
+static jpp_status_t* copy_ends(finisher_t* f) {
+  jpp_program_t* program = f->program;
+  for (size_t i = 0; i < f->draft->inputs.count; ++i) {
+    f->draft->inputs.data[i].reg = f->reg[f->draft->inputs.data[i].reg];
+  }
+  for (size_t i = 0; i < f->draft->constants.count; ++i) {
+    f->draft->constants.data[i].reg = f->reg[f->draft->constants.data[i].reg];
+  }
+  for (size_t i = 0; i < f->draft->outputs.count; ++i) {
+    f->draft->outputs.data[i].reg = f->reg[f->draft->outputs.data[i].reg];
+  }
+  program->num_inputs = (uint32_t)f->draft->inputs.count;
+  program->num_constants = (uint32_t)f->draft->constants.count;
+  program->num_outputs = (uint32_t)f->draft->outputs.count;
+  jpp_arena_t* arena = f->b->arena;
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->draft->inputs, arena, &program->inputs));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->draft->constants, arena, &program->constants));
+  return JPP_VEC_TO_ARENA(&f->draft->outputs, arena, &program->outputs);
+}
+
+static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < b->channels.count; ++i) {
+    const jpp_channel_t* channel = &b->channels.data[i];
+    if (channel->dst == rank) bytes += channel->slots * channel->max_bytes;
+  }
+  return bytes;
+}
+
+static jpp_status_t* finish_program(finisher_t* f) {
+  jpp_program_t* program = f->program;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(f->draft->virtuals.count, &f->reg));
+  f->live_bytes = program->reserved_bytes = reserved_bytes(f->b, program->rank);
+  JPP_RETURN_IF_ERROR(place_given(f));
+  for (uint32_t at = 0; at < f->draft->instrs.count; ++at) {
+    JPP_RETURN_IF_ERROR(finish_instr(f, at));
+  }
+  program->num_instrs = (uint32_t)f->instrs.count;
+  program->num_operands = (uint32_t)f->operands.count;
+  program->num_registers = f->num_registers;
+  jpp_arena_t* arena = f->b->arena;
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->instrs, arena, &program->instrs));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->operands, arena, &program->operands));
+  JPP_RETURN_IF_ERROR(
+      JPP_VEC_TO_ARENA(&f->operand_values, arena, &program->operand_values));
+  return copy_ends(f);
+}
+
+static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
+                                 jpp_program_t* program) {
+  program->rank = rank;
+  finisher_t finisher = {.b = b, .draft = &b->actors[rank], .program = program};
+  jpp_status_t* status = finish_program(&finisher);
+  jpp_free(finisher.reg);
+  jpp_vec_deinit(&finisher.free);
+  jpp_vec_deinit(&finisher.instrs);
+  jpp_vec_deinit(&finisher.operands);
+  jpp_vec_deinit(&finisher.operand_values);
+  jpp_vec_deinit(&finisher.dead);
+  return status;
+}
+
+jpp_status_t* jpp_program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) {
+  jpp_program_t* programs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->ranks, &programs));
+  for (uint32_t r = 0; r < b->staged->ranks; ++r) {
+    JPP_RETURN_IF_ERROR_IN(finish_rank(b, r, &programs[r]), "rank %u", r);
+  }
+  plan->staged = b->staged;
+  plan->ranks = b->staged->ranks;
+  plan->programs = programs;
+  plan->bindings = b->bindings;
+  plan->value_bytes = b->value_bytes;
+  plan->num_channels = (uint32_t)b->channels.count;
+  return JPP_VEC_TO_ARENA(&b->channels, b->arena, &plan->channels);
+}

@@ -1,0 +1,140 @@
+// All task runs of a step in one order: the tasks outside by phase and level, each loop's
+// as its schedule would time them.
+#include <stdlib.h>
+
+#include "program/builder.h"
+
+static jpp_status_t* push_event(jpp_program_builder_t* b, uint32_t task,
+                                uint32_t microbatch, bool is_end) {
+  jpp_event_item_t item = {.task = task, .microbatch = microbatch, .is_end = is_end};
+  return JPP_VEC_PUSH(&b->events, item);
+}
+
+static jpp_status_t* check_schedule(const jpp_program_builder_t* b, uint32_t loop,
+                                    const jpp_schedule_t* schedule) {
+  const jpp_staged_loop_t* staged = &b->staged->loops[loop];
+  const jpp_loop_t* graph = &b->staged->graph->loops[loop];
+  const char* where = graph->where ? graph->where : "?";
+  if (schedule->microbatches != graph->microbatches) {
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "loop at %s has %u microbatches, its schedule '%s' %u", where,
+                           graph->microbatches, schedule->name, schedule->microbatches);
+  }
+  if (schedule->stages != staged->stages || schedule->ranks != b->staged->ranks) {
+    return jpp_status_make(
+        JPP_MESH_ERROR,
+        "loop at %s was partitioned for %u stages on %u ranks, its schedule "
+        "'%s' has %u on %u",
+        where, staged->stages, b->staged->ranks, schedule->name, schedule->stages,
+        schedule->ranks);
+  }
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    if (schedule->stage_rank[s] == staged->stage_rank[s]) continue;
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "loop at %s was partitioned with stage %u on rank %u, its "
+                           "schedule '%s' puts it on %u",
+                           where, s, staged->stage_rank[s], schedule->name,
+                           schedule->stage_rank[s]);
+  }
+  return NULL;
+}
+
+// The staged tasks of a schedule's entry: none, one, or input and weight gradients.
+static uint32_t tasks_of_entry(const jpp_staged_loop_t* loop,
+                               const jpp_schedule_task_t* entry, uint32_t tasks[2]) {
+  if (entry->kind == JPP_TASK_FWD) {
+    tasks[0] = loop->forward[entry->stage];
+    return 1;
+  }
+  if (!loop->has_backward) return 0;
+  tasks[0] = entry->kind == JPP_TASK_BWD_W ? loop->weight[entry->stage]
+                                           : loop->backward[entry->stage];
+  if (entry->kind != JPP_TASK_BWD || !loop->split_backward) return 1;
+  tasks[1] = loop->weight[entry->stage];
+  return 2;
+}
+
+static int compare_ends(const void* a, const void* b) {
+  const jpp_schedule_slot_t *x = a, *y = b;
+  if (x->end != y->end) return x->end < y->end ? -1 : 1;
+  if (x->start != y->start) return x->start < y->start ? -1 : 1;
+  if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+  return x->index < y->index ? -1 : x->index > y->index;
+}
+
+typedef struct merger {
+  jpp_program_builder_t* b;
+  const jpp_schedule_t* schedule;
+  const jpp_staged_loop_t* loop;
+} merger_t;
+
+static jpp_status_t* push_slot(const merger_t* m, const jpp_schedule_slot_t* slot,
+                               bool is_end) {
+  const jpp_schedule_task_t* entry = &m->schedule->rows[slot->rank].tasks[slot->index];
+  uint32_t tasks[2];
+  uint32_t count = tasks_of_entry(m->loop, entry, tasks);
+  for (uint32_t i = 0; i < count; ++i) {
+    // Of two tasks the first ends as the second begins.
+    bool early_end = i + 1 < count;
+    if (is_end && early_end) continue;
+    JPP_RETURN_IF_ERROR(push_event(m->b, tasks[i], entry->microbatch, is_end));
+    if (!early_end) continue;
+    JPP_RETURN_IF_ERROR(push_event(m->b, tasks[i], entry->microbatch, true));
+  }
+  return NULL;
+}
+
+// Merges beginnings and ends by time, ends first; no end overtakes its beginning, since
+// the two arrays are sorted alike.
+static jpp_status_t* merge(const merger_t* m, const jpp_schedule_timeline_t* timeline,
+                           const jpp_schedule_slot_t* ends) {
+  uint64_t begun = 0, ended = 0;
+  while (ended < timeline->count) {
+    bool all_begun = begun == timeline->count;
+    bool end_first =
+        all_begun || (ended < begun && ends[ended].end <= timeline->slots[begun].start &&
+                      ends[ended].start < timeline->slots[begun].start);
+    const jpp_schedule_slot_t* slot =
+        end_first ? &ends[ended++] : &timeline->slots[begun++];
+    JPP_RETURN_IF_ERROR(push_slot(m, slot, end_first));
+  }
+  return NULL;
+}
+
+static jpp_status_t* order_loop(jpp_program_builder_t* b, uint32_t loop) {
+  const jpp_schedule_t* schedule = b->options->schedules[loop];
+  JPP_RETURN_IF_ERROR(check_schedule(b, loop, schedule));
+  jpp_schedule_timeline_t* timeline = NULL;
+  JPP_RETURN_IF_ERROR(jpp_schedule_timeline(schedule, NULL, &timeline));
+  jpp_schedule_slot_t* ends = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(timeline->count, &ends);
+  if (!status) {
+    for (uint64_t i = 0; i < timeline->count; ++i) ends[i] = timeline->slots[i];
+    qsort(ends, timeline->count, sizeof(*ends), compare_ends);
+    merger_t merger = {.b = b, .schedule = schedule, .loop = &b->staged->loops[loop]};
+    status = merge(&merger, timeline, ends);
+  }
+  jpp_free(ends);
+  jpp_schedule_timeline_destroy(timeline);
+  return status;
+}
+
+// The partition lists the tasks outside by phase, level and rank.
+static jpp_status_t* order_phase(jpp_program_builder_t* b, uint32_t phase) {
+  for (uint32_t t = 0; t < b->staged->num_tasks; ++t) {
+    const jpp_task_t* task = &b->staged->tasks[t];
+    if (task->kind != JPP_TASK_OUTER || task->phase != phase) continue;
+    JPP_RETURN_IF_ERROR(push_event(b, t, JPP_NONE, false));
+    JPP_RETURN_IF_ERROR(push_event(b, t, JPP_NONE, true));
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_program_order(jpp_program_builder_t* b) {
+  uint32_t loops = b->staged->graph->num_loops;
+  for (uint32_t loop = 0; loop < loops; ++loop) {
+    JPP_RETURN_IF_ERROR(order_phase(b, loop));
+    JPP_RETURN_IF_ERROR(order_loop(b, loop));
+  }
+  return order_phase(b, loops);
+}

@@ -1,0 +1,66 @@
+#include "program/builder.h"
+
+static jpp_status_t* copy_value_bytes(jpp_program_builder_t* b) {
+  uint32_t values = b->staged->num_values;
+  uint64_t* bytes = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, values, &bytes));
+  for (uint32_t v = 0; v < values; ++v) {
+    bool given = b->options->value_bytes != NULL;
+    bytes[v] = given ? b->options->value_bytes[v] : b->staged->values[v].bytes;
+  }
+  b->value_bytes = bytes;
+  return NULL;
+}
+
+static jpp_status_t* build(jpp_program_builder_t* b, jpp_plan_t* plan) {
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->ranks, &b->actors));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->num_tasks, &b->bindings));
+  JPP_RETURN_IF_ERROR(copy_value_bytes(b));
+  JPP_RETURN_IF_ERROR(jpp_program_order(b));
+  JPP_RETURN_IF_ERROR(jpp_program_find_sites(b));
+  JPP_RETURN_IF_ERROR(jpp_program_emit(b));
+  JPP_RETURN_IF_ERROR(jpp_program_donate(b));
+  return jpp_program_finish(b, plan);
+}
+
+static void builder_deinit(jpp_program_builder_t* b) {
+  for (uint32_t r = 0; b->actors && r < b->staged->ranks; ++r) {
+    jpp_actor_draft_t* actor = &b->actors[r];
+    jpp_vec_deinit(&actor->instrs);
+    jpp_vec_deinit(&actor->operands);
+    jpp_vec_deinit(&actor->virtuals);
+    jpp_vec_deinit(&actor->inputs);
+    jpp_vec_deinit(&actor->constants);
+    jpp_vec_deinit(&actor->outputs);
+    jpp_map64_deinit(&actor->current);
+  }
+  jpp_free(b->actors);
+  jpp_vec_deinit(&b->events);
+  jpp_vec_deinit(&b->channels);
+  jpp_arena_deinit(&b->scratch);
+}
+
+jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
+                                const jpp_program_options_t* options,
+                                jpp_plan_t** out_plan) {
+  *out_plan = NULL;
+  jpp_plan_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp_program_builder_t builder = {
+      .staged = staged, .options = options, .arena = &storage->arena};
+  jpp_status_t* status = build(&builder, &storage->plan);
+  builder_deinit(&builder);
+  if (status) {
+    jpp_plan_destroy(&storage->plan);
+    return status;
+  }
+  *out_plan = &storage->plan;
+  return NULL;
+}
+
+void jpp_plan_destroy(jpp_plan_t* plan) {
+  if (!plan) return;
+  jpp_plan_storage_t* storage = (jpp_plan_storage_t*)plan;
+  jpp_arena_deinit(&storage->arena);
+  jpp_free(storage);
+}
