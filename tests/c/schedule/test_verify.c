@@ -45,7 +45,7 @@ static void assert_accepted(uint32_t stages, uint32_t ranks, uint32_t microbatch
 static void test_user_rows_are_copied_and_placed(void** state) {
   (void)state;
   jpp_schedule_task_t first[] = {F(2, 0), B(2, 0)};
-  jpp_schedule_task_t second[] = {F(0, 0), F(1, 0), B(1, 0), {0}, B(0, 0)};
+  jpp_schedule_task_t second[] = {F(0, 0), F(1, 0), B(1, 0), {.latency = 7}, B(0, 0)};
   jpp_schedule_row_t rows[] = {{first, 2}, {second, 5}};
   jpp_schedule_t* schedule = from_rows(3, 2, 1, rows);
   first[0].stage = 77;
@@ -178,8 +178,7 @@ static void test_deadlocks_are_explained(void** state) {
   jpp_free(text);
 }
 
-// --- Mutations, against a checker that is simple enough to be believed
-// --------------------
+// --- Mutations, against a checker that is simple enough to be believed ---
 
 enum { kMaxStages = 6, kMaxMicrobatches = 8, kMaxRow = 120 };
 
