@@ -51,23 +51,23 @@ enum { JPP_TASK_NAME_SIZE = 32 };
 JPP_API const char* jpp_task_name(const jpp_schedule_task_t* task,
                                   char buffer[JPP_TASK_NAME_SIZE]);
 
-// --- Making one
-// ---------------------------------------------------------------------------
+// --- Making one ---
 
 typedef struct jpp_schedule_params {
   uint32_t stages;
   uint32_t ranks;  // size of the mesh's pipeline axis
   uint32_t microbatches;
-  bool fuse_steady_state;  // interleaved-1f1b and kimi-k2: pair each steady FWD with its
-                           // BWD
+  // interleaved-1f1b and kimi-k2: each FWD and BWD of the steady state are a FusedTask.
+  bool fuse_steady_state;
 } jpp_schedule_params_t;
 
 // Builds a built-in schedule by its name ("1f1b") or its Python class ("Std1F1B"). Free
 // it with jpp_schedule_destroy(). Built schedules always pass jpp_schedule_verify().
 //
-// JPP_INVALID_ARGUMENT: unknown name, a size of 0 or too large, fuse_steady_state where
-// it means nothing. JPP_MESH_ERROR: stages and ranks do not fit each other.
-// JPP_MICROBATCH_ERROR: dualpipe-v with fewer microbatches than stages.
+// JPP_INVALID_ARGUMENT: unknown name, a size of 0 or too large (stages * microbatches
+// over 2^28, ranks over 2^20), fuse_steady_state where it means nothing. JPP_MESH_ERROR:
+// stages and ranks do not fit each other. JPP_MICROBATCH_ERROR: dualpipe-v with fewer
+// microbatches than stages.
 JPP_API jpp_status_t* jpp_schedule_build(const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
@@ -93,23 +93,22 @@ typedef struct jpp_schedule_rows {
   const uint32_t* stage_rank;  // [stages]; NULL: the lowest rank with a task of the stage
 } jpp_schedule_rows_t;
 
-// Copies everything. A latency of 0 becomes the default of its kind. Only sizes and
-// placement are checked here; call jpp_schedule_verify() next. JPP_INVALID_ARGUMENT for a
-// size of 0 or too large, JPP_SCHEDULE_ERROR for a stage that no row names.
+// Copies everything. A latency of 0 becomes the default of its kind, that of an idle
+// entry 0. Only sizes and placement are checked here; call jpp_schedule_verify() next.
+// JPP_INVALID_ARGUMENT for a size of 0 or too large, JPP_SCHEDULE_ERROR for a stage that
+// no row names.
 JPP_API jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
                                              jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // Takes NULL.
 JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 
-// --- Proving it
-// ---------------------------------------------------------------------------
+// --- Proving it ---
 
 // NULL, or a JPP_SCHEDULE_ERROR that a person can act on. Proves that
 //   - every task names a stage and microbatch that exist, on the rank the placement says;
-//   - each stage has, once per microbatch, FWD and either BWD or both BWD_I and BWD_W,
-//   the
-//     same for all microbatches of a stage; or no rank has any backward (forward-only);
+//   - each stage has, once per microbatch, FWD and either BWD or both BWD_I and BWD_W
+//     (alike for all its microbatches); or no rank has any backward (forward-only);
 //   - if each rank runs its row in order, each task starting once the tasks it needs have
 //     ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
 //     FWD(s,m) and the BWD or BWD_I(s+1,m); BWD_W(s,m) needs BWD_I(s,m). Otherwise the
@@ -118,8 +117,7 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 // take them as one. Time and memory are linear in the number of tasks.
 JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;
 
-// --- Reading it
-// ---------------------------------------------------------------------------
+// --- Reading it ---
 
 // When one entry of a row runs, in latency units from the start of the loop.
 typedef struct jpp_schedule_slot {
@@ -161,9 +159,8 @@ JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
 JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
                                             uint32_t* out_peaks);
 
-// A header line, then one line per rank: "rank 3: . fwd_3__0 FusedTask(fwd_3__1,
-// bwd_3__1)",
-// "." for idle. A failed allocation stays in `str`, as with every jpp_str_t.
+// A header line, then a line per rank: "rank 3: . FusedTask(fwd_3__1, bwd_3__1)", "." for
+// idle. A failed allocation stays in `str`, as with every jpp_str_t.
 JPP_API void jpp_schedule_print(const jpp_schedule_t* schedule, jpp_str_t* str);
 
 // A list per rank of null (idle), {"kind": "F"|"B"|"I"|"W", "stage": s, "microbatch": m}

@@ -127,15 +127,37 @@ static void print_wait(const search_t* search, uint32_t rank, uint32_t next,
                   jpp_task_name(&wait.need, need), next, entry_of(search, &wait.need));
 }
 
-// What the last rank of the cycle should run before the task it stops at.
+// How late a task comes in the chain of its microbatch: all forwards, then all backwards.
+static uint64_t chain_depth(const search_t* search, const jpp_schedule_task_t* task) {
+  uint64_t stages = search->order->index->schedule->stages;
+  return task->kind == JPP_TASK_FWD ? task->stage : 2 * stages - task->stage;
+}
+
+// Whether `late` needs `early`, directly or through others. Nothing needs a BWD_W.
+static bool depends(const search_t* search, const jpp_schedule_task_t* late,
+                    const jpp_schedule_task_t* early) {
+  return late->microbatch == early->microbatch && early->kind != JPP_TASK_BWD_W &&
+         chain_depth(search, early) <= chain_depth(search, late);
+}
+
+// A task that can be moved ahead of the one its rank stops at. There is one on every
+// cycle: needs alone do not form a cycle.
 static void print_hint(const search_t* search, uint32_t length, jpp_str_t* str) {
-  uint32_t last = search->queue[length - 1], before_last = search->queue[length - 2];
-  wait_t wait = wait_for(search, before_last, last);
-  wait_t blocked = wait_for(search, last, search->queue[0]);
-  char need[JPP_TASK_NAME_SIZE], task[JPP_TASK_NAME_SIZE];
-  jpp_str_appendf(str, "\nto break this cycle, let for example rank %u run %s before %s",
-                  last, jpp_task_name(&wait.need, need),
-                  jpp_task_name(&blocked.task, task));
+  if (search->order->fused_as_one) {
+    jpp_str_append(str, "\nto break this cycle, take a FusedTask on it apart");
+    return;
+  }
+  for (uint32_t i = 0; i < length; ++i) {
+    uint32_t rank = search->queue[(i + 1) % length];
+    wait_t asked = wait_for(search, search->queue[i], rank);
+    wait_t stopped = wait_for(search, rank, search->queue[(i + 2) % length]);
+    if (depends(search, &asked.need, &stopped.task)) continue;
+    char need[JPP_TASK_NAME_SIZE], task[JPP_TASK_NAME_SIZE];
+    jpp_str_appendf(
+        str, "\nto break this cycle, let for example rank %u run %s before %s", rank,
+        jpp_task_name(&asked.need, need), jpp_task_name(&stopped.task, task));
+    return;
+  }
 }
 
 static void print_cycle(const search_t* search, uint32_t length, jpp_str_t* str) {

@@ -105,7 +105,7 @@ static jpp_status_t* copy_rows(const jpp_schedule_rows_t* rows,
     JPP_RETURN_IF_ERROR(jpp_arena_copy(&draft->schedule->arena, row->tasks,
                                        row->count * sizeof(*tasks), (void**)&tasks));
     for (uint32_t i = 0; i < row->count; ++i) {
-      if (!tasks[i].latency) {
+      if (!tasks[i].latency || tasks[i].kind == JPP_TASK_IDLE) {
         tasks[i].latency = jpp_task_default_latency((jpp_task_kind_t)tasks[i].kind);
       }
     }
