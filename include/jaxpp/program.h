@@ -75,7 +75,7 @@ typedef struct jpp_channel {
   uint32_t slots;      // messages that may be under way
   uint64_t max_bytes;  // of one message, on each device
   uint32_t messages;   // in one step
-} jpp_channel_t;
+} jpp_plan_channel_t;
 
 // What all runs of a task have in common.
 typedef struct jpp_task_binding {
@@ -89,7 +89,7 @@ typedef struct jpp_plan {
   const jpp_staged_t* staged;  // borrowed
   uint32_t ranks, num_channels;
   const jpp_program_t* programs;       // [ranks]
-  const jpp_channel_t* channels;       // [num_channels]
+  const jpp_plan_channel_t* channels;       // [num_channels]
   const jpp_task_binding_t* bindings;  // [staged->num_tasks]
   const uint64_t* value_bytes;         // [staged->num_values] on each device
 } jpp_plan_t;

@@ -62,7 +62,7 @@ typedef struct jpp_program_builder {
   uint32_t* accumulator_of;   // [values] of state and next: index + 1
   jpp_actor_draft_t* actors;  // [ranks]
   uint32_t* channel_at;       // [ranks * ranks] channel id + 1
-  JPP_VEC(jpp_channel_t) channels;
+  JPP_VEC(jpp_plan_channel_t) channels;
   jpp_task_binding_t* bindings;  // [tasks]
 } jpp_program_builder_t;
 

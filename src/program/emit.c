@@ -73,7 +73,8 @@ static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uin
                                      uint32_t* out_channel) {
   uint32_t* at = &b->channel_at[src * b->staged->ranks + dst];
   if (!*at) {
-    jpp_channel_t channel = {.src = src, .dst = dst, .slots = b->options->channel_slots};
+    jpp_plan_channel_t channel = {
+        .src = src, .dst = dst, .slots = b->options->channel_slots};
     if (!channel.slots) channel.slots = 2;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->channels, channel));
     *at = (uint32_t)b->channels.count;
@@ -86,7 +87,7 @@ static jpp_status_t* transfer(jpp_program_builder_t* b, uint32_t value,
                               uint32_t microbatch, uint32_t src, uint32_t dst) {
   uint32_t id = 0;
   JPP_RETURN_IF_ERROR(channel_between(b, src, dst, &id));
-  jpp_channel_t* channel = &b->channels.data[id];
+  jpp_plan_channel_t* channel = &b->channels.data[id];
   ++channel->messages;
   if (b->value_bytes[value] > channel->max_bytes) {
     channel->max_bytes = b->value_bytes[value];

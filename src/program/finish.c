@@ -149,7 +149,7 @@ static jpp_status_t* copy_ends(finisher_t* f) {
 static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < b->channels.count; ++i) {
-    const jpp_channel_t* channel = &b->channels.data[i];
+    const jpp_plan_channel_t* channel = &b->channels.data[i];
     if (channel->dst == rank) bytes += channel->slots * channel->max_bytes;
   }
   return bytes;

@@ -35,7 +35,7 @@ static void append_run(jpp_str_t* str, const jpp_plan_t* plan,
 
 static void append_transfer(jpp_str_t* str, const jpp_plan_t* plan,
                             const jpp_program_t* program, const jpp_instr_t* instr) {
-  const jpp_channel_t* channel = &plan->channels[instr->target];
+  const jpp_plan_channel_t* channel = &plan->channels[instr->target];
   bool send = instr->kind == JPP_INSTR_SEND;
   jpp_str_appendf(str, send ? "send to %u " : "recv from %u ",
                   send ? channel->dst : channel->src);
@@ -93,7 +93,7 @@ jpp_status_t* jpp_plan_print(const jpp_plan_t* plan, char** out_text) {
   jpp_str_append_quoted(&str, plan->staged->graph->name);
   jpp_str_appendf(&str, " ranks %u\n", plan->ranks);
   for (uint32_t i = 0; i < plan->num_channels; ++i) {
-    const jpp_channel_t* channel = &plan->channels[i];
+    const jpp_plan_channel_t* channel = &plan->channels[i];
     jpp_str_appendf(&str, "channel %u: %u -> %u, %u slots of %llu bytes, %u messages\n",
                     i, channel->src, channel->dst, channel->slots,
                     (unsigned long long)channel->max_bytes, channel->messages);

@@ -14,6 +14,7 @@ uint16_t jpp_task_default_latency(jpp_task_kind_t kind) {
     case JPP_TASK_BWD:
       return 2;
     case JPP_TASK_IDLE:
+    case JPP_TASK_OUTER:
       break;
   }
   return 0;
