@@ -100,20 +100,33 @@ static jpp_status_t* claim_backward(assigner_t* a) {
   return NULL;
 }
 
-// The latest segment that makes an operand; JPP_NONE if none does. What comes through the
-// mark before an unmarked last stage counts as that stage's.
+// The segment in which input `index` of an op is made; JPP_NONE if no stage makes it.
+// What comes through a backward mark is made where the mark stands, in the stage whose
+// backward it begins. What comes through the mark before an unmarked last stage counts as
+// that stage's.
+static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index,
+                                 bool last_is_open) {
+  const jpp_graph_t* graph = a->p->graph;
+  uint32_t producer = a->p->values.data[a->p->ops.data[id].inputs[index]].producer;
+  if (producer == JPP_NONE) return JPP_NONE;
+  uint32_t segment = a->p->segment[producer];
+  if (!jpp_segment_is_stage(segment)) return JPP_NONE;
+  const jpp_op_t* through =
+      &graph->ops[graph->values[graph->ops[id].inputs[index]].producer];
+  if (through->kind == JPP_OP_MARK_BACKWARD) {
+    uint32_t begun = backward_segment(a, through->attr);
+    return begun > segment ? begun : segment;
+  }
+  bool after_last = through->kind == JPP_OP_MARK && through->attr + 2 == a->stages;
+  return last_is_open && after_last && segment < a->stages ? a->stages - 1 : segment;
+}
+
+// The latest segment that makes an operand; JPP_NONE if none does.
 static uint32_t latest_operand(const assigner_t* a, uint32_t id, bool last_is_open) {
-  const jpp_op_t* raw = &a->p->graph->ops[id];
-  const jpp_op_t* op = &a->p->ops.data[id];
   uint32_t latest = last_is_open && a->stages == 1 ? 0 : JPP_NONE;
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer = a->p->values.data[op->inputs[i]].producer;
-    if (producer == JPP_NONE) continue;
-    uint32_t segment = a->p->segment[producer];
-    if (!jpp_segment_is_stage(segment)) continue;
-    const jpp_op_t* through = &a->p->ops.data[a->p->values.data[raw->inputs[i]].producer];
-    bool after_last = through->kind == JPP_OP_MARK && through->attr + 2 == a->stages;
-    if (last_is_open && after_last && segment < a->stages) segment = a->stages - 1;
+  for (uint32_t i = 0; i < a->p->ops.data[id].num_inputs; ++i) {
+    uint32_t segment = segment_of_input(a, id, i, last_is_open);
+    if (segment == JPP_NONE) continue;
     if (latest == JPP_NONE || segment > latest) latest = segment;
   }
   return latest;

@@ -1,0 +1,245 @@
+// Device: one client object over a PJRT plugin (or the fake of device_fake.h).
+//
+// Buffers, executables and events are opaque handles that belong to the client that made
+// them: give them back to that client's calls only. A device is named by its index in
+// jpp_client_info()->devices.
+//
+// Threads: every call may be made from any thread at any time, several at once, on
+// different handles or the same ones; only the destroy calls need the handle for
+// themselves. Execution and copies are asynchronous: a call returns when the work is
+// issued, a buffer may be used before its contents exist, and the order of work on one
+// buffer is the device's business. A failure after the issue travels with the buffers and
+// events: whoever consumes a failed buffer fails with the same message.
+//
+// Errors: JPP_DEVICES_ERROR for a device index that is not there, JPP_DONATED_ERROR for a
+// buffer donated or deleted before, JPP_INVALID_ARGUMENT for what the device refuses when
+// asked, JPP_EXECUTION_ERROR for what fails while it works, JPP_OUT_OF_MEMORY when its
+// memory is exhausted, JPP_UNSUPPORTED for what a driver or plugin does not have.
+#ifndef JAXPP_DEVICE_H_
+#define JAXPP_DEVICE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "jaxpp/dtype.h"
+#include "jaxpp/status.h"
+
+typedef struct jpp_client jpp_client_t;
+typedef struct jpp_buffer jpp_buffer_t;  // an array, or its promise, on one device
+typedef struct jpp_executable jpp_executable_t;  // a compiled and loaded program
+typedef struct jpp_event jpp_event_t;            // becomes ready once, fine or failed
+
+//===-- Client ---------------------------------------------------------------------===//
+
+typedef enum jpp_option_type {
+  JPP_OPTION_INT64 = 0,
+  JPP_OPTION_STRING,
+  JPP_OPTION_BOOL,
+  JPP_OPTION_FLOAT,
+} jpp_option_type_t;
+
+// One named value for the plugin, as its documentation lists them.
+typedef struct jpp_client_option {
+  const char* name;
+  jpp_option_type_t type;
+  union {
+    int64_t int64_value;
+    const char* string_value;
+    bool bool_value;
+    float float_value;
+  };
+} jpp_client_option_t;
+
+typedef struct jpp_pjrt_options {
+  const char* plugin_path;             // a shared library that exports GetPjrtApi
+  const jpp_client_option_t* options;  // e.g. cpu_device_count (int64) for a CPU plugin
+  uint32_t option_count;
+} jpp_pjrt_options_t;
+
+// Loads the plugin and makes a client. `options` is only read during the call. A plugin
+// once initialised stays loaded until the process ends; another client made from the same
+// file shares it. JPP_PLUGIN_ERROR when the file is missing, is no shared library, is no
+// PJRT plugin, has another API version than this library can use, or refuses the options.
+JPP_API jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
+                                             jpp_client_t** out_client) JPP_MUST_USE;
+
+// Destroy every buffer, executable and event first. NULL is fine.
+JPP_API void jpp_client_destroy(jpp_client_t* client);
+
+typedef struct jpp_device_info {
+  int32_t id;        // the plugin's own id, which a device assignment names
+  const char* kind;  // e.g. "cpu", "NVIDIA H100 80GB HBM3"
+} jpp_device_info_t;
+
+typedef struct jpp_client_info {
+  const char* driver;            // "pjrt" or "fake"
+  const char* platform_name;     // e.g. "cpu", "cuda"
+  const char* platform_version;  // for people to read
+  uint32_t device_count;         // addressable devices
+  const jpp_device_info_t* devices;
+} jpp_client_info_t;
+
+// Borrowed for the lifetime of the client; never NULL.
+JPP_API const jpp_client_info_t* jpp_client_info(const jpp_client_t* client);
+
+//===-- Executables ----------------------------------------------------------------===//
+
+typedef struct jpp_compile_request {
+  const char* code;
+  size_t code_size;     // bytes
+  const char* format;   // "mlir": StableHLO as text or bytecode; the fake takes "fake"
+  const void* options;  // a serialized CompileOptionsProto; the fake ignores it
+  size_t options_size;  // bytes
+} jpp_compile_request_t;
+
+// Compiles and loads. Blocks; calls from several threads compile in parallel. The caller
+// owns the executable. JPP_INVALID_ARGUMENT when the compiler refuses the program.
+JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
+                                         const jpp_compile_request_t* request,
+                                         jpp_executable_t** out_executable) JPP_MUST_USE;
+
+// Results of one execution on one device. Not for the step loop: it may allocate.
+JPP_API jpp_status_t* jpp_client_executable_result_count(
+    jpp_client_t* client, jpp_executable_t* executable, uint32_t* out_count) JPP_MUST_USE;
+
+// Executions already issued still finish. NULL is fine.
+JPP_API void jpp_client_executable_destroy(jpp_client_t* client,
+                                           jpp_executable_t* executable);
+
+// The devices that were named when the program was compiled.
+#define JPP_DEVICE_COMPILED (-1)
+
+// One execution. All arrays are the caller's and are only used during the call.
+typedef struct jpp_execute {
+  jpp_executable_t* executable;
+  uint32_t device_count;             // rows of `args`, `results` and `events`
+  uint32_t arg_count;                // columns of `args`
+  uint32_t result_count;             // columns of `results`: the executable's count
+  int32_t device;                    // index for a portable executable (device_count is
+                                     // 1 then), or JPP_DEVICE_COMPILED
+  jpp_buffer_t* const* const* args;  // [device_count][arg_count]
+  jpp_buffer_t** const* results;     // [device_count][result_count]: the caller owns
+                                     // the buffers; all NULL after an error
+  jpp_event_t** events;              // [device_count], ready when that device is done;
+                                     // owned by the caller; NULL: do not ask
+} jpp_execute_t;
+
+// Issues one execution. The step loop's call: adds no allocation, lock or copy to what
+// the plugin does. The program may donate arguments: such a buffer is deleted by the
+// call, its handle is still the caller's to destroy.
+JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
+                                         const jpp_execute_t* execute) JPP_MUST_USE;
+
+//===-- Buffers --------------------------------------------------------------------===//
+
+#define JPP_BUFFER_MAX_RANK 16
+
+// An array in host memory.
+typedef struct jpp_host_array {
+  const void* data;
+  jpp_dtype_t dtype;            // 4-bit types take one byte an element
+  uint32_t rank;                // at most JPP_BUFFER_MAX_RANK
+  const int64_t* dims;          // elements
+  const int64_t* byte_strides;  // may be negative; NULL: dense, last dimension fastest
+} jpp_host_array_t;
+
+// Copies the array to a device; `array` and its data are only read during the call.
+JPP_API jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
+                                                  const jpp_host_array_t* array,
+                                                  uint32_t device,
+                                                  jpp_buffer_t** out_buffer) JPP_MUST_USE;
+
+// Starts a copy into `data`, dense with the last dimension fastest. `data` must stay
+// until the event is ready; `size` is its bytes, at least the array's.
+JPP_API jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client,
+                                                jpp_buffer_t* buffer, void* data,
+                                                size_t size,
+                                                jpp_event_t** out_event) JPP_MUST_USE;
+
+// The same, and waits for it.
+JPP_API jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
+                                             void* data, size_t size) JPP_MUST_USE;
+
+// Starts a copy to another device. The source may be destroyed at once.
+JPP_API jpp_status_t* jpp_client_buffer_copy_to_device(
+    jpp_client_t* client, jpp_buffer_t* buffer, uint32_t device,
+    jpp_buffer_t** out_buffer) JPP_MUST_USE;
+
+// Work already issued on the buffer still finishes. NULL is fine.
+JPP_API void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer);
+
+// Ready when the contents are, or failed with what kept them from being made.
+JPP_API jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client,
+                                                    jpp_buffer_t* buffer,
+                                                    jpp_event_t** out_event) JPP_MUST_USE;
+
+typedef struct jpp_buffer_shape {
+  jpp_dtype_t dtype;  // JPP_DTYPE_INVALID for a type this library does not know
+  uint32_t rank;
+  const int64_t* dims;  // borrowed for the lifetime of the buffer
+} jpp_buffer_shape_t;
+
+JPP_API jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer,
+                                              jpp_buffer_shape_t* out_shape) JPP_MUST_USE;
+
+// Bytes that the buffer takes on its device. May wait for the buffer's definition.
+JPP_API jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
+                                             size_t* out_bytes) JPP_MUST_USE;
+
+// The address of the contents in the device's memory, for a zero-copy look: valid while
+// the buffer is neither destroyed nor donated, and holding data only once it is ready.
+JPP_API jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client,
+                                                jpp_buffer_t* buffer,
+                                                void** out_pointer) JPP_MUST_USE;
+
+// True after a donation.
+JPP_API jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client,
+                                                   jpp_buffer_t* buffer,
+                                                   bool* out_deleted) JPP_MUST_USE;
+
+//===-- Events ---------------------------------------------------------------------===//
+
+// Blocks until the event is ready and returns how it went.
+JPP_API jpp_status_t* jpp_client_event_await(jpp_client_t* client,
+                                             jpp_event_t* event) JPP_MUST_USE;
+
+// Whether jpp_client_event_await() would return at once.
+JPP_API jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_t* event,
+                                                bool* out_ready) JPP_MUST_USE;
+
+// Any thread, possibly inside jpp_client_event_on_ready() itself; no lock of this library
+// is held; must not block. Owns `status`: NULL, or why the event failed.
+typedef void (*jpp_event_callback_t)(void* user, jpp_status_t* status);
+
+// A registration, in the caller's memory so that waiting allocates nothing here. It stays
+// untouched until the callback is entered, which may free or reuse it.
+typedef struct jpp_event_waiter {
+  jpp_event_callback_t callback;
+  void* user;
+  const void* driver_data;        // the driver's
+  struct jpp_event_waiter* next;  // the driver's
+} jpp_event_waiter_t;
+
+// Calls waiter->callback exactly once when the event is ready, also when the event handle
+// is destroyed before. After an error return the callback is not called.
+JPP_API jpp_status_t* jpp_client_event_on_ready(jpp_client_t* client, jpp_event_t* event,
+                                                jpp_event_waiter_t* waiter) JPP_MUST_USE;
+
+// Does not wait. NULL is fine.
+JPP_API void jpp_client_event_destroy(jpp_client_t* client, jpp_event_t* event);
+
+//===-- Custom calls ---------------------------------------------------------------===//
+
+typedef struct jpp_custom_call {
+  const char* name;      // the custom_call's target name
+  const char* platform;  // "Host" for the CPU, "CUDA", "ROCM"
+  void* handler;         // an XLA_FFI_Handler*; lives as long as the process
+  uint32_t traits;       // XLA_FFI_Handler_TraitsBits, usually 0
+} jpp_custom_call_t;
+
+// Registers a typed FFI handler for all clients of this plugin, for ever. JPP_UNSUPPORTED
+// when the plugin has no FFI extension.
+JPP_API jpp_status_t* jpp_client_register_custom_call(
+    jpp_client_t* client, const jpp_custom_call_t* custom_call) JPP_MUST_USE;
+
+#endif  // JAXPP_DEVICE_H_

@@ -1,0 +1,179 @@
+// The public calls: check what every driver would check, then go through the table.
+#include "jaxpp/device.h"
+
+#include "device/driver.h"
+
+void jpp_client_destroy(jpp_client_t* client) {
+  if (client) client->vtable->destroy(client);
+}
+
+const jpp_client_info_t* jpp_client_info(const jpp_client_t* client) {
+  return &client->info;
+}
+
+static jpp_status_t* client_check_device(const jpp_client_t* client, uint32_t device) {
+  if (device < client->info.device_count) return NULL;
+  return jpp_status_make(JPP_DEVICES_ERROR,
+                         "expected a device index below %u, the devices of platform %s; "
+                         "found %u",
+                         client->info.device_count, client->info.platform_name, device);
+}
+
+jpp_status_t* jpp_client_compile(jpp_client_t* client,
+                                 const jpp_compile_request_t* request,
+                                 jpp_executable_t** out_executable) {
+  *out_executable = NULL;
+  return client->vtable->compile(client, request, out_executable);
+}
+
+jpp_status_t* jpp_client_executable_result_count(jpp_client_t* client,
+                                                 jpp_executable_t* executable,
+                                                 uint32_t* out_count) {
+  *out_count = 0;
+  return client->vtable->executable_result_count(client, executable, out_count);
+}
+
+void jpp_client_executable_destroy(jpp_client_t* client, jpp_executable_t* executable) {
+  if (executable) client->vtable->executable_destroy(client, executable);
+}
+
+// Only after an error, so that a successful execution pays nothing for it.
+static void execute_clear_outputs(const jpp_execute_t* execute) {
+  for (uint32_t i = 0; i < execute->device_count; ++i) {
+    for (uint32_t k = 0; k < execute->result_count; ++k) execute->results[i][k] = NULL;
+    if (execute->events) execute->events[i] = NULL;
+  }
+}
+
+static jpp_status_t* execute_check_device(const jpp_client_t* client,
+                                          const jpp_execute_t* execute) {
+  if (execute->device == JPP_DEVICE_COMPILED) return NULL;
+  if (execute->device_count != 1) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "an execution on device %d expects device_count 1, found %u",
+                           execute->device, execute->device_count);
+  }
+  return client_check_device(client, (uint32_t)execute->device);
+}
+
+jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
+  jpp_status_t* status = execute_check_device(client, execute);
+  if (!status) status = client->vtable->execute(client, execute);
+  if (status) execute_clear_outputs(execute);
+  return status;
+}
+
+static jpp_status_t* host_array_check(const jpp_host_array_t* array) {
+  if (jpp_dtype_bits(array->dtype) == 0) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a known dtype, found %d",
+                           (int)array->dtype);
+  }
+  if (array->rank > JPP_BUFFER_MAX_RANK) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "expected an array of rank %d at most, found %u",
+                           JPP_BUFFER_MAX_RANK, array->rank);
+  }
+  for (uint32_t i = 0; i < array->rank; ++i) {
+    if (array->dims[i] >= 0) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "dimension %u is negative: %lld", i,
+                           (long long)array->dims[i]);
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
+                                          const jpp_host_array_t* array, uint32_t device,
+                                          jpp_buffer_t** out_buffer) {
+  *out_buffer = NULL;
+  JPP_RETURN_IF_ERROR(client_check_device(client, device));
+  JPP_RETURN_IF_ERROR(host_array_check(array));
+  return client->vtable->buffer_from_host(client, array, device, out_buffer);
+}
+
+jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client, jpp_buffer_t* buffer,
+                                        void* data, size_t size,
+                                        jpp_event_t** out_event) {
+  *out_event = NULL;
+  return client->vtable->buffer_to_host(client, buffer, data, size, out_event);
+}
+
+jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
+                                     void* data, size_t size) {
+  jpp_event_t* event = NULL;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_to_host(client, buffer, data, size, &event));
+  jpp_status_t* status = jpp_client_event_await(client, event);
+  jpp_client_event_destroy(client, event);
+  return status;
+}
+
+jpp_status_t* jpp_client_buffer_copy_to_device(jpp_client_t* client, jpp_buffer_t* buffer,
+                                               uint32_t device,
+                                               jpp_buffer_t** out_buffer) {
+  *out_buffer = NULL;
+  JPP_RETURN_IF_ERROR(client_check_device(client, device));
+  return client->vtable->buffer_copy_to_device(client, buffer, device, out_buffer);
+}
+
+void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer) {
+  if (buffer) client->vtable->buffer_destroy(client, buffer);
+}
+
+jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client, jpp_buffer_t* buffer,
+                                            jpp_event_t** out_event) {
+  *out_event = NULL;
+  return client->vtable->buffer_ready_event(client, buffer, out_event);
+}
+
+jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer,
+                                      jpp_buffer_shape_t* out_shape) {
+  *out_shape = (jpp_buffer_shape_t){0};
+  return client->vtable->buffer_shape(client, buffer, out_shape);
+}
+
+jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
+                                     size_t* out_bytes) {
+  *out_bytes = 0;
+  return client->vtable->buffer_size(client, buffer, out_bytes);
+}
+
+jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client, jpp_buffer_t* buffer,
+                                        void** out_pointer) {
+  *out_pointer = NULL;
+  return client->vtable->buffer_pointer(client, buffer, out_pointer);
+}
+
+jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client, jpp_buffer_t* buffer,
+                                           bool* out_deleted) {
+  *out_deleted = false;
+  return client->vtable->buffer_is_deleted(client, buffer, out_deleted);
+}
+
+jpp_status_t* jpp_client_event_await(jpp_client_t* client, jpp_event_t* event) {
+  return client->vtable->event_await(client, event);
+}
+
+jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_t* event,
+                                        bool* out_ready) {
+  *out_ready = false;
+  return client->vtable->event_is_ready(client, event, out_ready);
+}
+
+jpp_status_t* jpp_client_event_on_ready(jpp_client_t* client, jpp_event_t* event,
+                                        jpp_event_waiter_t* waiter) {
+  return client->vtable->event_on_ready(client, event, waiter);
+}
+
+void jpp_client_event_destroy(jpp_client_t* client, jpp_event_t* event) {
+  if (event) client->vtable->event_destroy(client, event);
+}
+
+jpp_status_t* jpp_client_register_custom_call(jpp_client_t* client,
+                                              const jpp_custom_call_t* custom_call) {
+  return client->vtable->register_custom_call(client, custom_call);
+}
+
+jpp_status_t* jpp_client_register_custom_call_unsupported(
+    jpp_client_t* client, const jpp_custom_call_t* custom_call) {
+  return jpp_status_make(JPP_UNSUPPORTED, "custom call %s: the %s driver has none",
+                         custom_call->name, client->info.driver);
+}

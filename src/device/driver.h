@@ -1,0 +1,55 @@
+// What a device driver implements. pjrt/ and fake/ are the drivers.
+#ifndef JPP_DEVICE_DRIVER_H_
+#define JPP_DEVICE_DRIVER_H_
+
+#include "jaxpp/device.h"
+
+// Every row is filled. device.c has checked device indices, and has set what `out_`
+// points to to NULL or 0; the comments in jaxpp/device.h are the contract.
+typedef struct jpp_client_vtable {
+  void (*destroy)(jpp_client_t* client);
+  jpp_status_t* (*compile)(jpp_client_t* client, const jpp_compile_request_t* request,
+                           jpp_executable_t** out_executable);
+  jpp_status_t* (*executable_result_count)(jpp_client_t* client,
+                                           jpp_executable_t* executable,
+                                           uint32_t* out_count);
+  void (*executable_destroy)(jpp_client_t* client, jpp_executable_t* executable);
+  jpp_status_t* (*execute)(jpp_client_t* client, const jpp_execute_t* execute);
+  jpp_status_t* (*buffer_from_host)(jpp_client_t* client, const jpp_host_array_t* array,
+                                    uint32_t device, jpp_buffer_t** out_buffer);
+  jpp_status_t* (*buffer_to_host)(jpp_client_t* client, jpp_buffer_t* buffer, void* data,
+                                  size_t size, jpp_event_t** out_event);
+  jpp_status_t* (*buffer_copy_to_device)(jpp_client_t* client, jpp_buffer_t* buffer,
+                                         uint32_t device, jpp_buffer_t** out_buffer);
+  void (*buffer_destroy)(jpp_client_t* client, jpp_buffer_t* buffer);
+  jpp_status_t* (*buffer_ready_event)(jpp_client_t* client, jpp_buffer_t* buffer,
+                                      jpp_event_t** out_event);
+  jpp_status_t* (*buffer_shape)(jpp_client_t* client, jpp_buffer_t* buffer,
+                                jpp_buffer_shape_t* out_shape);
+  jpp_status_t* (*buffer_size)(jpp_client_t* client, jpp_buffer_t* buffer,
+                               size_t* out_bytes);
+  jpp_status_t* (*buffer_pointer)(jpp_client_t* client, jpp_buffer_t* buffer,
+                                  void** out_pointer);
+  jpp_status_t* (*buffer_is_deleted)(jpp_client_t* client, jpp_buffer_t* buffer,
+                                     bool* out_deleted);
+  jpp_status_t* (*event_await)(jpp_client_t* client, jpp_event_t* event);
+  jpp_status_t* (*event_is_ready)(jpp_client_t* client, jpp_event_t* event,
+                                  bool* out_ready);
+  jpp_status_t* (*event_on_ready)(jpp_client_t* client, jpp_event_t* event,
+                                  jpp_event_waiter_t* waiter);
+  void (*event_destroy)(jpp_client_t* client, jpp_event_t* event);
+  jpp_status_t* (*register_custom_call)(jpp_client_t* client,
+                                        const jpp_custom_call_t* custom_call);
+} jpp_client_vtable_t;
+
+// The first member of every driver's client.
+struct jpp_client {
+  const jpp_client_vtable_t* vtable;
+  jpp_client_info_t info;  // filled before create returns, then constant
+};
+
+// For drivers without custom calls.
+jpp_status_t* jpp_client_register_custom_call_unsupported(
+    jpp_client_t* client, const jpp_custom_call_t* custom_call);
+
+#endif  // JPP_DEVICE_DRIVER_H_

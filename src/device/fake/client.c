@@ -1,0 +1,97 @@
+#include "device/fake/fake.h"
+
+static void fake_destroy(jpp_client_t* base) {
+  fake_client_t* client = fake_client(base);
+  fake_workers_stop(client);
+  pthread_mutex_lock(&client->mutex);
+  while (client->handles) {
+    fake_handle_t* handle = client->handles;
+    client->handles = handle->next;
+    if (handle->state != FAKE_DESTROYED) fake_handle_destroy_locked(client, handle);
+    fake_program_destroy(handle->program);
+    jpp_free(handle);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  pthread_cond_destroy(&client->changed);
+  pthread_mutex_destroy(&client->mutex);
+  jpp_free(client->threads);
+  jpp_free(client);
+}
+
+static const jpp_client_vtable_t kFakeVtable = {
+    .destroy = fake_destroy,
+    .compile = fake_compile,
+    .executable_result_count = fake_executable_result_count,
+    .executable_destroy = fake_executable_destroy,
+    .execute = fake_execute,
+    .buffer_from_host = fake_buffer_from_host,
+    .buffer_to_host = fake_buffer_to_host,
+    .buffer_copy_to_device = fake_buffer_copy_to_device,
+    .buffer_destroy = fake_buffer_destroy,
+    .buffer_ready_event = fake_buffer_ready_event,
+    .buffer_shape = fake_buffer_shape,
+    .buffer_size = fake_buffer_size,
+    .buffer_pointer = fake_buffer_pointer,
+    .buffer_is_deleted = fake_buffer_is_deleted,
+    .event_await = fake_event_await,
+    .event_is_ready = fake_event_is_ready,
+    .event_on_ready = fake_event_on_ready,
+    .event_destroy = fake_event_destroy,
+    .register_custom_call = jpp_client_register_custom_call_unsupported,
+};
+
+jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
+                                     jpp_client_t** out_client) {
+  *out_client = NULL;
+  if (options->device_count < 1 || options->device_count > JPP_FAKE_MAX_DEVICES) {
+    return jpp_status_make(JPP_DEVICES_ERROR, "fake: expected 1 to %d devices, found %u",
+                           JPP_FAKE_MAX_DEVICES, options->device_count);
+  }
+  fake_client_t* client = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
+  client->options = *options;
+  client->failure = options->failure;
+  for (uint32_t i = 0; i < options->device_count; ++i) {
+    client->devices[i] = (jpp_device_info_t){.id = (int32_t)i, .kind = "fake"};
+  }
+  client->base = (jpp_client_t){.vtable = &kFakeVtable,
+                                .info = {.driver = "fake",
+                                         .platform_name = "fake",
+                                         .platform_version = "1",
+                                         .device_count = options->device_count,
+                                         .devices = client->devices}};
+  pthread_mutex_init(&client->mutex, NULL);
+  pthread_cond_init(&client->changed, NULL);
+  jpp_status_t* status = fake_workers_start(client);
+  if (status) {
+    fake_destroy(&client->base);
+    return status;
+  }
+  *out_client = &client->base;
+  return NULL;
+}
+
+static jpp_status_t* check_is_fake(const jpp_client_t* client) {
+  if (client->vtable == &kFakeVtable) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "expected a client of driver fake, found %s",
+                         client->info.driver);
+}
+
+jpp_status_t* jpp_fake_set_failure(jpp_client_t* base, jpp_fake_failure_t failure) {
+  JPP_RETURN_IF_ERROR(check_is_fake(base));
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  client->failure = failure;
+  pthread_mutex_unlock(&client->mutex);
+  return NULL;
+}
+
+jpp_status_t* jpp_fake_stats(jpp_client_t* base, jpp_fake_stats_t* out_stats) {
+  JPP_RETURN_IF_ERROR(check_is_fake(base));
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  *out_stats = client->stats;
+  pthread_mutex_unlock(&client->mutex);
+  return NULL;
+}

@@ -1,0 +1,247 @@
+#include <string.h>
+
+#include "device/fake/fake.h"
+
+jpp_status_t* fake_compile(jpp_client_t* base, const jpp_compile_request_t* request,
+                           jpp_executable_t** out_executable) {
+  fake_client_t* client = fake_client(base);
+  if (!request->format || strcmp(request->format, "fake") != 0) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "compile: expected format 'fake', found '%s'",
+                           request->format ? request->format : "(none)");
+  }
+  fake_program_t* program = NULL;
+  jpp_status_t* parse_error =
+      fake_program_create(request->code, request->code_size, &program);
+  for (uint32_t i = 0; program && i < program->device_count && !parse_error; ++i) {
+    if (program->devices[i] < base->info.device_count) continue;
+    parse_error = jpp_status_make(JPP_DEVICES_ERROR, "compile: device %u of %u",
+                                  program->devices[i], base->info.device_count);
+  }
+  if (parse_error) {
+    fake_program_destroy(program);
+    return parse_error;
+  }
+  pthread_mutex_lock(&client->mutex);
+  jpp_status_t* status = fake_count_call_locked(client, "compile", NULL);
+  if (status) {
+    fake_program_destroy(program);
+  } else {
+    status = fake_executable_create_locked(client, program, out_executable);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+jpp_status_t* fake_executable_result_count(jpp_client_t* base,
+                                           jpp_executable_t* executable,
+                                           uint32_t* out_count) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  jpp_status_t* status =
+      fake_handle_check_locked(executable, FAKE_EXECUTABLE, "result count");
+  if (!status) *out_count = ((fake_handle_t*)executable)->program->result_count;
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+void fake_executable_destroy(jpp_client_t* base, jpp_executable_t* executable) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  fake_handle_destroy_locked(client, executable);
+  pthread_mutex_unlock(&client->mutex);
+}
+
+static jpp_status_t* check_count(const char* what, uint32_t expected, uint32_t found) {
+  if (expected == found) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT, "execute: expected %u %s, found %u",
+                         expected, what, found);
+}
+
+static bool shapes_equal(const fake_shape_t* a, const fake_shape_t* b) {
+  return a->dtype == b->dtype && a->rank == b->rank &&
+         memcmp(a->dims, b->dims, a->rank * sizeof(a->dims[0])) == 0;
+}
+
+static jpp_status_t* check_arg_locked(const void* buffer, uint32_t device, uint32_t arg) {
+  JPP_RETURN_IF_ERROR_IN(fake_handle_check_locked(buffer, FAKE_BUFFER, "execute"),
+                         "argument %u", arg);
+  const fake_value_t* value = ((const fake_handle_t*)buffer)->value;
+  if (value->device != device) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "execute: expected argument %u on device %u, found device %u",
+                           arg, device, value->device);
+  }
+  return NULL;
+}
+
+static jpp_status_t* check_result_args_locked(const fake_result_t* result,
+                                              jpp_buffer_t* const* args) {
+  for (uint32_t i = 0; i < result->arg_count; ++i) {
+    const fake_value_t* value = ((fake_handle_t*)args[result->args[i]])->value;
+    bool fits = result->op == FAKE_HASH ? value->shape.dtype == JPP_DTYPE_F32
+                                        : shapes_equal(&value->shape, &result->shape);
+    if (fits) continue;
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "execute: argument %u is %s of rank %u and %zu bytes, its result f32 of rank %u "
+        "and %zu bytes",
+        result->args[i], jpp_dtype_name(value->shape.dtype), value->shape.rank,
+        value->bytes, result->shape.rank, fake_shape_bytes(&result->shape));
+  }
+  return NULL;
+}
+
+static jpp_status_t* check_donated_once(const fake_program_t* program,
+                                        jpp_buffer_t* const* args) {
+  for (uint32_t d = 0; d < program->donate_count; ++d) {
+    for (uint32_t i = 0; i < program->arg_count; ++i) {
+      if (i == program->donate[d] || args[i] != args[program->donate[d]]) continue;
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "execute: argument %u is donated and also argument %u",
+                             program->donate[d], i);
+    }
+  }
+  return NULL;
+}
+
+static uint32_t row_device(const fake_program_t* program, const jpp_execute_t* execute,
+                           uint32_t row) {
+  return execute->device < 0 ? program->devices[row] : (uint32_t)execute->device;
+}
+
+static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
+  JPP_RETURN_IF_ERROR(
+      fake_handle_check_locked(execute->executable, FAKE_EXECUTABLE, "execute"));
+  const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
+  uint32_t rows = execute->device < 0 ? program->device_count : 1;
+  JPP_RETURN_IF_ERROR(check_count("device rows", rows, execute->device_count));
+  JPP_RETURN_IF_ERROR(check_count("arguments", program->arg_count, execute->arg_count));
+  JPP_RETURN_IF_ERROR(
+      check_count("results", program->result_count, execute->result_count));
+  for (uint32_t row = 0; row < rows; ++row) {
+    jpp_buffer_t* const* args = execute->args[row];
+    for (uint32_t i = 0; i < program->arg_count; ++i) {
+      JPP_RETURN_IF_ERROR(
+          check_arg_locked(args[i], row_device(program, execute, row), i));
+    }
+    for (uint32_t k = 0; k < program->result_count; ++k) {
+      JPP_RETURN_IF_ERROR(check_result_args_locked(&program->results[k], args));
+    }
+    JPP_RETURN_IF_ERROR(check_donated_once(program, args));
+  }
+  return NULL;
+}
+
+static void run_execute(const fake_task_t* task) {
+  const fake_program_t* program = task->program;
+  for (uint32_t k = 0; k < program->result_count; ++k) {
+    fake_result_compute(&program->results[k], task->values,
+                        task->values[task->input_count + k]);
+  }
+}
+
+// Fills in a row's task, its result buffers and its event.
+static jpp_status_t* row_build_locked(fake_client_t* client, const jpp_execute_t* execute,
+                                      uint32_t row, fake_task_t* task) {
+  const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
+  task->program = program;
+  task->run = run_execute;
+  task->latency_us = client->options.latency_us;
+  for (uint32_t i = 0; i < program->arg_count; ++i) {
+    task->values[i] = ((fake_handle_t*)execute->args[row][i])->value;
+    ++task->values[i]->refs;
+  }
+  for (uint32_t k = 0; k < program->result_count; ++k) {
+    fake_value_t** value = &task->values[program->arg_count + k];
+    JPP_RETURN_IF_ERROR(fake_value_create_locked(&program->results[k].shape,
+                                                 row_device(program, execute, row),
+                                                 task->completion, value));
+    JPP_RETURN_IF_ERROR(
+        fake_buffer_create_locked(client, *value, &execute->results[row][k]));
+  }
+  if (!execute->events) return NULL;
+  return fake_event_create_locked(client, task->completion, &execute->events[row]);
+}
+
+// The rows' tasks, linked in order.
+static jpp_status_t* rows_build_locked(fake_client_t* client,
+                                       const jpp_execute_t* execute,
+                                       const jpp_status_t* failure,
+                                       fake_task_t** out_tasks) {
+  const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
+  fake_task_t** link = out_tasks;
+  for (uint32_t row = 0; row < execute->device_count; ++row) {
+    JPP_RETURN_IF_ERROR(
+        fake_task_create(program->arg_count, program->result_count, link));
+    (*link)->failure = jpp_status_clone(failure);
+    JPP_RETURN_IF_ERROR(row_build_locked(client, execute, row, *link));
+    link = &(*link)->next;
+  }
+  return NULL;
+}
+
+static void rows_discard_locked(fake_client_t* client, const jpp_execute_t* execute,
+                                fake_task_t* tasks) {
+  while (tasks) {
+    fake_task_t* next = tasks->next;
+    fake_task_discard_locked(tasks);
+    tasks = next;
+  }
+  for (uint32_t row = 0; row < execute->device_count; ++row) {
+    for (uint32_t k = 0; k < execute->result_count; ++k) {
+      fake_handle_destroy_locked(client, execute->results[row][k]);
+    }
+    if (execute->events) fake_handle_destroy_locked(client, execute->events[row]);
+  }
+}
+
+// Donations before results: the results may take the donated memory.
+static void rows_account_locked(fake_client_t* client, const jpp_execute_t* execute) {
+  const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
+  for (uint32_t row = 0; row < execute->device_count; ++row) {
+    for (uint32_t d = 0; d < program->donate_count; ++d) {
+      fake_handle_donate_locked(client,
+                                (fake_handle_t*)execute->args[row][program->donate[d]]);
+    }
+    for (uint32_t k = 0; k < program->result_count; ++k) {
+      fake_handle_account_locked(client, (fake_handle_t*)execute->results[row][k]);
+    }
+  }
+  ++client->stats.executions;
+}
+
+static jpp_status_t* execute_locked(fake_client_t* client, const jpp_execute_t* execute,
+                                    fake_task_t** out_tasks) {
+  jpp_status_t* failure = NULL;
+  JPP_RETURN_IF_ERROR(execute_check_locked(execute));
+  JPP_RETURN_IF_ERROR(fake_count_call_locked(client, "execute", &failure));
+  for (uint32_t row = 0; row < execute->device_count; ++row) {
+    for (uint32_t k = 0; k < execute->result_count; ++k) execute->results[row][k] = NULL;
+    if (execute->events) execute->events[row] = NULL;
+  }
+  jpp_status_t* status = rows_build_locked(client, execute, failure, out_tasks);
+  jpp_status_free(failure);
+  if (status) {
+    rows_discard_locked(client, execute, *out_tasks);
+    return status;
+  }
+  rows_account_locked(client, execute);
+  return NULL;
+}
+
+jpp_status_t* fake_execute(jpp_client_t* base, const jpp_execute_t* execute) {
+  fake_client_t* client = fake_client(base);
+  fake_task_t* tasks = NULL;
+  pthread_mutex_lock(&client->mutex);
+  jpp_status_t* status = execute_locked(client, execute, &tasks);
+  pthread_mutex_unlock(&client->mutex);
+  if (status) return status;
+  while (tasks) {
+    fake_task_t* next = tasks->next;
+    tasks->next = NULL;
+    fake_task_submit(client, tasks);
+    tasks = next;
+  }
+  return NULL;
+}

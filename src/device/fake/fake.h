@@ -1,0 +1,160 @@
+// What the files of the fake share.
+//
+// A handle (what the public calls take) points to a value or a completion, which are
+// counted references: a task keeps what it works on when the handle is gone. One mutex
+// guards everything but the bytes of values: those belong to the one task that makes them
+// until their completion is done, and are constant afterwards.
+#ifndef JPP_DEVICE_FAKE_FAKE_H_
+#define JPP_DEVICE_FAKE_FAKE_H_
+
+#include <pthread.h>
+
+#include "device/driver.h"
+#include "device/fake/program.h"
+#include "jaxpp/device_fake.h"
+
+typedef struct fake_completion {
+  uint32_t refs;
+  bool done;
+  jpp_status_t* error;          // owned; constant once done
+  jpp_event_waiter_t* waiters;  // called when done
+} fake_completion_t;
+
+typedef struct fake_value {
+  uint32_t refs;
+  uint32_t device;
+  fake_shape_t shape;
+  fake_completion_t* completion;  // one reference
+  size_t bytes;
+  void* data;
+} fake_value_t;
+
+typedef enum fake_kind { FAKE_BUFFER, FAKE_EVENT, FAKE_EXECUTABLE } fake_kind_t;
+typedef enum fake_state { FAKE_LIVE, FAKE_DONATED, FAKE_DESTROYED } fake_state_t;
+
+typedef struct fake_handle {
+  struct fake_handle* next;  // of all handles ever made
+  fake_kind_t kind;
+  fake_state_t state;
+  bool accounted;                 // its bytes are in the stats
+  fake_value_t* value;            // FAKE_BUFFER; one reference while live
+  fake_completion_t* completion;  // FAKE_EVENT; one reference while live
+  fake_program_t* program;        // FAKE_EXECUTABLE; kept when dead: tasks may use it
+} fake_handle_t;
+
+// One piece of asynchronous work: an execution on one device, or a copy.
+typedef struct fake_task {
+  struct fake_task* next;
+  void (*run)(const struct fake_task* task);  // any thread, no lock held
+  fake_completion_t* completion;              // one reference, as all values below
+  jpp_status_t* failure;                      // owned; injected
+  uint32_t latency_us;
+  const fake_program_t* program;
+  void* host_data;  // destination of a copy to the host
+  uint32_t input_count;
+  uint32_t output_count;
+  fake_value_t* values[];  // inputs, then outputs
+} fake_task_t;
+
+typedef struct fake_client {
+  jpp_client_t base;
+  jpp_fake_options_t options;
+  jpp_device_info_t devices[JPP_FAKE_MAX_DEVICES];
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;  // a task was queued or done, or the client stops
+  // Guarded by `mutex`:
+  fake_handle_t* handles;
+  fake_task_t* first_task;  // queued, oldest first
+  fake_task_t* last_task;
+  bool stopping;
+  jpp_fake_failure_t failure;
+  jpp_fake_stats_t stats;
+  // Only create and destroy:
+  uint32_t thread_count;
+  pthread_t* threads;
+} fake_client_t;
+
+static inline fake_client_t* fake_client(jpp_client_t* client) {
+  return (fake_client_t*)client;
+}
+
+// The functions named _locked need `mutex`; the others take it themselves.
+
+// handle.c
+jpp_status_t* fake_completion_create(fake_completion_t** out_completion);
+void fake_completion_release_locked(fake_completion_t* completion);
+// A value with zeroed bytes that takes its own reference to `completion`.
+jpp_status_t* fake_value_create_locked(const fake_shape_t* shape, uint32_t device,
+                                       fake_completion_t* completion,
+                                       fake_value_t** out_value);
+void fake_value_release_locked(fake_value_t* value);
+// The handle takes its own reference to what it points to.
+jpp_status_t* fake_buffer_create_locked(fake_client_t* client, fake_value_t* value,
+                                        jpp_buffer_t** out_buffer);
+jpp_status_t* fake_event_create_locked(fake_client_t* client,
+                                       fake_completion_t* completion,
+                                       jpp_event_t** out_event);
+// Takes the program, also after an error.
+jpp_status_t* fake_executable_create_locked(fake_client_t* client,
+                                            fake_program_t* program,
+                                            jpp_executable_t** out_executable);
+// NULL is fine.
+void fake_handle_destroy_locked(fake_client_t* client, void* handle);
+// Adds a new buffer's bytes to the accounts.
+void fake_handle_account_locked(fake_client_t* client, fake_handle_t* handle);
+void fake_handle_donate_locked(fake_client_t* client, fake_handle_t* handle);
+// Whether the handle is alive and of that kind; `what` names it in the error.
+jpp_status_t* fake_handle_check_locked(const void* handle, fake_kind_t kind,
+                                       const char* what);
+// Counts a call. An injected synchronous failure is returned, an asynchronous one given.
+jpp_status_t* fake_count_call_locked(fake_client_t* client, const char* name,
+                                     jpp_status_t** out_async_failure);
+
+// queue.c
+jpp_status_t* fake_task_create(uint32_t input_count, uint32_t output_count,
+                               fake_task_t** out_task);
+// Drops a task that was never submitted. NULL is fine.
+void fake_task_discard_locked(fake_task_t* task);
+// Takes the task. Runs it here when the client has no workers.
+void fake_task_submit(fake_client_t* client, fake_task_t* task);
+jpp_status_t* fake_workers_start(fake_client_t* client);
+// Waits for all tasks.
+void fake_workers_stop(fake_client_t* client);
+
+// compute.c: one result from an execution's arguments.
+void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
+                         fake_value_t* output);
+
+// The rows of the table: execute.c, buffer.c, event.c.
+jpp_status_t* fake_compile(jpp_client_t* base, const jpp_compile_request_t* request,
+                           jpp_executable_t** out_executable);
+jpp_status_t* fake_executable_result_count(jpp_client_t* base,
+                                           jpp_executable_t* executable,
+                                           uint32_t* out_count);
+void fake_executable_destroy(jpp_client_t* base, jpp_executable_t* executable);
+jpp_status_t* fake_execute(jpp_client_t* base, const jpp_execute_t* execute);
+jpp_status_t* fake_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,
+                                    uint32_t device, jpp_buffer_t** out_buffer);
+jpp_status_t* fake_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer, void* data,
+                                  size_t size, jpp_event_t** out_event);
+jpp_status_t* fake_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
+                                         uint32_t device, jpp_buffer_t** out_buffer);
+void fake_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer);
+jpp_status_t* fake_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
+                                      jpp_event_t** out_event);
+jpp_status_t* fake_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
+                                jpp_buffer_shape_t* out_shape);
+jpp_status_t* fake_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
+                               size_t* out_bytes);
+jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
+                                  void** out_pointer);
+jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
+                                     bool* out_deleted);
+jpp_status_t* fake_event_await(jpp_client_t* base, jpp_event_t* event);
+jpp_status_t* fake_event_is_ready(jpp_client_t* base, jpp_event_t* event,
+                                  bool* out_ready);
+jpp_status_t* fake_event_on_ready(jpp_client_t* base, jpp_event_t* event,
+                                  jpp_event_waiter_t* waiter);
+void fake_event_destroy(jpp_client_t* base, jpp_event_t* event);
+
+#endif  // JPP_DEVICE_FAKE_FAKE_H_

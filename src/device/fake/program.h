@@ -1,0 +1,43 @@
+// The fake's programs: parsed from text once, then immutable.
+#ifndef JPP_DEVICE_FAKE_PROGRAM_H_
+#define JPP_DEVICE_FAKE_PROGRAM_H_
+
+#include "base/arena.h"
+#include "jaxpp/device.h"
+
+typedef enum fake_op { FAKE_SUM, FAKE_MUL, FAKE_COPY, FAKE_SCALE, FAKE_HASH } fake_op_t;
+
+typedef struct fake_shape {
+  jpp_dtype_t dtype;
+  uint32_t rank;
+  int64_t dims[JPP_BUFFER_MAX_RANK];
+} fake_shape_t;
+
+typedef struct fake_result {
+  fake_shape_t shape;
+  fake_op_t op;
+  uint32_t arg_count;
+  const uint32_t* args;
+  float factor;  // of FAKE_SCALE
+} fake_result_t;
+
+typedef struct fake_program {
+  jpp_arena_t arena;  // everything below
+  uint32_t arg_count;
+  uint32_t result_count;
+  uint32_t device_count;
+  uint32_t donate_count;
+  const fake_result_t* results;
+  const uint32_t* devices;
+  const uint32_t* donate;
+} fake_program_t;
+
+size_t fake_shape_elements(const fake_shape_t* shape);
+size_t fake_shape_bytes(const fake_shape_t* shape);
+
+// JPP_PARSE_ERROR with the line, or what was out of range.
+jpp_status_t* fake_program_create(const char* text, size_t size,
+                                  fake_program_t** out_program);
+void fake_program_destroy(fake_program_t* program);
+
+#endif  // JPP_DEVICE_FAKE_PROGRAM_H_

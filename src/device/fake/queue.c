@@ -1,0 +1,149 @@
+// Tasks and the workers that run them. A worker takes the oldest task whose inputs are
+// done; tasks are queued in the order of their calls, so the oldest one always can run.
+#include <time.h>
+
+#include "device/fake/fake.h"
+
+jpp_status_t* fake_task_create(uint32_t input_count, uint32_t output_count,
+                               fake_task_t** out_task) {
+  size_t values = (size_t)input_count + output_count;
+  fake_task_t* task = NULL;
+  *out_task = NULL;
+  JPP_RETURN_IF_ERROR(
+      jpp_alloc(sizeof(*task) + values * sizeof(task->values[0]), (void**)&task));
+  jpp_status_t* status = fake_completion_create(&task->completion);
+  if (status) {
+    jpp_free(task);
+    return status;
+  }
+  task->input_count = input_count;
+  task->output_count = output_count;
+  *out_task = task;
+  return NULL;
+}
+
+void fake_task_discard_locked(fake_task_t* task) {
+  if (!task) return;
+  for (uint32_t i = 0; i < task->input_count + task->output_count; ++i) {
+    fake_value_release_locked(task->values[i]);
+  }
+  fake_completion_release_locked(task->completion);
+  jpp_status_free(task->failure);
+  jpp_free(task);
+}
+
+// Inputs are done, so their errors are constant.
+static jpp_status_t* task_run(fake_task_t* task) {
+  if (task->failure) return jpp_status_clone(task->failure);
+  for (uint32_t i = 0; i < task->input_count; ++i) {
+    const jpp_status_t* error = task->values[i]->completion->error;
+    if (error) return jpp_status_clone(error);
+  }
+  if (task->latency_us) {
+    struct timespec latency = {.tv_sec = task->latency_us / 1000000,
+                               .tv_nsec = (long)(task->latency_us % 1000000) * 1000};
+    nanosleep(&latency, NULL);
+  }
+  task->run(task);
+  return NULL;
+}
+
+// Runs, completes and frees the task; then calls who waited for it.
+static void task_finish(fake_client_t* client, fake_task_t* task) {
+  jpp_status_t* error = task_run(task);
+  jpp_status_t* told = jpp_status_clone(error);
+  pthread_mutex_lock(&client->mutex);
+  jpp_event_waiter_t* waiter = task->completion->waiters;
+  task->completion->waiters = NULL;
+  task->completion->error = error;
+  task->completion->done = true;
+  fake_task_discard_locked(task);
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+  while (waiter) {
+    jpp_event_waiter_t* next = waiter->next;
+    waiter->callback(waiter->user, jpp_status_clone(told));
+    waiter = next;
+  }
+  jpp_status_free(told);
+}
+
+void fake_task_submit(fake_client_t* client, fake_task_t* task) {
+  if (client->thread_count == 0) {
+    task_finish(client, task);
+    return;
+  }
+  pthread_mutex_lock(&client->mutex);
+  if (client->last_task) {
+    client->last_task->next = task;
+  } else {
+    client->first_task = task;
+  }
+  client->last_task = task;
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+}
+
+static bool task_can_run_locked(const fake_task_t* task) {
+  for (uint32_t i = 0; i < task->input_count; ++i) {
+    if (!task->values[i]->completion->done) return false;
+  }
+  return true;
+}
+
+static fake_task_t* queue_take_locked(fake_client_t* client) {
+  fake_task_t* previous = NULL;
+  for (fake_task_t* task = client->first_task; task; task = task->next) {
+    if (task_can_run_locked(task)) {
+      if (previous) {
+        previous->next = task->next;
+      } else {
+        client->first_task = task->next;
+      }
+      if (client->last_task == task) client->last_task = previous;
+      return task;
+    }
+    previous = task;
+  }
+  return NULL;
+}
+
+static void* worker_main(void* user) {
+  fake_client_t* client = user;
+  pthread_mutex_lock(&client->mutex);
+  while (client->first_task || !client->stopping) {
+    fake_task_t* task = queue_take_locked(client);
+    if (!task) {
+      pthread_cond_wait(&client->changed, &client->mutex);
+      continue;
+    }
+    pthread_mutex_unlock(&client->mutex);
+    task_finish(client, task);
+    pthread_mutex_lock(&client->mutex);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  return NULL;
+}
+
+jpp_status_t* fake_workers_start(fake_client_t* client) {
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(client->options.threads, &client->threads));
+  for (uint32_t i = 0; i < client->options.threads; ++i) {
+    int error = pthread_create(&client->threads[i], NULL, worker_main, client);
+    if (error) {
+      return jpp_status_make(JPP_OUT_OF_MEMORY, "worker %u of the fake: error %d", i,
+                             error);
+    }
+    ++client->thread_count;
+  }
+  return NULL;
+}
+
+void fake_workers_stop(fake_client_t* client) {
+  pthread_mutex_lock(&client->mutex);
+  client->stopping = true;
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+  for (uint32_t i = 0; i < client->thread_count; ++i) {
+    pthread_join(client->threads[i], NULL);
+  }
+}

@@ -1,0 +1,179 @@
+#include "device/pjrt/pjrt.h"
+
+jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,
+                                        uint32_t device, jpp_buffer_t** out_buffer) {
+  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  JPP_PJRT_ARGS(Client_BufferFromHostBuffer, args);
+  args.client = client->client;
+  args.data = array->data;
+  args.type = jpp_pjrt_type_from_dtype(array->dtype);
+  args.dims = array->dims;
+  args.num_dims = array->rank;
+  args.byte_strides = array->byte_strides;
+  args.num_byte_strides = array->byte_strides ? array->rank : 0;
+  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
+  args.device = client->devices[device];
+  JPP_RETURN_IF_ERROR(
+      jpp_pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
+                      JPP_INVALID_ARGUMENT, "copy from host"));
+  // With these semantics the plugin is done with the data: the event has nothing to say.
+  jpp_pjrt_event_destroy(base, (jpp_event_t*)args.done_with_host_buffer);
+  *out_buffer = (jpp_buffer_t*)args.buffer;
+  return NULL;
+}
+
+static jpp_status_t* buffer_dims(const PJRT_Api* api, PJRT_Buffer* buffer,
+                                 PJRT_Buffer_Dimensions_Args* out_args) {
+  *out_args = (PJRT_Buffer_Dimensions_Args){
+      .struct_size = PJRT_Buffer_Dimensions_Args_STRUCT_SIZE, .buffer = buffer};
+  return jpp_pjrt_status(api, api->PJRT_Buffer_Dimensions(out_args), JPP_INVALID_ARGUMENT,
+                         "dimensions");
+}
+
+static jpp_status_t* buffer_check_not_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
+                                              const char* doing) {
+  bool deleted = false;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_is_deleted(base, buffer, &deleted));
+  if (!deleted) return NULL;
+  return jpp_status_make(JPP_DONATED_ERROR,
+                         "%s: the buffer was donated or deleted before", doing);
+}
+
+// A program may have been compiled to give its results in another order of dimensions;
+// the host gets the last dimension fastest.
+static jpp_status_t* buffer_host_layout(const PJRT_Api* api, PJRT_Buffer* buffer,
+                                        int64_t minor_to_major[JPP_BUFFER_MAX_RANK],
+                                        PJRT_Buffer_MemoryLayout* out_layout) {
+  PJRT_Buffer_Dimensions_Args dims;
+  JPP_RETURN_IF_ERROR(buffer_dims(api, buffer, &dims));
+  if (dims.num_dims > JPP_BUFFER_MAX_RANK) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "copy to host: expected rank %d at most, found %zu",
+                           JPP_BUFFER_MAX_RANK, dims.num_dims);
+  }
+  for (size_t i = 0; i < dims.num_dims; ++i) {
+    minor_to_major[i] = (int64_t)(dims.num_dims - 1 - i);
+  }
+  *out_layout = (PJRT_Buffer_MemoryLayout){
+      .struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE,
+      .type = PJRT_Buffer_MemoryLayout_Type_Tiled,
+      .tiled = {.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE,
+                .minor_to_major = minor_to_major,
+                .minor_to_major_size = dims.num_dims}};
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
+                                      void* data, size_t size, jpp_event_t** out_event) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_RETURN_IF_ERROR(buffer_check_not_deleted(base, buffer, "copy to host"));
+  int64_t minor_to_major[JPP_BUFFER_MAX_RANK];
+  PJRT_Buffer_MemoryLayout layout;
+  JPP_RETURN_IF_ERROR(
+      buffer_host_layout(api, (PJRT_Buffer*)buffer, minor_to_major, &layout));
+  JPP_PJRT_ARGS(Buffer_ToHostBuffer, args);
+  args.src = (PJRT_Buffer*)buffer;
+  args.host_layout = &layout;
+  args.dst = data;
+  args.dst_size = size;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_ToHostBuffer(&args),
+                                      JPP_INVALID_ARGUMENT, "copy to host"));
+  *out_event = (jpp_event_t*)args.event;
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
+                                             uint32_t device, jpp_buffer_t** out_buffer) {
+  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  JPP_PJRT_ARGS(Buffer_CopyToDevice, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  args.dst_device = client->devices[device];
+  PJRT_Error* error = client->api->PJRT_Buffer_CopyToDevice(&args);
+  if (!error) {
+    *out_buffer = (jpp_buffer_t*)args.dst_buffer;
+    return NULL;
+  }
+  jpp_status_t* status =
+      jpp_pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "copy to device");
+  jpp_status_t* donated = buffer_check_not_deleted(base, buffer, "copy to device");
+  if (!donated) return status;
+  jpp_status_free(status);
+  return donated;
+}
+
+void jpp_pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_Destroy, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  jpp_pjrt_ignore(api, api->PJRT_Buffer_Destroy(&args));
+}
+
+jpp_status_t* jpp_pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
+                                          jpp_event_t** out_event) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_ReadyEvent, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_ReadyEvent(&args),
+                                      JPP_INVALID_ARGUMENT, "ready event"));
+  *out_event = (jpp_event_t*)args.event;
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    jpp_buffer_shape_t* out_shape) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_ElementType, type);
+  type.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_ElementType(&type),
+                                      JPP_INVALID_ARGUMENT, "element type"));
+  PJRT_Buffer_Dimensions_Args dims;
+  JPP_RETURN_IF_ERROR(buffer_dims(api, (PJRT_Buffer*)buffer, &dims));
+  *out_shape = (jpp_buffer_shape_t){.dtype = jpp_pjrt_type_to_dtype(type.type),
+                                    .rank = (uint32_t)dims.num_dims,
+                                    .dims = dims.dims};
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
+                                   size_t* out_bytes) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_OnDeviceSizeInBytes, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_OnDeviceSizeInBytes(&args),
+                                      JPP_INVALID_ARGUMENT, "size on the device"));
+  *out_bytes = args.on_device_size_in_bytes;
+  return NULL;
+}
+
+// Two calls exist for this; a plugin may have either.
+jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
+                                      void** out_pointer) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_RETURN_IF_ERROR(buffer_check_not_deleted(base, buffer, "device pointer"));
+  JPP_PJRT_ARGS(Buffer_UnsafePointer, unsafe);
+  unsafe.buffer = (PJRT_Buffer*)buffer;
+  PJRT_Error* error = api->PJRT_Buffer_UnsafePointer(&unsafe);
+  if (!error) {
+    *out_pointer = (void*)unsafe.buffer_pointer;
+    return NULL;
+  }
+  jpp_pjrt_ignore(api, error);
+  JPP_PJRT_ARGS(Buffer_OpaqueDeviceMemoryDataPointer, opaque);
+  opaque.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(
+      jpp_pjrt_status(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&opaque),
+                      JPP_UNSUPPORTED, "device pointer"));
+  *out_pointer = opaque.device_memory_ptr;
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
+                                         bool* out_deleted) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_IsDeleted, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_IsDeleted(&args),
+                                      JPP_INVALID_ARGUMENT, "deletion state"));
+  *out_deleted = args.is_deleted;
+  return NULL;
+}

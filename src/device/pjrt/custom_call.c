@@ -1,0 +1,58 @@
+// Custom calls through PJRT's FFI extension. Its header does not ship with pjrt_c_api.h,
+// so its layout is declared here: xla/pjrt/c/pjrt_c_api_ffi_extension.h, version 2.
+#include <string.h>
+
+#include "device/pjrt/pjrt.h"
+
+typedef struct ffi_register_handler_args {
+  size_t struct_size;
+  const char* target_name;
+  size_t target_name_size;
+  int api_version;  // 1: a typed handler
+  void* handler;
+  const char* platform_name;
+  size_t platform_name_size;
+  uint32_t traits;
+} ffi_register_handler_args_t;
+
+typedef struct ffi_extension {
+  PJRT_Extension_Base base;
+  void* type_register;
+  void* user_data_add;
+  PJRT_Error* (*register_handler)(ffi_register_handler_args_t* args);
+} ffi_extension_t;
+
+static const ffi_extension_t* ffi_extension_find(const PJRT_Api* api) {
+  for (const PJRT_Extension_Base* e = api->extension_start; e; e = e->next) {
+    if (e->type != PJRT_Extension_Type_FFI) continue;
+    bool whole = e->struct_size >= PJRT_STRUCT_SIZE(ffi_extension_t, register_handler);
+    return whole ? (const ffi_extension_t*)e : NULL;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
+                                            const jpp_custom_call_t* custom_call) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  const ffi_extension_t* ffi = ffi_extension_find(api);
+  if (!ffi) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "custom call %s: the plugin of platform %s has no FFI "
+                           "extension that registers handlers",
+                           custom_call->name, base->info.platform_name);
+  }
+  ffi_register_handler_args_t args = {
+      .struct_size = PJRT_STRUCT_SIZE(ffi_register_handler_args_t, traits),
+      .target_name = custom_call->name,
+      .target_name_size = strlen(custom_call->name),
+      .api_version = 1,
+      .handler = custom_call->handler,
+      .platform_name = custom_call->platform,
+      .platform_name_size = strlen(custom_call->platform),
+      .traits = custom_call->traits,
+  };
+  JPP_RETURN_IF_ERROR_IN(jpp_pjrt_status(api, ffi->register_handler(&args),
+                                         JPP_INVALID_ARGUMENT, "cannot be registered"),
+                         "custom call %s", custom_call->name);
+  return NULL;
+}

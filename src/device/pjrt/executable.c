@@ -1,0 +1,97 @@
+#include <string.h>
+
+#include "device/pjrt/pjrt.h"
+
+jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
+                               jpp_executable_t** out_executable) {
+  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  PJRT_Program program = {
+      .struct_size = PJRT_Program_STRUCT_SIZE,
+      .code = (char*)request->code,  // only read by a compilation
+      .code_size = request->code_size,
+      .format = request->format,
+      .format_size = strlen(request->format),
+  };
+  JPP_PJRT_ARGS(Client_Compile, args);
+  args.client = client->client;
+  args.program = &program;
+  args.compile_options = request->options;
+  args.compile_options_size = request->options_size;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
+                                      client->api->PJRT_Client_Compile(&args),
+                                      JPP_INVALID_ARGUMENT, "compile"));
+  *out_executable = (jpp_executable_t*)args.executable;
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
+                                               jpp_executable_t* executable,
+                                               uint32_t* out_count) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(LoadedExecutable_GetExecutable, get);
+  get.loaded_executable = (PJRT_LoadedExecutable*)executable;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_LoadedExecutable_GetExecutable(&get),
+                                      JPP_INVALID_ARGUMENT, "executable"));
+  JPP_PJRT_ARGS(Executable_NumOutputs, outputs);
+  outputs.executable = get.executable;
+  jpp_status_t* status = jpp_pjrt_status(api, api->PJRT_Executable_NumOutputs(&outputs),
+                                         JPP_INVALID_ARGUMENT, "result count");
+  JPP_PJRT_ARGS(Executable_Destroy, destroy);
+  destroy.executable = get.executable;
+  jpp_pjrt_ignore(api, api->PJRT_Executable_Destroy(&destroy));
+  if (!status) *out_count = (uint32_t)outputs.num_outputs;
+  return status;
+}
+
+void jpp_pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(LoadedExecutable_Destroy, args);
+  args.executable = (PJRT_LoadedExecutable*)executable;
+  jpp_pjrt_ignore(api, api->PJRT_LoadedExecutable_Destroy(&args));
+}
+
+static bool buffer_is_deleted(const PJRT_Api* api, jpp_buffer_t* buffer) {
+  JPP_PJRT_ARGS(Buffer_IsDeleted, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  PJRT_Error* error = api->PJRT_Buffer_IsDeleted(&args);
+  jpp_pjrt_ignore(api, error);
+  return !error && args.is_deleted;
+}
+
+// Plugins have no code of their own for a donated argument: look for one afterwards.
+static jpp_status_t* execute_explain(const PJRT_Api* api, const jpp_execute_t* execute,
+                                     jpp_status_t* status) {
+  for (uint32_t i = 0; i < execute->device_count; ++i) {
+    for (uint32_t k = 0; k < execute->arg_count; ++k) {
+      if (!buffer_is_deleted(api, execute->args[i][k])) continue;
+      jpp_status_t* donated = jpp_status_make(
+          JPP_DONATED_ERROR,
+          "argument %u of device row %u was donated or deleted before: %s", k, i,
+          jpp_status_message(status));
+      jpp_status_free(status);
+      return donated;
+    }
+  }
+  return status;
+}
+
+jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute) {
+  const jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  PJRT_ExecuteOptions options = {.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE};
+  PJRT_LoadedExecutable_Execute_Args args = {
+      .struct_size = PJRT_LoadedExecutable_Execute_Args_STRUCT_SIZE,
+      .executable = (PJRT_LoadedExecutable*)execute->executable,
+      .options = &options,
+      .argument_lists = (PJRT_Buffer* const* const*)execute->args,
+      .num_devices = execute->device_count,
+      .num_args = execute->arg_count,
+      .output_lists = (PJRT_Buffer * * const*)execute->results,
+      .device_complete_events = (PJRT_Event**)execute->events,
+      .execute_device = execute->device < 0 ? NULL : client->devices[execute->device],
+  };
+  PJRT_Error* error = client->api->PJRT_LoadedExecutable_Execute(&args);
+  if (!error) return NULL;
+  return execute_explain(
+      client->api, execute,
+      jpp_pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "execute"));
+}

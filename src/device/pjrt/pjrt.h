@@ -1,0 +1,79 @@
+// What the files of the PJRT driver share. Handles are the plugin's own: a jpp_buffer_t*
+// is a PJRT_Buffer*, a jpp_executable_t* a PJRT_LoadedExecutable*, a jpp_event_t* a
+// PJRT_Event*, so nothing is wrapped and nothing is allocated a call.
+#ifndef JPP_DEVICE_PJRT_PJRT_H_
+#define JPP_DEVICE_PJRT_PJRT_H_
+
+#include <pjrt_c_api.h>
+
+#include "base/arena.h"
+#include "device/driver.h"
+
+typedef struct jpp_pjrt_client {
+  jpp_client_t base;
+  const PJRT_Api* api;  // the loaded plugin's; lives as long as the process
+  PJRT_Client* client;
+  PJRT_Device* const* devices;  // addressable; the plugin's, as long as the client
+  jpp_arena_t arena;            // names in base.info
+} jpp_pjrt_client_t;
+
+static inline jpp_pjrt_client_t* jpp_pjrt_client(jpp_client_t* client) {
+  return (jpp_pjrt_client_t*)client;
+}
+
+// An argument struct, zeroed but for its size.
+#define JPP_PJRT_ARGS(call, name) \
+  PJRT_##call##_Args name = {.struct_size = PJRT_##call##_Args_STRUCT_SIZE}
+
+// plugin.c: loads and initialises the plugin, or finds it loaded. Any thread.
+jpp_status_t* jpp_pjrt_plugin_load(const char* path, const PJRT_Api** out_api);
+
+// error.c: takes `error` (NULL is success). Memory exhausted, not implemented and
+// cancelled keep their codes, anything else gets `code`; `doing` names the call.
+jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
+                              jpp_status_code_t code, const char* doing);
+// For calls whose failure nobody can act on.
+void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
+
+// dtype.c
+PJRT_Buffer_Type jpp_pjrt_type_from_dtype(jpp_dtype_t dtype);
+jpp_dtype_t jpp_pjrt_type_to_dtype(PJRT_Buffer_Type type);
+
+// The rows of the table: executable.c, buffer.c, event.c, custom_call.c.
+jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
+                               jpp_executable_t** out_executable);
+jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
+                                               jpp_executable_t* executable,
+                                               uint32_t* out_count);
+void jpp_pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable);
+jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute);
+
+jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,
+                                        uint32_t device, jpp_buffer_t** out_buffer);
+jpp_status_t* jpp_pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
+                                      void* data, size_t size, jpp_event_t** out_event);
+jpp_status_t* jpp_pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
+                                             uint32_t device, jpp_buffer_t** out_buffer);
+void jpp_pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer);
+jpp_status_t* jpp_pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
+                                          jpp_event_t** out_event);
+jpp_status_t* jpp_pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    jpp_buffer_shape_t* out_shape);
+jpp_status_t* jpp_pjrt_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
+                                   size_t* out_bytes);
+jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
+                                      void** out_pointer);
+jpp_status_t* jpp_pjrt_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
+                                         bool* out_deleted);
+
+jpp_status_t* jpp_pjrt_event_await(jpp_client_t* base, jpp_event_t* event);
+jpp_status_t* jpp_pjrt_event_is_ready(jpp_client_t* base, jpp_event_t* event,
+                                      bool* out_ready);
+jpp_status_t* jpp_pjrt_event_on_ready(jpp_client_t* base, jpp_event_t* event,
+                                      jpp_event_waiter_t* waiter);
+void jpp_pjrt_event_destroy(jpp_client_t* base, jpp_event_t* event);
+
+jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
+                                            const jpp_custom_call_t* custom_call);
+
+#endif  // JPP_DEVICE_PJRT_PJRT_H_

@@ -1,0 +1,135 @@
+#include "driver_under_test.h"
+
+#include <stdlib.h>
+
+typedef struct program_text {
+  const char* fake;
+  const char* mlir;
+  const char* options;  // a CompileOptionsProto, for "mlir"
+  size_t options_size;
+} program_text_t;
+
+#define OPTIONS(bytes) .options = bytes, .options_size = sizeof(bytes) - 1
+
+// executable_build_options (3) {num_replicas (4): 1, num_partitions (5): 1}
+#define ONE_DEVICE "\x1a\x04\x20\x01\x28\x01"
+// and compile_portable_executable (4): true
+#define PORTABLE ONE_DEVICE "\x20\x01"
+// num_replicas: 2, device_assignment (9) {replica_count (1): 2, computation_count (2): 1,
+// computation_devices (3) {replica_device_ids (1): 0, 1}}
+#define TWO_DEVICES \
+  "\x1a\x10\x20\x02\x28\x01\x4a\x0a\x08\x02\x10\x01\x1a\x04\x0a\x02\x00\x01"
+
+#define MLIR_ADD(attributes, a_attributes)                                              \
+  "module @add" attributes " { func.func public @main(%a: tensor<4xf32>" a_attributes   \
+  ", %b: tensor<4xf32>) -> tensor<4xf32> { %0 = stablehlo.add %a, %b : tensor<4xf32>\n" \
+  "    return %0 : tensor<4xf32> } }"
+
+#define MLIR_TWO_RESULTS                                    \
+  "module @two { func.func public @main(%a: tensor<4xf32>," \
+  " %b: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {" \
+  " %0 = stablehlo.add %a, %b : tensor<4xf32>\n"            \
+  "    %1 = stablehlo.multiply %a, %b : tensor<4xf32>\n"    \
+  "    return %0, %1 : tensor<4xf32>, tensor<4xf32> } }"
+
+static const program_text_t kPrograms[TEST_PROGRAM_COUNT] = {
+    [TEST_ADD] = {"f32[4] = sum 0 1\n", MLIR_ADD("", ""), OPTIONS(ONE_DEVICE)},
+    [TEST_ADD_PORTABLE] = {"f32[4] = sum 0 1", MLIR_ADD("", ""), OPTIONS(PORTABLE)},
+    [TEST_ADD_DONATE] = {"donate 0\nf32[4] = sum 0 1",
+                         MLIR_ADD("", " {tf.aliasing_output = 0 : i32}"),
+                         OPTIONS(ONE_DEVICE)},
+    [TEST_TWO_RESULTS] = {"f32[4] = sum 0 1\nf32[4] = mul 0 1", MLIR_TWO_RESULTS,
+                          OPTIONS(ONE_DEVICE)},
+    [TEST_ADD_PAIR] = {"devices 0 1\nf32[4] = sum 0 1",
+                       MLIR_ADD(" attributes {mhlo.num_replicas = 2 : i32}", ""),
+                       OPTIONS(TWO_DEVICES)},
+    [TEST_BROKEN] = {"no program", "no program", OPTIONS(ONE_DEVICE)},
+};
+
+static jpp_client_t* create_pjrt(void) {
+  const char* path = getenv("JPP_TEST_PLUGIN");
+  if (!path || !*path) skip();
+  jpp_client_option_t option = {
+      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = TEST_DEVICES};
+  jpp_pjrt_options_t options = {
+      .plugin_path = path, .options = &option, .option_count = 1};
+  jpp_client_t* client = NULL;
+  ASSERT_OK(jpp_client_create_pjrt(&options, &client));
+  return client;
+}
+
+jpp_client_t* test_client_create(const char* driver) {
+  if (strcmp(driver, "pjrt") == 0) return create_pjrt();
+  jpp_fake_options_t options = {.device_count = TEST_DEVICES};
+  if (strcmp(driver, "fake-threads") == 0) {
+    options.threads = 3;
+    options.latency_us = 200;
+  }
+  jpp_client_t* client = NULL;
+  ASSERT_OK(jpp_client_create_fake(&options, &client));
+  return client;
+}
+
+jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
+                               jpp_executable_t** out_executable) {
+  const program_text_t* text = &kPrograms[program];
+  bool fake = strcmp(jpp_client_info(client)->driver, "fake") == 0;
+  const char* code = fake ? text->fake : text->mlir;
+  jpp_compile_request_t request = {.code = code,
+                                   .code_size = strlen(code),
+                                   .format = fake ? "fake" : "mlir",
+                                   .options = text->options,
+                                   .options_size = text->options_size};
+  return jpp_client_compile(client, &request, out_executable);
+}
+
+jpp_executable_t* test_compile(jpp_client_t* client, test_program_t program) {
+  jpp_executable_t* executable = NULL;
+  ASSERT_OK(test_try_compile(client, program, &executable));
+  return executable;
+}
+
+jpp_buffer_t* test_upload(jpp_client_t* client, uint32_t device, float first) {
+  float data[4] = {first, first + 1, first + 2, first + 3};
+  int64_t dims[1] = {4};
+  jpp_host_array_t array = {
+      .data = data, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims};
+  jpp_buffer_t* buffer = NULL;
+  ASSERT_OK(jpp_client_buffer_from_host(client, &array, device, &buffer));
+  memset(data, 0xff, sizeof(data));
+  return buffer;
+}
+
+void test_expect(jpp_client_t* client, jpp_buffer_t* buffer, float first, float step) {
+  float data[4] = {0};
+  ASSERT_OK(jpp_client_buffer_read(client, buffer, data, sizeof(data)));
+  for (int i = 0; i < 4; ++i) {
+    assert_float_equal(data[i], first + step * (float)i, 0);
+  }
+}
+
+jpp_status_t* test_call(jpp_client_t* client, test_call_t* call) {
+  jpp_buffer_t* const* args[1] = {call->args};
+  jpp_buffer_t** results[1] = {call->results};
+  jpp_execute_t execute = {.executable = call->executable,
+                           .device_count = 1,
+                           .arg_count = call->arg_count,
+                           .result_count = call->result_count,
+                           .device = call->device,
+                           .args = args,
+                           .results = results,
+                           .events = call->want_event ? &call->event : NULL};
+  return jpp_client_execute(client, &execute);
+}
+
+jpp_status_t* test_execute(jpp_client_t* client, jpp_executable_t* executable,
+                           jpp_buffer_t* a, jpp_buffer_t* b, jpp_buffer_t** out_result) {
+  test_call_t call = {.executable = executable,
+                      .device = JPP_DEVICE_COMPILED,
+                      .arg_count = 2,
+                      .result_count = 1,
+                      .args = {a, b}};
+  jpp_status_t* status = test_call(client, &call);
+  *out_result = call.results[0];
+  return status;
+}

@@ -1,0 +1,52 @@
+// What the device tests share: a driver, the same few programs for each, and handling of
+// f32 arrays.
+#ifndef TESTS_C_DEVICE_DRIVER_UNDER_TEST_H_
+#define TESTS_C_DEVICE_DRIVER_UNDER_TEST_H_
+
+#include "jaxpp/device.h"
+#include "jaxpp/device_fake.h"
+#include "test_util.h"
+
+#define TEST_DEVICES 4
+
+// All work on f32[4] unless said otherwise.
+typedef enum test_program {
+  TEST_ADD,           // (a, b) -> a + b, on device 0
+  TEST_ADD_PORTABLE,  // the same, on the device named at the call
+  TEST_ADD_DONATE,    // the same on device 0, a is donated
+  TEST_TWO_RESULTS,   // (a, b) -> (a + b, a * b), on device 0
+  TEST_ADD_PAIR,      // a + b on devices 0 and 1 at once
+  TEST_BROKEN,        // no program at all
+  TEST_PROGRAM_COUNT
+} test_program_t;
+
+// "fake", "fake-threads" or "pjrt"; the last skips the test when JPP_TEST_PLUGIN is
+// unset.
+jpp_client_t* test_client_create(const char* driver);
+jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
+                               jpp_executable_t** out_executable);
+jpp_executable_t* test_compile(jpp_client_t* client, test_program_t program);
+
+// f32[4] with elements first, first + 1, ...
+jpp_buffer_t* test_upload(jpp_client_t* client, uint32_t device, float first);
+// The buffer is f32[4] and holds first, first + step, ...
+void test_expect(jpp_client_t* client, jpp_buffer_t* buffer, float first, float step);
+
+// One device row. `results` has room for `result_count`.
+typedef struct test_call {
+  jpp_executable_t* executable;
+  int32_t device;
+  uint32_t arg_count;
+  uint32_t result_count;
+  jpp_buffer_t* args[2];
+  jpp_buffer_t* results[2];
+  jpp_event_t* event;
+  bool want_event;
+} test_call_t;
+jpp_status_t* test_call(jpp_client_t* client, test_call_t* call);
+
+// Calls a two-argument, one-result program on its compiled device.
+jpp_status_t* test_execute(jpp_client_t* client, jpp_executable_t* executable,
+                           jpp_buffer_t* a, jpp_buffer_t* b, jpp_buffer_t** out_result);
+
+#endif  // TESTS_C_DEVICE_DRIVER_UNDER_TEST_H_
