@@ -69,6 +69,10 @@ static jpp_status_t* find_all(finder_t* f) {
       jpp_ranks_add(taken_at(f, task->inputs[i]), task->rank);
     }
   }
+  for (size_t i = 0; i < p->accumulators.count; ++i) {
+    const jpp_accumulator_t* acc = &p->accumulators.data[i];
+    jpp_ranks_add(taken_at(f, acc->init), p->tasks.data[acc->task].rank);
+  }
   for (size_t t = 0; t < p->tasks.count; ++t) {
     JPP_RETURN_IF_ERROR(find_task_outputs(f, &p->tasks.data[t]));
   }

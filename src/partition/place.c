@@ -116,7 +116,7 @@ static void find_home(const placer_t* c, uint32_t id) {
   bool everywhere = false;
   if (common_home(c, op->inputs, op->num_inputs)) {
     everywhere = !any_not_everywhere(c, op);
-  } else if (is_op_small(c, op)) {
+  } else if (is_op_small(c, op) && !sums_parts(c, op)) {
     everywhere = true;
     all_ranks(c, c->scratch);
   } else {
