@@ -9,7 +9,8 @@
 // themselves. Execution and copies are asynchronous: a call returns when the work is
 // issued, a buffer may be used before its contents exist, and the order of work on one
 // buffer is the device's business. A failure after the issue travels with the buffers and
-// events: whoever consumes a failed buffer fails with the same message.
+// events: whoever consumes a failed buffer fails with the same message. A device may also
+// do small work inside the call and fail there; be ready for both.
 //
 // Errors: JPP_DEVICES_ERROR for a device index that is not there, JPP_DONATED_ERROR for a
 // buffer donated or deleted before, JPP_INVALID_ARGUMENT for what the device refuses when
@@ -156,7 +157,8 @@ JPP_API jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client,
                                                 size_t size,
                                                 jpp_event_t** out_event) JPP_MUST_USE;
 
-// The same, and waits for it.
+// The same, and waits for it. A plugin may hand the copy to another thread, which costs
+// tens of microseconds: for a small value on the CPU look through buffer_pointer instead.
 JPP_API jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
                                              void* data, size_t size) JPP_MUST_USE;
 
@@ -238,7 +240,7 @@ typedef struct jpp_custom_call {
 } jpp_custom_call_t;
 
 // Registers a typed FFI handler for all clients of this plugin, for ever. JPP_UNSUPPORTED
-// when the plugin has no FFI extension.
+// when the plugin has no FFI extension, or one of an older layout.
 JPP_API jpp_status_t* jpp_client_register_custom_call(
     jpp_client_t* client, const jpp_custom_call_t* custom_call) JPP_MUST_USE;
 

@@ -17,7 +17,7 @@ typedef struct jpp_transport_vtable {
                             bool* out_done);
   jpp_status_t* (*try_recv)(jpp_channel_t* channel, jpp_message_t* message,
                             bool* out_done);
-  void (*abort)(jpp_channel_t* channel, const jpp_status_t* status);
+  void (*set_abort)(jpp_channel_t* channel, const jpp_status_t* status);
   void (*reset)(jpp_channel_t* channel);
   void (*close)(jpp_channel_t* channel);
 } jpp_transport_vtable_t;

@@ -167,7 +167,7 @@ const jpp_transport_vtable_t jpp_transport_inproc = {
     .open_channel = inproc_open_channel,
     .try_send = inproc_try_send,
     .try_recv = inproc_try_recv,
-    .abort = inproc_abort,
+    .set_abort = inproc_abort,
     .reset = inproc_reset,
     .close = inproc_close,
 };

@@ -65,7 +65,7 @@ const jpp_transport_vtable_t jpp_transport_null = {
     .open_channel = null_open_channel,
     .try_send = null_try_send,
     .try_recv = null_try_recv,
-    .abort = null_abort,
+    .set_abort = null_abort,
     .reset = null_reset,
     .close = null_close,
 };

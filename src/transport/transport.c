@@ -83,7 +83,7 @@ jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* messag
 }
 
 void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status) {
-  channel->vtable->abort(channel, status);
+  channel->vtable->set_abort(channel, status);
 }
 
 void jpp_channel_reset(jpp_channel_t* channel) { channel->vtable->reset(channel); }

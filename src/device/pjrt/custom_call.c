@@ -1,14 +1,19 @@
 // Custom calls through PJRT's FFI extension. Its header does not ship with pjrt_c_api.h,
-// so its layout is declared here: xla/pjrt/c/pjrt_c_api_ffi_extension.h, version 2.
+// so its layout is declared here: xla/pjrt/c/pjrt_c_api_ffi_extension.h. Older plugins
+// have an api_version before the handler and no way to tell; given this layout, some of
+// them register garbage and report success. So only versions known to have it are
+// trusted.
 #include <string.h>
 
 #include "device/pjrt/pjrt.h"
+
+// 0.115 was tried and has this layout, 0.81 was tried and has the older one.
+#define FFI_MINOR_NEEDED 115
 
 typedef struct ffi_register_handler_args {
   size_t struct_size;
   const char* target_name;
   size_t target_name_size;
-  int api_version;  // 1: a typed handler
   void* handler;
   const char* platform_name;
   size_t platform_name_size;
@@ -23,6 +28,7 @@ typedef struct ffi_extension {
 } ffi_extension_t;
 
 static const ffi_extension_t* ffi_extension_find(const PJRT_Api* api) {
+  if (api->pjrt_api_version.minor_version < FFI_MINOR_NEEDED) return NULL;
   for (const PJRT_Extension_Base* e = api->extension_start; e; e = e->next) {
     if (e->type != PJRT_Extension_Type_FFI) continue;
     bool whole = e->struct_size >= PJRT_STRUCT_SIZE(ffi_extension_t, register_handler);
@@ -36,16 +42,18 @@ jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
   const PJRT_Api* api = jpp_pjrt_client(base)->api;
   const ffi_extension_t* ffi = ffi_extension_find(api);
   if (!ffi) {
-    return jpp_status_make(JPP_UNSUPPORTED,
-                           "custom call %s: the plugin of platform %s has no FFI "
-                           "extension that registers handlers",
-                           custom_call->name, base->info.platform_name);
+    return jpp_status_make(
+        JPP_UNSUPPORTED,
+        "custom call %s: expected a plugin of PJRT API %d.%d or later "
+        "with an FFI extension, found %d.%d%s",
+        custom_call->name, PJRT_API_MAJOR, FFI_MINOR_NEEDED,
+        api->pjrt_api_version.major_version, api->pjrt_api_version.minor_version,
+        api->pjrt_api_version.minor_version < FFI_MINOR_NEEDED ? "" : " without one");
   }
   ffi_register_handler_args_t args = {
       .struct_size = PJRT_STRUCT_SIZE(ffi_register_handler_args_t, traits),
       .target_name = custom_call->name,
       .target_name_size = strlen(custom_call->name),
-      .api_version = 1,
       .handler = custom_call->handler,
       .platform_name = custom_call->platform,
       .platform_name_size = strlen(custom_call->platform),

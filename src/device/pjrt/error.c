@@ -21,7 +21,7 @@ static void error_destroy(const PJRT_Api* api, PJRT_Error* error) {
   api->PJRT_Error_Destroy(&args);
 }
 
-static PJRT_Error_Code error_code(const PJRT_Api* api, const PJRT_Error* error) {
+PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error) {
   JPP_PJRT_ARGS(Error_GetCode, args);
   args.error = error;
   PJRT_Error* failed = api->PJRT_Error_GetCode(&args);
@@ -37,8 +37,8 @@ jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
   args.error = error;
   api->PJRT_Error_Message(&args);
   jpp_status_t* status =
-      jpp_status_make(code_from_pjrt(error_code(api, error), code), "%s: %.*s", doing,
-                      (int)args.message_size, args.message ? args.message : "");
+      jpp_status_make(code_from_pjrt(jpp_pjrt_error_code(api, error), code), "%s: %.*s",
+                      doing, (int)args.message_size, args.message ? args.message : "");
   error_destroy(api, error);
   return status;
 }

@@ -91,7 +91,10 @@ jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute)
   };
   PJRT_Error* error = client->api->PJRT_LoadedExecutable_Execute(&args);
   if (!error) return NULL;
-  return execute_explain(
-      client->api, execute,
-      jpp_pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "execute"));
+  // A plugin may run small programs inside the call, so this may be a failure at work.
+  bool refused =
+      jpp_pjrt_error_code(client->api, error) == PJRT_Error_Code_INVALID_ARGUMENT;
+  jpp_status_code_t code = refused ? JPP_INVALID_ARGUMENT : JPP_EXECUTION_ERROR;
+  return execute_explain(client->api, execute,
+                         jpp_pjrt_status(client->api, error, code, "execute"));
 }

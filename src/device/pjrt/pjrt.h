@@ -32,6 +32,7 @@ jpp_status_t* jpp_pjrt_plugin_load(const char* path, const PJRT_Api** out_api);
 // cancelled keep their codes, anything else gets `code`; `doing` names the call.
 jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
                               jpp_status_code_t code, const char* doing);
+PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error);
 // For calls whose failure nobody can act on.
 void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
 

@@ -1,5 +1,6 @@
 #include "driver_under_test.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 typedef struct program_text {
@@ -46,13 +47,22 @@ static const program_text_t kPrograms[TEST_PROGRAM_COUNT] = {
     [TEST_BROKEN] = {"no program", "no program", OPTIONS(ONE_DEVICE)},
 };
 
-static jpp_client_t* create_pjrt(void) {
+const char* test_plugin_path(void) {
   const char* path = getenv("JPP_TEST_PLUGIN");
-  if (!path || !*path) skip();
+  return path && *path ? path : NULL;
+}
+
+bool test_skip_without_plugin(void) {
+  if (test_plugin_path()) return false;
+  printf("1..0 # SKIP JPP_TEST_PLUGIN is not set\n");
+  return true;
+}
+
+static jpp_client_t* create_pjrt(void) {
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = TEST_DEVICES};
   jpp_pjrt_options_t options = {
-      .plugin_path = path, .options = &option, .option_count = 1};
+      .plugin_path = test_plugin_path(), .options = &option, .option_count = 1};
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_pjrt(&options, &client));
   return client;

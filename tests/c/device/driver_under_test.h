@@ -20,8 +20,13 @@ typedef enum test_program {
   TEST_PROGRAM_COUNT
 } test_program_t;
 
-// "fake", "fake-threads" or "pjrt"; the last skips the test when JPP_TEST_PLUGIN is
-// unset.
+// The environment's JPP_TEST_PLUGIN, or NULL.
+const char* test_plugin_path(void);
+// True, and says so to the harness, when there is none. For main(): cmocka's skip()
+// prints a "not ok" that meson takes for a failure.
+bool test_skip_without_plugin(void);
+
+// "fake", "fake-threads" or "pjrt".
 jpp_client_t* test_client_create(const char* driver);
 jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
                                jpp_executable_t** out_executable);
