@@ -1,0 +1,50 @@
+"""Every name that a step's author writes, as `jaxpp.api` has them."""
+
+from jaxpp.array import MpmdArray
+from jaxpp.errors import JaxppError
+from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.operations import Add, Concat, Max, Operation
+from jaxpp.primitives import mark_stage_end, pipeline_enter_stage, treduce, treduce_i
+from jaxpp.schedules import (
+    BaseSchedule,
+    DualPipeV,
+    Eager1F1B,
+    FusedTask,
+    GPipe,
+    Interleaved1F1B,
+    InterleavedGPipe,
+    KimiK2,
+    Std1F1B,
+    Task,
+    TaskType,
+    ZeroBubble,
+)
+from jaxpp.step import mpmd_jit_with_loop
+
+__all__ = [
+    "Add",
+    "BaseSchedule",
+    "Concat",
+    "DualPipeV",
+    "Eager1F1B",
+    "FusedTask",
+    "GPipe",
+    "Interleaved1F1B",
+    "InterleavedGPipe",
+    "JaxppError",
+    "KimiK2",
+    "Max",
+    "MpmdArray",
+    "MpmdMesh",
+    "MpmdSharding",
+    "Operation",
+    "Std1F1B",
+    "Task",
+    "TaskType",
+    "ZeroBubble",
+    "mark_stage_end",
+    "mpmd_jit_with_loop",
+    "pipeline_enter_stage",
+    "treduce",
+    "treduce_i",
+]

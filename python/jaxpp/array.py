@@ -1,0 +1,256 @@
+"""Arrays that live on pipeline ranks."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpp import _core
+from jaxpp.devices import Devices
+from jaxpp.errors import make_error
+from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.tracing import physical_type
+
+__all__ = ["MpmdArray", "Placement"]
+
+
+class Placement:
+    """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
+
+    def __init__(
+        self, devices: Devices, mesh: MpmdMesh, aval: Any, ranks: Sequence[int],
+        spec: PartitionSpec,
+    ) -> None:
+        self.devices = devices
+        self.mesh = mesh
+        self.aval = aval
+        self.ranks = tuple(ranks)
+        self.spec = spec
+        self.dtype_name, self.physical_shape = physical_type(aval)
+        self.sharding = MpmdSharding(mesh, self.ranks, spec)
+        self.device_indices = [d for r in self.ranks for d in devices.indices[r]]
+        self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+        self._slices = self._shard_slices()
+
+    def _shard_slices(self) -> list[tuple[slice, ...]]:
+        lowering = self.mesh.lowering_mesh()
+        if self.devices.per_rank == 1:
+            return [()]
+        indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
+        return [indices[d] for d in lowering.devices.flat]
+
+    def put(self, array: Any) -> _core.Value:
+        """Uploads a host or JAX array to the ranks."""
+        host = _to_host(array, self.dtype_name)
+        shards = [host[index] if index else host for index in self._slices]
+        return _core.Value.put(
+            self.devices.client,
+            self.ranks,
+            self.device_indices,
+            shards * len(self.ranks),
+            self.dtype_name,
+        )
+
+    def read(self, value: _core.Value, rank: int) -> np.ndarray:
+        """The whole array, from one rank's shards."""
+        dtype = jnp.dtype(self.dtype_name)
+        if self.devices.per_rank == 1:
+            return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
+        whole = np.empty(self.physical_shape, dtype)
+        for d, index in enumerate(self._slices):
+            shape = whole[index].shape
+            whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
+        return whole
+
+    def _read_shard(
+        self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
+    ) -> np.ndarray:
+        shard = np.empty(shape, _carrier(jnp.dtype(self.dtype_name)))
+        if math.prod(shape):
+            value.read(rank, device, shard.reshape(-1).view(np.uint8))
+        return shard
+
+
+def _carrier(dtype: Any) -> Any:
+    """A dtype of the same size that numpy's buffers can carry."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+
+
+def _to_host(array: Any, dtype_name: str) -> np.ndarray:
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    host = np.asarray(array, jnp.dtype(dtype_name))
+    return host.view(_carrier(host.dtype))
+
+
+class MpmdArray:
+    """An array on the devices of one or more pipeline ranks, the same on each.
+
+    A handle: the memory belongs to the runtime. It becomes a `jax.Array` or a numpy array
+    when somebody looks (`np.asarray(x)`, `float(x)`, `x[0]`, `x.to_mpmd_local_array`).
+    Steps return these and take them back.
+    """
+
+    __slots__ = ("_placement", "_value", "__weakref__")
+
+    def __init__(self, placement: Placement, value: _core.Value) -> None:
+        self._placement = placement
+        self._value = value
+
+    # --- What it is ---
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._placement.aval.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self._placement.aval.dtype
+
+    @property
+    def aval(self) -> Any:
+        return self._placement.aval
+
+    @property
+    def weak_type(self) -> bool:
+        return bool(getattr(self._placement.aval, "weak_type", False))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def sharding(self) -> MpmdSharding:
+        return self._placement.sharding
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return self._placement.spec
+
+    @property
+    def mpmd_idxs(self) -> tuple[int, ...]:
+        """The ranks that hold it."""
+        return self._placement.ranks
+
+    @property
+    def is_mpmd_replicated(self) -> bool:
+        return len(self._placement.ranks) > 1
+
+    # --- Looking at it ---
+
+    def _read(self, rank: int | None = None) -> np.ndarray:
+        ranks = self._placement.ranks
+        return self._placement.read(self._value, ranks[0] if rank is None else rank)
+
+    def _rank_array(self, rank: int) -> jax.Array:
+        host = self._read(rank)
+        array = jax.device_put(host, self._placement.sharding.rank_sharding(rank))
+        if jnp.issubdtype(self.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(array)
+        if self.weak_type:
+            return jax.lax.convert_element_type_p.bind(
+                array, new_dtype=self.dtype, weak_type=True, sharding=None
+            )
+        return array
+
+    @property
+    def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
+        ranks = self._placement.ranks
+        return collections.OrderedDict((r, self._rank_array(r)) for r in ranks)
+
+    @property
+    def to_mpmd_local_array(self) -> Any:
+        """The array of the rank that holds it, or a list, one a rank."""
+        arrays = list(self._partially_addressable_arrays.values())
+        return arrays[0] if len(arrays) == 1 else arrays
+
+    @property
+    def first_mpmd_replica(self) -> jax.Array:
+        """The copy on the lowest rank that holds it."""
+        return self._rank_array(self._placement.ranks[0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        host = self._read()
+        return host if dtype is None else host.astype(dtype)
+
+    def _scalar(self, kind: str) -> Any:
+        if self.size != 1:
+            raise TypeError(
+                f"{kind}() needs an array of one element; this one has shape {self.shape}"
+            )
+        return self._read().reshape(()).item()
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool"))
+
+    def __index__(self) -> int:
+        if not jnp.issubdtype(self.dtype, jnp.integer):
+            raise TypeError(f"an array of {self.dtype} is no index")
+        return int(self._scalar("index"))
+
+    def item(self) -> Any:
+        return self._scalar("item")
+
+    def tolist(self) -> Any:
+        return self._read().tolist()
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self._read()[index]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a scalar array")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self._read())
+
+    # --- Its memory ---
+
+    def delete(self) -> None:
+        """Frees the device memory now. Using the array afterwards is an error."""
+        self._value.delete()
+
+    def is_deleted(self) -> bool:
+        return self._value.deleted
+
+    def block_until_ready(self) -> MpmdArray:
+        self._value.wait()
+        return self
+
+    def __reduce__(self) -> Any:
+        raise make_error(
+            "unsupported",
+            "an MpmdArray can not be pickled: its memory belongs to the devices of this "
+            "process; pickle np.asarray(x)",
+        )
+
+    # --- Printing ---
+
+    def __repr__(self) -> str:
+        if self._value.deleted:
+            return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, deleted)"
+        return (
+            f"MpmdArray(shape={self.shape}, dtype={self.dtype}, "
+            f"mpmd_idxs={self.mpmd_idxs}, sharding={self.sharding.sharding})"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return format(self._scalar("format"), spec) if spec else str(self)

@@ -1,0 +1,70 @@
+"""The PJRT client that runs the tasks: a second one beside JAX's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import jax
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.mesh import MpmdMesh
+
+__all__ = ["Devices", "devices_for"]
+
+
+class Devices:
+    """A client and the devices of each rank of a mesh, as the client numbers them."""
+
+    def __init__(self, client: _core.Client, mesh: MpmdMesh) -> None:
+        self.client = client
+        self.platform, self.version, self.found = client.info()
+        by_id = {device_id: index for index, (device_id, _) in enumerate(self.found)}
+        self.ids = [[d.id for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
+        missing = sorted({i for ids in self.ids for i in ids} - by_id.keys())
+        if missing:
+            raise make_error(
+                "devices",
+                f"the mesh needs devices {missing}, but the plugin has {len(self.found)} "
+                f"({self.platform}); use a smaller mesh or a plugin with more devices",
+            )
+        self.indices = [[by_id[i] for i in ids] for ids in self.ids]
+
+    @property
+    def per_rank(self) -> int:
+        return len(self.indices[0])
+
+
+def _default_plugin() -> str:
+    try:
+        import lammps_jax_pjrt_cpu
+    except ImportError:
+        raise make_error(
+            "plugin",
+            "no PJRT plugin: the package lammps-jax-pjrt-cpu is not installed and neither "
+            "plugin= nor JPP_PLUGIN names one; pip install lammps-jax-pjrt-cpu",
+        ) from None
+    return str(lammps_jax_pjrt_cpu.PLUGIN_PATH)
+
+
+@functools.cache
+def _client(plugin: str, cpu_devices: int) -> _core.Client:
+    options = {"cpu_device_count": cpu_devices} if cpu_devices else {}
+    # The plugin's own log; its errors come as exceptions.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return _core.Client(plugin, options)
+
+
+def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
+    """The devices of a mesh on the plugin named by argument, JPP_PLUGIN or default.
+
+    Raises:
+      JaxppError: the plugin is missing, is none or is too old ("plugin"); it has too few
+        devices ("devices").
+    """
+    path = plugin or os.environ.get("JPP_PLUGIN") or _default_plugin()
+    highest = max(d.id for d in mesh.jax_mesh.devices.flat)
+    on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
+    cpu_devices = max(highest + 1, len(jax.devices("cpu"))) if on_cpu else 0
+    return Devices(_client(path, cpu_devices), mesh)

@@ -1,0 +1,249 @@
+"""From tasks to StableHLO: one module for all tasks that compute the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib.mlir import ir
+
+from jaxpp import _core
+from jaxpp.mesh import MpmdMesh
+from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
+
+__all__ = ["LoweredTask", "TaskLowerer", "run_op"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredTask:
+    """A task's module: StableHLO bytecode, the same object for tasks that are the same."""
+
+    code: bytes
+    text: Callable[[], str]
+
+
+def _bind(op: FrontOp, operands: Sequence[Any], mesh: MpmdMesh) -> list[Any]:
+    """Evaluates one equation on tracers, on a rank's mesh instead of the whole one."""
+    params = dict(op.params)
+    if op.primitive.name == "sharding_constraint":
+        lowering_mesh = mesh.lowering_mesh()
+        if lowering_mesh.size == 1:
+            return list(operands)
+        spec = getattr(params["sharding"], "spec", None)
+        if spec is not None:
+            sharding = NamedSharding(lowering_mesh, spec)
+            return [jax.lax.with_sharding_constraint(operands[0], sharding)]
+    subfuns, bind_params = op.primitive.get_bind_params(params)
+    outs = op.primitive.bind(*subfuns, *operands, **bind_params)
+    return list(outs) if op.primitive.multiple_results else [outs]
+
+
+def run_op(op: FrontOp, env: dict[int, Any], mesh: MpmdMesh) -> None:
+    """Evaluates an op of the graph; operands and outputs are in `env` by value id."""
+    operands = [o.val if isinstance(o, Literal) else env[o] for o in op.operands]
+    for k, out in enumerate(_bind(op, operands, mesh)):
+        env[op.first_output + k] = out
+
+
+def _param_key(param: Any) -> Any:
+    """Equal only for parameters that mean the same; by identity where that is not sure."""
+    if isinstance(param, ClosedJaxpr | Jaxpr):
+        return ("jaxpr", id(param))
+    if isinstance(param, tuple | list):
+        return tuple(_param_key(p) for p in param)
+    if isinstance(param, dict):
+        return tuple((k, _param_key(v)) for k, v in sorted(param.items()))
+    if isinstance(param, np.ndarray | jax.Array):
+        return ("array", id(param))
+    try:
+        hash(param)
+    except TypeError:
+        return ("object", id(param))
+    return (type(param), param)
+
+
+def _literal_key(literal: Literal) -> Any:
+    value = np.asarray(literal.val)
+    return ("literal", str(literal.aval), value.tobytes())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    name: str
+    ops: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
+class TaskLowerer:
+    """Lowers the tasks of one plan.
+
+    Args:
+      graph: the traced step.
+      staged: its partition.
+      mesh: where it runs.
+      specs: the sharding of every value that crosses tasks, by value id; None when a rank
+        has one device.
+      platform: what to lower for ("cpu", "cuda", ...).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        staged: _core.Staged,
+        mesh: MpmdMesh,
+        specs: dict[int, PartitionSpec] | None,
+        platform: str,
+    ) -> None:
+        self.graph = graph
+        self.staged = staged
+        self.mesh = mesh
+        self.specs = specs
+        self.platform = platform
+        self.avals = dict(graph.avals)
+        self._cache: dict[Any, LoweredTask] = {}
+        for loop, result, _, init, state, after, final in staged.accumulators():
+            aval = self._state_aval(loop, result)
+            for value in (init, state, after, final):
+                self.avals.setdefault(value, aval)
+
+    def _state_aval(self, loop: int, result: int) -> Any:
+        front = self.graph.loops[loop]
+        value = front.value_avals[result]
+        struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        operation = front.operations[result]
+        state = jax.eval_shape(lambda: operation.state(front.length, struct))
+        return jax.core.ShapedArray(state.shape, state.dtype)
+
+    # --- Evaluating a task ---
+
+    def _run_made_op(self, op: int, env: dict[int, Any]) -> None:
+        kind, attr, loop, inputs, first, _ = self.staged.op(op)
+        values = [env[v] for v in inputs]
+        if kind == SUM:
+            total = values[0]
+            for value in values[1:]:
+                total = jax.lax.add(total, value)
+            env[first] = total
+            return
+        front = self.graph.loops[loop]
+        operation = front.operations[attr]
+        if kind == INIT:
+            value = front.value_avals[attr]
+            struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+            env[first] = operation.state(front.length, struct)
+        elif kind == ACCUMULATE:
+            index = values[2] if len(values) > 2 else None
+            env[first] = operation.update(values[0], values[1], index)
+
+    def _is_made(self, op: int) -> bool:
+        return op not in self.graph.ops or self.staged.op(op)[0] == SUM
+
+    def _task_function(self, task: _Task) -> Callable[..., list[Any]]:
+        def run(*args: Any) -> list[Any]:
+            env = dict(zip(task.inputs, args, strict=True))
+            for op in task.ops:
+                if self._is_made(op):
+                    self._run_made_op(op, env)
+                else:
+                    run_op(self._resolved(op), env, self.mesh)
+            return [env[v] for v in task.outputs]
+
+        run.__name__ = task.name
+        return run
+
+    def _resolved(self, op: int) -> FrontOp:
+        """The op with its inputs as the planner rewrote them (it looks through marks)."""
+        front = self.graph.ops[op]
+        inputs = iter(self.staged.op(op)[3])
+        operands = tuple(o if isinstance(o, Literal) else next(inputs) for o in front.operands)
+        return dataclasses.replace(front, operands=operands)
+
+    # --- What makes two tasks the same ---
+
+    def _op_key(self, op: int, local: dict[int, int]) -> Any:
+        kind, attr, loop, inputs, first, count = self.staged.op(op)
+        key: tuple[Any, ...]
+        if self._is_made(op):
+            operation = None if loop is None or kind == SUM else (
+                self.graph.loops[loop].operations[attr],
+                self.graph.loops[loop].length,
+                str(self.graph.loops[loop].value_avals[attr]),
+            )
+            key = (kind, operation, tuple(local[v] for v in inputs))
+        else:
+            front = self._resolved(op)
+            operands = tuple(
+                _literal_key(o) if isinstance(o, Literal) else local[o] for o in front.operands
+            )
+            key = (front.primitive, _param_key(front.params), operands)
+        for k in range(count):
+            local[first + k] = len(local)
+        return key
+
+    def _value_key(self, value: int) -> Any:
+        return str(self.avals[value]), None if self.specs is None else self.specs[value]
+
+    def _task_key(self, task: _Task, donations: Sequence[int | None]) -> Any:
+        local = {v: k for k, v in enumerate(task.inputs)}
+        inputs = tuple(self._value_key(v) for v in task.inputs)
+        ops = tuple(self._op_key(op, local) for op in task.ops)
+        outputs = tuple((local[v], self._value_key(v)) for v in task.outputs)
+        return inputs, ops, outputs, tuple(donations)
+
+    # --- Lowering ---
+
+    def lower(self, task: tuple[Any, ...], donations: Sequence[int | None]) -> LoweredTask:
+        """A task of `staged.tasks()` with its row of `plan.donations()`."""
+        name, _, _, _, _, ops, inputs, outputs = task
+        view = _Task(name, ops, inputs, outputs)
+        key = self._task_key(view, donations)
+        if key not in self._cache:
+            self._cache[key] = self._lower(view, donations)
+        return self._cache[key]
+
+    def _shardings(self, values: Sequence[int]) -> Any:
+        mesh = self.mesh.lowering_mesh()
+        return [NamedSharding(mesh, self.specs[v]) for v in values]
+
+    def _lower(self, task: _Task, donations: Sequence[int | None]) -> LoweredTask:
+        avals = [
+            jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in task.inputs
+        ]
+        options = {}
+        if self.specs is not None:
+            options["in_shardings"] = tuple(self._shardings(task.inputs))
+            options["out_shardings"] = self._shardings(task.outputs)
+        function = jax.jit(self._task_function(task), keep_unused=True, **options)
+        traced = function.trace(*avals)
+        lowered = traced.lower(lowering_platforms=(self.platform,))
+        module = lowered.compiler_ir("stablehlo")
+        _set_aliases(module, donations)
+        return LoweredTask(_bytecode(module), lambda: str(module))
+
+
+def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
+    """Tells XLA which argument's memory each output takes over."""
+    if all(d is None for d in donations):
+        return
+    with module.context:
+        main = next(f for f in module.body.operations if f.attributes["sym_name"].value == "main")
+        i32 = ir.IntegerType.get_signless(32)
+        rows = []
+        for row, output in zip(main.arg_attrs, donations, strict=True):
+            attributes = {named.name: named.attr for named in row}
+            if output is not None:
+                attributes["tf.aliasing_output"] = ir.IntegerAttr.get(i32, output)
+            rows.append(ir.DictAttr.get(attributes))
+        main.arg_attrs = ir.ArrayAttr.get(rows)
+
+
+def _bytecode(module: Any) -> bytes:
+    from jax._src.interpreters import mlir
+
+    return mlir.module_to_bytecode(module)

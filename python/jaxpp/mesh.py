@@ -1,0 +1,101 @@
+"""Meshes with a pipeline axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from types import TracebackType
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpp.errors import make_error
+
+__all__ = ["MpmdMesh", "MpmdSharding"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MpmdMesh:
+    """A `jax.sharding.Mesh` one axis of which counts pipeline ranks.
+
+    Each index along `mpmd_axis_name` is one rank (actor) with its own group of devices; the
+    other axes shard values inside a rank.
+    """
+
+    jax_mesh: Mesh
+    mpmd_axis_name: str
+
+    def __post_init__(self) -> None:
+        if self.mpmd_axis_name not in self.jax_mesh.axis_names:
+            raise make_error(
+                "mesh",
+                f"MpmdMesh: mpmd_axis_name={self.mpmd_axis_name!r} is no axis of the mesh; "
+                f"found {self.jax_mesh.axis_names}",
+            )
+
+    @property
+    def _axis(self) -> int:
+        return self.jax_mesh.axis_names.index(self.mpmd_axis_name)
+
+    @property
+    def mpmd_dim(self) -> int:
+        """The number of pipeline ranks."""
+        return self.jax_mesh.devices.shape[self._axis]
+
+    @functools.cached_property
+    def unstack(self) -> list[Mesh]:
+        """One mesh a rank, with the pipeline axis kept at size 1."""
+        return [self.mpmd_submesh((rank,)) for rank in range(self.mpmd_dim)]
+
+    def mpmd_submesh(self, idxs: Iterable[int]) -> Mesh:
+        """The mesh of some ranks, in the given order."""
+        devices = np.take(self.jax_mesh.devices, list(idxs), axis=self._axis)
+        return Mesh(devices, self.jax_mesh.axis_names, axis_types=self.jax_mesh.axis_types)
+
+    def lowering_mesh(self) -> Mesh:
+        """The mesh that tasks are lowered for: a rank's, the same for all of them."""
+        return self.unstack[0]
+
+    @property
+    def my_mpmd_axis_index(self) -> int:
+        """The first rank whose devices this process can address."""
+        for rank, mesh in enumerate(self.unstack):
+            if mesh.local_devices:
+                return rank
+        raise make_error("mesh", "no rank of the mesh has a device of this process")
+
+    def devices_of(self, rank: int) -> list[jax.Device]:
+        """A rank's devices, in the order of its mesh."""
+        return list(self.unstack[rank].devices.flat)
+
+    def __enter__(self) -> MpmdMesh:
+        self.jax_mesh.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.jax_mesh.__exit__(kind, error, trace)
+
+
+@dataclasses.dataclass(frozen=True)
+class MpmdSharding:
+    """Where an `MpmdArray` lives: a copy on each of some ranks, sharded by `spec` there."""
+
+    mpmd_mesh: MpmdMesh
+    mesh_ids: tuple[int, ...]
+    spec: PartitionSpec
+
+    @functools.cached_property
+    def sharding(self) -> NamedSharding:
+        """The same as one sharding over all ranks that hold the array."""
+        return NamedSharding(self.mpmd_mesh.mpmd_submesh(self.mesh_ids), self.spec)
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """The sharding of the copy on one rank."""
+        return NamedSharding(self.mpmd_mesh.unstack[rank], self.spec)

@@ -1,0 +1,289 @@
+"""The two things a user writes into a step: stage marks and the loop over microbatches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src.tree_util import broadcast_prefix
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from jaxpp.errors import make_error
+from jaxpp.operations import Add, Concat, normalize
+from jaxpp.schedules import BaseSchedule
+
+__all__ = [
+    "loop_p",
+    "mark_backward_p",
+    "mark_p",
+    "mark_stage_end",
+    "pipeline_enter_stage",
+    "treduce",
+    "treduce_i",
+]
+
+# --- Stage marks ------------------------------------------------------------------------
+
+mark_p = Primitive("stage_mark")  # ends a stage's forward
+mark_tangent_p = Primitive("stage_mark_tangent")  # between a mark and its transpose
+mark_backward_p = Primitive("stage_mark_backward")  # begins the stage's backward
+
+_next_uid = itertools.count()
+
+
+def _make_identity(primitive: Primitive) -> None:
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *xs, **params: list(xs))
+    primitive.def_abstract_eval(lambda *avals, **params: list(avals))
+    mlir.register_lowering(primitive, lambda ctx, *xs, **params: list(xs))
+    batching.primitive_batchers[primitive] = lambda xs, dims, **params: (
+        primitive.bind(*xs, **params),
+        dims,
+    )
+
+
+for _primitive in (mark_p, mark_tangent_p, mark_backward_p):
+    _make_identity(_primitive)
+
+
+def _mark_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    outs = mark_p.bind(*primals, **params)
+    live = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    out_tangents = list(tangents)
+    if live:
+        marked = mark_tangent_p.bind(*(tangents[i] for i in live), **params)
+        for i, tangent in zip(live, marked, strict=True):
+            out_tangents[i] = tangent
+    return outs, out_tangents
+
+
+def _mark_transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
+    live = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
+    results = list(cotangents)
+    if live:
+        marked = mark_backward_p.bind(*(cotangents[i] for i in live), **params)
+        for i, ct in zip(live, marked, strict=True):
+            results[i] = ct
+    return results
+
+
+ad.primitive_jvps[mark_p] = _mark_jvp
+ad.primitive_transposes[mark_tangent_p] = _mark_transpose
+ad.primitive_jvps[mark_tangent_p] = lambda primals, tangents, **params: (
+    mark_tangent_p.bind(*primals, **params),
+    list(tangents),
+)
+ad.primitive_jvps[mark_backward_p] = lambda primals, tangents, **params: (
+    mark_backward_p.bind(*primals, **params),
+    list(tangents),
+)
+
+
+def mark_stage_end(x: Any, name: str | None = None) -> Any:
+    """Ends a pipeline stage: what `x` needs belongs to it, what uses `x` to later ones.
+
+    The identity on any pytree of arrays. A model of S stages has S marks, in order, the
+    last one included. Differentiable (its transpose begins the same stage's backward) and
+    vmappable; outside `treduce` it does nothing.
+
+    Args:
+      x: a pytree of arrays, of any shapes and dtypes.
+      name: a name for error messages; has no other meaning.
+
+    Returns:
+      `x`.
+    """
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves:
+        return x
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    return tree.unflatten(mark_p.bind(*leaves, name=name, uid=next(_next_uid)))
+
+
+pipeline_enter_stage = mark_stage_end
+
+# --- The loop ---------------------------------------------------------------------------
+
+# Operands: what the body closes over. Parameters: `body`, a jaxpr from these and the
+# microbatch number to one value of each result; `length`; `schedule`; `operations`, one a
+# result. Results: the states after the last microbatch.
+loop_p = Primitive("microbatch_loop")
+loop_p.multiple_results = True
+
+
+def _state_aval(operation: Any, length: int, value: Any) -> Any:
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    state = jax.eval_shape(lambda: operation.state(length, struct))
+    return jax.core.ShapedArray(state.shape, state.dtype)
+
+
+@loop_p.def_abstract_eval
+def _loop_abstract_eval(
+    *avals: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
+) -> list[Any]:
+    return [
+        _state_aval(operation, length, value)
+        for operation, value in zip(operations, body.out_avals, strict=True)
+    ]
+
+
+def _loop_in_order(
+    *consts: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
+) -> list[Any]:
+    """What the loop means: one microbatch after the other."""
+    states = [
+        operation.state(length, jax.ShapeDtypeStruct(value.shape, value.dtype))
+        for operation, value in zip(operations, body.out_avals, strict=True)
+    ]
+    run_body = jaxpr_as_fun(body)
+
+    def run_one(i: jax.Array, states: list[Any]) -> list[Any]:
+        values = run_body(*consts, i)
+        return [
+            operation.update(state, value, i)
+            for operation, state, value in zip(operations, states, values, strict=True)
+        ]
+
+    return jax.lax.fori_loop(0, length, run_one, states)
+
+
+loop_p.def_impl(lambda *args, **params: jax.jit(lambda *a: _loop_in_order(*a, **params))(*args))
+mlir.register_lowering(loop_p, mlir.lower_fun(_loop_in_order, multiple_results=True))
+
+
+def _describe(operation: Any) -> str:
+    return operation.__name__ if isinstance(operation, type) else repr(operation)
+
+
+def _match_operations(operation: Any, result: Any) -> tuple[Any, ...]:
+    """One operation a leaf of `result`."""
+    try:
+        per_leaf = broadcast_prefix(operation, result)
+    except ValueError:
+        raise make_error(
+            "operation",
+            "treduce: `operation` is no prefix of what the function returns.\n"
+            f"  operation: {jax.tree.structure(operation)} "
+            f"({', '.join(_describe(o) for o in jax.tree.leaves(operation))})\n"
+            f"  result:    {str(jax.tree.structure(result))[:300]}\n"
+            "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
+        ) from None
+    operations = tuple(normalize(o) for o in per_leaf)
+    for given, operation_or_none in zip(per_leaf, operations, strict=True):
+        if operation_or_none is None:
+            raise make_error(
+                "operation",
+                f"treduce: {_describe(given)} is no operation; expected Add, Max, Concat() "
+                "or an object with state(n, value) and update(state, value, i)",
+            )
+    return operations
+
+
+def treduce_i(
+    fun: Callable[[jax.Array], Any],
+    length: int,
+    schedule: BaseSchedule,
+    operation: Any = (Concat(), Add),
+) -> Any:
+    """Runs `fun(i)` for every microbatch i under a schedule, and reduces its results.
+
+    Args:
+      fun: from the microbatch number, an int32 scalar, to a pytree of arrays. Inside, stage
+        marks (`mark_stage_end`) say where stages end.
+      length: how many microbatches.
+      schedule: which rank runs what when, inside `mpmd_jit_with_loop`. Elsewhere the
+        microbatches run one after the other.
+      operation: a pytree prefix of `fun`'s result with operations as leaves: `Add` sums,
+        `Max` takes the largest, `Concat(axis)` puts the values side by side along a new
+        axis. Results do not depend on the schedule.
+
+    Returns:
+      `fun`'s result with each leaf reduced.
+
+    Raises:
+      JaxppError: `operation` does not match the result ("operation"), `length` < 1
+        ("microbatch"), `schedule` is no schedule ("schedule").
+    """
+    length = int(length)
+    if length < 1:
+        raise make_error("microbatch", f"treduce_i: length={length}; expected at least 1")
+    if not hasattr(schedule, "build"):
+        raise make_error(
+            "schedule",
+            f"treduce: schedule={schedule!r}; expected an object such as "
+            "Interleaved1F1B(num_stages, mpmd_dim) or a subclass of BaseSchedule",
+        )
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    body, result = jax.make_jaxpr(lambda i: fun(i), return_shape=True)(index)
+    operations = _match_operations(operation, result)
+    jaxpr, _ = pe.dce_jaxpr(body.jaxpr, [True] * len(body.jaxpr.outvars), instantiate=True)
+    jaxpr = pe.convert_constvars_jaxpr(jaxpr)
+    outs = loop_p.bind(
+        *body.consts,
+        body=ClosedJaxpr(jaxpr, ()),
+        length=length,
+        schedule=schedule,
+        operations=operations,
+    )
+    return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _microbatch_count(xs: Any, axis: int) -> int:
+    leaves = jax.tree_util.tree_leaves_with_path(xs)
+    if not leaves:
+        raise make_error("microbatch", "treduce: xs has no arrays to cut into microbatches")
+    sizes: dict[str, int | None] = {}
+    for path, leaf in leaves:
+        shape = jnp.shape(leaf)
+        inside = -len(shape) <= axis < len(shape)
+        name = "xs" + jax.tree_util.keystr(path)
+        sizes[f"{name} {shape}"] = shape[axis] if inside else None
+    if len(set(sizes.values())) == 1 and None not in sizes.values():
+        return next(iter(sizes.values()))  # type: ignore[return-value]
+    lines = [
+        f"  {name}: {'no such axis' if size is None else size}"
+        for name, size in itertools.islice(sizes.items(), 8)
+    ]
+    raise make_error(
+        "microbatch",
+        f"treduce: every array of xs must have the same size along axis {axis}, the number "
+        "of microbatches; found\n" + "\n".join(lines),
+    )
+
+
+def treduce(
+    fun: Callable[[Any], Any],
+    xs: Any,
+    schedule: BaseSchedule,
+    axis: int = 0,
+    operation: Any = (Concat(), Add),
+) -> Any:
+    """Runs `fun` on every microbatch of `xs` under a schedule, and reduces its results.
+
+    Args:
+      fun: from one microbatch, `xs` without `axis`, to a pytree of arrays.
+      xs: a pytree of arrays; their size along `axis` is the number of microbatches.
+      schedule, operation: as in `treduce_i`.
+      axis: the axis of `xs` that counts microbatches.
+
+    Returns:
+      `fun`'s result with each leaf reduced over the microbatches. Under `Add` a mean loss
+      comes out times the number of microbatches.
+
+    Raises:
+      JaxppError: as `treduce_i`; sizes along `axis` differ ("microbatch").
+    """
+    length = _microbatch_count(xs, axis)
+
+    def run_one(i: jax.Array) -> Any:
+        def cut(x: Any) -> jax.Array:
+            return jax.lax.dynamic_index_in_dim(x, i, axis, keepdims=False)
+
+        return fun(jax.tree.map(cut, xs))
+
+    return treduce_i(run_one, length, schedule, operation)

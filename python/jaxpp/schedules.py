@@ -1,0 +1,242 @@
+"""Schedules: which rank runs which stage's forward or backward when.
+
+The built-in ones are made and proved in C; a user's own is a subclass of `BaseSchedule`
+whose `tasks` returns the lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+
+__all__ = [
+    "BaseSchedule",
+    "DualPipeV",
+    "Eager1F1B",
+    "FusedTask",
+    "GPipe",
+    "Interleaved1F1B",
+    "InterleavedGPipe",
+    "KimiK2",
+    "Std1F1B",
+    "Task",
+    "TaskType",
+    "ZeroBubble",
+]
+
+
+class TaskType(enum.Enum):
+    """The part of a stage's work that a task does. Values are `jpp_task_kind_t`."""
+
+    FWD = 1
+    BWD = 2
+    BWD_I = 3  # gradients of the stage's inputs
+    BWD_W = 4  # gradients of the stage's weights
+
+    @property
+    def default_latency(self) -> int:
+        return 2 if self is TaskType.BWD else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One stage's forward or backward for one microbatch."""
+
+    stage_id: int
+    mubatch_idx: int
+    fwd_or_bwd: TaskType
+    latency: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.latency is None:
+            object.__setattr__(self, "latency", self.fwd_or_bwd.default_latency)
+
+    def __str__(self) -> str:
+        return f"{self.fwd_or_bwd.name.lower()}_{self.stage_id}__{self.mubatch_idx}"
+
+
+class FusedTask(tuple):
+    """Tasks that run one right after the other."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"FusedTask({', '.join(str(task) for task in self)})"
+
+    __repr__ = __str__
+
+
+Row: TypeAlias = Sequence[Task | FusedTask | None]
+_CoreTask: TypeAlias = tuple[int, bool, int, int, int]
+
+
+class BaseSchedule:
+    """A schedule of `num_stages` stages. Subclasses define `tasks`."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.num_stages = num_stages
+
+    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        """A list per rank of what it runs in order; None where it waits."""
+        raise NotImplementedError
+
+    def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
+        rows = self.tasks(n_mubatches)
+        name = type(self).__name__
+        if len(rows) != mpmd_dim:
+            raise make_error(
+                "mesh",
+                f"schedule {name} lists tasks for {len(rows)} ranks, but the mesh has "
+                f"{mpmd_dim} along its pipeline axis; give both the same size",
+            )
+        flat = [_flatten_row(name, rank, row) for rank, row in enumerate(rows)]
+        schedule = _core.Schedule.from_rows(
+            name, self.num_stages, mpmd_dim, n_mubatches, flat
+        )
+        schedule.verify()
+        return schedule
+
+
+def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
+    flat: list[_CoreTask] = []
+    for position, entry in enumerate(row):
+        if entry is None:
+            flat.append((0, False, 0, 0, 0))
+            continue
+        members = entry if isinstance(entry, tuple) else (entry,)
+        for i, task in enumerate(members):
+            if not isinstance(task, Task):
+                raise make_error(
+                    "schedule",
+                    f"schedule {name}: entry {position} of rank {rank} is "
+                    f"{task!r}; expected a Task, a FusedTask of Tasks, or None",
+                )
+            joins_next = i + 1 < len(members)
+            flat.append(
+                (
+                    task.fwd_or_bwd.value,
+                    joins_next,
+                    int(task.latency or 0),
+                    task.stage_id,
+                    task.mubatch_idx,
+                )
+            )
+    return flat
+
+
+def _unflatten_row(flat: list[_CoreTask]) -> list[Task | FusedTask | None]:
+    row: list[Task | FusedTask | None] = []
+    group: list[Task] = []
+    for kind, joins_next, latency, stage, microbatch in flat:
+        if kind == 0:
+            row.append(None)
+            continue
+        group.append(Task(stage, microbatch, TaskType(kind), latency))
+        if joins_next:
+            continue
+        row.append(group[0] if len(group) == 1 else FusedTask(group))
+        group = []
+    return row
+
+
+class _BuiltIn(BaseSchedule):
+    """A schedule that the C library builds under `core_name`."""
+
+    core_name: str
+    fuse_steady_state = False
+
+    @property
+    def _ranks(self) -> int:
+        return self.num_stages
+
+    def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        if mpmd_dim != self._ranks:
+            raise make_error(
+                "mesh",
+                f"schedule {type(self).__name__} of {self.num_stages} stages runs on "
+                f"{self._ranks} ranks, but the mesh has {mpmd_dim} along its pipeline "
+                "axis; give both the same size",
+            )
+        return _core.Schedule.build(
+            self.core_name, self.num_stages, mpmd_dim, n_mubatches, self.fuse_steady_state
+        )
+
+    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        rows = self.build(n_mubatches, self._ranks).rows()
+        return [_unflatten_row(row) for row in rows]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_stages})"
+
+
+class Std1F1B(_BuiltIn):
+    """One forward, one backward (PipeDream-Flush, arXiv 2006.09503); stage = rank."""
+
+    core_name = "1f1b"
+
+
+class Eager1F1B(_BuiltIn):
+    """1F1B with more forwards in its warmup (arXiv 2211.05322); stage = rank."""
+
+    core_name = "eager-1f1b"
+
+
+class GPipe(_BuiltIn):
+    """All forwards, then all backwards (arXiv 1811.06965); stage = rank."""
+
+    core_name = "gpipe"
+
+
+class ZeroBubble(_BuiltIn):
+    """ZB-H1 (arXiv 2401.10241): weight gradients fill the bubbles; stage = rank."""
+
+    core_name = "zb-h1"
+
+
+class _OnRanks(_BuiltIn):
+    def __init__(self, num_stages: int, mpmd_dim: int) -> None:
+        super().__init__(num_stages)
+        self.mpmd_dim = mpmd_dim
+
+    @property
+    def _ranks(self) -> int:
+        return self.mpmd_dim
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_stages}, {self.mpmd_dim})"
+
+
+class Interleaved1F1B(_OnRanks):
+    """Several stages a rank, stage s on rank s mod `mpmd_dim` (arXiv 2104.04473)."""
+
+    core_name = "interleaved-1f1b"
+
+    def __init__(
+        self, num_stages: int, mpmd_dim: int, fuse_steady_state: bool = False
+    ) -> None:
+        super().__init__(num_stages, mpmd_dim)
+        self.fuse_steady_state = fuse_steady_state
+
+
+class InterleavedGPipe(_OnRanks):
+    """All forwards, then all backwards, with several stages a rank."""
+
+    core_name = "interleaved-gpipe"
+
+
+class KimiK2(_OnRanks):
+    """Interleaved 1F1B with one more warmup forward (arXiv 2507.20534)."""
+
+    core_name = "kimi-k2"
+
+
+class DualPipeV(_OnRanks):
+    """DualPipe folded to a V: rank r runs stages r and 2 * `mpmd_dim` - 1 - r."""
+
+    core_name = "dualpipe-v"

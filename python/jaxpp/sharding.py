@@ -1,0 +1,253 @@
+"""Shardings of the values that cross tasks, inside a rank's mesh.
+
+Nothing is compiled for this: the step is lowered once as a whole for a rank's mesh, with one
+microbatch in place of the loop, Shardy propagates what the user said (specs of arguments and
+results, `with_sharding_constraint`), and the answer is read off the module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxlib.mlir import passmanager
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.lowering import run_op
+from jaxpp.mesh import MpmdMesh
+from jaxpp.tracing import SUM, FrontLoop, Graph, physical_type
+
+__all__ = ["Specs", "infer_specs"]
+
+
+@dataclasses.dataclass
+class Specs:
+    """`by_value`: the spec of every value that crosses tasks; None when a rank has one
+    device. `value_bytes`: of every value on one device; None: whole values."""
+
+    by_value: dict[int, PartitionSpec] | None
+    value_bytes: list[int] | None
+
+    def of(self, value: int) -> PartitionSpec:
+        return PartitionSpec() if self.by_value is None else self.by_value[value]
+
+
+# --- What the user gave -----------------------------------------------------------------
+
+
+def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
+    """Axes exist, are used once and divide. Raises JaxppError("sharding")."""
+    sizes = dict(mesh.shape)
+    parts = [() if p is None else (p if isinstance(p, tuple) else (p,)) for p in spec]
+    if len(parts) > len(aval.shape):
+        raise make_error(
+            "sharding",
+            f"{what}: spec {spec} has {len(parts)} entries, the array {len(aval.shape)} "
+            f"dimensions {tuple(aval.shape)}",
+        )
+    for dim, axes in enumerate(parts):
+        for axis in axes:
+            if axis not in sizes:
+                raise make_error(
+                    "sharding",
+                    f"{what}: spec {spec} names axis {axis!r}; the mesh has "
+                    f"{tuple(sizes)}",
+                )
+        ways = math.prod(sizes[a] for a in axes)
+        if aval.shape[dim] % ways:
+            raise make_error(
+                "sharding",
+                f"{what}: spec {spec} cuts dimension {dim} of {tuple(aval.shape)} in "
+                f"{ways}, which does not divide {aval.shape[dim]}",
+            )
+
+
+def _check_given(
+    specs: Sequence[PartitionSpec | None], avals: Sequence[Any], names: Sequence[str],
+    mesh: Mesh, what: str,
+) -> None:
+    for spec, aval, name in zip(specs, avals, names, strict=True):
+        if spec is not None:
+            check_spec(spec, aval, mesh, f"{what} of {name}")
+
+
+# --- Propagation ------------------------------------------------------------------------
+
+_DIMENSION = re.compile(r"\{([^}]*)\}")
+_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
+
+
+def _parse_sharding(text: str) -> list[tuple[str, ...]]:
+    """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
+    inside = text[text.index("[") : text.index("]") + 1]
+    dimensions = []
+    for part in _DIMENSION.findall(inside):
+        axes = _AXIS.findall(part)
+        # A part of an axis can not be said in a PartitionSpec.
+        dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
+    return dimensions
+
+
+def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
+    """The spec in a module's attribute; dimensions that it does not divide stay whole."""
+    if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return PartitionSpec()
+    parts: list[Any] = []
+    for size, axes in zip(aval.shape, _parse_sharding(str(attribute)), strict=True):
+        ways = math.prod(mesh.shape[a] for a in axes)
+        keep = axes and ways > 1 and size % ways == 0
+        parts.append((axes[0] if len(axes) == 1 else axes) if keep else None)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+def _reduce_once(loop: FrontLoop, env: dict[int, Any]) -> None:
+    """A loop's results after its first microbatch."""
+    for k, operation in enumerate(loop.operations):
+        aval = loop.value_avals[k]
+        state = operation.state(loop.length, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        value = operation.update(state, env[loop.results[k]], env[loop.index])
+        env[loop.first_output + k] = value
+
+
+def _one_microbatch(
+    graph: Graph, mesh: MpmdMesh, args: Sequence[int], wanted: Sequence[int]
+) -> Callable[..., list[Any]]:
+    """The step with one microbatch, from its arguments to the wanted values."""
+    loops = {loop.op: loop for loop in graph.loops}
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip(args, values, strict=True))
+        for op in range(graph.num_ops):
+            if op in loops:
+                _reduce_once(loops[op], env)
+            else:
+                run_op(graph.ops[op], env, mesh)
+        return [env[v] for v in wanted]
+
+    return run
+
+
+def _propagate(
+    graph: Graph, mesh: MpmdMesh, in_specs: dict[int, PartitionSpec],
+    out_specs: dict[int, PartitionSpec], wanted: list[int],
+) -> dict[int, PartitionSpec]:
+    lowering_mesh = mesh.lowering_mesh()
+    indices = [loop.index for loop in graph.loops]
+    args = [*range(graph.num_args + len(graph.consts)), *indices]
+    run = _one_microbatch(graph, mesh, args, wanted)
+
+    def shardings(values: Sequence[int], specs: dict[int, PartitionSpec]) -> list[Any]:
+        return [NamedSharding(lowering_mesh, specs[v]) if v in specs else None for v in values]
+
+    structs = [jax.ShapeDtypeStruct(graph.avals[v].shape, graph.avals[v].dtype) for v in args]
+    jitted = jax.jit(
+        run,
+        keep_unused=True,
+        in_shardings=tuple(shardings(args, in_specs)),
+        out_shardings=shardings(wanted, out_specs),
+    )
+    module = jitted.lower(*structs).compiler_ir("stablehlo")
+    with module.context:
+        pipeline = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
+        pipeline.run(module.operation)
+        main = next(
+            f for f in module.body.operations
+            if "sym_name" in f.attributes and f.attributes["sym_name"].value == "main"
+        )
+        found = dict(zip(args, _sharding_attributes(main.arg_attrs), strict=True))
+        found.update(zip(wanted, _sharding_attributes(main.attributes["res_attrs"]), strict=True))
+        return {v: _spec_of(a, graph.avals[v], lowering_mesh) for v, a in found.items()}
+
+
+def _sharding_attributes(rows: Any) -> list[Any]:
+    return [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
+
+
+# --- All values that cross tasks --------------------------------------------------------
+
+
+def _crossing_values(staged: _core.Staged) -> set[int]:
+    values = {v for v, _ in staged.args()} | {v for v, _ in staged.outputs()}
+    for task in staged.tasks():
+        values.update(task[6])
+        values.update(task[7])
+    return values
+
+
+def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
+    dtype, shape = physical_type(aval)
+    shard = NamedSharding(mesh, spec).shard_shape(tuple(shape))
+    return math.prod(shard) * np.dtype(jnp.dtype(dtype)).itemsize
+
+
+def infer_specs(
+    graph: Graph,
+    staged: _core.Staged,
+    mesh: MpmdMesh,
+    in_specs: Sequence[PartitionSpec | None],
+    out_specs: Sequence[PartitionSpec | None],
+    names: Sequence[str],
+) -> Specs:
+    """The spec of every value that crosses tasks, and its bytes on one device.
+
+    Args:
+      graph, staged, mesh: the step, its partition, where it runs.
+      in_specs, out_specs: what the user said, an entry a leaf; None: to be inferred.
+      names: of the arguments' leaves.
+
+    Raises:
+      JaxppError: a given spec names an unknown axis or does not divide ("sharding").
+    """
+    lowering_mesh = mesh.lowering_mesh()
+    args = [v for v, _ in staged.args()]
+    outputs = [v for v, _ in staged.outputs()]
+    _check_given(in_specs, [graph.avals[v] for v in args[: len(names)]], names,
+                 lowering_mesh, "in_specs")
+    _check_given(out_specs, [graph.avals[v] for v in outputs],
+                 [f"result {i}" for i in range(len(outputs))], lowering_mesh, "out_specs")
+    if lowering_mesh.size == 1:
+        return Specs(None, None)
+    given_in = {v: s for v, s in zip(args, in_specs, strict=False) if s is not None}
+    given_out = {
+        v: s for v, s in zip(outputs, out_specs, strict=True)
+        if s is not None and v not in given_in
+    }
+    crossing = _crossing_values(staged)
+    wanted = sorted(v for v in crossing if v in graph.avals)
+    by_value = _propagate(graph, mesh, given_in, given_out, wanted)
+    by_value.update(given_in)
+    by_value.update(given_out)
+    avals = dict(graph.avals)
+    _spread_to_made_values(graph, staged, by_value, avals)
+    value_bytes = [0] * staged.num_values()
+    for value in crossing:
+        value_bytes[value] = _shard_bytes(by_value[value], avals[value], lowering_mesh)
+    return Specs(by_value, value_bytes)
+
+
+def _spread_to_made_values(
+    graph: Graph, staged: _core.Staged, by_value: dict[int, PartitionSpec],
+    avals: dict[int, Any],
+) -> None:
+    """What the planner made has the sharding of the result that it is a part of."""
+    for loop, result, _, init, state, after, final in staged.accumulators():
+        output = graph.loops[loop].first_output + result
+        for value in (init, state, after, final):
+            by_value[value] = by_value[output]
+            avals[value] = avals[output]
+    for task in staged.tasks():
+        for op in task[5]:
+            kind, _, _, inputs, first, _ = staged.op(op)
+            if kind == SUM and first not in by_value:
+                by_value[first] = by_value[inputs[0]]
+                avals[first] = avals[inputs[0]]

@@ -1,0 +1,450 @@
+"""From a traced step to the planner's graph.
+
+The step's jaxpr is walked once. Calls that only group equations (`jit`, `remat`,
+`custom_jvp`, ...) are opened, so that the planner may place each equation by itself; what is
+opened keeps its meaning: a rematerialised backward stays behind a barrier, so that XLA does
+not merge it with the forward again. Everything else stays one op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import source_info_util
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.operations import Operation, kind_of
+from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
+
+__all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
+
+# jpp_op_kind_t and the flags of jpp_op_t
+CALL, MARK, MARK_BACKWARD, ADD, LOOP, INIT, ACCUMULATE, SUM = range(8)
+_CHEAP, _BACKWARD = 1, 2
+
+# Ops on this few bytes are computed again where they are needed, not sent.
+_SMALL_BYTES = 4096
+_RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+_REMAT = {"remat", "remat2", "checkpoint"}
+_MARKS = {mark_p, mark_tangent_p, mark_backward_p}
+
+source_info_util.register_exclusion(__file__.rsplit("/", 1)[0])
+
+# An operand of an op: a value id of the graph, or a constant of the equation.
+Operand = int | Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontOp:
+    """What an op of the graph computes: `primitive.bind(*operands, **params)`."""
+
+    primitive: Any
+    params: dict[str, Any]
+    operands: tuple[Operand, ...]
+    first_output: int
+
+
+@dataclasses.dataclass
+class FrontLoop:
+    """What the planner does not know of a loop."""
+
+    length: int
+    schedule: Any
+    operations: tuple[Operation, ...]
+    value_avals: list[Any]  # of one microbatch, a result each
+    op: int  # its id in the graph
+    index: int  # value ids: the microbatch number,
+    results: list[int]  # what one microbatch gives,
+    first_output: int  # and the first reduced result
+
+
+@dataclasses.dataclass
+class Graph:
+    """The planner's graph and, by the ids in it, what JAX needs to lower parts of it."""
+
+    core: _core.Graph
+    ops: dict[int, FrontOp]
+    loops: list[FrontLoop]
+    avals: dict[int, Any]  # by value id
+    consts: list[Any]  # trailing arguments that the user does not pass
+    num_args: int  # that the user passes; values 0 .. are all arguments
+    num_ops: int
+
+
+def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape in which an abstract value is stored."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return str(data.dtype), tuple(data.shape)
+    return str(aval.dtype), tuple(aval.shape)
+
+
+def _bytes(aval: Any) -> int:
+    if not hasattr(aval, "shape"):
+        return 0
+    dtype, shape = physical_type(aval)
+    return math.prod(shape) * jnp.dtype(dtype).itemsize
+
+
+def where_of(eqn: JaxprEqn) -> str | None:
+    """The user's own line behind an equation, as file:line."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return f"{frame.file_name}:{frame.start_line}" if frame else None
+
+
+def _flops(eqn: JaxprEqn) -> float:
+    """Floating point operations, roughly: products exactly, one an element otherwise."""
+    outs = sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
+    name = eqn.primitive.name
+    if name == "dot_general":
+        ((contract, _), _) = eqn.params["dimension_numbers"]
+        shape = eqn.invars[0].aval.shape
+        return 2.0 * outs * math.prod(shape[d] for d in contract)
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        return 2.0 * outs * math.prod(kernel) / max(1, max(kernel))
+    inner = [_jaxpr_flops(j) for p in eqn.params.values() for j in _jaxprs_in(p)]
+    return float(outs) + max(inner, default=0.0) * eqn.params.get("length", 1)
+
+
+def _jaxpr_flops(jaxpr: Jaxpr) -> float:
+    return sum(_flops(eqn) for eqn in jaxpr.eqns)
+
+
+def _jaxprs_in(param: Any) -> Iterator[Jaxpr]:
+    if isinstance(param, ClosedJaxpr):
+        yield param.jaxpr
+    elif isinstance(param, Jaxpr):
+        yield param
+    elif isinstance(param, tuple | list):
+        for item in param:
+            yield from _jaxprs_in(item)
+
+
+def _holds(jaxpr: Jaxpr, primitives: set[Any]) -> JaxprEqn | None:
+    """The first equation, at any depth, of one of these primitives."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in primitives:
+            return eqn
+        for param in eqn.params.values():
+            for inner in _jaxprs_in(param):
+                if found := _holds(inner, primitives):
+                    return found
+    return None
+
+
+def _is_plain_jit(eqn: JaxprEqn) -> bool:
+    """A jit that says nothing about shardings or how to compile."""
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    plain = all(s is UNSPECIFIED or s is None for s in shardings)
+    return plain and not eqn.params.get("compiler_options_kvs")
+
+
+def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    """What an equation calls, if it is to be opened."""
+    name = eqn.primitive.name
+    if name in _REMAT:
+        return eqn.params["jaxpr"]
+    if name not in _INLINED:
+        return None
+    called = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr") if k in eqn.params), None)
+    if called is None:
+        return None
+    jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
+    return called if _is_plain_jit(eqn) or _holds(jaxpr, _MARKS | {loop_p}) else None
+
+
+class _Builder:
+    """Walks jaxprs and adds to the graph."""
+
+    def __init__(self, name: str, ranks: int) -> None:
+        self.core = _core.Graph(name, ranks)
+        self.ops: dict[int, FrontOp] = {}
+        self.loops: list[FrontLoop] = []
+        self.avals: dict[int, Any] = {}
+        self.num_ops = 0
+        self.consts: list[Any] = []
+        self.const_values: dict[int, int] = {}  # id of a constant -> value
+        self.outside: set[int] | None = None  # in a body: values that do not vary
+        self.mark_stages: dict[int, list[int]] = {}  # uid -> stages ended, not yet begun
+        self.num_marks = 0
+        self.recomputing = False
+
+    # --- Values ---
+
+    def add_arg(self, aval: Any, donated: bool, name: str) -> int:
+        value = self.core.add_arg([physical_type(aval)], donated, name)
+        self.avals[value] = aval
+        return value
+
+    def add_const(self, const: Any) -> int:
+        """A constant that the step closes over: an argument that never changes."""
+        if id(const) not in self.const_values:
+            aval = jax.typeof(const)
+            name = f"constant {len(self.consts)}"
+            self.const_values[id(const)] = self.add_arg(aval, False, name)
+            self.consts.append(const)
+        return self.const_values[id(const)]
+
+    def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
+        """Arguments come before ops: finds the constants of everything to be opened."""
+        if isinstance(jaxpr, ClosedJaxpr):
+            for const in jaxpr.consts:
+                self.add_const(const)
+            jaxpr = jaxpr.jaxpr
+        for eqn in jaxpr.eqns:
+            called = eqn.params["body"] if eqn.primitive is loop_p else _called(eqn)
+            if called is not None:
+                self.collect_consts(called)
+
+    def _define(self, first: int, avals: Sequence[Any]) -> None:
+        for k, aval in enumerate(avals):
+            self.avals[first + k] = aval
+
+    # --- Equations ---
+
+    def walk(self, jaxpr: ClosedJaxpr | Jaxpr, args: Sequence[Operand]) -> list[Operand]:
+        env: dict[Var, Operand] = {}
+        if isinstance(jaxpr, ClosedJaxpr):
+            consts = [self.add_const(c) for c in jaxpr.consts]
+            env.update(zip(jaxpr.jaxpr.constvars, consts, strict=True))
+            jaxpr = jaxpr.jaxpr
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Operand:
+            return atom if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            outs = self.add_eqn(eqn, [read(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def add_eqn(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        if eqn.primitive is loop_p:
+            return self.add_loop(eqn, operands)
+        if eqn.primitive in _MARKS:
+            return self.add_mark(eqn, operands)
+        called = _called(eqn)
+        if called is None:
+            return self.add_call(eqn, operands)
+        if eqn.primitive.name in _REMAT and eqn.params.get("differentiated"):
+            return self.add_recomputation(eqn, called, operands)
+        return self.walk(called, operands)
+
+    def add_recomputation(
+        self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
+    ) -> list[Operand]:
+        """A rematerialised backward: what varies passes a barrier, as JAX lowers it."""
+        if eqn.params.get("prevent_cse", True):
+            operands = self.add_barrier(eqn, operands)
+        outer, self.recomputing = self.recomputing, True
+        outs = self.walk(called, operands)
+        self.recomputing = outer
+        return outs
+
+    def add_barrier(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        varying = [o for o in operands if isinstance(o, int) and not self._is_outside(o)]
+        if not varying:
+            return operands
+        avals = [self.avals[o] for o in varying]
+        first = self._add(
+            eqn, jax.lax.optimization_barrier_p, {}, varying, avals, flags=_BACKWARD
+        )
+        behind = {o: first + k for k, o in enumerate(varying)}
+        return [behind.get(o, o) if isinstance(o, int) else o for o in operands]
+
+    def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        self._refuse_hidden_marks(eqn)
+        flags = _CHEAP if self._is_cheap(eqn) else 0
+        if "transpose(" in str(eqn.source_info.name_stack):
+            flags |= _BACKWARD
+        avals = [v.aval for v in eqn.outvars]
+        kind = ADD if self._is_sum(eqn, operands) else CALL
+        first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
+        return list(range(first, first + len(avals)))
+
+    def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        if self.outside is None or eqn.primitive is mark_tangent_p:
+            return operands  # outside a loop a mark means nothing
+        if eqn.primitive is mark_p and self.recomputing:
+            return operands  # the stage ended when this was computed first
+        uid = eqn.params["uid"]
+        if eqn.primitive is mark_p:
+            stage, kind = self.num_marks, MARK
+            self.num_marks += 1
+            self.mark_stages.setdefault(uid, []).append(stage)
+        else:
+            # The same mark may stand in several stages (a function called for each): the
+            # backward comes to them in reverse.
+            open_stages = self.mark_stages.get(uid)
+            if not open_stages:
+                return operands
+            stage, kind = open_stages.pop(), MARK_BACKWARD
+        values = [o for o in operands if isinstance(o, int)]
+        avals = [self.avals[o] for o in values]
+        first = self._add(eqn, eqn.primitive, eqn.params, values, avals, 0, kind, stage)
+        marked = {o: first + k for k, o in enumerate(values)}
+        return [marked[o] if isinstance(o, int) else o for o in operands]
+
+    def add_loop(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        params = eqn.params
+        where = where_of(eqn)
+        if self.outside is not None:
+            raise make_error("unsupported", f"treduce at {where} stands inside another treduce")
+        body: ClosedJaxpr = params["body"]
+        schedule = params["schedule"]
+        core_name = getattr(schedule, "core_name", None)
+        stages = getattr(schedule, "num_stages", 0)
+        index = self.core.begin_loop(params["length"], stages, core_name, where)
+        self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
+        self.outside = set(range(index))
+        self.num_marks, self.mark_stages = 0, {}
+        outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
+        self.outside = None
+        state_avals = [v.aval for v in eqn.outvars]
+        kinds = [kind_of(o) for o in params["operations"]]
+        first = self.core.end_loop(kinds, outs, [physical_type(a) for a in state_avals])
+        self._define(first, state_avals)
+        self.loops.append(
+            FrontLoop(
+                params["length"],
+                schedule,
+                params["operations"],
+                list(body.out_avals),
+                self.num_ops,
+                index,
+                outs,
+                first,
+            )
+        )
+        self.num_ops += 1
+        return list(range(first, first + len(state_avals)))
+
+    # --- Helpers ---
+
+    def _add(
+        self,
+        eqn: JaxprEqn | None,
+        primitive: Any,
+        params: dict[str, Any],
+        operands: Sequence[Operand],
+        avals: Sequence[Any],
+        flags: int = 0,
+        kind: int = CALL,
+        attr: int = 0,
+    ) -> int:
+        values = [o for o in operands if isinstance(o, int)]
+        types = [physical_type(a) for a in avals]
+        cost = _flops(eqn) if eqn and kind == CALL else 0.0
+        where = where_of(eqn) if eqn else None
+        first = self.core.add_op(
+            kind, flags, attr, values, types, cost, primitive.name, where
+        )
+        self.ops[self.num_ops] = FrontOp(primitive, params, tuple(operands), first)
+        self.num_ops += 1
+        self._define(first, avals)
+        if self.outside is not None and all(v in self.outside for v in values):
+            self.outside.update(range(first, first + len(avals)))
+        return first
+
+    def _is_outside(self, value: int) -> bool:
+        return self.outside is None or value in self.outside
+
+    def as_value(self, operand: Operand) -> int:
+        """A result must be a value: a constant is made by an op."""
+        if isinstance(operand, int):
+            return operand
+        aval = operand.aval
+        params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
+        primitive = jax.lax.convert_element_type_p
+        return self._add(None, primitive, params, [operand], [aval], _CHEAP)
+
+    @staticmethod
+    def _is_sum(eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
+        if eqn.primitive.name not in ("add_any", "add"):
+            return False
+        avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+        same = all(a.shape == avals[0].shape and a.dtype == avals[0].dtype for a in avals)
+        floating = jnp.issubdtype(avals[0].dtype, jnp.inexact)
+        return same and floating and all(isinstance(o, int) for o in operands)
+
+    def _is_cheap(self, eqn: JaxprEqn) -> bool:
+        """Not worth sending or keeping: small, or a mere change of shape."""
+        if eqn.effects:
+            return False
+        in_bytes = sum(_bytes(v.aval) for v in eqn.invars)
+        out_bytes = sum(_bytes(v.aval) for v in eqn.outvars)
+        if eqn.primitive.name in _RESHAPES and in_bytes <= max(out_bytes, _SMALL_BYTES):
+            return True
+        if eqn.primitive.name == "dynamic_slice":
+            return True
+        inner = any(True for p in eqn.params.values() for _ in _jaxprs_in(p))
+        return not inner and in_bytes <= _SMALL_BYTES and out_bytes <= _SMALL_BYTES
+
+    @staticmethod
+    def _refuse_hidden_marks(eqn: JaxprEqn) -> None:
+        for param in eqn.params.values():
+            for inner in _jaxprs_in(param):
+                hidden = _holds(inner, _MARKS | {loop_p})
+                if hidden is None:
+                    continue
+                what = "treduce" if hidden.primitive is loop_p else "stage mark"
+                raise make_error(
+                    "stage-marks",
+                    f"{what} at {where_of(hidden)} stands under `{eqn.primitive.name}` at "
+                    f"{where_of(eqn)}, which runs it a number of times that the pipeline "
+                    "can not see. Write the stages out: a Python loop over stages, with scan "
+                    "only over the layers inside each.",
+                )
+
+
+def build_graph(
+    name: str,
+    ranks: int,
+    closed_jaxpr: ClosedJaxpr,
+    donated: Sequence[bool],
+    arg_names: Sequence[str],
+    out_names: Sequence[str],
+) -> Graph:
+    """The graph of a traced step.
+
+    Args:
+      name: for messages and dumps.
+      ranks: pipeline ranks.
+      closed_jaxpr: of the step, all arguments flat.
+      donated, arg_names: an entry an argument.
+      out_names: an entry a result.
+
+    Raises:
+      JaxppError: a loop in a loop, a mark under a control-flow primitive.
+    """
+    builder = _Builder(name, ranks)
+    jaxpr = closed_jaxpr.jaxpr
+    args = [
+        builder.add_arg(v.aval, d, n)
+        for v, d, n in zip(jaxpr.invars, donated, arg_names, strict=True)
+    ]
+    builder.collect_consts(closed_jaxpr)
+    outs = builder.walk(closed_jaxpr, args)
+    for out, out_name in zip(outs, out_names, strict=True):
+        builder.core.add_output(builder.as_value(out), out_name)
+    builder.core.finish()
+    return Graph(
+        builder.core,
+        builder.ops,
+        builder.loops,
+        builder.avals,
+        builder.consts,
+        len(args),
+        builder.num_ops,
+    )

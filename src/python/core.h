@@ -1,0 +1,89 @@
+// The CPython extension jaxpp._core: thin objects over the C library, on the limited API.
+//
+// Every type here owns one C object and keeps alive what that object borrows. Anything
+// that compiles, runs or waits releases the GIL.
+#ifndef JPP_PYTHON_CORE_H_
+#define JPP_PYTHON_CORE_H_
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "jaxpp/device.h"
+#include "jaxpp/graph.h"
+#include "jaxpp/program.h"
+#include "jaxpp/runtime.h"
+#include "jaxpp/schedule.h"
+
+// Raises jaxpp.JaxppError with the status's code and message; frees the status. Returns
+// NULL, so that a method can return the call.
+PyObject* jpp_py_raise(jpp_status_t* status);
+// The same for a status that may be NULL; false if it raised.
+bool jpp_py_check(jpp_status_t* status);
+// Makes `text` a str and frees it.
+PyObject* jpp_py_take_text(char* text);
+
+// A sequence of ints into a jpp_alloc()ed array. False if it raised.
+bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
+// A list of ints.
+PyObject* jpp_py_from_u32s(const uint32_t* values, uint32_t count);
+
+// tp_alloc of a heap type, without arguments.
+void* jpp_py_new(PyTypeObject* type);
+// Frees the memory of a heap type's object and drops the reference to its type.
+void jpp_py_free(PyObject* self);
+
+// The types, made once when the module is loaded.
+typedef struct jpp_py_types {
+  PyObject* error;  // JaxppError
+  PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
+} jpp_py_types_t;
+extern jpp_py_types_t jpp_py_types;
+
+extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
+    jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
+    jpp_py_runtime_spec;
+
+typedef struct jpp_py_graph {
+  PyObject_HEAD jpp_graph_builder_t* builder;  // NULL once finished
+  jpp_graph_t* graph;                          // NULL until finished
+} jpp_py_graph_t;
+
+typedef struct jpp_py_schedule {
+  PyObject_HEAD jpp_schedule_t* schedule;
+} jpp_py_schedule_t;
+
+typedef struct jpp_py_staged {
+  PyObject_HEAD jpp_staged_t* staged;
+  PyObject* graph;  // keeps the graph alive
+} jpp_py_staged_t;
+
+typedef struct jpp_py_plan {
+  PyObject_HEAD jpp_plan_t* plan;
+  PyObject* staged;
+} jpp_py_plan_t;
+
+typedef struct jpp_py_client {
+  PyObject_HEAD jpp_client_t* client;
+} jpp_py_client_t;
+
+typedef struct jpp_py_executable {
+  PyObject_HEAD jpp_executable_t* executable;
+  PyObject* client;
+} jpp_py_executable_t;
+
+// The shards of one array on the devices of some ranks.
+typedef struct jpp_py_value {
+  PyObject_HEAD PyObject* client;
+  uint32_t num_ranks, devices_per_rank;
+  uint32_t* ranks;         // [num_ranks]
+  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
+  bool deleted;
+} jpp_py_value_t;
+
+// A value without buffers yet; NULL if it raised.
+jpp_py_value_t* jpp_py_value_new(PyObject* client, uint32_t num_ranks,
+                                 uint32_t devices_per_rank);
+// The buffers of a rank, or NULL if the value is not there.
+jpp_buffer_t** jpp_py_value_at(const jpp_py_value_t* value, uint32_t rank);
+
+#endif  // JPP_PYTHON_CORE_H_

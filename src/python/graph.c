@@ -1,0 +1,231 @@
+// jaxpp._core.Graph: the builder of jaxpp/graph.h, then the graph.
+#include "base/vec.h"
+#include "python/core.h"
+
+static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  (void)kwargs;
+  const char* name = NULL;
+  unsigned int ranks = 0;
+  if (!PyArg_ParseTuple(args, "sI", &name, &ranks)) return NULL;
+  jpp_py_graph_t* self = jpp_py_new(type);
+  if (!self) return NULL;
+  if (jpp_py_check(jpp_graph_builder_create(name, ranks, &self->builder))) {
+    return (PyObject*)self;
+  }
+  Py_DECREF(self);
+  return NULL;
+}
+
+static void graph_dealloc(PyObject* object) {
+  jpp_py_graph_t* self = (jpp_py_graph_t*)object;
+  jpp_graph_builder_destroy(self->builder);
+  jpp_graph_destroy(self->graph);
+  jpp_py_free(object);
+}
+
+static jpp_graph_builder_t* open_builder(PyObject* object) {
+  jpp_py_graph_t* self = (jpp_py_graph_t*)object;
+  if (!self->builder) PyErr_SetString(PyExc_RuntimeError, "the graph is finished");
+  return self->builder;
+}
+
+// Types under construction: dims of all types in one pool, so that pointers are set last.
+typedef struct type_list {
+  JPP_VEC(jpp_type_t) types;
+  JPP_VEC(int64_t) dims;
+} type_list_t;
+
+static void type_list_deinit(type_list_t* list) {
+  jpp_vec_deinit(&list->types);
+  jpp_vec_deinit(&list->dims);
+}
+
+static bool read_dims(PyObject* dims, type_list_t* list, uint32_t* out_ndim) {
+  *out_ndim = 0;
+  Py_ssize_t count = PySequence_Size(dims);
+  if (count < 0) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(dims, i);
+    int64_t dim = item ? PyLong_AsLongLong(item) : -1;
+    Py_XDECREF(item);
+    if (PyErr_Occurred()) return false;
+    if (!jpp_py_check(JPP_VEC_PUSH(&list->dims, dim))) return false;
+  }
+  *out_ndim = (uint32_t)count;
+  return true;
+}
+
+// `item` is (dtype name, dims).
+static bool read_type(PyObject* item, type_list_t* list) {
+  const char* dtype = NULL;
+  Py_ssize_t length = 0;
+  PyObject* dims = NULL;
+  if (!PyArg_ParseTuple(item, "s#O", &dtype, &length, &dims)) return false;
+  jpp_type_t type = {.dtype = jpp_dtype_parse(dtype, (uint32_t)length)};
+  if (type.dtype == JPP_DTYPE_INVALID) {
+    jpp_py_raise(
+        jpp_status_make(JPP_UNSUPPORTED, "element type %s is not supported", dtype));
+    return false;
+  }
+  return read_dims(dims, list, &type.ndim) &&
+         jpp_py_check(JPP_VEC_PUSH(&list->types, type));
+}
+
+static bool read_types(PyObject* sequence, type_list_t* list) {
+  Py_ssize_t count = PySequence_Size(sequence);
+  if (count < 0) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    bool ok = item && read_type(item, list);
+    Py_XDECREF(item);
+    if (!ok) return false;
+  }
+  size_t at = 0;
+  for (size_t i = 0; i < list->types.count; ++i) {
+    list->types.data[i].dims = list->dims.data + at;
+    at += list->types.data[i].ndim;
+  }
+  return true;
+}
+
+static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
+  PyObject* types = NULL;
+  int donated = 0;
+  const char* name = NULL;
+  if (!PyArg_ParseTuple(args, "Opz", &types, &donated, &name)) return NULL;
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder) return NULL;
+  type_list_t list = {0};
+  uint32_t value = 0;
+  bool ok =
+      read_types(types, &list) && jpp_py_check(jpp_graph_builder_add_arg(
+                                      builder, list.types.data, donated, name, &value));
+  type_list_deinit(&list);
+  return ok ? PyLong_FromUnsignedLong(value) : NULL;
+}
+
+static PyObject* graph_add_op(PyObject* self, PyObject* args) {
+  PyObject *inputs = NULL, *outputs = NULL;
+  unsigned int kind = 0, flags = 0;
+  jpp_op_desc_t desc = {0};
+  if (!PyArg_ParseTuple(args, "IIIOOfzz", &kind, &flags, &desc.attr, &inputs, &outputs,
+                        &desc.cost, &desc.name, &desc.where)) {
+    return NULL;
+  }
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder) return NULL;
+  desc.kind = (jpp_op_kind_t)kind;
+  desc.flags = (uint8_t)flags;
+  type_list_t list = {0};
+  uint32_t* input_ids = NULL;
+  uint32_t first = 0;
+  bool ok =
+      jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) && read_types(outputs, &list);
+  if (ok) {
+    desc.inputs = input_ids;
+    desc.num_outputs = (uint32_t)list.types.count;
+    desc.outputs = list.types.data;
+    ok = jpp_py_check(jpp_graph_builder_add_op(builder, &desc, &first));
+  }
+  jpp_free(input_ids);
+  type_list_deinit(&list);
+  return ok ? PyLong_FromUnsignedLong(first) : NULL;
+}
+
+static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
+  jpp_loop_desc_t desc = {0};
+  if (!PyArg_ParseTuple(args, "IIzz", &desc.microbatches, &desc.stages, &desc.schedule,
+                        &desc.where)) {
+    return NULL;
+  }
+  jpp_graph_builder_t* builder = open_builder(self);
+  uint32_t index = 0;
+  if (!builder) return NULL;
+  if (!jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index))) return NULL;
+  return PyLong_FromUnsignedLong(index);
+}
+
+static bool read_results(PyObject* reduces, PyObject* values,
+                         jpp_loop_result_t** out_results, uint32_t* out_count) {
+  uint32_t *kinds = NULL, *ids = NULL;
+  uint32_t kind_count = 0;
+  *out_results = NULL;
+  bool ok = jpp_py_to_u32s(reduces, &kinds, &kind_count) &&
+            jpp_py_to_u32s(values, &ids, out_count) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(kind_count, out_results));
+  for (uint32_t i = 0; ok && i < kind_count && i < *out_count; ++i) {
+    (*out_results)[i] = (jpp_loop_result_t){.reduce = (uint8_t)kinds[i], .value = ids[i]};
+  }
+  jpp_free(kinds);
+  jpp_free(ids);
+  return ok;
+}
+
+static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
+  PyObject *reduces = NULL, *values = NULL, *types = NULL;
+  if (!PyArg_ParseTuple(args, "OOO", &reduces, &values, &types)) return NULL;
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder) return NULL;
+  type_list_t list = {0};
+  jpp_loop_result_t* results = NULL;
+  uint32_t count = 0, first = 0;
+  bool ok = read_results(reduces, values, &results, &count) && read_types(types, &list) &&
+            jpp_py_check(jpp_graph_builder_end_loop(builder, results, list.types.data,
+                                                    count, &first));
+  jpp_free(results);
+  type_list_deinit(&list);
+  return ok ? PyLong_FromUnsignedLong(first) : NULL;
+}
+
+static PyObject* graph_add_output(PyObject* self, PyObject* args) {
+  unsigned int value = 0;
+  const char* name = NULL;
+  if (!PyArg_ParseTuple(args, "Iz", &value, &name)) return NULL;
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder) return NULL;
+  if (!jpp_py_check(jpp_graph_builder_add_output(builder, value, name))) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject* graph_finish(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_py_graph_t* self = (jpp_py_graph_t*)object;
+  jpp_graph_builder_t* builder = open_builder(object);
+  if (!builder) return NULL;
+  if (!jpp_py_check(jpp_graph_builder_finish(builder, &self->graph))) return NULL;
+  jpp_graph_builder_destroy(self->builder);
+  self->builder = NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject* graph_text(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_py_graph_t* self = (jpp_py_graph_t*)object;
+  char* text = NULL;
+  if (!self->graph) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
+  if (!jpp_py_check(jpp_graph_print(self->graph, &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
+static PyMethodDef kMethods[] = {
+    {"add_arg", graph_add_arg, METH_VARARGS, "([(dtype, dims)], donated, name) -> value"},
+    {"add_op", graph_add_op, METH_VARARGS,
+     "(kind, flags, attr, inputs, [(dtype, dims)], cost, name, where) -> first output"},
+    {"begin_loop", graph_begin_loop, METH_VARARGS,
+     "(microbatches, stages, schedule, where) -> index value"},
+    {"end_loop", graph_end_loop, METH_VARARGS,
+     "(reduce kinds, values, [(dtype, dims)]) -> first output"},
+    {"add_output", graph_add_output, METH_VARARGS, "(value, name)"},
+    {"finish", graph_finish, METH_NOARGS, "Checks the graph and ends building."},
+    {"text", graph_text, METH_NOARGS, "The graph's text form."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_new, (void*)graph_new},
+    {Py_tp_dealloc, (void*)graph_dealloc},
+    {Py_tp_methods, kMethods},
+    {0, NULL},
+};
+PyType_Spec jpp_py_graph_spec = {"jaxpp._core.Graph", sizeof(jpp_py_graph_t), 0,
+                                 Py_TPFLAGS_DEFAULT, kSlots};

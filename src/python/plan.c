@@ -1,0 +1,136 @@
+// jaxpp._core.Plan: the programs of all actors.
+#include "base/vec.h"
+#include "python/core.h"
+
+static bool read_schedules(PyObject* sequence, const jpp_schedule_t** schedules,
+                           uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    if (!item) return false;
+    schedules[i] = ((jpp_py_schedule_t*)item)->schedule;
+    Py_DECREF(item);  // the caller's sequence still holds it
+  }
+  return true;
+}
+
+static bool read_bytes(PyObject* sequence, uint32_t count, uint64_t** out_bytes) {
+  *out_bytes = NULL;
+  if (sequence == Py_None) return true;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, out_bytes))) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    if (!item) return false;
+    (*out_bytes)[i] = PyLong_AsUnsignedLongLong(item);
+    Py_DECREF(item);
+    if (PyErr_Occurred()) return false;
+  }
+  return true;
+}
+
+static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_bytes) {
+  const jpp_staged_t* staged = ((jpp_py_staged_t*)self->staged)->staged;
+  uint32_t loops = staged->graph->num_loops;
+  const jpp_schedule_t** table = NULL;
+  uint64_t* bytes = NULL;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &table)) &&
+            read_schedules(schedules, table, loops) &&
+            read_bytes(value_bytes, staged->num_values, &bytes);
+  if (ok) {
+    jpp_program_options_t options = {.schedules = table, .value_bytes = bytes};
+    jpp_status_t* status = NULL;
+    Py_BEGIN_ALLOW_THREADS status = jpp_program_build(staged, &options, &self->plan);
+    Py_END_ALLOW_THREADS ok = jpp_py_check(status);
+  }
+  jpp_free(table);
+  jpp_free(bytes);
+  return ok;
+}
+
+static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  (void)kwargs;
+  PyObject *staged = NULL, *schedules = NULL, *value_bytes = NULL;
+  if (!PyArg_ParseTuple(args, "O!OO", jpp_py_types.staged, &staged, &schedules,
+                        &value_bytes)) {
+    return NULL;
+  }
+  jpp_py_plan_t* self = jpp_py_new(type);
+  if (!self) return NULL;
+  self->staged = Py_NewRef(staged);
+  if (build(self, schedules, value_bytes)) return (PyObject*)self;
+  Py_DECREF(self);
+  return NULL;
+}
+
+static void plan_dealloc(PyObject* object) {
+  jpp_py_plan_t* self = (jpp_py_plan_t*)object;
+  jpp_plan_destroy(self->plan);
+  Py_XDECREF(self->staged);
+  jpp_py_free(object);
+}
+
+static const jpp_plan_t* plan_of(PyObject* object) {
+  return ((jpp_py_plan_t*)object)->plan;
+}
+
+// For each task a list: None, or the output that takes over the input's memory.
+static PyObject* task_donations(const jpp_plan_t* plan, uint32_t task) {
+  uint32_t count = plan->staged->tasks[task].num_inputs;
+  PyObject* list = PyList_New(count);
+  for (uint32_t i = 0; list && i < count; ++i) {
+    uint32_t output = plan->bindings[task].donated_to[i];
+    PyObject* item =
+        output == JPP_NONE ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(output);
+    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject* plan_donations(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_plan_t* plan = plan_of(object);
+  PyObject* list = PyList_New(plan->staged->num_tasks);
+  for (uint32_t t = 0; list && t < plan->staged->num_tasks; ++t) {
+    PyObject* item = task_donations(plan, t);
+    if (!item || PyList_SetItem(list, t, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject* plan_summary(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_plan_t* plan = plan_of(object);
+  PyObject* list = PyList_New(plan->ranks);
+  for (uint32_t r = 0; list && r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    PyObject* item = Py_BuildValue("(IKK)", program->num_instrs,
+                                   (unsigned long long)program->peak_bytes,
+                                   (unsigned long long)program->reserved_bytes);
+    if (!item || PyList_SetItem(list, r, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject* plan_text(PyObject* object, PyObject* unused) {
+  (void)unused;
+  char* text = NULL;
+  if (!jpp_py_check(jpp_plan_print(plan_of(object), &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
+static PyMethodDef kMethods[] = {
+    {"donations", plan_donations, METH_NOARGS,
+     "A list per task of None or the output that takes over the input's memory."},
+    {"summary", plan_summary, METH_NOARGS,
+     "A list per rank of (instructions, peak bytes, bytes of receive slots)."},
+    {"text", plan_text, METH_NOARGS, "The programs' text form."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_new, (void*)plan_new},
+    {Py_tp_dealloc, (void*)plan_dealloc},
+    {Py_tp_methods, kMethods},
+    {0, NULL},
+};
+PyType_Spec jpp_py_plan_spec = {"jaxpp._core.Plan", sizeof(jpp_py_plan_t), 0,
+                                Py_TPFLAGS_DEFAULT, kSlots};

@@ -1,0 +1,379 @@
+// jaxpp._core.Runtime: a step is one call, with the GIL released.
+#include "base/arena.h"
+#include "python/core.h"
+
+typedef struct runtime_object {
+  PyObject_HEAD jpp_runtime_t* runtime;
+  const jpp_plan_t* plan;  // of plan_object
+  PyObject *client, *plan_object, *executables;
+  uint32_t devices_per_rank;
+  uint32_t* output_ranks;  // [outputs of the step] how many ranks hold it
+} runtime_object_t;
+
+// --- Making
+// ------------------------------------------------------------------------------
+
+static bool read_executables(PyObject* sequence, bool portable, uint32_t count,
+                             jpp_task_executable_t* table) {
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    if (!item) return false;
+    if (item != Py_None) {
+      table[i].executable = ((jpp_py_executable_t*)item)->executable;
+      table[i].portable = portable;
+    }
+    Py_DECREF(item);  // self->executables holds it
+  }
+  return true;
+}
+
+static bool count_output_ranks(runtime_object_t* self) {
+  uint32_t outputs = self->plan->staged->graph->num_outputs;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(outputs, &self->output_ranks))) return false;
+  for (uint32_t r = 0; r < self->plan->ranks; ++r) {
+    const jpp_program_t* program = &self->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_outputs; ++i) {
+      ++self->output_ranks[program->outputs[i].output];
+    }
+  }
+  return true;
+}
+
+static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
+                         uint32_t issue_threads) {
+  jpp_runtime_options_t options = {.client = ((jpp_py_client_t*)self->client)->client,
+                                   .plan = self->plan,
+                                   .devices_per_rank = self->devices_per_rank,
+                                   .issue_threads = issue_threads};
+  uint32_t *device_ids = NULL, count = 0;
+  uint32_t tasks = self->plan->staged->num_tasks;
+  jpp_task_executable_t* table = NULL;
+  bool ok = jpp_py_to_u32s(devices, &device_ids, &count) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
+            read_executables(self->executables, portable, tasks, table);
+  options.devices = device_ids;
+  options.executables = table;
+  ok = ok && jpp_py_check(jpp_runtime_create(&options, &self->runtime));
+  jpp_free(device_ids);
+  jpp_free(table);
+  return ok;
+}
+
+// (client, plan, devices_per_rank, devices, executables, portable, issue_threads)
+static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  (void)kwargs;
+  PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
+  unsigned int per_rank = 0, issue_threads = 0;
+  int portable = 0;
+  if (!PyArg_ParseTuple(args, "O!O!IOOpI", jpp_py_types.client, &client,
+                        jpp_py_types.plan, &plan, &per_rank, &devices, &executables,
+                        &portable, &issue_threads)) {
+    return NULL;
+  }
+  runtime_object_t* self = jpp_py_new(type);
+  if (!self) return NULL;
+  self->client = Py_NewRef(client);
+  self->plan_object = Py_NewRef(plan);
+  self->executables = Py_NewRef(executables);
+  self->plan = ((jpp_py_plan_t*)plan)->plan;
+  self->devices_per_rank = per_rank;
+  if (count_output_ranks(self) && make_runtime(self, devices, portable, issue_threads)) {
+    return (PyObject*)self;
+  }
+  Py_DECREF(self);
+  return NULL;
+}
+
+static void runtime_dealloc(PyObject* object) {
+  runtime_object_t* self = (runtime_object_t*)object;
+  jpp_runtime_destroy(self->runtime);
+  jpp_free(self->output_ranks);
+  Py_XDECREF(self->executables);
+  Py_XDECREF(self->plan_object);
+  Py_XDECREF(self->client);
+  jpp_py_free(object);
+}
+
+// --- A step
+// ------------------------------------------------------------------------------
+
+// What one call needs, in one arena.
+typedef struct call {
+  runtime_object_t* self;
+  jpp_arena_t arena;
+  uint32_t num_args;
+  jpp_py_value_t** args;     // [num_args] borrowed from the caller's list
+  jpp_buffer_t*** inputs;    // [ranks][inputs * devices]
+  jpp_buffer_t*** outputs;   // [ranks][outputs * devices]
+  jpp_py_value_t** results;  // [outputs of the step] owned
+} call_t;
+
+static bool read_args(call_t* call, PyObject* list) {
+  const jpp_graph_t* graph = call->self->plan->staged->graph;
+  call->num_args = graph->num_args;
+  if (!PyList_Check(list) || PyList_Size(list) != (Py_ssize_t)graph->num_args) {
+    PyErr_Format(PyExc_TypeError, "expected a list of %u values", graph->num_args);
+    return false;
+  }
+  if (!jpp_py_check(JPP_ARENA_ARRAY(&call->arena, graph->num_args, &call->args))) {
+    return false;
+  }
+  for (uint32_t a = 0; a < graph->num_args; ++a) {
+    PyObject* item = PyList_GetItem(list, a);
+    if (!Py_IS_TYPE(item, jpp_py_types.value)) {
+      PyErr_Format(PyExc_TypeError, "argument %u is not a Value", a);
+      return false;
+    }
+    call->args[a] = (jpp_py_value_t*)item;
+  }
+  return true;
+}
+
+static bool refuse_deleted(const call_t* call, uint32_t arg) {
+  const jpp_graph_t* graph = call->self->plan->staged->graph;
+  const char* name = graph->values[graph->args[arg].value].name;
+  jpp_py_raise(jpp_status_make(JPP_DONATED_ERROR,
+                               "argument %s: the array was deleted, or donated to a step "
+                               "(or is passed twice, once "
+                               "donated); use what the step returned in its place",
+                               name ? name : "?"));
+  return false;
+}
+
+// Marks donated arguments as deleted; whoever else still wants one of them is refused,
+// and then nothing is marked.
+static bool claim_donated(call_t* call) {
+  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
+  uint32_t a = 0;
+  for (; a < call->num_args; ++a) {
+    if (!args[a].donated) continue;
+    if (call->args[a]->deleted) break;
+    call->args[a]->deleted = true;
+  }
+  uint32_t refused = a, claimed = a;
+  for (uint32_t b = 0; claimed == call->num_args && b < call->num_args; ++b) {
+    if (!args[b].donated && call->args[b]->deleted) refused = b;
+  }
+  if (refused == call->num_args) return true;
+  for (uint32_t b = 0; b < claimed; ++b) {
+    if (args[b].donated) call->args[b]->deleted = false;
+  }
+  return refuse_deleted(call, refused);
+}
+
+static bool misplaced(uint32_t arg) {
+  PyObject* number = PyLong_FromUnsignedLong(arg);
+  if (number) PyErr_SetObject(PyExc_KeyError, number);
+  Py_XDECREF(number);
+  return false;
+}
+
+// Every program input must lie on its rank; KeyError(argument) otherwise.
+static bool check_places(const call_t* call) {
+  const jpp_plan_t* plan = call->self->plan;
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    for (uint32_t i = 0; i < plan->programs[r].num_inputs; ++i) {
+      uint32_t arg = plan->programs[r].inputs[i].arg;
+      if (!call->args[arg]->deleted && !jpp_py_value_at(call->args[arg], r)) {
+        return misplaced(arg);
+      }
+    }
+  }
+  return true;
+}
+
+static bool allocate_io(call_t* call) {
+  const jpp_plan_t* plan = call->self->plan;
+  uint32_t per_rank = call->self->devices_per_rank;
+  jpp_arena_t* arena = &call->arena;
+  if (!jpp_py_check(JPP_ARENA_ARRAY(arena, plan->ranks, &call->inputs)) ||
+      !jpp_py_check(JPP_ARENA_ARRAY(arena, plan->ranks, &call->outputs))) {
+    return false;
+  }
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    size_t inputs = (size_t)program->num_inputs * per_rank;
+    size_t outputs = (size_t)program->num_outputs * per_rank;
+    if (!jpp_py_check(JPP_ARENA_ARRAY(arena, inputs, &call->inputs[r])) ||
+        !jpp_py_check(JPP_ARENA_ARRAY(arena, outputs, &call->outputs[r]))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool make_results(call_t* call) {
+  const runtime_object_t* self = call->self;
+  uint32_t outputs = self->plan->staged->graph->num_outputs;
+  if (!jpp_py_check(JPP_ARENA_ARRAY(&call->arena, outputs, &call->results))) return false;
+  for (uint32_t o = 0; o < outputs; ++o) {
+    call->results[o] =
+        jpp_py_value_new(self->client, self->output_ranks[o], self->devices_per_rank);
+    if (!call->results[o]) return false;
+    call->results[o]->num_ranks = 0;  // counts up while ranks are filled in
+  }
+  return true;
+}
+
+// The step owns what it may delete: those handles leave their values.
+static void fill_inputs(call_t* call) {
+  const jpp_plan_t* plan = call->self->plan;
+  uint32_t per_rank = call->self->devices_per_rank;
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      jpp_buffer_t** buffers = jpp_py_value_at(call->args[program->inputs[i].arg], r);
+      for (uint32_t d = 0; d < per_rank; ++d) {
+        call->inputs[r][i * per_rank + d] = buffers[d];
+        if (program->inputs[i].owned) buffers[d] = NULL;
+      }
+    }
+  }
+}
+
+static void fill_results(call_t* call) {
+  const jpp_plan_t* plan = call->self->plan;
+  uint32_t per_rank = call->self->devices_per_rank;
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    for (uint32_t i = 0; i < program->num_outputs; ++i) {
+      jpp_py_value_t* result = call->results[program->outputs[i].output];
+      uint32_t at = result->num_ranks++;
+      result->ranks[at] = r;
+      for (uint32_t d = 0; d < per_rank; ++d) {
+        result->buffers[at * per_rank + d] = call->outputs[r][i * per_rank + d];
+      }
+    }
+  }
+}
+
+static bool run_step(call_t* call) {
+  fill_inputs(call);
+  jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)call->inputs,
+                      .outputs = call->outputs};
+  jpp_status_t* status = NULL;
+  Py_BEGIN_ALLOW_THREADS status = jpp_runtime_step(call->self->runtime, &io);
+  Py_END_ALLOW_THREADS if (!jpp_py_check(status)) return false;
+  fill_results(call);
+  return true;
+}
+
+static PyObject* results_to_list(call_t* call) {
+  uint32_t outputs = call->self->plan->staged->graph->num_outputs;
+  PyObject* list = PyList_New(outputs);
+  for (uint32_t o = 0; list && o < outputs; ++o) {
+    PyList_SetItem(list, o, (PyObject*)call->results[o]);
+    call->results[o] = NULL;
+  }
+  return list;
+}
+
+static void call_deinit(call_t* call) {
+  uint32_t outputs = call->self->plan->staged->graph->num_outputs;
+  for (uint32_t o = 0; call->results && o < outputs; ++o) Py_XDECREF((PyObject*)call->results[o]);
+  jpp_arena_deinit(&call->arena);
+}
+
+static PyObject* runtime_step(PyObject* object, PyObject* list) {
+  call_t call = {.self = (runtime_object_t*)object};
+  PyObject* results = NULL;
+  if (read_args(&call, list) && check_places(&call) && allocate_io(&call) &&
+      make_results(&call) && claim_donated(&call) && run_step(&call)) {
+    results = results_to_list(&call);
+  }
+  call_deinit(&call);
+  return results;
+}
+
+// --- What happened
+// -----------------------------------------------------------------------
+
+static PyObject* runtime_cancel(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_runtime_cancel(((runtime_object_t*)object)->runtime);
+  Py_RETURN_NONE;
+}
+
+static PyObject* runtime_set_tracing(PyObject* object, PyObject* enabled) {
+  int on = PyObject_IsTrue(enabled);
+  if (on < 0) return NULL;
+  jpp_runtime_set_tracing(((runtime_object_t*)object)->runtime, on);
+  Py_RETURN_NONE;
+}
+
+static const jpp_trace_t* last_trace(PyObject* object) {
+  const jpp_trace_t* trace = jpp_runtime_last_trace(((runtime_object_t*)object)->runtime);
+  if (!trace) PyErr_SetString(PyExc_RuntimeError, "no step has been traced");
+  return trace;
+}
+
+static PyObject* run_to_tuple(const jpp_trace_t* trace, const jpp_trace_run_t* run) {
+  long microbatch = run->microbatch == JPP_NONE ? -1 : (long)run->microbatch;
+  return Py_BuildValue("(IslLLL)", run->rank, trace->plan->staged->tasks[run->task].name,
+                       microbatch, (long long)run->issued, (long long)run->start,
+                       (long long)run->end);
+}
+
+static PyObject* runtime_trace(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_trace_t* trace = last_trace(object);
+  PyObject* list = trace ? PyList_New((Py_ssize_t)trace->num_runs) : NULL;
+  for (uint64_t i = 0; list && i < trace->num_runs; ++i) {
+    PyObject* item = run_to_tuple(trace, &trace->runs[i]);
+    if (!item || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject* runtime_trace_json(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_trace_t* trace = last_trace(object);
+  char* text = NULL;
+  if (!trace || !jpp_py_check(jpp_trace_to_json(trace, &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
+static PyObject* runtime_trace_draw(PyObject* object, PyObject* args) {
+  unsigned int columns = 0;
+  int color = 0;
+  if (!PyArg_ParseTuple(args, "Ip", &columns, &color)) return NULL;
+  const jpp_trace_t* trace = last_trace(object);
+  char* text = NULL;
+  if (!trace || !jpp_py_check(jpp_trace_draw(trace, columns, color, &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
+static PyObject* runtime_trace_peaks(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_trace_t* trace = last_trace(object);
+  PyObject* list = trace ? PyList_New(trace->plan->ranks) : NULL;
+  for (uint32_t r = 0; list && r < trace->plan->ranks; ++r) {
+    PyObject* item = PyLong_FromUnsignedLongLong(trace->peak_live_bytes[r]);
+    if (!item || PyList_SetItem(list, r, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyMethodDef kMethods[] = {
+    {"step", runtime_step, METH_O,
+     "([Value]) -> [Value]; KeyError(argument) if one is not on the ranks that need it"},
+    {"cancel", runtime_cancel, METH_NOARGS, "Stops the running step."},
+    {"set_tracing", runtime_set_tracing, METH_O, "From the next step on."},
+    {"trace", runtime_trace, METH_NOARGS,
+     "[(rank, task, microbatch or -1, issued, start, end)] of the last traced step, in "
+     "ns"},
+    {"trace_json", runtime_trace_json, METH_NOARGS, "The same for Perfetto."},
+    {"trace_draw", runtime_trace_draw, METH_VARARGS, "(columns, color) -> text"},
+    {"trace_peaks", runtime_trace_peaks, METH_NOARGS,
+     "Live bytes at each rank's peak, counted in the last traced step."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_new, (void*)runtime_new},
+    {Py_tp_dealloc, (void*)runtime_dealloc},
+    {Py_tp_methods, kMethods},
+    {0, NULL},
+};
+PyType_Spec jpp_py_runtime_spec = {"jaxpp._core.Runtime", sizeof(runtime_object_t), 0,
+                                   Py_TPFLAGS_DEFAULT, kSlots};

@@ -1,0 +1,155 @@
+// jaxpp._core.Schedule: a built-in schedule or a user's rows.
+#include <string.h>
+
+#include "base/str.h"
+#include "base/vec.h"
+#include "python/core.h"
+
+static PyObject* wrap(jpp_schedule_t* schedule) {
+  jpp_py_schedule_t* self = jpp_py_new(jpp_py_types.schedule);
+  if (!self) {
+    jpp_schedule_destroy(schedule);
+    return NULL;
+  }
+  self->schedule = schedule;
+  return (PyObject*)self;
+}
+
+static void schedule_dealloc(PyObject* object) {
+  jpp_schedule_destroy(((jpp_py_schedule_t*)object)->schedule);
+  jpp_py_free(object);
+}
+
+static PyObject* schedule_build(PyObject* type, PyObject* args) {
+  (void)type;
+  const char* name = NULL;
+  jpp_schedule_params_t params = {0};
+  int fuse = 0;
+  if (!PyArg_ParseTuple(args, "sIIIp", &name, &params.stages, &params.ranks,
+                        &params.microbatches, &fuse)) {
+    return NULL;
+  }
+  params.fuse_steady_state = fuse;
+  jpp_schedule_t* schedule = NULL;
+  if (!jpp_py_check(jpp_schedule_build(name, &params, &schedule))) return NULL;
+  return wrap(schedule);
+}
+
+typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
+
+// Appends a row of (kind, joins_next, latency, stage, microbatch).
+static bool read_row(PyObject* row, task_vec_t* tasks, uint32_t* out_count) {
+  *out_count = 0;
+  Py_ssize_t count = PySequence_Size(row);
+  if (count < 0) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(row, i);
+    unsigned int kind = 0, latency = 0;
+    int joins = 0;
+    jpp_schedule_task_t task = {0};
+    bool ok = item && PyArg_ParseTuple(item, "IpIII", &kind, &joins, &latency,
+                                       &task.stage, &task.microbatch);
+    Py_XDECREF(item);
+    if (!ok) return false;
+    task.kind = (uint8_t)kind;
+    task.joins_next = joins;
+    task.latency = (uint16_t)latency;
+    if (!jpp_py_check(JPP_VEC_PUSH(tasks, task))) return false;
+  }
+  *out_count = (uint32_t)count;
+  return true;
+}
+
+static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
+                      jpp_schedule_row_t* rows) {
+  for (uint32_t r = 0; r < ranks; ++r) {
+    PyObject* row = PySequence_GetItem(list, r);
+    bool ok = row && read_row(row, tasks, &rows[r].count);
+    Py_XDECREF(row);
+    if (!ok) return false;
+  }
+  const jpp_schedule_task_t* at = tasks->data;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    rows[r].tasks = at;
+    at += rows[r].count;
+  }
+  return true;
+}
+
+static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
+  (void)type;
+  jpp_schedule_rows_t rows = {0};
+  PyObject* list = NULL;
+  if (!PyArg_ParseTuple(args, "sIIIO", &rows.name, &rows.stages, &rows.ranks,
+                        &rows.microbatches, &list)) {
+    return NULL;
+  }
+  task_vec_t tasks = {0};
+  jpp_schedule_row_t* table = NULL;
+  jpp_schedule_t* schedule = NULL;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(rows.ranks, &table)) &&
+            read_rows(list, rows.ranks, &tasks, table);
+  rows.rows = table;
+  ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
+  jpp_vec_deinit(&tasks);
+  jpp_free(table);
+  return ok ? wrap(schedule) : NULL;
+}
+
+static PyObject* schedule_verify(PyObject* object, PyObject* unused) {
+  (void)unused;
+  if (!jpp_py_check(jpp_schedule_verify(((jpp_py_schedule_t*)object)->schedule))) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject* row_to_list(const jpp_schedule_row_t* row) {
+  PyObject* list = PyList_New(row->count);
+  for (uint32_t i = 0; list && i < row->count; ++i) {
+    const jpp_schedule_task_t* task = &row->tasks[i];
+    PyObject* item =
+        Py_BuildValue("(IOIII)", task->kind, task->joins_next ? Py_True : Py_False,
+                      task->latency, task->stage, task->microbatch);
+    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject* schedule_rows(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)object)->schedule;
+  PyObject* list = PyList_New(schedule->ranks);
+  for (uint32_t r = 0; list && r < schedule->ranks; ++r) {
+    PyObject* row = row_to_list(&schedule->rows[r]);
+    if (!row || PyList_SetItem(list, r, row) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject* schedule_stage_ranks(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)object)->schedule;
+  return jpp_py_from_u32s(schedule->stage_rank, schedule->stages);
+}
+
+static PyMethodDef kMethods[] = {
+    {"build", schedule_build, METH_VARARGS | METH_STATIC,
+     "(name, stages, ranks, microbatches, fuse_steady_state) -> Schedule"},
+    {"from_rows", schedule_from_rows, METH_VARARGS | METH_STATIC,
+     "(name, stages, ranks, microbatches, rows) -> Schedule"},
+    {"verify", schedule_verify, METH_NOARGS, "Raises JaxppError if it fails its proof."},
+    {"rows", schedule_rows, METH_NOARGS,
+     "A list per rank of (kind, joins_next, latency, stage, microbatch)."},
+    {"stage_ranks", schedule_stage_ranks, METH_NOARGS, "The rank of each stage."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_dealloc, (void*)schedule_dealloc},
+    {Py_tp_methods, kMethods},
+    {0, NULL},
+};
+PyType_Spec jpp_py_schedule_spec = {
+    "jaxpp._core.Schedule", sizeof(jpp_py_schedule_t), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, kSlots};
