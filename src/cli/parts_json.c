@@ -265,15 +265,49 @@ static json_t* program_json(const jpp_planned_t* planned) {
                    bindings_json(plan));
 }
 
+// --- Check -----------------------------------------------------------------------------
+
+static json_t* checked_actor_json(const jpp_check_actor_t* actor) {
+  json_t* origins = json_object();
+  for (int i = 0; i < JPP_BYTES_ORIGIN_COUNT; ++i) {
+    const char* name = jpp_bytes_origin_name((jpp_bytes_origin_t)i);
+    if (!json_object_set_new(origins, name,
+                             json_integer((json_int_t)actor->bytes_at_peak[i])))
+      continue;
+    json_decref(origins);
+    return NULL;
+  }
+  return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "runs", (json_int_t)actor->runs,
+                   "sends", (json_int_t)actor->sends, "recvs", (json_int_t)actor->recvs,
+                   "deletes", (json_int_t)actor->deletes, "peak_bytes",
+                   (json_int_t)actor->peak_bytes, "peak_instruction",
+                   (json_int_t)actor->peak_instr, "bytes_at_peak", origins);
+}
+
+static json_t* check_json(const jpp_planned_t* planned) {
+  const jpp_check_report_t* report = planned->report;
+  json_t *actors = json_array(), *channels = json_array();
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    jpp_json_append(&actors, checked_actor_json(&report->actors[r]));
+  }
+  for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
+    const jpp_check_channel_t* channel = &report->channels[i];
+    jpp_json_append(
+        &channels, json_pack("{s:I, s:I, s:I}", "messages", (json_int_t)channel->messages,
+                             "bytes", (json_int_t)channel->bytes, "slots_needed",
+                             (json_int_t)channel->slots_needed));
+  }
+  return json_pack("{s:o, s:o}", "actors", actors, "channels", channels);
+}
+
 // --- All -------------------------------------------------------------------------------
 
 typedef json_t* (*part_json_t)(const jpp_planned_t* planned);
 
 static const part_json_t kParts[JPP_PART_COUNT] = {
-    [JPP_PART_GRAPH] = graph_json,
-    [JPP_PART_SCHEDULE] = schedules_json,
-    [JPP_PART_PARTITION] = partition_json,
-    [JPP_PART_PROGRAM] = program_json,
+    [JPP_PART_GRAPH] = graph_json,         [JPP_PART_SCHEDULE] = schedules_json,
+    [JPP_PART_PARTITION] = partition_json, [JPP_PART_PROGRAM] = program_json,
+    [JPP_PART_CHECK] = check_json,
 };
 
 jpp_status_t* jpp_part_print_json(const jpp_planned_t* planned, jpp_part_t part,

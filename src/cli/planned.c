@@ -140,10 +140,13 @@ jpp_status_t* jpp_planned_init(const jpp_plan_request_t* request,
   if (request->last < JPP_PART_PARTITION) return NULL;
   JPP_RETURN_IF_ERROR(partition(out_planned));
   if (request->last < JPP_PART_PROGRAM) return NULL;
-  return build_program(request, out_planned);
+  JPP_RETURN_IF_ERROR(build_program(request, out_planned));
+  if (request->last < JPP_PART_CHECK) return NULL;
+  return jpp_check_plan(out_planned->plan, &out_planned->report);
 }
 
 void jpp_planned_deinit(jpp_planned_t* planned) {
+  jpp_check_report_destroy(planned->report);
   jpp_plan_destroy(planned->plan);
   jpp_staged_destroy(planned->staged);
   for (uint32_t i = 0; planned->schedules && i < planned->graph->num_loops; ++i) {
@@ -156,10 +159,9 @@ void jpp_planned_deinit(jpp_planned_t* planned) {
 
 const char* jpp_part_name(jpp_part_t part) {
   static const char* const kNames[] = {
-      [JPP_PART_GRAPH] = "graph",
-      [JPP_PART_SCHEDULE] = "schedule",
-      [JPP_PART_PARTITION] = "partition",
-      [JPP_PART_PROGRAM] = "program",
+      [JPP_PART_GRAPH] = "graph",         [JPP_PART_SCHEDULE] = "schedule",
+      [JPP_PART_PARTITION] = "partition", [JPP_PART_PROGRAM] = "program",
+      [JPP_PART_CHECK] = "check",
   };
   return part < JPP_PART_COUNT ? kNames[part] : "?";
 }
@@ -185,6 +187,9 @@ jpp_status_t* jpp_part_print(const jpp_planned_t* planned, jpp_part_t part,
     JPP_RETURN_IF_ERROR(jpp_staged_print(planned->staged, &text));
   }
   if (part == JPP_PART_PROGRAM) JPP_RETURN_IF_ERROR(jpp_plan_print(planned->plan, &text));
+  if (part == JPP_PART_CHECK) {
+    JPP_RETURN_IF_ERROR(jpp_check_report_print(planned->report, &text));
+  }
   if (text) jpp_str_append(out, text);
   jpp_text_free(text);
   return NULL;

@@ -3,7 +3,7 @@
 #define JPP_CLI_PLANNED_H_
 
 #include "base/str.h"
-#include "jaxpp/program.h"
+#include "jaxpp/check.h"
 
 // What the planner makes, in order.
 typedef enum jpp_part {
@@ -11,6 +11,7 @@ typedef enum jpp_part {
   JPP_PART_SCHEDULE,
   JPP_PART_PARTITION,
   JPP_PART_PROGRAM,
+  JPP_PART_CHECK,
   JPP_PART_COUNT,
 } jpp_part_t;
 
@@ -29,6 +30,7 @@ typedef struct jpp_planned {
   jpp_schedule_t** schedules;  // [graph->num_loops]
   jpp_staged_t* staged;
   jpp_plan_t* plan;
+  jpp_check_report_t* report;
 } jpp_planned_t;
 
 // On failure what was made stays in *out_planned: deinit it in any case.

@@ -28,32 +28,22 @@ static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t*
   }
 }
 
-typedef struct totals {
-  uint32_t runs, sends, recvs;
-  uint64_t sent_bytes;
-} totals_t;
-
-static totals_t count_instrs(const jpp_plan_t* plan, const jpp_program_t* program) {
-  totals_t totals = {0};
-  for (uint32_t i = 0; i < program->num_instrs; ++i) {
-    const jpp_instr_t* instr = &program->instrs[i];
-    totals.runs += instr->kind == JPP_INSTR_RUN;
-    totals.recvs += instr->kind == JPP_INSTR_RECV;
-    if (instr->kind != JPP_INSTR_SEND) continue;
-    ++totals.sends;
-    totals.sent_bytes += plan->value_bytes[program->operand_values[instr->first_operand]];
+static uint64_t bytes_sent(const jpp_check_report_t* report, uint32_t rank) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
+    if (report->plan->channels[i].src == rank) bytes += report->channels[i].bytes;
   }
-  return totals;
+  return bytes;
 }
 
-static void append_program(const jpp_plan_t* plan, const jpp_program_t* program,
-                           jpp_str_t* out) {
-  totals_t totals = count_instrs(plan, program);
-  jpp_str_appendf(out, "actor %u: %u task runs, %u sends (", program->rank, totals.runs,
-                  totals.sends);
-  append_bytes(totals.sent_bytes, out);
-  jpp_str_appendf(out, "), %u receives, peak ", totals.recvs);
-  append_bytes(program->peak_bytes, out);
+static void append_actor(const jpp_check_report_t* report, uint32_t rank,
+                         jpp_str_t* out) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  jpp_str_appendf(out, "actor %u: %u task runs, %u sends (", rank, actor->runs,
+                  actor->sends);
+  append_bytes(bytes_sent(report, rank), out);
+  jpp_str_appendf(out, "), %u receives, peak ", actor->recvs);
+  append_bytes(actor->peak_bytes, out);
   jpp_str_append(out, "\n");
 }
 
@@ -66,7 +56,7 @@ void jpp_planned_summarize(const jpp_planned_t* planned, jpp_str_t* out) {
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) append_loop(planned, i, out);
   jpp_str_appendf(out, "%u tasks, %u accumulators, %u channels\n", staged->num_tasks,
                   staged->num_accumulators, planned->plan->num_channels);
-  for (uint32_t r = 0; r < planned->plan->ranks; ++r) {
-    append_program(planned->plan, &planned->plan->programs[r], out);
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    append_actor(planned->report, r, out);
   }
 }
