@@ -387,7 +387,7 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   for (; walk.at < program->num_instrs; ++walk.at) {
     walk.instr = &program->instrs[walk.at];
     JPP_RETURN_IF_ERROR(check_instr(&walk));
-    if (walk.instr->kind != JPP_INSTR_RUN) note_peak(&walk);
+    note_peak(&walk);
   }
   return end(&walk);
 }
