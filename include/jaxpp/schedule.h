@@ -12,8 +12,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/arena.h"
-#include "base/str.h"
 #include "jaxpp/export.h"
 #include "jaxpp/partition.h"
 #include "jaxpp/status.h"
@@ -39,7 +37,6 @@ typedef struct jpp_schedule {
   uint32_t microbatches;
   const uint32_t* stage_rank;      // [stages]: the rank that runs the stage
   const jpp_schedule_row_t* rows;  // [ranks]
-  jpp_arena_t arena;               // holds all of the above but the struct itself
 } jpp_schedule_t;
 
 // FWD 1, BWD 2, BWD_I 1, BWD_W 1, idle 0.
@@ -128,10 +125,9 @@ typedef struct jpp_schedule_slot {
 } jpp_schedule_slot_t;
 
 typedef struct jpp_schedule_timeline {
-  jpp_schedule_slot_t* slots;  // [count], by start, then rank, then index
-  uint64_t count;              // all entries but the idle ones
-  uint64_t length;             // when the last task ends
-  jpp_arena_t arena;
+  const jpp_schedule_slot_t* slots;  // [count], by start, then rank, then index
+  uint64_t count;                    // all entries but the idle ones
+  uint64_t length;                   // when the last task ends
 } jpp_schedule_timeline_t;
 
 typedef struct jpp_schedule_timeline_options {
@@ -159,13 +155,17 @@ JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
 JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
                                             uint32_t* out_peaks);
 
+// The texts below are freed with jpp_text_free().
+
 // A header line, then a line per rank: "rank 3: . FusedTask(fwd_3__1, bwd_3__1)", "." for
-// idle. A failed allocation stays in `str`, as with every jpp_str_t.
-JPP_API void jpp_schedule_print(const jpp_schedule_t* schedule, jpp_str_t* str);
+// idle.
+JPP_API jpp_status_t* jpp_schedule_print(const jpp_schedule_t* schedule,
+                                         char** out_text) JPP_MUST_USE;
 
 // A list per rank of null (idle), {"kind": "F"|"B"|"I"|"W", "stage": s, "microbatch": m}
 // or, for a FusedTask, a list of these. One line per rank.
-JPP_API void jpp_schedule_print_json(const jpp_schedule_t* schedule, jpp_str_t* str);
+JPP_API jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule,
+                                              char** out_text) JPP_MUST_USE;
 
 // A picture of the timeline: a line per rank, a column per latency unit, "." for a
 // bubble. Forwards show the last digit of the microbatch; BWD and BWD_I a to j, BWD_W A
@@ -173,6 +173,6 @@ JPP_API void jpp_schedule_print_json(const jpp_schedule_t* schedule, jpp_str_t* 
 // jpp_schedule_timeline().
 enum { JPP_SCHEDULE_DRAW_COLUMNS = 160 };
 JPP_API jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule,
-                                        jpp_str_t* str) JPP_MUST_USE;
+                                        char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_SCHEDULE_H_

@@ -86,7 +86,7 @@ static jpp_status_t* write_rows(const jpp_schedule_builder_t* builder,
     writer->count = 0;
     builder->write_row(params, rank, writer);
     jpp_schedule_task_t* tasks = NULL;
-    JPP_RETURN_IF_ERROR(jpp_arena_copy(&draft->schedule->arena, writer->tasks,
+    JPP_RETURN_IF_ERROR(jpp_arena_copy(draft->arena, writer->tasks,
                                        writer->count * sizeof(*tasks), (void**)&tasks));
     draft->rows[rank] = (jpp_schedule_row_t){tasks, (uint32_t)writer->count};
   }

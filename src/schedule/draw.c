@@ -1,6 +1,7 @@
 // The timeline as a picture made of characters.
 #include <string.h>
 
+#include "base/str.h"
 #include "jaxpp/schedule.h"
 
 static char task_mark(const jpp_schedule_task_t* task) {
@@ -40,7 +41,8 @@ static void print_cells(const jpp_schedule_t* schedule, uint64_t length, uint32_
   }
 }
 
-jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule, jpp_str_t* str) {
+jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule, char** out_text) {
+  *out_text = NULL;
   jpp_schedule_timeline_t* timeline = NULL;
   JPP_RETURN_IF_ERROR(jpp_schedule_timeline(schedule, NULL, &timeline));
   uint32_t columns = timeline->length < JPP_SCHEDULE_DRAW_COLUMNS
@@ -50,7 +52,9 @@ jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule, jpp_str_t* str) 
   jpp_status_t* status = JPP_ALLOC_ARRAY((size_t)schedule->ranks * columns, &cells);
   if (!status) {
     fill_cells(schedule, timeline, columns, cells);
-    print_cells(schedule, timeline->length, columns, cells, str);
+    jpp_str_t str = {0};
+    print_cells(schedule, timeline->length, columns, cells, &str);
+    status = jpp_str_finish(&str, out_text);
   }
   jpp_free(cells);
   jpp_schedule_timeline_destroy(timeline);

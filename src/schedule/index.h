@@ -3,6 +3,7 @@
 #ifndef JPP_SCHEDULE_INDEX_H_
 #define JPP_SCHEDULE_INDEX_H_
 
+#include "base/arena.h"
 #include "jaxpp/schedule.h"
 
 // BWD and BWD_I answer the same needs, so they share a slot.

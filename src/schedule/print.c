@@ -1,4 +1,5 @@
 // Text and JSON forms of a schedule, and its peak.
+#include "base/str.h"
 #include "schedule/index.h"
 
 typedef void (*print_task_t)(const jpp_schedule_task_t* task, jpp_str_t* str);
@@ -37,16 +38,18 @@ static void print_name(const jpp_schedule_task_t* task, jpp_str_t* str) {
   jpp_str_append(str, jpp_task_name(task, name));
 }
 
-void jpp_schedule_print(const jpp_schedule_t* schedule, jpp_str_t* str) {
+jpp_status_t* jpp_schedule_print(const jpp_schedule_t* schedule, char** out_text) {
+  jpp_str_t str = {0};
   static const row_style_t kText = {print_name, " ", ".", "FusedTask(", ")"};
-  jpp_str_appendf(str, "schedule %s: %u stages, %u ranks, %u microbatches\n",
+  jpp_str_appendf(&str, "schedule %s: %u stages, %u ranks, %u microbatches\n",
                   schedule->name, schedule->stages, schedule->ranks,
                   schedule->microbatches);
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
-    jpp_str_appendf(str, "rank %u: ", rank);
-    print_row(&schedule->rows[rank], &kText, str);
-    jpp_str_append(str, "\n");
+    jpp_str_appendf(&str, "rank %u: ", rank);
+    print_row(&schedule->rows[rank], &kText, &str);
+    jpp_str_append(&str, "\n");
   }
+  return jpp_str_finish(&str, out_text);
 }
 
 static void print_json_task(const jpp_schedule_task_t* task, jpp_str_t* str) {
@@ -56,15 +59,17 @@ static void print_json_task(const jpp_schedule_task_t* task, jpp_str_t* str) {
                   task->stage, task->microbatch);
 }
 
-void jpp_schedule_print_json(const jpp_schedule_t* schedule, jpp_str_t* str) {
+jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out_text) {
+  jpp_str_t str = {0};
   static const row_style_t kJson = {print_json_task, ", ", "null", "[", "]"};
-  jpp_str_append(str, "[");
+  jpp_str_append(&str, "[");
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
-    jpp_str_append(str, rank ? ",\n [" : "[");
-    print_row(&schedule->rows[rank], &kJson, str);
-    jpp_str_append(str, "]");
+    jpp_str_append(&str, rank ? ",\n [" : "[");
+    print_row(&schedule->rows[rank], &kJson, &str);
+    jpp_str_append(&str, "]");
   }
-  jpp_str_append(str, "]\n");
+  jpp_str_append(&str, "]\n");
+  return jpp_str_finish(&str, out_text);
 }
 
 static bool is_forward_only(const jpp_schedule_t* schedule) {

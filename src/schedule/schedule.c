@@ -62,10 +62,9 @@ static jpp_status_t* draft_fill(const char* name, const jpp_schedule_params_t* p
   schedule->stages = params->stages;
   schedule->ranks = params->ranks;
   schedule->microbatches = params->microbatches;
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(&schedule->arena, name, &schedule->name));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&schedule->arena, params->ranks, &draft->rows));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&schedule->arena, params->stages, &draft->stage_rank));
+  JPP_RETURN_IF_ERROR(jpp_arena_strdup(draft->arena, name, &schedule->name));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(draft->arena, params->ranks, &draft->rows));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(draft->arena, params->stages, &draft->stage_rank));
   schedule->rows = draft->rows;
   schedule->stage_rank = draft->stage_rank;
   return NULL;
@@ -76,8 +75,9 @@ jpp_status_t* jpp_schedule_draft_create(const char* name,
                                         jpp_schedule_draft_t* out_draft) {
   *out_draft = (jpp_schedule_draft_t){0};
   JPP_RETURN_IF_ERROR(check_sizes(name, params));
-  jpp_schedule_draft_t draft = {0};
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &draft.schedule));
+  jpp_schedule_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp_schedule_draft_t draft = {.schedule = &storage->schedule, .arena = &storage->arena};
   jpp_status_t* status = draft_fill(name, params, &draft);
   if (status) {
     jpp_schedule_destroy(draft.schedule);
@@ -89,8 +89,9 @@ jpp_status_t* jpp_schedule_draft_create(const char* name,
 
 void jpp_schedule_destroy(jpp_schedule_t* schedule) {
   if (!schedule) return;
-  jpp_arena_deinit(&schedule->arena);
-  jpp_free(schedule);
+  jpp_schedule_storage_t* storage = (jpp_schedule_storage_t*)schedule;
+  jpp_arena_deinit(&storage->arena);
+  jpp_free(storage);
 }
 
 static jpp_status_t* copy_rows(const jpp_schedule_rows_t* rows,
@@ -103,7 +104,7 @@ static jpp_status_t* copy_rows(const jpp_schedule_rows_t* rows,
                              draft->schedule->name, rank, row->count);
     }
     jpp_schedule_task_t* tasks = NULL;
-    JPP_RETURN_IF_ERROR(jpp_arena_copy(&draft->schedule->arena, row->tasks,
+    JPP_RETURN_IF_ERROR(jpp_arena_copy(draft->arena, row->tasks,
                                        row->count * sizeof(*tasks), (void**)&tasks));
     for (uint32_t i = 0; i < row->count; ++i) {
       if (!tasks[i].latency || tasks[i].kind == JPP_TASK_IDLE) {

@@ -1,12 +1,25 @@
-// What the files of the schedule layer share about making a schedule.
+// What the files of the schedule layer share about making a schedule: how schedules and
+// timelines are stored, the public struct first, its arena behind it.
 #ifndef JPP_SCHEDULE_SCHEDULE_H_
 #define JPP_SCHEDULE_SCHEDULE_H_
 
+#include "base/arena.h"
 #include "jaxpp/schedule.h"
+
+typedef struct jpp_schedule_storage {
+  jpp_schedule_t schedule;
+  jpp_arena_t arena;  // holds all of it but the struct itself
+} jpp_schedule_storage_t;
+
+typedef struct jpp_timeline_storage {
+  jpp_schedule_timeline_t timeline;
+  jpp_arena_t arena;
+} jpp_timeline_storage_t;
 
 // Half-built: name, sizes, and room for rows and stage_rank, all in the schedule's arena.
 typedef struct jpp_schedule_draft {
   jpp_schedule_t* schedule;
+  jpp_arena_t* arena;        // the schedule's
   jpp_schedule_row_t* rows;  // [ranks]
   uint32_t* stage_rank;      // [stages]
 } jpp_schedule_draft_t;

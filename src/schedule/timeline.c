@@ -1,6 +1,7 @@
 // jpp_schedule_verify() and jpp_schedule_timeline(): the same run, without and with
 // times.
 #include "schedule/order.h"
+#include "schedule/schedule.h"
 
 static jpp_status_t* verify_in(const jpp_schedule_t* schedule, jpp_arena_t* scratch) {
   jpp_schedule_index_t index;
@@ -55,7 +56,7 @@ static bool skip_idle(merge_t* merge, uint32_t rank) {
   return *next < row->count;
 }
 
-static void merge_rows(merge_t* merge, uint64_t* const* end,
+static void merge_rows(merge_t* merge, uint64_t* const* end, jpp_schedule_slot_t* slots,
                        jpp_schedule_timeline_t* timeline) {
   for (uint32_t rank = 0; rank < merge->schedule->ranks; ++rank) {
     if (skip_idle(merge, rank)) merge->heap[merge->count++] = rank;
@@ -64,7 +65,7 @@ static void merge_rows(merge_t* merge, uint64_t* const* end,
   while (merge->count) {
     uint32_t rank = merge->heap[0];
     uint32_t entry = merge->next[rank]++;
-    timeline->slots[timeline->count++] =
+    slots[timeline->count++] =
         (jpp_schedule_slot_t){rank, entry, merge->start[rank][entry], end[rank][entry]};
     if (end[rank][entry] > timeline->length) timeline->length = end[rank][entry];
     if (!skip_idle(merge, rank)) merge->heap[0] = merge->heap[--merge->count];
@@ -96,7 +97,7 @@ static uint64_t count_tasks(const jpp_schedule_t* schedule) {
 
 static jpp_status_t* timeline_fill(const jpp_schedule_t* schedule, bool fused_as_one,
                                    jpp_arena_t* scratch,
-                                   jpp_schedule_timeline_t* timeline) {
+                                   jpp_timeline_storage_t* storage) {
   jpp_schedule_index_t index;
   JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
   jpp_schedule_order_t order = {.index = &index, .fused_as_one = fused_as_one};
@@ -105,9 +106,10 @@ static jpp_status_t* timeline_fill(const jpp_schedule_t* schedule, bool fused_as
   merge_t merge = {.schedule = schedule, .start = order.start};
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &merge.next));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &merge.heap));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&timeline->arena, count_tasks(schedule), &timeline->slots));
-  merge_rows(&merge, order.end, timeline);
+  jpp_schedule_slot_t* slots = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, count_tasks(schedule), &slots));
+  storage->timeline.slots = slots;
+  merge_rows(&merge, order.end, slots, &storage->timeline);
   return NULL;
 }
 
@@ -115,23 +117,24 @@ jpp_status_t* jpp_schedule_timeline(const jpp_schedule_t* schedule,
                                     const jpp_schedule_timeline_options_t* options,
                                     jpp_schedule_timeline_t** out_timeline) {
   *out_timeline = NULL;
-  jpp_schedule_timeline_t* timeline = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &timeline));
+  jpp_timeline_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
   jpp_status_t* status =
-      timeline_fill(schedule, options && options->fused_as_one, &scratch, timeline);
+      timeline_fill(schedule, options && options->fused_as_one, &scratch, storage);
   jpp_arena_deinit(&scratch);
   if (status) {
-    jpp_schedule_timeline_destroy(timeline);
+    jpp_schedule_timeline_destroy(&storage->timeline);
     return status;
   }
-  *out_timeline = timeline;
+  *out_timeline = &storage->timeline;
   return NULL;
 }
 
 void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline) {
   if (!timeline) return;
-  jpp_arena_deinit(&timeline->arena);
-  jpp_free(timeline);
+  jpp_timeline_storage_t* storage = (jpp_timeline_storage_t*)timeline;
+  jpp_arena_deinit(&storage->arena);
+  jpp_free(storage);
 }

@@ -14,12 +14,10 @@ static inline jpp_schedule_t* build(const char* name, uint32_t stages, uint32_t 
   return schedule;
 }
 
-// The printed form; free with jpp_free().
+// The printed form; free with jpp_text_free().
 static inline char* text_of(const jpp_schedule_t* schedule) {
-  jpp_str_t str = {0};
-  jpp_schedule_print(schedule, &str);
   char* text = NULL;
-  ASSERT_OK(jpp_str_finish(&str, &text));
+  ASSERT_OK(jpp_schedule_print(schedule, &text));
   return text;
 }
 

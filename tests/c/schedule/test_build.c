@@ -1,6 +1,7 @@
 // The built-in schedules are the ones that are documented, at every size.
 #include <stdio.h>
 
+#include "base/str.h"
 #include "golden.h"
 #include "schedule_util.h"
 
@@ -11,7 +12,7 @@ static void assert_row(const char* name, uint32_t stages, uint32_t ranks, uint32
   char line[1024];
   snprintf(line, sizeof(line), "\nrank %u: %s\n", rank, expected);
   if (!strstr(text, line)) fail_msg("expected %s in %s", line, text);
-  jpp_free(text);
+  jpp_text_free(text);
   jpp_schedule_destroy(schedule);
 }
 
@@ -45,17 +46,21 @@ static void check_golden(const char* name, const jpp_schedule_params_t* params) 
   jpp_schedule_t* schedule = NULL;
   ASSERT_OK(jpp_schedule_build(name, params, &schedule));
   jpp_str_t str = {0};
-  jpp_schedule_print(schedule, &str);
-  ASSERT_OK(jpp_schedule_draw(schedule, &str));
+  char *text = NULL, *picture = NULL;
+  ASSERT_OK(jpp_schedule_print(schedule, &text));
+  ASSERT_OK(jpp_schedule_draw(schedule, &picture));
+  jpp_str_append(&str, text);
+  jpp_str_append(&str, picture);
+  jpp_text_free(text);
+  jpp_text_free(picture);
   print_peaks(schedule, &str);
-  char* text = NULL;
   ASSERT_OK(jpp_str_finish(&str, &text));
   char file[256];
   snprintf(file, sizeof(file), "schedule/%s_s%u_p%u_m%u%s.txt", name, params->stages,
            params->ranks, params->microbatches,
            params->fuse_steady_state ? "_fused" : "");
   assert_golden(file, text);
-  jpp_free(text);
+  jpp_text_free(text);
   jpp_schedule_destroy(schedule);
 }
 

@@ -2,6 +2,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "base/alloc.h"
 #include "schedule_util.h"
 
 static void test_tasks_have_the_names_users_know(void** state) {
@@ -122,10 +123,8 @@ static void test_timeline_takes_fused_tasks_as_one(void** state) {
 }
 
 static char* json_of(const jpp_schedule_t* schedule) {
-  jpp_str_t str = {0};
-  jpp_schedule_print_json(schedule, &str);
   char* text = NULL;
-  ASSERT_OK(jpp_str_finish(&str, &text));
+  ASSERT_OK(jpp_schedule_print_json(schedule, &text));
   return text;
 }
 
@@ -143,7 +142,7 @@ static void test_json_has_idle_fused_and_all_kinds(void** state) {
                          "{\"kind\": \"I\", \"stage\": 1, \"microbatch\": 1}, "
                          "{\"kind\": \"W\", \"stage\": 1, \"microbatch\": 1}]"));
   json_decref(ranks);
-  jpp_free(text);
+  jpp_text_free(text);
   jpp_schedule_destroy(schedule);
 
   schedule = build("1f1b", 3, 3, 2);
@@ -151,18 +150,18 @@ static void test_json_has_idle_fused_and_all_kinds(void** state) {
   ranks = json_loads(text, 0, NULL);
   assert_true(json_is_null(json_array_get(json_array_get(ranks, 2), 0)));
   json_decref(ranks);
-  jpp_free(text);
+  jpp_text_free(text);
   jpp_schedule_destroy(schedule);
 }
 
 static void test_picture_of_a_long_schedule_is_cut(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("1f1b", 2, 2, 1000);
-  jpp_str_t str = {0};
-  ASSERT_OK(jpp_schedule_draw(schedule, &str));
-  assert_non_null(strstr(str.data, "3003 units of time (the first 160 drawn)\n"));
-  assert_non_null(strstr(str.data, "\nrank   0  01..aa2bb3cc4"));
-  jpp_str_deinit(&str);
+  char* text = NULL;
+  ASSERT_OK(jpp_schedule_draw(schedule, &text));
+  assert_non_null(strstr(text, "3003 units of time (the first 160 drawn)\n"));
+  assert_non_null(strstr(text, "\nrank   0  01..aa2bb3cc4"));
+  jpp_text_free(text);
   jpp_schedule_destroy(schedule);
 }
 
@@ -173,18 +172,15 @@ static jpp_status_t* use_everything(const char* name) {
   jpp_schedule_rows_t rows = {
       .stages = 4, .ranks = 2, .microbatches = 5, .rows = schedule->rows};
   jpp_schedule_t* copy = NULL;
-  jpp_str_t str = {0};
-  char* text = NULL;
+  char *picture = NULL, *text = NULL, *json = NULL;
   jpp_status_t* status = jpp_schedule_verify(schedule);
   if (!status) status = jpp_schedule_from_rows(&rows, &copy);
-  if (!status) status = jpp_schedule_draw(copy, &str);
-  if (!status) {
-    jpp_schedule_print(schedule, &str);
-    jpp_schedule_print_json(schedule, &str);
-    status = jpp_str_finish(&str, &text);
-  }
-  jpp_free(text);
-  jpp_str_deinit(&str);
+  if (!status) status = jpp_schedule_draw(copy, &picture);
+  if (!status) status = jpp_schedule_print(schedule, &text);
+  if (!status) status = jpp_schedule_print_json(schedule, &json);
+  jpp_text_free(picture);
+  jpp_text_free(text);
+  jpp_text_free(json);
   jpp_schedule_destroy(copy);
   jpp_schedule_destroy(schedule);
   return status;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/str.h"
 #include "golden.h"
 #include "schedule_util.h"
 
@@ -175,7 +176,7 @@ static void test_deadlocks_are_explained(void** state) {
   char* text = NULL;
   ASSERT_OK(jpp_str_finish(&str, &text));
   assert_golden("schedule/deadlocks.txt", text);
-  jpp_free(text);
+  jpp_text_free(text);
 }
 
 // --- Mutations, against a checker that is simple enough to be believed ---

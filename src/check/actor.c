@@ -1,0 +1,393 @@
+// One actor's list, instruction by instruction.
+#include "check/checker.h"
+
+// --- Contents --------------------------------------------------------------------------
+
+const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value) {
+  uint32_t index = value < c->staged->num_values ? c->accumulator_of[value] : 0;
+  return index ? &c->staged->accumulators[index - 1] : NULL;
+}
+
+bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value) {
+  uint32_t loop = c->staged->values[value].loop;
+  return loop != JPP_NONE && c->staged->graph->loops[loop].index == value;
+}
+
+const jpp_accumulator_t* jpp_check_complete(const jpp_checker_t* c,
+                                            const jpp_content_t* content) {
+  const jpp_accumulator_t* acc = jpp_check_accumulator(c, content->value);
+  if (!acc || content->value != acc->next) return NULL;
+  uint32_t microbatches = c->staged->graph->loops[acc->loop].microbatches;
+  return content->summed == microbatches ? acc : NULL;
+}
+
+// Sums depend on the order in which microbatches are added; other reductions do not.
+static bool serves_as_state(const jpp_checker_t* c, const jpp_content_t* content,
+                            const jpp_accumulator_t* acc, uint32_t microbatch) {
+  uint8_t reduce = c->staged->graph->loops[acc->loop].results[acc->result].reduce;
+  bool begins = content->value == acc->init, goes_on = content->value == acc->next;
+  bool in_order = reduce != JPP_REDUCE_ADD || content->summed == microbatch;
+  return (begins || goes_on) && in_order;
+}
+
+bool jpp_check_serves(const jpp_checker_t* c, const jpp_content_t* content,
+                      uint32_t value, uint32_t microbatch) {
+  if (content->owner == JPP_OWNER_CONSTANT) {
+    return jpp_check_is_index(c, value) && content->microbatch == microbatch;
+  }
+  if (content->value == JPP_NONE) return false;
+  const jpp_accumulator_t* acc = jpp_check_accumulator(c, value);
+  if (acc && value == acc->state) return serves_as_state(c, content, acc, microbatch);
+  if (acc && value == acc->final && jpp_check_complete(c, content) == acc) return true;
+  bool every = c->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
+  return content->value == value && (!every || content->microbatch == microbatch);
+}
+
+// --- Registers and bytes ---------------------------------------------------------------
+
+static uint64_t content_bytes(const jpp_walk_t* w, const jpp_content_t* content) {
+  return w->c->plan->value_bytes[content->value];
+}
+
+static void note_peak(jpp_walk_t* w) {
+  if (w->live <= w->actor->peak_bytes) return;
+  w->actor->peak_bytes = w->live;
+  w->actor->peak_instr = w->at;
+  for (int i = 0; i < JPP_BYTES_ORIGIN_COUNT; ++i) {
+    w->actor->bytes_at_peak[i] = w->live_of[i];
+  }
+}
+
+static uint8_t origin_of(const jpp_checker_t* c, const jpp_content_t* content) {
+  if (jpp_check_accumulator(c, content->value)) return JPP_BYTES_ACCUMULATORS;
+  return content->microbatch == JPP_NONE ? JPP_BYTES_STEP_VALUES : JPP_BYTES_ACTIVATIONS;
+}
+
+jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
+  char old[JPP_CHECK_TEXT_SIZE], text[JPP_CHECK_TEXT_SIZE];
+  jpp_content_t* at = &w->registers[reg];
+  if (at->value != JPP_NONE) {
+    return jpp_walk_fail(
+        w, "writes %s to register %u, which still holds %s; delete that first",
+        jpp_check_content_text(w->c, &content, text), reg,
+        jpp_check_content_text(w->c, at, old));
+  }
+  *at = content;
+  w->live += content_bytes(w, &content);
+  w->live_of[content.origin] += content_bytes(w, &content);
+  return NULL;
+}
+
+void jpp_walk_drop(jpp_walk_t* w, uint32_t reg) {
+  jpp_content_t* at = &w->registers[reg];
+  w->live -= content_bytes(w, at);
+  w->live_of[at->origin] -= content_bytes(w, at);
+  *at = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
+}
+
+// --- Before the first instruction ------------------------------------------------------
+
+static jpp_status_t* check_register(const jpp_walk_t* w, uint32_t reg) {
+  if (reg < w->program->num_registers) return NULL;
+  return jpp_walk_fail(w, "register %u: expected one below %u", reg,
+                       w->program->num_registers);
+}
+
+static jpp_status_t* take_input(jpp_walk_t* w, const jpp_program_input_t* input,
+                                uint8_t* seen) {
+  const jpp_graph_t* graph = w->c->staged->graph;
+  JPP_RETURN_IF_ERROR(check_register(w, input->reg));
+  uint32_t arg = input->arg;
+  bool needed = arg < graph->num_args &&
+                jpp_rank_set_has(w->c->staged->args[arg].ranks, w->program->rank);
+  if (!needed || seen[arg]) {
+    return jpp_walk_fail(w, "argument %u is an input, but %s", arg,
+                         needed ? "is one already" : "belongs to other ranks");
+  }
+  if (input->owned && !graph->args[arg].donated) {
+    return jpp_walk_fail(w, "argument %u is owned, but the caller does not donate it",
+                         arg);
+  }
+  seen[arg] = 1;
+  jpp_content_t content = {
+      .value = graph->args[arg].value,
+      .microbatch = JPP_NONE,
+      .owner = input->owned ? JPP_OWNER_PROGRAM : JPP_OWNER_CALLER,
+      .origin = JPP_BYTES_ARGUMENTS,
+  };
+  return jpp_walk_define(w, input->reg, content);
+}
+
+static jpp_status_t* take_inputs(jpp_walk_t* w) {
+  uint8_t* seen = NULL;
+  uint32_t args = w->c->staged->graph->num_args;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&w->c->scratch, args, &seen));
+  for (uint32_t i = 0; i < w->program->num_inputs; ++i) {
+    JPP_RETURN_IF_ERROR(take_input(w, &w->program->inputs[i], seen));
+  }
+  for (uint32_t i = 0; i < args; ++i) {
+    if (seen[i]) continue;
+    if (!jpp_rank_set_has(w->c->staged->args[i].ranks, w->program->rank)) continue;
+    return jpp_walk_fail(w, "argument %u must be an input here, and is none", i);
+  }
+  return NULL;
+}
+
+static jpp_status_t* take_constants(jpp_walk_t* w) {
+  const jpp_graph_t* graph = w->c->staged->graph;
+  for (uint32_t i = 0; i < w->program->num_constants; ++i) {
+    const jpp_program_constant_t* constant = &w->program->constants[i];
+    JPP_RETURN_IF_ERROR(check_register(w, constant->reg));
+    if (!graph->num_loops) return jpp_walk_fail(w, "a constant without a loop");
+    // All indices are alike in type, so the first loop's stands for them.
+    jpp_content_t content = {
+        .value = graph->loops[0].index,
+        .microbatch = constant->microbatch,
+        .owner = JPP_OWNER_CONSTANT,
+        .origin = JPP_BYTES_CONSTANTS,
+    };
+    JPP_RETURN_IF_ERROR(jpp_walk_define(w, constant->reg, content));
+  }
+  return NULL;
+}
+
+static jpp_status_t* begin(jpp_walk_t* w) {
+  for (uint32_t i = 0; i < w->program->num_registers; ++i) {
+    w->registers[i] = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
+  }
+  uint64_t reserved = 0;
+  for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) {
+    const jpp_plan_channel_t* channel = &w->c->plan->channels[i];
+    if (channel->dst == w->program->rank) reserved += channel->slots * channel->max_bytes;
+  }
+  if (reserved != w->program->reserved_bytes) {
+    return jpp_walk_fail(w, "receive slots take %llu bytes, the plan says %llu",
+                         (unsigned long long)reserved,
+                         (unsigned long long)w->program->reserved_bytes);
+  }
+  w->live = w->live_of[JPP_BYTES_RECEIVE_SLOTS] = reserved;
+  JPP_RETURN_IF_ERROR(take_inputs(w));
+  JPP_RETURN_IF_ERROR(take_constants(w));
+  note_peak(w);
+  return NULL;
+}
+
+// --- Instructions ----------------------------------------------------------------------
+
+static jpp_status_t* check_operands(const jpp_walk_t* w) {
+  const jpp_instr_t* instr = w->instr;
+  uint64_t end = (uint64_t)instr->first_operand + instr->num_args + instr->num_results;
+  if (end > w->program->num_operands) {
+    return jpp_walk_fail(w, "operands end at %llu; the program has %u",
+                         (unsigned long long)end, w->program->num_operands);
+  }
+  for (uint64_t i = instr->first_operand; i < end; ++i) {
+    JPP_RETURN_IF_ERROR(check_register(w, w->program->operands[i]));
+    uint32_t value = w->program->operand_values[i];
+    if (value < w->c->staged->num_values) continue;
+    return jpp_walk_fail(w, "operand %llu is value %%%u; there are %u values",
+                         (unsigned long long)(i - instr->first_operand), value,
+                         w->c->staged->num_values);
+  }
+  return NULL;
+}
+
+// Does the register hold what the list says it does?
+static jpp_status_t* check_arg(const jpp_walk_t* w, uint32_t index) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  uint32_t reg = w->program->operands[w->instr->first_operand + index];
+  uint32_t value = w->program->operand_values[w->instr->first_operand + index];
+  const jpp_content_t* content = &w->registers[reg];
+  bool constant = content->owner == JPP_OWNER_CONSTANT && jpp_check_is_index(w->c, value);
+  if (content->value == value || constant) return NULL;
+  return jpp_walk_fail(w, "operand %u: register %u should hold %%%u, and holds %s", index,
+                       reg, value, jpp_check_content_text(w->c, content, text));
+}
+
+static jpp_status_t* check_channel(const jpp_walk_t* w, uint32_t num_args,
+                                   uint32_t num_results) {
+  if (w->instr->target >= w->c->plan->num_channels) {
+    return jpp_walk_fail(w, "channel %u: expected one below %u", w->instr->target,
+                         w->c->plan->num_channels);
+  }
+  const jpp_plan_channel_t* channel = &w->c->plan->channels[w->instr->target];
+  uint32_t end = num_args ? channel->src : channel->dst;
+  if (end != w->program->rank) {
+    return jpp_walk_fail(w, "channel %u goes from rank %u to rank %u", w->instr->target,
+                         channel->src, channel->dst);
+  }
+  if (w->instr->num_args == num_args && w->instr->num_results == num_results) return NULL;
+  return jpp_walk_fail(w, "expected one operand, found %u args and %u results",
+                       w->instr->num_args, w->instr->num_results);
+}
+
+static jpp_status_t* check_send(jpp_walk_t* w) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  JPP_RETURN_IF_ERROR(check_channel(w, 1, 0));
+  JPP_RETURN_IF_ERROR(check_arg(w, 0));
+  const jpp_content_t* content =
+      &w->registers[w->program->operands[w->instr->first_operand]];
+  jpp_end_t end = {.instr = w->at, .value = content->value};
+  end.microbatch = content->microbatch;
+  const jpp_accumulator_t* complete = jpp_check_complete(w->c, content);
+  if (complete) end.value = complete->final;
+  bool partial = w->c->staged->scopes[end.value] == JPP_SCOPE_STATE;
+  if (partial || content->owner == JPP_OWNER_CONSTANT ||
+      w->instr->microbatch != content->microbatch) {
+    return jpp_walk_fail(w,
+                         "sends %s; expected a value that is complete, under its "
+                         "own microbatch",
+                         jpp_check_content_text(w->c, content, text));
+  }
+  jpp_check_channel_t* channel = &w->c->channels[w->instr->target];
+  ++channel->messages;
+  channel->bytes += w->c->plan->value_bytes[end.value];
+  return JPP_VEC_PUSH(&w->c->ends[w->instr->target].sends, end);
+}
+
+static jpp_status_t* check_recv(jpp_walk_t* w) {
+  JPP_RETURN_IF_ERROR(check_channel(w, 0, 1));
+  uint32_t value = w->program->operand_values[w->instr->first_operand];
+  bool every = w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
+  if (every != (w->instr->microbatch != JPP_NONE)) {
+    return jpp_walk_fail(w, every ? "expected the microbatch of the value"
+                                  : "the value has one instance a step, no microbatch");
+  }
+  jpp_content_t content = {.value = value, .microbatch = w->instr->microbatch};
+  content.origin = origin_of(w->c, &content);
+  jpp_end_t end = {.instr = w->at, .value = value, .microbatch = content.microbatch};
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&w->c->ends[w->instr->target].recvs, end));
+  return jpp_walk_define(w, w->program->operands[w->instr->first_operand], content);
+}
+
+static jpp_status_t* check_delete(jpp_walk_t* w) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  if (w->instr->num_results) {
+    return jpp_walk_fail(w, "has %u results; expected none", w->instr->num_results);
+  }
+  for (uint32_t i = 0; i < w->instr->num_args; ++i) {
+    JPP_RETURN_IF_ERROR(check_arg(w, i));
+    uint32_t reg = w->program->operands[w->instr->first_operand + i];
+    const jpp_content_t* content = &w->registers[reg];
+    if (content->owner != JPP_OWNER_PROGRAM) {
+      return jpp_walk_fail(w, "register %u holds %s, which the program does not own", reg,
+                           jpp_check_content_text(w->c, content, text));
+    }
+    jpp_walk_drop(w, reg);
+  }
+  return NULL;
+}
+
+static jpp_status_t* check_instr(jpp_walk_t* w) {
+  JPP_RETURN_IF_ERROR(check_operands(w));
+  switch (w->instr->kind) {
+    case JPP_INSTR_RUN:
+      ++w->actor->runs;
+      for (uint32_t i = 0; i < w->instr->num_args; ++i) {
+        JPP_RETURN_IF_ERROR(check_arg(w, i));
+      }
+      return jpp_check_run(w);
+    case JPP_INSTR_SEND:
+      ++w->actor->sends;
+      return check_send(w);
+    case JPP_INSTR_RECV:
+      ++w->actor->recvs;
+      return check_recv(w);
+    case JPP_INSTR_DELETE:
+      ++w->actor->deletes;
+      return check_delete(w);
+    default:
+      return jpp_walk_fail(w, "kind %u is none of RUN, SEND, RECV, DELETE",
+                           w->instr->kind);
+  }
+}
+
+// --- Behind the last instruction -------------------------------------------------------
+
+enum { kHandedOut = 1, kCopied = 2 };  // of a register
+
+static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_t* output,
+                                  uint8_t* seen, uint8_t* handed) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  const jpp_staged_t* staged = w->c->staged;
+  JPP_RETURN_IF_ERROR(check_register(w, output->reg));
+  bool here = output->output < staged->graph->num_outputs &&
+              jpp_rank_set_has(staged->outputs[output->output].ranks, w->program->rank);
+  if (!here || seen[output->output]++) {
+    return jpp_walk_fail(w, "output %u is left here, but %s", output->output,
+                         here ? "was already" : "belongs to other ranks");
+  }
+  const jpp_content_t* content = &w->registers[output->reg];
+  uint32_t value = staged->outputs[output->output].value;
+  if (!jpp_check_serves(w->c, content, value, JPP_NONE)) {
+    return jpp_walk_fail(w, "output %u: expected %%%u in register %u, found %s",
+                         output->output, value, output->reg,
+                         jpp_check_content_text(w->c, content, text));
+  }
+  bool taken = content->owner != JPP_OWNER_PROGRAM || handed[output->reg] & kHandedOut;
+  if (!output->copy && taken) {
+    return jpp_walk_fail(w, "output %u hands out register %u, which somebody else owns",
+                         output->output, output->reg);
+  }
+  handed[output->reg] |= output->copy ? kCopied : kHandedOut;
+  return NULL;
+}
+
+static jpp_status_t* check_outputs(const jpp_walk_t* w, uint8_t* handed) {
+  uint8_t* seen = NULL;
+  const jpp_staged_t* staged = w->c->staged;
+  uint32_t outputs = staged->graph->num_outputs;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&w->c->scratch, outputs, &seen));
+  for (uint32_t i = 0; i < w->program->num_outputs; ++i) {
+    JPP_RETURN_IF_ERROR(check_output(w, &w->program->outputs[i], seen, handed));
+  }
+  for (uint32_t i = 0; i < outputs; ++i) {
+    if (seen[i]) continue;
+    if (!jpp_rank_set_has(staged->outputs[i].ranks, w->program->rank)) continue;
+    return jpp_walk_fail(w, "output %u must be left here, and is not", i);
+  }
+  return NULL;
+}
+
+static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* handed) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  for (uint32_t i = 0; i < w->program->num_registers; ++i) {
+    const jpp_content_t* content = &w->registers[i];
+    if (content->value == JPP_NONE || content->owner != JPP_OWNER_PROGRAM) continue;
+    if (handed[i] & kHandedOut) continue;
+    return jpp_walk_fail(w, "register %u still holds %s at the end; it is no output", i,
+                         jpp_check_content_text(w->c, content, text));
+  }
+  return NULL;
+}
+
+static jpp_status_t* end(jpp_walk_t* w) {
+  uint8_t* handed = NULL;
+  w->instr = NULL;
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&w->c->scratch, w->program->num_registers, &handed));
+  JPP_RETURN_IF_ERROR(check_outputs(w, handed));
+  JPP_RETURN_IF_ERROR(check_nothing_left(w, handed));
+  if (w->actor->peak_bytes == w->program->peak_bytes) return NULL;
+  return jpp_walk_fail(
+      w, "peak of %llu bytes at instruction %u; the plan says %llu at %u",
+      (unsigned long long)w->actor->peak_bytes, w->actor->peak_instr,
+      (unsigned long long)w->program->peak_bytes, w->program->peak_instr);
+}
+
+jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
+  const jpp_program_t* program = &c->plan->programs[rank];
+  jpp_walk_t walk = {.c = c, .program = program, .actor = &c->actors[rank]};
+  if (program->rank != rank) {
+    return jpp_walk_fail(&walk, "stands at place %u of the plan", rank);
+  }
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));
+  JPP_RETURN_IF_ERROR(begin(&walk));
+  for (; walk.at < program->num_instrs; ++walk.at) {
+    walk.instr = &program->instrs[walk.at];
+    JPP_RETURN_IF_ERROR(check_instr(&walk));
+    note_peak(&walk);
+  }
+  return end(&walk);
+}

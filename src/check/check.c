@@ -1,0 +1,76 @@
+#include "check/checker.h"
+
+static jpp_status_t* note_accumulators(jpp_checker_t* c) {
+  const jpp_staged_t* staged = c->staged;
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&c->scratch, staged->num_values, &c->accumulator_of));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_values, &c->summed));
+  for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
+    const jpp_accumulator_t* acc = &staged->accumulators[i];
+    c->accumulator_of[acc->init] = c->accumulator_of[acc->state] = i + 1;
+    c->accumulator_of[acc->next] = c->accumulator_of[acc->final] = i + 1;
+  }
+  return NULL;
+}
+
+static jpp_status_t* make_run_flags(jpp_checker_t* c) {
+  const jpp_staged_t* staged = c->staged;
+  uint64_t total = 0;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_tasks, &c->first_run));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_tasks, &c->runs));
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    uint32_t loop = staged->tasks[t].loop;
+    c->first_run[t] = total;
+    total += loop == JPP_NONE ? 1 : staged->graph->loops[loop].microbatches;
+  }
+  return JPP_ARENA_ARRAY(&c->scratch, total, &c->ran);
+}
+
+static jpp_status_t* check(jpp_checker_t* c) {
+  JPP_RETURN_IF_ERROR(note_accumulators(c));
+  JPP_RETURN_IF_ERROR(make_run_flags(c));
+  for (uint32_t r = 0; r < c->plan->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
+  }
+  JPP_RETURN_IF_ERROR(jpp_check_runs(c));
+  JPP_RETURN_IF_ERROR(jpp_check_channels(c));
+  return jpp_check_waiting(c);
+}
+
+static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* storage) {
+  jpp_checker_t c = {.plan = plan, .staged = plan->staged};
+  jpp_arena_t* arena = &storage->arena;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &c.actors));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &c.channels));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(plan->num_channels, &c.ends));
+  jpp_status_t* status = check(&c);
+  for (uint32_t i = 0; i < plan->num_channels; ++i) {
+    jpp_vec_deinit(&c.ends[i].sends);
+    jpp_vec_deinit(&c.ends[i].recvs);
+  }
+  jpp_free(c.ends);
+  jpp_arena_deinit(&c.scratch);
+  storage->report =
+      (jpp_check_report_t){.plan = plan, .actors = c.actors, .channels = c.channels};
+  return status;
+}
+
+jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_report) {
+  *out_report = NULL;
+  jpp_check_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp_status_t* status = fill_report(plan, storage);
+  if (status) {
+    jpp_check_report_destroy(&storage->report);
+    return status;
+  }
+  *out_report = &storage->report;
+  return NULL;
+}
+
+void jpp_check_report_destroy(jpp_check_report_t* report) {
+  if (!report) return;
+  jpp_check_storage_t* storage = (jpp_check_storage_t*)report;
+  jpp_arena_deinit(&storage->arena);
+  jpp_free(storage);
+}

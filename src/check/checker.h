@@ -1,0 +1,111 @@
+// The checker's working state, handed from pass to pass:
+//
+//   actor.c     walks each actor's list: registers, bytes, what is left at the end
+//   run.c       one RUN of that walk
+//   channels.c  pairs what actor.c saw go in and out of each channel
+//   wait.c      lets all actors run, sends blocking, and finds cycles and slots
+#ifndef JPP_CHECK_CHECKER_H_
+#define JPP_CHECK_CHECKER_H_
+
+#include "base/vec.h"
+#include "jaxpp/check.h"
+
+typedef struct jpp_check_storage {
+  jpp_check_report_t report;
+  jpp_arena_t arena;
+} jpp_check_storage_t;
+
+// What a register holds.
+typedef struct jpp_content {
+  uint32_t value;       // JPP_NONE: nothing
+  uint32_t microbatch;  // JPP_NONE for the one instance a step
+  uint32_t summed;      // of an accumulator: microbatches that are in it
+  uint8_t owner;        // jpp_owner_t
+  uint8_t origin;       // jpp_bytes_origin_t
+} jpp_content_t;
+
+typedef enum jpp_owner {
+  JPP_OWNER_PROGRAM,   // the program must delete, donate or hand it out
+  JPP_OWNER_CALLER,    // a borrowed input
+  JPP_OWNER_CONSTANT,  // the same in every step
+} jpp_owner_t;
+
+// One end of a message.
+typedef struct jpp_end {
+  uint32_t instr;
+  uint32_t value;
+  uint32_t microbatch;
+} jpp_end_t;
+
+typedef struct jpp_channel_ends {
+  JPP_VEC(jpp_end_t) sends;
+  JPP_VEC(jpp_end_t) recvs;
+} jpp_channel_ends_t;
+
+typedef struct jpp_checker {
+  const jpp_plan_t* plan;
+  const jpp_staged_t* staged;
+  jpp_arena_t scratch;
+  jpp_check_actor_t* actors;      // of the report
+  jpp_check_channel_t* channels;  // of the report
+  jpp_channel_ends_t* ends;       // [channels]
+  uint32_t* accumulator_of;       // [values] of init, state, next and final: index + 1
+  uint64_t* first_run;            // [tasks] its bits in `ran`
+  uint8_t* ran;                   // a flag for each task and microbatch
+  uint32_t* runs;                 // [tasks]
+  uint32_t* summed;  // [values] of a state: what the last RUN that took it found in it
+} jpp_checker_t;
+
+// One actor's walk.
+typedef struct jpp_walk {
+  jpp_checker_t* c;
+  const jpp_program_t* program;
+  jpp_check_actor_t* actor;
+  jpp_content_t* registers;  // [num_registers]
+  uint32_t at;               // the instruction at hand
+  const jpp_instr_t* instr;
+  uint64_t live;  // bytes
+  uint64_t live_of[JPP_BYTES_ORIGIN_COUNT];
+} jpp_walk_t;
+
+jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
+jpp_status_t* jpp_check_run(jpp_walk_t* w) JPP_MUST_USE;
+jpp_status_t* jpp_check_runs(const jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp_check_channels(jpp_checker_t* c) JPP_MUST_USE;
+// With the plan's slots; then finds how many are needed.
+jpp_status_t* jpp_check_waiting(jpp_checker_t* c) JPP_MUST_USE;
+
+// --- Shared by passes ------------------------------------------------------------------
+
+// Fills an empty register with an instance of `value`; JPP_PROGRAM_ERROR if it is not
+// empty.
+jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content);
+// Empties a register that the program owns.
+void jpp_walk_drop(jpp_walk_t* w, uint32_t reg);
+// Does the content serve as `value` for this microbatch?
+bool jpp_check_serves(const jpp_checker_t* c, const jpp_content_t* content,
+                      uint32_t value, uint32_t microbatch);
+// The accumulator whose `next` this is, and whose sum is complete; otherwise NULL.
+const jpp_accumulator_t* jpp_check_complete(const jpp_checker_t* c,
+                                            const jpp_content_t* content);
+// The accumulator that a value is init, state, next or final of; NULL for others.
+const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value);
+// Is it the microbatch number of some loop?
+bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value);
+
+enum { JPP_CHECK_TEXT_SIZE = 256 };
+// "%9 (f32[2,8], microbatch 3)"; returns `buffer`.
+const char* jpp_check_value_text(const jpp_checker_t* c, uint32_t value,
+                                 uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]);
+// The same, or "nothing".
+const char* jpp_check_content_text(const jpp_checker_t* c, const jpp_content_t* content,
+                                   char buffer[JPP_CHECK_TEXT_SIZE]);
+// "run of fwd_0, microbatch 2", "recv of %9 (...) from rank 1"; returns `buffer`.
+const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
+                                 const jpp_instr_t* instr,
+                                 char buffer[JPP_CHECK_TEXT_SIZE]);
+// JPP_PROGRAM_ERROR "rank 0, instruction 12: INSTR: MESSAGE".
+jpp_status_t* jpp_walk_fail(const jpp_walk_t* w, const char* format, ...)
+    JPP_PRINTF(2, 3) JPP_MUST_USE;
+
+#endif  // JPP_CHECK_CHECKER_H_

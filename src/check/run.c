@@ -1,0 +1,180 @@
+// One RUN: does each register hold what the task asks for, and what becomes of it.
+#include "check/checker.h"
+
+static jpp_status_t* check_task(const jpp_walk_t* w) {
+  const jpp_instr_t* instr = w->instr;
+  if (instr->target >= w->c->staged->num_tasks) {
+    return jpp_walk_fail(w, "task %u: expected one below %u", instr->target,
+                         w->c->staged->num_tasks);
+  }
+  const jpp_task_t* task = &w->c->staged->tasks[instr->target];
+  if (task->rank != w->program->rank) {
+    return jpp_walk_fail(w, "the task belongs to rank %u", task->rank);
+  }
+  if (instr->num_args != task->num_inputs || instr->num_results != task->num_outputs) {
+    return jpp_walk_fail(w, "expected %u args and %u results, found %u and %u",
+                         task->num_inputs, task->num_outputs, instr->num_args,
+                         instr->num_results);
+  }
+  bool outside = task->loop == JPP_NONE;
+  uint32_t microbatches =
+      outside ? 0 : w->c->staged->graph->loops[task->loop].microbatches;
+  bool known = outside ? instr->microbatch == JPP_NONE : instr->microbatch < microbatches;
+  if (known) return NULL;
+  return jpp_walk_fail(w,
+                       outside ? "stands outside the loops and has no microbatch"
+                               : "expected one of %u microbatches",
+                       microbatches);
+}
+
+static jpp_status_t* count_run(const jpp_walk_t* w) {
+  uint32_t task = w->instr->target;
+  uint32_t microbatch = w->instr->microbatch == JPP_NONE ? 0 : w->instr->microbatch;
+  uint8_t* ran = &w->c->ran[w->c->first_run[task] + microbatch];
+  if (*ran) return jpp_walk_fail(w, "has run before");
+  *ran = 1;
+  ++w->c->runs[task];
+  return NULL;
+}
+
+static jpp_status_t* check_args(const jpp_walk_t* w) {
+  char expected[JPP_CHECK_TEXT_SIZE], found[JPP_CHECK_TEXT_SIZE];
+  const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    uint32_t reg = w->program->operands[w->instr->first_operand + i];
+    uint32_t value = task->inputs[i];
+    const jpp_content_t* content = &w->registers[reg];
+    if (!jpp_check_serves(w->c, content, value, w->instr->microbatch)) {
+      return jpp_walk_fail(
+          w, "arg %u: expected %s in register %u, found %s", i,
+          jpp_check_value_text(w->c, value, w->instr->microbatch, expected), reg,
+          jpp_check_content_text(w->c, content, found));
+    }
+    w->c->summed[value] = content->summed;
+  }
+  return NULL;
+}
+
+static jpp_content_t content_of_result(const jpp_walk_t* w, uint32_t value) {
+  jpp_content_t content = {.value = value, .microbatch = JPP_NONE};
+  content.origin = JPP_BYTES_STEP_VALUES;
+  if (w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH) {
+    content.microbatch = w->instr->microbatch;
+    content.origin = JPP_BYTES_ACTIVATIONS;
+  }
+  const jpp_accumulator_t* acc = jpp_check_accumulator(w->c, value);
+  if (!acc) return content;
+  content.origin = JPP_BYTES_ACCUMULATORS;
+  if (value == acc->next) content.summed = w->c->summed[acc->state] + 1;
+  return content;
+}
+
+static jpp_status_t* define_results(jpp_walk_t* w) {
+  const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
+  uint32_t first = w->instr->first_operand + w->instr->num_args;
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    uint32_t value = w->program->operand_values[first + i];
+    if (value != task->outputs[i]) {
+      return jpp_walk_fail(w, "result %u: the list says %%%u, the task makes %%%u", i,
+                           value, task->outputs[i]);
+    }
+    JPP_RETURN_IF_ERROR(
+        jpp_walk_define(w, w->program->operands[first + i], content_of_result(w, value)));
+  }
+  return NULL;
+}
+
+// The memory of a donated argument becomes an output's: alike in type and bytes.
+static jpp_status_t* check_donation(const jpp_walk_t* w, uint32_t input,
+                                    uint32_t output) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
+  const uint32_t* args = w->program->operands + w->instr->first_operand;
+  if (output >= task->num_outputs) {
+    return jpp_walk_fail(w, "arg %u is donated to result %u; there are %u", input, output,
+                         task->num_outputs);
+  }
+  uint32_t from = task->inputs[input], to = task->outputs[output];
+  const jpp_value_t* values = w->c->staged->values;
+  const uint64_t* bytes = w->c->plan->value_bytes;
+  if (!jpp_type_equal(&values[from].type, &values[to].type) || bytes[from] != bytes[to]) {
+    return jpp_walk_fail(w, "arg %u is donated to result %u, which differs in type",
+                         input, output);
+  }
+  const jpp_content_t* content = &w->registers[args[input]];
+  if (content->owner != JPP_OWNER_PROGRAM) {
+    return jpp_walk_fail(w, "donates %s, which the program does not own",
+                         jpp_check_content_text(w->c, content, text));
+  }
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    if (i == input || args[i] != args[input]) continue;
+    return jpp_walk_fail(w, "donates register %u as arg %u and reads it as arg %u",
+                         args[input], input, i);
+  }
+  return NULL;
+}
+
+static jpp_status_t* donate_args(jpp_walk_t* w) {
+  const uint32_t* donated_to = w->c->plan->bindings[w->instr->target].donated_to;
+  const uint32_t* args = w->program->operands + w->instr->first_operand;
+  for (uint32_t i = 0; i < w->instr->num_args; ++i) {
+    if (donated_to[i] == JPP_NONE) continue;
+    JPP_RETURN_IF_ERROR(check_donation(w, i, donated_to[i]));
+    jpp_walk_drop(w, args[i]);
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_check_run(jpp_walk_t* w) {
+  JPP_RETURN_IF_ERROR(check_task(w));
+  JPP_RETURN_IF_ERROR(count_run(w));
+  JPP_RETURN_IF_ERROR(check_args(w));
+  JPP_RETURN_IF_ERROR(define_results(w));
+  return donate_args(w);
+}
+
+// An output takes over one input's memory at most.
+static jpp_status_t* check_binding(const jpp_checker_t* c, uint32_t id, bool* taken) {
+  const jpp_task_t* task = &c->staged->tasks[id];
+  const uint32_t* donated_to = c->plan->bindings[id].donated_to;
+  jpp_status_t* status = NULL;
+  for (uint32_t i = 0; i < task->num_inputs && !status; ++i) {
+    if (donated_to[i] >= task->num_outputs) continue;
+    if (taken[donated_to[i]]) {
+      status = jpp_status_make(JPP_PROGRAM_ERROR,
+                               "task %s: result %u takes over two donated args",
+                               task->name, donated_to[i]);
+    }
+    taken[donated_to[i]] = true;
+  }
+  for (uint32_t i = 0; i < task->num_outputs; ++i) taken[i] = false;
+  return status;
+}
+
+static jpp_status_t* check_run_count(const jpp_checker_t* c, uint32_t id) {
+  const jpp_task_t* task = &c->staged->tasks[id];
+  bool outside = task->loop == JPP_NONE;
+  uint32_t due = outside ? 1 : c->staged->graph->loops[task->loop].microbatches;
+  if (c->runs[id] == due && c->plan->bindings[id].runs == due) return NULL;
+  return jpp_status_make(JPP_PROGRAM_ERROR,
+                         "rank %u: task %s runs %u times, its binding says %u, expected "
+                         "%u: once for each microbatch",
+                         task->rank, task->name, c->runs[id], c->plan->bindings[id].runs,
+                         due);
+}
+
+jpp_status_t* jpp_check_runs(const jpp_checker_t* c) {
+  bool* taken = NULL;
+  uint32_t most = 0;
+  for (uint32_t t = 0; t < c->staged->num_tasks; ++t) {
+    if (c->staged->tasks[t].num_outputs > most) most = c->staged->tasks[t].num_outputs;
+  }
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(most, &taken));
+  jpp_status_t* status = NULL;
+  for (uint32_t t = 0; t < c->staged->num_tasks && !status; ++t) {
+    status = check_run_count(c, t);
+    if (!status) status = check_binding(c, t, taken);
+  }
+  jpp_free(taken);
+  return status;
+}

@@ -1,0 +1,136 @@
+// jaxpp: finds the command, runs it, writes what it made.
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+enum {
+  kPlanFlags = JPP_FLAG_SCHEDULE | JPP_FLAG_STAGES | JPP_FLAG_RANKS | JPP_FLAG_SLOTS |
+               JPP_FLAG_FUSE | JPP_FLAG_JSON,
+  kScheduleFlags =
+      JPP_FLAG_STAGES | JPP_FLAG_RANKS | JPP_FLAG_MICROBATCHES | JPP_FLAG_FUSE,
+};
+
+static const jpp_cli_command_t kCommands[] = {
+    {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER,
+     "plan the graph in a file ('-': standard input)", jpp_cli_plan},
+    {"schedule list", "", 0, JPP_FLAG_JSON, "the schedules that are built in",
+     jpp_cli_schedule_list},
+    {"schedule show", "NAME", 1, kScheduleFlags | JPP_FLAG_JSON,
+     "a schedule's task lists and its picture", jpp_cli_schedule_show},
+    {"verify", "NAME", 1, kScheduleFlags, "prove that a schedule runs", jpp_cli_verify},
+};
+enum { kCommandCount = sizeof(kCommands) / sizeof(*kCommands) };
+
+static void append_usage(const jpp_cli_command_t* command, jpp_str_t* out) {
+  jpp_str_appendf(out, "jaxpp %s%s%s", command->name, *command->words ? " " : "",
+                  command->words);
+}
+
+static void append_help(jpp_str_t* out) {
+  jpp_str_append(out,
+                 "jaxpp: plans of pipeline-parallel training steps\n\n"
+                 "usage: jaxpp COMMAND [FLAGS]\n\n");
+  for (size_t i = 0; i < kCommandCount; ++i) {
+    size_t start = out->length;
+    jpp_str_append(out, "  ");
+    append_usage(&kCommands[i], out);
+    int used = (int)(out->length - start);
+    jpp_str_appendf(out, "%*s%s\n", used < 32 ? 32 - used : 1, "", kCommands[i].help);
+  }
+  jpp_str_append(out,
+                 "\n  jaxpp COMMAND --help          a command's flags\n"
+                 "  jaxpp --version               the library's version\n\n"
+                 "Exit status: 0 fine; 1 the plan is not one that can run; 2 bad flags, "
+                 "file or text.\n");
+}
+
+static void append_command_help(const jpp_cli_command_t* command, jpp_str_t* out) {
+  append_usage(command, out);
+  jpp_str_appendf(out, " [FLAGS]: %s\n\n", command->help);
+  jpp_cli_flags_help(command->flags | JPP_FLAG_HELP, out);
+}
+
+// How many words of the command line the command's name takes up; 0 if it is another.
+static int match_command(const jpp_cli_command_t* command, int count,
+                         char* const* words) {
+  const char* name = command->name;
+  for (int i = 0; i < count; ++i) {
+    size_t length = strcspn(name, " ");
+    if (strlen(words[i]) != length || memcmp(words[i], name, length) != 0) return 0;
+    if (!name[length]) return i + 1;
+    name += length + 1;
+  }
+  return 0;
+}
+
+static jpp_status_t* unknown_command(const char* word) {
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "there is no command '%s'; jaxpp --help lists the commands",
+                         word);
+}
+
+static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
+                                 char* const* words, jpp_str_t* out) {
+  jpp_cli_options_t options;
+  JPP_RETURN_IF_ERROR(jpp_cli_parse(command, count, words, &options));
+  if (!options.help) return command->run(&options, out);
+  append_command_help(command, out);
+  return NULL;
+}
+
+static jpp_status_t* run(int count, char* const* words, jpp_str_t* out) {
+  if (!count || !strcmp(words[0], "--help") || !strcmp(words[0], "help")) {
+    append_help(out);
+    return NULL;
+  }
+  if (!strcmp(words[0], "--version")) {
+    jpp_str_append(out, "jaxpp " JPP_VERSION "\n");
+    return NULL;
+  }
+  for (size_t i = 0; i < kCommandCount; ++i) {
+    int used = match_command(&kCommands[i], count, words);
+    if (used) return run_command(&kCommands[i], count - used, words + used, out);
+  }
+  return unknown_command(words[0]);
+}
+
+static jpp_status_t* write_out(const char* text, size_t length) {
+  errno = 0;
+  bool written = fwrite(text, 1, length, stdout) == length;
+  if (fflush(stdout) == 0 && written) return NULL;
+  if (errno == EPIPE) return NULL;  // the reader has seen enough
+  return jpp_status_make(JPP_INVALID_ARGUMENT, "standard output: %s", strerror(errno));
+}
+
+// 1: what was asked for is well said and can not run. 2: it is not well said.
+static int exit_status(const jpp_status_t* status) {
+  switch (jpp_status_code(status)) {
+    case JPP_OK:
+      return 0;
+    case JPP_MARKS_ERROR:
+    case JPP_SCHEDULE_ERROR:
+    case JPP_PROGRAM_ERROR:
+    case JPP_OUT_OF_MEMORY:
+    case JPP_INTERNAL_ERROR:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+int main(int argc, char** argv) {
+  jpp_str_t out = {0};
+  char* text = NULL;
+  jpp_status_t* status = run(argc - 1, argv + 1, &out);
+  size_t length = out.length;
+  if (!status) status = jpp_str_finish(&out, &text);
+  if (!status) status = write_out(text, length);
+  if (status) fprintf(stderr, "jaxpp: error: %s\n", jpp_status_message(status));
+  int result = exit_status(status);
+  jpp_status_free(status);
+  jpp_str_deinit(&out);
+  jpp_free(text);
+  return result;
+}

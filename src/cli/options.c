@@ -1,0 +1,130 @@
+// Flags: one table for reading them and for the help.
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+typedef enum flag_type { FLAG_BOOL, FLAG_U32, FLAG_TEXT } flag_type_t;
+
+typedef struct flag {
+  jpp_cli_flag_t bit;
+  const char* name;
+  const char* value;  // what stands behind it in the help; NULL for FLAG_BOOL
+  flag_type_t type;
+  size_t offset;  // in jpp_cli_options_t
+  const char* help;
+} flag_t;
+
+#define FIELD(name) offsetof(jpp_cli_options_t, name)
+
+static const flag_t kFlags[] = {
+    {JPP_FLAG_AFTER, "--after", "PART", FLAG_TEXT, FIELD(after),
+     "print what one part made: graph, schedule, partition, program or check"},
+    {JPP_FLAG_SCHEDULE, "--schedule", "NAME", FLAG_TEXT, FIELD(schedule),
+     "the loops' schedule, instead of the one in the file"},
+    {JPP_FLAG_STAGES, "--stages", "N", FLAG_U32, FIELD(stages), "pipeline stages"},
+    {JPP_FLAG_RANKS, "--ranks", "N", FLAG_U32, FIELD(ranks), "pipeline ranks"},
+    {JPP_FLAG_MICROBATCHES, "--microbatches", "N", FLAG_U32, FIELD(microbatches),
+     "microbatches of a step"},
+    {JPP_FLAG_SLOTS, "--slots", "N", FLAG_U32, FIELD(slots),
+     "messages that may be under way on a channel; default 2"},
+    {JPP_FLAG_FUSE, "--fuse", NULL, FLAG_BOOL, FIELD(fuse),
+     "fuse each forward and backward of the steady state"},
+    {JPP_FLAG_JSON, "--json", NULL, FLAG_BOOL, FIELD(json), "print JSON"},
+    {JPP_FLAG_HELP, "--help", NULL, FLAG_BOOL, FIELD(help), "print this help"},
+};
+enum { kFlagCount = sizeof(kFlags) / sizeof(*kFlags) };
+
+static const flag_t* find_flag(uint32_t flags, const char* name, size_t length) {
+  for (size_t i = 0; i < kFlagCount; ++i) {
+    const flag_t* flag = &kFlags[i];
+    bool same = strlen(flag->name) == length && !memcmp(flag->name, name, length);
+    if (same && (flags & flag->bit)) return flag;
+  }
+  return NULL;
+}
+
+static jpp_status_t* parse_count(const flag_t* flag, const char* text,
+                                 uint32_t* out_count) {
+  char* end = NULL;
+  errno = 0;
+  unsigned long count = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
+  if (!end || *end || errno || !count || count > INT32_MAX) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected a whole number from 1 to %d, found '%s'",
+                           flag->name, INT32_MAX, text);
+  }
+  *out_count = (uint32_t)count;
+  return NULL;
+}
+
+static jpp_status_t* set_flag(const flag_t* flag, const char* value,
+                              jpp_cli_options_t* options) {
+  void* field = (char*)options + flag->offset;
+  if (flag->type == FLAG_U32) return parse_count(flag, value, field);
+  if (flag->type == FLAG_TEXT) *(const char**)field = value;
+  if (flag->type == FLAG_BOOL) *(bool*)field = true;
+  return NULL;
+}
+
+static jpp_status_t* unknown_flag(const jpp_cli_command_t* command, const char* word) {
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "jaxpp %s has no flag '%s'; jaxpp %s --help lists its flags",
+                         command->name, word, command->name);
+}
+
+// Reads the flag at words[*at], "--name value" or "--name=value"; *at moves to its end.
+static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
+                                char* const* words, int* at, jpp_cli_options_t* options) {
+  const char* word = words[*at];
+  size_t length = strcspn(word, "=");
+  const char* value = word[length] ? word + length + 1 : NULL;
+  const flag_t* flag = find_flag(command->flags | JPP_FLAG_HELP, word, length);
+  if (!flag) return unknown_flag(command, word);
+  if (flag->type == FLAG_BOOL && value) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s takes no value, found '%s'",
+                           flag->name, value);
+  }
+  if (flag->type != FLAG_BOOL && !value) {
+    if (*at + 1 == count) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %s behind it",
+                             flag->name, flag->value);
+    }
+    value = words[++*at];
+  }
+  return set_flag(flag, value, options);
+}
+
+jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
+                            char* const* words, jpp_cli_options_t* out_options) {
+  jpp_cli_options_t options = {0};
+  *out_options = options;
+  for (int i = 0; i < count; ++i) {
+    if (words[i][0] == '-' && words[i][1]) {
+      JPP_RETURN_IF_ERROR(parse_flag(command, count, words, &i, &options));
+    } else if (options.num_words == command->num_words) {
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s, found '%s' behind it",
+          command->name, command->num_words ? command->words : "flags only", words[i]);
+    } else {
+      options.words[options.num_words++] = words[i];
+    }
+  }
+  if (options.num_words < command->num_words && !options.help) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s", command->name,
+                           command->words);
+  }
+  *out_options = options;
+  return NULL;
+}
+
+void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out) {
+  for (size_t i = 0; i < kFlagCount; ++i) {
+    const flag_t* flag = &kFlags[i];
+    if (!(flags & flag->bit)) continue;
+    int width = 20 - (int)strlen(flag->name);
+    jpp_str_appendf(out, "  %s %-*s%s\n", flag->name, width,
+                    flag->value ? flag->value : "", flag->help);
+  }
+}

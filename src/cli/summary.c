@@ -1,0 +1,62 @@
+// The lines that jaxpp plan prints when no part is asked for.
+#include "cli/planned.h"
+
+static void append_bytes(uint64_t bytes, jpp_str_t* out) {
+  static const char* const kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  double scaled = (double)bytes;
+  int unit = 0;
+  for (; scaled >= 1024 && unit < 4; ++unit) scaled /= 1024;
+  jpp_str_appendf(out, unit ? "%.1f %s" : "%.0f %s", scaled, kUnits[unit]);
+}
+
+static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t* out) {
+  const jpp_schedule_t* schedule = planned->schedules[index];
+  const jpp_loop_t* loop = &planned->graph->loops[index];
+  jpp_str_appendf(out, "loop at %s: schedule %s, %u stages, %u microbatches%s\n",
+                  loop->where ? loop->where : "?", schedule->name, schedule->stages,
+                  schedule->microbatches,
+                  planned->staged->loops[index].has_backward ? "" : ", forward only");
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    const char* separator = "";
+    jpp_str_appendf(out, "  rank %u: stages ", r);
+    for (uint32_t s = 0; s < schedule->stages; ++s) {
+      if (schedule->stage_rank[s] != r) continue;
+      jpp_str_appendf(out, "%s%u", separator, s);
+      separator = ", ";
+    }
+    jpp_str_append(out, "\n");
+  }
+}
+
+static uint64_t bytes_sent(const jpp_check_report_t* report, uint32_t rank) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
+    if (report->plan->channels[i].src == rank) bytes += report->channels[i].bytes;
+  }
+  return bytes;
+}
+
+static void append_actor(const jpp_check_report_t* report, uint32_t rank,
+                         jpp_str_t* out) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  jpp_str_appendf(out, "actor %u: %u task runs, %u sends (", rank, actor->runs,
+                  actor->sends);
+  append_bytes(bytes_sent(report, rank), out);
+  jpp_str_appendf(out, "), %u receives, peak ", actor->recvs);
+  append_bytes(actor->peak_bytes, out);
+  jpp_str_append(out, "\n");
+}
+
+void jpp_planned_summarize(const jpp_planned_t* planned, jpp_str_t* out) {
+  const jpp_staged_t* staged = planned->staged;
+  jpp_str_appendf(out, "graph %s: %u ops, %u values, %u arguments, %u outputs\n",
+                  planned->graph->name, planned->graph->num_ops,
+                  planned->graph->num_values, planned->graph->num_args,
+                  planned->graph->num_outputs);
+  for (uint32_t i = 0; i < planned->graph->num_loops; ++i) append_loop(planned, i, out);
+  jpp_str_appendf(out, "%u tasks, %u accumulators, %u channels\n", staged->num_tasks,
+                  staged->num_accumulators, planned->plan->num_channels);
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    append_actor(planned->report, r, out);
+  }
+}

@@ -1,0 +1,103 @@
+"""Checks what a compiler does not: who may include whom, and who may call what.
+
+    check_layers.py ROOT
+
+Prints a line for each offence, FILE:LINE first, and exits with status 1 if there is any.
+"""
+
+import pathlib
+import re
+import sys
+
+# What each layer may include besides itself. A layer is a folder of src/ and the public
+# headers that are named like it.
+PLANNER = ["base", "graph", "partition", "schedule", "program"]
+ALLOWED = {
+    "base": [],
+    "graph": PLANNER[:1],
+    "partition": PLANNER[:2],
+    "schedule": PLANNER[:3],
+    "program": PLANNER[:4],
+    "check": PLANNER,
+    "device": ["base"],
+    "transport": ["base"],
+    "runtime": [*PLANNER, "device", "transport"],
+    "cli": [*PLANNER, "check", "device", "transport", "runtime"],
+    "python": [*PLANNER, "check", "device", "transport", "runtime"],
+}
+BASE_HEADERS = ["dtype", "export", "status"]
+# Calls that only src/base may make: it is the one door to memory and the environment.
+BASE_CALLS = (
+    "malloc calloc realloc free strdup strndup asprintf vasprintf sprintf vsprintf "
+    "strcpy strcat atoi atol getenv abort"
+).split()
+
+INCLUDE = re.compile(r'#\s*include\s*["<]([^">]+)[">]')
+CALL = re.compile(r"(?<![\w.>])(" + "|".join(BASE_CALLS) + r")\s*\(")
+# Comments and texts, which keep their line breaks when they are blanked.
+BLANKED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def layer_of_header(stem: str) -> str | None:
+    """`device_fake` belongs to device; None for no layer's header."""
+    if stem in BASE_HEADERS:
+        return "base"
+    return next((name for name in ALLOWED if stem.split("_")[0] == name), None)
+
+
+def layer_of_include(target: str) -> str | None:
+    """The layer of an include path of this project; None for the system's."""
+    parts = pathlib.PurePath(target).parts
+    if parts[0] == "jaxpp":
+        return layer_of_header(pathlib.PurePath(target).stem)
+    return parts[0] if len(parts) > 1 and parts[0] in ALLOWED else None
+
+
+def includes_offend(layer: str, text: str) -> list[tuple[int, str]]:
+    """(line, message) of each include that the layer may not have."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line.strip())
+        target = layer_of_include(match[1]) if match else None
+        if target not in (None, layer, *ALLOWED[layer]):
+            found.append((number, f"{layer} includes {match[1]} of {target}"))
+    return found
+
+
+def calls_offend(layer: str, text: str) -> list[tuple[int, str]]:
+    """(line, message) of each call that belongs to src/base."""
+    if layer == "base":
+        return []
+    bare = BLANKED.sub(lambda m: "\n" * m[0].count("\n"), text)
+    return [
+        (bare.count("\n", 0, m.start()) + 1, f"{m[1]}() is for src/base only")
+        for m in CALL.finditer(bare)
+    ]
+
+
+def offences(path: pathlib.Path, layer: str | None) -> list[tuple[int, str]]:
+    """Everything that is wrong with one file."""
+    if layer is None:
+        return [(1, f"belongs to no layer; expected one of {', '.join(ALLOWED)}")]
+    text = path.read_text()
+    return includes_offend(layer, text) + calls_offend(layer, text)
+
+
+def main() -> int:
+    """Exit status 1 when a rule is broken."""
+    root = pathlib.Path(sys.argv[1])
+    files = {p: layer_of_header(p.stem) for p in (root / "include/jaxpp").glob("*.h")}
+    for path in (root / "src").rglob("*.[ch]"):
+        layer = path.relative_to(root / "src").parts[0]
+        files[path] = layer if layer in ALLOWED else None
+    found = [
+        f"{path.relative_to(root)}:{line}: {message}"
+        for path in sorted(files)
+        for line, message in offences(path, files[path])
+    ]
+    print("\n".join(found) or f"{len(files)} files keep to their layers")
+    return 1 if found or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
