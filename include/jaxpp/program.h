@@ -70,7 +70,7 @@ typedef struct jpp_program {
   uint32_t peak_instr;      // where the peak is
 } jpp_program_t;
 
-typedef struct jpp_channel {
+typedef struct jpp_plan_channel {
   uint32_t src, dst;   // ranks
   uint32_t slots;      // messages that may be under way
   uint64_t max_bytes;  // of one message, on each device
@@ -89,7 +89,7 @@ typedef struct jpp_plan {
   const jpp_staged_t* staged;  // borrowed
   uint32_t ranks, num_channels;
   const jpp_program_t* programs;       // [ranks]
-  const jpp_plan_channel_t* channels;       // [num_channels]
+  const jpp_plan_channel_t* channels;  // [num_channels]
   const jpp_task_binding_t* bindings;  // [staged->num_tasks]
   const uint64_t* value_bytes;         // [staged->num_values] on each device
 } jpp_plan_t;
