@@ -13,7 +13,7 @@
 //   f32[] = hash 0 1 2   # a number in [0, 1) made of every bit of all arguments, in
 //   order
 //
-// Arguments are f32; but for hash, they have the shape of the result.
+// Arguments of a hash are of any type and shape; others are f32 of the result's shape.
 #ifndef JAXPP_DEVICE_FAKE_H_
 #define JAXPP_DEVICE_FAKE_H_
 

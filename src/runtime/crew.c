@@ -1,0 +1,167 @@
+// The threads that issue. Each takes its actors in turn; what one can not go on with may
+// need another's actor, so a thread without progress tries again until it has, or until
+// nobody can.
+#include <sched.h>
+#include <signal.h>
+#include <time.h>
+
+#include "runtime/actor.h"
+
+enum { kYields = 64, kNapNanoseconds = 50000 };
+static const uint64_t kAllDone = UINT64_MAX;
+static const uint64_t kNotIdleYet = UINT64_MAX - 1;
+
+static void halt(jpp_runtime_t* runtime, jpp_halt_t why) {
+  int running = JPP_HALT_NO;
+  atomic_compare_exchange_strong(&runtime->halt, &running, (int)why);
+}
+
+static bool is_halted(const jpp_runtime_t* runtime) {
+  return atomic_load_explicit(&runtime->halt, memory_order_relaxed) != JPP_HALT_NO;
+}
+
+// One visit to each actor of the issuer that is not done.
+static void issue_round(const jpp_issuer_t* issuer, bool* out_some, bool* out_all_done) {
+  jpp_runtime_t* runtime = issuer->runtime;
+  *out_some = false;
+  *out_all_done = true;
+  for (uint32_t r = issuer->index; r < runtime->plan->ranks; r += runtime->crew.count) {
+    jpp_actor_t* actor = &runtime->actors[r];
+    if (jpp_actor_is_done(actor)) continue;
+    if (is_halted(runtime)) return;
+    jpp_advance_t advance = jpp_actor_advance(actor);
+    if (advance == JPP_ADVANCE_FAILED) halt(runtime, JPP_HALT_FAILED);
+    *out_some |= advance == JPP_ADVANCE_SOME;
+    *out_all_done &= jpp_actor_is_done(actor);
+  }
+}
+
+// True when every issuer's last round began at this progress and found nothing to do. A
+// round that gets somewhere is counted before its issuer is idle again, so none can hide
+// one: whoever first moved on is not idle since `since`, and after that counts.
+static bool is_everyone_idle(jpp_runtime_t* runtime, uint64_t since) {
+  for (uint32_t i = 0; i < runtime->crew.count; ++i) {
+    uint64_t idle = atomic_load(&runtime->crew.issuers[i].idle_since);
+    if (idle != since && idle != kAllDone) return false;
+  }
+  return atomic_load(&runtime->progress) == since;
+}
+
+static void back_off(uint32_t idle_rounds) {
+  struct timespec nap = {.tv_nsec = kNapNanoseconds};
+  if (idle_rounds < kYields) {
+    sched_yield();
+  } else {
+    nanosleep(&nap, NULL);
+  }
+}
+
+static void issue_all(jpp_issuer_t* issuer) {
+  jpp_runtime_t* runtime = issuer->runtime;
+  for (uint32_t idle_rounds = 0; !is_halted(runtime);) {
+    bool some = false, all_done = false;
+    uint64_t since = atomic_load(&runtime->progress);
+    issue_round(issuer, &some, &all_done);
+    if (some) atomic_fetch_add(&runtime->progress, 1);
+    if (all_done) {
+      atomic_store(&issuer->idle_since, kAllDone);
+      return;
+    }
+    if (some) {
+      idle_rounds = 0;
+      continue;
+    }
+    atomic_store(&issuer->idle_since, since);
+    if (is_everyone_idle(runtime, since)) halt(runtime, JPP_HALT_STUCK);
+    back_off(idle_rounds++);
+  }
+}
+
+// --- Threads ---------------------------------------------------------------------------
+
+static void* issuer_main(void* user) {
+  jpp_issuer_t* issuer = user;
+  jpp_crew_t* crew = &issuer->runtime->crew;
+  uint64_t step = 0;
+  pthread_mutex_lock(&crew->mutex);
+  while (!crew->stopping) {
+    if (crew->step == step) {
+      pthread_cond_wait(&crew->changed, &crew->mutex);
+      continue;
+    }
+    step = crew->step;
+    pthread_mutex_unlock(&crew->mutex);
+    issue_all(issuer);
+    pthread_mutex_lock(&crew->mutex);
+    if (--crew->working == 0) pthread_cond_broadcast(&crew->changed);
+  }
+  pthread_mutex_unlock(&crew->mutex);
+  return NULL;
+}
+
+static jpp_status_t* start_issuer(jpp_issuer_t* issuer) {
+  int error = pthread_create(&issuer->thread, NULL, issuer_main, issuer);
+  if (!error) return NULL;
+  return jpp_status_make(JPP_OUT_OF_MEMORY,
+                         "issue thread %u could not be started: error %d", issuer->index,
+                         error);
+}
+
+jpp_status_t* jpp_crew_start(jpp_runtime_t* runtime, uint32_t count) {
+  jpp_crew_t* crew = &runtime->crew;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, count, &crew->issuers));
+  crew->count = count;
+  for (uint32_t i = 0; i < count; ++i) {
+    crew->issuers[i].runtime = runtime;
+    crew->issuers[i].index = i;
+  }
+  // Signals are the application's: its own threads take them.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  jpp_status_t* status = NULL;
+  for (crew->started = 1; crew->started < count && !status;) {
+    status = start_issuer(&crew->issuers[crew->started]);
+    if (!status) ++crew->started;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return status;
+}
+
+void jpp_crew_stop(jpp_runtime_t* runtime) {
+  jpp_crew_t* crew = &runtime->crew;
+  pthread_mutex_lock(&crew->mutex);
+  crew->stopping = true;
+  pthread_cond_broadcast(&crew->changed);
+  pthread_mutex_unlock(&crew->mutex);
+  for (uint32_t i = 1; i < crew->started; ++i) {
+    pthread_join(crew->issuers[i].thread, NULL);
+  }
+}
+
+static void wake_issuers(jpp_crew_t* crew) {
+  if (crew->count == 1) return;
+  pthread_mutex_lock(&crew->mutex);
+  ++crew->step;
+  crew->working = crew->count - 1;
+  pthread_cond_broadcast(&crew->changed);
+  pthread_mutex_unlock(&crew->mutex);
+}
+
+static void await_issuers(jpp_crew_t* crew) {
+  if (crew->count == 1) return;
+  pthread_mutex_lock(&crew->mutex);
+  while (crew->working) pthread_cond_wait(&crew->changed, &crew->mutex);
+  pthread_mutex_unlock(&crew->mutex);
+}
+
+void jpp_crew_issue(jpp_runtime_t* runtime) {
+  jpp_crew_t* crew = &runtime->crew;
+  atomic_store(&runtime->progress, 0);
+  for (uint32_t i = 0; i < crew->count; ++i) {
+    atomic_store(&crew->issuers[i].idle_since, kNotIdleYet);
+  }
+  wake_issuers(crew);
+  issue_all(&crew->issuers[0]);
+  await_issuers(crew);
+}

@@ -1,0 +1,127 @@
+// Failures in words: where a step failed, and what it waits for when it can not go on.
+#include <stdio.h>
+
+#include "base/str.h"
+#include "runtime/actor.h"
+
+enum { kPlaceSize = 256, kMicrobatchSize = 32 };
+
+// " of microbatch 3", or nothing outside loops.
+static const char* microbatch_text(uint32_t microbatch, char buffer[kMicrobatchSize]) {
+  buffer[0] = 0;
+  if (microbatch != JPP_NONE) {
+    snprintf(buffer, kMicrobatchSize, " of microbatch %u", microbatch);
+  }
+  return buffer;
+}
+
+// The task that filled the register for the instruction; NULL: an argument.
+static const char* maker_name(const jpp_actor_t* actor, uint32_t at, uint32_t reg) {
+  const jpp_program_t* program = actor->program;
+  while (at-- > 0) {
+    const jpp_instr_t* instr = &program->instrs[at];
+    const uint32_t* results = program->operands + instr->first_operand + instr->num_args;
+    for (uint32_t k = 0; k < instr->num_results; ++k) {
+      if (results[k] != reg) continue;
+      if (instr->kind != JPP_INSTR_RUN) return NULL;
+      return actor->runtime->plan->staged->tasks[instr->target].name;
+    }
+  }
+  return NULL;
+}
+
+static void describe_transfer(const jpp_actor_t* actor, uint32_t at,
+                              const char* microbatch, char text[kPlaceSize]) {
+  const jpp_program_t* program = actor->program;
+  const jpp_instr_t* instr = &program->instrs[at];
+  const jpp_plan_channel_t* channel = &actor->runtime->plan->channels[instr->target];
+  uint32_t value = program->operand_values[instr->first_operand];
+  if (instr->kind == JPP_INSTR_RECV) {
+    snprintf(text, kPlaceSize, "rank %u, instruction %u, receive of %%%u%s from rank %u",
+             program->rank, at, value, microbatch, channel->src);
+    return;
+  }
+  const char* maker = maker_name(actor, at, program->operands[instr->first_operand]);
+  snprintf(text, kPlaceSize, "rank %u, instruction %u, send of %%%u from %s%s to rank %u",
+           program->rank, at, value, maker ? maker : "the arguments", microbatch,
+           channel->dst);
+}
+
+static void describe(const jpp_actor_t* actor, uint32_t at, char text[kPlaceSize]) {
+  const jpp_instr_t* instr = &actor->program->instrs[at];
+  char buffer[kMicrobatchSize];
+  const char* microbatch = microbatch_text(instr->microbatch, buffer);
+  if (instr->kind == JPP_INSTR_RUN) {
+    snprintf(text, kPlaceSize, "rank %u, instruction %u, %s%s", actor->program->rank, at,
+             actor->runtime->plan->staged->tasks[instr->target].name, microbatch);
+  } else if (instr->kind == JPP_INSTR_DELETE) {
+    snprintf(text, kPlaceSize, "rank %u, instruction %u, delete", actor->program->rank,
+             at);
+  } else {
+    describe_transfer(actor, at, microbatch, text);
+  }
+}
+
+jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
+                                 jpp_status_t* status) {
+  char place[kPlaceSize];
+  describe(actor, instr, place);
+  return jpp_status_annotate(status, "%s", place);
+}
+
+jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,
+                                        jpp_status_t* status) {
+  const jpp_program_output_t* out = &actor->program->outputs[output];
+  const char* name = actor->runtime->plan->staged->graph->outputs[out->output].name;
+  return jpp_status_annotate(status, "rank %u, %soutput %u%s%s%s", actor->program->rank,
+                             out->copy ? "copy of " : "", out->output, name ? " '" : "",
+                             name ? name : "", name ? "'" : "");
+}
+
+// The instruction of the sender that sends a message with this tag.
+static const char* describe_sender(const jpp_actor_t* receiver, const jpp_link_t* link,
+                                   uint64_t tag, char text[kPlaceSize]) {
+  const jpp_actor_t* sender = &receiver->runtime->actors[link->plan->src];
+  for (uint32_t i = 0; i < sender->num_instrs; ++i) {
+    const jpp_actor_instr_t* instr = &sender->instrs[i];
+    if (instr->kind != JPP_INSTR_SEND || instr->link != link || instr->tag != tag) {
+      continue;
+    }
+    describe(sender, instr->source, text);
+    return text;
+  }
+  return "a message that no instruction sends";
+}
+
+jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
+                                   const jpp_actor_instr_t* instr, uint64_t found_tag) {
+  char expected[kPlaceSize], found[kPlaceSize];
+  describe(actor, instr->source, expected);
+  return jpp_status_make(JPP_INTERNAL_ERROR, "expected the message for '%s', found '%s'",
+                         expected, describe_sender(actor, instr->link, found_tag, found));
+}
+
+static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
+  char place[kPlaceSize];
+  const jpp_actor_instr_t* instr = &actor->instrs[actor->at];
+  describe(actor, instr->source, place);
+  jpp_str_appendf(str, "%s%s", str->length ? "; " : "", place);
+  if (!instr->link) return;
+  uint64_t waiting = instr->link->sent - atomic_load(&instr->link->received);
+  jpp_str_appendf(str, " (%llu of %u slots full)", (unsigned long long)waiting,
+                  instr->link->plan->slots);
+}
+
+jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime) {
+  jpp_str_t str = {0};
+  char* text = NULL;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_actor_t* actor = &runtime->actors[r];
+    if (actor->at < actor->num_instrs) append_blocked(&str, actor);
+  }
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  jpp_status_t* status = jpp_status_make(
+      JPP_INTERNAL_ERROR, "the programs wait for each other for ever: %s", text);
+  jpp_free(text);
+  return status;
+}

@@ -1,0 +1,256 @@
+// The instruction loop. Nothing here allocates, looks up or formats unless it fails.
+#include "runtime/actor.h"
+
+static uint64_t take_order(jpp_runtime_t* runtime) {
+  return atomic_fetch_add_explicit(&runtime->order, 1, memory_order_relaxed);
+}
+
+// --- RUN -------------------------------------------------------------------------------
+
+static void gather_args(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_buffer_t** row = actor->args[d];
+    for (uint32_t i = 0; i < instr->num_args; ++i) {
+      row[i] = actor->regs[(size_t)instr->operands[i] * devices + d];
+    }
+  }
+}
+
+static void keep_results(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  const uint32_t* registers = instr->operands + instr->num_args;
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_buffer_t* const* row = actor->results[d];
+    for (uint32_t k = 0; k < instr->num_results; ++k) {
+      actor->regs[(size_t)registers[k] * devices + d] = row[k];
+    }
+  }
+}
+
+static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_buffer_t** shards = actor->regs + (size_t)reg * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_client_buffer_destroy(actor->runtime->client, shards[d]);
+    shards[d] = NULL;
+  }
+}
+
+// A failure that comes after the call is known only to what the run made, and that may be
+// deleted before the step ends. The ready event of a result is cheaper than the event
+// that jpp_client_execute() can give.
+static jpp_status_t* take_events(const jpp_actor_t* actor,
+                                 const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_event_t** events = actor->events + (size_t)instr->run * devices;
+  for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
+                                                      actor->results[d][0], &events[d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* execute(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  const jpp_task_call_t* call = instr->call;
+  uint32_t devices = actor->runtime->devices_per_rank;
+  gather_args(actor, instr);
+  jpp_execute_t execute = {
+      .executable = call->executable,
+      .device_count = devices,
+      .arg_count = instr->num_args,
+      .result_count = instr->num_results,
+      .device = call->device,
+      .args = (jpp_buffer_t* const* const*)actor->args,
+      .results = actor->results,
+      .events = instr->num_results ? NULL : actor->events + (size_t)instr->run * devices};
+  JPP_RETURN_IF_ERROR(jpp_client_execute(actor->runtime->client, &execute));
+  keep_results(actor, instr);
+  for (uint32_t i = 0; i < call->num_donated; ++i) {
+    destroy_register(actor, instr->operands[call->donated[i]]);
+  }
+  return take_events(actor, instr);
+}
+
+static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  bool tracing = actor->runtime->tracing;
+  actor->order[instr->run] = take_order(actor->runtime);
+  actor->runs = instr->run + 1;
+  int64_t issued = tracing ? jpp_trace_now() : 0;
+  JPP_RETURN_IF_ERROR(execute(actor, instr));
+  return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
+}
+
+// --- SEND and RECV ---------------------------------------------------------------------
+
+static bool link_is_full(jpp_link_t* link) {
+  uint64_t received = atomic_load_explicit(&link->received, memory_order_acquire);
+  return link->sent - received >= link->plan->slots;
+}
+
+static void destroy_message(const jpp_actor_t* actor) {
+  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+    jpp_client_buffer_destroy(actor->runtime->client, actor->message[d]);
+    actor->message[d] = NULL;
+  }
+}
+
+static jpp_status_t* copy_message(const jpp_actor_t* actor,
+                                  const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
+        actor->runtime->client, shards[d], instr->link->devices[d],
+        (jpp_buffer_t**)&actor->message[d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  bool done = false;
+  jpp_message_t message = {.buffers = actor->message,
+                           .count = actor->runtime->devices_per_rank,
+                           .tag = instr->tag};
+  JPP_RETURN_IF_ERROR(jpp_channel_try_send(instr->link->channel, &message, &done));
+  if (done) return NULL;
+  return jpp_status_make(JPP_INTERNAL_ERROR,
+                         "the channel refused message %llu though %u slots are not full",
+                         (unsigned long long)instr->link->sent, instr->link->plan->slots);
+}
+
+// No copy is made before there is a slot for it: receive slots bound the memory.
+static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) {
+  if (link_is_full(instr->link)) return NULL;
+  jpp_status_t* status = copy_message(actor, instr);
+  if (!status) status = hand_over(actor, instr);
+  if (status) {
+    destroy_message(actor);
+    return status;
+  }
+  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+    actor->message[d] = NULL;
+  }
+  ++instr->link->sent;
+  *out_done = true;
+  return NULL;
+}
+
+static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_link_t* link = instr->link;
+  jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
+  jpp_message_t message = {.buffers = (void**)shards};
+  JPP_RETURN_IF_ERROR(jpp_channel_try_recv(link->channel, &message, out_done));
+  if (!*out_done) return NULL;
+  uint64_t received = atomic_load_explicit(&link->received, memory_order_relaxed);
+  atomic_store_explicit(&link->received, received + 1, memory_order_release);
+  if (message.tag == instr->tag) return NULL;
+  return jpp_failure_mismatch(actor, instr, message.tag);
+}
+
+// --- The end of the program ------------------------------------------------------------
+
+static jpp_status_t* copy_output(const jpp_actor_t* actor, uint32_t output) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  size_t from = (size_t)actor->program->outputs[output].reg * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
+        actor->runtime->client, actor->regs[from + d], actor->devices[d],
+        &actor->outputs[(size_t)output * devices + d]));
+  }
+  return NULL;
+}
+
+// Ready events of the outputs that no run's event stands for.
+static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  const jpp_program_output_t* out = &actor->program->outputs[output];
+  jpp_buffer_t** copies = actor->outputs + (size_t)output * devices;
+  jpp_buffer_t** shards = out->copy ? copies : actor->regs + (size_t)out->reg * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(
+        actor->runtime->client, shards[d],
+        &actor->output_events[(size_t)output * devices + d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
+  if (actor->program->outputs[output].copy) {
+    JPP_RETURN_IF_ERROR(copy_output(actor, output));
+  }
+  return actor->output_needs_event[output] ? watch_output(actor, output) : NULL;
+}
+
+static jpp_status_t* finish_outputs(jpp_actor_t* actor) {
+  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
+    jpp_status_t* status = finish_output(actor, i);
+    if (status) return jpp_failure_locate_output(actor, i, status);
+  }
+  return NULL;
+}
+
+// --- The loop --------------------------------------------------------------------------
+
+static jpp_status_t* issue(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                           bool* out_done) {
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      *out_done = true;
+      return issue_run(actor, instr);
+    case JPP_INSTR_SEND:
+      return try_send(actor, instr, out_done);
+    case JPP_INSTR_RECV:
+      return try_recv(actor, instr, out_done);
+    case JPP_INSTR_DELETE:
+      for (uint32_t i = 0; i < instr->num_args; ++i) {
+        destroy_register(actor, instr->operands[i]);
+      }
+      break;
+  }
+  *out_done = true;
+  return NULL;
+}
+
+static jpp_advance_t fail(jpp_actor_t* actor, uint64_t order, jpp_status_t* status) {
+  actor->error = status;
+  actor->error_order = order;
+  return JPP_ADVANCE_FAILED;
+}
+
+static jpp_advance_t issue_end(jpp_actor_t* actor) {
+  uint64_t order = take_order(actor->runtime);
+  jpp_status_t* status = finish_outputs(actor);
+  if (status) return fail(actor, order, status);
+  ++actor->at;
+  return JPP_ADVANCE_SOME;
+}
+
+static jpp_advance_t fail_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                jpp_status_t* status) {
+  bool run = instr->kind == JPP_INSTR_RUN;
+  uint64_t order = run ? actor->order[instr->run] : take_order(actor->runtime);
+  return fail(actor, order, jpp_failure_locate(actor, instr->source, status));
+}
+
+jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
+  bool has_run = false;
+  uint32_t first = actor->at;
+  while (actor->at < actor->num_instrs) {
+    const jpp_actor_instr_t* instr = &actor->instrs[actor->at];
+    bool done = false;
+    if (instr->kind == JPP_INSTR_RUN) {
+      if (has_run) return JPP_ADVANCE_SOME;
+      has_run = true;
+    }
+    jpp_status_t* status = issue(actor, instr, &done);
+    if (status) return fail_instr(actor, instr, status);
+    if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
+    if (actor->runtime->tracing) jpp_trace_count(actor, instr);
+    ++actor->at;
+  }
+  return issue_end(actor);
+}

@@ -1,0 +1,328 @@
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/str.h"
+
+// --- Graph texts -----------------------------------------------------------------------
+
+static void chain_forward(jpp_str_t* text, uint32_t stages) {
+  jpp_str_append(text, "  %x0:f32[4] = slice(%x, %i) cheap\n");
+  for (uint32_t s = 0; s < stages; ++s) {
+    jpp_str_appendf(text, "  %%h%u:f32[4] = dot(%%x%u, %%w%u) cost 10\n", s, s, s);
+    jpp_str_appendf(text, "  %%x%u:f32[4] = @mark %u (%%h%u)\n", s + 1, s, s);
+  }
+  jpp_str_appendf(text, "  %%loss:f32[] = mean(%%x%u)\n", stages);
+}
+
+static void chain_backward(jpp_str_t* text, uint32_t stages) {
+  jpp_str_appendf(text, "  %%c%u:f32[4] = grad(%%x%u) backward\n", stages, stages);
+  for (uint32_t s = stages; s-- > 0;) {
+    jpp_str_appendf(text, "  %%b%u:f32[4] = @mark_backward %u (%%c%u)\n", s, s, s + 1);
+    jpp_str_appendf(text, "  %%g%u:f32[4] = dotT(%%b%u, %%x%u) backward cost 10\n", s, s,
+                    s);
+    if (!s) continue;
+    jpp_str_appendf(text, "  %%c%u:f32[4] = dot(%%b%u, %%w%u) backward cost 10\n", s, s,
+                    s);
+  }
+}
+
+static void chain_end(jpp_str_t* text, uint32_t stages) {
+  jpp_str_append(text, "} %L:f32[] = add %loss");
+  for (uint32_t s = 0; s < stages; ++s) {
+    jpp_str_appendf(text, ", %%G%u:f32[4] = add %%g%u", s, s);
+  }
+  jpp_str_append(text, "\n");
+  for (uint32_t s = 0; s < stages; ++s) {
+    jpp_str_appendf(text, "%%u%u:f32[4] = upd(%%w%u, %%G%u)\n", s, s, s);
+  }
+  for (uint32_t s = 0; s < stages; ++s) jpp_str_appendf(text, "out %%u%u\n", s);
+  for (uint32_t s = 0; s < stages; ++s) jpp_str_appendf(text, "out %%G%u\n", s);
+  jpp_str_append(text, "out %L \"loss\"\n");
+}
+
+char* model_chain(uint32_t stages, uint32_t ranks, uint32_t microbatches) {
+  jpp_str_t text = {0};
+  char* finished = NULL;
+  jpp_str_appendf(&text, "graph \"chain\" ranks %u\n", ranks);
+  for (uint32_t s = 0; s < stages; ++s) {
+    jpp_str_appendf(&text, "arg %%w%u f32[4] \"w%u\" donated\n", s, s);
+  }
+  jpp_str_append(&text, "arg %x f32[8,4] \"x\"\n");
+  jpp_str_appendf(&text,
+                  "loop microbatches %u stages %u schedule \"1f1b\" index %%i at "
+                  "\"train.py:30\" {\n",
+                  microbatches, stages);
+  chain_forward(&text, stages);
+  chain_backward(&text, stages);
+  chain_end(&text, stages);
+  ASSERT_OK(jpp_str_finish(&text, &finished));
+  return finished;
+}
+
+// --- Plan ------------------------------------------------------------------------------
+
+static jpp_schedule_t* build_schedule(const model_t* model, uint32_t loop) {
+  const jpp_loop_t* body = &model->graph->loops[loop];
+  jpp_schedule_params_t params = {.stages = body->stages,
+                                  .ranks = model->options.ranks,
+                                  .microbatches = body->microbatches};
+  const char* name = model->options.schedule ? model->options.schedule : body->schedule;
+  jpp_schedule_t* schedule = NULL;
+  ASSERT_OK(jpp_schedule_build(name, &params, &schedule));
+  return schedule;
+}
+
+static void plan(model_t* model) {
+  uint32_t loops = model->graph->num_loops;
+  jpp_schedule_t* schedules[4] = {NULL};
+  jpp_loop_placement_t placements[4] = {0};
+  assert_true(loops <= 4);
+  for (uint32_t i = 0; i < loops; ++i) {
+    schedules[i] = build_schedule(model, i);
+    placements[i].stages = schedules[i]->stages;
+    placements[i].stage_rank = schedules[i]->stage_rank;
+    placements[i].split_backward = strncmp(schedules[i]->name, "zb", 2) == 0;
+  }
+  jpp_partition_options_t partition = {.ranks = model->options.ranks,
+                                       .loops = placements};
+  ASSERT_OK(jpp_partition(model->graph, &partition, &model->staged));
+  jpp_program_options_t program = {.schedules = (const jpp_schedule_t* const*)schedules};
+  ASSERT_OK(jpp_program_build(model->staged, &program, &model->plan));
+  for (uint32_t i = 0; i < loops; ++i) jpp_schedule_destroy(schedules[i]);
+}
+
+// --- Executables -----------------------------------------------------------------------
+
+static void append_result(jpp_str_t* text, const model_t* model, const jpp_task_t* task,
+                          uint32_t result) {
+  const jpp_type_t* type = &model->staged->values[task->outputs[result]].type;
+  jpp_str_append(text, "f32[");
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    jpp_str_appendf(text, "%s%lld", i ? "," : "", (long long)type->dims[i]);
+  }
+  jpp_str_append(text, "] = hash");
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    jpp_str_appendf(text, " %u", (result + i) % task->num_inputs);
+  }
+  jpp_str_append(text, "\n");
+}
+
+static void append_donations(jpp_str_t* text, const model_t* model, uint32_t task) {
+  const uint32_t* donated_to = model->plan->bindings[task].donated_to;
+  for (uint32_t i = 0, count = 0; i < model->staged->tasks[task].num_inputs; ++i) {
+    if (donated_to[i] == JPP_NONE) continue;
+    jpp_str_appendf(text, "%s%u", count++ ? " " : "donate ", i);
+  }
+  jpp_str_append(text, "\n");
+}
+
+static jpp_executable_t* compile_task(const model_t* model, uint32_t id) {
+  const jpp_task_t* task = &model->staged->tasks[id];
+  uint32_t per_rank = model->options.devices_per_rank;
+  jpp_str_t text = {0};
+  if (task->num_inputs) jpp_str_appendf(&text, "args %u\n", task->num_inputs);
+  jpp_str_append(&text, "devices");
+  for (uint32_t d = 0; d < per_rank; ++d) {
+    jpp_str_appendf(&text, " %u", model->devices[task->rank * per_rank + d]);
+  }
+  jpp_str_append(&text, "\n");
+  append_donations(&text, model, id);
+  for (uint32_t k = 0; k < task->num_outputs; ++k) append_result(&text, model, task, k);
+  char* code = NULL;
+  ASSERT_OK(jpp_str_finish(&text, &code));
+  jpp_compile_request_t request = {
+      .code = code, .code_size = strlen(code), .format = "fake"};
+  jpp_executable_t* executable = NULL;
+  ASSERT_OK(jpp_client_compile(model->client, &request, &executable));
+  free(code);
+  return executable;
+}
+
+static void compile(model_t* model) {
+  uint32_t tasks = model->staged->num_tasks;
+  model->executables = calloc(tasks, sizeof(*model->executables));
+  for (uint32_t t = 0; t < tasks; ++t) {
+    if (!model->staged->tasks[t].num_ops) continue;
+    model->executables[t].executable = compile_task(model, t);
+    model->executables[t].portable = model->options.portable;
+  }
+}
+
+// --- Create and destroy ----------------------------------------------------------------
+
+static void create_client(model_t* model) {
+  uint32_t devices = model->options.ranks * model->options.devices_per_rank;
+  jpp_fake_options_t options = {.device_count = devices,
+                                .threads = model->options.device_threads,
+                                .latency_us = model->options.latency_us};
+  ASSERT_OK(jpp_client_create_fake(&options, &model->client));
+  // Backwards, so that ranks and devices are not the same numbers.
+  for (uint32_t i = 0; i < devices; ++i) model->devices[i] = devices - 1 - i;
+}
+
+static void allocate_io(model_t* model) {
+  uint32_t per_rank = model->options.devices_per_rank;
+  model->inputs = calloc(model->plan->ranks, sizeof(*model->inputs));
+  model->outputs = calloc(model->plan->ranks, sizeof(*model->outputs));
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    model->inputs[r] = calloc(program->num_inputs * per_rank + 1, sizeof(jpp_buffer_t*));
+    model->outputs[r] =
+        calloc(program->num_outputs * per_rank + 1, sizeof(jpp_buffer_t*));
+  }
+}
+
+model_t* model_plan(const char* text, model_options_t options) {
+  model_t* model = calloc(1, sizeof(*model));
+  model->options = options;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &model->graph));
+  if (!options.ranks) model->options.ranks = model->graph->ranks;
+  if (!options.devices_per_rank) model->options.devices_per_rank = 1;
+  plan(model);
+  create_client(model);
+  compile(model);
+  allocate_io(model);
+  return model;
+}
+
+jpp_status_t* model_try_create_runtime(model_t* model) {
+  jpp_runtime_options_t options = {.client = model->client,
+                                   .plan = model->plan,
+                                   .devices_per_rank = model->options.devices_per_rank,
+                                   .devices = model->devices,
+                                   .executables = model->executables,
+                                   .issue_threads = model->options.issue_threads};
+  return jpp_runtime_create(&options, &model->runtime);
+}
+
+model_t* model_create(const char* text, model_options_t options) {
+  model_t* model = model_plan(text, options);
+  ASSERT_OK(model_try_create_runtime(model));
+  return model;
+}
+
+void model_destroy(model_t* model) {
+  jpp_runtime_destroy(model->runtime);
+  for (uint32_t t = 0; t < model->staged->num_tasks; ++t) {
+    jpp_client_executable_destroy(model->client, model->executables[t].executable);
+  }
+  jpp_fake_stats_t stats = model_stats(model);
+  assert_int_equal(stats.live_buffers, 0);
+  assert_int_equal(stats.live_events, 0);
+  assert_int_equal(stats.live_executables, 0);
+  assert_int_equal(stats.misuses, 0);
+  jpp_client_destroy(model->client);
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    free(model->inputs[r]);
+    free(model->outputs[r]);
+  }
+  free(model->inputs);
+  free(model->outputs);
+  free(model->executables);
+  jpp_plan_destroy(model->plan);
+  jpp_staged_destroy(model->staged);
+  jpp_graph_destroy(model->graph);
+  free(model);
+}
+
+// --- Steps -----------------------------------------------------------------------------
+
+static jpp_buffer_t* upload(const model_t* model, uint32_t arg, uint32_t device) {
+  const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
+  size_t count = (size_t)(jpp_type_bytes(type) / sizeof(float));
+  float* data = calloc(count + 1, sizeof(*data));
+  for (size_t i = 0; i < count; ++i) data[i] = (float)arg + (float)i / 16;
+  jpp_host_array_t array = {
+      .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+  jpp_buffer_t* buffer = NULL;
+  ASSERT_OK(jpp_client_buffer_from_host(model->client, &array, device, &buffer));
+  free(data);
+  return buffer;
+}
+
+void model_give(model_t* model) {
+  uint32_t per_rank = model->options.devices_per_rank;
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      for (uint32_t d = 0; d < per_rank; ++d) {
+        model->inputs[r][i * per_rank + d] =
+            upload(model, program->inputs[i].arg, model->devices[r * per_rank + d]);
+      }
+    }
+  }
+}
+
+void model_take_back(model_t* model) {
+  uint32_t per_rank = model->options.devices_per_rank;
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs * per_rank; ++i) {
+      bool owned = program->inputs[i / per_rank].owned;
+      if (!owned) jpp_client_buffer_destroy(model->client, model->inputs[r][i]);
+      model->inputs[r][i] = NULL;
+    }
+    for (uint32_t i = 0; i < program->num_outputs * per_rank; ++i) {
+      jpp_client_buffer_destroy(model->client, model->outputs[r][i]);
+      model->outputs[r][i] = NULL;
+    }
+  }
+}
+
+jpp_status_t* model_step(model_t* model) {
+  jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)model->inputs,
+                      .outputs = model->outputs};
+  return jpp_runtime_step(model->runtime, &io);
+}
+
+static float read_number(const model_t* model, jpp_buffer_t* buffer) {
+  float data[64] = {0};
+  size_t bytes = 0;
+  assert_non_null(buffer);
+  ASSERT_OK(jpp_client_buffer_size(model->client, buffer, &bytes));
+  assert_true(bytes <= sizeof(data));
+  ASSERT_OK(jpp_client_buffer_read(model->client, buffer, data, bytes));
+  return data[bytes / sizeof(float) - 1];
+}
+
+static void read_outputs(const model_t* model, float* numbers) {
+  uint32_t per_rank = model->options.devices_per_rank;
+  for (uint32_t o = 0; o < model->graph->num_outputs; ++o) numbers[o] = -1;
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_outputs * per_rank; ++i) {
+      float* number = &numbers[program->outputs[i / per_rank].output];
+      float found = read_number(model, model->outputs[r][i]);
+      if (*number != -1) assert_float_equal(found, *number, 0);
+      *number = found;
+    }
+  }
+  for (uint32_t o = 0; o < model->graph->num_outputs; ++o) assert_true(numbers[o] != -1);
+}
+
+void model_run(model_t* model, float* numbers) {
+  model_give(model);
+  ASSERT_OK(model_step(model));
+  read_outputs(model, numbers);
+  model_take_back(model);
+  model_expect_clean(model);
+}
+
+jpp_fake_stats_t model_stats(model_t* model) {
+  jpp_fake_stats_t stats;
+  ASSERT_OK(jpp_fake_stats(model->client, &stats));
+  return stats;
+}
+
+void model_expect_clean(model_t* model) {
+  jpp_fake_stats_t stats = model_stats(model);
+  uint32_t constants = 0;
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    constants += model->plan->programs[r].num_constants;
+  }
+  assert_int_equal(stats.live_buffers, constants * model->options.devices_per_rank);
+  assert_int_equal(stats.live_events, 0);
+  assert_int_equal(stats.misuses, 0);
+}

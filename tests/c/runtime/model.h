@@ -1,0 +1,60 @@
+// What the runtime tests share: a graph text becomes a plan, every task a program of the
+// fake device, and a runtime that runs them.
+//
+// Result k of a task hashes all its arguments, beginning with the k-th: a wrong, late or
+// missing value anywhere upstream changes every number downstream.
+#ifndef TESTS_C_RUNTIME_MODEL_H_
+#define TESTS_C_RUNTIME_MODEL_H_
+
+#include "jaxpp/device_fake.h"
+#include "jaxpp/runtime.h"
+#include "jaxpp/schedule.h"
+#include "test_util.h"
+
+typedef struct model_options {
+  const char* schedule;       // NULL: what the text says
+  uint32_t ranks;             // 0: what the text says
+  uint32_t devices_per_rank;  // 0: 1
+  uint32_t issue_threads;
+  uint32_t device_threads;  // of the fake
+  uint32_t latency_us;      // of the fake
+  bool portable;            // one executable for any device
+} model_options_t;
+
+typedef struct model {
+  model_options_t options;
+  jpp_graph_t* graph;
+  jpp_staged_t* staged;
+  jpp_plan_t* plan;
+  jpp_client_t* client;
+  uint32_t devices[JPP_FAKE_MAX_DEVICES];
+  jpp_task_executable_t* executables;
+  jpp_runtime_t* runtime;
+  jpp_buffer_t*** inputs;   // [rank][input * devices_per_rank + device]
+  jpp_buffer_t*** outputs;  // the same
+} model_t;
+
+// A chain of stages that multiply by a weight each, with a backward pass, sums of the
+// gradients and updates; to be freed with free(). Outputs: new weights, then gradients,
+// then the loss.
+char* model_chain(uint32_t stages, uint32_t ranks, uint32_t microbatches);
+
+// Everything but the runtime.
+model_t* model_plan(const char* text, model_options_t options);
+jpp_status_t* model_try_create_runtime(model_t* model);
+model_t* model_create(const char* text, model_options_t options);
+void model_destroy(model_t* model);
+
+// Uploads inputs: filled with a number of the argument.
+void model_give(model_t* model);
+// Destroys what the caller still owns of inputs and outputs.
+void model_take_back(model_t* model);
+jpp_status_t* model_step(model_t* model);
+// Gives inputs, steps, reads a number of each output of the graph and takes all back.
+// All shards and replicas of an output must agree.
+void model_run(model_t* model, float* numbers);
+jpp_fake_stats_t model_stats(model_t* model);
+// Only the constants are left on the device.
+void model_expect_clean(model_t* model);
+
+#endif  // TESTS_C_RUNTIME_MODEL_H_

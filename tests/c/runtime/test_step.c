@@ -1,0 +1,200 @@
+// Steps that succeed.
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "model.h"
+
+enum { kOutputs = 16 };
+
+static void run_chain(uint32_t stages, uint32_t microbatches, model_options_t options,
+                      float* numbers) {
+  char* text = model_chain(stages, stages, microbatches);
+  model_t* model = model_create(text, options);
+  float again[kOutputs] = {0};
+  model_run(model, numbers);
+  model_run(model, again);
+  assert_memory_equal(again, numbers, model->graph->num_outputs * sizeof(float));
+  model_destroy(model);
+  free(text);
+}
+
+static void test_schedules_give_the_same_numbers(void** state) {
+  (void)state;
+  float gpipe[kOutputs], other[kOutputs];
+  run_chain(4, 8, (model_options_t){.schedule = "gpipe"}, gpipe);
+  run_chain(4, 8, (model_options_t){.schedule = "1f1b"}, other);
+  assert_memory_equal(other, gpipe, 9 * sizeof(float));
+  // Updates are other tasks there: gradients and loss only.
+  run_chain(4, 8, (model_options_t){.schedule = "interleaved-1f1b", .ranks = 2}, other);
+  assert_memory_equal(other + 4, gpipe + 4, 5 * sizeof(float));
+  for (int i = 0; i < 9; ++i) {
+    for (int k = 0; k < i; ++k) assert_true(gpipe[i] != gpipe[k]);
+  }
+}
+
+static void test_devices_threads_and_portability_do_not_change_numbers(void** state) {
+  (void)state;
+  static const model_options_t kOptions[] = {
+      {.portable = true},
+      {.devices_per_rank = 2},
+      {.devices_per_rank = 2, .device_threads = 3, .latency_us = 20},
+      {.device_threads = 3, .latency_us = 50},
+      {.issue_threads = 1},
+      {.issue_threads = 2, .device_threads = 2},
+      {.issue_threads = 4, .device_threads = 3, .latency_us = 20},
+      {.issue_threads = 4},
+      {.issue_threads = 9, .devices_per_rank = 2, .device_threads = 2},
+  };
+  float expected[kOutputs], found[kOutputs];
+  run_chain(4, 6, (model_options_t){0}, expected);
+  for (size_t i = 0; i < sizeof(kOptions) / sizeof(kOptions[0]); ++i) {
+    run_chain(4, 6, kOptions[i], found);
+    assert_memory_equal(found, expected, 9 * sizeof(float));
+  }
+}
+
+static void expect_peaks(const model_t* model) {
+  const jpp_trace_t* trace = jpp_runtime_last_trace(model->runtime);
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    assert_int_equal(trace->peak_live_bytes[r], model->plan->programs[r].peak_bytes);
+  }
+}
+
+static void test_peak_bytes_are_the_plans(void** state) {
+  (void)state;
+  static const char* const kSchedules[] = {"gpipe", "1f1b", "interleaved-1f1b"};
+  char* text = model_chain(4, 4, 8);
+  for (int i = 0; i < 3; ++i) {
+    model_options_t options = {.schedule = kSchedules[i], .ranks = i == 2 ? 2 : 0};
+    model_t* model = model_create(text, options);
+    float numbers[kOutputs];
+    assert_null(jpp_runtime_last_trace(model->runtime));
+    jpp_runtime_set_tracing(model->runtime, true);
+    model_run(model, numbers);
+    expect_peaks(model);
+    model_destroy(model);
+  }
+  free(text);
+}
+
+// %w is an output as it is, %L twice, and the loop has no weights at stage 0, so that its
+// backward has nothing to do.
+static const char kOutputsText[] =
+    "graph \"outputs\" ranks 2\n"
+    "arg %w f32[4] \"w\"\n"
+    "arg %v f32[4] \"v\" donated\n"
+    "arg %unused f32[4] \"unused\" donated\n"
+    "arg %x f32[8,4] \"x\"\n"
+    "loop microbatches 3 stages 2 schedule \"1f1b\" index %i at \"t.py:1\" {\n"
+    "  %x0:f32[4] = slice(%x, %i) cheap\n"
+    "  %h0:f32[4] = relu(%x0) cost 10\n"
+    "  %m0:f32[4] = @mark 0 (%h0)\n"
+    "  %h1:f32[4] = dot(%m0, %w) cost 10\n"
+    "  %m1:f32[4] = @mark 1 (%h1)\n"
+    "  %c2:f32[4] = grad(%m1) backward\n"
+    "  %b1:f32[4] = @mark_backward 1 (%c2)\n"
+    "  %g1:f32[4] = dotT(%b1, %m0) backward cost 10\n"
+    "  %c1:f32[4] = dot(%b1, %w) backward\n"
+    "  %b0:f32[4] = @mark_backward 0 (%c1)\n"
+    "} %L:f32[4] = add %g1\n"
+    "out %w\n"
+    "out %L\n"
+    "out %L\n"
+    "out %v\n"
+    "out %v\n";
+
+static void test_outputs_are_copied_where_others_hold_them(void** state) {
+  (void)state;
+  for (uint32_t threads = 0; threads < 3; ++threads) {
+    model_options_t options = {.devices_per_rank = 1 + threads % 2,
+                               .device_threads = threads};
+    model_t* model = model_create(kOutputsText, options);
+    float numbers[kOutputs];
+    jpp_runtime_set_tracing(model->runtime, true);
+    model_run(model, numbers);
+    expect_peaks(model);
+    assert_float_equal(numbers[0], 0 + 3.0 / 16, 0);
+    assert_float_equal(numbers[1], numbers[2], 0);
+    assert_float_equal(numbers[3], 1 + 3.0 / 16, 0);
+    assert_float_equal(numbers[4], 1 + 3.0 / 16, 0);
+    model_destroy(model);
+  }
+}
+
+static void test_a_task_without_ops_is_skipped(void** state) {
+  (void)state;
+  model_t* model = model_create(kOutputsText, (model_options_t){0});
+  uint64_t all = 0, empty = 0;
+  float numbers[kOutputs];
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_instrs; ++i) {
+      if (program->instrs[i].kind != JPP_INSTR_RUN) continue;
+      ++all;
+      empty += !model->staged->tasks[program->instrs[i].target].num_ops;
+    }
+  }
+  assert_int_equal(empty, 3);
+  uint64_t before = model_stats(model).executions;
+  model_run(model, numbers);
+  assert_int_equal(model_stats(model).executions - before, all - empty);
+  model_destroy(model);
+}
+
+// --- Several threads -------------------------------------------------------------------
+
+typedef struct stepper {
+  model_t* model;
+  jpp_buffer_t*** inputs;
+  jpp_buffer_t*** outputs;
+} stepper_t;
+
+static void* step_once(void* user) {
+  stepper_t* stepper = user;
+  jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)stepper->inputs,
+                      .outputs = stepper->outputs};
+  return jpp_runtime_step(stepper->model->runtime, &io);
+}
+
+static void test_two_threads_step_one_after_another(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  model_options_t options = {.device_threads = 2, .latency_us = 100, .issue_threads = 2};
+  // The second model lends its arrays; its runtime is not used.
+  model_t* model = model_create(text, options);
+  model_t* lender = model_create(text, options);
+  jpp_client_t* client = lender->client;
+  lender->client = model->client;
+  model_give(model);
+  model_give(lender);
+  stepper_t steppers[2] = {{model, model->inputs, model->outputs},
+                           {model, lender->inputs, lender->outputs}};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; ++i) {
+    assert_int_equal(pthread_create(&threads[i], NULL, step_once, &steppers[i]), 0);
+  }
+  for (int i = 0; i < 2; ++i) {
+    void* status = NULL;
+    pthread_join(threads[i], &status);
+    ASSERT_OK(status);
+  }
+  model_take_back(model);
+  model_take_back(lender);
+  lender->client = client;
+  model_expect_clean(model);
+  model_destroy(lender);
+  model_destroy(model);
+  free(text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_schedules_give_the_same_numbers),
+      cmocka_unit_test(test_devices_threads_and_portability_do_not_change_numbers),
+      cmocka_unit_test(test_peak_bytes_are_the_plans),
+      cmocka_unit_test(test_outputs_are_copied_where_others_hold_them),
+      cmocka_unit_test(test_a_task_without_ops_is_skipped),
+      cmocka_unit_test(test_two_threads_step_one_after_another),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
