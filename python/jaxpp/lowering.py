@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,8 +39,11 @@ def _bind(op: FrontOp, operands: Sequence[Any], mesh: MpmdMesh) -> list[Any]:
         if spec is not None:
             sharding = NamedSharding(lowering_mesh, spec)
             return [jax.lax.with_sharding_constraint(operands[0], sharding)]
-    subfuns, bind_params = op.primitive.get_bind_params(params)
-    outs = op.primitive.bind(*subfuns, *operands, **bind_params)
+    bound = op.primitive.get_bind_params(params)
+    # Before jax 0.10 functions among the parameters came apart from the rest.
+    functions, bind_params = ([], bound) if isinstance(bound, dict) else bound
+    with op.context.manager if op.context else contextlib.nullcontext():
+        outs = op.primitive.bind(*functions, *operands, **bind_params)
     return list(outs) if op.primitive.multiple_results else [outs]
 
 

@@ -65,7 +65,9 @@ class Concat:
         return jnp.zeros(shape, value.dtype)
 
     def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(state, value, i, self.axis)
+        index = i.astype(jnp.uint32)
+        axis = self.axis % len(state.shape)
+        return jax.lax.dynamic_update_index_in_dim(state, value, index, axis)
 
 
 # jpp_reduce_kind_t

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
+from jax._src.interpreters import partial_eval as pe
 
 from jaxpp.errors import make_error
 from jaxpp.operations import Add, Concat, normalize
@@ -282,7 +282,9 @@ def treduce(
 
     def run_one(i: jax.Array) -> Any:
         def cut(x: Any) -> jax.Array:
-            return jax.lax.dynamic_index_in_dim(x, i, axis, keepdims=False)
+            # Unsigned, so that no op looks for negative numbers.
+            index = i.astype(jnp.uint32)
+            return jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False)
 
         return fun(jax.tree.map(cut, xs))
 

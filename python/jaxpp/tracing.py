@@ -52,6 +52,7 @@ class FrontOp:
     params: dict[str, Any]
     operands: tuple[Operand, ...]
     first_output: int
+    context: Any = None  # the JAX settings that the equation was traced under
 
 
 @dataclasses.dataclass
@@ -350,7 +351,9 @@ class _Builder:
         first = self.core.add_op(
             kind, flags, attr, values, types, cost, primitive.name, where
         )
-        self.ops[self.num_ops] = FrontOp(primitive, params, tuple(operands), first)
+        self.ops[self.num_ops] = FrontOp(
+            primitive, params, tuple(operands), first, eqn.ctx if eqn else None
+        )
         self.num_ops += 1
         self._define(first, avals)
         if self.outside is not None and all(v in self.outside for v in values):
@@ -379,8 +382,9 @@ class _Builder:
         return same and floating and all(isinstance(o, int) for o in operands)
 
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
-        """Not worth sending or keeping: small, or a mere change of shape."""
-        if eqn.effects:
+        """Not worth sending or keeping: a change of shape, a slice, a scalar, a small mask,
+        position or key. Arithmetic on arrays of numbers is a stage's work."""
+        if eqn.effects or any(True for p in eqn.params.values() for _ in _jaxprs_in(p)):
             return False
         in_bytes = sum(_bytes(v.aval) for v in eqn.invars)
         out_bytes = sum(_bytes(v.aval) for v in eqn.outvars)
@@ -388,8 +392,9 @@ class _Builder:
             return True
         if eqn.primitive.name == "dynamic_slice":
             return True
-        inner = any(True for p in eqn.params.values() for _ in _jaxprs_in(p))
-        return not inner and in_bytes <= _SMALL_BYTES and out_bytes <= _SMALL_BYTES
+        scalar = all(v.aval.shape == () for v in (*eqn.invars, *eqn.outvars))
+        counts = not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+        return scalar or (counts and max(in_bytes, out_bytes) <= _SMALL_BYTES)
 
     @staticmethod
     def _refuse_hidden_marks(eqn: JaxprEqn) -> None:

@@ -11,8 +11,7 @@ static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
   return result;
 }
 
-static uint32_t classify_body_op(const jpp_op_t* op, uint8_t* knowledge) {
-  bool cheap = op->flags & JPP_OP_CHEAP;
+static uint32_t classify_body_op(bool cheap, uint8_t* knowledge) {
   if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
   if (*knowledge & kInvariant) {
     *knowledge |= kAvailable;
@@ -22,7 +21,8 @@ static uint32_t classify_body_op(const jpp_op_t* op, uint8_t* knowledge) {
   return JPP_SEGMENT_OPEN;
 }
 
-static void classify_op(jpp_partitioner_t* p, uint32_t id, uint8_t* known) {
+static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stage,
+                        uint8_t* known) {
   const jpp_op_t* op = &p->ops.data[id];
   uint8_t knowledge = kInvariant | kAvailable;
   if (op->loop == JPP_NONE) {
@@ -30,10 +30,23 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, uint8_t* known) {
   } else if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) {
     p->segment[id] = JPP_SEGMENT_ALIAS;
   } else {
+    bool cheap = (op->flags & JPP_OP_CHEAP) && !ends_stage[id];
     knowledge = op_knowledge(op, known);
-    p->segment[id] = classify_body_op(op, &knowledge);
+    p->segment[id] = classify_body_op(cheap, &knowledge);
   }
   for (uint32_t i = 0; i < op->num_outputs; ++i) known[op->first_output + i] = knowledge;
+}
+
+// What a mark takes belongs to its stage, however cheap it is.
+static void find_stage_ends(const jpp_partitioner_t* p, bool* ends_stage) {
+  for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
+    const jpp_op_t* op = &p->ops.data[id];
+    if (op->kind != JPP_OP_MARK && op->kind != JPP_OP_MARK_BACKWARD) continue;
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uint32_t producer = p->values.data[op->inputs[i]].producer;
+      if (producer != JPP_NONE) ends_stage[producer] = true;
+    }
+  }
 }
 
 // An op that leaves the loop may need cheap ones that were to be cloned: these then also
@@ -65,7 +78,10 @@ jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) {
   for (uint32_t i = 0; i < graph->num_loops; ++i) {
     known[graph->loops[i].index] = kAvailable;
   }
-  for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(p, id, known);
+  bool* ends_stage = NULL;  // [graph ops] a mark takes what the op makes
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &ends_stage));
+  find_stage_ends(p, ends_stage);
+  for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(p, id, ends_stage, known);
   find_outer_copies(p);
   return NULL;
 }

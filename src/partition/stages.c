@@ -175,25 +175,46 @@ static void settle_all(assigner_t* a) {
   }
 }
 
-// Ops of the index alone that no mark needs go with their first user, or with stage 0.
-static jpp_status_t* settle_index_only(assigner_t* a) {
-  uint32_t* wanted = NULL;  // [body ops] earliest segment of a user
+// The earliest segment that uses what each op of the body makes, + 1; 0: none.
+static void note_users(const assigner_t* a, uint32_t id, uint32_t* wanted) {
+  uint32_t segment = a->p->segment[id];
+  if (!jpp_segment_is_stage(segment)) return;
+  const jpp_op_t* op = &a->p->ops.data[id];
+  for (uint32_t k = 0; k < op->num_inputs; ++k) {
+    uint32_t producer = a->p->values.data[op->inputs[k]].producer;
+    if (producer == JPP_NONE || producer < a->loop->first_op) continue;
+    uint32_t* want = &wanted[producer - a->loop->first_op];
+    if (!*want || segment + 1 < *want) *want = segment + 1;
+  }
+}
+
+static void note_results(const assigner_t* a, uint32_t* wanted) {
+  for (uint32_t i = 0; i < a->loop->num_results; ++i) {
+    uint32_t value = a->p->alias[a->loop->results[i].value];
+    uint32_t producer = a->p->values.data[value].producer;
+    if (producer == JPP_NONE || producer < a->loop->first_op) continue;
+    wanted[producer - a->loop->first_op] = 1;
+  }
+}
+
+// Looks at what no mark needs from its users. What only the backward of its own stage
+// uses is made there, so that its operands are kept instead of it; what uses the index
+// alone goes with its first user, or with stage 0.
+static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
+  uint32_t* wanted = NULL;  // [body ops]
   uint32_t first = a->loop->first_op;
   uint32_t count = a->loop->op - first;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &wanted));
+  note_results(a, wanted);
   for (uint32_t i = count; i-- > 0;) {
-    uint32_t id = first + i;
-    if (a->p->segment[id] == JPP_SEGMENT_OPEN)
-      a->p->segment[id] = wanted[i] ? wanted[i] - 1 : 0;
-    uint32_t segment = a->p->segment[id];
-    if (!jpp_segment_is_stage(segment)) continue;
-    const jpp_op_t* op = &a->p->ops.data[id];
-    for (uint32_t k = 0; k < op->num_inputs; ++k) {
-      uint32_t producer = open_producer(a, op->inputs[k]);
-      if (producer == JPP_NONE) continue;
-      uint32_t* want = &wanted[producer - first];
-      if (!*want || segment + 1 < *want) *want = segment + 1;
+    uint32_t* segment = &a->p->segment[first + i];
+    if (*segment == JPP_SEGMENT_OPEN) {
+      *segment = wanted[i] ? wanted[i] - 1 : 0;
+    } else if (!claimed[i] && *segment < a->stages &&
+               wanted[i] == backward_segment(a, *segment) + 1) {
+      *segment = wanted[i] - 1;
     }
+    note_users(a, first + i, wanted);
   }
   jpp_free(wanted);
   return NULL;
@@ -224,8 +245,14 @@ static jpp_status_t* assign(assigner_t* a) {
   JPP_RETURN_IF_ERROR(check_marks(a));
   JPP_RETURN_IF_ERROR(claim_forward(a));
   JPP_RETURN_IF_ERROR(claim_backward(a));
+  bool* claimed = NULL;  // [body ops] some mark needs it
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&a->p->scratch, a->loop->op - a->loop->first_op, &claimed));
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    claimed[id - a->loop->first_op] = a->p->segment[id] != JPP_SEGMENT_OPEN;
+  }
   settle_all(a);
-  JPP_RETURN_IF_ERROR(settle_index_only(a));
+  JPP_RETURN_IF_ERROR(settle_by_users(a, claimed));
   split_backward_parts(a);
   return NULL;
 }

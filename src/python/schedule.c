@@ -133,6 +133,24 @@ static PyObject* schedule_stage_ranks(PyObject* object, PyObject* unused) {
   return jpp_py_from_u32s(schedule->stage_rank, schedule->stages);
 }
 
+static PyObject* schedule_text(PyObject* object, PyObject* unused) {
+  (void)unused;
+  char* text = NULL;
+  if (!jpp_py_check(jpp_schedule_print(((jpp_py_schedule_t*)object)->schedule, &text))) {
+    return NULL;
+  }
+  return jpp_py_take_text(text);
+}
+
+static PyObject* schedule_draw(PyObject* object, PyObject* unused) {
+  (void)unused;
+  char* text = NULL;
+  if (!jpp_py_check(jpp_schedule_draw(((jpp_py_schedule_t*)object)->schedule, &text))) {
+    return NULL;
+  }
+  return jpp_py_take_text(text);
+}
+
 static PyMethodDef kMethods[] = {
     {"build", schedule_build, METH_VARARGS | METH_STATIC,
      "(name, stages, ranks, microbatches, fuse_steady_state) -> Schedule"},
@@ -141,6 +159,8 @@ static PyMethodDef kMethods[] = {
     {"verify", schedule_verify, METH_NOARGS, "Raises JaxppError if it fails its proof."},
     {"rows", schedule_rows, METH_NOARGS,
      "A list per rank of (kind, joins_next, latency, stage, microbatch)."},
+    {"text", schedule_text, METH_NOARGS, "A line a rank."},
+    {"draw", schedule_draw, METH_NOARGS, "A picture of its timeline."},
     {"stage_ranks", schedule_stage_ranks, METH_NOARGS, "The rank of each stage."},
     {NULL, NULL, 0, NULL},
 };
