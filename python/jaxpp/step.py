@@ -132,7 +132,7 @@ def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
     """The abstract value of an argument's leaf."""
     if isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    aval = jax.typeof(leaf) if isinstance(leaf, jax.Array) else jax.core.get_aval(leaf)
+    aval = jax.typeof(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 

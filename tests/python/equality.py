@@ -1,0 +1,126 @@
+"""Trains a model twice, as a pipeline and as plain JAX, and compares everything.
+
+The plain side is a `lax.scan` over the same microbatches that adds up gradients: nothing of
+this package takes part in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxpp.api as jaxpp
+
+
+def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
+    shape = (ranks, *axes.values())
+    count = int(np.prod(shape))
+    devices = np.array(jax.devices()[:count]).reshape(shape)
+    return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
+
+
+def no_mark(x: Any) -> Any:
+    return x
+
+
+@dataclasses.dataclass
+class Problem:
+    """`loss(params, microbatch, i, mark)` returns (loss, aux); aux may be ()."""
+
+    loss: Callable[..., Any]
+    params: Any
+    batch: Any  # arrays with microbatches along axis 0
+    optimizer: Any = dataclasses.field(default_factory=lambda: optax.adamw(1e-2))
+    aux_operation: Any = ()
+
+
+def _length(batch: Any) -> int:
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _apply(problem: Problem, params: Any, opt_state: Any, grads: Any) -> Any:
+    updates, opt_state = problem.optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def pipelined_step(problem: Problem, schedule: Any) -> Callable[..., Any]:
+    def step(params, opt_state, batch):
+        def one(i):
+            mb = jax.tree.map(
+                lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), batch
+            )
+            fun = jax.value_and_grad(problem.loss, has_aux=True)
+            (loss, aux), grads = fun(params, mb, i, jaxpp.mark_stage_end)
+            return loss, grads, aux
+
+        operation = (jaxpp.Add, jaxpp.Add, problem.aux_operation)
+        loss, grads, aux = jaxpp.treduce_i(one, _length(batch), schedule, operation)
+        params, opt_state = _apply(problem, params, opt_state, grads)
+        return params, opt_state, loss, aux
+
+    return step
+
+
+def plain_step(problem: Problem) -> Callable[..., Any]:
+    @jax.jit
+    def step(params, opt_state, batch):
+        def one(carry, item):
+            mb, i = item
+            fun = jax.value_and_grad(problem.loss, has_aux=True)
+            (loss, aux), grads = fun(params, mb, i, no_mark)
+            return jax.tree.map(jnp.add, carry, (loss, grads)), aux
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        index = jnp.arange(_length(batch), dtype=jnp.int32)
+        (loss, grads), aux = jax.lax.scan(one, (jnp.float32(0), zeros), (batch, index))
+        params, opt_state = _apply(problem, params, opt_state, grads)
+        return params, opt_state, loss, aux
+
+    return step
+
+
+def difference(ours: Any, plain: Any) -> float:
+    """The largest difference of any leaf, relative to the leaf's largest element."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
+        if a.size:
+            scale = max(np.abs(b).max(), 1e-6)
+            worst = max(worst, float(np.abs(a - b).max() / scale))
+    return worst
+
+
+def assert_trains_equal(
+    problem: Problem,
+    schedule: Any,
+    mesh: Any,
+    steps: int = 3,
+    tolerance: float = 1e-5,
+    reduce_aux: Callable[[Any], Any] = lambda aux: aux,
+    **options: Any,
+) -> Any:
+    """Trains both ways; losses, parameters, optimizer state and aux must be equal.
+
+    `reduce_aux` makes of the plain side's stacked aux what `aux_operation` makes of ours.
+    Returns the pipelined step, compiled.
+    """
+    ours = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, schedule), mpmd_mesh=mesh, **options
+    )
+    plain = plain_step(problem)
+    a = b = (problem.params, problem.optimizer.init(problem.params))
+    for step in range(steps):
+        *a, loss_a, aux_a = ours(*a, problem.batch)
+        *b, loss_b, aux_b = plain(*b, problem.batch)
+        assert difference(loss_a, loss_b) < tolerance, f"loss of step {step}"
+        assert difference(aux_a, reduce_aux(aux_b)) < tolerance, f"aux of step {step}"
+        assert difference(a[0], b[0]) < tolerance, f"parameters of step {step}"
+    assert difference(a[1], b[1]) < 10 * tolerance, "optimizer state"
+    return ours
