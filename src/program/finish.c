@@ -63,11 +63,12 @@ static jpp_status_t* delete_dead(finisher_t* f) {
   return JPP_VEC_PUSH(&f->instrs, instr);
 }
 
-// What a RUN does with a dying input: the memory of a donated one lives on in an output.
-static jpp_status_t* retire_input(finisher_t* f, const jpp_instr_t* instr, uint32_t index,
-                                  uint32_t id) {
-  bool run = instr->kind == JPP_INSTR_RUN;
-  bool donated = run && f->b->bindings[instr->target].donated_to[index] != JPP_NONE;
+// What becomes of a dying operand: the memory of a donated arg lives on in a result.
+static jpp_status_t* retire(finisher_t* f, const jpp_instr_t* instr, uint32_t index,
+                            uint32_t id) {
+  bool arg_of_run = instr->kind == JPP_INSTR_RUN && index < instr->num_args;
+  bool donated =
+      arg_of_run && f->b->bindings[instr->target].donated_to[index] != JPP_NONE;
   return donated ? release_register(f, id) : JPP_VEC_PUSH(&f->dead, id);
 }
 
@@ -101,7 +102,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
     bool unused_result = i >= instr.num_args && v->last_use == JPP_NONE;
     bool last = i < instr.num_args && v->last_use == at;
     if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
-    JPP_RETURN_IF_ERROR(retire_input(f, &instr, i, ids[i]));
+    JPP_RETURN_IF_ERROR(retire(f, &instr, i, ids[i]));
   }
   instr.first_operand = first;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->instrs, instr));

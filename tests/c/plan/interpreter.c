@@ -1,0 +1,291 @@
+#include "interpreter.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// --- What ops compute ------------------------------------------------------------------
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
+  return hash ^ hash >> 29;
+}
+
+static uint64_t hash_name(const char* name) {
+  uint64_t hash = 1469598103934665603u;
+  for (; *name; ++name) hash = (hash ^ (unsigned char)*name) * 1099511628211u;
+  return hash;
+}
+
+static uint64_t arg_value(uint32_t arg) { return mix(77, arg); }
+static uint64_t index_value(uint32_t microbatch) { return mix(99, microbatch); }
+
+static uint64_t reduce_begin(void) { return 0; }
+
+// Concatenation and custom reductions place a value by its microbatch.
+static uint64_t reduce(uint8_t kind, uint64_t state, uint64_t value, uint64_t index) {
+  if (kind == JPP_REDUCE_ADD) return state + value;
+  if (kind == JPP_REDUCE_MAX) return state > value ? state : value;
+  return state + mix(mix(kind, value), index);
+}
+
+// Ops of graphs, and those that the planner makes. `values` is [num_values].
+static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* values) {
+  uint64_t* out = values + op->first_output;
+  uint64_t hash = op->kind == JPP_OP_CALL ? hash_name(op->name) : 0;
+  switch (op->kind) {
+    case JPP_OP_MARK:
+    case JPP_OP_MARK_BACKWARD:
+      for (uint32_t i = 0; i < op->num_inputs; ++i) out[i] = values[op->inputs[i]];
+      return;
+    case JPP_OP_INIT:
+      out[0] = reduce_begin();
+      return;
+    case JPP_OP_ACCUMULATE: {
+      uint64_t index = op->num_inputs > 2 ? values[op->inputs[2]] : 0;
+      out[0] = reduce(graph->loops[op->loop].results[op->attr].reduce,
+                      values[op->inputs[0]], values[op->inputs[1]], index);
+      return;
+    }
+    case JPP_OP_ADD:
+    case JPP_OP_SUM: {
+      uint64_t sum = 0;
+      for (uint32_t i = 0; i < op->num_inputs; ++i) sum += values[op->inputs[i]];
+      out[0] = sum;
+      return;
+    }
+    default:
+      for (uint32_t i = 0; i < op->num_inputs; ++i) {
+        hash = mix(hash, values[op->inputs[i]]);
+      }
+      for (uint32_t i = 0; i < op->num_outputs; ++i) out[i] = mix(hash, i);
+  }
+}
+
+// --- The graph -------------------------------------------------------------------------
+
+static void run_loop(const jpp_graph_t* graph, const jpp_loop_t* loop, uint64_t* values) {
+  uint64_t* results = values + graph->ops[loop->op].first_output;
+  for (uint32_t k = 0; k < loop->num_results; ++k) results[k] = reduce_begin();
+  for (uint32_t m = 0; m < loop->microbatches; ++m) {
+    values[loop->index] = index_value(m);
+    for (uint32_t id = loop->first_op; id < loop->op; ++id) {
+      run_op(graph, &graph->ops[id], values);
+    }
+    for (uint32_t k = 0; k < loop->num_results; ++k) {
+      results[k] = reduce(loop->results[k].reduce, results[k],
+                          values[loop->results[k].value], index_value(m));
+    }
+  }
+}
+
+uint64_t* interpret_graph(const jpp_graph_t* graph) {
+  uint64_t* values = calloc(graph->num_values + 1, sizeof(*values));
+  uint64_t* outputs = calloc(graph->num_outputs + 1, sizeof(*outputs));
+  for (uint32_t i = 0; i < graph->num_args; ++i) {
+    values[graph->args[i].value] = arg_value(i);
+  }
+  for (uint32_t id = 0; id < graph->num_ops; ++id) {
+    const jpp_op_t* op = &graph->ops[id];
+    if (op->kind == JPP_OP_LOOP) {
+      run_loop(graph, &graph->loops[op->attr], values);
+    } else if (op->loop == JPP_NONE) {
+      run_op(graph, op, values);
+    }
+  }
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    outputs[i] = values[graph->outputs[i].value];
+  }
+  free(values);
+  return outputs;
+}
+
+// --- Programs --------------------------------------------------------------------------
+
+typedef struct reg {
+  bool full, kept;  // kept: borrowed or constant
+  uint64_t value;
+} reg_t;
+
+typedef struct machine {
+  const jpp_plan_t* plan;
+  reg_t** registers;  // [ranks]
+  uint32_t* at;       // [ranks]
+  uint64_t** queues;  // [channels] every message ever sent
+  uint32_t *sent, *taken;
+  uint64_t* values;  // [staged values] scratch of one task run
+  outcome_t outcome;
+} machine_t;
+
+static bool broken(machine_t* m) {
+  m->outcome = OUTCOME_BROKEN;
+  return false;
+}
+
+static bool read_reg(machine_t* m, uint32_t rank, uint32_t reg, uint64_t* out_value) {
+  if (!m->registers[rank][reg].full) return broken(m);
+  *out_value = m->registers[rank][reg].value;
+  return true;
+}
+
+static bool write_reg(machine_t* m, uint32_t rank, uint32_t reg, uint64_t value) {
+  if (m->registers[rank][reg].full) return broken(m);
+  m->registers[rank][reg] = (reg_t){.full = true, .value = value};
+  return true;
+}
+
+static bool drop_reg(machine_t* m, uint32_t rank, uint32_t reg) {
+  if (!m->registers[rank][reg].full || m->registers[rank][reg].kept) return broken(m);
+  m->registers[rank][reg].full = false;
+  return true;
+}
+
+static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
+                     const uint32_t* operands) {
+  const jpp_staged_t* staged = m->plan->staged;
+  const jpp_task_t* task = &staged->tasks[instr->target];
+  if (task->num_inputs != instr->num_args || task->num_outputs != instr->num_results) {
+    return broken(m);
+  }
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    if (!read_reg(m, rank, operands[i], &m->values[task->inputs[i]])) return false;
+  }
+  for (uint32_t i = 0; i < task->num_ops; ++i) {
+    run_op(staged->graph, &staged->ops[task->ops[i]], m->values);
+  }
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    bool donated = m->plan->bindings[instr->target].donated_to[i] != JPP_NONE;
+    if (donated && !drop_reg(m, rank, operands[i])) return false;
+  }
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    uint64_t value = m->values[task->outputs[i]];
+    if (!write_reg(m, rank, operands[task->num_inputs + i], value)) return false;
+  }
+  return true;
+}
+
+// True when the actor may go on.
+static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
+  const jpp_program_t* program = &m->plan->programs[rank];
+  const uint32_t* operands = program->operands + instr->first_operand;
+  uint32_t channel = instr->target;
+  switch (instr->kind) {
+    case JPP_INSTR_RUN:
+      return run_task(m, rank, instr, operands);
+    case JPP_INSTR_SEND:
+      if (m->sent[channel] - m->taken[channel] == m->plan->channels[channel].slots) {
+        return false;
+      }
+      m->queues[channel] =
+          realloc(m->queues[channel], (m->sent[channel] + 1) * sizeof(uint64_t));
+      if (!read_reg(m, rank, operands[0], &m->queues[channel][m->sent[channel]])) {
+        return false;
+      }
+      ++m->sent[channel];
+      return true;
+    case JPP_INSTR_RECV:
+      if (m->sent[channel] == m->taken[channel]) return false;
+      return write_reg(m, rank, operands[0], m->queues[channel][m->taken[channel]++]);
+    default:
+      for (uint32_t i = 0; i < instr->num_args; ++i) {
+        if (!drop_reg(m, rank, operands[i])) return false;
+      }
+      return true;
+  }
+}
+
+static void fill_given(machine_t* m, uint32_t rank) {
+  const jpp_program_t* program = &m->plan->programs[rank];
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    const jpp_program_input_t* input = &program->inputs[i];
+    if (!write_reg(m, rank, input->reg, arg_value(input->arg))) return;
+    m->registers[rank][input->reg].kept = !input->owned;
+  }
+  for (uint32_t i = 0; i < program->num_constants; ++i) {
+    const jpp_program_constant_t* constant = &program->constants[i];
+    if (!write_reg(m, rank, constant->reg, index_value(constant->microbatch))) return;
+    m->registers[rank][constant->reg].kept = true;
+  }
+}
+
+// What is left when all is done: outputs, and nothing else that the program owns.
+static void compare_ends(machine_t* m, uint32_t rank, const uint64_t* expected) {
+  const jpp_program_t* program = &m->plan->programs[rank];
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    const jpp_program_output_t* output = &program->outputs[i];
+    uint64_t value = 0;
+    if (!read_reg(m, rank, output->reg, &value)) return;
+    if (value != expected[output->output]) m->outcome = OUTCOME_DIFFERENT;
+  }
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    m->registers[rank][program->outputs[i].reg].kept = true;
+  }
+  for (uint32_t i = 0; i < program->num_registers; ++i) {
+    if (m->registers[rank][i].full && !m->registers[rank][i].kept) broken(m);
+  }
+}
+
+// Every output is on some rank.
+static void find_outputs(machine_t* m) {
+  const jpp_graph_t* graph = m->plan->staged->graph;
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    bool found = false;
+    for (uint32_t r = 0; r < m->plan->ranks; ++r) {
+      for (uint32_t k = 0; k < m->plan->programs[r].num_outputs; ++k) {
+        found = found || m->plan->programs[r].outputs[k].output == i;
+      }
+    }
+    if (!found) m->outcome = OUTCOME_DIFFERENT;
+  }
+}
+
+static void run_all(machine_t* m) {
+  for (bool moved = true; moved && m->outcome == OUTCOME_SAME;) {
+    moved = false;
+    for (uint32_t r = 0; r < m->plan->ranks; ++r) {
+      const jpp_program_t* program = &m->plan->programs[r];
+      while (m->at[r] < program->num_instrs &&
+             run_instr(m, r, &program->instrs[m->at[r]])) {
+        ++m->at[r];
+        moved = true;
+      }
+    }
+  }
+}
+
+static void judge(machine_t* m, const uint64_t* expected) {
+  for (uint32_t r = 0; r < m->plan->ranks && m->outcome == OUTCOME_SAME; ++r) {
+    if (m->at[r] < m->plan->programs[r].num_instrs) m->outcome = OUTCOME_STUCK;
+  }
+  for (uint32_t c = 0; c < m->plan->num_channels && m->outcome == OUTCOME_SAME; ++c) {
+    if (m->sent[c] != m->taken[c]) m->outcome = OUTCOME_BROKEN;
+  }
+  for (uint32_t r = 0; r < m->plan->ranks && m->outcome == OUTCOME_SAME; ++r) {
+    compare_ends(m, r, expected);
+  }
+  if (m->outcome == OUTCOME_SAME) find_outputs(m);
+}
+
+outcome_t interpret_plan(const jpp_plan_t* plan, const uint64_t* expected) {
+  machine_t m = {.plan = plan, .outcome = OUTCOME_SAME};
+  m.registers = calloc(plan->ranks, sizeof(*m.registers));
+  m.at = calloc(plan->ranks, sizeof(*m.at));
+  m.queues = calloc(plan->num_channels + 1, sizeof(*m.queues));
+  m.sent = calloc(plan->num_channels + 1, sizeof(*m.sent));
+  m.taken = calloc(plan->num_channels + 1, sizeof(*m.taken));
+  m.values = calloc(plan->staged->num_values + 1, sizeof(*m.values));
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    m.registers[r] = calloc(plan->programs[r].num_registers + 1, sizeof(reg_t));
+    fill_given(&m, r);
+  }
+  run_all(&m);
+  judge(&m, expected);
+  for (uint32_t r = 0; r < plan->ranks; ++r) free(m.registers[r]);
+  for (uint32_t c = 0; c < plan->num_channels; ++c) free(m.queues[c]);
+  free(m.registers);
+  free(m.at);
+  free(m.queues);
+  free(m.sent);
+  free(m.taken);
+  free(m.values);
+  return m.outcome;
+}
