@@ -146,6 +146,8 @@ static void inproc_release(inproc_channel_t* channel) {
     channel->recv_slot = slot_after(channel, channel->recv_slot);
     atomic_fetch_add(&channel->received, 1);
   }
+  // Neither side's copy may lag behind what was released here.
+  channel->sent_seen = channel->received_seen = atomic_load(&channel->received);
 }
 
 static void inproc_reset(jpp_channel_t* base) {

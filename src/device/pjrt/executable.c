@@ -58,7 +58,8 @@ static bool buffer_is_deleted(const PJRT_Api* api, jpp_buffer_t* buffer) {
   return !error && args.is_deleted;
 }
 
-// Plugins have no code of their own for a donated argument: look for one afterwards.
+// Plugins have no code of their own for a donated argument: look for one afterwards. Only
+// when the execution was refused: one that failed at work has taken its own donations.
 static jpp_status_t* execute_explain(const PJRT_Api* api, const jpp_execute_t* execute,
                                      jpp_status_t* status) {
   for (uint32_t i = 0; i < execute->device_count; ++i) {
@@ -95,6 +96,6 @@ jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute)
   bool refused =
       jpp_pjrt_error_code(client->api, error) == PJRT_Error_Code_INVALID_ARGUMENT;
   jpp_status_code_t code = refused ? JPP_INVALID_ARGUMENT : JPP_EXECUTION_ERROR;
-  return execute_explain(client->api, execute,
-                         jpp_pjrt_status(client->api, error, code, "execute"));
+  jpp_status_t* status = jpp_pjrt_status(client->api, error, code, "execute");
+  return refused ? execute_explain(client->api, execute, status) : status;
 }

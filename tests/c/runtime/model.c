@@ -95,69 +95,54 @@ static void plan(model_t* model) {
 
 // --- Executables -----------------------------------------------------------------------
 
-static void append_result(jpp_str_t* text, const model_t* model, const jpp_task_t* task,
-                          uint32_t result) {
-  const jpp_type_t* type = &model->staged->values[task->outputs[result]].type;
-  jpp_str_append(text, "f32[");
-  for (uint32_t i = 0; i < type->ndim; ++i) {
-    jpp_str_appendf(text, "%s%lld", i ? "," : "", (long long)type->dims[i]);
-  }
-  jpp_str_append(text, "] = hash");
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    jpp_str_appendf(text, " %u", (result + i) % task->num_inputs);
-  }
-  jpp_str_append(text, "\n");
-}
-
-static void append_donations(jpp_str_t* text, const model_t* model, uint32_t task) {
-  const uint32_t* donated_to = model->plan->bindings[task].donated_to;
-  for (uint32_t i = 0, count = 0; i < model->staged->tasks[task].num_inputs; ++i) {
-    if (donated_to[i] == JPP_NONE) continue;
-    jpp_str_appendf(text, "%s%u", count++ ? " " : "donate ", i);
-  }
-  jpp_str_append(text, "\n");
-}
-
-static jpp_executable_t* compile_task(const model_t* model, uint32_t id) {
-  const jpp_task_t* task = &model->staged->tasks[id];
-  uint32_t per_rank = model->options.devices_per_rank;
-  jpp_str_t text = {0};
-  if (task->num_inputs) jpp_str_appendf(&text, "args %u\n", task->num_inputs);
-  jpp_str_append(&text, "devices");
-  for (uint32_t d = 0; d < per_rank; ++d) {
-    jpp_str_appendf(&text, " %u", model->devices[task->rank * per_rank + d]);
-  }
-  jpp_str_append(&text, "\n");
-  append_donations(&text, model, id);
-  for (uint32_t k = 0; k < task->num_outputs; ++k) append_result(&text, model, task, k);
-  char* code = NULL;
-  ASSERT_OK(jpp_str_finish(&text, &code));
-  jpp_compile_request_t request = {
-      .code = code, .code_size = strlen(code), .format = "fake"};
+static jpp_executable_t* compile_task(const model_t* model, uint32_t task) {
+  bool fake = !model->options.plugin_path;
+  char* code = fake ? model_fake_code(model, task) : model_mlir_code(model, task);
+  // executable_build_options (3) {num_replicas (4): 1, num_partitions (5): 1},
+  // compile_portable_executable (4): true
+  static const char kPortable[] = "\x1a\x04\x20\x01\x28\x01\x20\x01";
+  jpp_compile_request_t request = {.code = code,
+                                   .code_size = strlen(code),
+                                   .format = fake ? "fake" : "mlir",
+                                   .options = kPortable,
+                                   .options_size = sizeof(kPortable) - 1};
   jpp_executable_t* executable = NULL;
   ASSERT_OK(jpp_client_compile(model->client, &request, &executable));
   free(code);
   return executable;
 }
 
-static void compile(model_t* model) {
+void model_compile(model_t* model) {
   uint32_t tasks = model->staged->num_tasks;
   model->executables = calloc(tasks, sizeof(*model->executables));
   for (uint32_t t = 0; t < tasks; ++t) {
     if (!model->staged->tasks[t].num_ops) continue;
     model->executables[t].executable = compile_task(model, t);
-    model->executables[t].portable = model->options.portable;
+    model->executables[t].portable =
+        model->options.portable || model->options.plugin_path;
   }
 }
 
 // --- Create and destroy ----------------------------------------------------------------
+
+static void create_plugin_client(model_t* model, uint32_t devices) {
+  jpp_client_option_t option = {
+      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = devices};
+  jpp_pjrt_options_t options = {
+      .plugin_path = model->options.plugin_path, .options = &option, .option_count = 1};
+  ASSERT_OK(jpp_client_create_pjrt(&options, &model->client));
+}
 
 static void create_client(model_t* model) {
   uint32_t devices = model->options.ranks * model->options.devices_per_rank;
   jpp_fake_options_t options = {.device_count = devices,
                                 .threads = model->options.device_threads,
                                 .latency_us = model->options.latency_us};
-  ASSERT_OK(jpp_client_create_fake(&options, &model->client));
+  if (model->options.plugin_path) {
+    create_plugin_client(model, devices);
+  } else {
+    ASSERT_OK(jpp_client_create_fake(&options, &model->client));
+  }
   // Backwards, so that ranks and devices are not the same numbers.
   for (uint32_t i = 0; i < devices; ++i) model->devices[i] = devices - 1 - i;
 }
@@ -182,7 +167,7 @@ model_t* model_plan(const char* text, model_options_t options) {
   if (!options.devices_per_rank) model->options.devices_per_rank = 1;
   plan(model);
   create_client(model);
-  compile(model);
+  if (!options.custom_call) model_compile(model);
   allocate_io(model);
   return model;
 }
@@ -208,11 +193,13 @@ void model_destroy(model_t* model) {
   for (uint32_t t = 0; t < model->staged->num_tasks; ++t) {
     jpp_client_executable_destroy(model->client, model->executables[t].executable);
   }
-  jpp_fake_stats_t stats = model_stats(model);
-  assert_int_equal(stats.live_buffers, 0);
-  assert_int_equal(stats.live_events, 0);
-  assert_int_equal(stats.live_executables, 0);
-  assert_int_equal(stats.misuses, 0);
+  if (!model->options.plugin_path) {
+    jpp_fake_stats_t stats = model_stats(model);
+    assert_int_equal(stats.live_buffers, 0);
+    assert_int_equal(stats.live_events, 0);
+    assert_int_equal(stats.live_executables, 0);
+    assert_int_equal(stats.misuses, 0);
+  }
   jpp_client_destroy(model->client);
   for (uint32_t r = 0; r < model->plan->ranks; ++r) {
     free(model->inputs[r]);
@@ -317,6 +304,7 @@ jpp_fake_stats_t model_stats(model_t* model) {
 }
 
 void model_expect_clean(model_t* model) {
+  if (model->options.plugin_path) return;
   jpp_fake_stats_t stats = model_stats(model);
   uint32_t constants = 0;
   for (uint32_t r = 0; r < model->plan->ranks; ++r) {

@@ -1,8 +1,9 @@
 // What the runtime tests share: a graph text becomes a plan, every task a program of the
 // fake device, and a runtime that runs them.
 //
-// Result k of a task hashes all its arguments, beginning with the k-th: a wrong, late or
-// missing value anywhere upstream changes every number downstream.
+// On the fake result k of a task hashes all its arguments, beginning with the k-th: a
+// wrong, late or missing value anywhere upstream changes every number downstream. On a
+// plugin it is the sum of k + 1 and all arguments of its type and all microbatch numbers.
 #ifndef TESTS_C_RUNTIME_MODEL_H_
 #define TESTS_C_RUNTIME_MODEL_H_
 
@@ -16,9 +17,12 @@ typedef struct model_options {
   uint32_t ranks;             // 0: what the text says
   uint32_t devices_per_rank;  // 0: 1
   uint32_t issue_threads;
-  uint32_t device_threads;  // of the fake
-  uint32_t latency_us;      // of the fake
-  bool portable;            // one executable for any device
+  uint32_t device_threads;       // of the fake
+  uint32_t latency_us;           // of the fake
+  bool portable;                 // one executable for any device
+  const char* plugin_path;       // NULL: the fake. Executables are portable then.
+  const char* custom_call;       // plugin: what result 0 of task `custom_call_task` goes
+  const char* custom_call_task;  // through
 } model_options_t;
 
 typedef struct model {
@@ -39,8 +43,9 @@ typedef struct model {
 // then the loss.
 char* model_chain(uint32_t stages, uint32_t ranks, uint32_t microbatches);
 
-// Everything but the runtime.
+// Everything but the runtime, and with a custom call but the executables.
 model_t* model_plan(const char* text, model_options_t options);
+void model_compile(model_t* model);
 jpp_status_t* model_try_create_runtime(model_t* model);
 model_t* model_create(const char* text, model_options_t options);
 void model_destroy(model_t* model);
@@ -53,8 +58,11 @@ jpp_status_t* model_step(model_t* model);
 // Gives inputs, steps, reads a number of each output of the graph and takes all back.
 // All shards and replicas of an output must agree.
 void model_run(model_t* model, float* numbers);
+// The task's program; to be freed with free().
+char* model_fake_code(const model_t* model, uint32_t task);
+char* model_mlir_code(const model_t* model, uint32_t task);
 jpp_fake_stats_t model_stats(model_t* model);
-// Only the constants are left on the device.
+// Only the constants are left on the device, if it is a fake.
 void model_expect_clean(model_t* model);
 
 #endif  // TESTS_C_RUNTIME_MODEL_H_

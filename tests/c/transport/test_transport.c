@@ -123,6 +123,21 @@ static void test_abort_reaches_both_ends_and_the_first_one_stays(void** state) {
   assert_int_equal(fixture.released, 1);
 }
 
+// The receiver has not looked since the messages were sent.
+static void test_reset_leaves_nothing_to_receive(void** state) {
+  fixture_t fixture;
+  fixture_open(&fixture, *state, 3, 1);
+  assert_true(send_number(fixture.channel, 10, 1));
+  assert_true(send_number(fixture.channel, 20, 1));
+  jpp_channel_reset(fixture.channel);
+  assert_false(recv_number(fixture.channel, 10, 1));
+  assert_true(send_number(fixture.channel, 30, 1));
+  assert_true(recv_number(fixture.channel, 30, 1));
+  assert_false(recv_number(fixture.channel, 30, 1));
+  fixture_close(&fixture);
+  assert_int_equal(fixture.released, 2);
+}
+
 static void test_reset_releases_what_waits_and_clears_the_abort(void** state) {
   fixture_t fixture;
   fixture_open(&fixture, *state, 3, 3);
@@ -259,6 +274,7 @@ static void test_null_says_that_it_is_unsupported(void** state) {
       TEST_ON(driver, test_message_without_buffers_carries_its_tag),           \
       TEST_ON(driver, test_too_many_buffers_are_refused),                      \
       TEST_ON(driver, test_abort_reaches_both_ends_and_the_first_one_stays),   \
+      TEST_ON(driver, test_reset_leaves_nothing_to_receive),                   \
       TEST_ON(driver, test_reset_releases_what_waits_and_clears_the_abort),    \
       TEST_ON(driver, test_two_threads_lose_and_reorder_nothing),              \
       TEST_ON(driver, test_abort_from_a_third_thread_ends_a_waiting_receiver), \

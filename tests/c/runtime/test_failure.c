@@ -1,0 +1,344 @@
+// Steps that fail: each says where, leaves nothing behind, and the next one works.
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "model.h"
+
+enum { kOutputs = 16, kStepAgain = 3 };
+
+// --- Every call ------------------------------------------------------------------------
+
+static void expect_no_outputs(const model_t* model) {
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    uint32_t count = program->num_outputs * model->options.devices_per_rank;
+    for (uint32_t i = 0; i < count; ++i) assert_null(model->outputs[r][i]);
+  }
+}
+
+// The call is counted from the step's first. Gives the step's message.
+static void fail_call(model_t* model, jpp_fake_failure_t failure, char* message,
+                      size_t size) {
+  model_give(model);
+  ASSERT_OK(jpp_fake_set_failure(model->client, failure));
+  jpp_status_t* status = model_step(model);
+  ASSERT_OK(jpp_fake_set_failure(model->client, (jpp_fake_failure_t){0}));
+  assert_non_null(status);
+  assert_int_equal(jpp_status_code(status), JPP_EXECUTION_ERROR);
+  snprintf(message, size, "%s", jpp_status_message(status));
+  jpp_status_free(status);
+  expect_no_outputs(model);
+  model_take_back(model);
+  model_expect_clean(model);
+}
+
+static void expect_place(const char* message) {
+  if (!strstr(message, "injected failure")) fail_msg("no reason in: %s", message);
+  bool run = strstr(message, "instruction") && strstr(message, "microbatch");
+  bool outer = strstr(message, "instruction") && strstr(message, "_loop_");
+  bool output = strstr(message, "output");
+  if (strncmp(message, "rank ", 5) != 0 || (!run && !outer && !output)) {
+    fail_msg("no place in: %s", message);
+  }
+}
+
+static uint64_t calls_of_a_step(model_t* model, float* numbers) {
+  model_give(model);
+  uint64_t before = model_stats(model).calls;
+  ASSERT_OK(model_step(model));
+  uint64_t calls = model_stats(model).calls - before;
+  model_take_back(model);
+  model_run(model, numbers);
+  return calls;
+}
+
+static void fail_every_call(const char* text, model_options_t options) {
+  float expected[kOutputs], found[kOutputs];
+  model_t* model = model_create(text, options);
+  uint64_t calls = calls_of_a_step(model, expected);
+  for (uint64_t at = 1; at <= calls; ++at) {
+    for (int async = 0; async < 2; ++async) {
+      char message[512];
+      fail_call(model, (jpp_fake_failure_t){.at = at, .async = async}, message,
+                sizeof(message));
+      expect_place(message);
+      if (at % kStepAgain) continue;
+      model_run(model, found);
+      assert_memory_equal(found, expected, model->graph->num_outputs * sizeof(float));
+    }
+  }
+  model_destroy(model);
+}
+
+static void test_every_call_may_fail(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  fail_every_call(text, (model_options_t){0});
+  fail_every_call(text, (model_options_t){.device_threads = 2, .latency_us = 10});
+  fail_every_call(text, (model_options_t){.issue_threads = 3, .device_threads = 2});
+  fail_every_call(text, (model_options_t){.devices_per_rank = 2, .issue_threads = 2});
+  free(text);
+}
+
+// Outputs that are copies, and one that another rank makes.
+static void test_calls_for_outputs_may_fail(void** state) {
+  (void)state;
+  static const char kText[] =
+      "graph \"copies\" ranks 2\n"
+      "arg %w f32[4] \"w\"\n"
+      "arg %x f32[8,4] \"x\"\n"
+      "loop microbatches 2 stages 2 schedule \"gpipe\" index %i at \"t.py:1\" {\n"
+      "  %x0:f32[4] = slice(%x, %i) cheap\n"
+      "  %h0:f32[4] = relu(%x0) cost 10\n"
+      "  %m0:f32[4] = @mark 0 (%h0)\n"
+      "  %h1:f32[4] = dot(%m0, %w) cost 10\n"
+      "  %m1:f32[4] = @mark 1 (%h1)\n"
+      "} %L:f32[4] = add %m1\n"
+      "out %w \"weights\"\n"
+      "out %L \"loss\"\n"
+      "out %L \"again\"\n";
+  fail_every_call(kText, (model_options_t){0});
+  fail_every_call(kText, (model_options_t){.devices_per_rank = 2, .device_threads = 2});
+}
+
+// --- The first failure -----------------------------------------------------------------
+
+// Which call of a step executes the task for the microbatch: calls are made in the order
+// of one thread.
+static void test_the_first_failure_is_named(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  model_t* model =
+      model_create(text, (model_options_t){.device_threads = 3, .latency_us = 200});
+  float numbers[kOutputs];
+  uint64_t calls = calls_of_a_step(model, numbers);
+  bool found = false;
+  for (uint64_t at = 1; at <= calls; ++at) {
+    char early[512], late[512];
+    fail_call(model, (jpp_fake_failure_t){.at = at}, early, sizeof(early));
+    fail_call(model, (jpp_fake_failure_t){.at = at, .async = true}, late, sizeof(late));
+    // A copy that fails late is known by the run that needs it.
+    if (!strstr(early, "execute:")) continue;
+    size_t place = (size_t)(strstr(early, ": execute") - early);
+    assert_memory_equal(late, early, place);
+    found |=
+        strstr(early, "rank 2, instruction") && strstr(early, "bwd_2 of microbatch 3");
+  }
+  assert_true(found);
+  model_destroy(model);
+  free(text);
+}
+
+static void test_a_missing_input_is_refused(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 2);
+  float numbers[kOutputs];
+  model_t* model = model_create(text, (model_options_t){0});
+  model_give(model);
+  jpp_client_buffer_destroy(model->client, model->inputs[1][0]);
+  model->inputs[1][0] = NULL;
+  ASSERT_FAILS(model_step(model), JPP_INVALID_ARGUMENT, "rank 1, argument 1: expected");
+  model_take_back(model);
+  model_expect_clean(model);
+  model_run(model, numbers);
+  model_destroy(model);
+  free(text);
+}
+
+static void test_a_donated_input_is_named(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 2);
+  model_t* model = model_create(text, (model_options_t){0});
+  model_give(model);
+  jpp_buffer_t** x = NULL;
+  for (uint32_t i = 0; i < model->plan->programs[0].num_inputs; ++i) {
+    if (!model->plan->programs[0].inputs[i].owned) x = &model->inputs[0][i];
+  }
+  assert_non_null(x);
+  jpp_client_buffer_destroy(model->client, *x);
+  ASSERT_FAILS(model_step(model), JPP_DONATED_ERROR, "fwd_0 of microbatch 0: argument");
+  *x = NULL;
+  model_take_back(model);
+  model_expect_clean(model);
+  model_destroy(model);
+  free(text);
+}
+
+// --- Programs that do not fit together -------------------------------------------------
+
+static jpp_instr_t* find_instr(const model_t* model, uint32_t rank, jpp_instr_kind_t kind,
+                               uint32_t nth) {
+  const jpp_program_t* program = &model->plan->programs[rank];
+  for (uint32_t i = 0; i < program->num_instrs; ++i) {
+    if (program->instrs[i].kind == kind && nth-- == 0) {
+      return (jpp_instr_t*)&program->instrs[i];
+    }
+  }
+  return NULL;
+}
+
+static void test_a_wrong_message_is_named_at_both_ends(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 3);
+  model_t* model = model_plan(text, (model_options_t){.schedule = "gpipe"});
+  find_instr(model, 0, JPP_INSTR_SEND, 1)->microbatch = 2;
+  ASSERT_OK(model_try_create_runtime(model));
+  model_give(model);
+  jpp_status_t* status = model_step(model);
+  assert_int_equal(jpp_status_code(status), JPP_INTERNAL_ERROR);
+  const char* message = jpp_status_message(status);
+  assert_non_null(strstr(message, "of microbatch 1 from rank 0"));
+  assert_non_null(strstr(message, "found 'rank 0, instruction"));
+  assert_non_null(strstr(message, "from fwd_0 of microbatch 2 to rank 1"));
+  jpp_status_free(status);
+  model_take_back(model);
+  model_expect_clean(model);
+  model_destroy(model);
+  free(text);
+}
+
+// Rank 1 waits for one message more than rank 0 sends.
+static void test_programs_that_wait_for_each_other_are_named(void** state) {
+  (void)state;
+  for (uint32_t threads = 1; threads < 4; ++threads) {
+    char* text = model_chain(3, 3, 3);
+    model_t* model = model_plan(
+        text, (model_options_t){.schedule = "gpipe", .issue_threads = threads});
+    find_instr(model, 0, JPP_INSTR_SEND, 2)->kind = JPP_INSTR_DELETE;
+    ASSERT_OK(model_try_create_runtime(model));
+    model_give(model);
+    jpp_status_t* status = model_step(model);
+    assert_int_equal(jpp_status_code(status), JPP_INTERNAL_ERROR);
+    const char* message = jpp_status_message(status);
+    assert_non_null(strstr(message, "wait for each other"));
+    assert_non_null(strstr(message, "of microbatch 2 from rank 0 (0 of 2 slots full)"));
+    assert_non_null(strstr(message, "rank 2, instruction"));
+    jpp_status_free(status);
+    model_take_back(model);
+    model_expect_clean(model);
+    model_destroy(model);
+    free(text);
+  }
+}
+
+// --- Create ----------------------------------------------------------------------------
+
+static void test_create_names_what_does_not_fit(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 2);
+  model_t* model = model_plan(text, (model_options_t){0});
+  jpp_runtime_t** runtime = &model->runtime;
+  uint32_t device = model->devices[1];
+  model->devices[1] = 7;
+  ASSERT_FAILS(model_try_create_runtime(model), JPP_DEVICES_ERROR,
+               "rank 1: expected device 0 of the rank below 2");
+  model->devices[1] = device;
+  uint32_t task = find_instr(model, 1, JPP_INSTR_RUN, 0)->target;
+  jpp_executable_t* executable = model->executables[task].executable;
+  model->executables[task].executable = NULL;
+  ASSERT_FAILS(model_try_create_runtime(model), JPP_INVALID_ARGUMENT, "found none of 0");
+  model->executables[task].executable = executable;
+  model->options.devices_per_rank = 0;
+  ASSERT_FAILS(model_try_create_runtime(model), JPP_INVALID_ARGUMENT, "at least 1");
+  model->options.devices_per_rank = 1;
+  assert_null(*runtime);
+  model_destroy(model);
+  free(text);
+}
+
+static void test_create_may_fail_at_every_call(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 3);
+  model_t* model = model_plan(text, (model_options_t){.devices_per_rank = 2});
+  uint64_t before = model_stats(model).calls;
+  ASSERT_OK(model_try_create_runtime(model));
+  uint64_t calls = model_stats(model).calls - before;
+  jpp_runtime_destroy(model->runtime);
+  assert_true(calls > 0);
+  for (uint64_t at = 1; at <= calls; ++at) {
+    for (int async = 0; async < 2; ++async) {
+      jpp_fake_failure_t failure = {.at = at, .async = async};
+      ASSERT_OK(jpp_fake_set_failure(model->client, failure));
+      ASSERT_FAILS(model_try_create_runtime(model), JPP_EXECUTION_ERROR, "rank ");
+      assert_int_equal(model_stats(model).live_buffers, 0);
+      assert_int_equal(model_stats(model).live_events, 0);
+    }
+  }
+  model_destroy(model);
+  free(text);
+}
+
+static void test_create_may_fail_at_every_allocation(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 3);
+  model_t* model = model_plan(text, (model_options_t){.issue_threads = 2});
+  jpp_status_t* status = NULL;
+  int64_t at = 0;
+  for (; at < 1000; ++at) {
+    jpp_alloc_fail_after(at);
+    status = model_try_create_runtime(model);
+    jpp_alloc_fail_after(-1);
+    if (!status) break;
+    assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+    jpp_status_free(status);
+  }
+  assert_null(status);
+  assert_true(at > 10);
+  model_destroy(model);
+  free(text);
+}
+
+// --- Cancel ----------------------------------------------------------------------------
+
+static void* cancel_soon(void* user) {
+  struct timespec nap = {.tv_nsec = 3000000};
+  nanosleep(&nap, NULL);
+  jpp_runtime_cancel(user);
+  return NULL;
+}
+
+static void test_a_step_is_cancelled(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t issuers = 1; issuers < 3; ++issuers) {
+    model_options_t options = {
+        .device_threads = 2, .latency_us = 2000, .issue_threads = issuers};
+    model_t* model = model_create(text, options);
+    float before[kOutputs], after[kOutputs];
+    pthread_t thread;
+    model_run(model, before);
+    model_give(model);
+    assert_int_equal(pthread_create(&thread, NULL, cancel_soon, model->runtime), 0);
+    ASSERT_FAILS(model_step(model), JPP_CANCELLED, "cancelled");
+    pthread_join(thread, NULL);
+    expect_no_outputs(model);
+    model_take_back(model);
+    model_expect_clean(model);
+    // Nothing runs: nothing happens.
+    jpp_runtime_cancel(model->runtime);
+    model_run(model, after);
+    assert_memory_equal(after, before, model->graph->num_outputs * sizeof(float));
+    model_destroy(model);
+  }
+  free(text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_call_may_fail),
+      cmocka_unit_test(test_calls_for_outputs_may_fail),
+      cmocka_unit_test(test_the_first_failure_is_named),
+      cmocka_unit_test(test_a_missing_input_is_refused),
+      cmocka_unit_test(test_a_donated_input_is_named),
+      cmocka_unit_test(test_a_wrong_message_is_named_at_both_ends),
+      cmocka_unit_test(test_programs_that_wait_for_each_other_are_named),
+      cmocka_unit_test(test_create_names_what_does_not_fit),
+      cmocka_unit_test(test_create_may_fail_at_every_call),
+      cmocka_unit_test(test_create_may_fail_at_every_allocation),
+      cmocka_unit_test(test_a_step_is_cancelled),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,136 @@
+// Steps on a real plugin.
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <xla/ffi/api/c_api.h>
+
+#include "device/driver_under_test.h"
+#include "model.h"
+
+enum { kOutputs = 16 };
+
+// Sums over microbatches i of x + i + 1 + w + 1, begun with 1; %w itself is left, too.
+static const char kTwoStages[] =
+    "graph \"plugin\" ranks 2\n"
+    "arg %w f32[4] \"w\"\n"
+    "arg %x f32[4] \"x\"\n"
+    "arg %v f32[4] \"v\" donated\n"
+    "loop microbatches 5 stages 2 schedule \"gpipe\" index %i at \"t.py:1\" {\n"
+    "  %h0:f32[4] = add(%x, %i) cost 10\n"
+    "  %m0:f32[4] = @mark 0 (%h0)\n"
+    "  %h1:f32[4] = add(%m0, %w) cost 10\n"
+    "  %m1:f32[4] = @mark 1 (%h1)\n"
+    "} %L:f32[4] = add %m1\n"
+    "%u:f32[4] = update(%v, %L)\n"
+    "out %L\n"
+    "out %L\n"
+    "out %w\n"
+    "out %u\n";
+
+static void test_numbers_of_two_stages(void** state) {
+  (void)state;
+  for (uint32_t threads = 1; threads < 3; ++threads) {
+    model_t* model = model_create(
+        kTwoStages,
+        (model_options_t){.plugin_path = test_plugin_path(), .issue_threads = threads});
+    for (int step = 0; step < 3; ++step) {
+      float numbers[kOutputs];
+      model_run(model, numbers);
+      // The last elements: argument number + 3 / 16.
+      float w = 3.0f / 16, x = 1 + 3.0f / 16, v = 2 + 3.0f / 16;
+      float sum = 1;
+      for (int i = 0; i < 5; ++i) sum += 1 + (w + 1 + x + (float)i);
+      assert_float_equal(numbers[0], sum, 0);
+      assert_float_equal(numbers[1], sum, 0);
+      assert_float_equal(numbers[2], w, 0);
+      assert_float_equal(numbers[3], 1 + v + sum, 0);
+    }
+    model_destroy(model);
+  }
+}
+
+static void test_schedules_give_the_same_numbers(void** state) {
+  (void)state;
+  static const char* const kSchedules[] = {"gpipe", "1f1b", "1f1b"};
+  float numbers[3][kOutputs];
+  char* text = model_chain(4, 4, 8);
+  for (int i = 0; i < 3; ++i) {
+    model_options_t options = {.schedule = kSchedules[i],
+                               .plugin_path = test_plugin_path(),
+                               .issue_threads = i == 2 ? 3 : 1};
+    model_t* model = model_create(text, options);
+    jpp_runtime_set_tracing(model->runtime, i == 1);
+    model_run(model, numbers[i]);
+    model_run(model, numbers[i]);
+    assert_memory_equal(numbers[i], numbers[0], 9 * sizeof(float));
+    model_destroy(model);
+  }
+  free(text);
+}
+
+// --- Failures --------------------------------------------------------------------------
+
+static _Atomic int g_calls_left;
+
+static XLA_FFI_Error* ffi_fail_once(XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Extension_Base* base = frame->extension_start;
+  if (base && base->type == XLA_FFI_Extension_Metadata) {
+    XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)base)->metadata;
+    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+    return NULL;
+  }
+  const XLA_FFI_Buffer* source = frame->args.args[0];
+  const XLA_FFI_Buffer* result = frame->rets.rets[0];
+  memcpy(result->data, source->data, 4 * sizeof(float));
+  if (atomic_fetch_sub(&g_calls_left, 1) != 1) return NULL;
+  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE,
+                                    .message = "out of luck",
+                                    .errc = XLA_FFI_Error_Code_INTERNAL};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+static void test_a_failure_is_named_and_the_next_step_works(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  model_options_t options = {.plugin_path = test_plugin_path(),
+                             .custom_call = "jpp_fail_once",
+                             .custom_call_task = "bwd_1"};
+  jpp_custom_call_t call = {
+      .name = "jpp_fail_once", .platform = "Host", .handler = (void*)ffi_fail_once};
+  model_t* model = model_plan(text, options);
+  ASSERT_OK(jpp_client_register_custom_call(model->client, &call));
+  model_compile(model);
+  ASSERT_OK(model_try_create_runtime(model));
+  float before[kOutputs], after[kOutputs];
+  model_run(model, before);
+  for (int microbatch = 0; microbatch < 4; ++microbatch) {
+    char place[64];
+    snprintf(place, sizeof(place), ", bwd_1 of microbatch %d: ", microbatch);
+    atomic_store(&g_calls_left, microbatch + 1);
+    model_give(model);
+    jpp_status_t* status = model_step(model);
+    assert_non_null(status);
+    assert_int_equal(jpp_status_code(status), JPP_EXECUTION_ERROR);
+    const char* message = jpp_status_message(status);
+    if (!strstr(message, place) || !strstr(message, "out of luck"))
+      fail_msg("%s", message);
+    assert_memory_equal(message, "rank 1, instruction ", 20);
+    jpp_status_free(status);
+    model_take_back(model);
+    model_run(model, after);
+    assert_memory_equal(after, before, model->graph->num_outputs * sizeof(float));
+  }
+  model_destroy(model);
+  free(text);
+}
+
+int main(void) {
+  if (test_skip_without_plugin()) return 0;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_numbers_of_two_stages),
+      cmocka_unit_test(test_schedules_give_the_same_numbers),
+      cmocka_unit_test(test_a_failure_is_named_and_the_next_step_works),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
