@@ -115,6 +115,11 @@ class TaskLowerer:
             aval = self._state_aval(loop, result)
             for value in (init, state, after, final):
                 self.avals.setdefault(value, aval)
+        for task in staged.tasks():
+            for op in task[5]:
+                kind, _, _, inputs, first, _ = staged.op(op)
+                if kind == SUM:
+                    self.avals.setdefault(first, self.avals[inputs[0]])
 
     def _state_aval(self, loop: int, result: int) -> Any:
         front = self.graph.loops[loop]

@@ -41,6 +41,19 @@ static jpp_status_t* check_run(const jpp_actor_t* actor, const jpp_instr_t* inst
       task->name, instr->num_results, executable ? "one" : "none", results);
 }
 
+// What a message is called on both ends. An accumulator's last state is sent as what the
+// loop ends with.
+static uint64_t message_tag(const jpp_actor_t* actor, const jpp_instr_t* instr) {
+  const jpp_staged_t* staged = actor->runtime->plan->staged;
+  uint32_t value = actor->program->operand_values[instr->first_operand];
+  for (uint32_t i = 0;
+       staged->scopes[value] == JPP_SCOPE_STATE && i < staged->num_accumulators; ++i) {
+    const jpp_accumulator_t* acc = &staged->accumulators[i];
+    if (value == acc->next) value = acc->final;
+  }
+  return (uint64_t)value << 32 | instr->microbatch;
+}
+
 static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source) {
   const jpp_instr_t* instr = &actor->program->instrs[source];
   jpp_actor_instr_t made = {.kind = instr->kind,
@@ -54,8 +67,7 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
     made.run = actor->num_runs;
   } else if (instr->kind != JPP_INSTR_DELETE) {
     made.link = &actor->runtime->links[instr->target];
-    made.tag = (uint64_t)actor->program->operand_values[instr->first_operand] << 32 |
-               instr->microbatch;
+    made.tag = message_tag(actor, instr);
   }
   return made;
 }
