@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 import jax
@@ -57,6 +59,18 @@ class MpmdMesh:
     def lowering_mesh(self) -> Mesh:
         """The mesh that tasks are lowered for: a rank's, the same for all of them."""
         return self.unstack[0]
+
+    @contextlib.contextmanager
+    def tracing_context(self) -> Iterator[None]:
+        """A step's specs mean the axes of a rank's mesh, whatever mesh is around it."""
+        mesh = self.lowering_mesh()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            mesh.__enter__()
+        try:
+            yield
+        finally:
+            mesh.__exit__(None, None, None)
 
     @property
     def my_mpmd_axis_index(self) -> int:

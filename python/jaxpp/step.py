@@ -198,7 +198,7 @@ def _trace(fun: Callable[..., Any], signature: _Signature, call: _Call, mesh: Mp
         return outs
 
     structs = [_struct(leaf) for leaf in call.leaves]
-    with mesh.lowering_mesh():
+    with mesh.tracing_context():
         closed = jax.make_jaxpr(flat_fun)(*structs)
     used = [True] * len(closed.jaxpr.outvars)
     jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
