@@ -20,7 +20,8 @@ typedef struct jpp_runtime jpp_runtime_t;
 // What runs a task. Tasks may share an executable.
 typedef struct jpp_task_executable {
   jpp_executable_t* executable;  // NULL for a task without ops, which is skipped
-  bool portable;                 // compiled for any one device
+  bool portable;                 // compiled for any one device; with one device a rank
+                                 // it runs on the rank's, otherwise where it was compiled
 } jpp_task_executable_t;
 
 typedef struct jpp_runtime_options {
@@ -29,11 +30,13 @@ typedef struct jpp_runtime_options {
   uint32_t devices_per_rank;                 // >= 1
   const uint32_t* devices;                   // [ranks * devices_per_rank] client indices
   const jpp_task_executable_t* executables;  // [staged->num_tasks]
-  uint32_t issue_threads;                    // 0 or 1: the caller's thread alone
+  // 0 or 1: the caller's thread alone. More help only where a plugin's calls take long.
+  uint32_t issue_threads;
 } jpp_runtime_options_t;
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables
-// must outlive the runtime. JPP_DEVICES_ERROR names a rank whose device is not there.
+// must outlive the runtime. JPP_DEVICES_ERROR names a rank whose device is not there,
+// JPP_INVALID_ARGUMENT a task whose executable has another number of results.
 JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                          jpp_runtime_t** out_runtime) JPP_MUST_USE;
 // Waits for nothing: no step may be running. NULL is fine.
@@ -56,11 +59,11 @@ JPP_API jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime,
                                        const jpp_step_io_t* io) JPP_MUST_USE;
 
 // Any thread, also a signal handler: the running step stops issuing, waits for what it
-// has issued and fails with JPP_CANCELLED. Without a running step: nothing.
+// has issued and fails with JPP_CANCELLED, also when all of it was issued already; owned
+// inputs are gone as after any failure. Without a running step: nothing.
 JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 
-// --- What happened
-// -----------------------------------------------------------------------
+// --- What happened -------------------------------------------------------------------
 
 // One task run of the last traced step. Times in nanoseconds from the step's start.
 typedef struct jpp_trace_run {
@@ -84,7 +87,8 @@ typedef struct jpp_trace {
 
 // Tracing costs an event a run. Off at first; takes effect with the next step.
 JPP_API void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled);
-// Borrowed until the next step; NULL if no traced step has succeeded.
+// Borrowed until the next step; NULL before the first traced step and when the last one
+// failed.
 JPP_API const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime);
 
 // Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a

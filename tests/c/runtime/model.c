@@ -61,6 +61,30 @@ char* model_chain(uint32_t stages, uint32_t ranks, uint32_t microbatches) {
   return finished;
 }
 
+const char kModelOutputs[] =
+    "graph \"outputs\" ranks 2\n"
+    "arg %w f32[4] \"w\"\n"
+    "arg %v f32[4] \"v\" donated\n"
+    "arg %unused f32[4] \"unused\" donated\n"
+    "arg %x f32[8,4] \"x\"\n"
+    "loop microbatches 3 stages 2 schedule \"1f1b\" index %i at \"t.py:1\" {\n"
+    "  %x0:f32[4] = slice(%x, %i) cheap\n"
+    "  %h0:f32[4] = relu(%x0) cost 10\n"
+    "  %m0:f32[4] = @mark 0 (%h0)\n"
+    "  %h1:f32[4] = dot(%m0, %w) cost 10\n"
+    "  %m1:f32[4] = @mark 1 (%h1)\n"
+    "  %c2:f32[4] = grad(%m1) backward\n"
+    "  %b1:f32[4] = @mark_backward 1 (%c2)\n"
+    "  %g1:f32[4] = dotT(%b1, %m0) backward cost 10\n"
+    "  %c1:f32[4] = dot(%b1, %w) backward\n"
+    "  %b0:f32[4] = @mark_backward 0 (%c1)\n"
+    "} %L:f32[4] = add %g1\n"
+    "out %w\n"
+    "out %L\n"
+    "out %L\n"
+    "out %v\n"
+    "out %v\n";
+
 // --- Plan ------------------------------------------------------------------------------
 
 static jpp_schedule_t* build_schedule(const model_t* model, uint32_t loop) {
@@ -95,7 +119,7 @@ static void plan(model_t* model) {
 
 // --- Executables -----------------------------------------------------------------------
 
-static jpp_executable_t* compile_task(const model_t* model, uint32_t task) {
+jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   bool fake = !model->options.plugin_path;
   char* code = fake ? model_fake_code(model, task) : model_mlir_code(model, task);
   // executable_build_options (3) {num_replicas (4): 1, num_partitions (5): 1},
@@ -117,7 +141,7 @@ void model_compile(model_t* model) {
   model->executables = calloc(tasks, sizeof(*model->executables));
   for (uint32_t t = 0; t < tasks; ++t) {
     if (!model->staged->tasks[t].num_ops) continue;
-    model->executables[t].executable = compile_task(model, t);
+    model->executables[t].executable = model_compile_task(model, t);
     model->executables[t].portable =
         model->options.portable || model->options.plugin_path;
   }

@@ -43,9 +43,14 @@ typedef struct model {
 // then the loss.
 char* model_chain(uint32_t stages, uint32_t ranks, uint32_t microbatches);
 
+// %w is an output as it is, %L and %v twice, and there are no weights at stage 0, so that
+// bwd_0 has no ops and no results.
+extern const char kModelOutputs[];
+
 // Everything but the runtime, and with a custom call but the executables.
 model_t* model_plan(const char* text, model_options_t options);
 void model_compile(model_t* model);
+jpp_executable_t* model_compile_task(const model_t* model, uint32_t task);
 jpp_status_t* model_try_create_runtime(model_t* model);
 model_t* model_create(const char* text, model_options_t options);
 void model_destroy(model_t* model);

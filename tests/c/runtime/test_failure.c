@@ -167,6 +167,38 @@ static void test_a_donated_input_is_named(void** state) {
   free(text);
 }
 
+static uint32_t find_task(const model_t* model, const char* name) {
+  uint32_t task = 0;
+  while (strcmp(model->staged->tasks[task].name, name) != 0) ++task;
+  return task;
+}
+
+// bwd_0 gets an executable though it has nothing to do: only its own event tells how it
+// went.
+static void test_a_run_without_results_may_fail(void** state) {
+  (void)state;
+  for (uint32_t threads = 0; threads < 3; ++threads) {
+    model_options_t options = {.device_threads = threads, .devices_per_rank = 2};
+    model_t* model = model_plan(kModelOutputs, options);
+    uint32_t task = find_task(model, "bwd_0");
+    assert_int_equal(model->staged->tasks[task].num_outputs, 0);
+    model->executables[task].executable = model_compile_task(model, task);
+    ASSERT_OK(model_try_create_runtime(model));
+    jpp_runtime_set_tracing(model->runtime, true);
+    float numbers[kOutputs];
+    uint64_t calls = calls_of_a_step(model, numbers);
+    uint32_t named = 0;
+    for (uint64_t at = 1; at <= calls; ++at) {
+      char message[512];
+      fail_call(model, (jpp_fake_failure_t){.at = at, .async = true}, message,
+                sizeof(message));
+      named += strstr(message, ", bwd_0 of microbatch") && strstr(message, "execute:");
+    }
+    assert_int_equal(named, model->plan->bindings[task].runs);
+    model_destroy(model);
+  }
+}
+
 // --- Programs that do not fit together -------------------------------------------------
 
 static jpp_instr_t* find_instr(const model_t* model, uint32_t rank, jpp_instr_kind_t kind,
@@ -331,6 +363,7 @@ int main(void) {
       cmocka_unit_test(test_every_call_may_fail),
       cmocka_unit_test(test_calls_for_outputs_may_fail),
       cmocka_unit_test(test_the_first_failure_is_named),
+      cmocka_unit_test(test_a_run_without_results_may_fail),
       cmocka_unit_test(test_a_missing_input_is_refused),
       cmocka_unit_test(test_a_donated_input_is_named),
       cmocka_unit_test(test_a_wrong_message_is_named_at_both_ends),

@@ -77,38 +77,12 @@ static void test_peak_bytes_are_the_plans(void** state) {
   free(text);
 }
 
-// %w is an output as it is, %L twice, and the loop has no weights at stage 0, so that its
-// backward has nothing to do.
-static const char kOutputsText[] =
-    "graph \"outputs\" ranks 2\n"
-    "arg %w f32[4] \"w\"\n"
-    "arg %v f32[4] \"v\" donated\n"
-    "arg %unused f32[4] \"unused\" donated\n"
-    "arg %x f32[8,4] \"x\"\n"
-    "loop microbatches 3 stages 2 schedule \"1f1b\" index %i at \"t.py:1\" {\n"
-    "  %x0:f32[4] = slice(%x, %i) cheap\n"
-    "  %h0:f32[4] = relu(%x0) cost 10\n"
-    "  %m0:f32[4] = @mark 0 (%h0)\n"
-    "  %h1:f32[4] = dot(%m0, %w) cost 10\n"
-    "  %m1:f32[4] = @mark 1 (%h1)\n"
-    "  %c2:f32[4] = grad(%m1) backward\n"
-    "  %b1:f32[4] = @mark_backward 1 (%c2)\n"
-    "  %g1:f32[4] = dotT(%b1, %m0) backward cost 10\n"
-    "  %c1:f32[4] = dot(%b1, %w) backward\n"
-    "  %b0:f32[4] = @mark_backward 0 (%c1)\n"
-    "} %L:f32[4] = add %g1\n"
-    "out %w\n"
-    "out %L\n"
-    "out %L\n"
-    "out %v\n"
-    "out %v\n";
-
 static void test_outputs_are_copied_where_others_hold_them(void** state) {
   (void)state;
   for (uint32_t threads = 0; threads < 3; ++threads) {
     model_options_t options = {.devices_per_rank = 1 + threads % 2,
                                .device_threads = threads};
-    model_t* model = model_create(kOutputsText, options);
+    model_t* model = model_create(kModelOutputs, options);
     float numbers[kOutputs];
     jpp_runtime_set_tracing(model->runtime, true);
     model_run(model, numbers);
@@ -123,7 +97,7 @@ static void test_outputs_are_copied_where_others_hold_them(void** state) {
 
 static void test_a_task_without_ops_is_skipped(void** state) {
   (void)state;
-  model_t* model = model_create(kOutputsText, (model_options_t){0});
+  model_t* model = model_create(kModelOutputs, (model_options_t){0});
   uint64_t all = 0, empty = 0;
   float numbers[kOutputs];
   for (uint32_t r = 0; r < model->plan->ranks; ++r) {

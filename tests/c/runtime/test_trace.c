@@ -1,0 +1,218 @@
+// What a traced step tells, and how it is shown.
+#include <jansson.h>
+#include <stdlib.h>
+
+#include "golden.h"
+#include "model.h"
+
+enum { kOutputs = 16 };
+
+static model_t* traced_model(const char* schedule) {
+  char* text = model_chain(3, 3, 4);
+  model_options_t options = {
+      .schedule = schedule, .device_threads = 3, .latency_us = 500};
+  model_t* model = model_create(text, options);
+  free(text);
+  float numbers[kOutputs];
+  jpp_runtime_set_tracing(model->runtime, true);
+  model_run(model, numbers);
+  return model;
+}
+
+static const jpp_trace_run_t* find_run(const jpp_trace_t* trace, const char* task,
+                                       uint32_t microbatch) {
+  for (uint64_t i = 0; i < trace->num_runs; ++i) {
+    const jpp_trace_run_t* run = &trace->runs[i];
+    const char* name = trace->plan->staged->tasks[run->task].name;
+    if (run->microbatch == microbatch && strcmp(name, task) == 0) return run;
+  }
+  fail_msg("no run of %s", task);
+  return NULL;
+}
+
+static void test_runs_follow_their_arguments(void** state) {
+  (void)state;
+  model_t* model = traced_model("gpipe");
+  const jpp_trace_t* trace = jpp_runtime_last_trace(model->runtime);
+  for (uint64_t i = 0; i < trace->num_runs; ++i) {
+    const jpp_trace_run_t* run = &trace->runs[i];
+    assert_true(0 <= run->issued && run->issued <= run->start);
+    assert_true(run->start <= run->end && run->end <= trace->length);
+    if (!i) continue;
+    assert_true(run->rank >= run[-1].rank);
+    if (run->rank == run[-1].rank)
+      assert_true(run->start >= run[-1].end || run->start == run->end);
+  }
+  for (uint32_t m = 0; m < 4; ++m) {
+    const jpp_trace_run_t* fwd_0 = find_run(trace, "fwd_0", m);
+    const jpp_trace_run_t* fwd_1 = find_run(trace, "fwd_1", m);
+    assert_true(fwd_1->start >= fwd_0->end);
+    // All is issued long before it runs.
+    assert_true(fwd_1->issued < fwd_1->start);
+    assert_true(find_run(trace, "bwd_0", m)->start >= find_run(trace, "bwd_1", m)->end);
+  }
+  model_destroy(model);
+}
+
+static void test_a_trace_stays_until_the_next_traced_step(void** state) {
+  (void)state;
+  model_t* model = traced_model("1f1b");
+  float numbers[kOutputs];
+  int64_t length = jpp_runtime_last_trace(model->runtime)->length;
+  jpp_runtime_set_tracing(model->runtime, false);
+  model_run(model, numbers);
+  assert_true(jpp_runtime_last_trace(model->runtime)->length == length);
+  jpp_runtime_set_tracing(model->runtime, true);
+  model_give(model);
+  jpp_fake_failure_t failure = {.at = 9, .async = true};
+  ASSERT_OK(jpp_fake_set_failure(model->client, failure));
+  ASSERT_FAILS(model_step(model), JPP_EXECUTION_ERROR, "injected");
+  model_take_back(model);
+  model_expect_clean(model);
+  assert_null(jpp_runtime_last_trace(model->runtime));
+  model_run(model, numbers);
+  assert_non_null(jpp_runtime_last_trace(model->runtime));
+  model_destroy(model);
+}
+
+// --- JSON ------------------------------------------------------------------------------
+
+static const char* text_at(const json_t* object, const char* key) {
+  const char* text = json_string_value(json_object_get(object, key));
+  assert_non_null(text);
+  return text;
+}
+
+static void expect_event(const json_t* event, const jpp_trace_t* trace,
+                         const jpp_trace_run_t* run) {
+  const jpp_task_t* task = &trace->plan->staged->tasks[run->task];
+  const json_t* args = json_object_get(event, "args");
+  bool outer = task->kind == JPP_TASK_OUTER;
+  const char* kind = task->kind == JPP_TASK_FWD ? "forward" : "backward";
+  char name[96];
+  snprintf(name, sizeof(name), outer ? "%s" : "%s__%u", task->name, run->microbatch);
+  assert_string_equal(text_at(event, "name"), name);
+  assert_string_equal(text_at(event, "cat"), outer ? "outer" : kind);
+  assert_int_equal(json_integer_value(json_object_get(event, "tid")), run->rank);
+  double start = json_real_value(json_object_get(event, "ts"));
+  double duration = json_real_value(json_object_get(event, "dur"));
+  assert_float_equal((float)start, (float)((double)run->start / 1e3), 0.01);
+  assert_float_equal((float)duration, (float)((double)(run->end - run->start) / 1e3),
+                     0.01);
+  assert_int_equal(json_object_size(args), outer ? 0 : 2);
+  if (outer) return;
+  assert_int_equal(json_integer_value(json_object_get(args, "microbatch")),
+                   run->microbatch);
+  assert_int_equal(json_integer_value(json_object_get(args, "stage")), task->stage);
+}
+
+static void test_json_has_every_run(void** state) {
+  (void)state;
+  model_t* model = traced_model("1f1b");
+  const jpp_trace_t* trace = jpp_runtime_last_trace(model->runtime);
+  char* text = NULL;
+  ASSERT_OK(jpp_trace_to_json(trace, &text));
+  json_error_t error;
+  json_t* root = json_loads(text, 0, &error);
+  if (!root) fail_msg("line %d: %s", error.line, error.text);
+  const json_t* events = json_object_get(root, "traceEvents");
+  uint64_t runs = 0, names = 0;
+  for (size_t i = 0; i < json_array_size(events); ++i) {
+    const json_t* event = json_array_get(events, i);
+    if (strcmp(text_at(event, "ph"), "X") == 0) {
+      expect_event(event, trace, &trace->runs[runs++]);
+    } else if (strcmp(text_at(event, "name"), "thread_name") == 0) {
+      char name[32];
+      snprintf(name, sizeof(name), "rank %llu", (unsigned long long)names++);
+      assert_string_equal(text_at(json_object_get(event, "args"), "name"), name);
+    }
+  }
+  assert_int_equal(runs, trace->num_runs);
+  assert_int_equal(names, 3);
+  json_decref(root);
+  jpp_text_free(text);
+  model_destroy(model);
+}
+
+// --- Pictures --------------------------------------------------------------------------
+
+static const jpp_task_t kTasks[] = {
+    {.name = "fwd_0", .kind = JPP_TASK_FWD, .stage = 0},
+    {.name = "fwd_1", .kind = JPP_TASK_FWD, .stage = 1},
+    {.name = "bwd_1", .kind = JPP_TASK_BWD, .stage = 1},
+    {.name = "bwd_i_0", .kind = JPP_TASK_BWD_I, .stage = 0},
+    {.name = "bwd_w_0", .kind = JPP_TASK_BWD_W, .stage = 0},
+    {.name = "after \"loop\"\n", .kind = JPP_TASK_OUTER, .stage = JPP_NONE},
+};
+
+// {rank, task, microbatch, issued, start, end}. Two of the runs share a column.
+static const jpp_trace_run_t kRuns[] = {
+    {0, 0, 10, 0, 0, 1000},
+    {0, 0, 11, 5, 1000, 2000},
+    {0, 3, 10, 10, 5000, 7000},
+    {0, 4, 10, 15, 7000, 8000},
+    {0, 3, 11, 20, 8010, 8230},
+    {0, 4, 11, 20, 8230, 8600},
+    {0, 5, JPP_NONE, 25, 9000, 12000},
+    {1, 1, 10, 30, 1020, 2020},
+    {1, 2, 10, 35, 2020, 4020},
+    {1, 2, 11, 40, 4020, 6001},
+};
+
+static jpp_trace_t handmade_trace(void) {
+  static const jpp_graph_t kGraph = {.name = "hand\"made\""};
+  static const jpp_staged_t kStaged = {.graph = &kGraph, .ranks = 2, .tasks = kTasks};
+  static const jpp_plan_t kPlan = {.staged = &kStaged, .ranks = 2};
+  return (jpp_trace_t){.plan = &kPlan,
+                       .num_runs = sizeof(kRuns) / sizeof(kRuns[0]),
+                       .runs = kRuns,
+                       .length = 12500};
+}
+
+static void expect_picture(const char* golden, uint32_t columns, bool color) {
+  jpp_trace_t trace = handmade_trace();
+  char* text = NULL;
+  ASSERT_OK(jpp_trace_draw(&trace, columns, color, &text));
+  assert_golden(golden, text);
+  jpp_text_free(text);
+}
+
+static void test_pictures(void** state) {
+  (void)state;
+  expect_picture("runtime/trace_25.txt", 25, false);
+  expect_picture("runtime/trace_80.txt", 80, false);
+  expect_picture("runtime/trace_color.txt", 25, true);
+}
+
+static void test_json_of_a_handmade_trace(void** state) {
+  (void)state;
+  jpp_trace_t trace = handmade_trace();
+  char* text = NULL;
+  ASSERT_OK(jpp_trace_to_json(&trace, &text));
+  assert_golden("runtime/trace.json", text);
+  json_t* root = json_loads(text, 0, NULL);
+  assert_non_null(root);
+  json_decref(root);
+  jpp_text_free(text);
+}
+
+static void test_nothing_to_draw_is_refused(void** state) {
+  (void)state;
+  jpp_trace_t trace = handmade_trace();
+  char* text = NULL;
+  ASSERT_FAILS(jpp_trace_draw(&trace, 0, false, &text), JPP_INVALID_ARGUMENT, "1 column");
+  trace.length = 0;
+  ASSERT_FAILS(jpp_trace_draw(&trace, 9, false, &text), JPP_INVALID_ARGUMENT, "found 9");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_runs_follow_their_arguments),
+      cmocka_unit_test(test_a_trace_stays_until_the_next_traced_step),
+      cmocka_unit_test(test_json_has_every_run),
+      cmocka_unit_test(test_pictures),
+      cmocka_unit_test(test_json_of_a_handmade_trace),
+      cmocka_unit_test(test_nothing_to_draw_is_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
