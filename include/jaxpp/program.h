@@ -109,5 +109,9 @@ JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 // Text; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
                                      char** out_text) JPP_MUST_USE;
+// All actors' instructions in one order in which they can run, in the manner of a jaxpr:
+// `task[... task_name=fwd_0 ...]`, `transfer[...]`, `delete[...]`. Free as above.
+JPP_API jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
+                                           char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_PROGRAM_H_

@@ -253,4 +253,7 @@ class MpmdArray:
         )
 
     def __format__(self, spec: str) -> str:
-        return format(self._scalar("format"), spec) if spec else str(self)
+        """A scalar formats as its number, so that a loss reads well in a message."""
+        if self.shape == () and not self._value.deleted:
+            return format(self.item(), spec)
+        return format(repr(self), spec)

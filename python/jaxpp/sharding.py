@@ -30,14 +30,18 @@ __all__ = ["Specs", "infer_specs"]
 
 @dataclasses.dataclass
 class Specs:
-    """`by_value`: the spec of every value that crosses tasks; None when a rank has one
-    device. `value_bytes`: of every value on one device; None: whole values."""
+    """`by_value`: the spec of every value that crosses tasks; of ranks of one device, only
+    what the user said. `value_bytes`: of every value on one device; None: whole values."""
 
-    by_value: dict[int, PartitionSpec] | None
+    by_value: dict[int, PartitionSpec]
     value_bytes: list[int] | None
 
+    @property
+    def one_device(self) -> bool:
+        return self.value_bytes is None
+
     def of(self, value: int) -> PartitionSpec:
-        return PartitionSpec() if self.by_value is None else self.by_value[value]
+        return self.by_value.get(value, PartitionSpec())
 
 
 # --- What the user gave -----------------------------------------------------------------
@@ -215,13 +219,13 @@ def infer_specs(
                  lowering_mesh, "in_specs")
     _check_given(out_specs, [graph.avals[v] for v in outputs],
                  [f"result {i}" for i in range(len(outputs))], lowering_mesh, "out_specs")
-    if lowering_mesh.size == 1:
-        return Specs(None, None)
     given_in = {v: s for v, s in zip(args, in_specs, strict=False) if s is not None}
     given_out = {
         v: s for v, s in zip(outputs, out_specs, strict=True)
         if s is not None and v not in given_in
     }
+    if lowering_mesh.size == 1:
+        return Specs({**given_in, **given_out}, None)
     crossing = _crossing_values(staged)
     wanted = sorted(v for v in crossing if v in graph.avals)
     by_value = _propagate(graph, mesh, given_in, given_out, wanted)

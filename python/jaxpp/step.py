@@ -280,8 +280,9 @@ class _Compiler:
         self.traced = traced
         self.devices = devices
         self.user_options = options.compiler_options
+        specs = None if traced.specs.one_device else traced.specs.by_value
         self.lowerer = TaskLowerer(
-            traced.graph, traced.staged, options.mesh, traced.specs.by_value, devices.platform
+            traced.graph, traced.staged, options.mesh, specs, devices.platform
         )
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 

@@ -117,11 +117,19 @@ static PyObject* plan_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
+static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
+  (void)unused;
+  char* text = NULL;
+  if (!jpp_py_check(jpp_plan_print_jaxpr(plan_of(object), &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
 static PyMethodDef kMethods[] = {
     {"donations", plan_donations, METH_NOARGS,
      "A list per task of None or the output that takes over the input's memory."},
     {"summary", plan_summary, METH_NOARGS,
      "A list per rank of (instructions, peak bytes, bytes of receive slots)."},
+    {"program_text", plan_program_text, METH_NOARGS, "All actors, as a jaxpr."},
     {"text", plan_text, METH_NOARGS, "The programs' text form."},
     {NULL, NULL, 0, NULL},
 };

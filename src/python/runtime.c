@@ -270,7 +270,8 @@ static PyObject* results_to_list(call_t* call) {
 
 static void call_deinit(call_t* call) {
   uint32_t outputs = call->self->plan->staged->graph->num_outputs;
-  for (uint32_t o = 0; call->results && o < outputs; ++o) Py_XDECREF((PyObject*)call->results[o]);
+  for (uint32_t o = 0; call->results && o < outputs; ++o)
+    Py_XDECREF((PyObject*)call->results[o]);
   jpp_arena_deinit(&call->arena);
 }
 
