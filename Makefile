@@ -1,0 +1,40 @@
+# Everything a person types. `make` lists the targets.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+MESON := $(VENV)/bin/meson
+SOURCES := $(shell find src include python meson.build meson.options pyproject.toml tools \
+	-type f -not -name '*.so' -not -path '*/__pycache__/*')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench fmt asan clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One `pip install .` builds the library, the command, the extension and the package.
+$(VENV)/.installed: $(SOURCES)
+	@tools/system_packages.sh
+	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	@$(PYTHON) -m pip install --quiet --upgrade pip
+	$(PYTHON) -m pip install --quiet --upgrade ".[test]"
+	@touch $@
+
+demo: $(VENV)/.installed ## train a small transformer as a pipeline, beside plain JAX
+	@$(PYTHON) examples/demo.py
+
+test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats, pytest
+	@$(PYTHON) tools/run_tests.py
+
+asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
+	@$(PYTHON) tools/run_tests.py asan
+
+bench: $(VENV)/.installed ## step times and ratios against plain jax.jit and a bare C loop
+	@$(PYTHON) benchmarks/bench.py
+
+fmt: $(VENV)/.installed ## format C and Python in place
+	git ls-files '*.c' '*.h' | xargs clang-format -i
+	$(VENV)/bin/ruff format python tests examples benchmarks tools
+	$(VENV)/bin/ruff check --fix python tests examples benchmarks tools
+
+clean: ## remove builds and the virtual environment
+	rm -rf $(VENV) build build-*

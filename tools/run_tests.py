@@ -1,0 +1,127 @@
+"""Runs every check of the project and closes with the counts.
+
+`run_tests.py [NAME...]` runs only the named parts.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BIN = pathlib.Path(sys.executable).parent
+COUNTS = re.compile(r"(\d+) subtests passed")
+
+
+def run(*command: str | pathlib.Path, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Runs a command in the root, shows its output, returns exit code and output."""
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", **(env or {})}
+    process = subprocess.Popen(
+        [str(c) for c in command],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    assert process.stdout
+    for line in process.stdout:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        lines.append(line)
+    return process.wait(), "".join(lines)
+
+
+def c_tests(name: str, *options: str) -> tuple[int, int]:
+    """Builds with these options and runs the C tests; passed and failed."""
+    build = ROOT / f"build-{name}"
+    setup = ["meson", "setup", build, "-Dpython=false", *options]
+    if build.exists():
+        setup.append("--reconfigure")
+    for command in (setup, ["meson", "compile", "-C", build]):
+        code, output = run(*command) if command is setup else _quiet(*command)
+        if code:
+            print(output[-4000:])
+            return 0, 1
+    code, output = run("meson", "test", "-C", build, "--no-rebuild", "--print-errorlogs")
+    failed = re.search(r"^Fail:\s+(\d+)", output, re.M)
+    ok = re.search(r"^Ok:\s+(\d+)", output, re.M)
+    plain = int(ok.group(1)) if ok else 0
+    subtests = [int(n) for n in COUNTS.findall(output)]
+    passed = sum(subtests) + plain - len(subtests)
+    return passed, int(failed.group(1)) if failed else int(code != 0)
+
+
+def _quiet(*command: str | pathlib.Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def one(*command: str) -> tuple[int, int]:
+    code, _ = run(*command)
+    return (0, 1) if code else (1, 0)
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Files of the working tree, with or without git."""
+    found = [p for pattern in patterns for p in ROOT.rglob(pattern)]
+    hidden = ("build", ".venv", ".git")
+    parts = [p.relative_to(ROOT) for p in found]
+    return sorted(str(p) for p in parts if not p.parts[0].startswith(hidden))
+
+
+def format_check() -> tuple[int, int]:
+    return one("clang-format", "--dry-run", "--Werror", *tracked("*.c", "*.h"))
+
+
+def ruff_check() -> tuple[int, int]:
+    folders = ["python", "tests", "examples", "benchmarks", "tools"]
+    return one("ruff", "check", *folders)
+
+
+def pytest() -> tuple[int, int]:
+    code, output = run(sys.executable, "-m", "pytest", "-q", "-W", "ignore", "tests/python")
+    passed = re.search(r"(\d+) passed", output)
+    failed = sum(int(n) for n in re.findall(r"(\d+) (?:failed|error)", output))
+    return int(passed.group(1)) if passed else 0, failed or int(code != 0)
+
+
+PARTS: dict[str, Callable[[], tuple[int, int]]] = {
+    "plain": lambda: c_tests("plain", "-Dwerror=" + str("CI" in os.environ).lower()),
+    "asan": lambda: c_tests("asan", "-Db_sanitize=address,undefined", "-Db_lundef=false"),
+    "tsan": lambda: c_tests("tsan", "-Db_sanitize=thread", "-Db_lundef=false"),
+    "clang-format": format_check,
+    "ruff": ruff_check,
+    "pytest": pytest,
+}
+
+
+def main(names: list[str]) -> int:
+    rows = []
+    for name in names or PARTS:
+        print(f"--- {name}", flush=True)
+        start = time.monotonic()
+        passed, failed = PARTS[name]()
+        rows.append((name, passed, failed, time.monotonic() - start))
+    print("\npart          passed  failed  seconds")
+    for name, passed, failed, seconds in rows:
+        print(f"{name:13} {passed:6}  {failed:6}  {seconds:7.0f}")
+    total_failed = sum(row[2] for row in rows)
+    print(f"{sum(row[1] for row in rows)} passed, {total_failed} failed")
+    return 1 if total_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Installs the Debian packages that the build needs, or prints the line that does.
+set -eu
+
+missing=""
+need() { # need PACKAGE COMMAND...: the package if the command fails
+  package=$1
+  shift
+  "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+
+has_header() { echo "#include <$1>" | cc -E -x c - ; }
+has_python_headers() {
+  python3 -c "import os, sysconfig as s; os.stat(s.get_path('include') + '/Python.h')"
+}
+
+need gcc command -v cc
+need libjansson-dev has_header jansson.h
+need libcmocka-dev sh -c "printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | cc -E -x c -"
+need pkg-config command -v pkg-config
+need clang-format command -v clang-format
+need python3-venv python3 -c "import ensurepip, venv"
+need python3-dev has_python_headers
+
+[ -z "$missing" ] && exit 0
+if [ "$(id -u)" = 0 ]; then
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q >/dev/null
+  # shellcheck disable=SC2086
+  apt-get install -q -y --no-install-recommends $missing >/dev/null
+else
+  echo "Debian packages are missing. Run this line, then make again:" >&2
+  echo "  sudo apt-get install -y$missing" >&2
+  exit 1
+fi
