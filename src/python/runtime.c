@@ -1,6 +1,7 @@
 // jaxpp._core.Runtime: a step is one call, with the GIL released.
 #include "base/arena.h"
 #include "python/core.h"
+#include "runtime/bare.h"
 
 typedef struct runtime_object {
   PyObject_HEAD jpp_runtime_t* runtime;
@@ -40,7 +41,7 @@ static bool count_output_ranks(runtime_object_t* self) {
 }
 
 static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
-                         uint32_t issue_threads) {
+                         uint32_t issue_threads, int bare) {
   jpp_runtime_options_t options = {.client = ((jpp_py_client_t*)self->client)->client,
                                    .plan = self->plan,
                                    .devices_per_rank = self->devices_per_rank,
@@ -53,19 +54,20 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
             read_executables(self->executables, portable, tasks, table);
   options.devices = device_ids;
   options.executables = table;
-  ok = ok && jpp_py_check(jpp_runtime_create(&options, &self->runtime));
+  ok = ok && jpp_py_check(jpp_runtime_create(&options, &self->runtime)) &&
+       (!bare || jpp_py_check(jpp_bare_create(&options, &self->bare)));
   jpp_free(device_ids);
   jpp_free(table);
   return ok;
 }
 
-// (client, plan, devices_per_rank, devices, executables, portable, issue_threads)
+// (client, plan, devices_per_rank, devices, executables, portable, issue_threads, bare)
 static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   (void)kwargs;
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
   unsigned int per_rank = 0, issue_threads = 0;
-  int portable = 0;
-  if (!PyArg_ParseTuple(args, "O!O!IOOpI", jpp_py_types.client, &client,
+  int portable = 0, bare = 0;
+  if (!PyArg_ParseTuple(args, "O!O!IOOpIp", jpp_py_types.client, &client,
                         jpp_py_types.plan, &plan, &per_rank, &devices, &executables,
                         &portable, &issue_threads)) {
     return NULL;
@@ -77,7 +79,8 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   self->executables = Py_NewRef(executables);
   self->plan = ((jpp_py_plan_t*)plan)->plan;
   self->devices_per_rank = per_rank;
-  if (count_output_ranks(self) && make_runtime(self, devices, portable, issue_threads)) {
+  if (count_output_ranks(self) &&
+      make_runtime(self, devices, portable, issue_threads, bare)) {
     return (PyObject*)self;
   }
   Py_DECREF(self);
@@ -87,6 +90,7 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
 static void runtime_dealloc(PyObject* object) {
   runtime_object_t* self = (runtime_object_t*)object;
   jpp_runtime_destroy(self->runtime);
+  jpp_bare_destroy(self->bare);
   jpp_free(self->output_ranks);
   Py_XDECREF(self->executables);
   Py_XDECREF(self->plan_object);
@@ -247,7 +251,7 @@ static void fill_results(call_t* call) {
   }
 }
 
-static bool run_step(call_t* call) {
+static bool run_step(call_t* call, bool bare) {
   fill_inputs(call);
   jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)call->inputs,
                       .outputs = call->outputs};
@@ -275,15 +279,30 @@ static void call_deinit(call_t* call) {
   jpp_arena_deinit(&call->arena);
 }
 
-static PyObject* runtime_step(PyObject* object, PyObject* list) {
+static PyObject* step(PyObject* object, PyObject* list, bool bare) {
   call_t call = {.self = (runtime_object_t*)object};
   PyObject* results = NULL;
   if (read_args(&call, list) && check_places(&call) && allocate_io(&call) &&
-      make_results(&call) && claim_donated(&call) && run_step(&call)) {
+      make_results(&call) && claim_donated(&call) && run_step(&call, bare)) {
     results = results_to_list(&call);
   }
   call_deinit(&call);
   return results;
+}
+
+static PyObject* runtime_step(PyObject* object, PyObject* list) {
+  return step(object, list, false);
+}
+
+static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {
+  if (((runtime_object_t*)object)->bare) return step(object, list, true);
+  return PyErr_Format(PyExc_RuntimeError, "the runtime was made without a bare loop");
+}
+
+static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_bare_t* bare = ((runtime_object_t*)object)->bare;
+  return PyLong_FromUnsignedLongLong(bare ? jpp_bare_instructions(bare) : 0);
 }
 
 // --- What happened
@@ -358,6 +377,9 @@ static PyObject* runtime_trace_peaks(PyObject* object, PyObject* unused) {
 static PyMethodDef kMethods[] = {
     {"step", runtime_step, METH_O,
      "([Value]) -> [Value]; KeyError(argument) if one is not on the ranks that need it"},
+    {"bare_step", runtime_bare_step, METH_O, "The yardstick of benchmarks."},
+    {"bare_instructions", runtime_instructions, METH_NOARGS,
+     "Runs, sends and deletions of a step, as the bare loop makes them."},
     {"cancel", runtime_cancel, METH_NOARGS, "Stops the running step."},
     {"set_tracing", runtime_set_tracing, METH_O, "From the next step on."},
     {"trace", runtime_trace, METH_NOARGS,
