@@ -383,6 +383,8 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   }
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.read_by));
   JPP_RETURN_IF_ERROR(begin(&walk));
   for (; walk.at < program->num_instrs; ++walk.at) {
     walk.instr = &program->instrs[walk.at];
