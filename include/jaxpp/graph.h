@@ -6,8 +6,9 @@
 // comes after what it uses. The ops of a loop's body stand right before the loop's own
 // op.
 //
-// A graph is immutable once made, and lives in one arena. Builder and parser both end in
-// jpp_graph_builder_finish(), which checks every invariant.
+// A graph is immutable once made, and lives in one arena. The builder, which the parser
+// uses too, checks every invariant as soon as it can be broken: JPP_GRAPH_ERROR names the
+// op. After an error only destroy the builder.
 #ifndef JAXPP_GRAPH_H_
 #define JAXPP_GRAPH_H_
 
@@ -118,7 +119,7 @@ typedef struct jpp_graph {
 
 JPP_API void jpp_graph_destroy(jpp_graph_t* graph);
 
-// --- Builder ---------------------------------------------------------------------------
+// --- Builder --------------------------------------------------------------------------
 
 typedef struct jpp_graph_builder jpp_graph_builder_t;
 
@@ -170,11 +171,11 @@ JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
                                                    uint32_t value,
                                                    const char* name) JPP_MUST_USE;
 
-// Checks the invariants and hands the graph over. The builder is empty afterwards.
+// Hands the graph over. The builder is empty afterwards.
 JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                                                jpp_graph_t** out_graph) JPP_MUST_USE;
 
-// --- Text form -------------------------------------------------------------------------
+// --- Text form ------------------------------------------------------------------------
 //
 //   graph "step" ranks 2
 //   arg %0 f32[4,8] "params['w']" donated

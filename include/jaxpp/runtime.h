@@ -63,7 +63,7 @@ JPP_API jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime,
 // inputs are gone as after any failure. Without a running step: nothing.
 JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 
-// --- What happened -------------------------------------------------------------------
+// --- What happened --------------------------------------------------------------------
 
 // One task run of the last traced step. Times in nanoseconds from the step's start.
 typedef struct jpp_trace_run {

@@ -1,7 +1,7 @@
 // One actor's list, instruction by instruction.
 #include "check/checker.h"
 
-// --- Contents --------------------------------------------------------------------------
+// --- Contents -------------------------------------------------------------------------
 
 const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value) {
   uint32_t index = value < c->staged->num_values ? c->accumulator_of[value] : 0;
@@ -43,7 +43,7 @@ bool jpp_check_serves(const jpp_checker_t* c, const jpp_content_t* content,
   return content->value == value && (!every || content->microbatch == microbatch);
 }
 
-// --- Registers and bytes ---------------------------------------------------------------
+// --- Registers and bytes --------------------------------------------------------------
 
 static uint64_t content_bytes(const jpp_walk_t* w, const jpp_content_t* content) {
   return w->c->plan->value_bytes[content->value];
@@ -85,7 +85,7 @@ void jpp_walk_drop(jpp_walk_t* w, uint32_t reg) {
   *at = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
 }
 
-// --- Before the first instruction ------------------------------------------------------
+// --- Before the first instruction -----------------------------------------------------
 
 static jpp_status_t* check_register(const jpp_walk_t* w, uint32_t reg) {
   if (reg < w->program->num_registers) return NULL;
@@ -172,7 +172,7 @@ static jpp_status_t* begin(jpp_walk_t* w) {
   return NULL;
 }
 
-// --- Instructions ----------------------------------------------------------------------
+// --- Instructions ---------------------------------------------------------------------
 
 static jpp_status_t* check_operands(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
@@ -302,7 +302,7 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
   }
 }
 
-// --- Behind the last instruction -------------------------------------------------------
+// --- Behind the last instruction ------------------------------------------------------
 
 enum { kHandedOut = 1, kCopied = 2 };  // of a register
 
@@ -383,6 +383,8 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   }
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.read_by));
   JPP_RETURN_IF_ERROR(begin(&walk));
   for (; walk.at < program->num_instrs; ++walk.at) {
     walk.instr = &program->instrs[walk.at];

@@ -29,10 +29,11 @@ static jpp_status_t* make_run_flags(jpp_checker_t* c) {
 static jpp_status_t* check(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(note_accumulators(c));
   JPP_RETURN_IF_ERROR(make_run_flags(c));
+  JPP_RETURN_IF_ERROR(jpp_check_bindings(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
   }
-  JPP_RETURN_IF_ERROR(jpp_check_runs(c));
+  JPP_RETURN_IF_ERROR(jpp_check_run_counts(c));
   JPP_RETURN_IF_ERROR(jpp_check_channels(c));
   return jpp_check_waiting(c);
 }

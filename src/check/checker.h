@@ -62,6 +62,8 @@ typedef struct jpp_walk {
   const jpp_program_t* program;
   jpp_check_actor_t* actor;
   jpp_content_t* registers;  // [num_registers]
+  uint64_t* read_by;         // [num_registers] 2 * the last RUN that read it, + 2; + 3
+                             // when that RUN reads it twice
   uint32_t at;               // the instruction at hand
   const jpp_instr_t* instr;
   uint64_t live;  // bytes
@@ -70,12 +72,14 @@ typedef struct jpp_walk {
 
 jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp_check_run(jpp_walk_t* w) JPP_MUST_USE;
-jpp_status_t* jpp_check_runs(const jpp_checker_t* c) JPP_MUST_USE;
+// What holds of all runs of a task: before any actor's walk, and behind the last.
+jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp_check_run_counts(const jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_channels(jpp_checker_t* c) JPP_MUST_USE;
 // With the plan's slots; then finds how many are needed.
 jpp_status_t* jpp_check_waiting(jpp_checker_t* c) JPP_MUST_USE;
 
-// --- Shared by passes ------------------------------------------------------------------
+// --- Shared by passes -----------------------------------------------------------------
 
 // Fills an empty register with an instance of `value`; JPP_PROGRAM_ERROR if it is not
 // empty.

@@ -51,6 +51,8 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
           jpp_check_content_text(w->c, content, found));
     }
     w->c->summed[value] = content->summed;
+    uint64_t mark = 2 * (uint64_t)w->at + 2;
+    w->read_by[reg] = w->read_by[reg] >= mark ? mark + 1 : mark;
   }
   return NULL;
 }
@@ -84,43 +86,26 @@ static jpp_status_t* define_results(jpp_walk_t* w) {
   return NULL;
 }
 
-// The memory of a donated argument becomes an output's: alike in type and bytes.
-static jpp_status_t* check_donation(const jpp_walk_t* w, uint32_t input,
-                                    uint32_t output) {
+static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index) {
   char text[JPP_CHECK_TEXT_SIZE];
-  const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
-  const uint32_t* args = w->program->operands + w->instr->first_operand;
-  if (output >= task->num_outputs) {
-    return jpp_walk_fail(w, "arg %u is donated to result %u; there are %u", input, output,
-                         task->num_outputs);
-  }
-  uint32_t from = task->inputs[input], to = task->outputs[output];
-  const jpp_value_t* values = w->c->staged->values;
-  const uint64_t* bytes = w->c->plan->value_bytes;
-  if (!jpp_type_equal(&values[from].type, &values[to].type) || bytes[from] != bytes[to]) {
-    return jpp_walk_fail(w, "arg %u is donated to result %u, which differs in type",
-                         input, output);
-  }
-  const jpp_content_t* content = &w->registers[args[input]];
+  uint32_t reg = w->program->operands[w->instr->first_operand + index];
+  const jpp_content_t* content = &w->registers[reg];
   if (content->owner != JPP_OWNER_PROGRAM) {
     return jpp_walk_fail(w, "donates %s, which the program does not own",
                          jpp_check_content_text(w->c, content, text));
   }
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    if (i == input || args[i] != args[input]) continue;
-    return jpp_walk_fail(w, "donates register %u as arg %u and reads it as arg %u",
-                         args[input], input, i);
+  if (w->read_by[reg] == 2 * (uint64_t)w->at + 3) {
+    return jpp_walk_fail(w, "donates register %u as arg %u and reads it as another", reg,
+                         index);
   }
+  jpp_walk_drop(w, reg);
   return NULL;
 }
 
 static jpp_status_t* donate_args(jpp_walk_t* w) {
   const uint32_t* donated_to = w->c->plan->bindings[w->instr->target].donated_to;
-  const uint32_t* args = w->program->operands + w->instr->first_operand;
   for (uint32_t i = 0; i < w->instr->num_args; ++i) {
-    if (donated_to[i] == JPP_NONE) continue;
-    JPP_RETURN_IF_ERROR(check_donation(w, i, donated_to[i]));
-    jpp_walk_drop(w, args[i]);
+    if (donated_to[i] != JPP_NONE) JPP_RETURN_IF_ERROR(donate_arg(w, i));
   }
   return NULL;
 }
@@ -133,37 +118,47 @@ jpp_status_t* jpp_check_run(jpp_walk_t* w) {
   return donate_args(w);
 }
 
-// An output takes over one input's memory at most.
+// --- All runs of a task ---------------------------------------------------------------
+
+// The memory of a donated arg becomes a result's: alike in type and bytes, and no result
+// takes over two. `taken` has room for the task's outputs.
+static jpp_status_t* check_donation(const jpp_checker_t* c, const jpp_task_t* task,
+                                    uint32_t input, uint32_t output, bool* taken) {
+  if (output >= task->num_outputs) {
+    return jpp_status_make(JPP_PROGRAM_ERROR,
+                           "task %s: arg %u is donated to result %u; there are %u",
+                           task->name, input, output, task->num_outputs);
+  }
+  uint32_t from = task->inputs[input], to = task->outputs[output];
+  const jpp_value_t* values = c->staged->values;
+  const uint64_t* bytes = c->plan->value_bytes;
+  bool alike =
+      jpp_type_equal(&values[from].type, &values[to].type) && bytes[from] == bytes[to];
+  if (alike && !taken[output]) {
+    taken[output] = true;
+    return NULL;
+  }
+  char text[JPP_CHECK_TEXT_SIZE], result[JPP_CHECK_TEXT_SIZE];
+  return jpp_status_make(JPP_PROGRAM_ERROR,
+                         "task %s: arg %u, %s, is donated to result %u, %s, which %s",
+                         task->name, input, jpp_check_value_text(c, from, JPP_NONE, text),
+                         output, jpp_check_value_text(c, to, JPP_NONE, result),
+                         alike ? "takes over another's memory" : "differs in type");
+}
+
 static jpp_status_t* check_binding(const jpp_checker_t* c, uint32_t id, bool* taken) {
   const jpp_task_t* task = &c->staged->tasks[id];
   const uint32_t* donated_to = c->plan->bindings[id].donated_to;
   jpp_status_t* status = NULL;
   for (uint32_t i = 0; i < task->num_inputs && !status; ++i) {
-    if (donated_to[i] >= task->num_outputs) continue;
-    if (taken[donated_to[i]]) {
-      status = jpp_status_make(JPP_PROGRAM_ERROR,
-                               "task %s: result %u takes over two donated args",
-                               task->name, donated_to[i]);
-    }
-    taken[donated_to[i]] = true;
+    if (donated_to[i] == JPP_NONE) continue;
+    status = check_donation(c, task, i, donated_to[i], taken);
   }
   for (uint32_t i = 0; i < task->num_outputs; ++i) taken[i] = false;
   return status;
 }
 
-static jpp_status_t* check_run_count(const jpp_checker_t* c, uint32_t id) {
-  const jpp_task_t* task = &c->staged->tasks[id];
-  bool outside = task->loop == JPP_NONE;
-  uint32_t due = outside ? 1 : c->staged->graph->loops[task->loop].microbatches;
-  if (c->runs[id] == due && c->plan->bindings[id].runs == due) return NULL;
-  return jpp_status_make(JPP_PROGRAM_ERROR,
-                         "rank %u: task %s runs %u times, its binding says %u, expected "
-                         "%u: once for each microbatch",
-                         task->rank, task->name, c->runs[id], c->plan->bindings[id].runs,
-                         due);
-}
-
-jpp_status_t* jpp_check_runs(const jpp_checker_t* c) {
+jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) {
   bool* taken = NULL;
   uint32_t most = 0;
   for (uint32_t t = 0; t < c->staged->num_tasks; ++t) {
@@ -172,9 +167,23 @@ jpp_status_t* jpp_check_runs(const jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(most, &taken));
   jpp_status_t* status = NULL;
   for (uint32_t t = 0; t < c->staged->num_tasks && !status; ++t) {
-    status = check_run_count(c, t);
-    if (!status) status = check_binding(c, t, taken);
+    status = check_binding(c, t, taken);
   }
   jpp_free(taken);
   return status;
+}
+
+jpp_status_t* jpp_check_run_counts(const jpp_checker_t* c) {
+  for (uint32_t t = 0; t < c->staged->num_tasks; ++t) {
+    const jpp_task_t* task = &c->staged->tasks[t];
+    bool outside = task->loop == JPP_NONE;
+    uint32_t due = outside ? 1 : c->staged->graph->loops[task->loop].microbatches;
+    if (c->runs[t] == due && c->plan->bindings[t].runs == due) continue;
+    return jpp_status_make(
+        JPP_PROGRAM_ERROR,
+        "rank %u: task %s runs %u times, its binding says %u, expected %u: once for each "
+        "microbatch",
+        task->rank, task->name, c->runs[t], c->plan->bindings[t].runs, due);
+  }
+  return NULL;
 }

@@ -50,7 +50,7 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
 // A line for each flag of the set.
 void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 
-// --- Commands --------------------------------------------------------------------------
+// --- Commands -------------------------------------------------------------------------
 
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,

@@ -55,7 +55,7 @@ static json_t* values_json(const jpp_value_t* values, uint32_t count) {
   return list;
 }
 
-// --- Graph -----------------------------------------------------------------------------
+// --- Graph ----------------------------------------------------------------------------
 
 static json_t* loop_json(const jpp_loop_t* loop) {
   json_t* results = json_array();
@@ -94,7 +94,7 @@ static json_t* graph_json(const jpp_planned_t* planned) {
                    "outputs", outputs);
 }
 
-// --- Schedule --------------------------------------------------------------------------
+// --- Schedule -------------------------------------------------------------------------
 
 static json_t* schedule_json(const jpp_schedule_t* schedule) {
   char* text = NULL;
@@ -116,7 +116,7 @@ static json_t* schedules_json(const jpp_planned_t* planned) {
   return list;
 }
 
-// --- Partition -------------------------------------------------------------------------
+// --- Partition ------------------------------------------------------------------------
 
 static json_t* ranks_json(const jpp_staged_t* staged, jpp_rank_set_t ranks) {
   json_t* list = json_array();
@@ -171,7 +171,7 @@ static json_t* partition_json(const jpp_planned_t* planned) {
       "outputs", ends_json(staged, staged->outputs, staged->graph->num_outputs));
 }
 
-// --- Program ---------------------------------------------------------------------------
+// --- Program --------------------------------------------------------------------------
 
 static json_t* instr_json(const jpp_program_t* program, const jpp_instr_t* instr) {
   static const char* const kKinds[] = {"run", "send", "recv", "delete"};
@@ -265,7 +265,7 @@ static json_t* program_json(const jpp_planned_t* planned) {
                    bindings_json(plan));
 }
 
-// --- Check -----------------------------------------------------------------------------
+// --- Check ----------------------------------------------------------------------------
 
 static json_t* checked_actor_json(const jpp_check_actor_t* actor) {
   json_t* origins = json_object();
@@ -300,7 +300,7 @@ static json_t* check_json(const jpp_planned_t* planned) {
   return json_pack("{s:o, s:o}", "actors", actors, "channels", channels);
 }
 
-// --- All -------------------------------------------------------------------------------
+// --- All ------------------------------------------------------------------------------
 
 typedef json_t* (*part_json_t)(const jpp_planned_t* planned);
 

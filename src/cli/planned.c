@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-// --- Reading ---------------------------------------------------------------------------
+// --- Reading --------------------------------------------------------------------------
 
 static jpp_status_t* read_stream(FILE* stream, jpp_str_t* text) {
   char chunk[1 << 14];
@@ -38,7 +38,7 @@ static jpp_status_t* parse_file(const char* file, jpp_graph_t** out_graph) {
   return status;
 }
 
-// --- Schedules -------------------------------------------------------------------------
+// --- Schedules ------------------------------------------------------------------------
 
 static const char* loop_where(const jpp_loop_t* loop) {
   return loop->where ? loop->where : "?";
@@ -94,7 +94,7 @@ static bool splits_backward(const jpp_schedule_t* schedule) {
   return false;
 }
 
-// --- The planner -----------------------------------------------------------------------
+// --- The planner ----------------------------------------------------------------------
 
 static jpp_status_t* partition(jpp_planned_t* planned) {
   uint32_t loops = planned->graph->num_loops;

@@ -48,6 +48,18 @@ void jpp_graph_builder_destroy(jpp_graph_builder_t* builder) {
   jpp_free(builder);
 }
 
+// What has been added so far, for a look at it.
+static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
+  return (jpp_graph_t){.num_values = (uint32_t)builder->values.count,
+                       .num_ops = (uint32_t)builder->ops.count,
+                       .num_loops = (uint32_t)builder->loops.count,
+                       .num_outputs = (uint32_t)builder->outputs.count,
+                       .values = builder->values.data,
+                       .ops = builder->ops.data,
+                       .loops = builder->loops.data,
+                       .outputs = builder->outputs.data};
+}
+
 static jpp_status_t* builder_add_value(jpp_graph_builder_t* builder,
                                        const jpp_type_t* type, uint32_t producer,
                                        const char* name) {
@@ -98,7 +110,9 @@ jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
   for (uint32_t i = 0; i < desc->num_outputs; ++i) {
     JPP_RETURN_IF_ERROR(builder_add_value(builder, &desc->outputs[i], id, NULL));
   }
-  return JPP_VEC_PUSH(&builder->ops, op);
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->ops, op));
+  jpp_graph_t view = builder_view(builder);
+  return jpp_graph_verify_op(&view, id);
 }
 
 jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
@@ -163,7 +177,9 @@ jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_
                                            const char* name) {
   jpp_graph_output_t output = {.value = value};
   JPP_RETURN_IF_ERROR(jpp_arena_strdup(builder_arena(builder), name, &output.name));
-  return JPP_VEC_PUSH(&builder->outputs, output);
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->outputs, output));
+  jpp_graph_t view = builder_view(builder);
+  return jpp_graph_verify_output(&view, view.num_outputs - 1);
 }
 
 // The vecs' storage moves into the arena, so that the graph is one artefact.
@@ -193,7 +209,6 @@ jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                            builder->open_loop);
   }
   JPP_RETURN_IF_ERROR(builder_move_arrays(builder));
-  JPP_RETURN_IF_ERROR(jpp_graph_verify(&builder->storage->graph));
   *out_graph = &builder->storage->graph;
   builder->storage = NULL;
   return NULL;

@@ -10,8 +10,10 @@ typedef struct jpp_graph_storage {
   jpp_arena_t arena;
 } jpp_graph_storage_t;
 
-// Checks what holds for every graph: uses after definitions, loops closed, types of marks
-// and sums, indices in range. JPP_GRAPH_ERROR names the op.
-jpp_status_t* jpp_graph_verify(const jpp_graph_t* graph);
+// What holds for every op: uses after definitions, types of marks and sums, results of
+// loops in range. Looks at ops up to this one. JPP_GRAPH_ERROR names the op.
+jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) JPP_MUST_USE;
+jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph,
+                                      uint32_t index) JPP_MUST_USE;
 
 #endif  // JPP_GRAPH_GRAPH_INTERNAL_H_

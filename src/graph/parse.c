@@ -286,12 +286,15 @@ static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
   return jpp_lexer_expected(&p->lexer, "add, max, concat or custom");
 }
 
-// "} %6:f32[8] = add %5, %7:f32[32] = concat %4"
+// "} %6:f32[8] = add %5, %7:f32[32] = concat %4". The first result stands on the line of
+// the brace: what begins the next line is the next statement.
 static jpp_status_t* parse_loop_tail(parser_t* p) {
   clear_statement(p);
   if (!p->in_loop) return jpp_lexer_expected(&p->lexer, "a statement");
+  uint32_t line = p->lexer.token.line;
   JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
-  while (p->lexer.token.kind == JPP_TOKEN_VALUE) {
+  bool has_results = p->lexer.token.line == line;
+  while (has_results && p->lexer.token.kind == JPP_TOKEN_VALUE) {
     jpp_loop_result_t result = {0};
     JPP_RETURN_IF_ERROR(parse_definition(p));
     JPP_RETURN_IF_ERROR(expect_punct(p, "=", "'=' and a reduction"));
@@ -363,7 +366,7 @@ static jpp_status_t* parse_header(parser_t* p) {
 static jpp_status_t* parse_graph(parser_t* p, jpp_graph_t** out_graph) {
   JPP_RETURN_IF_ERROR(parse_header(p));
   while (p->lexer.token.kind != JPP_TOKEN_END) {
-    // What the graph finds wrong with a statement is at the statement.
+    // What the builder finds wrong with a statement is at the statement.
     jpp_token_t start = p->lexer.token;
     jpp_status_t* status = parse_statement(p);
     if (!status) continue;

@@ -85,7 +85,7 @@ static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
   return NULL;
 }
 
-static jpp_status_t* verify_op(const jpp_graph_t* graph, uint32_t id) {
+jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
   JPP_RETURN_IF_ERROR(verify_inputs(graph, id));
   switch (op->kind) {
@@ -105,18 +105,10 @@ static jpp_status_t* verify_op(const jpp_graph_t* graph, uint32_t id) {
   }
 }
 
-jpp_status_t* jpp_graph_verify(const jpp_graph_t* graph) {
-  for (uint32_t i = 0; i < graph->num_ops; ++i) {
-    JPP_RETURN_IF_ERROR(verify_op(graph, i));
-  }
-  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
-    uint32_t value = graph->outputs[i].value;
-    if (value >= graph->num_values || graph->values[value].loop != JPP_NONE) {
-      return jpp_status_make(JPP_GRAPH_ERROR,
-                             "output %u is value %%%u, which is not "
-                             "defined outside the loops",
-                             i, value);
-    }
-  }
-  return NULL;
+jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph, uint32_t index) {
+  uint32_t value = graph->outputs[index].value;
+  if (value < graph->num_values && graph->values[value].loop == JPP_NONE) return NULL;
+  return jpp_status_make(
+      JPP_GRAPH_ERROR, "output %u is value %%%u, which is not defined outside the loops",
+      index, value);
 }

@@ -54,7 +54,7 @@ typedef struct jpp_partitioner {
   uint32_t* phase;  // [ops]
 } jpp_partitioner_t;
 
-// --- Passes, in order ------------------------------------------------------------------
+// --- Passes, in order -----------------------------------------------------------------
 
 // alias.c: copies the tables, looks through marks.
 jpp_status_t* jpp_partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
@@ -76,7 +76,7 @@ jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // outputs.c: outputs of every task, once all inputs are known.
 jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
 
-// --- Shared by passes ------------------------------------------------------------------
+// --- Shared by passes -----------------------------------------------------------------
 
 // The task of a body op with a stage segment.
 uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op);

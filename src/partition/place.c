@@ -38,7 +38,7 @@ static bool is_small(const placer_t* c, uint32_t value) {
   return c->p->values.data[value].bytes <= c->small_bytes;
 }
 
-// --- Forward: homes --------------------------------------------------------------------
+// --- Forward: homes -------------------------------------------------------------------
 
 // The ranks where all anchored operands are at home, into c->scratch. False if none is.
 static bool common_home(const placer_t* c, const uint32_t* values, size_t count) {
@@ -60,16 +60,16 @@ static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
   return true;
 }
 
-// The parts of a shared weight's gradient are summed on all ranks that hold the weight, so
-// that its replicas stay the same for ever.
+// The parts of a shared weight's gradient are summed on all ranks that hold the weight,
+// so that its replicas stay the same for ever.
 static bool sums_parts(const placer_t* c, const jpp_op_t* op) {
   if (op->kind != JPP_OP_SUM) return false;
   uint32_t producer = c->p->values.data[op->inputs[0]].producer;
   return producer != JPP_NONE && c->p->ops.data[producer].kind == JPP_OP_LOOP;
 }
 
-// A large sum over ranks is made on all of them; any other large op runs beside its largest
-// operand. The answer is in c->scratch.
+// A large sum over ranks is made on all of them; any other large op runs beside its
+// largest operand. The answer is in c->scratch.
 static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
   uint64_t largest = 0;
@@ -133,7 +133,7 @@ static void find_home(const placer_t* c, uint32_t id) {
   set_outputs(c, op, everywhere, phase);
 }
 
-// --- Sums over ranks -------------------------------------------------------------------
+// --- Sums over ranks ------------------------------------------------------------------
 
 static bool same_home(const placer_t* c, uint32_t a, uint32_t b) {
   if (!c->anchored[a] || !c->anchored[b]) return true;
@@ -241,7 +241,7 @@ static void anchor_accumulators(placer_t* c) {
   }
 }
 
-// --- Backward: needs -------------------------------------------------------------------
+// --- Backward: needs ------------------------------------------------------------------
 
 static void need_by_stage_tasks(placer_t* c) {
   jpp_partitioner_t* p = c->p;

@@ -63,7 +63,7 @@ uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
   return loop->backward[stage];
 }
 
-// --- Ops and inputs --------------------------------------------------------------------
+// --- Ops and inputs -------------------------------------------------------------------
 
 typedef struct filler {
   jpp_partitioner_t* p;

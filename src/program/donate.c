@@ -95,14 +95,24 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   return NULL;
 }
 
-static void match_first_fit(donor_t* d, uint32_t id, bool* taken) {
+// Whatever is left, in order. Only outputs that are still free are looked at, which after
+// match_nearest() are few.
+static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
   const jpp_task_t* task = &d->b->staged->tasks[id];
+  d->queue.count = 0;
+  for (uint32_t k = 0; k < task->num_outputs; ++k) {
+    if (!taken[k]) JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->queue, k));
+  }
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    for (uint32_t k = 0; k < task->num_outputs && d->dies[id][i]; ++k) {
-      if (taken[k] || !can_take_over(d, task->inputs[i], task->outputs[k])) continue;
-      give(d, id, i, k, taken);
+    for (size_t at = 0; at < d->queue.count && d->dies[id][i]; ++at) {
+      uint32_t output = d->queue.data[at];
+      if (taken[output] || !can_take_over(d, task->inputs[i], task->outputs[output])) {
+        continue;
+      }
+      give(d, id, i, output, taken);
     }
   }
+  return NULL;
 }
 
 static jpp_status_t* match_task(donor_t* d, uint32_t id) {
@@ -111,7 +121,7 @@ static jpp_status_t* match_task(donor_t* d, uint32_t id) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&d->b->scratch, task->num_outputs, &taken));
   for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = i + 1;
   jpp_status_t* status = match_nearest(d, id, taken);
-  if (!status) match_first_fit(d, id, taken);
+  if (!status) status = match_first_fit(d, id, taken);
   for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = 0;
   return status;
 }

@@ -22,8 +22,7 @@ static const uint32_t* find(const jpp_program_builder_t* b, uint32_t rank, uint3
   return jpp_map64_find(&b->actors[rank].current, instance_key(b, value, microbatch));
 }
 
-// --- What is there before the first instruction
-// ------------------------------------------
+// --- What is there before the first instruction ---------------------------------------
 
 static jpp_status_t* define_args(jpp_program_builder_t* b) {
   const jpp_graph_t* graph = b->staged->graph;
@@ -54,8 +53,7 @@ static jpp_status_t* define_index(jpp_program_builder_t* b, uint32_t rank, uint3
   return JPP_VEC_PUSH(&actor->constants, constant);
 }
 
-// --- Instructions
-// ------------------------------------------------------------------------
+// --- Instructions ---------------------------------------------------------------------
 
 static jpp_status_t* push_instr(jpp_actor_draft_t* actor, jpp_instr_t instr,
                                 const uint32_t* operand) {
@@ -181,8 +179,7 @@ static jpp_status_t* emit_end(jpp_program_builder_t* b, const jpp_event_item_t* 
   return NULL;
 }
 
-// --- Loops begin and end
-// ------------------------------------------------------------------
+// --- Loops begin and end --------------------------------------------------------------
 
 static jpp_status_t* rename_value(jpp_program_builder_t* b, uint32_t rank, uint32_t from,
                                   uint32_t to) {
@@ -215,8 +212,7 @@ static jpp_status_t* end_loop(jpp_program_builder_t* b, uint32_t loop) {
   return NULL;
 }
 
-// --- The order of accumulation
-// ------------------------------------------------------------
+// --- The order of accumulation --------------------------------------------------------
 
 static jpp_status_t* check_accumulation_order(const jpp_program_builder_t* b) {
   const jpp_staged_t* staged = b->staged;
@@ -245,8 +241,7 @@ static jpp_status_t* check_accumulation_order(const jpp_program_builder_t* b) {
   return NULL;
 }
 
-// --- All of it
-// ----------------------------------------------------------------------------
+// --- All of it ------------------------------------------------------------------------
 
 static jpp_status_t* emit_events(jpp_program_builder_t* b) {
   uint32_t open = JPP_NONE;  // the loop that is running

@@ -10,6 +10,48 @@ static jpp_status_t* push_event(jpp_program_builder_t* b, uint32_t task,
   return JPP_VEC_PUSH(&b->events, item);
 }
 
+static bool has_kind(const jpp_schedule_t* schedule, jpp_task_kind_t first,
+                     jpp_task_kind_t last) {
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      uint8_t kind = schedule->rows[r].tasks[i].kind;
+      if (kind >= first && kind <= last) return true;
+    }
+  }
+  return false;
+}
+
+static jpp_status_t* check_backward(const jpp_staged_loop_t* staged, const char* where,
+                                    const jpp_schedule_t* schedule) {
+  if (!staged->has_backward) return NULL;
+  if (!has_kind(schedule, JPP_TASK_BWD, JPP_TASK_BWD_W)) {
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "loop at %s has a backward pass, its schedule '%s' runs none: "
+                           "every gradient would stay what it begins as",
+                           where, schedule->name);
+  }
+  if (staged->split_backward || !has_kind(schedule, JPP_TASK_BWD_I, JPP_TASK_BWD_W)) {
+    return NULL;
+  }
+  return jpp_status_make(JPP_SCHEDULE_ERROR,
+                         "loop at %s was partitioned with whole backwards, its schedule "
+                         "'%s' runs input and weight gradients apart",
+                         where, schedule->name);
+}
+
+static jpp_status_t* check_placement(const jpp_staged_loop_t* staged, const char* where,
+                                     const jpp_schedule_t* schedule) {
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    if (schedule->stage_rank[s] == staged->stage_rank[s]) continue;
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "loop at %s was partitioned with stage %u on rank %u, its "
+                           "schedule '%s' puts it on %u",
+                           where, s, staged->stage_rank[s], schedule->name,
+                           schedule->stage_rank[s]);
+  }
+  return NULL;
+}
+
 static jpp_status_t* check_schedule(const jpp_program_builder_t* b, uint32_t loop,
                                     const jpp_schedule_t* schedule) {
   const jpp_staged_loop_t* staged = &b->staged->loops[loop];
@@ -28,15 +70,8 @@ static jpp_status_t* check_schedule(const jpp_program_builder_t* b, uint32_t loo
         where, staged->stages, b->staged->ranks, schedule->name, schedule->stages,
         schedule->ranks);
   }
-  for (uint32_t s = 0; s < schedule->stages; ++s) {
-    if (schedule->stage_rank[s] == staged->stage_rank[s]) continue;
-    return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "loop at %s was partitioned with stage %u on rank %u, its "
-                           "schedule '%s' puts it on %u",
-                           where, s, staged->stage_rank[s], schedule->name,
-                           schedule->stage_rank[s]);
-  }
-  return NULL;
+  JPP_RETURN_IF_ERROR(check_placement(staged, where, schedule));
+  return check_backward(staged, where, schedule);
 }
 
 // The staged tasks of a schedule's entry: none, one, or input and weight gradients.

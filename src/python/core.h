@@ -44,36 +44,43 @@ extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_runtime_spec;
 
 typedef struct jpp_py_graph {
-  PyObject_HEAD jpp_graph_builder_t* builder;  // NULL once finished
-  jpp_graph_t* graph;                          // NULL until finished
+  PyObject ob_base;
+  jpp_graph_builder_t* builder;  // NULL once finished
+  jpp_graph_t* graph;            // NULL until finished
 } jpp_py_graph_t;
 
 typedef struct jpp_py_schedule {
-  PyObject_HEAD jpp_schedule_t* schedule;
+  PyObject ob_base;
+  jpp_schedule_t* schedule;
 } jpp_py_schedule_t;
 
 typedef struct jpp_py_staged {
-  PyObject_HEAD jpp_staged_t* staged;
+  PyObject ob_base;
+  jpp_staged_t* staged;
   PyObject* graph;  // keeps the graph alive
 } jpp_py_staged_t;
 
 typedef struct jpp_py_plan {
-  PyObject_HEAD jpp_plan_t* plan;
+  PyObject ob_base;
+  jpp_plan_t* plan;
   PyObject* staged;
 } jpp_py_plan_t;
 
 typedef struct jpp_py_client {
-  PyObject_HEAD jpp_client_t* client;
+  PyObject ob_base;
+  jpp_client_t* client;
 } jpp_py_client_t;
 
 typedef struct jpp_py_executable {
-  PyObject_HEAD jpp_executable_t* executable;
+  PyObject ob_base;
+  jpp_executable_t* executable;
   PyObject* client;
 } jpp_py_executable_t;
 
 // The shards of one array on the devices of some ranks.
 typedef struct jpp_py_value {
-  PyObject_HEAD PyObject* client;
+  PyObject ob_base;
+  PyObject* client;
   uint32_t num_ranks, devices_per_rank;
   uint32_t* ranks;         // [num_ranks]
   jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken

@@ -4,15 +4,16 @@
 #include "runtime/bare.h"
 
 typedef struct runtime_object {
-  PyObject_HEAD jpp_runtime_t* runtime;
+  PyObject ob_base;
+  jpp_runtime_t* runtime;
+  jpp_bare_t* bare;        // NULL but for benchmarks
   const jpp_plan_t* plan;  // of plan_object
   PyObject *client, *plan_object, *executables;
   uint32_t devices_per_rank;
   uint32_t* output_ranks;  // [outputs of the step] how many ranks hold it
 } runtime_object_t;
 
-// --- Making
-// ------------------------------------------------------------------------------
+// --- Making ---------------------------------------------------------------------------
 
 static bool read_executables(PyObject* sequence, bool portable, uint32_t count,
                              jpp_task_executable_t* table) {
@@ -98,8 +99,7 @@ static void runtime_dealloc(PyObject* object) {
   jpp_py_free(object);
 }
 
-// --- A step
-// ------------------------------------------------------------------------------
+// --- A step ---------------------------------------------------------------------------
 
 // What one call needs, in one arena.
 typedef struct call {
@@ -305,8 +305,7 @@ static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
   return PyLong_FromUnsignedLongLong(bare ? jpp_bare_instructions(bare) : 0);
 }
 
-// --- What happened
-// -----------------------------------------------------------------------
+// --- What happened --------------------------------------------------------------------
 
 static PyObject* runtime_cancel(PyObject* object, PyObject* unused) {
   (void)unused;

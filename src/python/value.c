@@ -55,8 +55,7 @@ static bool check_alive(const jpp_py_value_t* self) {
   return false;
 }
 
-// --- Upload
-// ------------------------------------------------------------------------------
+// --- Upload ---------------------------------------------------------------------------
 
 static bool upload(PyObject* client, PyObject* data, jpp_dtype_t dtype, uint32_t device,
                    jpp_buffer_t** out_buffer) {
@@ -129,8 +128,7 @@ static PyObject* value_put(PyObject* type, PyObject* args) {
   return (PyObject*)self;
 }
 
-// --- Moves between ranks
-// -----------------------------------------------------------------
+// --- Moves between ranks --------------------------------------------------------------
 
 static bool copy_rank(jpp_py_value_t* to, uint32_t index, jpp_buffer_t** from,
                       const uint32_t* devices) {
@@ -168,8 +166,7 @@ static PyObject* value_place(PyObject* object, PyObject* args) {
   return (PyObject*)placed;
 }
 
-// --- Looking
-// -----------------------------------------------------------------------------
+// --- Looking --------------------------------------------------------------------------
 
 // (rank, device, writable buffer): a shard, dense, last dimension fastest.
 static PyObject* value_read(PyObject* object, PyObject* args) {

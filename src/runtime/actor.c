@@ -93,7 +93,7 @@ static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked) {
   return NULL;
 }
 
-// --- Rows for jpp_execute_t ------------------------------------------------------------
+// --- Rows for jpp_execute_t -----------------------------------------------------------
 
 static jpp_status_t* allocate_rows(jpp_actor_t* actor) {
   jpp_arena_t* arena = &actor->runtime->arena;
@@ -129,7 +129,7 @@ static jpp_status_t* allocate(jpp_actor_t* actor) {
   return allocate_rows(actor);
 }
 
-// --- What the end of a step must know --------------------------------------------------
+// --- What the end of a step must know -------------------------------------------------
 
 // The event of a run stands for all its results. What came through a channel or is copied
 // at the end is on its own.

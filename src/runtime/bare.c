@@ -179,8 +179,7 @@ uint64_t jpp_bare_instructions(const jpp_bare_t* bare) {
   return count;
 }
 
-// --- A step
-// ------------------------------------------------------------------------------
+// --- A step ---------------------------------------------------------------------------
 
 static jpp_status_t* run(jpp_bare_t* bare, const bare_call_t* call) {
   jpp_client_t* client = bare->options.client;

@@ -77,7 +77,7 @@ static void issue_all(jpp_issuer_t* issuer) {
   }
 }
 
-// --- Threads ---------------------------------------------------------------------------
+// --- Threads --------------------------------------------------------------------------
 
 static void* issuer_main(void* user) {
   jpp_issuer_t* issuer = user;

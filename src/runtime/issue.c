@@ -5,7 +5,7 @@ static uint64_t take_order(jpp_runtime_t* runtime) {
   return atomic_fetch_add_explicit(&runtime->order, 1, memory_order_relaxed);
 }
 
-// --- RUN -------------------------------------------------------------------------------
+// --- RUN ------------------------------------------------------------------------------
 
 static void gather_args(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
@@ -81,7 +81,7 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
 }
 
-// --- SEND and RECV ---------------------------------------------------------------------
+// --- SEND and RECV --------------------------------------------------------------------
 
 static bool link_is_full(jpp_link_t* link) {
   uint64_t received = atomic_load_explicit(&link->received, memory_order_acquire);
@@ -151,7 +151,7 @@ static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr
   return jpp_failure_mismatch(actor, instr, message.tag);
 }
 
-// --- The end of the program ------------------------------------------------------------
+// --- The end of the program -----------------------------------------------------------
 
 static jpp_status_t* copy_output(const jpp_actor_t* actor, uint32_t output) {
   uint32_t devices = actor->runtime->devices_per_rank;
@@ -193,7 +193,7 @@ static jpp_status_t* finish_outputs(jpp_actor_t* actor) {
   return NULL;
 }
 
-// --- The loop --------------------------------------------------------------------------
+// --- The loop -------------------------------------------------------------------------
 
 static jpp_status_t* issue(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                            bool* out_done) {

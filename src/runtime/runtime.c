@@ -1,6 +1,6 @@
 #include "runtime/actor.h"
 
-// --- Create ----------------------------------------------------------------------------
+// --- Create ---------------------------------------------------------------------------
 
 static jpp_status_t* check_options(const jpp_runtime_options_t* options) {
   if (options->devices_per_rank < 1) {
@@ -156,7 +156,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   return NULL;
 }
 
-// --- Destroy ---------------------------------------------------------------------------
+// --- Destroy --------------------------------------------------------------------------
 
 static void destroy_constants(jpp_actor_t* actor) {
   if (!actor->constants) return;
@@ -183,7 +183,7 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   jpp_free(runtime);
 }
 
-// --- Cancel ----------------------------------------------------------------------------
+// --- Cancel ---------------------------------------------------------------------------
 
 // May run in a signal handler: one atomic operation. A step that begins clears it.
 void jpp_runtime_cancel(jpp_runtime_t* runtime) {

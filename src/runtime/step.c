@@ -18,7 +18,7 @@ static void replace_failure(first_failure_t* first, uint64_t order,
   *first = (first_failure_t){.order = order, .status = status};
 }
 
-// --- Begin -----------------------------------------------------------------------------
+// --- Begin ----------------------------------------------------------------------------
 
 static void clear_outputs(const jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -80,7 +80,7 @@ static jpp_status_t* check_inputs(const jpp_runtime_t* runtime) {
   return NULL;
 }
 
-// --- Wait ------------------------------------------------------------------------------
+// --- Wait -----------------------------------------------------------------------------
 
 static jpp_status_t* await_event(const jpp_runtime_t* runtime, jpp_event_t** event) {
   if (!*event) return NULL;
@@ -170,7 +170,7 @@ static jpp_status_t* await_all(jpp_runtime_t* runtime) {
   return NULL;
 }
 
-// --- End -------------------------------------------------------------------------------
+// --- End ------------------------------------------------------------------------------
 
 static void hand_out(jpp_actor_t* actor) {
   size_t devices = actor->runtime->devices_per_rank;

@@ -11,7 +11,7 @@ int64_t jpp_trace_now(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-// --- Memory for traces -----------------------------------------------------------------
+// --- Memory for traces ----------------------------------------------------------------
 
 static void name_runs(jpp_actor_t* actor) {
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
@@ -76,7 +76,7 @@ jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
   return allocate_scratch(runtime);
 }
 
-// --- While a step runs -----------------------------------------------------------------
+// --- While a step runs ----------------------------------------------------------------
 
 void jpp_trace_begin(jpp_runtime_t* runtime) {
   runtime->traced = false;
@@ -127,7 +127,7 @@ void jpp_trace_drain(jpp_runtime_t* runtime) {
   }
 }
 
-// --- Afterwards ------------------------------------------------------------------------
+// --- Afterwards -----------------------------------------------------------------------
 
 static void find_ends(jpp_actor_t* actor) {
   const jpp_runtime_t* runtime = actor->runtime;

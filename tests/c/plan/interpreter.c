@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// --- What ops compute ------------------------------------------------------------------
+// --- What ops compute -----------------------------------------------------------------
 
 static uint64_t mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
@@ -61,7 +61,7 @@ static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* value
   }
 }
 
-// --- The graph -------------------------------------------------------------------------
+// --- The graph ------------------------------------------------------------------------
 
 static void run_loop(const jpp_graph_t* graph, const jpp_loop_t* loop, uint64_t* values) {
   uint64_t* results = values + graph->ops[loop->op].first_output;
@@ -99,7 +99,7 @@ uint64_t* interpret_graph(const jpp_graph_t* graph) {
   return outputs;
 }
 
-// --- Programs --------------------------------------------------------------------------
+// --- Programs -------------------------------------------------------------------------
 
 typedef struct reg {
   bool full, kept;  // kept: borrowed or constant

@@ -50,16 +50,21 @@ static jpp_type_t type_of(bool large) {
   return (jpp_type_t){.dtype = JPP_DTYPE_F32, .ndim = 1, .dims = large ? kLarge : kSmall};
 }
 
+typedef struct inputs {
+  uint32_t count;
+  const uint32_t* ids;
+} inputs_t;
+
 static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t flags,
-                       uint32_t num_inputs, const uint32_t* inputs, bool large) {
+                       inputs_t inputs, bool large) {
   char name[32];
   snprintf(name, sizeof(name), "op%u", m->names++);
   jpp_type_t type = type_of(large);
   jpp_op_desc_t desc = {.kind = kind,
                         .flags = flags,
                         .attr = attr,
-                        .num_inputs = num_inputs,
-                        .inputs = inputs,
+                        .num_inputs = inputs.count,
+                        .inputs = inputs.ids,
                         .num_outputs = 1,
                         .outputs = &type,
                         .name = name};
@@ -79,7 +84,7 @@ static uint32_t add_call(maker_t* m, uint8_t flags, const pool_t* near,
   if (pick(5) == 0) inputs[0] = any(&m->args);
   if (m->index != JPP_NONE && pick(8) == 0) inputs[0] = m->index;
   if (pick(4) == 0) flags |= JPP_OP_CHEAP;
-  return add_op(m, JPP_OP_CALL, 0, flags, count, inputs, pick(3) == 0);
+  return add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
 }
 
 static void add_args(maker_t* m) {
@@ -113,7 +118,7 @@ static uint32_t add_sum(maker_t* m, uint8_t flags, const pool_t* pools, uint32_t
     } else if (m->is_large[term] == m->is_large[total]) {
       uint32_t inputs[] = {total, term};
       if (pick(2)) inputs[0] = term, inputs[1] = total;
-      total = add_op(m, JPP_OP_ADD, 0, flags, 2, inputs, m->is_large[term]);
+      total = add_op(m, JPP_OP_ADD, 0, flags, (inputs_t){2, inputs}, m->is_large[term]);
     }
   }
   return total;
@@ -123,7 +128,7 @@ static void add_mark(maker_t* m, jpp_op_kind_t kind, uint32_t stage, const pool_
                      pool_t* to) {
   uint32_t value = from->count ? recent(from) : any(&m->args);
   uint8_t flags = kind == JPP_OP_MARK ? 0 : JPP_OP_BACKWARD;
-  put(to, add_op(m, kind, stage, flags, 1, &value, m->is_large[value]));
+  put(to, add_op(m, kind, stage, flags, (inputs_t){1, &value}, m->is_large[value]));
 }
 
 static void add_forward(maker_t* m) {

@@ -18,7 +18,7 @@ static double now_us(void) {
   return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }
 
-// --- The bare loop ---------------------------------------------------------------------
+// --- The bare loop --------------------------------------------------------------------
 
 // An instruction in the order in which one thread issues for all ranks. Registers are
 // numbered over all ranks.
@@ -236,7 +236,7 @@ static void bare_deinit(bare_t* bare) {
   free(bare->events);
 }
 
-// --- Comparison ------------------------------------------------------------------------
+// --- Comparison -----------------------------------------------------------------------
 
 static int compare_times(const void* a, const void* b) {
   double x = *(const double*)a, y = *(const double*)b;

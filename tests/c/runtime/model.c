@@ -5,7 +5,7 @@
 
 #include "base/str.h"
 
-// --- Graph texts -----------------------------------------------------------------------
+// --- Graph texts ----------------------------------------------------------------------
 
 static void chain_forward(jpp_str_t* text, uint32_t stages) {
   jpp_str_append(text, "  %x0:f32[4] = slice(%x, %i) cheap\n");
@@ -85,7 +85,7 @@ const char kModelOutputs[] =
     "out %v\n"
     "out %v\n";
 
-// --- Plan ------------------------------------------------------------------------------
+// --- Plan -----------------------------------------------------------------------------
 
 static jpp_schedule_t* build_schedule(const model_t* model, uint32_t loop) {
   const jpp_loop_t* body = &model->graph->loops[loop];
@@ -117,7 +117,7 @@ static void plan(model_t* model) {
   for (uint32_t i = 0; i < loops; ++i) jpp_schedule_destroy(schedules[i]);
 }
 
-// --- Executables -----------------------------------------------------------------------
+// --- Executables ----------------------------------------------------------------------
 
 jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   bool fake = !model->options.plugin_path;
@@ -147,7 +147,7 @@ void model_compile(model_t* model) {
   }
 }
 
-// --- Create and destroy ----------------------------------------------------------------
+// --- Create and destroy ---------------------------------------------------------------
 
 static void create_plugin_client(model_t* model, uint32_t devices) {
   jpp_client_option_t option = {
@@ -238,7 +238,7 @@ void model_destroy(model_t* model) {
   free(model);
 }
 
-// --- Steps -----------------------------------------------------------------------------
+// --- Steps ----------------------------------------------------------------------------
 
 static jpp_buffer_t* upload(const model_t* model, uint32_t arg, uint32_t device) {
   const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;

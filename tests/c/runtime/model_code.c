@@ -6,7 +6,7 @@ static const jpp_type_t* type_of(const model_t* model, uint32_t value) {
   return &model->staged->values[value].type;
 }
 
-// --- Fake ------------------------------------------------------------------------------
+// --- Fake -----------------------------------------------------------------------------
 
 static void fake_result(jpp_str_t* text, const model_t* model, const jpp_task_t* task,
                         uint32_t result) {
@@ -48,7 +48,7 @@ char* model_fake_code(const model_t* model, uint32_t id) {
   return code;
 }
 
-// --- MLIR ------------------------------------------------------------------------------
+// --- MLIR -----------------------------------------------------------------------------
 
 static void mlir_type(jpp_str_t* text, const jpp_type_t* type) {
   jpp_str_append(text, "tensor<");

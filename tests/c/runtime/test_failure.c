@@ -9,7 +9,7 @@
 
 enum { kOutputs = 16, kStepAgain = 3 };
 
-// --- Every call ------------------------------------------------------------------------
+// --- Every call -----------------------------------------------------------------------
 
 static void expect_no_outputs(const model_t* model) {
   for (uint32_t r = 0; r < model->plan->ranks; ++r) {
@@ -104,7 +104,7 @@ static void test_calls_for_outputs_may_fail(void** state) {
   fail_every_call(kText, (model_options_t){.devices_per_rank = 2, .device_threads = 2});
 }
 
-// --- The first failure -----------------------------------------------------------------
+// --- The first failure ----------------------------------------------------------------
 
 // Which call of a step executes the task for the microbatch: calls are made in the order
 // of one thread.
@@ -199,7 +199,7 @@ static void test_a_run_without_results_may_fail(void** state) {
   }
 }
 
-// --- Programs that do not fit together -------------------------------------------------
+// --- Programs that do not fit together ------------------------------------------------
 
 static jpp_instr_t* find_instr(const model_t* model, uint32_t rank, jpp_instr_kind_t kind,
                                uint32_t nth) {
@@ -256,7 +256,7 @@ static void test_programs_that_wait_for_each_other_are_named(void** state) {
   }
 }
 
-// --- Create ----------------------------------------------------------------------------
+// --- Create ---------------------------------------------------------------------------
 
 static void test_create_names_what_does_not_fit(void** state) {
   (void)state;
@@ -323,7 +323,7 @@ static void test_create_may_fail_at_every_allocation(void** state) {
   free(text);
 }
 
-// --- Cancel ----------------------------------------------------------------------------
+// --- Cancel ---------------------------------------------------------------------------
 
 static void* cancel_soon(void* user) {
   struct timespec nap = {.tv_nsec = 3000000};

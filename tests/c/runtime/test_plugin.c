@@ -68,7 +68,7 @@ static void test_schedules_give_the_same_numbers(void** state) {
   free(text);
 }
 
-// --- Failures --------------------------------------------------------------------------
+// --- Failures -------------------------------------------------------------------------
 
 static _Atomic int g_calls_left;
 

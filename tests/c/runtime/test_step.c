@@ -115,7 +115,7 @@ static void test_a_task_without_ops_is_skipped(void** state) {
   model_destroy(model);
 }
 
-// --- Several threads -------------------------------------------------------------------
+// --- Several threads ------------------------------------------------------------------
 
 typedef struct stepper {
   model_t* model;

@@ -75,7 +75,7 @@ static void test_a_trace_stays_until_the_next_traced_step(void** state) {
   model_destroy(model);
 }
 
-// --- JSON ------------------------------------------------------------------------------
+// --- JSON -----------------------------------------------------------------------------
 
 static const char* text_at(const json_t* object, const char* key) {
   const char* text = json_string_value(json_object_get(object, key));
@@ -134,7 +134,7 @@ static void test_json_has_every_run(void** state) {
   model_destroy(model);
 }
 
-// --- Pictures --------------------------------------------------------------------------
+// --- Pictures -------------------------------------------------------------------------
 
 static const jpp_task_t kTasks[] = {
     {.name = "fwd_0", .kind = JPP_TASK_FWD, .stage = 0},

@@ -1,0 +1,190 @@
+// What the checker says of programs that are wrong in one known way.
+#include "draft.h"
+#include "plan_util.h"
+#include "test_util.h"
+
+typedef struct fixture {
+  planned_t planned;
+  draft_t draft;
+} fixture_t;
+
+static fixture_t fixture_create(const char* graph, const char* schedule) {
+  fixture_t f;
+  ASSERT_OK(plan_file(graph, &(plan_options_t){.schedule = schedule}, &f.planned));
+  f.draft = draft_create(f.planned.plan);
+  return f;
+}
+
+static void fixture_free(fixture_t* f) {
+  draft_free(&f->draft);
+  plan_free(&f->planned);
+}
+
+static void assert_refused(const fixture_t* f, const char* message) {
+  jpp_check_report_t* report = NULL;
+  ASSERT_FAILS(jpp_check_plan(&f->draft.plan, &report), JPP_PROGRAM_ERROR, message);
+  assert_null(report);
+}
+
+// The n-th instruction of a kind on a rank, from 0.
+static jpp_instr_t* nth(fixture_t* f, uint32_t rank, jpp_instr_kind_t kind, uint32_t n) {
+  jpp_program_t* p = &f->draft.programs[rank];
+  for (uint32_t i = 0; i < p->num_instrs; ++i) {
+    if (p->instrs[i].kind == kind && !n--) return (jpp_instr_t*)&p->instrs[i];
+  }
+  fail_msg("no such instruction");
+  return NULL;
+}
+
+static void drop(fixture_t* f, uint32_t rank, jpp_instr_t* instr) {
+  jpp_program_t* p = &f->draft.programs[rank];
+  size_t behind = (size_t)(p->instrs + p->num_instrs - instr - 1);
+  memmove(instr, instr + 1, behind * sizeof(*instr));
+  --p->num_instrs;
+}
+
+static void test_a_dropped_send_leaves_its_receive_alone(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp2", NULL);
+  drop(&f, 0, nth(&f, 0, JPP_INSTR_SEND, 3));
+  assert_refused(&f, "recv of %6 (f32[2,8], microbatch 3) from rank 0 has no send");
+  fixture_free(&f);
+}
+
+static void test_messages_in_another_order_are_named(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp2", "gpipe");
+  jpp_instr_t* first = nth(&f, 1, JPP_INSTR_RECV, 0);
+  jpp_instr_t* second = nth(&f, 1, JPP_INSTR_RECV, 1);
+  first->microbatch = 1;
+  second->microbatch = 0;
+  assert_refused(&f,
+                 "run of fwd_1, microbatch 0: arg 0: expected %6 (f32[2,8], "
+                 "microbatch 0) in register");
+  fixture_free(&f);
+}
+
+static void test_a_dropped_delete_is_a_leak(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("forward", NULL);
+  drop(&f, 0, nth(&f, 0, JPP_INSTR_DELETE, 3));
+  assert_refused(&f,
+                 "rank 0: register 6 still holds %6 (f32[2,8], microbatch 3) at the "
+                 "end; it is no output");
+  fixture_free(&f);
+}
+
+static void test_a_use_behind_the_delete_is_refused(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp2", NULL);
+  jpp_instr_t* send = nth(&f, 0, JPP_INSTR_SEND, 0);
+  jpp_instr_t kept = send[0];
+  send[0] = send[1];
+  send[1] = kept;
+  assert_refused(&f,
+                 "send of %6 (f32[2,8], microbatch 0) to rank 1: operand 0: register");
+  fixture_free(&f);
+}
+
+static void test_a_run_out_of_turn_sums_out_of_order(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("one_stage", NULL);
+  jpp_instr_t* first = nth(&f, 0, JPP_INSTR_RUN, 1);
+  first->microbatch = 2;
+  assert_refused(&f,
+                 "run of fwd_0, microbatch 2: arg 1: expected %2 (s32[], microbatch "
+                 "2) in register 2, found the microbatch number 0");
+  fixture_free(&f);
+}
+
+static void test_a_task_that_never_runs_is_missed(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("empty_stage", NULL);
+  drop(&f, 1, nth(&f, 1, JPP_INSTR_RUN, 0));
+  assert_refused(&f, "rank 1: task fwd_1 runs 2 times, its binding says 3, expected 3");
+  fixture_free(&f);
+}
+
+static void test_a_borrowed_argument_is_not_donated(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp2", NULL);
+  ((jpp_program_input_t*)f.draft.programs[0].inputs)[0].owned = false;
+  assert_refused(&f, "donates %0 (f32[8,8]), which the program does not own");
+  fixture_free(&f);
+}
+
+static void test_a_wrong_peak_is_named(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("forward", NULL);
+  f.draft.programs[0].peak_bytes += 1;
+  assert_refused(&f,
+                 "rank 0: peak of 592 bytes at instruction 0; the plan says 593 at 0");
+  fixture_free(&f);
+}
+
+// Rank 0 sends all activations before it receives the first gradient, rank 1 one gradient
+// after each: with too few slots both find their channel full.
+static void mix_orders(fixture_t* f, fixture_t* other, uint32_t slots) {
+  *f = fixture_create("mlp2", "1f1b");
+  *other = fixture_create("mlp2", "gpipe");
+  jpp_program_t kept = f->draft.programs[0];
+  f->draft.programs[0] = other->draft.programs[0];
+  other->draft.programs[0] = kept;
+  for (uint32_t c = 0; c < 2; ++c) {
+    jpp_plan_channel_t* channel = &f->draft.channels[c];
+    jpp_program_t* p = &f->draft.programs[channel->dst];
+    uint64_t change = (uint64_t)(2 - slots) * channel->max_bytes;
+    channel->slots = slots;
+    p->reserved_bytes -= change;
+    p->peak_bytes -= change;
+  }
+}
+
+static void test_full_channels_that_wait_for_each_other_are_named(void** state) {
+  (void)state;
+  fixture_t f, other;
+  mix_orders(&f, &other, 1);
+  jpp_check_report_t* report = NULL;
+  jpp_status_t* status = jpp_check_plan(&f.draft.plan, &report);
+  assert_string_equal(jpp_status_message(status),
+                      "2 actors wait for each other for ever:\n"
+                      "  rank 0, instruction 11: send of %6 (f32[2,8], microbatch 3) to "
+                      "rank 1 is blocked, "
+                      "1 of 1 slots full, and waits for rank 1, instruction 11\n"
+                      "  rank 1, instruction 11: send of %14 (f32[2,8], microbatch 1) to "
+                      "rank 0 is blocked, "
+                      "1 of 1 slots full, and waits for rank 0, instruction 11\n"
+                      "Give the channels more slots, or receive earlier.");
+  jpp_status_free(status);
+  fixture_free(&f);
+  fixture_free(&other);
+}
+
+static void test_the_slots_that_are_needed_are_found(void** state) {
+  (void)state;
+  fixture_t f, other;
+  mix_orders(&f, &other, 2);
+  jpp_check_report_t* report = NULL;
+  ASSERT_OK(jpp_check_plan(&f.draft.plan, &report));
+  assert_int_equal(report->channels[0].slots_needed, 2);
+  assert_int_equal(report->channels[1].slots_needed, 2);
+  jpp_check_report_destroy(report);
+  fixture_free(&f);
+  fixture_free(&other);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_dropped_send_leaves_its_receive_alone),
+      cmocka_unit_test(test_messages_in_another_order_are_named),
+      cmocka_unit_test(test_a_dropped_delete_is_a_leak),
+      cmocka_unit_test(test_a_use_behind_the_delete_is_refused),
+      cmocka_unit_test(test_a_run_out_of_turn_sums_out_of_order),
+      cmocka_unit_test(test_a_task_that_never_runs_is_missed),
+      cmocka_unit_test(test_a_borrowed_argument_is_not_donated),
+      cmocka_unit_test(test_a_wrong_peak_is_named),
+      cmocka_unit_test(test_full_channels_that_wait_for_each_other_are_named),
+      cmocka_unit_test(test_the_slots_that_are_needed_are_found),
+  };
+  return cmocka_run_group_tests_name("check_refusals", tests, NULL, NULL);
+}

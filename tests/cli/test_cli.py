@@ -1,0 +1,162 @@
+"""The jaxpp command: what it prints, and how it refuses.
+
+test_cli.py COMMAND GRAPHS
+"""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import unittest
+
+COMMAND = ""
+GRAPHS = pathlib.Path()
+
+
+def run(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end."""
+    return subprocess.run(
+        [COMMAND, *args], input=text, capture_output=True, text=True, check=False
+    )
+
+
+def graph(name: str) -> str:
+    """The path of a graph file."""
+    return str(GRAPHS / f"{name}.jpp")
+
+
+class CommandTest(unittest.TestCase):
+    """One test for each thing that the command promises."""
+
+    def assert_refused(self, code: int, message: str, *args: str, text: str = "") -> None:
+        """One message, on standard error only."""
+        done = run(*args, text=text)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertTrue(done.stderr.startswith("jaxpp: error: "), done.stderr)
+        self.assertEqual(done.stderr.count("jaxpp: error: "), 1)
+        self.assertIn(message, done.stderr)
+
+    def test_help_names_every_command_and_flag(self) -> None:
+        for command in ["plan", "schedule list", "schedule show", "verify"]:
+            self.assertIn(f"jaxpp {command}", run("--help").stdout)
+            done = run(*command.split(), "--help")
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("--help", done.stdout)
+        for flag in ["--after", "--json", "--schedule", "--ranks", "--stages"]:
+            self.assertIn(flag, run("plan", "--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^jaxpp \d+\.\d+\.\d+\n$")
+
+    def test_summary(self) -> None:
+        done = run("plan", graph("mlp4"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("schedule 1f1b, 4 stages, 6 microbatches", done.stdout)
+        self.assertIn("rank 3: stages 3", done.stdout)
+        self.assertIn("actor 0: 14 task runs, 6 sends (192 bytes)", done.stdout)
+
+    def test_each_part_as_text_and_json(self) -> None:
+        begins = {"graph": "graph", "schedule": "schedule", "partition": "staged"}
+        begins |= {"program": "plan", "check": "check"}
+        for part, word in begins.items():
+            done = run("plan", graph("tied"), "--after", part)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(done.stdout.startswith(word), done.stdout)
+            json.loads(run("plan", graph("tied"), f"--after={part}", "--json").stdout)
+
+    def test_json_holds_all_parts(self) -> None:
+        parts = json.loads(run("plan", graph("tied"), "--json").stdout)
+        self.assertEqual(
+            sorted(parts), ["check", "graph", "partition", "program", "schedule"]
+        )
+        self.assertEqual(len(parts["graph"]["args"]), 5)
+        self.assertEqual(parts["schedule"][0]["stage_rank"], [0, 1])
+        for program, check in zip(
+            parts["program"]["actors"], parts["check"]["actors"], strict=True
+        ):
+            self.assertEqual(program["peak_bytes"], check["peak_bytes"])
+            self.assertEqual(sum(check["bytes_at_peak"].values()), check["peak_bytes"])
+
+    def test_graph_text_is_read_back(self) -> None:
+        printed = run("plan", graph("aux"), "--after", "graph").stdout
+        self.assertEqual(
+            run("plan", "-", "--after", "graph", text=printed).stdout, printed
+        )
+
+    def test_flags_replace_what_the_file_says(self) -> None:
+        done = run("plan", graph("interleaved"), "--ranks", "4", "--schedule", "zb-h1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("actor 3:", done.stdout)
+
+    def test_a_file_without_a_schedule_says_which_flag_to_give(self) -> None:
+        text = pathlib.Path(graph("mlp2")).read_text().replace(' schedule "1f1b"', "")
+        self.assert_refused(2, "--schedule NAME", "plan", "-", text=text)
+        done = run("plan", "-", "--schedule", "gpipe", text=text)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = text.replace(" stages 2", "").replace(" ranks 2", "")
+        self.assert_refused(2, "--ranks N", "plan", "-", "--schedule=1f1b", text=text)
+        self.assert_refused(
+            2, "--stages N", "plan", "-", "--schedule=1f1b", "--ranks=2", text=text
+        )
+
+    def test_bad_flags(self) -> None:
+        self.assert_refused(2, "no command 'plant'", "plant")
+        self.assert_refused(2, "no flag '--fast'", "plan", "x", "--fast")
+        self.assert_refused(2, "expected FILE", "plan")
+        self.assert_refused(2, "found 'b' behind it", "plan", "a", "b")
+        self.assert_refused(2, "--ranks: expected N", "plan", "a", "--ranks")
+        self.assert_refused(2, "found '-1'", "plan", "a", "--ranks", "-1")
+        self.assert_refused(2, "found '2x'", "plan", "a", "--ranks=2x")
+        self.assert_refused(2, "--json takes no value", "plan", "a", "--json=1")
+        self.assert_refused(2, "found 'all'", "plan", graph("mlp2"), "--after", "all")
+        self.assert_refused(2, "No such file", "plan", "/nonexistent")
+        self.assert_refused(2, "Is a directory", "plan", "/")
+
+    def test_what_can_not_run(self) -> None:
+        self.assert_refused(1, "expected 4 stage marks", "plan", graph("wrong_marks"))
+        self.assert_refused(2, ".jpp:4:1: ", "plan", graph("zero_microbatches"))
+        self.assert_refused(2, "2 stages need a mesh", "plan", graph("mlp2"), "--ranks=3")
+
+    def test_schedules(self) -> None:
+        names = [
+            row["name"] for row in json.loads(run("schedule", "list", "--json").stdout)
+        ]
+        self.assertIn("zb-h1", names)
+        for name in names:
+            self.assertIn(name, run("schedule", "list").stdout)
+            sizes = ["--stages=4", "--microbatches=8"]
+            sizes += ["--ranks=2"] if "inter" in name or name[0] in "kd" else []
+            self.assertIn("units of time", run("schedule", "show", name, *sizes).stdout)
+            rows = json.loads(run("schedule", "show", name, *sizes, "--json").stdout)
+            self.assertIn(len(rows), [2, 4])
+            self.assertEqual(run("verify", name, *sizes).returncode, 0)
+        self.assert_refused(
+            2, "no schedule is named", "verify", "x", "--stages=1", "--microbatches=1"
+        )
+
+    def test_output_that_nobody_can_read(self) -> None:
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run(
+                [COMMAND, "--help"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("standard output: No space left", done.stderr)
+        for action in [signal.SIG_IGN, signal.SIG_DFL]:
+            with subprocess.Popen(
+                [COMMAND, "plan", graph("mlp4"), "--json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=lambda how=action: signal.signal(signal.SIGPIPE, how),
+            ) as process:
+                process.stdout.close()
+                self.assertEqual(process.stderr.read(), b"")
+
+
+if __name__ == "__main__":
+    GRAPHS = pathlib.Path(sys.argv.pop())
+    COMMAND = sys.argv.pop()
+    unittest.main()
