@@ -40,8 +40,10 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     options.options = list.data;
     options.option_count = (uint32_t)list.count;
     jpp_status_t* status = NULL;
-    Py_BEGIN_ALLOW_THREADS status = jpp_client_create_pjrt(&options, &self->client);
-    Py_END_ALLOW_THREADS if (!jpp_py_check(status)) Py_CLEAR(self);
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_client_create_pjrt(&options, &self->client);
+    Py_END_ALLOW_THREADS
+    if (!jpp_py_check(status)) Py_CLEAR(self);
   }
   jpp_vec_deinit(&list);
   return (PyObject*)self;
@@ -75,8 +77,10 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_executable_t* executable = NULL;
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
-  Py_BEGIN_ALLOW_THREADS status = jpp_client_compile(client, &request, &executable);
-  Py_END_ALLOW_THREADS PyBuffer_Release(&code);
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_client_compile(client, &request, &executable);
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&code);
   PyBuffer_Release(&options);
   if (!jpp_py_check(status)) return NULL;
   jpp_py_executable_t* self = jpp_py_new(jpp_py_types.executable);

@@ -38,8 +38,10 @@ static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_byte
   if (ok) {
     jpp_program_options_t options = {.schedules = table, .value_bytes = bytes};
     jpp_status_t* status = NULL;
-    Py_BEGIN_ALLOW_THREADS status = jpp_program_build(staged, &options, &self->plan);
-    Py_END_ALLOW_THREADS ok = jpp_py_check(status);
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_program_build(staged, &options, &self->plan);
+    Py_END_ALLOW_THREADS
+    ok = jpp_py_check(status);
   }
   jpp_free(table);
   jpp_free(bytes);

@@ -256,8 +256,11 @@ static bool run_step(call_t* call, bool bare) {
   jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)call->inputs,
                       .outputs = call->outputs};
   jpp_status_t* status = NULL;
-  Py_BEGIN_ALLOW_THREADS status = jpp_runtime_step(call->self->runtime, &io);
-  Py_END_ALLOW_THREADS if (!jpp_py_check(status)) return false;
+  Py_BEGIN_ALLOW_THREADS
+    status = bare ? jpp_bare_step(call->self->bare, &io)
+                  : jpp_runtime_step(call->self->runtime, &io);
+  Py_END_ALLOW_THREADS
+  if (!jpp_py_check(status)) return false;
   fill_results(call);
   return true;
 }

@@ -82,8 +82,8 @@ static bool upload(PyObject* client, PyObject* data, jpp_dtype_t dtype, uint32_t
                               .dims = dims,
                               .byte_strides = strides};
     jpp_client_t* handle = ((jpp_py_client_t*)client)->client;
-    Py_BEGIN_ALLOW_THREADS status =
-        jpp_client_buffer_from_host(handle, &array, device, out_buffer);
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_client_buffer_from_host(handle, &array, device, out_buffer);
     Py_END_ALLOW_THREADS
   }
   PyBuffer_Release(&view);
@@ -180,9 +180,10 @@ static PyObject* value_read(PyObject* object, PyObject* args) {
     jpp_client_t* client = client_of(self);
     jpp_buffer_t* buffer = buffers[device];
     jpp_status_t* status = NULL;
-    Py_BEGIN_ALLOW_THREADS status =
-        jpp_client_buffer_read(client, buffer, view.buf, (size_t)view.len);
-    Py_END_ALLOW_THREADS ok = jpp_py_check(status);
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_client_buffer_read(client, buffer, view.buf, (size_t)view.len);
+    Py_END_ALLOW_THREADS
+    ok = jpp_py_check(status);
   } else if (!PyErr_Occurred()) {
     PyErr_Format(PyExc_IndexError, "no shard %u on rank %u", device, rank);
   }
@@ -213,10 +214,12 @@ static PyObject* value_wait(PyObject* object, PyObject* unused) {
   if (!check_alive(self)) return NULL;
   uint32_t count = self->num_ranks * self->devices_per_rank;
   jpp_status_t* status = NULL;
-  Py_BEGIN_ALLOW_THREADS for (uint32_t i = 0; i < count && !status; ++i) {
-    status = await_buffer(client_of(self), self->buffers[i]);
-  }
-  Py_END_ALLOW_THREADS if (!jpp_py_check(status)) return NULL;
+  Py_BEGIN_ALLOW_THREADS
+    for (uint32_t i = 0; i < count && !status; ++i) {
+      status = await_buffer(client_of(self), self->buffers[i]);
+    }
+  Py_END_ALLOW_THREADS
+  if (!jpp_py_check(status)) return NULL;
   Py_RETURN_NONE;
 }
 
