@@ -70,7 +70,7 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   int portable = 0, bare = 0;
   if (!PyArg_ParseTuple(args, "O!O!IOOpIp", jpp_py_types.client, &client,
                         jpp_py_types.plan, &plan, &per_rank, &devices, &executables,
-                        &portable, &issue_threads)) {
+                        &portable, &issue_threads, &bare)) {
     return NULL;
   }
   runtime_object_t* self = jpp_py_new(type);
