@@ -155,6 +155,7 @@ class Traced:
     staged: _core.Staged
     specs: Specs
     plan: _core.Plan
+    proof: str  # what the checker found of the plan
     tree: Any
     out_tree: Any
     in_avals: list[Any]
@@ -235,12 +236,14 @@ def trace_step(
     staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
     specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names)
     plan = _core.Plan(staged, schedules, specs.value_bytes)
+    proof = plan.check()
     return Traced(
         graph,
         schedules,
         staged,
         specs,
         plan,
+        proof,
         call.tree,
         out_tree,
         [v.aval for v in closed.jaxpr.invars],
@@ -438,6 +441,7 @@ def _dump(traced: Traced, compiler: _Compiler) -> None:
     (path / "graph.jpp").write_text(traced.graph.core.text())
     (path / "partition.txt").write_text(traced.staged.text())
     (path / "program.txt").write_text(traced.plan.text())
+    (path / "check.txt").write_text(traced.proof)
     for i, schedule in enumerate(traced.schedules):
         (path / f"schedule{i or ''}.txt").write_text(schedule.text())
     for task, row in zip(traced.staged.tasks(), traced.plan.donations(), strict=True):

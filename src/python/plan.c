@@ -1,5 +1,6 @@
 // jaxpp._core.Plan: the programs of all actors.
 #include "base/vec.h"
+#include "jaxpp/check.h"
 #include "python/core.h"
 
 static bool read_schedules(PyObject* sequence, const jpp_schedule_t** schedules,
@@ -126,7 +127,24 @@ static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
+// Proves the plan from its instruction lists alone; what the proof found, as text.
+static PyObject* plan_check(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_plan_t* plan = plan_of(object);
+  jpp_check_report_t* report = NULL;
+  jpp_status_t* status = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_check_plan(plan, &report);
+  Py_END_ALLOW_THREADS
+  char* text = NULL;
+  if (!status) status = jpp_check_report_print(report, &text);
+  jpp_check_report_destroy(report);
+  return jpp_py_check(status) ? jpp_py_take_text(text) : NULL;
+}
+
 static PyMethodDef kMethods[] = {
+    {"check", plan_check, METH_NOARGS,
+     "Proves that it runs: no deadlock, no use before definition, no leak, peak bytes."},
     {"donations", plan_donations, METH_NOARGS,
      "A list per task of None or the output that takes over the input's memory."},
     {"summary", plan_summary, METH_NOARGS,
