@@ -20,9 +20,8 @@ os.environ["JPP_BENCHMARK"] = "1"  # the runtime brings its yardstick along
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
 import jaxpp.api as jaxpp
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,26 +123,38 @@ def measure(model: Model, turns: int) -> None:
     ours.time(batch)
     first_ours = time.perf_counter() - start
     start = time.perf_counter()
-    jitted = State(jax.jit(partial(plain, model), donate_argnums=0), jax.tree.map(jnp.copy, params))
+    jitted = State(
+        jax.jit(partial(plain, model), donate_argnums=0), jax.tree.map(jnp.copy, params)
+    )
     jitted.time(batch)
     first_plain = time.perf_counter() - start
     bare = State(bare_step(compiled), params)
     bare.time(batch)
 
-    times = np.array([[s.time(batch) for s in (ours, bare, jitted)] for _ in range(turns)])
+    times = np.array(
+        [[s.time(batch) for s in (ours, bare, jitted)] for _ in range(turns)]
+    )
     instructions = compiled.compiled._runtime.bare_instructions()
     report(model, times, instructions, first_ours, first_plain)
 
 
 def report(
-    model: Model, times: np.ndarray, instructions: int, first_ours: float, first_plain: float
+    model: Model,
+    times: np.ndarray,
+    instructions: int,
+    first_ours: float,
+    first_plain: float,
 ) -> None:
     ours, bare, jitted = np.median(times, axis=0) * 1e3
     against_bare = np.median(times[:, 0] / times[:, 1])
     against_plain = np.median(times[:, 0] / times[:, 2])
     print(f"\n{model.name} ({instructions} runs, sends and deletions a step)")
-    print(f"  pipeline        {ours:9.3f} ms/step  {ours * 1e3 / instructions:7.2f} us/instruction")
-    print(f"  bare C loop     {bare:9.3f} ms/step  {bare * 1e3 / instructions:7.2f} us/instruction")
+    print(
+        f"  pipeline        {ours:9.3f} ms/step  {ours * 1e3 / instructions:7.2f} us/instruction"
+    )
+    print(
+        f"  bare C loop     {bare:9.3f} ms/step  {bare * 1e3 / instructions:7.2f} us/instruction"
+    )
     print(f"  plain jax.jit   {jitted:9.3f} ms/step")
     print(f"  pipeline / bare C loop    {against_bare:6.2f}")
     print(f"  pipeline / plain jax.jit  {against_plain:6.2f}")
