@@ -3,9 +3,9 @@
 // In: a staged graph, a schedule for each loop, the bytes of every value on one device.
 // Out: one flat instruction list an actor. All tasks are put in one order that can run;
 // each value is sent right after the task that makes it, at most once to each rank, and
-// received there at the same point of that order. So both ends of a channel see the same
-// sequence, and the lists can not deadlock; check/ proves both again from the lists
-// alone.
+// received there right before its first use, in the order in which it was sent. Channels
+// have the slots that this order needs, so the lists can not deadlock; check/ proves that
+// again from the lists alone.
 //
 // Operands are registers: slots that hold one value, all its shards on the actor's
 // devices.
@@ -98,7 +98,7 @@ typedef struct jpp_program_options {
   const jpp_schedule_t* const* schedules;  // [graph->num_loops], verified
   // [staged->num_values] bytes of the largest shard; NULL: whole values.
   const uint64_t* value_bytes;
-  uint32_t channel_slots;  // 0: 2
+  uint32_t channel_slots;  // at least so many a channel; 0: 2
 } jpp_program_options_t;
 
 // The staged graph is borrowed and must outlive the plan; schedules need not.

@@ -40,11 +40,23 @@ typedef struct jpp_virtual {
   bool output;  // left to the caller at the end
 } jpp_virtual_t;
 
+// A message that is sent and not yet received.
+typedef struct jpp_message_draft {
+  uint32_t value, microbatch;
+} jpp_message_draft_t;
+
+typedef struct jpp_channel_draft {
+  jpp_plan_channel_t channel;
+  JPP_VEC(jpp_message_draft_t) messages;  // all of the step, in order
+  size_t received;
+} jpp_channel_draft_t;
+
 typedef struct jpp_actor_draft {
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;  // virtual registers
   JPP_VEC(jpp_virtual_t) virtuals;
   jpp_map64_t current;  // (value, microbatch) -> virtual register
+  jpp_map64_t coming;   // (value, microbatch) -> channel, of messages under way
   JPP_VEC(jpp_program_input_t) inputs;
   JPP_VEC(jpp_program_constant_t) constants;
   JPP_VEC(jpp_program_output_t) outputs;
@@ -62,7 +74,7 @@ typedef struct jpp_program_builder {
   uint32_t* accumulator_of;   // [values] of state and next: index + 1
   jpp_actor_draft_t* actors;  // [ranks]
   uint32_t* channel_at;       // [ranks * ranks] channel id + 1
-  JPP_VEC(jpp_plan_channel_t) channels;
+  JPP_VEC(jpp_channel_draft_t) channels;
   jpp_task_binding_t* bindings;  // [tasks]
 } jpp_program_builder_t;
 

@@ -71,33 +71,84 @@ static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uin
                                      uint32_t* out_channel) {
   uint32_t* at = &b->channel_at[src * b->staged->ranks + dst];
   if (!*at) {
-    jpp_plan_channel_t channel = {
-        .src = src, .dst = dst, .slots = b->options->channel_slots};
-    if (!channel.slots) channel.slots = 2;
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->channels, channel));
+    jpp_channel_draft_t draft = {.channel = {.src = src, .dst = dst}};
+    draft.channel.slots = b->options->channel_slots ? b->options->channel_slots : 2;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->channels, draft));
     *at = (uint32_t)b->channels.count;
   }
   *out_channel = *at - 1;
   return NULL;
 }
 
-static jpp_status_t* transfer(jpp_program_builder_t* b, uint32_t value,
-                              uint32_t microbatch, uint32_t src, uint32_t dst) {
+// A channel has as many slots as messages are ever under way in the order of these lists.
+// So that order is one in which no send waits, and then none can wait for ever: whether a
+// network of queues gets stuck does not depend on who goes first.
+static jpp_status_t* send(jpp_program_builder_t* b, uint32_t value, uint32_t microbatch,
+                          uint32_t src, uint32_t dst) {
   uint32_t id = 0;
   JPP_RETURN_IF_ERROR(channel_between(b, src, dst, &id));
-  jpp_plan_channel_t* channel = &b->channels.data[id];
+  jpp_channel_draft_t* draft = &b->channels.data[id];
+  jpp_message_draft_t message = {.value = value, .microbatch = microbatch};
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&draft->messages, message));
+  jpp_plan_channel_t* channel = &draft->channel;
   ++channel->messages;
+  uint32_t under_way = (uint32_t)(draft->messages.count - draft->received);
+  if (under_way > channel->slots) channel->slots = under_way;
   if (b->value_bytes[value] > channel->max_bytes) {
     channel->max_bytes = b->value_bytes[value];
   }
-  jpp_instr_t send = {
+  uint64_t key = instance_key(b, value, microbatch);
+  JPP_RETURN_IF_ERROR(jpp_map64_set(&b->actors[dst].coming, key, id));
+  jpp_instr_t instr = {
       .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .num_args = 1};
-  uint32_t sent = *find(b, src, value, microbatch), received = 0;
-  JPP_RETURN_IF_ERROR(push_instr(&b->actors[src], send, &sent));
-  JPP_RETURN_IF_ERROR(define(b, dst, value, microbatch, &received));
-  jpp_instr_t recv = {
-      .kind = JPP_INSTR_RECV, .target = id, .microbatch = microbatch, .num_results = 1};
-  return push_instr(&b->actors[dst], recv, &received);
+  uint32_t sent = *find(b, src, value, microbatch);
+  return push_instr(&b->actors[src], instr, &sent);
+}
+
+static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
+  jpp_channel_draft_t* draft = &b->channels.data[id];
+  jpp_message_draft_t message = draft->messages.data[draft->received++];
+  uint32_t dst = draft->channel.dst, received = 0;
+  JPP_RETURN_IF_ERROR(define(b, dst, message.value, message.microbatch, &received));
+  jpp_instr_t instr = {.kind = JPP_INSTR_RECV,
+                       .target = id,
+                       .microbatch = message.microbatch,
+                       .num_results = 1};
+  return push_instr(&b->actors[dst], instr, &received);
+}
+
+// A value is received right before its first use, and with it what came before it through
+// the same channel: until then it waits in the channel's slots.
+static jpp_status_t* receive(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
+                             uint32_t microbatch) {
+  uint64_t key = instance_key(b, value, microbatch);
+  const uint32_t* coming = jpp_map64_find(&b->actors[rank].coming, key);
+  if (!coming) return NULL;
+  uint32_t id = *coming;
+  while (!find(b, rank, value, microbatch)) {
+    if (b->channels.data[id].received == b->channels.data[id].messages.count) break;
+    JPP_RETURN_IF_ERROR(receive_next(b, id));
+  }
+  return NULL;
+}
+
+static jpp_status_t* receive_inputs(jpp_program_builder_t* b, const jpp_task_t* task,
+                                    uint32_t microbatch) {
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    uint32_t value = task->inputs[i];
+    if (find(b, task->rank, value, microbatch)) continue;
+    JPP_RETURN_IF_ERROR(receive(b, task->rank, value, microbatch));
+  }
+  return NULL;
+}
+
+static jpp_status_t* receive_rest(jpp_program_builder_t* b) {
+  for (uint32_t id = 0; id < b->channels.count; ++id) {
+    while (b->channels.data[id].received < b->channels.data[id].messages.count) {
+      JPP_RETURN_IF_ERROR(receive_next(b, id));
+    }
+  }
+  return NULL;
 }
 
 // Sends a value that has just been made to every rank that takes it and does not make it.
@@ -107,7 +158,7 @@ static jpp_status_t* send_to_takers(jpp_program_builder_t* b, uint32_t value,
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];
     if (!site->takes || site->makes) continue;
-    JPP_RETURN_IF_ERROR(transfer(b, value, microbatch, rank, site->rank));
+    JPP_RETURN_IF_ERROR(send(b, value, microbatch, rank, site->rank));
   }
   return NULL;
 }
@@ -160,6 +211,7 @@ static jpp_status_t* emit_begin(jpp_program_builder_t* b, const jpp_event_item_t
                      .microbatch = item->microbatch,
                      .num_args = task->num_inputs,
                      .num_results = task->num_outputs};
+  JPP_RETURN_IF_ERROR(receive_inputs(b, task, item->microbatch));
   JPP_RETURN_IF_ERROR(push_instr(&b->actors[task->rank], run, NULL));
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     JPP_RETURN_IF_ERROR(use_input(b, task, item->microbatch, task->inputs[i]));
@@ -255,7 +307,8 @@ static jpp_status_t* emit_events(jpp_program_builder_t* b) {
     }
     JPP_RETURN_IF_ERROR(item->is_end ? emit_end(b, item) : emit_begin(b, item));
   }
-  return open == JPP_NONE ? NULL : end_loop(b, open);
+  if (open != JPP_NONE) JPP_RETURN_IF_ERROR(end_loop(b, open));
+  return receive_rest(b);
 }
 
 static jpp_status_t* take_outputs(jpp_program_builder_t* b) {

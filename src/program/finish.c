@@ -150,7 +150,7 @@ static jpp_status_t* copy_ends(finisher_t* f) {
 static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < b->channels.count; ++i) {
-    const jpp_plan_channel_t* channel = &b->channels.data[i];
+    const jpp_plan_channel_t* channel = &b->channels.data[i].channel;
     if (channel->dst == rank) bytes += channel->slots * channel->max_bytes;
   }
   return bytes;
@@ -201,5 +201,11 @@ jpp_status_t* jpp_program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) {
   plan->bindings = b->bindings;
   plan->value_bytes = b->value_bytes;
   plan->num_channels = (uint32_t)b->channels.count;
-  return JPP_VEC_TO_ARENA(&b->channels, b->arena, &plan->channels);
+  jpp_plan_channel_t* channels = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->channels.count, &channels));
+  for (size_t i = 0; i < b->channels.count; ++i) {
+    channels[i] = b->channels.data[i].channel;
+  }
+  plan->channels = channels;
+  return NULL;
 }

@@ -33,9 +33,13 @@ static void builder_deinit(jpp_program_builder_t* b) {
     jpp_vec_deinit(&actor->constants);
     jpp_vec_deinit(&actor->outputs);
     jpp_map64_deinit(&actor->current);
+    jpp_map64_deinit(&actor->coming);
   }
   jpp_free(b->actors);
   jpp_vec_deinit(&b->events);
+  for (size_t i = 0; i < b->channels.count; ++i) {
+    jpp_vec_deinit(&b->channels.data[i].messages);
+  }
   jpp_vec_deinit(&b->channels);
   jpp_arena_deinit(&b->scratch);
 }
