@@ -43,6 +43,7 @@ typedef enum jpp_op_kind {
   JPP_OP_MARK,           // ends forward stage `attr`; output k is input k
   JPP_OP_MARK_BACKWARD,  // its transpose: begins backward stage `attr`
   JPP_OP_ADD,            // a + b of one type; a tree of these may be regrouped
+  JPP_OP_PLACE,          // (a, b, ...) -> a, on the ranks of b, ...; without any, on all
   JPP_OP_LOOP,           // outputs are the results of loop `attr`
   // Made by the planner, never by a front end:
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
@@ -133,7 +134,7 @@ JPP_API jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                                                 uint32_t* out_value) JPP_MUST_USE;
 
 typedef struct jpp_op_desc {
-  jpp_op_kind_t kind;  // JPP_OP_CALL, _MARK, _MARK_BACKWARD or _ADD
+  jpp_op_kind_t kind;  // JPP_OP_CALL, _MARK, _MARK_BACKWARD, _ADD or _PLACE
   uint8_t flags;
   uint32_t attr;
   uint32_t num_inputs;

@@ -17,9 +17,8 @@
 //  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
 //     stages) get one accumulator a task; the parts are summed after the loop.
 //  4. Outside, what depends on no loop runs wherever it is needed; what depends on one
-//  runs
-//     where its operands are; where these differ, small ops run everywhere and large ones
-//     beside their largest operand.
+//     runs where its operands are, or where @place says; where these differ, small ops
+//     run everywhere and large ones beside their largest operand.
 #ifndef JAXPP_PARTITION_H_
 #define JAXPP_PARTITION_H_
 

@@ -1,10 +1,12 @@
 """Every name that a step's author writes, as `jaxpp.api` has them."""
 
 from jaxpp.array import MpmdArray
+from jaxpp.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
 from jaxpp.errors import JaxppError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.primitives import mark_stage_end, pipeline_enter_stage, treduce, treduce_i
+from jaxpp.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
 from jaxpp.schedules import (
     BaseSchedule,
     DualPipeV,
@@ -42,9 +44,14 @@ __all__ = [
     "Task",
     "TaskType",
     "ZeroBubble",
+    "cross_mpmd_all_reduce",
+    "cross_mpmd_stack",
     "mark_stage_end",
     "mpmd_jit_with_loop",
+    "mpmd_to_spmd_reshard",
     "pipeline_enter_stage",
+    "place_with",
+    "spmd_to_mpmd_reshard",
     "treduce",
     "treduce_i",
 ]

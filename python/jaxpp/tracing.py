@@ -22,13 +22,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
 from jaxpp.errors import make_error
+from jaxpp.cross import place_p
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
 
 # jpp_op_kind_t and the flags of jpp_op_t
-CALL, MARK, MARK_BACKWARD, ADD, LOOP, INIT, ACCUMULATE, SUM = range(8)
+CALL, MARK, MARK_BACKWARD, ADD, PLACE, LOOP, INIT, ACCUMULATE, SUM = range(9)
 _CHEAP, _BACKWARD = 1, 2
 
 # Ops on this few bytes are computed again where they are needed, not sent.
@@ -271,6 +272,8 @@ class _Builder:
             flags |= _BACKWARD
         avals = [v.aval for v in eqn.outvars]
         kind = ADD if self._is_sum(eqn, operands) else CALL
+        if eqn.primitive is place_p and self.outside is None:
+            kind = PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
         return list(range(first, first + len(avals)))
 

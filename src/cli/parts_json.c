@@ -17,6 +17,7 @@ static const char* op_kind_name(uint8_t kind) {
       [JPP_OP_MARK] = "mark",
       [JPP_OP_MARK_BACKWARD] = "mark_backward",
       [JPP_OP_ADD] = "add",
+      [JPP_OP_PLACE] = "place",
       [JPP_OP_LOOP] = "loop",
       [JPP_OP_INIT] = "init",
       [JPP_OP_ACCUMULATE] = "accumulate",

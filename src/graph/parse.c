@@ -172,15 +172,25 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
         jpp_arena_strndup(&p->arena, token.text, token.length, &desc->name));
     return jpp_lexer_next(&p->lexer);
   }
-  bool mark = jpp_token_is(&token, JPP_TOKEN_MARKER, "mark");
-  bool mark_backward = jpp_token_is(&token, JPP_TOKEN_MARKER, "mark_backward");
-  if (!mark && !mark_backward && !jpp_token_is(&token, JPP_TOKEN_MARKER, "add")) {
-    return jpp_lexer_expected(&p->lexer, "an op name, @mark, @mark_backward or @add");
+  static const struct {
+    const char* name;
+    jpp_op_kind_t kind;
+    bool has_stage;
+  } kKinds[] = {
+      {"mark", JPP_OP_MARK, true},
+      {"mark_backward", JPP_OP_MARK_BACKWARD, true},
+      {"add", JPP_OP_ADD, false},
+      {"place", JPP_OP_PLACE, false},
+  };
+  for (size_t i = 0; i < sizeof(kKinds) / sizeof(kKinds[0]); ++i) {
+    if (!jpp_token_is(&token, JPP_TOKEN_MARKER, kKinds[i].name)) continue;
+    desc->kind = kKinds[i].kind;
+    desc->name = kKinds[i].name;
+    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    return kKinds[i].has_stage ? parse_u32(p, "a stage number", &desc->attr) : NULL;
   }
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
-  desc->kind = mark ? JPP_OP_MARK : mark_backward ? JPP_OP_MARK_BACKWARD : JPP_OP_ADD;
-  desc->name = mark ? "mark" : mark_backward ? "mark_backward" : "add";
-  return desc->kind == JPP_OP_ADD ? NULL : parse_u32(p, "a stage number", &desc->attr);
+  return jpp_lexer_expected(&p->lexer,
+                            "an op name, @mark, @mark_backward, @add or @place");
 }
 
 static jpp_status_t* parse_op_inputs(parser_t* p) {

@@ -27,6 +27,9 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
     case JPP_OP_ADD:
       jpp_str_append(str, "@add");
       return;
+    case JPP_OP_PLACE:
+      jpp_str_append(str, "@place");
+      return;
     case JPP_OP_INIT:
       jpp_str_appendf(str, "@init %u ", op->attr);
       return;

@@ -62,6 +62,20 @@ static jpp_status_t* verify_add_types(const jpp_graph_t* graph, uint32_t id) {
                          id, op->name, op_where(op));
 }
 
+static jpp_status_t* verify_place(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  bool ok = op->num_inputs >= 1 && op->num_outputs == 1 && op->loop == JPP_NONE;
+  if (ok && jpp_type_equal(&graph->values[op->inputs[0]].type,
+                           &graph->values[op->first_output].type)) {
+    return NULL;
+  }
+  return jpp_status_make(
+      JPP_GRAPH_ERROR,
+      "op %u (%s, %s): @place stands outside loops and gives its first "
+      "input again",
+      id, op->name, op_where(op));
+}
+
 static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
   const jpp_loop_t* loop = &graph->loops[op->attr];
@@ -96,6 +110,8 @@ jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
       return verify_identity_types(graph, id);
     case JPP_OP_ADD:
       return verify_add_types(graph, id);
+    case JPP_OP_PLACE:
+      return verify_place(graph, id);
     case JPP_OP_LOOP:
       return verify_loop(graph, id);
     default:

@@ -116,8 +116,27 @@ static bool anchored_phase(const placer_t* c, const jpp_op_t* op, uint32_t* out_
   return found;
 }
 
+// The ranks of what the user wants a value beside: where it is at home or, if it depends
+// on no loop, where the loops need it. Without any of these, all ranks.
+static void home_beside(const placer_t* c, const jpp_op_t* op) {
+  memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
+  for (uint32_t i = 1; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    const uint64_t* ranks =
+        c->anchored[value] ? home_at(c, value) : jpp_need_at(c->p, value);
+    jpp_ranks_unite(c->scratch, ranks, c->p->words);
+  }
+  if (jpp_ranks_first(c->scratch, c->p->words) == JPP_NONE) all_ranks(c, c->scratch);
+}
+
 static void find_home(const placer_t* c, uint32_t id) {
   const jpp_op_t* op = &c->p->ops.data[id];
+  if (op->kind == JPP_OP_PLACE) {
+    (void)anchored_phase(c, op, &c->p->phase[id]);
+    home_beside(c, op);
+    set_outputs(c, op, false, c->p->phase[id]);
+    return;
+  }
   uint32_t phase = 0;
   if (!anchored_phase(c, op, &phase)) return;
   c->p->phase[id] = phase;
@@ -357,8 +376,8 @@ static jpp_status_t* place(placer_t* c) {
     c->is_output[p->alias[p->graph->outputs[i].value]] = true;
   }
   anchor_accumulators(c);
-  JPP_RETURN_IF_ERROR(place_forward(c));
   need_by_stage_tasks(c);
+  JPP_RETURN_IF_ERROR(place_forward(c));
   place_backward(c);
   need_of_plain_outputs(c);
   jpp_u32_vec_t replaced = p->outer;

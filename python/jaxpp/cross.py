@@ -1,0 +1,55 @@
+"""After the loop: values of several ranks brought together, or put where they are wanted."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+__all__ = ["cross_mpmd_all_reduce", "cross_mpmd_stack", "place_p", "place_with"]
+
+# (x, *beside) -> x, on the ranks of `beside`; without any of these, on all ranks.
+place_p = Primitive("place")
+place_p.def_impl(lambda x, *beside: x)
+place_p.def_abstract_eval(lambda x, *beside: x)
+mlir.register_lowering(place_p, lambda ctx, x, *beside: [x])
+batching.primitive_batchers[place_p] = lambda xs, dims: (place_p.bind(*xs), dims[0])
+
+
+def _place_jvp(primals: Any, tangents: Any) -> Any:
+    return place_p.bind(*primals), tangents[0]
+
+
+ad.primitive_jvps[place_p] = _place_jvp
+
+
+def place_with(val: Any, with_val: Any) -> Any:
+    """`val`, placed on the ranks that hold `with_val`.
+
+    Args:
+      val: a pytree of arrays, outside the loop over microbatches.
+      with_val: a pytree of arrays; a leaf of `val` goes to the ranks of all of its leaves.
+
+    Returns:
+      `val`.
+    """
+    beside = [jnp.asarray(leaf) for leaf in jax.tree.leaves(with_val)]
+    return jax.tree.map(lambda x: place_p.bind(jnp.asarray(x), *beside), val)
+
+
+def cross_mpmd_all_reduce(*arrays: Any) -> jax.Array:
+    """The sum of arrays of one shape and dtype that live on different ranks, on all ranks.
+
+    Each rank first adds up its own; only these sums travel.
+    """
+    total = functools.reduce(jax.lax.add, [jnp.asarray(a) for a in arrays])
+    return place_p.bind(total)
+
+
+def cross_mpmd_stack(arrays: Any, axis: int = 0) -> jax.Array:
+    """Arrays of one shape and dtype that live on different ranks, stacked, on all ranks."""
+    return place_p.bind(jnp.stack([jnp.asarray(a) for a in arrays], axis))

@@ -1,0 +1,87 @@
+"""Between one big mesh and the meshes of pipeline ranks: for checkpoints and start-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.tree_util import broadcast_prefix
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpp.array import MpmdArray, Placement
+from jaxpp.devices import devices_for
+from jaxpp.errors import make_error
+from jaxpp.mesh import MpmdMesh, MpmdSharding
+
+__all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
+
+
+def _is_sharding(x: Any) -> bool:
+    return isinstance(x, MpmdSharding | NamedSharding | PartitionSpec)
+
+
+def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
+    """One sharding a leaf of `arrays`."""
+    found = broadcast_prefix(given, arrays, is_leaf=_is_sharding)
+    for sharding in found:
+        if not isinstance(sharding, kind):
+            raise make_error(
+                "sharding", f"{name}: expected {kind.__name__}s in shardings, found {sharding!r}"
+            )
+    return found
+
+
+def spmd_to_mpmd_reshard(
+    mpmd_mesh: MpmdMesh, arrays: Any, shardings: Any, threshold: int | None = None
+) -> Any:
+    """Puts arrays of one big mesh, or of the host, on pipeline ranks.
+
+    Args:
+      mpmd_mesh: where they go.
+      arrays: a pytree of jax or numpy arrays.
+      shardings: a pytree prefix of `MpmdSharding`s.
+      threshold: how many bytes may be under way at once in implementations that group
+        transfers; here every array moves by itself, and it is accepted for their scripts.
+
+    Returns:
+      The same tree of `MpmdArray`s.
+
+    Raises:
+      JaxppError: a sharding is no `MpmdSharding` ("sharding").
+    """
+    del threshold
+    devices = devices_for(mpmd_mesh, None)
+
+    def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
+        aval = jax.typeof(array)
+        placement = Placement(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
+        return MpmdArray(placement, placement.put(array))
+
+    leaves, tree = jax.tree.flatten(arrays)
+    found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")
+    return tree.unflatten(map(put, leaves, found))
+
+
+def mpmd_to_spmd_reshard(
+    mpmd_mesh: MpmdMesh, arrays: Any, shardings: Any, threshold: int | None = None
+) -> Any:
+    """Brings arrays of pipeline ranks to one big mesh.
+
+    Args:
+      mpmd_mesh: where they are.
+      arrays: a pytree of `MpmdArray`s.
+      shardings: a pytree prefix of `NamedSharding`s.
+      threshold: as in `spmd_to_mpmd_reshard`.
+
+    Returns:
+      The same tree of `jax.Array`s.
+
+    Raises:
+      JaxppError: a sharding is no `NamedSharding` ("sharding").
+    """
+    del mpmd_mesh, threshold
+    leaves, tree = jax.tree.flatten(arrays)
+    found = _shardings(shardings, arrays, NamedSharding, "mpmd_to_spmd_reshard")
+    pairs = zip(leaves, found, strict=True)
+    return tree.unflatten(jax.device_put(np.asarray(a), s) for a, s in pairs)
