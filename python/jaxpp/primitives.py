@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.interpreters import partial_eval as pe
 from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-from jax._src.interpreters import partial_eval as pe
 
 from jaxpp.errors import make_error
 from jaxpp.operations import Add, Concat, normalize

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax._src.interpreters import partial_eval as pe
 from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr
-from jax._src.interpreters import partial_eval as pe
 from jax.sharding import PartitionSpec
 from jaxlib import xla_client
 

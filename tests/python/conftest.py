@@ -9,6 +9,7 @@ import jax  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 
 import pytest  # noqa: E402
+
 from equality import make_mesh  # noqa: E402
 
 

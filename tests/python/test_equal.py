@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import models
 import numpy as np
 import optax
 import pytest
-from equality import Problem, assert_trains_equal, make_mesh
 
 import jaxpp.api as jaxpp
+import models
+from equality import Problem, assert_trains_equal, make_mesh
 
 SCHEDULES = {
     "1f1b": lambda s, p: jaxpp.Std1F1B(s),

@@ -1,13 +1,13 @@
 """Tensor and data parallelism inside the ranks of a pipeline."""
 
 import jax
-import models
 import numpy as np
 import pytest
-from equality import Problem, assert_trains_equal
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
+import models
+from equality import Problem, assert_trains_equal
 
 
 def tp_dp_problem(microbatches=4):
