@@ -20,8 +20,9 @@ os.environ["JPP_BENCHMARK"] = "1"  # the runtime brings its yardstick along
 
 import jax
 import jax.numpy as jnp
-import jaxpp.api as jaxpp
 import numpy as np
+
+import jaxpp.api as jaxpp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +132,7 @@ def measure(model: Model, turns: int) -> None:
     bare = State(bare_step(compiled), params)
     bare.time(batch)
 
-    times = np.array(
-        [[s.time(batch) for s in (ours, bare, jitted)] for _ in range(turns)]
-    )
+    times = np.array([[s.time(batch) for s in (ours, bare, jitted)] for _ in range(turns)])
     instructions = compiled.compiled._runtime.bare_instructions()
     report(model, times, instructions, first_ours, first_plain)
 
@@ -150,10 +149,12 @@ def report(
     against_plain = np.median(times[:, 0] / times[:, 2])
     print(f"\n{model.name} ({instructions} runs, sends and deletions a step)")
     print(
-        f"  pipeline        {ours:9.3f} ms/step  {ours * 1e3 / instructions:7.2f} us/instruction"
+        f"  pipeline        {ours:9.3f} ms/step  "
+        f"{ours * 1e3 / instructions:7.2f} us/instruction"
     )
     print(
-        f"  bare C loop     {bare:9.3f} ms/step  {bare * 1e3 / instructions:7.2f} us/instruction"
+        f"  bare C loop     {bare:9.3f} ms/step  "
+        f"{bare * 1e3 / instructions:7.2f} us/instruction"
     )
     print(f"  plain jax.jit   {jitted:9.3f} ms/step")
     print(f"  pipeline / bare C loop    {against_bare:6.2f}")

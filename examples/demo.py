@@ -18,13 +18,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jaxpp.api as jaxpp
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+
+import jaxpp.api as jaxpp
 
 RANKS, LAYERS, MICROBATCHES, STEPS = 4, 8, 8, 12
 BATCH, SEQUENCE, WIDTH = 32, 64, 128
@@ -61,18 +62,14 @@ def init_state(stages: int) -> TrainState:
 def make_batch() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(BATCH, SEQUENCE, WIDTH)).astype(np.float32)
-    targets = np.tanh(
-        xs @ rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5
-    )
+    targets = np.tanh(xs @ rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5)
     shape = (MICROBATCHES, -1, SEQUENCE, WIDTH)
     return xs.reshape(shape), targets.reshape(shape)
 
 
 def microbatch_gradient(state: TrainState):
     def loss_fn(params, x, target):
-        return (
-            jnp.mean((state.apply_fn({"params": params}, x) - target) ** 2) / MICROBATCHES
-        )
+        return jnp.mean((state.apply_fn({"params": params}, x) - target) ** 2) / MICROBATCHES
 
     return lambda microbatch: jax.value_and_grad(loss_fn)(state.params, *microbatch)
 

@@ -18,9 +18,7 @@ BIN = pathlib.Path(sys.executable).parent
 COUNTS = re.compile(r"(\d+) subtests passed")
 
 
-def run(
-    *command: str | pathlib.Path, env: dict[str, str] | None = None
-) -> tuple[int, str]:
+def run(*command: str | pathlib.Path, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Runs a command in the root, shows its output, returns exit code and output."""
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", **(env or {})}
     process = subprocess.Popen(
@@ -94,9 +92,7 @@ def ruff_check() -> tuple[int, int]:
 
 
 def pytest() -> tuple[int, int]:
-    code, output = run(
-        sys.executable, "-m", "pytest", "-q", "-W", "ignore", "tests/python"
-    )
+    code, output = run(sys.executable, "-m", "pytest", "-q", "-W", "ignore", "tests/python")
     passed = re.search(r"(\d+) passed", output)
     failed = sum(int(n) for n in re.findall(r"(\d+) (?:failed|error)", output))
     return int(passed.group(1)) if passed else 0, failed or int(code != 0)

@@ -1,6 +1,7 @@
 """Every name that a step's author writes, as `jaxpp.api` has them."""
 
 from jaxpp.array import MpmdArray
+from jaxpp.by_yield import mpmd_jit_by_yield
 from jaxpp.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
 from jaxpp.errors import JaxppError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
@@ -22,6 +23,7 @@ from jaxpp.schedules import (
     ZeroBubble,
 )
 from jaxpp.step import mpmd_jit_with_loop
+from jaxpp.times import collect_task_times_ms
 
 __all__ = [
     "Add",
@@ -44,9 +46,11 @@ __all__ = [
     "Task",
     "TaskType",
     "ZeroBubble",
+    "collect_task_times_ms",
     "cross_mpmd_all_reduce",
     "cross_mpmd_stack",
     "mark_stage_end",
+    "mpmd_jit_by_yield",
     "mpmd_jit_with_loop",
     "mpmd_to_spmd_reshard",
     "pipeline_enter_stage",

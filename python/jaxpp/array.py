@@ -25,7 +25,11 @@ class Placement:
     """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
 
     def __init__(
-        self, devices: Devices, mesh: MpmdMesh, aval: Any, ranks: Sequence[int],
+        self,
+        devices: Devices,
+        mesh: MpmdMesh,
+        aval: Any,
+        ranks: Sequence[int],
         spec: PartitionSpec,
     ) -> None:
         self.devices = devices

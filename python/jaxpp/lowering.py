@@ -179,10 +179,14 @@ class TaskLowerer:
         kind, attr, loop, inputs, first, count = self.staged.op(op)
         key: tuple[Any, ...]
         if self._is_made(op):
-            operation = None if loop is None or kind == SUM else (
-                self.graph.loops[loop].operations[attr],
-                self.graph.loops[loop].length,
-                str(self.graph.loops[loop].value_avals[attr]),
+            operation = (
+                None
+                if loop is None or kind == SUM
+                else (
+                    self.graph.loops[loop].operations[attr],
+                    self.graph.loops[loop].length,
+                    str(self.graph.loops[loop].value_avals[attr]),
+                )
             )
             key = (kind, operation, tuple(local[v] for v in inputs))
         else:
@@ -241,7 +245,9 @@ def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
     if all(d is None for d in donations):
         return
     with module.context:
-        main = next(f for f in module.body.operations if f.attributes["sym_name"].value == "main")
+        main = next(
+            f for f in module.body.operations if f.attributes["sym_name"].value == "main"
+        )
         i32 = ir.IntegerType.get_signless(32)
         rows = []
         for row, output in zip(main.arg_attrs, donations, strict=True):

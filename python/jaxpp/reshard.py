@@ -27,7 +27,8 @@ def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
     for sharding in found:
         if not isinstance(sharding, kind):
             raise make_error(
-                "sharding", f"{name}: expected {kind.__name__}s in shardings, found {sharding!r}"
+                "sharding",
+                f"{name}: expected {kind.__name__}s in shardings, found {sharding!r}",
             )
     return found
 

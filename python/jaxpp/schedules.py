@@ -85,6 +85,11 @@ class BaseSchedule:
         """A list per rank of what it runs in order; None where it waits."""
         raise NotImplementedError
 
+    def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
+        """As `build`, for a loop whose body has `num_marks` stage marks."""
+        del num_marks
+        return self.build(n_mubatches, mpmd_dim)
+
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
         rows = self.tasks(n_mubatches)
@@ -96,9 +101,7 @@ class BaseSchedule:
                 f"{mpmd_dim} along its pipeline axis; give both the same size",
             )
         flat = [_flatten_row(name, rank, row) for rank, row in enumerate(rows)]
-        schedule = _core.Schedule.from_rows(
-            name, self.num_stages, mpmd_dim, n_mubatches, flat
-        )
+        schedule = _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
         schedule.verify()
         return schedule
 
@@ -217,9 +220,7 @@ class Interleaved1F1B(_OnRanks):
 
     core_name = "interleaved-1f1b"
 
-    def __init__(
-        self, num_stages: int, mpmd_dim: int, fuse_steady_state: bool = False
-    ) -> None:
+    def __init__(self, num_stages: int, mpmd_dim: int, fuse_steady_state: bool = False) -> None:
         super().__init__(num_stages, mpmd_dim)
         self.fuse_steady_state = fuse_steady_state
 

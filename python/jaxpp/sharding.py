@@ -62,8 +62,7 @@ def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
             if axis not in sizes:
                 raise make_error(
                     "sharding",
-                    f"{what}: spec {spec} names axis {axis!r}; the mesh has "
-                    f"{tuple(sizes)}",
+                    f"{what}: spec {spec} names axis {axis!r}; the mesh has {tuple(sizes)}",
                 )
         ways = math.prod(sizes[a] for a in axes)
         if aval.shape[dim] % ways:
@@ -75,8 +74,11 @@ def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
 
 
 def _check_given(
-    specs: Sequence[PartitionSpec | None], avals: Sequence[Any], names: Sequence[str],
-    mesh: Mesh, what: str,
+    specs: Sequence[PartitionSpec | None],
+    avals: Sequence[Any],
+    names: Sequence[str],
+    mesh: Mesh,
+    what: str,
 ) -> None:
     for spec, aval, name in zip(specs, avals, names, strict=True):
         if spec is not None:
@@ -142,8 +144,11 @@ def _one_microbatch(
 
 
 def _propagate(
-    graph: Graph, mesh: MpmdMesh, in_specs: dict[int, PartitionSpec],
-    out_specs: dict[int, PartitionSpec], wanted: list[int],
+    graph: Graph,
+    mesh: MpmdMesh,
+    in_specs: dict[int, PartitionSpec],
+    out_specs: dict[int, PartitionSpec],
+    wanted: list[int],
 ) -> dict[int, PartitionSpec]:
     lowering_mesh = mesh.lowering_mesh()
     indices = [loop.index for loop in graph.loops]
@@ -165,11 +170,14 @@ def _propagate(
         pipeline = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
         pipeline.run(module.operation)
         main = next(
-            f for f in module.body.operations
+            f
+            for f in module.body.operations
             if "sym_name" in f.attributes and f.attributes["sym_name"].value == "main"
         )
         found = dict(zip(args, _sharding_attributes(main.arg_attrs), strict=True))
-        found.update(zip(wanted, _sharding_attributes(main.attributes["res_attrs"]), strict=True))
+        found.update(
+            zip(wanted, _sharding_attributes(main.attributes["res_attrs"]), strict=True)
+        )
         return {v: _spec_of(a, graph.avals[v], lowering_mesh) for v, a in found.items()}
 
 
@@ -215,13 +223,20 @@ def infer_specs(
     lowering_mesh = mesh.lowering_mesh()
     args = [v for v, _ in staged.args()]
     outputs = [v for v, _ in staged.outputs()]
-    _check_given(in_specs, [graph.avals[v] for v in args[: len(names)]], names,
-                 lowering_mesh, "in_specs")
-    _check_given(out_specs, [graph.avals[v] for v in outputs],
-                 [f"result {i}" for i in range(len(outputs))], lowering_mesh, "out_specs")
+    _check_given(
+        in_specs, [graph.avals[v] for v in args[: len(names)]], names, lowering_mesh, "in_specs"
+    )
+    _check_given(
+        out_specs,
+        [graph.avals[v] for v in outputs],
+        [f"result {i}" for i in range(len(outputs))],
+        lowering_mesh,
+        "out_specs",
+    )
     given_in = {v: s for v, s in zip(args, in_specs, strict=False) if s is not None}
     given_out = {
-        v: s for v, s in zip(outputs, out_specs, strict=True)
+        v: s
+        for v, s in zip(outputs, out_specs, strict=True)
         if s is not None and v not in given_in
     }
     if lowering_mesh.size == 1:
@@ -240,7 +255,9 @@ def infer_specs(
 
 
 def _spread_to_made_values(
-    graph: Graph, staged: _core.Staged, by_value: dict[int, PartitionSpec],
+    graph: Graph,
+    staged: _core.Staged,
+    by_value: dict[int, PartitionSpec],
     avals: dict[int, Any],
 ) -> None:
     """What the planner made has the sharding of the result that it is a part of."""

@@ -27,7 +27,8 @@ from jaxpp.errors import make_error
 from jaxpp.lowering import TaskLowerer
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.sharding import Specs, infer_specs
-from jaxpp.tracing import Graph, build_graph
+from jaxpp.times import collecting, note_step
+from jaxpp.tracing import FrontLoop, Graph, build_graph
 
 __all__ = ["CompiledStep", "MpmdFunction", "mpmd_jit_with_loop"]
 
@@ -211,6 +212,14 @@ def _output_names(out_tree: Any) -> list[str]:
     return ["result" + jax.tree_util.keystr(path) for path, _ in leaves]
 
 
+def build_schedule(loop: FrontLoop, mpmd_dim: int) -> _core.Schedule:
+    """The loop's schedule for a mesh; anything with `build` is one."""
+    build_for = getattr(loop.schedule, "build_for", None)
+    if build_for is None:
+        return loop.schedule.build(loop.length, mpmd_dim)
+    return build_for(loop.length, mpmd_dim, loop.num_marks)
+
+
 def trace_step(
     fun: Callable[..., Any], signature: _Signature, call: _Call, options: _Options
 ) -> Traced:
@@ -228,10 +237,8 @@ def trace_step(
         options.out_specs, jax.tree.unflatten(out_tree, range(out_tree.num_leaves)), "out_specs"
     )
     name = getattr(fun, "__name__", "step")
-    graph = build_graph(
-        name, mesh.mpmd_dim, closed, donated, names, _output_names(out_tree)
-    )
-    schedules = [loop.schedule.build(loop.length, mesh.mpmd_dim) for loop in graph.loops]
+    graph = build_graph(name, mesh.mpmd_dim, closed, donated, names, _output_names(out_tree))
+    schedules = [build_schedule(loop, mesh.mpmd_dim) for loop in graph.loops]
     staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
     specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names)
     plan = _core.Plan(staged, schedules, specs.value_bytes)
@@ -255,9 +262,7 @@ def trace_step(
 # --- Compiling --------------------------------------------------------------------------
 
 
-def _compile_options(
-    device_ids: Sequence[int], user_options: dict[str, Any] | None
-) -> bytes:
+def _compile_options(device_ids: Sequence[int], user_options: dict[str, Any] | None) -> bytes:
     """A serialized CompileOptionsProto for a rank, or for any one device."""
     options = xla_client.CompileOptions()
     build = options.executable_build_options
@@ -326,6 +331,7 @@ class CompiledStep:
         self._traced = traced
         self._devices = devices
         self._mesh = options.mesh
+        self._tracing = False
         compiler = _Compiler(traced, devices, options)
         self._executables = compiler.compile_all()
         self._distinct = len(compiler.futures)
@@ -342,7 +348,9 @@ class CompiledStep:
         )
         self._inputs = [
             self._placement(value, aval, ranks)
-            for (value, ranks), aval in zip(traced.staged.args(), self._arg_avals(), strict=True)
+            for (value, ranks), aval in zip(
+                traced.staged.args(), self._arg_avals(), strict=True
+            )
         ]
         self._outputs = [
             self._placement(value, aval, ranks)
@@ -394,7 +402,13 @@ class CompiledStep:
     ) -> Any:
         """Runs on flat arguments whose shapes and dtypes are those compiled for."""
         values = [self._value_of(i, leaf) for i, leaf in enumerate(leaves)]
+        times_wanted = collecting()
+        if times_wanted:
+            self._runtime.set_tracing(True)
         results = self._run(values + self._constants, step or self._runtime.step)
+        if times_wanted:
+            note_step(self._runtime.trace())
+            self._runtime.set_tracing(self._tracing)
         arrays = list(map(MpmdArray, self._outputs, results))
         return self._traced.out_tree.unflatten(arrays)
 
@@ -407,6 +421,7 @@ class CompiledStep:
 
     def set_tracing(self, enabled: bool = True) -> None:
         """Records when each task really ran, from the next call on."""
+        self._tracing = enabled
         self._runtime.set_tracing(enabled)
 
     def trace_json(self) -> str:

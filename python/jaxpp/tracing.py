@@ -21,8 +21,8 @@ from jax._src.sharding_impls import UNSPECIFIED
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
-from jaxpp.errors import make_error
 from jaxpp.cross import place_p
+from jaxpp.errors import make_error
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
 
@@ -68,6 +68,7 @@ class FrontLoop:
     index: int  # value ids: the microbatch number,
     results: list[int]  # what one microbatch gives,
     first_output: int  # and the first reduced result
+    num_marks: int  # stages that the body ends
 
 
 @dataclasses.dataclass
@@ -329,6 +330,7 @@ class _Builder:
                 index,
                 outs,
                 first,
+                self.num_marks,
             )
         )
         self.num_ops += 1
@@ -351,9 +353,7 @@ class _Builder:
         types = [physical_type(a) for a in avals]
         cost = _flops(eqn) if eqn and kind == CALL else 0.0
         where = where_of(eqn) if eqn else None
-        first = self.core.add_op(
-            kind, flags, attr, values, types, cost, primitive.name, where
-        )
+        first = self.core.add_op(kind, flags, attr, values, types, cost, primitive.name, where)
         self.ops[self.num_ops] = FrontOp(
             primitive, params, tuple(operands), first, eqn.ctx if eqn else None
         )

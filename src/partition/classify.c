@@ -11,9 +11,10 @@ static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
   return result;
 }
 
-static uint32_t classify_body_op(bool cheap, uint8_t* knowledge) {
+// Of a loop that runs once nothing leaves: there all of it is the stages' work.
+static uint32_t classify_body_op(bool cheap, bool runs_once, uint8_t* knowledge) {
   if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
-  if (*knowledge & kInvariant) {
+  if ((*knowledge & kInvariant) && !runs_once) {
     *knowledge |= kAvailable;
     return JPP_SEGMENT_OUTER;
   }
@@ -32,7 +33,8 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stag
   } else {
     bool cheap = (op->flags & JPP_OP_CHEAP) && !ends_stage[id];
     knowledge = op_knowledge(op, known);
-    p->segment[id] = classify_body_op(cheap, &knowledge);
+    bool runs_once = p->graph->loops[op->loop].microbatches == 1;
+    p->segment[id] = classify_body_op(cheap, runs_once, &knowledge);
   }
   for (uint32_t i = 0; i < op->num_outputs; ++i) known[op->first_output + i] = knowledge;
 }

@@ -66,9 +66,7 @@ class CommandTest(unittest.TestCase):
 
     def test_json_holds_all_parts(self) -> None:
         parts = json.loads(run("plan", graph("tied"), "--json").stdout)
-        self.assertEqual(
-            sorted(parts), ["check", "graph", "partition", "program", "schedule"]
-        )
+        self.assertEqual(sorted(parts), ["check", "graph", "partition", "program", "schedule"])
         self.assertEqual(len(parts["graph"]["args"]), 5)
         self.assertEqual(parts["schedule"][0]["stage_rank"], [0, 1])
         for program, check in zip(
@@ -79,9 +77,7 @@ class CommandTest(unittest.TestCase):
 
     def test_graph_text_is_read_back(self) -> None:
         printed = run("plan", graph("aux"), "--after", "graph").stdout
-        self.assertEqual(
-            run("plan", "-", "--after", "graph", text=printed).stdout, printed
-        )
+        self.assertEqual(run("plan", "-", "--after", "graph", text=printed).stdout, printed)
 
     def test_flags_replace_what_the_file_says(self) -> None:
         done = run("plan", graph("interleaved"), "--ranks", "4", "--schedule", "zb-h1")
@@ -118,9 +114,7 @@ class CommandTest(unittest.TestCase):
         self.assert_refused(2, "2 stages need a mesh", "plan", graph("mlp2"), "--ranks=3")
 
     def test_schedules(self) -> None:
-        names = [
-            row["name"] for row in json.loads(run("schedule", "list", "--json").stdout)
-        ]
+        names = [row["name"] for row in json.loads(run("schedule", "list", "--json").stdout)]
         self.assertIn("zb-h1", names)
         for name in names:
             self.assertIn(name, run("schedule", "list").stdout)

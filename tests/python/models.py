@@ -53,9 +53,7 @@ def mlp(layers_per_stage: list[int], microbatches: int) -> Problem:
 
 def attention_block(p: Any, x: Any, heads: int = 2) -> Any:
     b, t, d = x.shape
-    q, k, v = (
-        (x @ p[n]).reshape(b, t, heads, d // heads).transpose(0, 2, 1, 3) for n in "qkv"
-    )
+    q, k, v = ((x @ p[n]).reshape(b, t, heads, d // heads).transpose(0, 2, 1, 3) for n in "qkv")
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(d // heads)
     mask = jnp.tril(jnp.ones((t, t), bool))
     probs = jax.nn.softmax(jnp.where(mask, scores, -1e9))

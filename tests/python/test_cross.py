@@ -2,12 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import models
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
+import models
 
 
 def run_on_results(mesh4, after):
@@ -22,9 +22,7 @@ def run_on_results(mesh4, after):
                 outs.append(mb.sum(0))
             return outs
 
-        results = jaxpp.treduce(
-            one, x, schedule=jaxpp.GPipe(4), operation=jaxpp.Add
-        )
+        results = jaxpp.treduce(one, x, schedule=jaxpp.GPipe(4), operation=jaxpp.Add)
         return after(results, params)
 
     ours = jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh4)(params, batch["x"])
@@ -56,7 +54,10 @@ def test_a_norm_over_a_stack_of_stages(mesh4):
 
 
 def test_reshard_there_and_back(mesh222):
-    tree = {"a": np.arange(32.0, dtype=np.float32).reshape(4, 8), "b": jnp.ones(4, jnp.bfloat16)}
+    tree = {
+        "a": np.arange(32.0, dtype=np.float32).reshape(4, 8),
+        "b": jnp.ones(4, jnp.bfloat16),
+    }
     shardings = {
         "a": jaxpp.MpmdSharding(mesh222, (1,), P("data", "model")),
         "b": jaxpp.MpmdSharding(mesh222, (0, 1), P()),

@@ -1,0 +1,97 @@
+"""Pipelines without a loop: one pass through the stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.mesh import MpmdMesh
+from jaxpp.primitives import treduce_i
+from jaxpp.schedules import BaseSchedule, FusedTask, Task, TaskType
+from jaxpp.step import mpmd_jit_with_loop
+
+__all__ = ["mpmd_jit_by_yield"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Last:
+    """The value of the only microbatch."""
+
+    def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(value.shape, value.dtype)
+
+    def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
+        return value
+
+
+class _OnePass(BaseSchedule):
+    """Each stage forward, then, if there is one, backward; stage s on rank s mod ranks."""
+
+    def __init__(self, num_stages: int | None, mpmd_dim: int) -> None:
+        super().__init__(num_stages or 0)
+        self.mpmd_dim = mpmd_dim
+
+    def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
+        stages = self.num_stages or num_marks
+        if not stages:
+            raise make_error(
+                "stage-marks",
+                "mpmd_jit_by_yield: the function has no stage marks; expected one at the end "
+                "of each stage (mark_stage_end)",
+            )
+        schedule = _OnePass(stages, mpmd_dim)
+        return schedule.build(n_mubatches, mpmd_dim)
+
+    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        rows: list[list[Task | FusedTask | None]] = [[] for _ in range(self.mpmd_dim)]
+        for stage in range(self.num_stages):
+            rows[stage % self.mpmd_dim].append(Task(stage, 0, TaskType.FWD))
+        for stage in reversed(range(self.num_stages)):
+            rows[stage % self.mpmd_dim].append(Task(stage, 0, TaskType.BWD))
+        return rows
+
+
+def mpmd_jit_by_yield(
+    fun: Callable[..., Any] | None = None,
+    mpmd_mesh: MpmdMesh | None = None,
+    *,
+    target_num_stages: int | None = None,
+    **options: Any,
+) -> Any:
+    """Makes a pipeline of a function without a loop: stage s runs on rank s mod ranks.
+
+    For inference, or one pass of a model too large for a rank's devices.
+
+    Args:
+      fun: the function; `mark_stage_end` says where stages end. It may hold gradients.
+      mpmd_mesh: its ranks and their devices.
+      target_num_stages: how many stages; default: as many as there are marks.
+      **options: as for `mpmd_jit_with_loop`.
+
+    Returns:
+      The pipelined function; a decorator if `fun` is left out.
+
+    Raises:
+      JaxppError: as `mpmd_jit_with_loop`.
+    """
+    if fun is None:
+        options.update(mpmd_mesh=mpmd_mesh, target_num_stages=target_num_stages)
+        return functools.partial(mpmd_jit_by_yield, **options)
+    if not isinstance(mpmd_mesh, MpmdMesh):
+        raise make_error(
+            "mesh", f"mpmd_jit_by_yield: mpmd_mesh={mpmd_mesh!r}; expected an MpmdMesh"
+        )
+    schedule = _OnePass(target_num_stages, mpmd_mesh.mpmd_dim)
+
+    @functools.wraps(fun)
+    def one_pass(*args: Any, **kwargs: Any) -> Any:
+        return treduce_i(lambda i: fun(*args, **kwargs), 1, schedule, _Last())
+
+    return mpmd_jit_with_loop(one_pass, mpmd_mesh, **options)

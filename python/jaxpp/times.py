@@ -1,0 +1,41 @@
+"""How long tasks take on their devices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["collect_task_times_ms", "collecting", "note_step"]
+
+_collectors: list[dict[str, list[float]]] = []
+
+
+@contextlib.contextmanager
+def collect_task_times_ms(enabled: bool = True) -> Iterator[dict[str, list[float]]]:
+    """Collects the time of every task that steps run inside the `with` block.
+
+    Yields:
+      A dict from task name ("fwd_0", "bwd_3", "after_loop_0_1") to the milliseconds of each of
+      its runs, from when the device could begin to when the results were there. It stays
+      empty if not `enabled`.
+    """
+    times: dict[str, list[float]] = {}
+    if enabled:
+        _collectors.append(times)
+    try:
+        yield times
+    finally:
+        if enabled:
+            _collectors.remove(times)
+
+
+def collecting() -> bool:
+    return bool(_collectors)
+
+
+def note_step(runs: list[tuple[Any, ...]]) -> None:
+    """Adds a traced step's runs, as `_core.Runtime.trace` lists them."""
+    for _, task, _, _, start, end in runs:
+        for times in _collectors:
+            times.setdefault(task, []).append((end - start) / 1e6)
