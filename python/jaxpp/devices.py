@@ -8,6 +8,7 @@ import os
 import jax
 
 from jaxpp import _core
+from jaxpp.custom_calls import register_handlers
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
 
@@ -53,7 +54,9 @@ def _client(plugin: str, cpu_devices: int) -> _core.Client:
     options = {"cpu_device_count": cpu_devices} if cpu_devices else {}
     # The plugin's own log; its errors come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return _core.Client(plugin, options)
+    client = _core.Client(plugin, options)
+    register_handlers(client)
+    return client
 
 
 def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:

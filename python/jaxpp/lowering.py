@@ -9,9 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.interpreters import mlir
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib import xla_client
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 from jaxpp import _core
 from jaxpp.mesh import MpmdMesh
@@ -259,6 +262,9 @@ def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
 
 
 def _bytecode(module: Any) -> bytes:
-    from jax._src.interpreters import mlir
-
-    return mlir.module_to_bytecode(module)
+    """The module in a form that plugins of other versions of XLA read."""
+    twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    version = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
+    return xla_client._xla.mlir.serialize_portable_artifact(
+        mlir.module_to_bytecode(module), version
+    )
