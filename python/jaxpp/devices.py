@@ -20,6 +20,7 @@ class Devices:
 
     def __init__(self, client: _core.Client, mesh: MpmdMesh) -> None:
         self.client = client
+        register_handlers(client)
         self.platform, self.version, self.found = client.info()
         by_id = {device_id: index for index, (device_id, _) in enumerate(self.found)}
         self.ids = [[d.id for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
@@ -54,9 +55,7 @@ def _client(plugin: str, cpu_devices: int) -> _core.Client:
     options = {"cpu_device_count": cpu_devices} if cpu_devices else {}
     # The plugin's own log; its errors come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    client = _core.Client(plugin, options)
-    register_handlers(client)
-    return client
+    return _core.Client(plugin, options)
 
 
 def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:

@@ -22,6 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
 from jaxpp.cross import place_p
+from jaxpp.custom_calls import check_equation
 from jaxpp.errors import make_error
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
@@ -268,6 +269,7 @@ class _Builder:
 
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         self._refuse_hidden_marks(eqn)
+        check_equation(eqn, where_of(eqn))
         flags = _CHEAP if self._is_cheap(eqn) else 0
         if "transpose(" in str(eqn.source_info.name_stack):
             flags |= _BACKWARD

@@ -120,3 +120,23 @@ def test_gradients_with_respect_to_the_inputs(mesh2):
     np.testing.assert_allclose(
         np.asarray(ours), jax.jit(step)(params, batch["x"]), rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_callback_into_python_is_refused_by_line(mesh2):
+    def between(x, i):
+        jax.debug.print("x {}", x.sum())
+        return x
+
+    with pytest.raises(jaxpp.JaxppError, match=r"test_operations.py:\d+") as caught:
+        assert_trains_equal(staged(between), jaxpp.Std1F1B(2), mesh2)
+    assert caught.value.code == "unsupported"
+
+
+def test_an_unregistered_custom_call_is_refused_by_name(mesh2):
+    def between(x, i):
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.ffi.ffi_call("nobody_knows_me", out)(jax.lax.stop_gradient(x))
+
+    with pytest.raises(jaxpp.JaxppError, match="nobody_knows_me.*test_operations.py") as caught:
+        assert_trains_equal(staged(between), jaxpp.Std1F1B(2), mesh2)
+    assert caught.value.code == "unsupported"
