@@ -278,7 +278,7 @@ def treduce_i(
 
     def run_body(i: jax.Array) -> Any:
         result = fun(i)
-        check_arrays(result, f"treduce at {where}: what the function returns")
+        check_arrays(result, f"treduce at {where}: the function's result")
         return result
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
