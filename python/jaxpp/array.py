@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -94,12 +95,22 @@ def _to_host(array: Any, dtype_name: str) -> np.ndarray:
     return host.view(_carrier(host.dtype))
 
 
+def _wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl=dtype._impl.name)
+
+
+def _operand(other: Any) -> Any:
+    return other._host() if isinstance(other, MpmdArray) else other
+
+
 class MpmdArray:
     """An array on the devices of one or more pipeline ranks, the same on each.
 
     A handle: the memory belongs to the runtime. It becomes a `jax.Array` or a numpy array
     when somebody looks (`np.asarray(x)`, `float(x)`, `x[0]`, `x.to_mpmd_local_array`).
-    Steps return these and take them back.
+    Steps return these and take them back. Outside steps arithmetic and comparisons are
+    numpy's, element by element, in host memory; functions under `jax.jit` (most of `jnp`)
+    take `jnp.asarray(x)` or `x.first_mpmd_replica`.
     """
 
     __slots__ = ("_placement", "_value", "__weakref__")
@@ -151,6 +162,10 @@ class MpmdArray:
     def is_mpmd_replicated(self) -> bool:
         return len(self._placement.ranks) > 1
 
+    @property
+    def _is_keys(self) -> bool:
+        return jnp.issubdtype(self.dtype, jax.dtypes.prng_key)
+
     # --- Looking at it ---
 
     def _read(self, rank: int | None = None) -> np.ndarray:
@@ -160,8 +175,8 @@ class MpmdArray:
     def _rank_array(self, rank: int) -> jax.Array:
         host = self._read(rank)
         array = jax.device_put(host, self._placement.sharding.rank_sharding(rank))
-        if jnp.issubdtype(self.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(array)
+        if self._is_keys:
+            return _wrap_keys(array, self.dtype)
         if self.weak_type:
             return jax.lax.convert_element_type_p.bind(
                 array, new_dtype=self.dtype, weak_type=True, sharding=None
@@ -184,22 +199,41 @@ class MpmdArray:
         """The copy on the lowest rank that holds it."""
         return self._rank_array(self._placement.ranks[0])
 
+    def _host(self) -> np.ndarray:
+        """The array in host memory, read once from its first rank."""
+        if self._is_keys:
+            raise make_error(
+                "unsupported",
+                f"an MpmdArray of {self.dtype} has no numpy form; expected numbers. Use "
+                "jax.random.key_data(x.first_mpmd_replica)",
+            )
+        return self._read()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        host = self._read()
+        host = self._host()
         return host if dtype is None else host.astype(dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        """For `jnp.asarray(x)` and operators; the result is on JAX's default device."""
+        host = jnp.asarray(self._read())
+        return _wrap_keys(host, self.dtype) if self._is_keys else host
 
     def _scalar(self, kind: str) -> Any:
         if self.size != 1:
-            raise TypeError(
-                f"{kind}() needs an array of one element; this one has shape {self.shape}"
+            raise make_error(
+                "invalid-argument",
+                f"{kind}() of an MpmdArray: expected one element, found shape {self.shape}",
             )
-        return self._read().reshape(()).item()
+        return self._host().reshape(()).item()
 
     def __float__(self) -> float:
         return float(self._scalar("float"))
 
     def __int__(self) -> int:
         return int(self._scalar("int"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
 
     def __bool__(self) -> bool:
         return bool(self._scalar("bool"))
@@ -210,21 +244,102 @@ class MpmdArray:
         return int(self._scalar("index"))
 
     def item(self) -> Any:
+        """The only element, as a Python number."""
         return self._scalar("item")
 
     def tolist(self) -> Any:
-        return self._read().tolist()
+        """Nested lists of Python numbers, as numpy's `tolist`."""
+        return self._host().tolist()
 
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return self._read()[index]
+    def __getitem__(self, index: Any) -> Any:
+        return self.first_mpmd_replica[index] if self._is_keys else self._host()[index]
 
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a scalar array")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return iter(self._read())
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a scalar array")
+        return iter(self.first_mpmd_replica if self._is_keys else self._host())
+
+    # --- Computing with it, outside a step: in host memory, as numpy does ---
+
+    def __add__(self, other: Any) -> Any:
+        return operator.add(self._host(), _operand(other))
+
+    def __radd__(self, other: Any) -> Any:
+        return operator.add(other, self._host())
+
+    def __sub__(self, other: Any) -> Any:
+        return operator.sub(self._host(), _operand(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return operator.sub(other, self._host())
+
+    def __mul__(self, other: Any) -> Any:
+        return operator.mul(self._host(), _operand(other))
+
+    def __rmul__(self, other: Any) -> Any:
+        return operator.mul(other, self._host())
+
+    def __truediv__(self, other: Any) -> Any:
+        return operator.truediv(self._host(), _operand(other))
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return operator.truediv(other, self._host())
+
+    def __floordiv__(self, other: Any) -> Any:
+        return operator.floordiv(self._host(), _operand(other))
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return operator.floordiv(other, self._host())
+
+    def __mod__(self, other: Any) -> Any:
+        return operator.mod(self._host(), _operand(other))
+
+    def __rmod__(self, other: Any) -> Any:
+        return operator.mod(other, self._host())
+
+    def __pow__(self, other: Any) -> Any:
+        return operator.pow(self._host(), _operand(other))
+
+    def __rpow__(self, other: Any) -> Any:
+        return operator.pow(other, self._host())
+
+    def __matmul__(self, other: Any) -> Any:
+        return operator.matmul(self._host(), _operand(other))
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return operator.matmul(other, self._host())
+
+    def __neg__(self) -> Any:
+        return operator.neg(self._host())
+
+    def __abs__(self) -> Any:
+        return operator.abs(self._host())
+
+    def __eq__(self, other: Any) -> Any:
+        """Element by element, as numpy and JAX compare; so it has no hash."""
+        return operator.eq(self._host(), _operand(other))
+
+    def __ne__(self, other: Any) -> Any:
+        return operator.ne(self._host(), _operand(other))
+
+    def __lt__(self, other: Any) -> Any:
+        return operator.lt(self._host(), _operand(other))
+
+    def __le__(self, other: Any) -> Any:
+        return operator.le(self._host(), _operand(other))
+
+    def __gt__(self, other: Any) -> Any:
+        return operator.gt(self._host(), _operand(other))
+
+    def __ge__(self, other: Any) -> Any:
+        return operator.ge(self._host(), _operand(other))
+
+    __hash__ = None  # type: ignore[assignment]
 
     # --- Its memory ---
 
@@ -233,9 +348,11 @@ class MpmdArray:
         self._value.delete()
 
     def is_deleted(self) -> bool:
+        """Deleted, or donated to a step."""
         return self._value.deleted
 
     def block_until_ready(self) -> MpmdArray:
+        """Waits until its contents are there; returns itself."""
         self._value.wait()
         return self
 

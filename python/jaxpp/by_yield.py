@@ -34,20 +34,9 @@ class _Last:
 class _OnePass(BaseSchedule):
     """Each stage forward, then, if there is one, backward; stage s on rank s mod ranks."""
 
-    def __init__(self, num_stages: int | None, mpmd_dim: int) -> None:
-        super().__init__(num_stages or 0)
+    def __init__(self, num_stages: int, mpmd_dim: int) -> None:
+        super().__init__(num_stages)
         self.mpmd_dim = mpmd_dim
-
-    def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
-        stages = self.num_stages or num_marks
-        if not stages:
-            raise make_error(
-                "stage-marks",
-                "mpmd_jit_by_yield: the function has no stage marks; expected one at the end "
-                "of each stage (mark_stage_end)",
-            )
-        schedule = _OnePass(stages, mpmd_dim)
-        return schedule.build(n_mubatches, mpmd_dim)
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         rows: list[list[Task | FusedTask | None]] = [[] for _ in range(self.mpmd_dim)]
@@ -56,6 +45,26 @@ class _OnePass(BaseSchedule):
         for stage in reversed(range(self.num_stages)):
             rows[stage % self.mpmd_dim].append(Task(stage, 0, TaskType.BWD))
         return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _AsMarked:
+    """One pass through as many stages as there are marks, or as the user says."""
+
+    target_num_stages: int | None
+
+    def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
+        stages = self.target_num_stages or num_marks
+        if not stages:
+            raise make_error(
+                "stage-marks",
+                "mpmd_jit_by_yield: the function has no stage marks; expected one at the end "
+                "of each stage (mark_stage_end)",
+            )
+        return _OnePass(stages, mpmd_dim).build(n_mubatches, mpmd_dim)
+
+    def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        return self.build_for(n_mubatches, mpmd_dim, 0)
 
 
 def mpmd_jit_by_yield(
@@ -88,7 +97,7 @@ def mpmd_jit_by_yield(
         raise make_error(
             "mesh", f"mpmd_jit_by_yield: mpmd_mesh={mpmd_mesh!r}; expected an MpmdMesh"
         )
-    schedule = _OnePass(target_num_stages, mpmd_mesh.mpmd_dim)
+    schedule = _AsMarked(target_num_stages)
 
     @functools.wraps(fun)
     def one_pass(*args: Any, **kwargs: Any) -> Any:

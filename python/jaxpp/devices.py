@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import jax
 
@@ -28,14 +29,22 @@ class Devices:
         if missing:
             raise make_error(
                 "devices",
-                f"the mesh needs devices {missing}, but the plugin has {len(self.found)} "
-                f"({self.platform}); use a smaller mesh or a plugin with more devices",
+                f"not enough devices: the mesh expects the devices "
+                f"{sorted(i for ids in self.ids for i in ids)}, found "
+                f"{len(self.found)} in the plugin ({self.platform}), without {missing}; use a "
+                "smaller mesh or a plugin with more devices",
             )
         self.indices = [[by_id[i] for i in ids] for ids in self.ids]
 
     @property
     def per_rank(self) -> int:
+        """How many devices a rank has."""
         return len(self.indices[0])
+
+    @functools.cached_property
+    def layout(self) -> tuple[Any, ...]:
+        """Equal for meshes whose ranks are the same devices of the same client."""
+        return (id(self.client), tuple(map(tuple, self.indices)))
 
 
 def _default_plugin() -> str:
@@ -69,4 +78,9 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
     highest = max(d.id for d in mesh.jax_mesh.devices.flat)
     on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
     cpu_devices = max(highest + 1, len(jax.devices("cpu"))) if on_cpu else 0
-    return Devices(_client(path, cpu_devices), mesh)
+    return _devices(_client(path, cpu_devices), mesh)
+
+
+@functools.cache
+def _devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
+    return Devices(client, mesh)

@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from jaxpp import _core
 from jaxpp.mesh import MpmdMesh
+from jaxpp.operations import state_of
 from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
 
 __all__ = ["LoweredTask", "TaskLowerer", "run_op"]
@@ -127,10 +128,7 @@ class TaskLowerer:
     def _state_aval(self, loop: int, result: int) -> Any:
         front = self.graph.loops[loop]
         value = front.value_avals[result]
-        struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
-        operation = front.operations[result]
-        state = jax.eval_shape(lambda: operation.state(front.length, struct))
-        return jax.core.ShapedArray(state.shape, state.dtype)
+        return state_of(front.operations[result], front.length, value)
 
     # --- Evaluating a task ---
 
@@ -248,9 +246,8 @@ def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
     if all(d is None for d in donations):
         return
     with module.context:
-        main = next(
-            f for f in module.body.operations if f.attributes["sym_name"].value == "main"
-        )
+        functions = module.body.operations
+        main = next(f for f in functions if f.attributes["sym_name"].value == "main")
         i32 = ir.IntegerType.get_signless(32)
         rows = []
         for row, output in zip(main.arg_attrs, donations, strict=True):

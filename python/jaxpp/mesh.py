@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpp.errors import make_error
+from jaxpp.errors import make_error, shorten
 
 __all__ = ["MpmdMesh", "MpmdSharding"]
 
@@ -30,11 +30,16 @@ class MpmdMesh:
     mpmd_axis_name: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.jax_mesh, Mesh):
+            raise make_error(
+                "mesh",
+                f"MpmdMesh: jax_mesh={shorten(self.jax_mesh)}; expected a jax.sharding.Mesh",
+            )
         if self.mpmd_axis_name not in self.jax_mesh.axis_names:
             raise make_error(
                 "mesh",
                 f"MpmdMesh: mpmd_axis_name={self.mpmd_axis_name!r} is no axis of the mesh; "
-                f"found {self.jax_mesh.axis_names}",
+                f"expected one of {self.jax_mesh.axis_names}",
             )
 
     @property
@@ -53,7 +58,14 @@ class MpmdMesh:
 
     def mpmd_submesh(self, idxs: Iterable[int]) -> Mesh:
         """The mesh of some ranks, in the given order."""
-        devices = np.take(self.jax_mesh.devices, list(idxs), axis=self._axis)
+        idxs = list(idxs)
+        if not idxs or not all(0 <= i < self.mpmd_dim for i in idxs):
+            raise make_error(
+                "mesh",
+                f"mpmd_submesh: idxs={shorten(idxs)}; expected ranks from 0 to "
+                f"{self.mpmd_dim - 1}",
+            )
+        devices = np.take(self.jax_mesh.devices, idxs, axis=self._axis)
         return Mesh(devices, self.jax_mesh.axis_names, axis_types=self.jax_mesh.axis_types)
 
     def lowering_mesh(self) -> Mesh:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Add", "Concat", "Max", "Operation", "normalize"]
+__all__ = ["Add", "Concat", "Max", "Operation", "normalize", "state_of"]
 
 
 class Operation(Protocol):
@@ -37,6 +37,12 @@ class Add:
     def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
         return jax.lax.add(state, value)
 
+    def refuses(self, value: Any) -> str | None:
+        """Why it can not reduce such values; None if it can."""
+        if value.dtype == jnp.bool_ or not jnp.issubdtype(value.dtype, jnp.number):
+            return "expected numbers to sum; sum x.astype(int), or use Max or Concat()"
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Max:
@@ -51,6 +57,13 @@ class Max:
 
     def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
         return jnp.maximum(state, value)
+
+    def refuses(self, value: Any) -> str | None:
+        """Why it can not reduce such values; None if it can."""
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)
+        if any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+            return None
+        return "expected values that have an order: floating, integer or bool"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +82,15 @@ class Concat:
         axis = self.axis % len(state.shape)
         return jax.lax.dynamic_update_index_in_dim(state, value, index, axis)
 
+    def refuses(self, value: Any) -> str | None:
+        """Why it can not reduce such values; None if it can."""
+        rank = len(value.shape) + 1
+        if not isinstance(self.axis, int) or not -rank <= self.axis < rank:
+            return f"expected an axis from {-rank} to {rank - 1}, found {self.axis!r}"
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return "expected numbers, found keys; concatenate jax.random.key_data(x)"
+        return None
+
 
 # jpp_reduce_kind_t
 _KINDS = {Add: 0, Max: 1, Concat: 2}
@@ -77,11 +99,21 @@ _CUSTOM = 3
 
 def normalize(operation: Any) -> Operation | None:
     """An operation given as an object or as a class; None if it is neither."""
-    if isinstance(operation, type):
-        operation = operation()
-    if hasattr(operation, "state") and hasattr(operation, "update"):
+    if not (hasattr(operation, "state") and hasattr(operation, "update")):
+        return None
+    if not isinstance(operation, type):
         return operation
-    return None
+    try:
+        return operation()
+    except TypeError:  # it needs arguments
+        return None
+
+
+def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedArray:
+    """The abstract state of a reduction of `length` values like `value`."""
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    state = jax.eval_shape(lambda: operation.state(length, struct))
+    return jax.core.ShapedArray(state.shape, state.dtype)
 
 
 def kind_of(operation: Operation) -> int:

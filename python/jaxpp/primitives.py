@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,8 @@ from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxpp.errors import make_error
-from jaxpp.operations import Add, Concat, normalize
+from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text
+from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 
 __all__ = [
@@ -98,6 +99,7 @@ def mark_stage_end(x: Any, name: str | None = None) -> Any:
     Returns:
       `x`.
     """
+    check_arrays(x, f"mark_stage_end at {here()}: x")
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
         return x
@@ -106,6 +108,9 @@ def mark_stage_end(x: Any, name: str | None = None) -> Any:
 
 
 pipeline_enter_stage = mark_stage_end
+
+# A microbatch number is an int32.
+_MOST_MICROBATCHES = 2**31 - 1
 
 # --- The loop ---------------------------------------------------------------------------
 
@@ -116,18 +121,12 @@ loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
 
-def _state_aval(operation: Any, length: int, value: Any) -> Any:
-    struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
-    state = jax.eval_shape(lambda: operation.state(length, struct))
-    return jax.core.ShapedArray(state.shape, state.dtype)
-
-
 @loop_p.def_abstract_eval
 def _loop_abstract_eval(
     *avals: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
 ) -> list[Any]:
     return [
-        _state_aval(operation, length, value)
+        state_of(operation, length, value)
         for operation, value in zip(operations, body.out_avals, strict=True)
     ]
 
@@ -156,32 +155,90 @@ loop_p.def_impl(lambda *args, **params: jax.jit(lambda *a: _loop_in_order(*a, **
 mlir.register_lowering(loop_p, mlir.lower_fun(_loop_in_order, multiple_results=True))
 
 
-def _describe(operation: Any) -> str:
-    return operation.__name__ if isinstance(operation, type) else repr(operation)
+def _refuse_transform(what: str, instead: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **params: Any) -> Any:
+        raise make_error(
+            "unsupported",
+            f"treduce at {here()} is {what}; expected {instead} inside the function that "
+            "treduce runs, found it around treduce",
+        )
+
+    return refuse
 
 
-def _match_operations(operation: Any, result: Any) -> tuple[Any, ...]:
+ad.primitive_jvps[loop_p] = _refuse_transform("differentiated", "jax.grad")
+batching.primitive_batchers[loop_p] = _refuse_transform("vmapped", "jax.vmap")
+
+
+def _match_operations(operation: Any, result: Any, length: int) -> tuple[Any, ...]:
     """One operation a leaf of `result`."""
     try:
         per_leaf = broadcast_prefix(operation, result)
     except ValueError:
         raise make_error(
             "operation",
-            "treduce: `operation` is no prefix of what the function returns.\n"
-            f"  operation: {jax.tree.structure(operation)} "
-            f"({', '.join(_describe(o) for o in jax.tree.leaves(operation))})\n"
-            f"  result:    {str(jax.tree.structure(result))[:300]}\n"
+            f"treduce at {here()}: `operation` is no prefix of what the function returns.\n"
+            f"  operation: {tree_text(operation)}\n"
+            f"  result:    {tree_text(result)}\n"
             "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
         ) from None
-    operations = tuple(normalize(o) for o in per_leaf)
-    for given, operation_or_none in zip(per_leaf, operations, strict=True):
-        if operation_or_none is None:
+    operations = []
+    for given, (path, value) in zip(
+        per_leaf, jax.tree_util.tree_leaves_with_path(result), strict=True
+    ):
+        operation = normalize(given)
+        if operation is None:
             raise make_error(
                 "operation",
-                f"treduce: {_describe(given)} is no operation; expected Add, Max, Concat() "
-                "or an object with state(n, value) and update(state, value, i)",
+                f"treduce at {here()}: {describe(given)} is no operation; expected Add, Max, "
+                "Concat() or an object with state(n, value) and update(state, value, i)",
             )
-    return operations
+        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path))
+        operations.append(operation)
+    return tuple(operations)
+
+
+def _check_operation(operation: Any, length: int, value: Any, name: str) -> None:
+    """The state exists for such a value, and an update keeps its shape and dtype."""
+    problem = operation.refuses(value) if hasattr(operation, "refuses") else None
+    if problem is None and not hasattr(operation, "refuses"):
+        problem = _state_problem(operation, length, value)
+    if problem:
+        raise make_error(
+            "operation",
+            f"treduce at {here()}: {describe(operation)} can not reduce {name}, "
+            f"{value.dtype}{list(value.shape)} of each microbatch: {problem}",
+        )
+
+
+def _state_problem(operation: Any, length: int, value: Any) -> str | None:
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    state = jax.eval_shape(lambda: operation.state(length, struct))
+    if not hasattr(state, "shape"):
+        return f"expected state(n, value) to give one array, found {type(state).__name__}"
+    after = jax.eval_shape(operation.update, state, struct, index)
+    if getattr(after, "shape", None) == state.shape and after.dtype == state.dtype:
+        return None
+    found = f"{after.dtype}{list(after.shape)}" if hasattr(after, "shape") else type(after)
+    return (
+        f"expected update(state, value, i) to give a state of {state.dtype}"
+        f"{list(state.shape)} again, found {found}"
+    )
+
+
+def _check_length(length: Any) -> int:
+    try:
+        number = operator.index(length)
+    except TypeError:
+        number = -1
+    if 1 <= number <= _MOST_MICROBATCHES:
+        return number
+    raise make_error(
+        "microbatch",
+        f"treduce_i at {here()}: length={shorten(length)}; expected a whole number from 1 to "
+        f"{_MOST_MICROBATCHES}, known when the step is traced",
+    )
 
 
 def treduce_i(
@@ -209,18 +266,24 @@ def treduce_i(
       JaxppError: `operation` does not match the result ("operation"), `length` < 1
         ("microbatch"), `schedule` is no schedule ("schedule").
     """
-    length = int(length)
-    if length < 1:
-        raise make_error("microbatch", f"treduce_i: length={length}; expected at least 1")
-    if not hasattr(schedule, "build"):
+    length = _check_length(length)
+    if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
             "schedule",
-            f"treduce: schedule={schedule!r}; expected an object such as "
-            "Interleaved1F1B(num_stages, mpmd_dim) or a subclass of BaseSchedule",
+            f"treduce at {here()}: schedule={describe(schedule)}; expected an object such as "
+            "Interleaved1F1B(num_stages, mpmd_dim) or of your subclass of BaseSchedule",
         )
+
+    where = here()
+
+    def run_body(i: jax.Array) -> Any:
+        result = fun(i)
+        check_arrays(result, f"treduce at {where}: the function's result")
+        return result
+
     index = jax.ShapeDtypeStruct((), jnp.int32)
-    body, result = jax.make_jaxpr(lambda i: fun(i), return_shape=True)(index)
-    operations = _match_operations(operation, result)
+    body, result = jax.make_jaxpr(run_body, return_shape=True)(index)
+    operations = _match_operations(operation, result, length)
     jaxpr, _ = pe.dce_jaxpr(body.jaxpr, [True] * len(body.jaxpr.outvars), instantiate=True)
     jaxpr = pe.convert_constvars_jaxpr(jaxpr)
     outs = loop_p.bind(
@@ -236,7 +299,16 @@ def treduce_i(
 def _microbatch_count(xs: Any, axis: int) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(xs)
     if not leaves:
-        raise make_error("microbatch", "treduce: xs has no arrays to cut into microbatches")
+        raise make_error(
+            "microbatch",
+            f"treduce at {here()}: xs={shorten(xs)} has no arrays to cut into microbatches; "
+            "expected at least one, or treduce_i(fun, length, ...)",
+        )
+    if not isinstance(axis, int):
+        raise make_error(
+            "microbatch", f"treduce at {here()}: axis={shorten(axis)}; expected a whole number"
+        )
+    check_arrays(xs, f"treduce at {here()}: xs")
     sizes: dict[str, int | None] = {}
     for path, leaf in leaves:
         shape = jnp.shape(leaf)
@@ -244,15 +316,24 @@ def _microbatch_count(xs: Any, axis: int) -> int:
         name = "xs" + jax.tree_util.keystr(path)
         sizes[f"{name} {shape}"] = shape[axis] if inside else None
     if len(set(sizes.values())) == 1 and None not in sizes.values():
-        return next(iter(sizes.values()))  # type: ignore[return-value]
+        (length,) = set(sizes.values())
+        if length:
+            return length
+        raise make_error(
+            "microbatch",
+            f"treduce at {here()}: the arrays of xs have size 0 along axis {axis}; expected at "
+            "least 1 microbatch",
+        )
     lines = [
         f"  {name}: {'no such axis' if size is None else size}"
         for name, size in itertools.islice(sizes.items(), 8)
     ]
+    if len(sizes) > 8:
+        lines.append(f"  and {len(sizes) - 8} more")
     raise make_error(
         "microbatch",
-        f"treduce: every array of xs must have the same size along axis {axis}, the number "
-        "of microbatches; found\n" + "\n".join(lines),
+        f"treduce at {here()}: every array of xs must have the same size along axis {axis}, "
+        "the number of microbatches; found\n" + "\n".join(lines),
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jaxpp import _core
-from jaxpp.errors import make_error
+from jaxpp.errors import make_error, shorten
 
 __all__ = [
     "BaseSchedule",
@@ -53,6 +54,13 @@ class Task:
     latency: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.fwd_or_bwd, TaskType):
+            raise make_error(
+                "schedule",
+                f"Task(stage_id={self.stage_id!r}, mubatch_idx={self.mubatch_idx!r}, "
+                f"fwd_or_bwd={shorten(self.fwd_or_bwd)}): expected fwd_or_bwd to be "
+                "TaskType.FWD, BWD, BWD_I or BWD_W",
+            )
         if self.latency is None:
             object.__setattr__(self, "latency", self.fwd_or_bwd.default_latency)
 
@@ -74,16 +82,38 @@ class FusedTask(tuple):
 Row: TypeAlias = Sequence[Task | FusedTask | None]
 _CoreTask: TypeAlias = tuple[int, bool, int, int, int]
 
+# The largest number the planner counts with; what is too large for a plan it says itself.
+_LARGEST = 2**31 - 1
+
+
+def _is_count(value: Any, least: int) -> bool:
+    try:
+        return least <= operator.index(value) <= _LARGEST
+    except TypeError:
+        return False
+
+
+def _check_count(what: str, value: Any) -> int:
+    if not _is_count(value, 1):
+        raise make_error(
+            "schedule", f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}"
+        )
+    return operator.index(value)
+
 
 class BaseSchedule:
     """A schedule of `num_stages` stages. Subclasses define `tasks`."""
 
     def __init__(self, num_stages: int) -> None:
-        self.num_stages = num_stages
+        self.num_stages = _check_count(f"{type(self).__name__}: num_stages", num_stages)
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         """A list per rank of what it runs in order; None where it waits."""
-        raise NotImplementedError
+        raise make_error(
+            "schedule",
+            f"schedule {type(self).__name__}: expected it to define tasks(n_mubatches), which "
+            "gives a list of Tasks per rank; found none",
+        )
 
     def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
         """As `build`, for a loop whose body has `num_marks` stage marks."""
@@ -94,6 +124,12 @@ class BaseSchedule:
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
         rows = self.tasks(n_mubatches)
         name = type(self).__name__
+        if not _is_list(rows) or not all(_is_list(row) for row in rows):
+            raise make_error(
+                "schedule",
+                f"schedule {name}: expected tasks({n_mubatches}) to give a list of Tasks per "
+                f"rank, found {shorten(rows)}",
+            )
         if len(rows) != mpmd_dim:
             raise make_error(
                 "mesh",
@@ -106,6 +142,29 @@ class BaseSchedule:
         return schedule
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | Task)
+
+
+def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
+    if not isinstance(task, Task):
+        raise make_error(
+            "schedule",
+            f"{where}: expected a Task, a FusedTask of Tasks, or None, found {shorten(task)}",
+        )
+    for field in ("stage_id", "mubatch_idx", "latency"):
+        if not _is_count(getattr(task, field), 0):
+            raise make_error(
+                "schedule",
+                f"{where}: {field}={shorten(getattr(task, field))}; expected a whole number "
+                f"from 0 to {_LARGEST}",
+            )
+    # The planner keeps latencies in 16 bits.
+    latency = min(operator.index(task.latency), 2**16 - 1)
+    stage, microbatch = operator.index(task.stage_id), operator.index(task.mubatch_idx)
+    return (task.fwd_or_bwd.value, joins_next, latency, stage, microbatch)
+
+
 def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
     flat: list[_CoreTask] = []
     for position, entry in enumerate(row):
@@ -114,22 +173,8 @@ def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
             continue
         members = entry if isinstance(entry, tuple) else (entry,)
         for i, task in enumerate(members):
-            if not isinstance(task, Task):
-                raise make_error(
-                    "schedule",
-                    f"schedule {name}: entry {position} of rank {rank} is "
-                    f"{task!r}; expected a Task, a FusedTask of Tasks, or None",
-                )
-            joins_next = i + 1 < len(members)
-            flat.append(
-                (
-                    task.fwd_or_bwd.value,
-                    joins_next,
-                    int(task.latency or 0),
-                    task.stage_id,
-                    task.mubatch_idx,
-                )
-            )
+            where = f"schedule {name}: rank {rank}, entry {position}"
+            flat.append(_flatten_task(where, task, i + 1 < len(members)))
     return flat
 
 
@@ -159,6 +204,8 @@ class _BuiltIn(BaseSchedule):
         return self.num_stages
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
+        n_mubatches = _check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
         if mpmd_dim != self._ranks:
             raise make_error(
                 "mesh",
@@ -171,6 +218,7 @@ class _BuiltIn(BaseSchedule):
         )
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        """A list per rank of what it runs in order; None where it waits."""
         rows = self.build(n_mubatches, self._ranks).rows()
         return [_unflatten_row(row) for row in rows]
 
@@ -205,7 +253,7 @@ class ZeroBubble(_BuiltIn):
 class _OnRanks(_BuiltIn):
     def __init__(self, num_stages: int, mpmd_dim: int) -> None:
         super().__init__(num_stages)
-        self.mpmd_dim = mpmd_dim
+        self.mpmd_dim = _check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
 
     @property
     def _ranks(self) -> int:

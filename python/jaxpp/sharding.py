@@ -54,22 +54,30 @@ def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
     if len(parts) > len(aval.shape):
         raise make_error(
             "sharding",
-            f"{what}: spec {spec} has {len(parts)} entries, the array {len(aval.shape)} "
-            f"dimensions {tuple(aval.shape)}",
+            f"{what}: spec {spec} has {len(parts)} entries; expected at most "
+            f"{len(aval.shape)}, one a dimension of the array's shape {tuple(aval.shape)}",
         )
+    used = [axis for axes in parts for axis in axes]
     for dim, axes in enumerate(parts):
         for axis in axes:
             if axis not in sizes:
                 raise make_error(
                     "sharding",
-                    f"{what}: spec {spec} names axis {axis!r}; the mesh has {tuple(sizes)}",
+                    f"{what}: spec {spec} names axis {axis!r}; expected axes of the mesh, "
+                    f"{tuple(sizes)}",
+                )
+            if used.count(axis) > 1:
+                raise make_error(
+                    "sharding",
+                    f"{what}: spec {spec} names axis {axis!r} {used.count(axis)} times; "
+                    "expected each axis once at most",
                 )
         ways = math.prod(sizes[a] for a in axes)
         if aval.shape[dim] % ways:
             raise make_error(
                 "sharding",
                 f"{what}: spec {spec} cuts dimension {dim} of {tuple(aval.shape)} in "
-                f"{ways}, which does not divide {aval.shape[dim]}",
+                f"{ways}; expected a size that {ways} divides, found {aval.shape[dim]}",
             )
 
 
@@ -175,9 +183,8 @@ def _propagate(
             if "sym_name" in f.attributes and f.attributes["sym_name"].value == "main"
         )
         found = dict(zip(args, _sharding_attributes(main.arg_attrs), strict=True))
-        found.update(
-            zip(wanted, _sharding_attributes(main.attributes["res_attrs"]), strict=True)
-        )
+        results = _sharding_attributes(main.attributes["res_attrs"])
+        found.update(zip(wanted, results, strict=True))
         return {v: _spec_of(a, graph.avals[v], lowering_mesh) for v, a in found.items()}
 
 
@@ -209,13 +216,14 @@ def infer_specs(
     in_specs: Sequence[PartitionSpec | None],
     out_specs: Sequence[PartitionSpec | None],
     names: Sequence[str],
+    out_names: Sequence[str],
 ) -> Specs:
     """The spec of every value that crosses tasks, and its bytes on one device.
 
     Args:
       graph, staged, mesh: the step, its partition, where it runs.
       in_specs, out_specs: what the user said, an entry a leaf; None: to be inferred.
-      names: of the arguments' leaves.
+      names, out_names: of the arguments' and the results' leaves.
 
     Raises:
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").
@@ -223,16 +231,10 @@ def infer_specs(
     lowering_mesh = mesh.lowering_mesh()
     args = [v for v, _ in staged.args()]
     outputs = [v for v, _ in staged.outputs()]
-    _check_given(
-        in_specs, [graph.avals[v] for v in args[: len(names)]], names, lowering_mesh, "in_specs"
-    )
-    _check_given(
-        out_specs,
-        [graph.avals[v] for v in outputs],
-        [f"result {i}" for i in range(len(outputs))],
-        lowering_mesh,
-        "out_specs",
-    )
+    _check_given(in_specs, [graph.avals[v] for v in args[: len(names)]], names,
+                 lowering_mesh, "in_specs")
+    _check_given(out_specs, [graph.avals[v] for v in outputs],
+                 out_names, lowering_mesh, "out_specs")
     given_in = {v: s for v, s in zip(args, in_specs, strict=False) if s is not None}
     given_out = {
         v: s

@@ -23,7 +23,16 @@ from jaxlib import xla_client
 from jaxpp import _core
 from jaxpp.array import MpmdArray, Placement
 from jaxpp.devices import Devices, devices_for
-from jaxpp.errors import make_error
+from jaxpp.errors import (
+    JaxppError,
+    annotate,
+    check_arrays,
+    describe,
+    make_error,
+    shorten,
+    tree_text,
+    where_raised,
+)
 from jaxpp.lowering import TaskLowerer
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.sharding import Specs, infer_specs
@@ -64,27 +73,79 @@ class _Call:
     kwargs: dict[str, Any]
 
 
-def _parameters(fun: Callable[..., Any]) -> list[str]:
+def _parameters(fun: Callable[..., Any]) -> tuple[list[str], bool]:
+    """The names of a function's parameters, and whether it takes others as well."""
     try:
-        return list(inspect.signature(fun).parameters)
+        parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
-        return []
+        return [], True
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters], any(p.kind in variadic for p in parameters)
 
 
 class _Signature:
     """Which arguments are static or donated, and what they are called."""
 
     def __init__(self, fun: Callable[..., Any], options: _Options) -> None:
-        self.names = _parameters(fun)
-        self.static_nums = self._numbers(options.static_argnums, options.static_argnames)
-        self.static_names = set(options.static_argnames)
-        self.donate_nums = self._numbers(options.donate_argnums, options.donate_argnames)
-        self.donate_names = set(options.donate_argnames)
+        self.names, self.variadic = _parameters(fun)
+        self.static_nums = self._numbers(
+            "static", options.static_argnums, options.static_argnames
+        )
+        self.static_names = self._names("static", options.static_argnames, self.static_nums)
+        self.donate_nums = self._numbers(
+            "donate", options.donate_argnums, options.donate_argnames
+        )
+        self.donate_names = self._names("donate", options.donate_argnames, self.donate_nums)
+        both = [self._name(n) for n in sorted(self.static_nums & self.donate_nums)]
+        if both:
+            raise make_error(
+                "invalid-argument",
+                f"mpmd_jit_with_loop: argument {both[0]} is both static and donated; expected "
+                "at most one of them, for only arrays can be donated",
+            )
 
-    def _numbers(self, numbers: Iterable[int], names: Iterable[str]) -> set[int]:
+    def _numbers(self, kind: str, numbers: Iterable[int], names: Iterable[str]) -> set[int]:
         count = len(self.names)
+        for n in numbers:
+            if not isinstance(n, int) or not (self.variadic or -count <= n < count):
+                raise make_error(
+                    "invalid-argument",
+                    f"mpmd_jit_with_loop: {kind}_argnums has {n!r}; expected numbers from 0 to "
+                    f"{count - 1} of the arguments ({', '.join(self.names)})",
+                )
+        for n in names:
+            if not isinstance(n, str) or not (self.variadic or n in self.names):
+                raise make_error(
+                    "invalid-argument",
+                    f"mpmd_jit_with_loop: {kind}_argnames has {n!r}; expected names of the "
+                    f"arguments ({', '.join(self.names)})",
+                )
         named = {self.names.index(n) for n in names if n in self.names}
         return {n + count if n < 0 else n for n in numbers} | named
+
+    def _names(self, kind: str, names: Iterable[str], numbers: set[int]) -> set[str]:
+        """The same arguments when they are passed by keyword."""
+        return {*names, *(self.names[n] for n in numbers if n < len(self.names))}
+
+    def _name(self, position: int) -> str:
+        known = position < len(self.names)
+        return self.names[position] if known else f"args[{position}]"
+
+    def check(self, call: _Call) -> None:
+        """Says which argument can not be one; every leaf must be an array or a number."""
+        for key, value in (*call.static[0], *call.static[1]):
+            try:
+                hash(value)
+            except TypeError:
+                name = self._name(key) if isinstance(key, int) else key
+                raise make_error(
+                    "invalid-argument",
+                    f"static argument {name}: expected something hashable, found "
+                    f"{shorten(value)} of type {type(value).__name__}",
+                ) from None
+        for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
+            if not isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
+                check_arrays(leaf, f"argument {name}")
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         static_args = tuple((i, a) for i, a in enumerate(args) if i in self.static_nums)
@@ -109,8 +170,7 @@ class _Signature:
             group, which, rest = path[0].idx, path[1], path[2:]
             if group == 0:
                 position = self._position(which.idx)
-                known = position < len(self.names)
-                head = self.names[position] if known else f"args[{position}]"
+                head = self._name(position)
                 donated.append(position in self.donate_nums)
             else:
                 head = which.key
@@ -175,16 +235,30 @@ def _broadcast_specs(given: Any, tree: Any, what: str) -> list[Any]:
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | MpmdSharding)
 
+    whose = "arguments" if what == "in_specs" else "results"
     if given is None:
         return [None] * len(jax.tree.leaves(tree))
     try:
         found = broadcast_prefix(given, tree, is_leaf=is_leaf)
-    except ValueError as error:
+    except ValueError:
         raise make_error(
             "sharding",
-            f"{what} is no prefix of the step's {what.split('_')[0]} tree: {str(error)[:400]}",
+            f"{what}: expected a pytree prefix of the step's {whose}\n"
+            f"  {what}: {tree_text(given)}\n"
+            f"  {whose}: {tree_text(tree)}",
         ) from None
-    return [s if s is None or isinstance(s, PartitionSpec) else s.spec for s in found]
+    return [_spec_of(spec, what) for spec in found]
+
+
+def _spec_of(given: Any, what: str) -> PartitionSpec | None:
+    spec = given if isinstance(given, PartitionSpec) else getattr(given, "spec", None)
+    if given is None or isinstance(spec, PartitionSpec):
+        return spec
+    raise make_error(
+        "sharding",
+        f"{what}: expected PartitionSpecs, NamedShardings, MpmdShardings or None, found "
+        f"{describe(given)}",
+    )
 
 
 def _trace(fun: Callable[..., Any], signature: _Signature, call: _Call, mesh: MpmdMesh) -> Any:
@@ -194,13 +268,24 @@ def _trace(fun: Callable[..., Any], signature: _Signature, call: _Call, mesh: Mp
     def flat_fun(*leaves: Any) -> list[Any]:
         args, kwargs = jax.tree.unflatten(call.tree, leaves)
         merged, named = signature.merge(call.static, args, kwargs)
-        outs, out_tree = jax.tree.flatten(fun(*merged, **named))
+        result = fun(*merged, **named)
+        check_arrays(result, "the step's result")
+        outs, out_tree = jax.tree.flatten(result)
         out_trees.append(out_tree)
         return outs
 
     structs = [_struct(leaf) for leaf in call.leaves]
     with mesh.tracing_context():
-        closed = jax.make_jaxpr(flat_fun)(*structs)
+        try:
+            closed = jax.make_jaxpr(flat_fun)(*structs)
+        except ValueError as error:
+            if "is not found in mesh" not in str(error):
+                raise
+            where = where_raised(error.__traceback__)
+            raise make_error(
+                "sharding",
+                f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
+            ) from None
     used = [True] * len(closed.jaxpr.outvars)
     jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
     return ClosedJaxpr(jaxpr, closed.consts), out_trees[-1]
@@ -212,12 +297,30 @@ def _output_names(out_tree: Any) -> list[str]:
     return ["result" + jax.tree_util.keystr(path) for path, _ in leaves]
 
 
-def build_schedule(loop: FrontLoop, mpmd_dim: int) -> _core.Schedule:
-    """The loop's schedule for a mesh; anything with `build` is one."""
+def _is_of(mesh: MpmdMesh, leaf: Any) -> bool:
+    return isinstance(leaf, MpmdArray) and leaf.sharding.mpmd_mesh == mesh
+
+
+def _ask_schedule(loop: FrontLoop, ranks: int) -> Any:
+    """What the loop's schedule builds; anything with `build` is a schedule."""
     build_for = getattr(loop.schedule, "build_for", None)
     if build_for is None:
-        return loop.schedule.build(loop.length, mpmd_dim)
-    return build_for(loop.length, mpmd_dim, loop.num_marks)
+        return loop.schedule.build(loop.length, ranks)
+    return build_for(loop.length, ranks, loop.num_marks)
+
+
+def _build_schedule(loop: FrontLoop, ranks: int) -> _core.Schedule:
+    try:
+        schedule = _ask_schedule(loop, ranks)
+    except JaxppError as error:
+        raise annotate(error, f"loop at {loop.where}") from None
+    if isinstance(schedule, _core.Schedule):
+        return schedule
+    raise make_error(
+        "schedule",
+        f"loop at {loop.where}: schedule={describe(loop.schedule)}: expected its build() to "
+        f"give what BaseSchedule.build() gives, found {shorten(schedule)}",
+    )
 
 
 def trace_step(
@@ -229,18 +332,19 @@ def trace_step(
     in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs")
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
-        leaf.spec if spec is None and isinstance(leaf, MpmdArray) else spec
+        leaf.spec if spec is None and _is_of(mesh, leaf) else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
     ]
     closed, out_tree = _trace(fun, signature, call, mesh)
     out_specs = _broadcast_specs(
-        options.out_specs, jax.tree.unflatten(out_tree, range(out_tree.num_leaves)), "out_specs"
+        options.out_specs, jax.tree.unflatten(out_tree, closed.out_avals), "out_specs"
     )
     name = getattr(fun, "__name__", "step")
-    graph = build_graph(name, mesh.mpmd_dim, closed, donated, names, _output_names(out_tree))
-    schedules = [build_schedule(loop, mesh.mpmd_dim) for loop in graph.loops]
+    out_names = _output_names(out_tree)
+    graph = build_graph(name, mesh.mpmd_dim, closed, donated, names, out_names)
+    schedules = [_build_schedule(loop, mesh.mpmd_dim) for loop in graph.loops]
     staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
-    specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names)
+    specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names, out_names)
     plan = _core.Plan(staged, schedules, specs.value_bytes)
     proof = plan.check()
     return Traced(
@@ -346,11 +450,9 @@ class CompiledStep:
             0,
             bool(os.environ.get("JPP_BENCHMARK")),
         )
+        args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         self._inputs = [
-            self._placement(value, aval, ranks)
-            for (value, ranks), aval in zip(
-                traced.staged.args(), self._arg_avals(), strict=True
-            )
+            self._placement(value, aval, ranks) for (value, ranks), aval in args
         ]
         self._outputs = [
             self._placement(value, aval, ranks)
@@ -360,8 +462,10 @@ class CompiledStep:
         ]
         constants = self._inputs[traced.graph.num_args :]
         self._constants = [
-            placement.put(const)
-            for placement, const in zip(constants, traced.graph.consts, strict=True)
+            self._upload(placement, const, f"constant {k} that the step closes over")
+            for k, (placement, const) in enumerate(
+                zip(constants, traced.graph.consts, strict=True)
+            )
         ]
         _dump(traced, compiler)
 
@@ -375,13 +479,31 @@ class CompiledStep:
 
     # --- Running ---
 
+    def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
+        deleted = getattr(leaf, "is_deleted", None)
+        if deleted is not None and deleted():
+            raise make_error(
+                "donated",
+                f"{name}: expected an array, found one that was deleted or donated to a "
+                "step; use what the step returned in its place",
+            )
+        return placement.put(leaf._read() if type(leaf) is MpmdArray else leaf)
+
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
+        name = self._traced.arg_names[position]
         if type(leaf) is not MpmdArray:
-            return placement.put(leaf)
-        if leaf._placement.spec == placement.spec or self._devices.per_rank == 1:
+            return self._upload(placement, leaf, f"argument {name}")
+        given = leaf._placement
+        one_device = self._devices.per_rank == 1
+        same_devices = given.devices is self._devices or (
+            given.devices.layout == self._devices.layout
+        )
+        if same_devices and (one_device or given.spec == placement.spec):
             return leaf._value
-        return placement.put(np.asarray(leaf))
+        value = self._upload(placement, leaf, f"argument {name}")
+        value.stands_for(leaf._value)
+        return value
 
     def _run(
         self, values: list[_core.Value], step: Callable[..., list[_core.Value]]
@@ -477,7 +599,13 @@ class MpmdFunction:
         functools.update_wrapper(self, fun, updated=())
 
     def _key(self, call: _Call) -> Any:
-        return (call.static, call.tree, tuple(_struct_key(leaf) for leaf in call.leaves))
+        try:
+            key = (call.static, call.tree, tuple(_struct_key(leaf) for leaf in call.leaves))
+            hash(key)
+        except TypeError:
+            self._signature.check(call)
+            raise
+        return key
 
     def _compile(self, call: _Call) -> CompiledStep:
         if self._compiled:
@@ -496,6 +624,7 @@ class MpmdFunction:
     def trace_and_place(self, *args: Any, **kwargs: Any) -> Traced:
         """The plan for these arguments (arrays or ShapeDtypeStructs), not compiled."""
         call = self._signature.split(args, kwargs)
+        self._key(call)  # refuses what can not be an argument
         return trace_step(self._fun, self._signature, call, self._options)
 
     def compile(self, *args: Any, **kwargs: Any) -> BoundStep:
@@ -519,6 +648,15 @@ class BoundStep:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
+
+
+def _one_of(way: str, specs: Any, shardings: Any) -> Any:
+    if specs is not None and shardings is not None:
+        raise make_error(
+            "invalid-argument",
+            f"mpmd_jit_with_loop: expected {way}_specs or {way}_shardings, found both",
+        )
+    return shardings if specs is None else specs
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
@@ -563,19 +701,25 @@ def mpmd_jit_with_loop(
 
     Raises:
       JaxppError: from the first call or `compile`, before anything runs: "stage-marks",
-        "schedule", "mesh", "microbatch", "operation", "sharding", "plugin", "devices".
+        "schedule", "mesh", "microbatch", "operation", "sharding", "plugin", "devices",
+        "donated", "unsupported", "invalid-argument".
     """
     if fun is None:
         keywords = {k: v for k, v in locals().items() if k != "fun"}
         return functools.partial(mpmd_jit_with_loop, **keywords)
     if not isinstance(mpmd_mesh, MpmdMesh):
         raise make_error(
-            "mesh", f"mpmd_jit_with_loop: mpmd_mesh={mpmd_mesh!r}; expected an MpmdMesh"
+            "mesh", f"mpmd_jit_with_loop: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh"
+        )
+    if not callable(fun):
+        raise make_error(
+            "invalid-argument",
+            f"mpmd_jit_with_loop: fun={shorten(fun)}; expected a function",
         )
     options = _Options(
         mpmd_mesh,
-        in_shardings if in_specs is None else in_specs,
-        out_shardings if out_specs is None else out_specs,
+        _one_of("in", in_specs, in_shardings),
+        _one_of("out", out_specs, out_shardings),
         _as_tuple(static_argnums),
         _as_tuple(static_argnames),
         _as_tuple(donate_argnums),

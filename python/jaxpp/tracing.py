@@ -16,14 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import source_info_util
 from jax._src.sharding_impls import UNSPECIFIED
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
 from jaxpp.cross import place_p
 from jaxpp.custom_calls import check_equation
-from jaxpp.errors import make_error
+from jaxpp.errors import make_error, shorten, where_was
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
 
@@ -40,7 +39,11 @@ _INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custo
 _REMAT = {"remat", "remat2", "checkpoint"}
 _MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
-source_info_util.register_exclusion(__file__.rsplit("/", 1)[0])
+_WRITE_OUT = {
+    False: "Write the stages out: a Python loop over stages, with scan only over the layers "
+    "inside each.",
+    True: "Call treduce at the top level of the step, once or several times.",
+}
 
 # An operand of an op: a value id of the graph, or a constant of the equation.
 Operand = int | Literal
@@ -70,6 +73,7 @@ class FrontLoop:
     results: list[int]  # what one microbatch gives,
     first_output: int  # and the first reduced result
     num_marks: int  # stages that the body ends
+    where: str  # the line of the treduce
 
 
 @dataclasses.dataclass
@@ -102,8 +106,7 @@ def _bytes(aval: Any) -> int:
 
 def where_of(eqn: JaxprEqn) -> str | None:
     """The user's own line behind an equation, as file:line."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return f"{frame.file_name}:{frame.start_line}" if frame else None
+    return where_was(eqn.source_info.traceback)
 
 
 def _flops(eqn: JaxprEqn) -> float:
@@ -182,6 +185,7 @@ class _Builder:
         self.outside: set[int] | None = None  # in a body: values that do not vary
         self.mark_stages: dict[int, list[int]] = {}  # uid -> stages ended, not yet begun
         self.num_marks = 0
+        self.loop_where: str | None = None  # the line of the loop whose body is walked
         self.recomputing = False
 
     # --- Values ---
@@ -193,6 +197,13 @@ class _Builder:
 
     def add_const(self, const: Any) -> int:
         """A constant that the step closes over: an argument that never changes."""
+        if isinstance(const, jax.core.Tracer):
+            raise make_error(
+                "unsupported",
+                "a function inside the step closes over a traced value "
+                f"({shorten(const)}), which JAX can not hand on; expected it to be one of the "
+                "function's arguments. This happens with jax.custom_vjp around a closure",
+            )
         if id(const) not in self.const_values:
             aval = jax.typeof(const)
             name = f"constant {len(self.consts)}"
@@ -307,14 +318,19 @@ class _Builder:
         params = eqn.params
         where = where_of(eqn)
         if self.outside is not None:
-            raise make_error("unsupported", f"treduce at {where} stands inside another treduce")
+            raise make_error(
+                "unsupported",
+                f"treduce at {where} stands inside the treduce at {self.loop_where}; expected "
+                "one loop over microbatches around the stages, found two.\n"
+                "Use jax.lax.scan or jax.lax.map for the inner one.",
+            )
         body: ClosedJaxpr = params["body"]
         schedule = params["schedule"]
         core_name = getattr(schedule, "core_name", None)
         stages = getattr(schedule, "num_stages", 0)
         index = self.core.begin_loop(params["length"], stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
-        self.outside = set(range(index))
+        self.outside, self.loop_where = set(range(index)), where
         self.num_marks, self.mark_stages = 0, {}
         outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
         self.outside = None
@@ -333,6 +349,7 @@ class _Builder:
                 outs,
                 first,
                 self.num_marks,
+                where or "?",
             )
         )
         self.num_ops += 1
@@ -408,13 +425,12 @@ class _Builder:
                 hidden = _holds(inner, _MARKS | {loop_p})
                 if hidden is None:
                     continue
-                what = "treduce" if hidden.primitive is loop_p else "stage mark"
+                is_loop = hidden.primitive is loop_p
                 raise make_error(
-                    "stage-marks",
-                    f"{what} at {where_of(hidden)} stands under `{eqn.primitive.name}` at "
-                    f"{where_of(eqn)}, which runs it a number of times that the pipeline "
-                    "can not see. Write the stages out: a Python loop over stages, with scan "
-                    "only over the layers inside each.",
+                    "unsupported" if is_loop else "stage-marks",
+                    f"{'treduce' if is_loop else 'stage mark'} at {where_of(hidden)} stands "
+                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, which runs it a number "
+                    "of times that the pipeline can not see.\n" + _WRITE_OUT[is_loop],
                 )
 
 

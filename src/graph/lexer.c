@@ -97,6 +97,15 @@ static jpp_status_t* lexer_take_string(jpp_lexer_t* lexer) {
   return NULL;
 }
 
+static jpp_status_t* unexpected_character(const jpp_lexer_t* lexer, char c) {
+  bool printable = c > ' ' && c < 0x7f;
+  return jpp_status_make(JPP_PARSE_ERROR,
+                         "%s:%u:%u: expected a name, a number, a string or one of "
+                         "()[]{},:=, found '%.*s' (byte 0x%02x)",
+                         lexer->file, lexer->token.line, lexer->token.column, printable,
+                         &c, (unsigned char)c);
+}
+
 jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
   lexer_skip_blank(lexer);
   lexer->token = (jpp_token_t){.kind = JPP_TOKEN_END,
@@ -117,7 +126,7 @@ jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
   }
   if (c == '"') return lexer_take_string(lexer);
   if (!c || !strchr("()[]{},:=", c)) {
-    return jpp_lexer_error(lexer, &lexer->token, "unexpected character");
+    return unexpected_character(lexer, c);
   }
   lexer->token.kind = JPP_TOKEN_PUNCT;
   lexer->token.length = 1;

@@ -129,40 +129,90 @@ static bool read_args(call_t* call, PyObject* list) {
       return false;
     }
     call->args[a] = (jpp_py_value_t*)item;
+    if (call->args[a]->client != call->self->client ||
+        call->args[a]->devices_per_rank != call->self->devices_per_rank) {
+      PyErr_Format(PyExc_TypeError, "argument %u lies on devices of another mesh", a);
+      return false;
+    }
   }
   return true;
 }
 
-static bool refuse_deleted(const call_t* call, uint32_t arg) {
+static const char* arg_name(const call_t* call, uint32_t arg) {
   const jpp_graph_t* graph = call->self->plan->staged->graph;
   const char* name = graph->values[graph->args[arg].value].name;
-  jpp_py_raise(jpp_status_make(JPP_DONATED_ERROR,
-                               "argument %s: the array was deleted, or donated to a step "
-                               "(or is passed twice, once "
-                               "donated); use what the step returned in its place",
-                               name ? name : "?"));
+  return name ? name : "?";
+}
+
+static bool refuse_deleted(const call_t* call, uint32_t arg) {
+  jpp_py_raise(jpp_status_make(
+      JPP_DONATED_ERROR,
+      "argument %s: expected an array, found one that was deleted or donated to a step; "
+      "use what the step returned in its place",
+      arg_name(call, arg)));
   return false;
+}
+
+static bool refuse_twice(const call_t* call, uint32_t arg, uint32_t other) {
+  jpp_py_raise(jpp_status_make(
+      JPP_DONATED_ERROR,
+      "arguments %s and %s are the same array, which %s donates; expected a donated "
+      "array once",
+      arg_name(call, arg), arg_name(call, other),
+      call->self->plan->staged->graph->args[arg].donated ? "the first" : "the second"));
+  return false;
+}
+
+// The Value that the user has: an argument may be a copy made for this step.
+static jpp_py_value_t* root_of(const call_t* call, uint32_t arg) {
+  jpp_py_value_t* value = call->args[arg];
+  return value->origin ? (jpp_py_value_t*)value->origin : value;
+}
+
+// Says why the array of `arg`, already deleted, can not be used: it was before this call,
+// or another argument, below `claimed`, donates it too.
+static bool refuse(const call_t* call, uint32_t arg, uint32_t claimed) {
+  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
+  for (uint32_t b = 0; b < claimed; ++b) {
+    if (b == arg || !args[b].donated || root_of(call, b) != root_of(call, arg)) continue;
+    return b < arg ? refuse_twice(call, b, arg) : refuse_twice(call, arg, b);
+  }
+  return refuse_deleted(call, arg);
 }
 
 // Marks donated arguments as deleted; whoever else still wants one of them is refused,
 // and then nothing is marked.
 static bool claim_donated(call_t* call) {
   const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
-  uint32_t a = 0;
-  for (; a < call->num_args; ++a) {
-    if (!args[a].donated) continue;
-    if (call->args[a]->deleted) break;
-    call->args[a]->deleted = true;
+  uint32_t claimed = 0;
+  for (; claimed < call->num_args; ++claimed) {
+    if (!args[claimed].donated) continue;
+    if (root_of(call, claimed)->deleted) break;
+    root_of(call, claimed)->deleted = true;
   }
-  uint32_t refused = a, claimed = a;
+  uint32_t refused = claimed;
   for (uint32_t b = 0; claimed == call->num_args && b < call->num_args; ++b) {
-    if (!args[b].donated && call->args[b]->deleted) refused = b;
+    if (args[b].donated || !root_of(call, b)->deleted) continue;
+    refused = b;
+    break;
   }
   if (refused == call->num_args) return true;
+  refuse(call, refused, claimed);
   for (uint32_t b = 0; b < claimed; ++b) {
-    if (args[b].donated) call->args[b]->deleted = false;
+    if (args[b].donated) root_of(call, b)->deleted = false;
   }
-  return refuse_deleted(call, refused);
+  return false;
+}
+
+// A donated argument that was copied for this step: the copy is used, the memory of what
+// the user has is freed all the same.
+static void drop_origins(call_t* call) {
+  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
+  for (uint32_t a = 0; a < call->num_args; ++a) {
+    if (!args[a].donated || !call->args[a]->origin) continue;
+    call->args[a]->deleted = true;
+    jpp_py_value_drop_buffers(root_of(call, a));
+  }
 }
 
 static bool misplaced(uint32_t arg) {
@@ -178,7 +228,7 @@ static bool check_places(const call_t* call) {
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     for (uint32_t i = 0; i < plan->programs[r].num_inputs; ++i) {
       uint32_t arg = plan->programs[r].inputs[i].arg;
-      if (!call->args[arg]->deleted && !jpp_py_value_at(call->args[arg], r)) {
+      if (!root_of(call, arg)->deleted && !jpp_py_value_at(call->args[arg], r)) {
         return misplaced(arg);
       }
     }
@@ -253,6 +303,7 @@ static void fill_results(call_t* call) {
 
 static bool run_step(call_t* call, bool bare) {
   fill_inputs(call);
+  drop_origins(call);
   jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)call->inputs,
                       .outputs = call->outputs};
   jpp_status_t* status = NULL;

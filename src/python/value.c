@@ -29,7 +29,7 @@ jpp_buffer_t** jpp_py_value_at(const jpp_py_value_t* value, uint32_t rank) {
   return NULL;
 }
 
-static void destroy_buffers(jpp_py_value_t* self) {
+void jpp_py_value_drop_buffers(jpp_py_value_t* self) {
   size_t count = (size_t)self->num_ranks * self->devices_per_rank;
   for (size_t i = 0; self->buffers && i < count; ++i) {
     jpp_client_buffer_destroy(client_of(self), self->buffers[i]);
@@ -39,9 +39,10 @@ static void destroy_buffers(jpp_py_value_t* self) {
 
 static void value_dealloc(PyObject* object) {
   jpp_py_value_t* self = (jpp_py_value_t*)object;
-  destroy_buffers(self);
+  jpp_py_value_drop_buffers(self);
   jpp_free(self->buffers);
   jpp_free(self->ranks);
+  Py_XDECREF(self->origin);
   Py_XDECREF(self->client);
   jpp_py_free(object);
 }
@@ -130,6 +131,13 @@ static PyObject* value_put(PyObject* type, PyObject* args) {
 
 // --- Moves between ranks --------------------------------------------------------------
 
+// A step that takes `copy` as a donation takes what it is a copy of.
+static void set_origin(jpp_py_value_t* copy, jpp_py_value_t* origin) {
+  PyObject* root = origin->origin ? origin->origin : (PyObject*)origin;
+  if (root == (PyObject*)copy || copy->origin) return;
+  copy->origin = Py_NewRef(root);
+}
+
 static bool copy_rank(jpp_py_value_t* to, uint32_t index, jpp_buffer_t** from,
                       const uint32_t* devices) {
   uint32_t per_rank = to->devices_per_rank;
@@ -163,7 +171,16 @@ static PyObject* value_place(PyObject* object, PyObject* args) {
   jpp_free(rank_ids);
   jpp_free(device_ids);
   if (!ok) Py_CLEAR(placed);
+  if (placed) set_origin(placed, self);
   return (PyObject*)placed;
+}
+
+static PyObject* value_stands_for(PyObject* object, PyObject* origin) {
+  if (!Py_IS_TYPE(origin, jpp_py_types.value)) {
+    return PyErr_Format(PyExc_TypeError, "expected a Value");
+  }
+  set_origin((jpp_py_value_t*)object, (jpp_py_value_t*)origin);
+  Py_RETURN_NONE;
 }
 
 // --- Looking --------------------------------------------------------------------------
@@ -195,7 +212,7 @@ static PyObject* value_read(PyObject* object, PyObject* args) {
 static PyObject* value_delete(PyObject* object, PyObject* unused) {
   (void)unused;
   jpp_py_value_t* self = (jpp_py_value_t*)object;
-  destroy_buffers(self);
+  jpp_py_value_drop_buffers(self);
   self->deleted = true;
   Py_RETURN_NONE;
 }
@@ -238,6 +255,8 @@ static PyMethodDef kMethods[] = {
     {"put", value_put, METH_VARARGS | METH_STATIC,
      "(client, ranks, devices, shards, dtype) -> Value"},
     {"place", value_place, METH_VARARGS, "(ranks, devices) -> Value"},
+    {"stands_for", value_stands_for, METH_O,
+     "(Value): donating this one donates that one, of which it is a copy"},
     {"read", value_read, METH_VARARGS, "(rank, device, writable buffer)"},
     {"delete", value_delete, METH_NOARGS, "Frees the device memory now."},
     {"wait", value_wait, METH_NOARGS, "Blocks until the contents are there."},

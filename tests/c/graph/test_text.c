@@ -91,7 +91,7 @@ static const refusal_t kRefusals[] = {
     {"!graph \"g\" ranks many", JPP_PARSE_ERROR, "1:17: expected a number of ranks"},
     {"!graph \"g\" ranks 1.5", JPP_PARSE_ERROR, "1:17: number is not a whole one"},
     {"!graph \"g\" ranks 3000000000", JPP_PARSE_ERROR, "1:17: number is not a whole one"},
-    {"$", JPP_PARSE_ERROR, "test:3:1: unexpected character"},
+    {"$", JPP_PARSE_ERROR, "test:3:1: expected a name, a number, a string"},
     {"%", JPP_PARSE_ERROR, "test:3:1: a name must follow % or @"},
     {"banana", JPP_PARSE_ERROR, "test:3:1: expected arg, out, loop, '}' or %value"},
     // Types
