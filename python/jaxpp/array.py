@@ -104,7 +104,9 @@ class MpmdArray:
 
     A handle: the memory belongs to the runtime. It becomes a `jax.Array` or a numpy array
     when somebody looks (`np.asarray(x)`, `float(x)`, `x[0]`, `x.to_mpmd_local_array`).
-    Steps return these and take them back.
+    Steps return these and take them back. Outside steps arithmetic and comparisons are
+    numpy's, element by element, in host memory; functions under `jax.jit` (most of `jnp`)
+    take `jnp.asarray(x)` or `x.first_mpmd_replica`.
     """
 
     __slots__ = ("_placement", "_value", "__weakref__")
@@ -208,7 +210,7 @@ class MpmdArray:
         return host if dtype is None else host.astype(dtype)
 
     def __jax_array__(self) -> jax.Array:
-        """So that jnp functions take it; the result is on JAX's default device."""
+        """For `jnp.asarray(x)` and operators; the result is on JAX's default device."""
         host = jnp.asarray(self._read())
         return _wrap_keys(host, self.dtype) if self._is_keys else host
 
