@@ -525,6 +525,30 @@ def test_steps_from_two_threads(expected: Any) -> None:
     assert not failures
 
 
+def test_reading_while_another_thread_deletes_or_donates() -> None:
+    """Who reads gets the whole array or an error, never memory that was freed."""
+    ones = np.ones((512, 512), np.float32)
+    shift = JIT(lambda x: x + 0, make_mesh(2), donate_argnums=0)
+    for take in (lambda x: x.delete(), shift):
+        for _ in range(20):
+            array = shift(ones)
+            seen: list[Any] = []
+
+            def read(array: Any = array, seen: list[Any] = seen) -> None:
+                try:
+                    for _ in range(20):
+                        seen.append(float(np.asarray(array).min()))
+                except jaxpp.JaxppError as error:
+                    seen.append(error.code)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            take(array)
+            thread.join(60)
+            assert set(seen) <= {1.0, "donated"}
+            assert array.is_deleted()
+
+
 def test_one_array_donated_from_two_threads_is_taken_once() -> None:
     step = JIT(m.training_step(TWO), make_mesh(2), donate_argnums=0)
     ws, _ = step(m.params(), m.batch())
