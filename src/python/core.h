@@ -85,6 +85,7 @@ typedef struct jpp_py_value {
   uint32_t* ranks;         // [num_ranks]
   jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
   bool deleted;
+  uint32_t pins;     // calls that use the buffers with the GIL released; under the GIL
   PyObject* origin;  // the Value that this one is a copy of for a step; NULL: none
 } jpp_py_value_t;
 
@@ -93,6 +94,10 @@ jpp_py_value_t* jpp_py_value_new(PyObject* client, uint32_t num_ranks,
                                  uint32_t devices_per_rank);
 // The buffers of a rank, or NULL if the value is not there.
 jpp_buffer_t** jpp_py_value_at(const jpp_py_value_t* value, uint32_t rank);
+// While a value is pinned its buffers stay: delete() then frees them at the last unpin,
+// and a step that takes it as a donation waits.
+void jpp_py_value_pin(jpp_py_value_t* value);
+void jpp_py_value_unpin(jpp_py_value_t* value);
 // Frees the device memory that it still holds.
 void jpp_py_value_drop_buffers(jpp_py_value_t* value);
 

@@ -1,4 +1,6 @@
 // jaxpp._core.Runtime: a step is one call, with the GIL released.
+#include <time.h>
+
 #include "base/arena.h"
 #include "python/core.h"
 #include "runtime/bare.h"
@@ -180,11 +182,30 @@ static bool refuse(const call_t* call, uint32_t arg, uint32_t claimed) {
   return refuse_deleted(call, arg);
 }
 
+// Another thread may be reading what this call donates. Releases the GIL while it waits;
+// nothing is claimed yet.
+static void wait_for_readers(const call_t* call) {
+  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
+  const struct timespec pause = {.tv_nsec = 20000};
+  for (uint32_t a = 0; a < call->num_args;) {
+    const jpp_py_value_t* value = root_of(call, a);
+    if (!args[a].donated || value->deleted || !value->pins) {
+      ++a;
+      continue;
+    }
+    Py_BEGIN_ALLOW_THREADS
+      nanosleep(&pause, NULL);
+    Py_END_ALLOW_THREADS
+    a = 0;
+  }
+}
+
 // Marks donated arguments as deleted; whoever else still wants one of them is refused,
 // and then nothing is marked.
 static bool claim_donated(call_t* call) {
   const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   uint32_t claimed = 0;
+  wait_for_readers(call);
   for (; claimed < call->num_args; ++claimed) {
     if (!args[claimed].donated) continue;
     if (root_of(call, claimed)->deleted) break;
@@ -301,16 +322,26 @@ static void fill_results(call_t* call) {
   }
 }
 
+static void pin_args(call_t* call) {
+  for (uint32_t a = 0; a < call->num_args; ++a) jpp_py_value_pin(call->args[a]);
+}
+
+static void unpin_args(call_t* call) {
+  for (uint32_t a = 0; a < call->num_args; ++a) jpp_py_value_unpin(call->args[a]);
+}
+
 static bool run_step(call_t* call, bool bare) {
   fill_inputs(call);
   drop_origins(call);
   jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)call->inputs,
                       .outputs = call->outputs};
   jpp_status_t* status = NULL;
+  pin_args(call);
   Py_BEGIN_ALLOW_THREADS
     status = bare ? jpp_bare_step(call->self->bare, &io)
                   : jpp_runtime_step(call->self->runtime, &io);
   Py_END_ALLOW_THREADS
+  unpin_args(call);
   if (!jpp_py_check(status)) return false;
   fill_results(call);
   return true;

@@ -37,6 +37,12 @@ void jpp_py_value_drop_buffers(jpp_py_value_t* self) {
   }
 }
 
+void jpp_py_value_pin(jpp_py_value_t* value) { ++value->pins; }
+
+void jpp_py_value_unpin(jpp_py_value_t* value) {
+  if (--value->pins == 0 && value->deleted) jpp_py_value_drop_buffers(value);
+}
+
 static void value_dealloc(PyObject* object) {
   jpp_py_value_t* self = (jpp_py_value_t*)object;
   jpp_py_value_drop_buffers(self);
@@ -197,9 +203,11 @@ static PyObject* value_read(PyObject* object, PyObject* args) {
     jpp_client_t* client = client_of(self);
     jpp_buffer_t* buffer = buffers[device];
     jpp_status_t* status = NULL;
+    jpp_py_value_pin(self);
     Py_BEGIN_ALLOW_THREADS
       status = jpp_client_buffer_read(client, buffer, view.buf, (size_t)view.len);
     Py_END_ALLOW_THREADS
+    jpp_py_value_unpin(self);
     ok = jpp_py_check(status);
   } else if (!PyErr_Occurred()) {
     PyErr_Format(PyExc_IndexError, "no shard %u on rank %u", device, rank);
@@ -212,8 +220,9 @@ static PyObject* value_read(PyObject* object, PyObject* args) {
 static PyObject* value_delete(PyObject* object, PyObject* unused) {
   (void)unused;
   jpp_py_value_t* self = (jpp_py_value_t*)object;
-  jpp_py_value_drop_buffers(self);
   self->deleted = true;
+  jpp_py_value_pin(self);
+  jpp_py_value_unpin(self);
   Py_RETURN_NONE;
 }
 
@@ -231,11 +240,13 @@ static PyObject* value_wait(PyObject* object, PyObject* unused) {
   if (!check_alive(self)) return NULL;
   uint32_t count = self->num_ranks * self->devices_per_rank;
   jpp_status_t* status = NULL;
+  jpp_py_value_pin(self);
   Py_BEGIN_ALLOW_THREADS
     for (uint32_t i = 0; i < count && !status; ++i) {
       status = await_buffer(client_of(self), self->buffers[i]);
     }
   Py_END_ALLOW_THREADS
+  jpp_py_value_unpin(self);
   if (!jpp_py_check(status)) return NULL;
   Py_RETURN_NONE;
 }

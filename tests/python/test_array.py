@@ -136,7 +136,6 @@ def test_as_jax_arrays(matrix: MpmdArray, trained: Any) -> None:
 def test_jnp_takes_it(matrix: MpmdArray) -> None:
     assert isinstance(jnp.asarray(matrix), jax.Array)
     assert float(jnp.sum(jnp.asarray(matrix))) == 15.0
-    assert float(jnp.add(matrix, 1)[0, 0]) == 1.0
     np.testing.assert_array_equal(jnp.asarray(matrix) + matrix, 2 * np.asarray(matrix))
 
 
