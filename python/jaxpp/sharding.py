@@ -231,10 +231,12 @@ def infer_specs(
     lowering_mesh = mesh.lowering_mesh()
     args = [v for v, _ in staged.args()]
     outputs = [v for v, _ in staged.outputs()]
-    _check_given(in_specs, [graph.avals[v] for v in args[: len(names)]], names,
-                 lowering_mesh, "in_specs")
-    _check_given(out_specs, [graph.avals[v] for v in outputs],
-                 out_names, lowering_mesh, "out_specs")
+    _check_given(
+        in_specs, [graph.avals[v] for v in args[: len(names)]], names, lowering_mesh, "in_specs"
+    )
+    _check_given(
+        out_specs, [graph.avals[v] for v in outputs], out_names, lowering_mesh, "out_specs"
+    )
     given_in = {v: s for v, s in zip(args, in_specs, strict=False) if s is not None}
     given_out = {
         v: s

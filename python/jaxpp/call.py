@@ -1,0 +1,176 @@
+"""The arguments of a step: what is static, what is donated, what each leaf is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from jaxpp.array import MpmdArray
+from jaxpp.errors import (
+    check_arrays,
+    make_error,
+    shorten,
+)
+from jaxpp.mesh import MpmdMesh
+
+__all__ = ["Call", "Options", "Signature", "struct_key", "struct_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `mpmd_jit_with_loop` was given."""
+
+    mesh: MpmdMesh
+    in_specs: Any
+    out_specs: Any
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+    compiler_options: dict[str, Any] | None
+    plugin: str | None
+
+
+@dataclasses.dataclass
+class Call:
+    """One call's arguments: what is static, and the leaves of the rest."""
+
+    static: Any  # hashable
+    leaves: list[Any]
+    tree: Any
+    args: tuple[Any, ...]  # dynamic positional, as a tree
+    kwargs: dict[str, Any]
+
+
+def _parameters(fun: Callable[..., Any]) -> tuple[list[str], bool]:
+    """The names of a function's parameters, and whether it takes others as well."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return [], True
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters], any(p.kind in variadic for p in parameters)
+
+
+class Signature:
+    """Which arguments are static or donated, and what they are called."""
+
+    def __init__(self, fun: Callable[..., Any], options: Options) -> None:
+        self.names, self.variadic = _parameters(fun)
+        self.static_nums = self._numbers(
+            "static", options.static_argnums, options.static_argnames
+        )
+        self.static_names = self._names("static", options.static_argnames, self.static_nums)
+        self.donate_nums = self._numbers(
+            "donate", options.donate_argnums, options.donate_argnames
+        )
+        self.donate_names = self._names("donate", options.donate_argnames, self.donate_nums)
+        both = [self._name(n) for n in sorted(self.static_nums & self.donate_nums)]
+        if both:
+            raise make_error(
+                "invalid-argument",
+                f"mpmd_jit_with_loop: argument {both[0]} is both static and donated; expected "
+                "at most one of them, for only arrays can be donated",
+            )
+
+    def _numbers(self, kind: str, numbers: Iterable[int], names: Iterable[str]) -> set[int]:
+        count = len(self.names)
+        for n in numbers:
+            if not isinstance(n, int) or not (self.variadic or -count <= n < count):
+                raise make_error(
+                    "invalid-argument",
+                    f"mpmd_jit_with_loop: {kind}_argnums has {n!r}; expected numbers from 0 to "
+                    f"{count - 1} of the arguments ({', '.join(self.names)})",
+                )
+        for n in names:
+            if not isinstance(n, str) or not (self.variadic or n in self.names):
+                raise make_error(
+                    "invalid-argument",
+                    f"mpmd_jit_with_loop: {kind}_argnames has {n!r}; expected names of the "
+                    f"arguments ({', '.join(self.names)})",
+                )
+        named = {self.names.index(n) for n in names if n in self.names}
+        return {n + count if n < 0 else n for n in numbers} | named
+
+    def _names(self, kind: str, names: Iterable[str], numbers: set[int]) -> set[str]:
+        """The same arguments when they are passed by keyword."""
+        return {*names, *(self.names[n] for n in numbers if n < len(self.names))}
+
+    def _name(self, position: int) -> str:
+        known = position < len(self.names)
+        return self.names[position] if known else f"args[{position}]"
+
+    def check(self, call: Call) -> None:
+        """Says which argument can not be one; every leaf must be an array or a number."""
+        for key, value in (*call.static[0], *call.static[1]):
+            try:
+                hash(value)
+            except TypeError:
+                name = self._name(key) if isinstance(key, int) else key
+                raise make_error(
+                    "invalid-argument",
+                    f"static argument {name}: expected something hashable, found "
+                    f"{shorten(value)} of type {type(value).__name__}",
+                ) from None
+        for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
+            if not isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
+                check_arrays(leaf, f"argument {name}")
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        static_args = tuple((i, a) for i, a in enumerate(args) if i in self.static_nums)
+        static_kwargs = tuple((k, v) for k, v in kwargs.items() if k in self.static_names)
+        dynamic = tuple(a for i, a in enumerate(args) if i not in self.static_nums)
+        named = {k: v for k, v in kwargs.items() if k not in self.static_names}
+        leaves, tree = jax.tree.flatten((dynamic, named))
+        return Call((static_args, static_kwargs), leaves, tree, dynamic, named)
+
+    def _position(self, dynamic_position: int) -> int:
+        """The number of a dynamic argument among all arguments."""
+        position = 0
+        for skipped in sorted(self.static_nums):
+            if skipped <= dynamic_position + position:
+                position += 1
+        return dynamic_position + position
+
+    def describe(self, call: Call) -> tuple[list[str], list[bool]]:
+        """The name of each leaf, and whether it is donated."""
+        names, donated = [], []
+        for path, _ in jax.tree_util.tree_leaves_with_path((call.args, call.kwargs)):
+            group, which, rest = path[0].idx, path[1], path[2:]
+            if group == 0:
+                position = self._position(which.idx)
+                head = self._name(position)
+                donated.append(position in self.donate_nums)
+            else:
+                head = which.key
+                donated.append(head in self.donate_names)
+            names.append(head + jax.tree_util.keystr(rest))
+        return names, donated
+
+    def merge(
+        self, static: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Puts static arguments back."""
+        merged = list(args)
+        for position, value in static[0]:
+            merged.insert(position, value)
+        return merged, {**kwargs, **dict(static[1])}
+
+
+def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The abstract value of an argument's leaf."""
+    if isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def struct_key(leaf: Any) -> Any:
+    if type(leaf) is MpmdArray:
+        return leaf._placement.key
+    struct = struct_of(leaf)
+    return (tuple(struct.shape), struct.dtype, struct.weak_type)

@@ -1,0 +1,189 @@
+"""From a call to a proved plan: traced, partitioned, scheduled, not compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src.interpreters import partial_eval as pe
+from jax._src.tree_util import broadcast_prefix
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
+
+from jaxpp import _core
+from jaxpp.array import MpmdArray
+from jaxpp.call import Call, Options, Signature, struct_of
+from jaxpp.errors import (
+    JaxppError,
+    annotate,
+    check_arrays,
+    describe,
+    make_error,
+    shorten,
+    tree_text,
+    where_raised,
+)
+from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.sharding import Specs, infer_specs
+from jaxpp.tracing import FrontLoop, Graph, build_graph
+
+__all__ = ["Traced", "trace_step"]
+
+
+@dataclasses.dataclass
+class Traced:
+    """A step traced, split, placed and scheduled, before anything is compiled."""
+
+    graph: Graph
+    schedules: list[_core.Schedule]
+    staged: _core.Staged
+    specs: Specs
+    plan: _core.Plan
+    proof: str  # what the checker found of the plan
+    tree: Any
+    out_tree: Any
+    in_avals: list[Any]
+    out_avals: list[Any]
+    arg_names: list[str]
+    donated: list[bool]
+
+    @property
+    def text(self) -> str:
+        """The programs of all actors."""
+        return self.plan.text()
+
+
+def _broadcast_specs(given: Any, tree: Any, what: str) -> list[Any]:
+    """One spec or None a leaf."""
+
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | MpmdSharding)
+
+    whose = "arguments" if what == "in_specs" else "results"
+    if given is None:
+        return [None] * len(jax.tree.leaves(tree))
+    try:
+        found = broadcast_prefix(given, tree, is_leaf=is_leaf)
+    except ValueError:
+        raise make_error(
+            "sharding",
+            f"{what}: expected a pytree prefix of the step's {whose}\n"
+            f"  {what}: {tree_text(given)}\n"
+            f"  {whose}: {tree_text(tree)}",
+        ) from None
+    return [_spec_of(spec, what) for spec in found]
+
+
+def _spec_of(given: Any, what: str) -> PartitionSpec | None:
+    spec = given if isinstance(given, PartitionSpec) else getattr(given, "spec", None)
+    if given is None or isinstance(spec, PartitionSpec):
+        return spec
+    raise make_error(
+        "sharding",
+        f"{what}: expected PartitionSpecs, NamedShardings, MpmdShardings or None, found "
+        f"{describe(given)}",
+    )
+
+
+def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: MpmdMesh) -> Any:
+    """The step's jaxpr on flat arguments, and the tree of its results."""
+    out_trees = []
+
+    def flat_fun(*leaves: Any) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(call.tree, leaves)
+        merged, named = signature.merge(call.static, args, kwargs)
+        result = fun(*merged, **named)
+        check_arrays(result, "the step's result")
+        outs, out_tree = jax.tree.flatten(result)
+        out_trees.append(out_tree)
+        return outs
+
+    structs = [struct_of(leaf) for leaf in call.leaves]
+    with mesh.tracing_context():
+        try:
+            closed = jax.make_jaxpr(flat_fun)(*structs)
+        except ValueError as error:
+            if "is not found in mesh" not in str(error):
+                raise
+            where = where_raised(error.__traceback__)
+            raise make_error(
+                "sharding",
+                f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
+            ) from None
+    used = [True] * len(closed.jaxpr.outvars)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts), out_trees[-1]
+
+
+def _output_names(out_tree: Any) -> list[str]:
+    numbered = jax.tree.unflatten(out_tree, range(out_tree.num_leaves))
+    leaves = jax.tree_util.tree_leaves_with_path(numbered)
+    return ["result" + jax.tree_util.keystr(path) for path, _ in leaves]
+
+
+def _is_of(mesh: MpmdMesh, leaf: Any) -> bool:
+    return isinstance(leaf, MpmdArray) and leaf.sharding.mpmd_mesh == mesh
+
+
+def _ask_schedule(loop: FrontLoop, ranks: int) -> Any:
+    """What the loop's schedule builds; anything with `build` is a schedule."""
+    build_for = getattr(loop.schedule, "build_for", None)
+    if build_for is None:
+        return loop.schedule.build(loop.length, ranks)
+    return build_for(loop.length, ranks, loop.num_marks)
+
+
+def _build_schedule(loop: FrontLoop, ranks: int) -> _core.Schedule:
+    try:
+        schedule = _ask_schedule(loop, ranks)
+    except JaxppError as error:
+        raise annotate(error, f"loop at {loop.where}") from None
+    if isinstance(schedule, _core.Schedule):
+        return schedule
+    raise make_error(
+        "schedule",
+        f"loop at {loop.where}: schedule={describe(loop.schedule)}: expected its build() to "
+        f"give what BaseSchedule.build() gives, found {shorten(schedule)}",
+    )
+
+
+def trace_step(
+    fun: Callable[..., Any], signature: Signature, call: Call, options: Options
+) -> Traced:
+    """Traces and plans a step. Nothing runs, nothing is compiled."""
+    mesh = options.mesh
+    names, donated = signature.describe(call)
+    in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs")
+    in_specs += [None] * (len(call.leaves) - len(in_specs))
+    in_specs = [
+        leaf.spec if spec is None and _is_of(mesh, leaf) else spec
+        for spec, leaf in zip(in_specs, call.leaves, strict=True)
+    ]
+    closed, out_tree = _trace(fun, signature, call, mesh)
+    out_specs = _broadcast_specs(
+        options.out_specs, jax.tree.unflatten(out_tree, closed.out_avals), "out_specs"
+    )
+    name = getattr(fun, "__name__", "step")
+    out_names = _output_names(out_tree)
+    graph = build_graph(name, mesh.mpmd_dim, closed, donated, names, out_names)
+    schedules = [_build_schedule(loop, mesh.mpmd_dim) for loop in graph.loops]
+    staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
+    specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names, out_names)
+    plan = _core.Plan(staged, schedules, specs.value_bytes)
+    proof = plan.check()
+    return Traced(
+        graph,
+        schedules,
+        staged,
+        specs,
+        plan,
+        proof,
+        call.tree,
+        out_tree,
+        [v.aval for v in closed.jaxpr.invars],
+        closed.out_avals,
+        names,
+        donated,
+    )
