@@ -6,24 +6,32 @@ from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.primitives import mark_stage_end, pipeline_enter_stage, treduce, treduce_i
 from jaxpp.schedules import (
+    V1F1B,
     BaseSchedule,
+    BreadthFirst,
     DualPipeV,
     Eager1F1B,
     FusedTask,
     GPipe,
     Interleaved1F1B,
     InterleavedGPipe,
+    InterleavedZeroBubble,
     KimiK2,
     Std1F1B,
     Task,
     TaskType,
+    VHalf,
+    VMin,
     ZeroBubble,
+    ZeroBubbleH2,
+    ZeroBubbleV,
 )
 from jaxpp.step import mpmd_jit_with_loop
 
 __all__ = [
     "Add",
     "BaseSchedule",
+    "BreadthFirst",
     "Concat",
     "DualPipeV",
     "Eager1F1B",
@@ -31,6 +39,7 @@ __all__ = [
     "GPipe",
     "Interleaved1F1B",
     "InterleavedGPipe",
+    "InterleavedZeroBubble",
     "JaxppError",
     "KimiK2",
     "Max",
@@ -41,7 +50,12 @@ __all__ = [
     "Std1F1B",
     "Task",
     "TaskType",
+    "V1F1B",
+    "VHalf",
+    "VMin",
     "ZeroBubble",
+    "ZeroBubbleH2",
+    "ZeroBubbleV",
     "mark_stage_end",
     "mpmd_jit_with_loop",
     "pipeline_enter_stage",

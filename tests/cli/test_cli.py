@@ -125,7 +125,11 @@ class CommandTest(unittest.TestCase):
         for name in names:
             self.assertIn(name, run("schedule", "list").stdout)
             sizes = ["--stages=4", "--microbatches=8"]
-            sizes += ["--ranks=2"] if "inter" in name or name[0] in "kd" else []
+            sizes += (
+                ["--ranks=2"]
+                if "inter" in name or name[0] in "kdbv" or name == "zb-v"
+                else []
+            )
             self.assertIn("units of time", run("schedule", "show", name, *sizes).stdout)
             rows = json.loads(run("schedule", "show", name, *sizes, "--json").stdout)
             self.assertIn(len(rows), [2, 4])
