@@ -69,6 +69,9 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options,
+                            jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options,
                                jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options,

@@ -25,6 +25,11 @@ static const jpp_cli_command_t kCommands[] = {
     {"simulate", "NAME|FILE", 1,
      kScheduleFlags | kCostFlags | JPP_FLAG_JSON | JPP_FLAG_TRACE,
      "time, bubbles and memory of a schedule", jpp_cli_simulate},
+    {"plot", "NAME|FILE", 1,
+     kScheduleFlags | kCostFlags | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR,
+     "a picture of a schedule", jpp_cli_plot},
+    {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
+     jpp_cli_drift},
 };
 enum { kCommandCount = sizeof(kCommands) / sizeof(*kCommands) };
 
