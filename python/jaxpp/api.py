@@ -9,18 +9,25 @@ from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.primitives import mark_stage_end, pipeline_enter_stage, treduce, treduce_i
 from jaxpp.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
 from jaxpp.schedules import (
+    V1F1B,
     BaseSchedule,
+    BreadthFirst,
     DualPipeV,
     Eager1F1B,
     FusedTask,
     GPipe,
     Interleaved1F1B,
     InterleavedGPipe,
+    InterleavedZeroBubble,
     KimiK2,
     Std1F1B,
     Task,
     TaskType,
+    VHalf,
+    VMin,
     ZeroBubble,
+    ZeroBubbleH2,
+    ZeroBubbleV,
 )
 from jaxpp.step import mpmd_jit_with_loop
 from jaxpp.times import collect_task_times_ms
@@ -28,6 +35,7 @@ from jaxpp.times import collect_task_times_ms
 __all__ = [
     "Add",
     "BaseSchedule",
+    "BreadthFirst",
     "Concat",
     "DualPipeV",
     "Eager1F1B",
@@ -35,6 +43,7 @@ __all__ = [
     "GPipe",
     "Interleaved1F1B",
     "InterleavedGPipe",
+    "InterleavedZeroBubble",
     "JaxppError",
     "KimiK2",
     "Max",
@@ -45,7 +54,12 @@ __all__ = [
     "Std1F1B",
     "Task",
     "TaskType",
+    "V1F1B",
+    "VHalf",
+    "VMin",
     "ZeroBubble",
+    "ZeroBubbleH2",
+    "ZeroBubbleV",
     "collect_task_times_ms",
     "cross_mpmd_all_reduce",
     "cross_mpmd_stack",

@@ -17,17 +17,24 @@ from jaxpp.errors import make_error, shorten
 
 __all__ = [
     "BaseSchedule",
+    "BreadthFirst",
     "DualPipeV",
     "Eager1F1B",
     "FusedTask",
     "GPipe",
     "Interleaved1F1B",
     "InterleavedGPipe",
+    "InterleavedZeroBubble",
     "KimiK2",
     "Std1F1B",
     "Task",
     "TaskType",
+    "V1F1B",
+    "VHalf",
+    "VMin",
     "ZeroBubble",
+    "ZeroBubbleH2",
+    "ZeroBubbleV",
 ]
 
 
@@ -250,6 +257,12 @@ class ZeroBubble(_BuiltIn):
     core_name = "zb-h1"
 
 
+class ZeroBubbleH2(_BuiltIn):
+    """ZB-H2 (arXiv 2401.10241): no bubble inside a rank, twice the memory; stage = rank."""
+
+    core_name = "zb-h2"
+
+
 class _OnRanks(_BuiltIn):
     def __init__(self, num_stages: int, mpmd_dim: int) -> None:
         super().__init__(num_stages)
@@ -289,3 +302,39 @@ class DualPipeV(_OnRanks):
     """DualPipe folded to a V: rank r runs stages r and 2 * `mpmd_dim` - 1 - r."""
 
     core_name = "dualpipe-v"
+
+
+class BreadthFirst(_OnRanks):
+    """LoopedBFS (arXiv 2211.05953): a stage takes all microbatches before the next one."""
+
+    core_name = "breadth-first"
+
+
+class InterleavedZeroBubble(_OnRanks):
+    """Interleaved 1F1B whose weight gradients fill the bubbles (arXiv 2401.10241)."""
+
+    core_name = "interleaved-zb"
+
+
+class ZeroBubbleV(_OnRanks):
+    """ZB-V (arXiv 2401.10241): two stages a rank in a V, the memory of 1F1B."""
+
+    core_name = "zb-v"
+
+
+class VHalf(_OnRanks):
+    """V-Half (arXiv 2405.15362): two stages a rank in a V, half of 1F1B's memory."""
+
+    core_name = "v-half"
+
+
+class VMin(_OnRanks):
+    """V-Min (arXiv 2405.15362): two stages a rank in a V, a third of 1F1B's memory."""
+
+    core_name = "v-min"
+
+
+class V1F1B(_OnRanks):
+    """1F1B with two stages a rank in a V (arXiv 2405.15362), whole backwards."""
+
+    core_name = "v-1f1b"

@@ -6,6 +6,7 @@
 
 #include "base/str.h"
 #include "cli/planned.h"
+#include "jaxpp/schedule_simulate.h"
 
 enum { JPP_CLI_MAX_WORDS = 3 };
 
@@ -18,6 +19,12 @@ typedef struct jpp_cli_options {
   uint32_t stages, ranks, microbatches;
   uint32_t slots;
   bool fuse, json, help;
+  bool csv, communication, color, no_overlap, optimizer_free, trace;
+  const char* cost;   // "F,B,W"
+  const char* costs;  // a file
+  const char* output;
+  double latency, transfer, optimizer, seconds;
+  uint64_t memory_limit, activation_bytes;
 } jpp_cli_options_t;
 
 typedef jpp_status_t* (*jpp_cli_run_t)(const jpp_cli_options_t* options, jpp_str_t* out);
@@ -41,6 +48,13 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_FUSE = 1 << 6,
   JPP_FLAG_JSON = 1 << 7,
   JPP_FLAG_HELP = 1 << 8,
+  JPP_FLAG_CSV = 1 << 9,
+  JPP_FLAG_COST = 1 << 10,
+  JPP_FLAG_TIMES = 1 << 11,  // latency, transfer, optimizer
+  JPP_FLAG_OUTPUT = 1 << 12,
+  JPP_FLAG_COLOR = 1 << 13,
+  JPP_FLAG_TRACE = 1 << 14,
+  JPP_FLAG_SEARCH = 1 << 15,  // memory-limit, activation-bytes, seconds
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.
@@ -55,9 +69,34 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options,
+                            jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options,
+                               jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options,
                                     jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options,
                                     jpp_str_t* out) JPP_MUST_USE;
+
+// --- Shared by the commands on schedules ----------------------------------------------
+
+// Builds words[0] by name, or reads it as a CSV file where no built-in schedule has that
+// name and it names a file. *out_slots: see jpp_schedule_from_csv().
+jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_slots,
+                               jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// Simulates with --cost or --costs (1,1,1 without) and the flags for times.
+jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
+                                 const jpp_schedule_t* schedule,
+                                 jpp_simulation_t** out_simulation) JPP_MUST_USE;
+
+// The costs of --costs FILE, [stages]; free with jpp_free().
+jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
+                                 jpp_cost_t** out_costs) JPP_MUST_USE;
+
+// A whole file, NUL-ended; free with jpp_free().
+jpp_status_t* jpp_cli_read_file(const char* file, char** out_text,
+                                size_t* out_length) JPP_MUST_USE;
 
 #endif  // JPP_CLI_CLI_H_

@@ -10,6 +10,7 @@ enum {
                JPP_FLAG_FUSE | JPP_FLAG_JSON,
   kScheduleFlags =
       JPP_FLAG_STAGES | JPP_FLAG_RANKS | JPP_FLAG_MICROBATCHES | JPP_FLAG_FUSE,
+  kCostFlags = JPP_FLAG_COST | JPP_FLAG_TIMES,
 };
 
 static const jpp_cli_command_t kCommands[] = {
@@ -17,9 +18,18 @@ static const jpp_cli_command_t kCommands[] = {
      "plan the graph in a file ('-': standard input)", jpp_cli_plan},
     {"schedule list", "", 0, JPP_FLAG_JSON, "the schedules that are built in",
      jpp_cli_schedule_list},
-    {"schedule show", "NAME", 1, kScheduleFlags | JPP_FLAG_JSON,
+    {"schedule show", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_JSON | JPP_FLAG_CSV,
      "a schedule's task lists and its picture", jpp_cli_schedule_show},
-    {"verify", "NAME", 1, kScheduleFlags, "prove that a schedule runs", jpp_cli_verify},
+    {"verify", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_SLOTS,
+     "prove that a schedule runs", jpp_cli_verify},
+    {"simulate", "NAME|FILE", 1,
+     kScheduleFlags | kCostFlags | JPP_FLAG_JSON | JPP_FLAG_TRACE,
+     "time, bubbles and memory of a schedule", jpp_cli_simulate},
+    {"plot", "NAME|FILE", 1,
+     kScheduleFlags | kCostFlags | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR,
+     "a picture of a schedule", jpp_cli_plot},
+    {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
+     jpp_cli_drift},
 };
 enum { kCommandCount = sizeof(kCommands) / sizeof(*kCommands) };
 

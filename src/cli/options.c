@@ -5,7 +5,13 @@
 
 #include "cli/cli.h"
 
-typedef enum flag_type { FLAG_BOOL, FLAG_U32, FLAG_TEXT } flag_type_t;
+typedef enum flag_type {
+  FLAG_BOOL,
+  FLAG_U32,
+  FLAG_U64,
+  FLAG_NUMBER,
+  FLAG_TEXT
+} flag_type_t;
 
 typedef struct flag {
   jpp_cli_flag_t bit;
@@ -32,6 +38,35 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_FUSE, "--fuse", NULL, FLAG_BOOL, FIELD(fuse),
      "fuse each forward and backward of the steady state"},
     {JPP_FLAG_JSON, "--json", NULL, FLAG_BOOL, FIELD(json), "print JSON"},
+    {JPP_FLAG_CSV, "--csv", NULL, FLAG_BOOL, FIELD(csv),
+     "print CSV as torch.distributed.pipelining reads it"},
+    {JPP_FLAG_CSV, "--comms", NULL, FLAG_BOOL, FIELD(communication),
+     "with --csv: with sends and receives"},
+    {JPP_FLAG_COST, "--cost", "F,B,W", FLAG_TEXT, FIELD(cost),
+     "a rank's forward, input and weight gradient of a microbatch"},
+    {JPP_FLAG_COST, "--costs", "FILE", FLAG_TEXT, FIELD(costs),
+     "lines 'STAGE F B W', or the trace of a measured step"},
+    {JPP_FLAG_TIMES, "--latency", "T", FLAG_NUMBER, FIELD(latency),
+     "from a task's end to its use on another rank"},
+    {JPP_FLAG_TIMES, "--transfer", "T", FLAG_NUMBER, FIELD(transfer),
+     "for which a message occupies its channel"},
+    {JPP_FLAG_TIMES, "--no-overlap", NULL, FLAG_BOOL, FIELD(no_overlap),
+     "ranks stand still while they send"},
+    {JPP_FLAG_TIMES, "--optimizer", "T", FLAG_NUMBER, FIELD(optimizer),
+     "the optimizer's step"},
+    {JPP_FLAG_TIMES, "--optimizer-free", NULL, FLAG_BOOL, FIELD(optimizer_free),
+     "ranks update without waiting for each other"},
+    {JPP_FLAG_OUTPUT, "-o", "FILE", FLAG_TEXT, FIELD(output),
+     "write to FILE, .svg or .html; else draw to the terminal"},
+    {JPP_FLAG_COLOR, "--color", NULL, FLAG_BOOL, FIELD(color), "draw in colours"},
+    {JPP_FLAG_TRACE, "--trace", NULL, FLAG_BOOL, FIELD(trace),
+     "print a Chrome / Perfetto trace"},
+    {JPP_FLAG_SEARCH, "--memory-limit", "BYTES", FLAG_U64, FIELD(memory_limit),
+     "for the activations of a rank"},
+    {JPP_FLAG_SEARCH, "--activation-bytes", "BYTES", FLAG_U64, FIELD(activation_bytes),
+     "of one stage and microbatch; default 1"},
+    {JPP_FLAG_SEARCH, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),
+     "to search for; default 5"},
     {JPP_FLAG_HELP, "--help", NULL, FLAG_BOOL, FIELD(help), "print this help"},
 };
 enum { kFlagCount = sizeof(kFlags) / sizeof(*kFlags) };
@@ -59,10 +94,39 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
   return NULL;
 }
 
+static jpp_status_t* parse_bytes(const flag_t* flag, const char* text,
+                                 uint64_t* out_bytes) {
+  char* end = NULL;
+  errno = 0;
+  unsigned long long bytes = *text >= '0' && *text <= '9' ? strtoull(text, &end, 10) : 0;
+  if (!end || *end || errno || !bytes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected a whole number of bytes, found '%s'", flag->name,
+                           text);
+  }
+  *out_bytes = bytes;
+  return NULL;
+}
+
+static jpp_status_t* parse_number(const flag_t* flag, const char* text,
+                                  double* out_number) {
+  char* end = NULL;
+  double number = strtod(text, &end);
+  if (end == text || *end || !(number >= 0 && number < 1e300)) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected a number of at least 0, found '%s'", flag->name,
+                           text);
+  }
+  *out_number = number;
+  return NULL;
+}
+
 static jpp_status_t* set_flag(const flag_t* flag, const char* value,
                               jpp_cli_options_t* options) {
   void* field = (char*)options + flag->offset;
   if (flag->type == FLAG_U32) return parse_count(flag, value, field);
+  if (flag->type == FLAG_U64) return parse_bytes(flag, value, field);
+  if (flag->type == FLAG_NUMBER) return parse_number(flag, value, field);
   if (flag->type == FLAG_TEXT) *(const char**)field = value;
   if (flag->type == FLAG_BOOL) *(bool*)field = true;
   return NULL;

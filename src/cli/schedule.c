@@ -1,10 +1,11 @@
-// jaxpp schedule list, jaxpp schedule show and jaxpp verify.
+// jaxpp schedule list, jaxpp schedule show, jaxpp verify and jaxpp simulate.
 #include "jaxpp/schedule.h"
 
 #include <jansson.h>
 
 #include "cli/cli.h"
 #include "cli/json.h"
+#include "jaxpp/schedule_csv.h"
 
 static jpp_status_t* append_text(char* text, jpp_str_t* out) {
   jpp_str_append(out, text);
@@ -31,26 +32,14 @@ jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options, jpp_str_t*
   return NULL;
 }
 
-static jpp_status_t* build(const jpp_cli_options_t* options,
-                           jpp_schedule_t** out_schedule) {
-  *out_schedule = NULL;
-  if (!options->stages || !options->microbatches) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "schedule %s: expected --stages N and --microbatches N "
-                           "(--ranks N where ranks hold several stages)",
-                           options->words[0]);
-  }
-  jpp_schedule_params_t params = {
-      .stages = options->stages,
-      .ranks = options->ranks ? options->ranks : options->stages,
-      .microbatches = options->microbatches,
-      .fuse_steady_state = options->fuse};
-  return jpp_schedule_build(options->words[0], &params, out_schedule);
-}
-
-static jpp_status_t* show(const jpp_schedule_t* schedule, bool json, jpp_str_t* out) {
+static jpp_status_t* show(const jpp_schedule_t* schedule,
+                          const jpp_cli_options_t* options, jpp_str_t* out) {
   char* text = NULL;
-  if (json) {
+  if (options->csv) {
+    JPP_RETURN_IF_ERROR(jpp_schedule_print_csv(schedule, options->communication, &text));
+    return append_text(text, out);
+  }
+  if (options->json) {
     JPP_RETURN_IF_ERROR(jpp_schedule_print_json(schedule, &text));
     return append_text(text, out);
   }
@@ -61,21 +50,73 @@ static jpp_status_t* show(const jpp_schedule_t* schedule, bool json, jpp_str_t* 
 }
 
 jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t* out) {
+  uint32_t slots = 0;
   jpp_schedule_t* schedule = NULL;
-  JPP_RETURN_IF_ERROR(build(options, &schedule));
-  jpp_status_t* status = show(schedule, options->json, out);
+  if (options->communication && !options->csv) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "--comms is for --csv");
+  }
+  JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
+  jpp_status_t* status = show(schedule, options, out);
   jpp_schedule_destroy(schedule);
   return status;
 }
 
-jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options, jpp_str_t* out) {
-  jpp_schedule_t* schedule = NULL;
-  JPP_RETURN_IF_ERROR(build(options, &schedule));
-  jpp_status_t* status = jpp_schedule_verify(schedule);
-  if (!status) {
-    jpp_str_appendf(out, "%s: every task runs once, none waits for ever\n",
-                    schedule->name);
+// Listing every message of a schedule beyond this takes long, and no plan is that large.
+enum { kMostPairs = 1 << 21, kMostRanks = 2048 };
+
+static jpp_status_t* prove(const jpp_cli_options_t* options,
+                           const jpp_schedule_t* schedule, uint32_t slots,
+                           jpp_str_t* out) {
+  bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs &&
+               schedule->ranks <= kMostRanks;
+  JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
+  if (!slots && small) JPP_RETURN_IF_ERROR(jpp_schedule_slots(schedule, &slots));
+  if (options->slots && slots > options->slots) {
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "schedule %s: with --slots %u ranks wait for each other for "
+                           "ever; %u slots a channel are enough",
+                           schedule->name, options->slots, slots);
   }
+  jpp_str_appendf(out, "%s: every task runs once, none waits for ever", schedule->name);
+  if (slots) {
+    jpp_str_appendf(out, "; %u slot%s a channel %s enough", slots, slots == 1 ? "" : "s",
+                    slots == 1 ? "is" : "are");
+  }
+  jpp_str_append(out, "\n");
+  return NULL;
+}
+
+jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options, jpp_str_t* out) {
+  uint32_t slots = 0;
+  jpp_schedule_t* schedule = NULL;
+  JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
+  jpp_status_t* status = prove(options, schedule, slots, out);
+  jpp_schedule_destroy(schedule);
+  return status;
+}
+
+static jpp_status_t* print_simulation(const jpp_cli_options_t* options,
+                                      const jpp_simulation_t* simulation,
+                                      jpp_str_t* out) {
+  char* text = NULL;
+  if (options->trace) {
+    JPP_RETURN_IF_ERROR(jpp_simulation_to_trace(simulation, &text));
+  } else if (options->json) {
+    JPP_RETURN_IF_ERROR(jpp_simulation_print_json(simulation, &text));
+  } else {
+    JPP_RETURN_IF_ERROR(jpp_simulation_print(simulation, &text));
+  }
+  return append_text(text, out);
+}
+
+jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options, jpp_str_t* out) {
+  uint32_t slots = 0;
+  jpp_schedule_t* schedule = NULL;
+  jpp_simulation_t* simulation = NULL;
+  JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
+  jpp_status_t* status = jpp_cli_simulation(options, schedule, &simulation);
+  if (!status) status = print_simulation(options, simulation, out);
+  jpp_simulation_destroy(simulation);
   jpp_schedule_destroy(schedule);
   return status;
 }

@@ -9,11 +9,18 @@ static const jpp_schedule_builder_t* const kBuilders[] = {
     &jpp_schedule_gpipe,
     &jpp_schedule_1f1b,
     &jpp_schedule_eager_1f1b,
-    &jpp_schedule_interleaved_gpipe,
     &jpp_schedule_interleaved_1f1b,
+    &jpp_schedule_interleaved_gpipe,
+    &jpp_schedule_breadth_first,
     &jpp_schedule_kimi_k2,
     &jpp_schedule_zb_h1,
+    &jpp_schedule_zb_h2,
+    &jpp_schedule_interleaved_zb,
+    &jpp_schedule_zb_v,
+    &jpp_schedule_v_half,
+    &jpp_schedule_v_min,
     &jpp_schedule_dualpipe_v,
+    &jpp_schedule_v_1f1b,
 };
 enum { kBuilderCount = sizeof(kBuilders) / sizeof(*kBuilders) };
 
@@ -79,9 +86,6 @@ static jpp_status_t* find_builder(const char* name,
 static jpp_status_t* write_rows(const jpp_schedule_builder_t* builder,
                                 const jpp_schedule_params_t* params,
                                 jpp_row_writer_t* writer, jpp_schedule_draft_t* draft) {
-  for (uint32_t stage = 0; stage < params->stages; ++stage) {
-    draft->stage_rank[stage] = builder->stage_rank(params, stage);
-  }
   for (uint32_t rank = 0; rank < params->ranks; ++rank) {
     writer->count = 0;
     builder->write_row(params, rank, writer);
@@ -93,19 +97,29 @@ static jpp_status_t* write_rows(const jpp_schedule_builder_t* builder,
   return NULL;
 }
 
+static jpp_status_t* fill_in(const jpp_schedule_builder_t* builder,
+                             const jpp_schedule_params_t* params, jpp_arena_t* scratch,
+                             jpp_schedule_draft_t* draft) {
+  jpp_row_writer_t writer = {.capacity = builder->row_capacity(params),
+                             .microbatches = params->microbatches};
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, writer.capacity, &writer.tasks));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(scratch, (size_t)params->stages * kTaskKinds, &writer.next));
+  JPP_RETURN_IF_ERROR(write_rows(builder, params, &writer, draft));
+  if (!builder->weight_limit) return NULL;
+  return jpp_schedule_place_weights(draft, builder->weight_limit(params), scratch);
+}
+
 static jpp_status_t* fill(const jpp_schedule_builder_t* builder,
                           const jpp_schedule_params_t* params,
                           jpp_schedule_draft_t* draft) {
   JPP_RETURN_IF_ERROR(builder->check(builder->info.name, params));
-  jpp_row_writer_t writer = {.capacity = builder->row_capacity(params),
-                             .microbatches = params->microbatches};
+  for (uint32_t stage = 0; stage < params->stages; ++stage) {
+    draft->stage_rank[stage] = builder->stage_rank(params, stage);
+  }
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
-  jpp_status_t* status = JPP_ARENA_ARRAY(&scratch, writer.capacity, &writer.tasks);
-  if (!status) {
-    status = JPP_ARENA_ARRAY(&scratch, (size_t)params->stages * kTaskKinds, &writer.next);
-  }
-  if (!status) status = write_rows(builder, params, &writer, draft);
+  jpp_status_t* status = fill_in(builder, params, &scratch, draft);
   jpp_arena_deinit(&scratch);
   return status;
 }

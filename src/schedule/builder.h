@@ -4,6 +4,7 @@
 #define JPP_SCHEDULE_BUILDER_H_
 
 #include "jaxpp/schedule.h"
+#include "schedule/schedule.h"
 
 // Writes one rank's row. The (stage, kind) counters hand out microbatches 0, 1, 2, ...; a
 // stage is on one rank, so the counters are shared by all rows of a schedule.
@@ -36,18 +37,40 @@ typedef struct jpp_schedule_builder {
   uint64_t (*row_capacity)(const jpp_schedule_params_t* params);
   void (*write_row)(const jpp_schedule_params_t* params, uint32_t rank,
                     jpp_row_writer_t* writer);
+  // Not NULL: rows hold FWD and BWD_I, and jpp_schedule_place_weights() puts the BWD_W
+  // in, under this limit of stage activations a rank.
+  uint32_t (*weight_limit)(const jpp_schedule_params_t* params);
 } jpp_schedule_builder_t;
+
+// Puts the weight gradients into rows of FWD and BWD_I (weights.c): a rank runs one when
+// it would wait, or when it keeps `limit` stage activations and a forward is next. The
+// limit is raised to what the rows need. Times are those of equal costs.
+jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
+                                         jpp_arena_t* scratch) JPP_MUST_USE;
+
+// Stages in a V: down the ranks and up again; two stages a rank.
+jpp_status_t* jpp_schedule_check_v(const char* name,
+                                   const jpp_schedule_params_t* params) JPP_MUST_USE;
+uint32_t jpp_schedule_v_rank(const jpp_schedule_params_t* params, uint32_t stage);
 
 // stepwise.c: one stage a rank, rows by time step, idle steps kept.
 extern const jpp_schedule_builder_t jpp_schedule_gpipe;
 extern const jpp_schedule_builder_t jpp_schedule_1f1b;
 extern const jpp_schedule_builder_t jpp_schedule_eager_1f1b;
 extern const jpp_schedule_builder_t jpp_schedule_zb_h1;
+extern const jpp_schedule_builder_t jpp_schedule_zb_h2;
 // interleaved.c: stage s on rank s mod ranks.
 extern const jpp_schedule_builder_t jpp_schedule_interleaved_gpipe;
 extern const jpp_schedule_builder_t jpp_schedule_interleaved_1f1b;
+extern const jpp_schedule_builder_t jpp_schedule_breadth_first;
 extern const jpp_schedule_builder_t jpp_schedule_kimi_k2;
+extern const jpp_schedule_builder_t jpp_schedule_interleaved_zb;
 // dualpipe.c: stages folded in a V over the ranks.
 extern const jpp_schedule_builder_t jpp_schedule_dualpipe_v;
+// v_shape.c: the same placement.
+extern const jpp_schedule_builder_t jpp_schedule_zb_v;
+extern const jpp_schedule_builder_t jpp_schedule_v_half;
+extern const jpp_schedule_builder_t jpp_schedule_v_min;
+extern const jpp_schedule_builder_t jpp_schedule_v_1f1b;
 
 #endif  // JPP_SCHEDULE_BUILDER_H_

@@ -90,14 +90,9 @@ static void dualpipe_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_rest(&row);
 }
 
-static jpp_status_t* check_v(const char* name, const jpp_schedule_params_t* params) {
-  if (params->stages != 2 * (uint64_t)params->ranks) {
-    return jpp_status_make(JPP_MESH_ERROR,
-                           "schedule %s runs two stages per rank: the %u ranks of the "
-                           "mesh's pipeline axis need %llu stages, found %u; change the "
-                           "mesh or the number of stages",
-                           name, params->ranks, 2ull * params->ranks, params->stages);
-  }
+static jpp_status_t* check_dualpipe(const char* name,
+                                    const jpp_schedule_params_t* params) {
+  JPP_RETURN_IF_ERROR(jpp_schedule_check_v(name, params));
   if (params->microbatches < params->stages) {
     return jpp_status_make(
         JPP_MICROBATCH_ERROR,
@@ -108,10 +103,6 @@ static jpp_status_t* check_v(const char* name, const jpp_schedule_params_t* para
   return NULL;
 }
 
-static uint32_t v_rank(const jpp_schedule_params_t* params, uint32_t stage) {
-  return stage < params->ranks ? stage : params->stages - 1 - stage;
-}
-
 static uint64_t six_tasks_each(const jpp_schedule_params_t* params) {
   return 6 * (uint64_t)params->microbatches;
 }
@@ -119,8 +110,8 @@ static uint64_t six_tasks_each(const jpp_schedule_params_t* params) {
 const jpp_schedule_builder_t jpp_schedule_dualpipe_v = {
     .info = {"dualpipe-v", "DualPipeV",
              "two stages per rank in a V, forwards overlapped with backwards"},
-    .check = check_v,
-    .stage_rank = v_rank,
+    .check = check_dualpipe,
+    .stage_rank = jpp_schedule_v_rank,
     .row_capacity = six_tasks_each,
     .write_row = dualpipe_row,
 };

@@ -1,5 +1,6 @@
 // Interleaved schedules: stage s on rank s mod P, so a rank holds v = S / P stages
-// (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training").
+// (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", arXiv
+// 2104.04473).
 //
 // Microbatches go in groups; a rank takes one group through its stages in turn before the
 // next group starts. With M microbatches there are max(1, M / P) groups. Where they
@@ -31,14 +32,16 @@ static uint32_t stage_turn(const grouping_t* grouping, uint32_t v, uint64_t k) {
 
 typedef struct interleaved_row {
   grouping_t grouping;
-  uint32_t v;      // stages of this rank
-  uint64_t total;  // forwards of this rank
+  jpp_task_kind_t backward;  // BWD or BWD_I
+  uint32_t v;                // stages of this rank
+  uint64_t total;            // forwards of this rank
   uint64_t warmup;
 } interleaved_row_t;
 
 static interleaved_row_t plan_row(const jpp_schedule_params_t* params, uint32_t rank,
                                   uint32_t extra_warmup) {
   interleaved_row_t row = {.grouping = group_microbatches(params),
+                           .backward = JPP_TASK_BWD,
                            .v = params->stages / params->ranks};
   row.total = (uint64_t)row.v * params->microbatches;
   uint64_t largest = row.grouping.small + (row.grouping.large_groups ? 1 : 0);
@@ -57,12 +60,13 @@ static void write_row(const jpp_schedule_params_t* params, uint32_t rank,
       uint32_t stage = turn * params->ranks + rank;
       jpp_row_put(writer, stage, JPP_TASK_FWD);
       bool last_stage = stage == params->stages - 1;
-      if (steady && (params->fuse_steady_state || last_stage)) jpp_row_join(writer);
+      bool fuse = params->fuse_steady_state || last_stage;
+      if (steady && fuse && row->backward == JPP_TASK_BWD) jpp_row_join(writer);
     }
     if (k >= row->warmup) {
       uint32_t turn = stage_turn(&row->grouping, row->v, k - row->warmup);
       uint32_t stage = (row->v - 1 - turn) * params->ranks + rank;
-      jpp_row_put(writer, stage, JPP_TASK_BWD);
+      jpp_row_put(writer, stage, row->backward);
     }
   }
 }
@@ -85,6 +89,32 @@ static void kimi_k2_row(const jpp_schedule_params_t* params, uint32_t rank,
                         jpp_row_writer_t* writer) {
   interleaved_row_t row = plan_row(params, rank, 1);
   write_row(params, rank, &row, writer);
+}
+
+// LoopedBFS (Lamy-Poirier 2022, arXiv 2211.05953): a stage takes all microbatches before
+// the rank's next stage starts.
+static void breadth_first_row(const jpp_schedule_params_t* params, uint32_t rank,
+                              jpp_row_writer_t* writer) {
+  for (uint32_t stage = rank; stage < params->stages; stage += params->ranks) {
+    while (jpp_row_put(writer, stage, JPP_TASK_FWD)) continue;
+  }
+  for (uint32_t turn = params->stages / params->ranks; turn-- > 0;) {
+    while (jpp_row_put(writer, turn * params->ranks + rank, JPP_TASK_BWD)) continue;
+  }
+}
+
+// The order of interleaved 1F1B with the backward in two parts, as ZB-H1 does for 1F1B
+// (Qi et al. 2023, arXiv 2401.10241).
+static void zero_bubble_row(const jpp_schedule_params_t* params, uint32_t rank,
+                            jpp_row_writer_t* writer) {
+  interleaved_row_t row = plan_row(params, rank, 0);
+  row.backward = JPP_TASK_BWD_I;
+  write_row(params, rank, &row, writer);
+}
+
+// What rank 0, which keeps most, keeps under interleaved 1F1B.
+static uint32_t zero_bubble_limit(const jpp_schedule_params_t* params) {
+  return (uint32_t)plan_row(params, 0, 1).warmup;
 }
 
 static jpp_status_t* check_stages_divide(const char* name,
@@ -132,4 +162,24 @@ const jpp_schedule_builder_t jpp_schedule_kimi_k2 = {
     .stage_rank = rank_modulo,
     .row_capacity = two_tasks_each,
     .write_row = kimi_k2_row,
+};
+
+const jpp_schedule_builder_t jpp_schedule_breadth_first = {
+    .info =
+        {"breadth-first", "BreadthFirst",
+         "all microbatches through a stage before the next one; fewest weight fetches"},
+    .check = check_stages_divide,
+    .stage_rank = rank_modulo,
+    .row_capacity = two_tasks_each,
+    .write_row = breadth_first_row,
+};
+
+const jpp_schedule_builder_t jpp_schedule_interleaved_zb = {
+    .info = {"interleaved-zb", "InterleavedZeroBubble",
+             "interleaved-1f1b whose weight gradients fill the bubbles"},
+    .check = check_stages_divide,
+    .stage_rank = rank_modulo,
+    .row_capacity = two_tasks_each,
+    .write_row = zero_bubble_row,
+    .weight_limit = zero_bubble_limit,
 };

@@ -1,5 +1,6 @@
-// GPipe (Huang et al. 2019), 1F1B (PipeDream-Flush, Narayanan et al. 2021), eager 1F1B
-// and ZB-H1 (Qi et al. 2023): one stage a rank, written step by step.
+// GPipe (Huang et al. 2019, arXiv 1811.06965), 1F1B (PipeDream-Flush, Narayanan et al.
+// 2021, arXiv 2006.09503), eager 1F1B (Zhuang et al. 2022, arXiv 2211.05322), ZB-H1 and
+// ZB-H2 (Qi et al. 2023, arXiv 2401.10241): one stage a rank, written step by step.
 #include "schedule/builder.h"
 
 static jpp_status_t* check_one_stage_a_rank(const char* name,
@@ -99,6 +100,26 @@ static void zb_h1_row(const jpp_schedule_params_t* params, uint32_t rank,
   }
 }
 
+// ZB-H2 warms up with 2 (P - r) - 1 forwards, so that the first backward reaches a rank
+// when its last warmup forward ends, and alternates from there.
+static void zb_h2_row(const jpp_schedule_params_t* params, uint32_t rank,
+                      jpp_row_writer_t* writer) {
+  uint64_t warmup = 2 * (uint64_t)(params->stages - rank) - 1;
+  for (uint64_t i = 0; i < warmup; ++i) jpp_row_put(writer, rank, JPP_TASK_FWD);
+  while (jpp_row_put(writer, rank, JPP_TASK_BWD_I)) {
+    jpp_row_put(writer, rank, JPP_TASK_FWD);
+  }
+}
+
+static uint64_t two_tasks_each(const jpp_schedule_params_t* params) {
+  return 2 * (uint64_t)params->microbatches;
+}
+
+// Section 2.3 of the paper: every rank keeps up to 2 P - 1 microbatches.
+static uint32_t zb_h2_limit(const jpp_schedule_params_t* params) {
+  return 2 * params->stages - 1;
+}
+
 const jpp_schedule_builder_t jpp_schedule_gpipe = {
     .info = {"gpipe", "GPipe", "all forwards, then all backwards; one stage per rank"},
     .check = check_one_stage_a_rank,
@@ -132,4 +153,14 @@ const jpp_schedule_builder_t jpp_schedule_zb_h1 = {
     .stage_rank = same_rank,
     .row_capacity = zb_h1_capacity,
     .write_row = zb_h1_row,
+};
+
+const jpp_schedule_builder_t jpp_schedule_zb_h2 = {
+    .info = {"zb-h2", "ZeroBubbleH2",
+             "zb-h1 with a longer warmup; no bubble inside a rank, twice the memory"},
+    .check = check_one_stage_a_rank,
+    .stage_rank = same_rank,
+    .row_capacity = two_tasks_each,
+    .write_row = zb_h2_row,
+    .weight_limit = zb_h2_limit,
 };

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 COMMAND = ""
@@ -119,7 +120,11 @@ class CommandTest(unittest.TestCase):
         for name in names:
             self.assertIn(name, run("schedule", "list").stdout)
             sizes = ["--stages=4", "--microbatches=8"]
-            sizes += ["--ranks=2"] if "inter" in name or name[0] in "kd" else []
+            sizes += (
+                ["--ranks=2"]
+                if "inter" in name or name[0] in "kdbv" or name == "zb-v"
+                else []
+            )
             self.assertIn("units of time", run("schedule", "show", name, *sizes).stdout)
             rows = json.loads(run("schedule", "show", name, *sizes, "--json").stdout)
             self.assertIn(len(rows), [2, 4])
@@ -127,6 +132,44 @@ class CommandTest(unittest.TestCase):
         self.assert_refused(
             2, "no schedule is named", "verify", "x", "--stages=1", "--microbatches=1"
         )
+
+    def test_simulate(self) -> None:
+        sizes = ["--stages=8", "--ranks=4", "--microbatches=8"]
+        found = json.loads(
+            run("simulate", "interleaved-1f1b", *sizes, "--cost=2,3,1", "--json").stdout
+        )
+        self.assertEqual(found["bubble_global"], 9)
+        self.assertEqual(len(found["peak_microbatches"]), 4)
+        for key in ["makespan", "bubble_span", "utilisation"]:
+            self.assertIn(key, found)
+        self.assertIn("bubble 4.5", run("simulate", "interleaved-1f1b", *sizes).stdout)
+        trace = json.loads(run("simulate", "zb-v", *sizes, "--trace").stdout)
+        self.assertIn("bwd_i_7__0", [e["name"] for e in trace["traceEvents"]])
+        self.assert_refused(2, "--cost: expected", "simulate", "zb-v", *sizes, "--cost=1,2")
+        self.assert_refused(2, "--latency", "simulate", "zb-v", *sizes, "--latency=-1")
+
+    def test_csv_files_in_place_of_names(self) -> None:
+        sizes = ["--stages=8", "--ranks=4", "--microbatches=8"]
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/zbv.csv"
+            text = run("schedule", "show", "zb-v", *sizes, "--csv", "--comms").stdout
+            pathlib.Path(file).write_text(text, newline="")
+            self.assertIn("slots a channel", run("verify", file).stdout)
+            self.assert_refused(1, "2 slots a channel", "verify", file, "--slots=1")
+            self.assertEqual(
+                run("simulate", file, "--json").stdout,
+                run("simulate", "zb-v", *sizes, "--json").stdout,
+            )
+            self.assert_refused(2, "--ranks 3: the schedule", "verify", file, "--ranks=3")
+            pathlib.Path(file).write_text(text.replace("1RECV_F0,", "", 1))
+            self.assert_refused(1, "zbv.csv:2: cell", "verify", file)
+            pathlib.Path(file).write_text("0F0,x\n")
+            self.assert_refused(2, "zbv.csv:1: cell 2, 'x'", "verify", file)
+        self.assert_refused(2, "No such file", "verify", "/nonexistent.csv")
+
+    def test_files_of_torch_are_read(self) -> None:
+        for file in pathlib.Path("../shared/torch_csv").glob("*.csv"):
+            self.assertEqual(run("verify", str(file)).returncode, 0)
 
     def test_output_that_nobody_can_read(self) -> None:
         with open("/dev/full", "w", encoding="utf-8") as full:

@@ -66,19 +66,28 @@ static void check_golden(const char* name, const jpp_schedule_params_t* params) 
 
 static void test_schedules_are_as_their_golden_files(void** state) {
   (void)state;
-  static const char* const kOneStage[] = {"gpipe", "1f1b", "eager-1f1b", "zb-h1"};
-  for (size_t i = 0; i < 4; ++i) {
+  static const char* const kOneStage[] = {"gpipe", "1f1b", "eager-1f1b", "zb-h1",
+                                          "zb-h2"};
+  for (size_t i = 0; i < 5; ++i) {
     check_golden(kOneStage[i], &(jpp_schedule_params_t){1, 1, 1, false});
     check_golden(kOneStage[i], &(jpp_schedule_params_t){4, 4, 2, false});
     check_golden(kOneStage[i], &(jpp_schedule_params_t){4, 4, 8, false});
   }
   static const char* const kInterleaved[] = {"interleaved-gpipe", "interleaved-1f1b",
-                                             "kimi-k2"};
-  for (size_t i = 0; i < 3; ++i) {
+                                             "kimi-k2", "breadth-first",
+                                             "interleaved-zb"};
+  for (size_t i = 0; i < 5; ++i) {
     check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 4, 3, false});
     check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 2, 4, false});
     check_golden(kInterleaved[i], &(jpp_schedule_params_t){8, 4, 9, false});
-    if (i) check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 2, 4, true});
+    if (i == 1 || i == 2)
+      check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 2, 4, true});
+  }
+  static const char* const kV[] = {"zb-v", "v-half", "v-min", "v-1f1b"};
+  for (size_t i = 0; i < 4; ++i) {
+    check_golden(kV[i], &(jpp_schedule_params_t){2, 1, 1, false});
+    check_golden(kV[i], &(jpp_schedule_params_t){8, 4, 2, false});
+    check_golden(kV[i], &(jpp_schedule_params_t){8, 4, 8, false});
   }
   check_golden("dualpipe-v", &(jpp_schedule_params_t){2, 1, 2, false});
   check_golden("dualpipe-v", &(jpp_schedule_params_t){8, 4, 10, false});
@@ -100,8 +109,10 @@ static void test_every_size_verifies(void** state) {
   (void)state;
   g_verified = 0;
   for_each_schedule(verify_one);
-  // One stage a rank: 4 schedules; interleaved: 3, of which 2 also fused; dualpipe-v: 42.
-  assert_int_equal(g_verified, 4 * 6 * 14 + 5 * 6 * 3 * 14 + (13 + 11 + 9 + 7 + 5 + 3));
+  // One stage a rank: 5 schedules; interleaved: 5, of which 2 also fused; in a V: 4;
+  // dualpipe-v: 48.
+  assert_int_equal(g_verified,
+                   5 * 6 * 14 + 7 * 6 * 3 * 14 + 4 * 6 * 14 + (13 + 11 + 9 + 7 + 5 + 3));
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -160,6 +171,8 @@ static void test_sizes_that_do_not_fit_are_refused(void** state) {
                  "4 stages need a mesh with 4 ranks on its pipeline axis, found 2");
   assert_refused("kimi-k2", (jpp_schedule_params_t){6, 4, 4, false}, JPP_MESH_ERROR,
                  "6 stages cannot be divided over the 4 ranks");
+  assert_refused("v-half", (jpp_schedule_params_t){4, 4, 8, false}, JPP_MESH_ERROR,
+                 "need 8 stages, found 4");
   assert_refused("dualpipe-v", (jpp_schedule_params_t){6, 4, 8, false}, JPP_MESH_ERROR,
                  "need 8 stages, found 6");
   assert_refused("dualpipe-v", (jpp_schedule_params_t){8, 4, 7, false},

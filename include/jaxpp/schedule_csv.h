@@ -1,0 +1,46 @@
+// Schedules as CSV, in the form that torch.distributed.pipelining reads and writes.
+//
+// A line a rank, lines end in LF or CRLF, cells are separated by commas; an empty cell is
+// an idle entry. A cell is STAGE KIND MICROBATCH: F forward, B backward, I input
+// gradient, W weight gradient; or a pair of them that run together,
+// "(0F7;7B3)OVERLAP_F_B". Files with communication also have SEND_F, RECV_F, WAIT_SEND_F
+// and the same with _B, and, without a microbatch, UNSHARD, RESHARD, REDUCE_GRAD and
+// WAIT_REDUCE_GRAD of a stage. Stages, ranks, microbatches and placement follow from the
+// rows.
+#ifndef JAXPP_SCHEDULE_CSV_H_
+#define JAXPP_SCHEDULE_CSV_H_
+
+#include <stddef.h>
+
+#include "jaxpp/schedule.h"
+
+// Reads a schedule and proves it, the communication included where there is any:
+//   - a SEND follows its computation, a RECV comes before it, each once; nothing is sent
+//     between stages of one rank, and everything else that is needed is;
+//   - a channel (sender, receiver) delivers in order: RECVs are in the order of the
+//   SENDs;
+//   - no rank waits for ever when a SEND waits for one of `slots` places on its channel,
+//   a
+//     RECV is only posted, and a computation waits for its message.
+// Where some backwards of a stage are whole and others in parts, the whole ones become
+// BWD_I and BWD_W side by side. `file` is named in errors; *out_slots (may be NULL) gets
+// the least number of slots, 0 without communication.
+//
+// JPP_PARSE_ERROR "FILE:LINE: ..." for text that is no such file, JPP_SCHEDULE_ERROR
+// "FILE:LINE: ..." for one that fails its proof.
+JPP_API jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text,
+                                            size_t length, uint32_t* out_slots,
+                                            jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// Writes it with CRLF. With `communication` each SEND follows its computation and RECVs
+// stand before the computation that needs the last of them. Free with jpp_text_free().
+JPP_API jpp_status_t* jpp_schedule_print_csv(const jpp_schedule_t* schedule,
+                                             bool communication,
+                                             char** out_text) JPP_MUST_USE;
+
+// The least number of slots a channel needs with the communication that
+// jpp_schedule_print_csv() places. Fails as jpp_schedule_verify() does.
+JPP_API jpp_status_t* jpp_schedule_slots(const jpp_schedule_t* schedule,
+                                         uint32_t* out_slots) JPP_MUST_USE;
+
+#endif  // JAXPP_SCHEDULE_CSV_H_

@@ -1,0 +1,79 @@
+// Simulation: when every task of a schedule runs, and what that costs in time and memory.
+//
+// Each rank runs its list in order, one task at a time; a task starts when its rank is
+// free and what it needs is there. A need on another rank is there `latency` after the
+// channel carried it; a channel (sender, receiver) carries one message at a time, in the
+// order of the sender's list, for `transfer` each. Times have the unit of the costs.
+#ifndef JAXPP_SCHEDULE_SIMULATE_H_
+#define JAXPP_SCHEDULE_SIMULATE_H_
+
+#include "jaxpp/schedule.h"
+
+// What one microbatch takes: a FWD forward, a BWD_I backward, a BWD_W weight, a BWD
+// backward + weight. None is negative.
+typedef struct jpp_cost {
+  double forward;
+  double backward;
+  double weight;
+} jpp_cost_t;
+
+typedef struct jpp_simulate_options {
+  const jpp_cost_t* stage_costs;  // [stages]; NULL: rank_cost shared by a rank's stages
+  jpp_cost_t rank_cost;           // of all stages of a rank together
+  double latency;
+  double transfer;  // bytes / bandwidth
+  bool no_overlap;  // a rank stands still while it sends
+  double optimizer;
+  // Ranks update when their own gradients are there, instead of all together; the next
+  // step follows at once (post-validation, arXiv 2401.10241, section 4).
+  bool optimizer_free;
+} jpp_simulate_options_t;
+
+typedef struct jpp_simulated_rank {
+  double work;   // the time its tasks take
+  double begin;  // of its first task
+  double end;    // of its last task
+  // Largest number of microbatches whose activations it keeps; a stage of a rank that has
+  // v stages counts 1 / v, and a BWD or BWD_W frees. With forwards only: 1 / v.
+  double peak;
+  uint32_t peak_entry;  // of the row: the forward at which the peak is reached first
+} jpp_simulated_rank_t;
+
+typedef struct jpp_simulation {
+  const jpp_schedule_t* schedule;     // borrowed
+  const jpp_cost_t* stage_costs;      // [stages]
+  const jpp_simulated_rank_t* ranks;  // [ranks]
+  const double* const* starts;        // [ranks][row count]; idle entries: the one before
+  uint64_t tasks;
+  double makespan;       // end of the last task
+  double bubble_global;  // makespan less the work of the rank that works most
+  double bubble_span;    // the most that a rank waits between its first and last task
+  double utilisation;    // all work / (ranks * makespan)
+  double step;  // time from step to step: makespan + optimizer, or, when free, the
+                // longest rank's begin to end + optimizer
+} jpp_simulation_t;
+
+// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for a cost that is negative
+// or no number. Time is linear in the tasks, memory 8 bytes a task beside the index.
+JPP_API jpp_status_t* jpp_schedule_simulate(
+    const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,
+    jpp_simulation_t** out_simulation) JPP_MUST_USE;
+// Takes NULL.
+JPP_API void jpp_simulation_destroy(jpp_simulation_t* simulation);
+
+JPP_API double jpp_task_cost(const jpp_cost_t* cost, jpp_task_kind_t kind);
+
+// The texts below are freed with jpp_text_free().
+
+// An object with makespan, bubble_global, bubble_span, step, peak_microbatches (a list),
+// utilisation and tasks.
+JPP_API jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
+                                                char** out_text) JPP_MUST_USE;
+// A few lines for a person.
+JPP_API jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation,
+                                           char** out_text) JPP_MUST_USE;
+// The Chrome trace format of jpp_trace_to_json(); a unit of time is a millisecond.
+JPP_API jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
+                                              char** out_text) JPP_MUST_USE;
+
+#endif  // JAXPP_SCHEDULE_SIMULATE_H_

@@ -1,0 +1,337 @@
+#include <math.h>
+
+#include "jaxpp/schedule_simulate.h"
+#include "schedule/order.h"
+#include "schedule/simulation.h"
+
+typedef struct simulator {
+  const jpp_simulate_options_t* options;
+  const jpp_schedule_index_t* index;
+  const jpp_schedule_t* schedule;
+  const jpp_cost_t* costs;
+  double** starts;     // [ranks][row count]
+  uint32_t* next;      // [ranks]: entry
+  double* free_at;     // [ranks]
+  uint32_t* stack;     // ranks that may be able to go on
+  uint8_t* on_stack;   // [ranks]
+  uint32_t num_stack;  // each rank at most once
+  // Only with a transfer time:
+  uint32_t* channel[2];  // [stages]: of the forward to the next, the backward to the last
+  double* channel_free;  // [channels]
+  double* arrival[2];    // [stages][microbatches]
+} simulator_t;
+
+double jpp_task_cost(const jpp_cost_t* cost, jpp_task_kind_t kind) {
+  switch (kind) {
+    case JPP_TASK_FWD:
+      return cost->forward;
+    case JPP_TASK_BWD:
+      return cost->backward + cost->weight;
+    case JPP_TASK_BWD_I:
+      return cost->backward;
+    case JPP_TASK_BWD_W:
+      return cost->weight;
+    default:
+      return 0;
+  }
+}
+
+static void push(simulator_t* sim, uint32_t rank) {
+  if (sim->on_stack[rank]) return;
+  sim->on_stack[rank] = 1;
+  sim->stack[sim->num_stack++] = rank;
+}
+
+// When the task of another stage that `rank` needs is there; negative: it has not run.
+static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t stage,
+                        uint32_t microbatch, uint32_t rank) {
+  uint32_t entry = *jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
+  uint32_t from = sim->schedule->stage_rank[stage];
+  if (entry > sim->next[from]) return -1;
+  if (from != rank && sim->arrival[0]) {
+    return sim->arrival[slot][(size_t)stage * sim->schedule->microbatches + microbatch];
+  }
+  const jpp_cost_t* cost = &sim->costs[stage];
+  double took = cost->forward;
+  if (slot == JPP_SLOT_BWD) {
+    bool split = sim->index->form[stage] == JPP_BACKWARD_SPLIT;
+    took = split ? cost->backward : cost->backward + cost->weight;
+  }
+  double end = sim->starts[from][entry - 1] + took;
+  return from == rank ? end : end + sim->options->latency;
+}
+
+// When the task may start as far as needs go; negative if it may not.
+static double ready_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
+                         const jpp_schedule_task_t* task) {
+  uint32_t stage = task->stage, m = task->microbatch;
+  if (task->kind == JPP_TASK_FWD) {
+    return stage ? need_time(sim, JPP_SLOT_FWD, stage - 1, m, rank) : 0;
+  }
+  // What the same stage did stands in this row: it has run if it stands before.
+  bool weight = task->kind == JPP_TASK_BWD_W;
+  jpp_task_slot_t own = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
+  if (*jpp_schedule_index_entry(sim->index, own, stage, m) > entry) return -1;
+  if (weight || stage + 1 == sim->schedule->stages) return 0;
+  return need_time(sim, JPP_SLOT_BWD, stage + 1, m, rank);
+}
+
+// Hands the result of a task on; gives how long its rank is busy with that.
+static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* task,
+                   double end) {
+  if (task->kind == JPP_TASK_BWD_W) return 0;
+  bool forward = task->kind == JPP_TASK_FWD;
+  if (forward ? task->stage + 1 == sim->schedule->stages : !task->stage) return 0;
+  uint32_t to = sim->schedule->stage_rank[forward ? task->stage + 1 : task->stage - 1];
+  if (to == rank) return 0;
+  push(sim, to);
+  if (!sim->arrival[0]) return 0;
+  double* channel_free = &sim->channel_free[sim->channel[!forward][task->stage]];
+  double sent = (end > *channel_free ? end : *channel_free) + sim->options->transfer;
+  *channel_free = sent;
+  size_t at = (size_t)task->stage * sim->schedule->microbatches + task->microbatch;
+  sim->arrival[!forward][at] = sent + sim->options->latency;
+  return sim->options->no_overlap ? sent - end : 0;
+}
+
+static void advance(simulator_t* sim, uint32_t rank) {
+  const jpp_schedule_row_t* row = &sim->schedule->rows[rank];
+  double* starts = sim->starts[rank];
+  double free_at = sim->free_at[rank];
+  uint32_t entry = sim->next[rank];
+  for (; entry < row->count; sim->next[rank] = ++entry) {
+    const jpp_schedule_task_t* task = &row->tasks[entry];
+    double start = free_at;
+    if (task->kind != JPP_TASK_IDLE) {
+      double ready = ready_time(sim, rank, entry, task);
+      if (ready < 0) break;
+      if (ready > start) start = ready;
+      double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);
+      free_at = end + send(sim, rank, task, end);
+    }
+    starts[entry] = start;
+  }
+  sim->free_at[rank] = free_at;
+}
+
+static jpp_status_t* run(simulator_t* sim, jpp_arena_t* scratch) {
+  uint32_t ranks = sim->schedule->ranks;
+  for (uint32_t r = ranks; r-- > 0;) push(sim, r);
+  while (sim->num_stack) {
+    uint32_t rank = sim->stack[--sim->num_stack];
+    sim->on_stack[rank] = 0;
+    advance(sim, rank);
+  }
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (sim->next[r] == sim->schedule->rows[r].count) continue;
+    jpp_schedule_order_t order = {.index = sim->index};
+    return jpp_schedule_order_run(&order, scratch);
+  }
+  return NULL;
+}
+
+// --- Setting up -----------------------------------------------------------------------
+
+static uint32_t target(const jpp_schedule_t* schedule, uint32_t stage, bool forward) {
+  if (forward ? stage + 1 == schedule->stages : !stage)
+    return schedule->stage_rank[stage];
+  return schedule->stage_rank[forward ? stage + 1 : stage - 1];
+}
+
+// The stages of rank 0, then those of rank 1, and so on.
+static jpp_status_t* stages_by_rank(const jpp_schedule_t* schedule, jpp_arena_t* scratch,
+                                    uint32_t** out_stages) {
+  uint32_t* at = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks + 1, &at));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, out_stages));
+  for (uint32_t s = 0; s < schedule->stages; ++s) ++at[schedule->stage_rank[s] + 1];
+  for (uint32_t r = 0; r < schedule->ranks; ++r) at[r + 1] += at[r];
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    (*out_stages)[at[schedule->stage_rank[s]]++] = s;
+  }
+  return NULL;
+}
+
+// A channel's number plus 1 stands at its receiver; numbers up to `known_before` are of
+// other senders.
+static jpp_status_t* number_channels(simulator_t* sim, jpp_arena_t* scratch) {
+  const jpp_schedule_t* schedule = sim->schedule;
+  uint32_t *stages = NULL, *known = NULL, count = 0, known_before = 0;
+  JPP_RETURN_IF_ERROR(stages_by_rank(schedule, scratch, &stages));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &known));
+  uint32_t sender = UINT32_MAX;
+  for (uint32_t i = 0; i < schedule->stages; ++i) {
+    if (schedule->stage_rank[stages[i]] != sender) known_before = count;
+    sender = schedule->stage_rank[stages[i]];
+    for (uint32_t way = 0; way < 2; ++way) {
+      uint32_t to = target(schedule, stages[i], way == 0);
+      if (known[to] <= known_before) known[to] = ++count;
+      sim->channel[way][stages[i]] = known[to] - 1;
+    }
+  }
+  return JPP_ARENA_ARRAY(scratch, count, &sim->channel_free);
+}
+
+static jpp_status_t* prepare_channels(simulator_t* sim, jpp_arena_t* scratch) {
+  if (!(sim->options->transfer > 0)) return NULL;
+  size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
+  for (uint32_t way = 0; way < 2; ++way) {
+    JPP_RETURN_IF_ERROR(
+        JPP_ARENA_ARRAY(scratch, sim->schedule->stages, &sim->channel[way]));
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
+  }
+  return number_channels(sim, scratch);
+}
+
+static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* scratch) {
+  const jpp_schedule_t* schedule = sim->schedule;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->ranks, &sim->starts));
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->rows[r].count, &sim->starts[r]));
+  }
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->next));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->free_at));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->stack));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->on_stack));
+  return prepare_channels(sim, scratch);
+}
+
+static bool is_cost(double cost) { return isfinite(cost) && cost >= 0; }
+
+static jpp_status_t* check_costs(const jpp_schedule_t* schedule,
+                                 const jpp_simulate_options_t* options,
+                                 const jpp_cost_t* costs) {
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    const jpp_cost_t* cost = &costs[s];
+    if (is_cost(cost->forward) && is_cost(cost->backward) && is_cost(cost->weight)) {
+      continue;
+    }
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "stage %u: costs are numbers of at least 0, found %g,%g,%g", s,
+                           cost->forward, cost->backward, cost->weight);
+  }
+  if (is_cost(options->latency) && is_cost(options->transfer) &&
+      is_cost(options->optimizer)) {
+    return NULL;
+  }
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "latency, transfer and optimizer are numbers of at least 0, "
+                         "found %g, %g and %g",
+                         options->latency, options->transfer, options->optimizer);
+}
+
+static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
+                                const jpp_simulate_options_t* options, jpp_arena_t* arena,
+                                const uint32_t* stages_of, const jpp_cost_t** out_costs) {
+  jpp_cost_t* costs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->stages, &costs));
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    if (options->stage_costs) {
+      costs[s] = options->stage_costs[s];
+      continue;
+    }
+    double share = stages_of[schedule->stage_rank[s]];
+    const jpp_cost_t* whole = &options->rank_cost;
+    costs[s] = (jpp_cost_t){whole->forward / share, whole->backward / share,
+                            whole->weight / share};
+  }
+  *out_costs = costs;
+  return check_costs(schedule, options, costs);
+}
+
+// --- What comes out -------------------------------------------------------------------
+
+static void sum_rank(const simulator_t* sim, uint32_t r, uint32_t stages,
+                     jpp_simulated_rank_t* rank, uint64_t* tasks) {
+  const jpp_schedule_row_t* row = &sim->schedule->rows[r];
+  uint32_t kept = 0, peak = 0;
+  bool begun = false;
+  for (uint32_t i = 0; i < row->count; ++i) {
+    const jpp_schedule_task_t* task = &row->tasks[i];
+    if (task->kind == JPP_TASK_IDLE) continue;
+    ++*tasks;
+    double cost = jpp_task_cost(&sim->costs[task->stage], task->kind);
+    rank->work += cost;
+    rank->end = sim->starts[r][i] + cost;
+    if (!begun) rank->begin = sim->starts[r][i];
+    begun = true;
+    if (task->kind == JPP_TASK_FWD && ++kept > peak) {
+      peak = kept;
+      rank->peak_entry = i;
+    }
+    bool frees = task->kind == JPP_TASK_BWD || task->kind == JPP_TASK_BWD_W;
+    if (frees || !sim->index->has_backward) --kept;
+  }
+  rank->peak = stages ? (double)peak / stages : 0;
+}
+
+static void sum(const simulator_t* sim, const uint32_t* stages_of,
+                jpp_simulated_rank_t* ranks, jpp_simulation_t* out) {
+  double most = 0, all = 0, longest = 0;
+  for (uint32_t r = 0; r < sim->schedule->ranks; ++r) {
+    sum_rank(sim, r, stages_of[r], &ranks[r], &out->tasks);
+    const jpp_simulated_rank_t* rank = &ranks[r];
+    double waits = rank->end - rank->begin - rank->work;
+    if (rank->end > out->makespan) out->makespan = rank->end;
+    if (rank->work > most) most = rank->work;
+    if (waits > out->bubble_span) out->bubble_span = waits;
+    if (rank->end - rank->begin > longest) longest = rank->end - rank->begin;
+    all += rank->work;
+  }
+  const jpp_simulate_options_t* options = sim->options;
+  out->ranks = ranks;
+  out->bubble_global = out->makespan - most;
+  double capacity = out->makespan * sim->schedule->ranks;
+  out->utilisation = capacity > 0 ? all / capacity : 1;
+  out->step = (options->optimizer_free ? longest : out->makespan) + options->optimizer;
+}
+
+static jpp_status_t* simulate(const jpp_schedule_t* schedule,
+                              const jpp_simulate_options_t* options, jpp_arena_t* scratch,
+                              jpp_simulation_storage_t* storage) {
+  jpp_simulation_t* out = &storage->simulation;
+  uint32_t* stages_of = NULL;
+  jpp_simulated_rank_t* ranks = NULL;
+  jpp_schedule_index_t index;
+  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stages_of));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, schedule->ranks, &ranks));
+  for (uint32_t s = 0; s < schedule->stages; ++s) ++stages_of[schedule->stage_rank[s]];
+  out->schedule = schedule;
+  JPP_RETURN_IF_ERROR(
+      fill_costs(schedule, options, &storage->arena, stages_of, &out->stage_costs));
+  simulator_t sim = {.options = options,
+                     .index = &index,
+                     .schedule = schedule,
+                     .costs = out->stage_costs};
+  JPP_RETURN_IF_ERROR(prepare(&sim, &storage->arena, scratch));
+  JPP_RETURN_IF_ERROR(run(&sim, scratch));
+  out->starts = (const double* const*)sim.starts;
+  sum(&sim, stages_of, ranks, out);
+  return NULL;
+}
+
+jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
+                                    const jpp_simulate_options_t* options,
+                                    jpp_simulation_t** out_simulation) {
+  *out_simulation = NULL;
+  jpp_simulation_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp_arena_t scratch;
+  jpp_arena_init(&scratch);
+  jpp_status_t* status = simulate(schedule, options, &scratch, storage);
+  jpp_arena_deinit(&scratch);
+  if (status) {
+    jpp_simulation_destroy(&storage->simulation);
+    return status;
+  }
+  *out_simulation = &storage->simulation;
+  return NULL;
+}
+
+void jpp_simulation_destroy(jpp_simulation_t* simulation) {
+  if (!simulation) return;
+  jpp_simulation_storage_t* storage = (jpp_simulation_storage_t*)simulation;
+  jpp_arena_deinit(&storage->arena);
+  jpp_free(storage);
+}
