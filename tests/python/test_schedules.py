@@ -1,7 +1,8 @@
 """Every built-in schedule trains a model to the numbers of plain JAX."""
 
-import jaxpp.api as jaxpp
 import pytest
+
+import jaxpp.api as jaxpp
 from equality import assert_trains_equal
 from models import mlp
 
