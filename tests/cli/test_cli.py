@@ -151,7 +151,8 @@ class CommandTest(unittest.TestCase):
         self.assertIn("bubble 4.5", run("simulate", "interleaved-1f1b", *sizes).stdout)
         trace = json.loads(run("simulate", "zb-v", *sizes, "--trace").stdout)
         self.assertIn("bwd_i_7__0", [e["name"] for e in trace["traceEvents"]])
-        self.assert_refused(2, "--cost: expected", "simulate", "zb-v", *sizes, "--cost=1,2")
+        bad = "--cost=1,2"
+        self.assert_refused(2, "--cost: expected", "simulate", "zb-v", *sizes, bad)
         self.assert_refused(2, "--latency", "simulate", "zb-v", *sizes, "--latency=-1")
 
     def test_csv_files_in_place_of_names(self) -> None:
@@ -176,7 +177,8 @@ class CommandTest(unittest.TestCase):
     def test_plot_and_drift(self) -> None:
         sizes = ["--stages=4", "--microbatches=6"]
         with tempfile.TemporaryDirectory() as folder:
-            for name, start in [("a.svg", "<svg"), ("a.html", "<!doctype"), ("a.json", "{")]:
+            files = {"a.svg": "<svg", "a.html": "<!doctype", "a.json": "{"}
+            for name, start in files.items():
                 done = run("plot", "zb-h1", *sizes, "-o", f"{folder}/{name}")
                 self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
                 text = pathlib.Path(folder, name).read_text()
