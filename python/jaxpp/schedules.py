@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from jaxpp.errors import make_error, shorten
 __all__ = [
     "BaseSchedule",
     "BreadthFirst",
+    "CsvSchedule",
     "DualPipeV",
     "Eager1F1B",
     "FusedTask",
@@ -26,6 +28,7 @@ __all__ = [
     "InterleavedGPipe",
     "InterleavedZeroBubble",
     "KimiK2",
+    "Searched",
     "Std1F1B",
     "Task",
     "TaskType",
@@ -258,7 +261,7 @@ class ZeroBubble(_BuiltIn):
 
 
 class ZeroBubbleH2(_BuiltIn):
-    """ZB-H2 (arXiv 2401.10241): no bubble inside a rank, twice the memory; stage = rank."""
+    """ZB-H2 (arXiv 2401.10241): no bubble inside a rank, twice the memory."""
 
     core_name = "zb-h2"
 
@@ -305,7 +308,7 @@ class DualPipeV(_OnRanks):
 
 
 class BreadthFirst(_OnRanks):
-    """LoopedBFS (arXiv 2211.05953): a stage takes all microbatches before the next one."""
+    """LoopedBFS (arXiv 2211.05953): a stage takes all microbatches in a row."""
 
     core_name = "breadth-first"
 
@@ -338,3 +341,73 @@ class V1F1B(_OnRanks):
     """1F1B with two stages a rank in a V (arXiv 2405.15362), whole backwards."""
 
     core_name = "v-1f1b"
+
+
+def _check_size(name: str, what: str, expected: int, found: int) -> None:
+    if expected != found:
+        kind = "mesh" if what == "ranks" else "microbatch"
+        raise make_error(
+            kind, f"schedule {name} is for {expected} {what}, found {found}; use as many"
+        )
+
+
+class CsvSchedule(BaseSchedule):
+    """A schedule in a CSV file as torch.distributed.pipelining reads and writes it.
+
+    Sizes and placement follow from the file, which is proved when it is read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        with open(self.path, encoding="utf-8", newline="") as file:
+            self._schedule = _core.Schedule.from_csv(self.path, file.read())
+        stages, self.mpmd_dim, self.n_mubatches = self._schedule.sizes()
+        super().__init__(stages)
+
+    def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        _check_size(self.path, "ranks", self.mpmd_dim, mpmd_dim)
+        _check_size(self.path, "microbatches", self.n_mubatches, n_mubatches)
+        return self._schedule
+
+    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        rows = self.build(n_mubatches, self.mpmd_dim).rows()
+        return [_unflatten_row(row) for row in rows]
+
+
+class Searched(BaseSchedule):
+    """The best schedule that a search of `seconds` finds for stages that are not alike.
+
+    Args:
+      costs: (forward, input gradient, weight gradient) of each stage for a microbatch.
+      memory_limit: bytes of activations a rank may keep; 0: any.
+      activation_bytes: of one stage and microbatch.
+      latency: from a task's end to its use on another rank, in the unit of the costs.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[tuple[float, float, float]],
+        mpmd_dim: int,
+        *,
+        memory_limit: int = 0,
+        activation_bytes: int = 1,
+        latency: float = 0.0,
+        seconds: float = 2.0,
+    ) -> None:
+        super().__init__(len(costs))
+        self.mpmd_dim = mpmd_dim
+        self._costs = list(costs)
+        self._options = (latency, memory_limit, activation_bytes, seconds)
+        self._found: dict[int, _core.Schedule] = {}
+
+    def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        _check_size("Searched", "ranks", self.mpmd_dim, mpmd_dim)
+        if n_mubatches not in self._found:
+            self._found[n_mubatches] = _core.Schedule.search(
+                self.num_stages, mpmd_dim, n_mubatches, self._costs, *self._options
+            )
+        return self._found[n_mubatches]
+
+    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        rows = self.build(n_mubatches, self.mpmd_dim).rows()
+        return [_unflatten_row(row) for row in rows]

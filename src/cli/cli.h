@@ -74,6 +74,8 @@ jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options,
                             jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options,
                                jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options,
+                                      jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options,
                                     jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options,

@@ -3,6 +3,8 @@
 
 #include "base/str.h"
 #include "base/vec.h"
+#include "jaxpp/schedule_csv.h"
+#include "jaxpp/schedule_search.h"
 #include "python/core.h"
 
 static PyObject* wrap(jpp_schedule_t* schedule) {
@@ -96,6 +98,75 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   return ok ? wrap(schedule) : NULL;
 }
 
+static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
+  (void)type;
+  const char *file = NULL, *text = NULL;
+  Py_ssize_t length = 0;
+  jpp_schedule_t* schedule = NULL;
+  if (!PyArg_ParseTuple(args, "ss#", &file, &text, &length)) return NULL;
+  if (!jpp_py_check(jpp_schedule_from_csv(file, text, (size_t)length, NULL, &schedule))) {
+    return NULL;
+  }
+  return wrap(schedule);
+}
+
+static bool read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
+  for (uint32_t s = 0; s < stages; ++s) {
+    PyObject* item = PySequence_GetItem(list, s);
+    bool ok = item && PyArg_ParseTuple(item, "ddd", &costs[s].forward, &costs[s].backward,
+                                       &costs[s].weight);
+    Py_XDECREF(item);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+static PyObject* schedule_search(PyObject* type, PyObject* args) {
+  (void)type;
+  jpp_search_options_t options = {0};
+  PyObject* list = NULL;
+  unsigned long long limit = 0, bytes = 0;
+  if (!PyArg_ParseTuple(args, "IIIOdKKd", &options.stages, &options.ranks,
+                        &options.microbatches, &list, &options.latency, &limit, &bytes,
+                        &options.seconds)) {
+    return NULL;
+  }
+  jpp_cost_t* costs = NULL;
+  jpp_search_result_t result = {0};
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(options.stages, &costs)) &&
+            read_costs(list, options.stages, costs);
+  options.costs = costs;
+  options.memory_limit = limit;
+  options.activation_bytes = bytes;
+  if (ok) {
+    jpp_status_t* status = NULL;
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_schedule_search(&options, &result);
+    Py_END_ALLOW_THREADS
+    ok = jpp_py_check(status);
+  }
+  jpp_free(costs);
+  return ok ? wrap(result.schedule) : NULL;
+}
+
+static PyObject* schedule_csv(PyObject* object, PyObject* args) {
+  int communication = 0;
+  char* text = NULL;
+  if (!PyArg_ParseTuple(args, "p", &communication)) return NULL;
+  if (!jpp_py_check(jpp_schedule_print_csv(((jpp_py_schedule_t*)object)->schedule,
+                                           communication, &text))) {
+    return NULL;
+  }
+  return jpp_py_take_text(text);
+}
+
+static PyObject* schedule_sizes(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)object)->schedule;
+  return Py_BuildValue("(III)", schedule->stages, schedule->ranks,
+                       schedule->microbatches);
+}
+
 static PyObject* schedule_verify(PyObject* object, PyObject* unused) {
   (void)unused;
   if (!jpp_py_check(jpp_schedule_verify(((jpp_py_schedule_t*)object)->schedule))) {
@@ -156,6 +227,14 @@ static PyMethodDef kMethods[] = {
      "(name, stages, ranks, microbatches, fuse_steady_state) -> Schedule"},
     {"from_rows", schedule_from_rows, METH_VARARGS | METH_STATIC,
      "(name, stages, ranks, microbatches, rows) -> Schedule"},
+    {"from_csv", schedule_from_csv, METH_VARARGS | METH_STATIC,
+     "(file name for errors, text) -> Schedule, proved"},
+    {"search", schedule_search, METH_VARARGS | METH_STATIC,
+     "(stages, ranks, microbatches, [(forward, backward, weight)], latency, memory "
+     "limit, "
+     "activation bytes, seconds) -> Schedule, proved"},
+    {"csv", schedule_csv, METH_VARARGS, "(communication) -> the CSV form."},
+    {"sizes", schedule_sizes, METH_NOARGS, "(stages, ranks, microbatches)"},
     {"verify", schedule_verify, METH_NOARGS, "Raises JaxppError if it fails its proof."},
     {"rows", schedule_rows, METH_NOARGS,
      "A list per rank of (kind, joins_next, latency, stage, microbatch)."},

@@ -145,7 +145,8 @@ class CommandTest(unittest.TestCase):
         self.assertIn("bubble 4.5", run("simulate", "interleaved-1f1b", *sizes).stdout)
         trace = json.loads(run("simulate", "zb-v", *sizes, "--trace").stdout)
         self.assertIn("bwd_i_7__0", [e["name"] for e in trace["traceEvents"]])
-        self.assert_refused(2, "--cost: expected", "simulate", "zb-v", *sizes, "--cost=1,2")
+        bad = "--cost=1,2"
+        self.assert_refused(2, "--cost: expected", "simulate", "zb-v", *sizes, bad)
         self.assert_refused(2, "--latency", "simulate", "zb-v", *sizes, "--latency=-1")
 
     def test_csv_files_in_place_of_names(self) -> None:
@@ -166,6 +167,46 @@ class CommandTest(unittest.TestCase):
             pathlib.Path(file).write_text("0F0,x\n")
             self.assert_refused(2, "zbv.csv:1: cell 2, 'x'", "verify", file)
         self.assert_refused(2, "No such file", "verify", "/nonexistent.csv")
+
+    def test_plot_and_drift(self) -> None:
+        sizes = ["--stages=4", "--microbatches=6"]
+        with tempfile.TemporaryDirectory() as folder:
+            files = {"a.svg": "<svg", "a.html": "<!doctype", "a.json": "{"}
+            for name, start in files.items():
+                done = run("plot", "zb-h1", *sizes, "-o", f"{folder}/{name}")
+                self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+                text = pathlib.Path(folder, name).read_text()
+                self.assertTrue(text.startswith(start))
+            run("plot", "zb-h1", *sizes, "--cost=1,2,1", "-o", f"{folder}/b.json")
+            done = run("drift", f"{folder}/a.json", f"{folder}/b.json")
+            self.assertIn("72 of 72 predicted tasks", done.stdout)
+            self.assertRegex(done.stdout, r"bwd_i_\d__\d +\d +1.000 +2.000 +\+1.000")
+            self.assert_refused(2, "a.svg:1: ", "drift", f"{folder}/a.svg", "x")
+            costs = ["--costs", f"{folder}/b.json"]
+            self.assertEqual(
+                run("simulate", "zb-h1", *sizes, *costs, "--json").stdout,
+                run("simulate", "zb-h1", *sizes, "--cost=1,2,1", "--json").stdout,
+            )
+        self.assertIn("rank   3", run("plot", "zb-h1", *sizes).stdout)
+        self.assert_refused(2, "ends in .svg", "plot", "zb-h1", *sizes, "-o", "x.png")
+
+    def test_search(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            costs = pathlib.Path(folder, "costs")
+            costs.write_text("# stage F B W\n0 2 2 2\n1 1 1 1\n2 1 1 1\n3 3 3 3\n")
+            sizes = ["--stages=4", "--ranks=2", "--microbatches=4", "--costs", str(costs)]
+            done = run("schedule", "search", *sizes, "--seconds=0.2", "--json")
+            found = json.loads(done.stdout)
+            self.assertGreaterEqual(found["makespan"], found["bound"] - 1e-9)
+            self.assertLessEqual(found["makespan"], found["built_in_makespan"])
+            done = run("schedule", "search", *sizes, "--seconds=0.1", "--csv")
+            pathlib.Path(folder, "found.csv").write_text(done.stdout)
+            self.assertEqual(run("verify", f"{folder}/found.csv").returncode, 0)
+            limit = ["--memory-limit=1"]
+            self.assert_refused(1, "fits", "schedule", "search", *sizes, *limit)
+            costs.write_text("0 1 1 1\n9 1 1 1\n")
+            self.assert_refused(2, "costs:2: expected", "schedule", "search", *sizes)
+        self.assert_refused(2, "--costs FILE", "schedule", "search", "--stages=2")
 
     def test_files_of_torch_are_read(self) -> None:
         for file in pathlib.Path("../shared/torch_csv").glob("*.csv"):

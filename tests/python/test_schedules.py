@@ -28,3 +28,22 @@ def test_lists_are_those_of_the_command():
     assert [str(task) for task in rows[0]] == [
         *["fwd_0__0", "fwd_3__0", "bwd_i_3__0", "bwd_w_3__0", "bwd_i_0__0", "bwd_w_0__0"]
     ]
+
+
+def test_a_file_of_torch_runs(mesh2, tmp_path):
+    built = jaxpp.InterleavedZeroBubble(4, 2).build(4, 2)
+    for communication in (False, True):
+        path = tmp_path / "schedule.csv"
+        path.write_text(built.csv(communication), newline="")
+        assert_trains_equal(mlp([1, 1, 1, 1], 4), jaxpp.CsvSchedule(path), mesh2, steps=1)
+    with pytest.raises(jaxpp.JaxppError, match="is for 4 microbatches, found 5"):
+        jaxpp.CsvSchedule(path).tasks(5)
+    path.write_text(built.csv(True).replace("1RECV_F0,", "", 1))
+    with pytest.raises(jaxpp.JaxppError, match=r"schedule.csv:2: cell 1, 1F0: expected"):
+        jaxpp.CsvSchedule(path)
+
+
+def test_a_searched_schedule_trains(mesh2):
+    costs = [(2, 2, 2), (1, 1, 1), (1, 1, 1), (3, 3, 3)]
+    schedule = jaxpp.Searched(costs, 2, memory_limit=60, activation_bytes=10, seconds=0.2)
+    assert_trains_equal(mlp([2, 1, 1, 3], 4), schedule, mesh2, steps=1)

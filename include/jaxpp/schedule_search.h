@@ -1,0 +1,48 @@
+// Search: a schedule for stages that are not alike, under a memory limit.
+//
+// Tries every built-in schedule of these sizes, then list schedules (greedy.h) over stage
+// placements, limits and priorities, and goes on from the best one until the time is
+// over. What it finds is proved and simulated, and never longer than the best built-in
+// one that fits.
+#ifndef JAXPP_SCHEDULE_SEARCH_H_
+#define JAXPP_SCHEDULE_SEARCH_H_
+
+#include "jaxpp/schedule_simulate.h"
+
+typedef struct jpp_search_progress {
+  double seconds;   // since the start
+  uint64_t tried;   // schedules
+  double makespan;  // of the best so far
+  double bound;     // no schedule is shorter
+} jpp_search_progress_t;
+
+typedef struct jpp_search_options {
+  uint32_t stages, ranks, microbatches;
+  const jpp_cost_t* costs;    // [stages]
+  double latency;             // from a task's end to a use on another rank
+  uint64_t memory_limit;      // of a rank's activations, bytes; 0: none
+  uint64_t activation_bytes;  // of one stage and microbatch; 0: 1
+  double seconds;             // to search for
+  uint64_t seed;
+  bool whole_backwards;  // none in two parts
+  // May be NULL. Called about once a second from the caller's thread; may not block.
+  void (*progress)(void* context, const jpp_search_progress_t* progress);
+  void* context;
+} jpp_search_options_t;
+
+typedef struct jpp_search_result {
+  jpp_schedule_t* schedule;  // owned, jpp_schedule_destroy()
+  double makespan;
+  const char* built_in;      // the best built-in one that fits; NULL: none does
+  double built_in_makespan;  // 0: none
+  // The longest of: all work / ranks; a stage's work behind the forwards before it; a
+  // microbatch's way through all stages and back.
+  double bound;
+  uint64_t tried;
+} jpp_search_result_t;
+
+// JPP_OUT_OF_MEMORY when not even one microbatch at a time fits on the ranks.
+JPP_API jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
+                                          jpp_search_result_t* out_result) JPP_MUST_USE;
+
+#endif  // JAXPP_SCHEDULE_SEARCH_H_

@@ -1,0 +1,120 @@
+// The search: proved, never worse than what is built in, better on uneven stages, inside
+// its limit. Pictures too.
+#include <math.h>
+#include <stdlib.h>
+
+#include "jaxpp/schedule_plot.h"
+#include "jaxpp/schedule_search.h"
+#include "schedule_util.h"
+
+static const jpp_cost_t kUneven[] = {{1.6, 1.6, 1.44}, {1, 1, .9},      {1, 1, .9},
+                                     {1, 1, .9},       {1, 1, .9},      {1, 1, .9},
+                                     {1, 1, .9},       {2.2, 2.2, 1.98}};
+
+static void count_reports(void* context, const jpp_search_progress_t* progress) {
+  assert_true(progress->makespan >= progress->bound);
+  ++*(uint32_t*)context;
+}
+
+static jpp_search_result_t search(jpp_search_options_t options) {
+  jpp_search_result_t result;
+  ASSERT_OK(jpp_schedule_search(&options, &result));
+  ASSERT_OK(jpp_schedule_verify(result.schedule));
+  assert_true(result.makespan >= result.bound * (1 - 1e-9));
+  if (result.built_in) assert_true(result.makespan <= result.built_in_makespan);
+  return result;
+}
+
+static void test_uneven_stages_are_beaten(void** state) {
+  (void)state;
+  uint32_t reports = 0;
+  jpp_search_result_t result = search((jpp_search_options_t){.stages = 8,
+                                                             .ranks = 4,
+                                                             .microbatches = 8,
+                                                             .costs = kUneven,
+                                                             .seconds = 1.2,
+                                                             .progress = count_reports,
+                                                             .context = &reports});
+  assert_non_null(result.built_in);
+  assert_true(result.makespan < result.built_in_makespan);
+  assert_true(reports >= 1);
+  jpp_schedule_destroy(result.schedule);
+}
+
+static void test_limits_are_kept(void** state) {
+  (void)state;
+  for (uint64_t most = 3; most < 9; ++most) {
+    jpp_search_result_t result = search((jpp_search_options_t){.stages = 8,
+                                                               .ranks = 4,
+                                                               .microbatches = 6,
+                                                               .costs = kUneven,
+                                                               .latency = 0.1,
+                                                               .memory_limit = most * 10,
+                                                               .activation_bytes = 10,
+                                                               .seconds = 0.05});
+    uint32_t peaks[4];
+    jpp_schedule_peak_microbatches(result.schedule, peaks);
+    for (uint32_t r = 0; r < 4; ++r) assert_true(peaks[r] <= most);
+    jpp_schedule_destroy(result.schedule);
+  }
+  jpp_search_options_t options = {.stages = 8,
+                                  .ranks = 4,
+                                  .microbatches = 6,
+                                  .costs = kUneven,
+                                  .memory_limit = 1,
+                                  .seconds = 0.05};
+  jpp_search_result_t result;
+  ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_OUT_OF_MEMORY,
+               "no schedule of 8 stages on 4 ranks fits");
+  assert_null(result.schedule);
+}
+
+static void test_every_size_is_served(void** state) {
+  (void)state;
+  for (uint32_t n = 0; n < 4 * 4 * 3; ++n) {
+    jpp_search_result_t result = search((jpp_search_options_t){.stages = n % 4 + 1,
+                                                               .ranks = n / 4 % 4 + 1,
+                                                               .microbatches = n / 16 + 1,
+                                                               .costs = kUneven,
+                                                               .seconds = 0.005,
+                                                               .whole_backwards = n % 2});
+    jpp_schedule_destroy(result.schedule);
+  }
+}
+
+// Each task is drawn once, each rank has a curve, and nothing comes from elsewhere.
+static void test_pictures_hold_every_task(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("v-half", 8, 4, 6);
+  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  char *svg = NULL, *html = NULL, *text = NULL;
+  ASSERT_OK(jpp_plot_svg(simulation, &svg));
+  ASSERT_OK(jpp_plot_html(simulation, &html));
+  ASSERT_OK(jpp_plot_text(simulation, 100, true, &text));
+  uint64_t tasks = 0, curves = 0;
+  for (const char* c = svg; (c = strstr(c, "<rect class=\"x ")); ++c) ++tasks;
+  for (const char* c = svg; (c = strstr(c, "<path class=\"m\"")); ++c) ++curves;
+  assert_int_equal(tasks, simulation->tasks);
+  assert_int_equal(curves, 4);
+  assert_non_null(strstr(svg, "v-half: 8 stages, 4 ranks, 6 microbatches"));
+  assert_non_null(strstr(html, "<script>"));
+  assert_null(strstr(html, "src="));
+  assert_non_null(strstr(text, "rank   3  "));
+  jpp_text_free(svg);
+  jpp_text_free(html);
+  jpp_text_free(text);
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_uneven_stages_are_beaten),
+      cmocka_unit_test(test_limits_are_kept),
+      cmocka_unit_test(test_every_size_is_served),
+      cmocka_unit_test(test_pictures_hold_every_task),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
