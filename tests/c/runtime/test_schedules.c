@@ -3,7 +3,7 @@
 
 #include "model.h"
 
-enum { kOutputs = 32 };
+enum { kOutputs = 80 };
 
 static bool is_run(const model_t* model, const jpp_trace_run_t* run,
                    const jpp_schedule_task_t* entry) {
@@ -58,16 +58,17 @@ static bool run_one(const char* name, const jpp_schedule_params_t* params) {
 
 static void test_ranks_run_their_lists(void** state) {
   (void)state;
+  static const uint32_t kMicrobatches[] = {1, 2, 5, 11, 24};
   uint32_t runs = 0;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
-    for (uint32_t n = 0; n < 4 * 2 * 3; ++n) {
-      uint32_t ranks = n % 4 + 1, stages = ranks * (n / 4 % 2 + 1);
+    for (uint32_t n = 0; n < 8 * 4 * 5; ++n) {
+      uint32_t ranks = n % 8 + 1, stages = ranks * (n / 8 % 4 + 1);
       jpp_schedule_params_t params = {
-          .stages = stages, .ranks = ranks, .microbatches = 4 * (n / 8) + 1};
+          .stages = stages, .ranks = ranks, .microbatches = kMicrobatches[n / 32]};
       runs += run_one(jpp_schedule_info_at(i)->name, &params);
     }
   }
-  assert_true(runs > 200);
+  assert_true(runs > 1000);
 }
 
 int main(void) {
