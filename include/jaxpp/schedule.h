@@ -97,6 +97,17 @@ typedef struct jpp_schedule_rows {
 JPP_API jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
                                              jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
+// Writes the next entry of a rank's row and gives true, or gives false at its end. Called
+// from the caller's thread, rank after rank; may not block.
+typedef bool (*jpp_schedule_next_t)(void* context, uint32_t rank,
+                                    jpp_schedule_task_t* out_task);
+
+// A schedule whose rows a callback makes; the rest as jpp_schedule_from_rows(), to which
+// `rows` says everything but the rows. JPP_INVALID_ARGUMENT for a row that does not end.
+JPP_API jpp_status_t* jpp_schedule_from_callback(
+    const jpp_schedule_rows_t* rows, jpp_schedule_next_t next, void* context,
+    jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
 // Takes NULL.
 JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 
@@ -154,6 +165,13 @@ JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
 // nothing: 1. `out_peaks` has room for `ranks` numbers.
 JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
                                             uint32_t* out_peaks);
+
+// JPP_OUT_OF_MEMORY if a rank keeps more than `limit` bytes of activations at once, when
+// a stage keeps `activation_bytes` for a microbatch: says which rank, at which forward,
+// by how much it is over, and which built-in schedule of these sizes fits.
+JPP_API jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
+                                                uint64_t activation_bytes,
+                                                uint64_t limit) JPP_MUST_USE;
 
 // The texts below are freed with jpp_text_free().
 

@@ -54,7 +54,8 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_OUTPUT = 1 << 12,
   JPP_FLAG_COLOR = 1 << 13,
   JPP_FLAG_TRACE = 1 << 14,
-  JPP_FLAG_SEARCH = 1 << 15,  // memory-limit, activation-bytes, seconds
+  JPP_FLAG_MEMORY = 1 << 15,  // memory-limit, activation-bytes
+  JPP_FLAG_SECONDS = 1 << 16,
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.

@@ -70,6 +70,11 @@ static jpp_status_t* prove(const jpp_cli_options_t* options,
   bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs &&
                schedule->ranks <= kMostRanks;
   JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
+  if (options->memory_limit) {
+    uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;
+    JPP_RETURN_IF_ERROR(
+        jpp_schedule_check_memory(schedule, bytes, options->memory_limit));
+  }
   if (!slots && small) JPP_RETURN_IF_ERROR(jpp_schedule_slots(schedule, &slots));
   if (options->slots && slots > options->slots) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,

@@ -25,7 +25,6 @@ typedef struct cell {
   const char* end;
 } cell_t;
 
-// Longer names first where one begins like another.
 static const struct action_word {
   const char* word;
   jpp_action_kind_t kind;

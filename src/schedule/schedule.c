@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "base/vec.h"
+
 // Keeps 3 * stages * microbatches and every row's count far inside uint32_t.
 enum { kMaxPairs = 1 << 28, kMaxRanks = 1 << 20 };
 
@@ -174,4 +176,56 @@ jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
   }
   *out_schedule = draft.schedule;
   return NULL;
+}
+
+// --- From a callback -------------------------------------------------------------------
+
+typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
+
+// More than a row with all tasks of all stages, each with an idle entry, can hold.
+static uint64_t most_entries(const jpp_schedule_rows_t* rows) {
+  return 16 + 64 * (uint64_t)rows->stages * rows->microbatches;
+}
+
+static jpp_status_t* call_back(const jpp_schedule_rows_t* rows, jpp_schedule_next_t next,
+                               void* context, task_vec_t* tasks,
+                               jpp_schedule_row_t* out) {
+  for (uint32_t rank = 0; rank < rows->ranks; ++rank) {
+    jpp_schedule_task_t task = {0};
+    size_t before = tasks->count;
+    for (; next(context, rank, &task); task = (jpp_schedule_task_t){0}) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(tasks, task));
+      if (tasks->count - before <= most_entries(rows)) continue;
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT,
+          "rank %u: the callback has made %llu entries and goes on; it "
+          "gives false at the end of a row",
+          rank, (unsigned long long)(tasks->count - before));
+    }
+    out[rank].count = (uint32_t)(tasks->count - before);
+  }
+  const jpp_schedule_task_t* at = tasks->data;
+  for (uint32_t rank = 0; rank < rows->ranks; at += out[rank++].count) {
+    out[rank].tasks = at;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_schedule_from_callback(const jpp_schedule_rows_t* rows,
+                                         jpp_schedule_next_t next, void* context,
+                                         jpp_schedule_t** out_schedule) {
+  *out_schedule = NULL;
+  jpp_schedule_params_t params = {
+      .stages = rows->stages, .ranks = rows->ranks, .microbatches = rows->microbatches};
+  JPP_RETURN_IF_ERROR(check_sizes(rows->name ? rows->name : "user", &params));
+  task_vec_t tasks = {0};
+  jpp_schedule_row_t* table = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(rows->ranks, &table);
+  if (!status) status = call_back(rows, next, context, &tasks, table);
+  jpp_schedule_rows_t made = *rows;
+  made.rows = table;
+  if (!status) status = jpp_schedule_from_rows(&made, out_schedule);
+  jpp_vec_deinit(&tasks);
+  jpp_free(table);
+  return status;
 }

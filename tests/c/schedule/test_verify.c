@@ -61,6 +61,44 @@ static void test_user_rows_are_copied_and_placed(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+// Rank r of two: F of all its microbatches, then B; `at` counts its entries.
+typedef struct callback {
+  uint32_t at[2];
+  bool endless;
+} callback_t;
+
+static bool next_task(void* context, uint32_t rank, jpp_schedule_task_t* out_task) {
+  callback_t* callback = context;
+  uint32_t entry = callback->at[rank]++;
+  if (entry >= 6 && !callback->endless) return false;
+  *out_task = (jpp_schedule_task_t){.kind = entry < 3 ? JPP_TASK_FWD : JPP_TASK_BWD,
+                                    .stage = rank,
+                                    .microbatch = entry % 3};
+  return true;
+}
+
+static void test_a_callback_makes_rows(void** state) {
+  (void)state;
+  callback_t callback = {0};
+  jpp_schedule_rows_t rows = {.stages = 2, .ranks = 2, .microbatches = 3};
+  jpp_schedule_t* schedule = NULL;
+  ASSERT_OK(jpp_schedule_from_callback(&rows, next_task, &callback, &schedule));
+  ASSERT_OK(jpp_schedule_verify(schedule));
+  assert_int_equal(schedule->rows[1].count, 6);
+  assert_int_equal(schedule->stage_rank[1], 1);
+  ASSERT_OK(jpp_schedule_check_memory(schedule, 10, 30));
+  ASSERT_FAILS(
+      jpp_schedule_check_memory(schedule, 10, 29), JPP_OUT_OF_MEMORY,
+      "rank 0 keeps 3 activations (30 bytes) at fwd_0__2 (entry 2), 1 bytes over "
+      "the limit of 29; 1f1b fits with 20");
+  ASSERT_FAILS(jpp_schedule_check_memory(schedule, 10, 1), JPP_OUT_OF_MEMORY,
+               "no built-in schedule of these sizes fits");
+  jpp_schedule_destroy(schedule);
+  callback = (callback_t){.endless = true};
+  ASSERT_FAILS(jpp_schedule_from_callback(&rows, next_task, &callback, &schedule),
+               JPP_INVALID_ARGUMENT, "rank 0: the callback has made");
+}
+
 static void test_forward_only_and_split_backwards_are_accepted(void** state) {
   (void)state;
   assert_accepted(2, 2, 2,
@@ -365,6 +403,7 @@ static void test_millions_of_tasks_are_verified(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_user_rows_are_copied_and_placed),
+      cmocka_unit_test(test_a_callback_makes_rows),
       cmocka_unit_test(test_forward_only_and_split_backwards_are_accepted),
       cmocka_unit_test(test_placement_must_exist),
       cmocka_unit_test(test_wrong_tasks_are_named),

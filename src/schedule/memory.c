@@ -1,0 +1,83 @@
+// jpp_schedule_check_memory().
+#include "base/alloc.h"
+#include "jaxpp/schedule.h"
+
+// The rank that keeps most, and how much that is.
+static jpp_status_t* find_peak(const jpp_schedule_t* schedule, uint32_t* out_rank,
+                               uint32_t* out_peak) {
+  uint32_t* peaks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->ranks, &peaks));
+  jpp_schedule_peak_microbatches(schedule, peaks);
+  *out_rank = 0;
+  for (uint32_t r = 1; r < schedule->ranks; ++r) {
+    if (peaks[r] > peaks[*out_rank]) *out_rank = r;
+  }
+  *out_peak = peaks[*out_rank];
+  jpp_free(peaks);
+  return NULL;
+}
+
+// The forward at which the row first keeps `peak`.
+static uint32_t peak_entry(const jpp_schedule_row_t* row, uint32_t peak) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < row->count; ++i) {
+    uint8_t kind = row->tasks[i].kind;
+    if (kind == JPP_TASK_FWD && ++kept == peak) return i;
+    if ((kind == JPP_TASK_BWD || kind == JPP_TASK_BWD_W) && kept) --kept;
+  }
+  return 0;
+}
+
+// The built-in schedule of these sizes that keeps least.
+static jpp_status_t* find_smallest(const jpp_schedule_t* schedule, const char** out_name,
+                                   uint32_t* out_peak) {
+  jpp_schedule_params_t params = {schedule->stages, schedule->ranks,
+                                  schedule->microbatches, false};
+  *out_name = NULL;
+  *out_peak = UINT32_MAX;
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    const char* name = jpp_schedule_info_at(i)->name;
+    jpp_schedule_t* other = NULL;
+    jpp_status_t* status = jpp_schedule_build(name, &params, &other);
+    if (status) {  // not of these sizes
+      jpp_status_free(status);
+      continue;
+    }
+    uint32_t rank, peak = 0;
+    status = find_peak(other, &rank, &peak);
+    jpp_schedule_destroy(other);
+    if (status) return status;
+    if (peak < *out_peak) *out_name = name;
+    if (peak < *out_peak) *out_peak = peak;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
+                                        uint64_t activation_bytes, uint64_t limit) {
+  uint32_t rank, peak = 0, smallest;
+  const char* name = NULL;
+  JPP_RETURN_IF_ERROR(find_peak(schedule, &rank, &peak));
+  unsigned long long bytes = peak * (unsigned long long)activation_bytes;
+  if (bytes <= limit) return NULL;
+  JPP_RETURN_IF_ERROR(find_smallest(schedule, &name, &smallest));
+  unsigned long long least = smallest * (unsigned long long)activation_bytes;
+  const jpp_schedule_row_t* row = &schedule->rows[rank];
+  uint32_t entry = peak_entry(row, peak);
+  char task[JPP_TASK_NAME_SIZE];
+  jpp_task_name(&row->tasks[entry], task);
+  if (name && least <= limit) {
+    return jpp_status_make(JPP_OUT_OF_MEMORY,
+                           "schedule %s: rank %u keeps %u activations (%llu bytes) at %s "
+                           "(entry %u), %llu bytes over the limit of %llu; %s fits with "
+                           "%llu",
+                           schedule->name, rank, peak, bytes, task, entry, bytes - limit,
+                           (unsigned long long)limit, name, least);
+  }
+  return jpp_status_make(JPP_OUT_OF_MEMORY,
+                         "schedule %s: rank %u keeps %u activations (%llu bytes) at %s "
+                         "(entry %u), %llu bytes over the limit of %llu; no built-in "
+                         "schedule of these sizes fits, more ranks or stages keep less",
+                         schedule->name, rank, peak, bytes, task, entry, bytes - limit,
+                         (unsigned long long)limit);
+}
