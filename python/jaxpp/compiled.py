@@ -98,7 +98,6 @@ class CompiledStep:
         self._tracing = False
         compiler = _Compiler(traced, devices, options)
         self._executables = compiler.compile_all()
-        self._distinct = len(compiler.futures)
         flat_devices = [d for row in devices.indices for d in row]
         self._runtime = _core.Runtime(
             devices.client,
