@@ -27,14 +27,15 @@ static const char* op_kind_name(uint8_t kind) {
 }
 
 static json_t* op_json(const jpp_op_t* op) {
-  return json_pack("{s:s, s:s, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:f, s:o}", "kind",
+  return json_pack("{s:s, s:s, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
                    op_kind_name(op->kind), "name", op->name ? op->name : "", "attr",
                    (json_int_t)op->attr, "loop", jpp_json_id(op->loop), "inputs",
                    jpp_json_ids(op->inputs, op->num_inputs), "first_output",
                    (json_int_t)op->first_output, "num_outputs",
                    (json_int_t)op->num_outputs, "cheap", (op->flags & JPP_OP_CHEAP) != 0,
-                   "backward", (op->flags & JPP_OP_BACKWARD) != 0, "cost",
-                   (double)op->cost, "where", jpp_json_text(op->where));
+                   "backward", (op->flags & JPP_OP_BACKWARD) != 0, "effect",
+                   (op->flags & JPP_OP_EFFECT) != 0, "cost", (double)op->cost, "where",
+                   jpp_json_text(op->where));
 }
 
 static json_t* ops_json(const jpp_op_t* ops, uint32_t count) {
