@@ -15,6 +15,7 @@ from jaxlib import xla_client
 from jaxpp import _core
 from jaxpp.array import MpmdArray, Placement
 from jaxpp.call import Options
+from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
 from jaxpp.errors import (
     make_error,
@@ -63,13 +64,22 @@ class _Compiler:
         rank, ops = task[2], task[5]
         if not ops:
             return None
-        code = self.lowerer.lower(task, donations).code
+        lowered = self.lowerer.lower(task, donations)
+        if lowered.callbacks and not has_callbacks(self.devices.client):
+            raise make_error(
+                "unsupported",
+                f"task {task[0]} calls back into Python (jax.debug.print, a callback), which "
+                f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
+                "CPU plugin of PJRT API 0.115 or later, or remove the callback",
+            )
         portable = self.devices.per_rank == 1
-        key = (code, None if portable else rank)
+        key = (lowered.code, None if portable else rank)
         if key not in self.futures:
             ids = self.devices.ids[rank]
             options = compile_options(ids, self.user_options)
-            self.futures[key] = pool.submit(self.devices.client.compile, code, options)
+            self.futures[key] = pool.submit(
+                self.devices.client.compile, lowered.code, options, lowered.callbacks
+            )
         return self.futures[key]
 
     def compile_all(self) -> list[_core.Executable | None]:

@@ -30,7 +30,7 @@ __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
 
 # jpp_op_kind_t and the flags of jpp_op_t
 CALL, MARK, MARK_BACKWARD, ADD, PLACE, LOOP, INIT, ACCUMULATE, SUM = range(9)
-_CHEAP, _BACKWARD = 1, 2
+_CHEAP, _BACKWARD, _EFFECT = 1, 2, 4
 
 # Ops on this few bytes are computed again where they are needed, not sent.
 _SMALL_BYTES = 4096
@@ -284,6 +284,8 @@ class _Builder:
         flags = _CHEAP if self._is_cheap(eqn) else 0
         if "transpose(" in str(eqn.source_info.name_stack):
             flags |= _BACKWARD
+        if eqn.effects:
+            flags |= _EFFECT
         avals = [v.aval for v in eqn.outvars]
         kind = ADD if self._is_sum(eqn, operands) else CALL
         if eqn.primitive is place_p and self.outside is None:

@@ -103,7 +103,7 @@ static jpp_status_t* claim_backward(assigner_t* a) {
 // The segment in which input `index` of an op is made; JPP_NONE if no stage makes it.
 // What comes through a backward mark is made where the mark stands, in the stage whose
 // backward it begins. What comes through the mark before an unmarked last stage counts as
-// that stage's.
+// that stage's, and for an effect what comes through any mark as the next stage's.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index,
                                  bool last_is_open) {
   const jpp_graph_t* graph = a->p->graph;
@@ -111,11 +111,15 @@ static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t inde
   if (producer == JPP_NONE) return JPP_NONE;
   uint32_t segment = a->p->segment[producer];
   if (!jpp_segment_is_stage(segment)) return JPP_NONE;
-  const jpp_op_t* through =
-      &graph->ops[graph->values[graph->ops[id].inputs[index]].producer];
+  const jpp_op_t* op = &graph->ops[id];
+  const jpp_op_t* through = &graph->ops[graph->values[op->inputs[index]].producer];
   if (through->kind == JPP_OP_MARK_BACKWARD) {
     uint32_t begun = backward_segment(a, through->attr);
     return begun > segment ? begun : segment;
+  }
+  if ((op->flags & JPP_OP_EFFECT) && through->kind == JPP_OP_MARK) {
+    uint32_t next = through->attr + 1 < a->stages ? through->attr + 1 : through->attr;
+    return next > segment ? next : segment;
   }
   bool after_last = through->kind == JPP_OP_MARK && through->attr + 2 == a->stages;
   return last_is_open && after_last && segment < a->stages ? a->stages - 1 : segment;

@@ -68,7 +68,8 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
 
 static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options;
-  if (!PyArg_ParseTuple(args, "y*y*", &code, &options)) return NULL;
+  PyObject* kept = NULL;
+  if (!PyArg_ParseTuple(args, "y*y*O", &code, &options, &kept)) return NULL;
   jpp_compile_request_t request = {.code = code.buf,
                                    .code_size = (size_t)code.len,
                                    .format = "mlir",
@@ -90,6 +91,7 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   }
   self->executable = executable;
   self->client = Py_NewRef(object);
+  self->kept = Py_NewRef(kept);
   return (PyObject*)self;
 }
 
@@ -111,7 +113,9 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "(platform, version, [(id, kind)])"},
     {"compile", client_compile, METH_VARARGS,
-     "(StableHLO, serialized CompileOptionsProto) -> Executable; releases the GIL"},
+     "(StableHLO, serialized CompileOptionsProto, kept) -> Executable, which keeps "
+     "`kept` "
+     "alive; releases the GIL"},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "(name, platform, capsule, traits): an XLA FFI handler for this plugin"},
     {NULL, NULL, 0, NULL},
@@ -133,6 +137,7 @@ static void executable_dealloc(PyObject* object) {
                                   self->executable);
   }
   Py_XDECREF(self->client);
+  Py_XDECREF(self->kept);
   jpp_py_free(object);
 }
 

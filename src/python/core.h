@@ -36,12 +36,17 @@ void jpp_py_free(PyObject* self);
 typedef struct jpp_py_types {
   PyObject* error;  // JaxppError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
+  PyTypeObject* callback;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;
 
 extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
-    jpp_py_runtime_spec;
+    jpp_py_runtime_spec, jpp_py_callback_spec;
+
+// callback.c: module functions.
+PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused);
+PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused);
 
 typedef struct jpp_py_graph {
   PyObject ob_base;
@@ -75,6 +80,7 @@ typedef struct jpp_py_executable {
   PyObject ob_base;
   jpp_executable_t* executable;
   PyObject* client;
+  PyObject* kept;  // what its code names by address
 } jpp_py_executable_t;
 
 // The shards of one array on the devices of some ranks.

@@ -102,9 +102,19 @@ static int module_exec(PyObject* module) {
             add_type(module, "Client", &jpp_py_client_spec, &t->client) &&
             add_type(module, "Executable", &jpp_py_executable_spec, &t->executable) &&
             add_type(module, "Value", &jpp_py_value_spec, &t->value) &&
-            add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime);
+            add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime) &&
+            add_type(module, "Callback", &jpp_py_callback_spec, &t->callback);
   return ok ? 0 : -1;
 }
+
+static PyMethodDef kMethods[] = {
+    {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
+     "() -> capsule of the XLA FFI handler that calls a Callback by its address"},
+    {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,
+     "(): from now on callbacks fail; returns when none runs. For the interpreter's "
+     "exit"},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyModuleDef_Slot kSlots[] = {{Py_mod_exec, (void*)module_exec}, {0, NULL}};
 
@@ -112,6 +122,7 @@ static struct PyModuleDef kModule = {
     PyModuleDef_HEAD_INIT,
     .m_name = "jaxpp._core",
     .m_doc = "The C library of JaxPP, as Python sees it.",
+    .m_methods = kMethods,
     .m_slots = kSlots,
 };
 

@@ -121,9 +121,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn(name, run("schedule", "list").stdout)
             sizes = ["--stages=4", "--microbatches=8"]
             sizes += (
-                ["--ranks=2"]
-                if "inter" in name or name[0] in "kdbv" or name == "zb-v"
-                else []
+                ["--ranks=2"] if "inter" in name or name[0] in "kdbv" or name == "zb-v" else []
             )
             self.assertIn("units of time", run("schedule", "show", name, *sizes).stdout)
             rows = json.loads(run("schedule", "show", name, *sizes, "--json").stdout)

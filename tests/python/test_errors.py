@@ -252,9 +252,7 @@ user_schedule(
 user_schedule("lists text", m.text_for_task, "rank 1, entry 0", "expected a Task", "'fwd_1__0'")
 user_schedule("has text for a kind", m.text_for_kind, "fwd_or_bwd='FWD'", "TaskType.FWD")
 user_schedule("is no lists", m.no_lists, "expected tasks(3) to give a list", "[None, None]")
-user_schedule(
-    "is for more ranks", m.three_ranks, "for 3 ranks", "the mesh has 2", code="mesh"
-)
+user_schedule("is for more ranks", m.three_ranks, "for 3 ranks", "the mesh has 2", code="mesh")
 
 # --- Microbatches -----------------------------------------------------------------------
 
@@ -885,7 +883,7 @@ def test_malformed_text_for_plan(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "grph", "\x00\x01\x02", "graph \"", "graph g {", "{}\n" * 1000]
+    "text", ["", "grph", "\x00\x01\x02", 'graph "', "graph g {", "{}\n" * 1000]
 )
 def test_text_that_is_no_graph(tmp_path: pathlib.Path, text: str) -> None:
     result = plan(tmp_path, text)

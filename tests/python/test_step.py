@@ -447,9 +447,7 @@ def test_operations_of_a_users_own() -> None:
 # --- Dumps and traces -------------------------------------------------------------------
 
 
-def test_dump_reads_back(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dump_reads_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     step = JIT(m.training_step(TWO), make_mesh(2))
     compiled = step.compile(m.params(), m.batch())
