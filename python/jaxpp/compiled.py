@@ -15,12 +15,13 @@ from jaxlib import xla_client
 from jaxpp import _core
 from jaxpp.array import MpmdArray, Placement
 from jaxpp.call import Options
+from jaxpp.compilation_cache import folder, key_of
 from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
 from jaxpp.errors import (
     make_error,
 )
-from jaxpp.lowering import TaskLowerer
+from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
 from jaxpp.times import collecting, note_step
 
@@ -56,6 +57,7 @@ class _Compiler:
         self.lowerer = TaskLowerer(
             traced.graph, traced.staged, options.mesh, specs, devices.platform
         )
+        self.cache_folder = folder()
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
@@ -77,10 +79,15 @@ class _Compiler:
         if key not in self.futures:
             ids = self.devices.ids[rank]
             options = compile_options(ids, self.user_options)
-            self.futures[key] = pool.submit(
-                self.devices.client.compile, lowered.code, options, lowered.callbacks
-            )
+            self.futures[key] = pool.submit(self._compile, lowered, options)
         return self.futures[key]
+
+    def _compile(self, lowered: LoweredTask, options: bytes) -> _core.Executable:
+        # The code of a callback names an address of this process.
+        folder = None if lowered.callbacks else self.cache_folder
+        key = folder and key_of(lowered.text(), options, self.devices.plugin_key)
+        compile_ = self.devices.client.compile
+        return compile_(lowered.code, options, lowered.callbacks, folder, key)
 
     def compile_all(self) -> list[_core.Executable | None]:
         tasks = self.traced.staged.tasks()

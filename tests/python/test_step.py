@@ -141,6 +141,10 @@ def test_text_of_the_whole_program() -> None:
     assert re.search(r"src_mpmd_idx=1\s+tgt_mpmd_idx=0", re.sub(r"\s+src_sh.*", "", text))
     assert "delete[mpmd_idx=0]" in text
     assert text.count("task_name=fwd_0") == text.count("task_name=bwd_0") == 3
+    # The names of the results were given before.
+    body, results = text.split("in (")
+    made = set(re.findall(r"(v\d+):", body))
+    assert set(re.findall(r"v\d+", results)) <= made
 
 
 def test_names_that_the_step_shadows() -> None:
