@@ -28,8 +28,10 @@ test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
 	@$(PYTHON) tools/run_tests.py asan
 
-bench: $(VENV)/.installed ## step times and ratios against plain jax.jit and a bare C loop
-	@$(PYTHON) benchmarks/bench.py
+bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C loop
+	@$(PYTHON) benchmarks/steps.py
+	@$(PYTHON) benchmarks/first_result.py
+	@$(PYTHON) benchmarks/planning.py
 
 fmt: $(VENV)/.installed ## format C and Python in place
 	git ls-files '*.c' '*.h' | xargs clang-format -i
