@@ -33,6 +33,7 @@ class Options:
     donate_argnames: tuple[str, ...]
     compiler_options: dict[str, Any] | None
     plugin: str | None
+    memory_limits: list[int] | None  # bytes of each device, a rank each
 
 
 @dataclasses.dataclass

@@ -172,7 +172,7 @@ def trace_step(
     staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
     specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names, out_names)
     plan = _core.Plan(staged, schedules, specs.value_bytes)
-    proof = plan.check()
+    proof = plan.check(schedules, options.memory_limits)
     return Traced(
         graph,
         schedules,

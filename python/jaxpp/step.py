@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpp.call import Call, Options, Signature, struct_key
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
@@ -100,6 +102,21 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     return (given,) if isinstance(given, int | str) else tuple(given)
 
 
+def _memory_limits(given: Any, ranks: int) -> list[int] | None:
+    """Bytes for each rank; None: no limit."""
+    if given is None:
+        return None
+    limits = list(given) if isinstance(given, Sequence) else [given] * ranks
+    whole = all(isinstance(n, int | np.integer) and 0 < n < 2**63 for n in limits)
+    if whole and len(limits) == ranks:
+        return [int(n) for n in limits]
+    raise make_error(
+        "invalid-argument",
+        f"mpmd_jit_with_loop: memory_limit={shorten(given)}; expected a whole number of bytes "
+        f"above 0, or a list of one for each of the {ranks} ranks",
+    )
+
+
 def mpmd_jit_with_loop(
     fun: Callable[..., Any] | None = None,
     mpmd_mesh: MpmdMesh | None = None,
@@ -114,6 +131,7 @@ def mpmd_jit_with_loop(
     donate_argnames: str | Sequence[str] | None = None,
     compiler_options: dict[str, Any] | None = None,
     plugin: str | None = None,
+    memory_limit: int | Sequence[int] | None = None,
 ) -> Any:
     """Makes a pipeline of a training step that has a `treduce` in it.
 
@@ -129,6 +147,10 @@ def mpmd_jit_with_loop(
         not be used again.
       compiler_options: XLA's, for every task.
       plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded CPU one.
+      memory_limit: bytes that a step may take on each device: weights, gradients, optimizer
+        state, activations, receive slots and the rest of what it keeps between tasks; a
+        number, or one for each rank. A plan that takes more is refused before anything is
+        compiled.
 
     Returns:
       The pipelined step, with `compile`, `trace_and_place` and `__call__`; a decorator if
@@ -137,7 +159,7 @@ def mpmd_jit_with_loop(
     Raises:
       JaxppError: from the first call or `compile`, before anything runs: "stage-marks",
         "schedule", "mesh", "microbatch", "operation", "sharding", "plugin", "devices",
-        "donated", "unsupported", "invalid-argument".
+        "donated", "unsupported", "invalid-argument", "out-of-memory" (the memory limit).
     """
     if fun is None:
         keywords = {k: v for k, v in locals().items() if k != "fun"}
@@ -161,5 +183,6 @@ def mpmd_jit_with_loop(
         _as_tuple(donate_argnames),
         compiler_options,
         plugin,
+        _memory_limits(memory_limit, mpmd_mesh.mpmd_dim),
     )
     return MpmdFunction(fun, options)

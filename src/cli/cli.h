@@ -24,7 +24,7 @@ typedef struct jpp_cli_options {
   const char* costs;  // a file
   const char* output;
   double latency, transfer, optimizer, seconds;
-  uint64_t memory_limit, activation_bytes;
+  uint64_t memory_limit, activation_bytes;  // bytes
 } jpp_cli_options_t;
 
 typedef jpp_status_t* (*jpp_cli_run_t)(const jpp_cli_options_t* options, jpp_str_t* out);
@@ -56,6 +56,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_TRACE = 1 << 14,
   JPP_FLAG_MEMORY = 1 << 15,  // memory-limit, activation-bytes
   JPP_FLAG_SECONDS = 1 << 16,
+  JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.

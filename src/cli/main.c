@@ -14,7 +14,7 @@ enum {
 };
 
 static const jpp_cli_command_t kCommands[] = {
-    {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER,
+    {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER | JPP_FLAG_PLAN_MEMORY,
      "plan the graph in a file ('-': standard input)", jpp_cli_plan},
     {"schedule list", "", 0, JPP_FLAG_JSON, "the schedules that are built in",
      jpp_cli_schedule_list},

@@ -8,7 +8,7 @@
 typedef enum flag_type {
   FLAG_BOOL,
   FLAG_U32,
-  FLAG_U64,
+  FLAG_BYTES,
   FLAG_NUMBER,
   FLAG_TEXT
 } flag_type_t;
@@ -61,9 +61,11 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_COLOR, "--color", NULL, FLAG_BOOL, FIELD(color), "draw in colours"},
     {JPP_FLAG_TRACE, "--trace", NULL, FLAG_BOOL, FIELD(trace),
      "print a Chrome / Perfetto trace"},
-    {JPP_FLAG_MEMORY, "--memory-limit", "BYTES", FLAG_U64, FIELD(memory_limit),
-     "for the activations of a rank"},
-    {JPP_FLAG_MEMORY, "--activation-bytes", "BYTES", FLAG_U64, FIELD(activation_bytes),
+    {JPP_FLAG_MEMORY, "--memory-limit", "BYTES", FLAG_BYTES, FIELD(memory_limit),
+     "for the activations of a rank; also 512KiB, 1.5GiB"},
+    {JPP_FLAG_PLAN_MEMORY, "--memory-limit", "BYTES", FLAG_BYTES, FIELD(memory_limit),
+     "of each device, for all that a step keeps; also 512KiB, 1.5GiB"},
+    {JPP_FLAG_MEMORY, "--activation-bytes", "BYTES", FLAG_BYTES, FIELD(activation_bytes),
      "of one stage and microbatch; default 1"},
     {JPP_FLAG_SECONDS, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),
      "to search for; default 5"},
@@ -94,17 +96,29 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
   return NULL;
 }
 
+// 0 for what is none.
+static uint64_t unit_bytes(const char* unit) {
+  static const char* const kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
+  for (uint32_t i = 0; i < sizeof(kUnits) / sizeof(*kUnits); ++i) {
+    if (!strcmp(unit, kUnits[i])) return 1ull << 10 * i;
+  }
+  return 0;
+}
+
+// A whole number of bytes, or a number with a unit.
 static jpp_status_t* parse_bytes(const flag_t* flag, const char* text,
                                  uint64_t* out_bytes) {
   char* end = NULL;
-  errno = 0;
-  unsigned long long bytes = *text >= '0' && *text <= '9' ? strtoull(text, &end, 10) : 0;
-  if (!end || *end || errno || !bytes) {
+  double number = *text >= '0' && *text <= '9' ? strtod(text, &end) : 0;
+  uint64_t unit = end ? unit_bytes(end) : 0;
+  double bytes = number * (double)unit;
+  if (bytes < 1 || bytes > 9e15 || (unit == 1 && bytes != (double)(uint64_t)bytes)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "%s: expected a whole number of bytes, found '%s'", flag->name,
-                           text);
+                           "%s: expected a whole number of bytes, or a number of KiB, "
+                           "MiB, GiB or TiB, found '%s'",
+                           flag->name, text);
   }
-  *out_bytes = bytes;
+  *out_bytes = (uint64_t)bytes;
   return NULL;
 }
 
@@ -125,7 +139,7 @@ static jpp_status_t* set_flag(const flag_t* flag, const char* value,
                               jpp_cli_options_t* options) {
   void* field = (char*)options + flag->offset;
   if (flag->type == FLAG_U32) return parse_count(flag, value, field);
-  if (flag->type == FLAG_U64) return parse_bytes(flag, value, field);
+  if (flag->type == FLAG_BYTES) return parse_bytes(flag, value, field);
   if (flag->type == FLAG_NUMBER) return parse_number(flag, value, field);
   if (flag->type == FLAG_TEXT) *(const char**)field = value;
   if (flag->type == FLAG_BOOL) *(bool*)field = true;

@@ -128,14 +128,27 @@ static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
 }
 
 // Proves the plan from its instruction lists alone; what the proof found, as text.
-static PyObject* plan_check(PyObject* object, PyObject* unused) {
-  (void)unused;
+static PyObject* plan_check(PyObject* object, PyObject* args) {
   const jpp_plan_t* plan = plan_of(object);
+  PyObject *list = NULL, *memory_limits = NULL;
+  if (!PyArg_ParseTuple(args, "OO", &list, &memory_limits)) return NULL;
+  uint32_t loops = plan->staged->graph->num_loops;
+  const jpp_schedule_t** schedules = NULL;
+  uint64_t* limits = NULL;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &schedules)) &&
+            read_schedules(list, schedules, loops) &&
+            read_bytes(memory_limits, plan->ranks, &limits);
   jpp_check_report_t* report = NULL;
   jpp_status_t* status = NULL;
-  Py_BEGIN_ALLOW_THREADS
-    status = jpp_check_plan(plan, &report);
-  Py_END_ALLOW_THREADS
+  if (ok) {
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_check_plan(plan, &report);
+      if (!status && limits) status = jpp_check_memory_limit(report, schedules, limits);
+    Py_END_ALLOW_THREADS
+  }
+  jpp_free(schedules);
+  jpp_free(limits);
+  if (!ok) return NULL;
   char* text = NULL;
   if (!status) status = jpp_check_report_print(report, &text);
   jpp_check_report_destroy(report);
@@ -143,8 +156,9 @@ static PyObject* plan_check(PyObject* object, PyObject* unused) {
 }
 
 static PyMethodDef kMethods[] = {
-    {"check", plan_check, METH_NOARGS,
-     "Proves that it runs: no deadlock, no use before definition, no leak, peak bytes."},
+    {"check", plan_check, METH_VARARGS,
+     "(schedules, bytes a rank may take or None) -> what the proof found. Proves that it "
+     "runs: no deadlock, no use before definition, no leak, peak bytes within limits."},
     {"donations", plan_donations, METH_NOARGS,
      "A list per task of None or the output that takes over the input's memory."},
     {"summary", plan_summary, METH_NOARGS,

@@ -92,15 +92,6 @@ static jpp_status_t* consider(search_t* search, jpp_schedule_t* schedule,
   return NULL;
 }
 
-static bool is_in_parts(const jpp_schedule_t* schedule) {
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
-      if (schedule->rows[r].tasks[i].kind == JPP_TASK_BWD_W) return true;
-    }
-  }
-  return false;
-}
-
 static jpp_status_t* try_built_in(search_t* search) {
   const jpp_search_options_t* options = search->options;
   jpp_schedule_params_t params = {.stages = options->stages,
@@ -114,7 +105,7 @@ static jpp_status_t* try_built_in(search_t* search) {
       jpp_status_free(status);
       continue;
     }
-    if (options->whole_backwards && is_in_parts(schedule)) {
+    if (options->whole_backwards && jpp_schedule_splits_backward(schedule)) {
       jpp_schedule_destroy(schedule);
       continue;
     }
