@@ -7,6 +7,7 @@
 
 typedef enum flag_type {
   FLAG_BOOL,
+  FLAG_OFF,  // makes a bool false
   FLAG_U32,
   FLAG_BYTES,
   FLAG_NUMBER,
@@ -16,7 +17,8 @@ typedef enum flag_type {
 typedef struct flag {
   jpp_cli_flag_t bit;
   const char* name;
-  const char* value;  // what stands behind it in the help; NULL for FLAG_BOOL
+  const char*
+      value;  // what stands behind it in the help; NULL for FLAG_BOOL and FLAG_OFF
   flag_type_t type;
   size_t offset;  // in jpp_cli_options_t
   const char* help;
@@ -46,10 +48,18 @@ static const flag_t kFlags[] = {
      "a rank's forward, input and weight gradient of a microbatch"},
     {JPP_FLAG_COST, "--costs", "FILE", FLAG_TEXT, FIELD(costs),
      "lines 'STAGE F B W', or the trace of a measured step"},
-    {JPP_FLAG_TIMES, "--latency", "T", FLAG_NUMBER, FIELD(latency),
+    {JPP_FLAG_LATENCY, "--latency", "T", FLAG_NUMBER, FIELD(latency),
      "from a task's end to its use on another rank"},
     {JPP_FLAG_TIMES, "--transfer", "T", FLAG_NUMBER, FIELD(transfer),
      "for which a message occupies its channel"},
+    {JPP_FLAG_TIMES, "--message-bytes", "BYTES", FLAG_BYTES, FIELD(message_bytes),
+     "of a message; with --bandwidth, instead of --transfer"},
+    {JPP_FLAG_TIMES, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
+     "bytes that a channel carries in a unit of time"},
+    {JPP_FLAG_TIMES, "--streams", "N", FLAG_U32, FIELD(streams),
+     "of each rank; further ones run weight gradients and fused pairs beside; default 1"},
+    {JPP_FLAG_TIMES, "--overlap", NULL, FLAG_OFF, FIELD(no_overlap),
+     "ranks go on while they send; the default"},
     {JPP_FLAG_TIMES, "--no-overlap", NULL, FLAG_BOOL, FIELD(no_overlap),
      "ranks stand still while they send"},
     {JPP_FLAG_TIMES, "--optimizer", "T", FLAG_NUMBER, FIELD(optimizer),
@@ -142,7 +152,7 @@ static jpp_status_t* set_flag(const flag_t* flag, const char* value,
   if (flag->type == FLAG_BYTES) return parse_bytes(flag, value, field);
   if (flag->type == FLAG_NUMBER) return parse_number(flag, value, field);
   if (flag->type == FLAG_TEXT) *(const char**)field = value;
-  if (flag->type == FLAG_BOOL) *(bool*)field = true;
+  if (!flag->value) *(bool*)field = flag->type == FLAG_BOOL;
   return NULL;
 }
 
@@ -160,11 +170,11 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
   const char* value = word[length] ? word + length + 1 : NULL;
   const flag_t* flag = find_flag(command->flags | JPP_FLAG_HELP, word, length);
   if (!flag) return unknown_flag(command, word);
-  if (flag->type == FLAG_BOOL && value) {
+  if (!flag->value && value) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "%s takes no value, found '%s'",
                            flag->name, value);
   }
-  if (flag->type != FLAG_BOOL && !value) {
+  if (flag->value && !value) {
     if (*at + 1 == count) {
       return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %s behind it",
                              flag->name, flag->value);

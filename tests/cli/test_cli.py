@@ -56,6 +56,26 @@ class CommandTest(unittest.TestCase):
         self.assertIn("rank 3: stages 3", done.stdout)
         self.assertIn("actor 0: 14 task runs, 6 sends (192 bytes)", done.stdout)
 
+    def test_simulated_streams_and_channels(self) -> None:
+        def simulate(*flags: str) -> dict[str, object]:
+            sizes = ["--stages=4", "--microbatches=8", "--json"]
+            done = run("simulate", "zb-h1", *sizes, *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)
+
+        one = simulate()
+        self.assertEqual(simulate("--streams", "1"), one)
+        self.assertEqual(simulate("--streams=2").keys(), one.keys())
+        self.assertLess(simulate("--streams=2")["makespan"], one["makespan"])
+        sent = simulate("--transfer", "2")
+        self.assertEqual(simulate("--message-bytes=1KiB", "--bandwidth=512"), sent)
+        waits = simulate("--transfer=2", "--no-overlap")
+        self.assertGreater(waits["makespan"], sent["makespan"])
+        self.assertEqual(simulate("--transfer=2", "--no-overlap", "--overlap"), sent)
+        sizes = ["simulate", "1f1b", "--stages=4", "--microbatches=8"]
+        self.assert_refused(2, "--message-bytes with --bandwidth", *sizes, "--bandwidth=2")
+        self.assert_refused(2, "at most 64 streams", *sizes, "--streams=65")
+
     def test_memory_by_kind(self) -> None:
         printed = run("plan", graph("mlp4")).stdout
         self.assertRegex(printed, "rank +weights +gradients +optimizer state +activations")
