@@ -155,6 +155,7 @@ static jpp_status_t* append_curve(const plot_t* plot, uint32_t rank, uint32_t st
   jpp_str_appendf(plot->str, "<path " KEPT " d=\"M%.2f %.2f", at(plot, 0), floor_y);
   for (uint32_t i = 0; i < count; ++i) {
     kept += events[i].change;
+    if (i + 1 < count && events[i + 1].time <= events[i].time) continue;
     jpp_str_appendf(plot->str, "H%.2fV%.2f", at(plot, events[i].time),
                     floor_y - kept * step);
   }
@@ -171,7 +172,7 @@ static jpp_status_t* append_rank(const plot_t* plot, uint32_t rank,
   double y = row_top(plot, rank);
   jpp_str_appendf(plot->str,
                   "<rect x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\" "
-                  "fill=\"#eceef1\"/>\n<text x=\"12\" y=\"%.0f\">rank %u</text>\n"
+                  "fill=\"#dde1e7\"/>\n<text x=\"12\" y=\"%.0f\">rank %u</text>\n"
                   "<text " GREY " x=\"12\" y=\"%.0f\">max %.4g</text>\n",
                   kLeft, y, simulation->makespan * plot->scale, plot->row, y + 16, rank,
                   y + plot->row + 12, simulation->ranks[rank].peak);
