@@ -7,9 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxpp.call import Call, Options, Signature, struct_key
+from jaxpp.call import Call, Options, Signature, memory_limits_of, struct_key
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
 from jaxpp.errors import (
@@ -47,9 +45,16 @@ class MpmdFunction:
     def _compile(self, call: Call) -> CompiledStep:
         if self._compiled:
             _log.debug("%s: new shapes, dtypes or statics: tracing again", self._fun)
-        traced = trace_step(self._fun, self._signature, call, self._options)
+        traced = self._trace(call)
         devices = devices_for(self._options.mesh, self._options.plugin)
         return CompiledStep(traced, devices, self._options)
+
+    def _trace(self, call: Call) -> Traced:
+        def measure(trial: Traced) -> list[Any]:
+            devices = devices_for(self._options.mesh, self._options.plugin)
+            return CompiledStep(trial, devices, self._options).measure(call.leaves)
+
+        return trace_step(self._fun, self._signature, call, self._options, measure)
 
     def _get(self, call: Call) -> CompiledStep:
         key = self._key(call)
@@ -59,10 +64,13 @@ class MpmdFunction:
         return compiled
 
     def trace_and_place(self, *args: Any, **kwargs: Any) -> Traced:
-        """The plan for these arguments (arrays or ShapeDtypeStructs), not compiled."""
+        """The plan for these arguments (arrays or ShapeDtypeStructs), not compiled.
+
+        A loop under `Auto` is measured for it.
+        """
         call = self._signature.split(args, kwargs)
         self._key(call)  # refuses what can not be an argument
-        return trace_step(self._fun, self._signature, call, self._options)
+        return self._trace(call)
 
     def compile(self, *args: Any, **kwargs: Any) -> BoundStep:
         """The step compiled for these arguments (arrays or ShapeDtypeStructs)."""
@@ -100,21 +108,6 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     return (given,) if isinstance(given, int | str) else tuple(given)
-
-
-def _memory_limits(given: Any, ranks: int) -> list[int] | None:
-    """Bytes for each rank; None: no limit."""
-    if given is None:
-        return None
-    limits = list(given) if isinstance(given, Sequence) else [given] * ranks
-    whole = all(isinstance(n, int | np.integer) and 0 < n < 2**63 for n in limits)
-    if whole and len(limits) == ranks:
-        return [int(n) for n in limits]
-    raise make_error(
-        "invalid-argument",
-        f"mpmd_jit_with_loop: memory_limit={shorten(given)}; expected a whole number of bytes "
-        f"above 0, or a list of one for each of the {ranks} ranks",
-    )
 
 
 def mpmd_jit_with_loop(
@@ -183,6 +176,6 @@ def mpmd_jit_with_loop(
         _as_tuple(donate_argnames),
         compiler_options,
         plugin,
-        _memory_limits(memory_limit, mpmd_mesh.mpmd_dim),
+        memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, "mpmd_jit_with_loop"),
     )
     return MpmdFunction(fun, options)

@@ -5,50 +5,33 @@
 
 // The step planned anew.
 typedef struct candidate {
-  jpp_schedule_t** schedules;  // [loops]
   jpp_staged_t* staged;
   jpp_plan_t* plan;
 } candidate_t;
 
 typedef struct fitter {
-  const jpp_plan_t* plan;
-  const jpp_schedule_t* const* schedules;
+  const jpp_graph_t* graph;
+  const jpp_plan_t* plan;  // of the step, for the bytes of its values
   const uint64_t* limits;
   double makespan;  // of the plan's own schedules
   double best;      // of what fits
   jpp_fit_t* fit;
 } fitter_t;
 
-static void candidate_deinit(candidate_t* c, uint32_t loops) {
+static void candidate_deinit(candidate_t* c) {
   jpp_plan_destroy(c->plan);
   jpp_staged_destroy(c->staged);
-  for (uint32_t l = 0; c->schedules && l < loops; ++l) {
-    jpp_schedule_destroy(c->schedules[l]);
-  }
-  jpp_free(c->schedules);
 }
 
 // --- Planning -------------------------------------------------------------------------
 
-static jpp_status_t* build_schedules(const fitter_t* f, const char* name,
-                                     candidate_t* c) {
-  uint32_t loops = f->plan->staged->graph->num_loops;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &c->schedules));
-  for (uint32_t l = 0; l < loops; ++l) {
-    const jpp_schedule_t* own = f->schedules[l];
-    jpp_schedule_params_t params = {
-        .stages = own->stages, .ranks = own->ranks, .microbatches = own->microbatches};
-    JPP_RETURN_IF_ERROR(jpp_schedule_build(name, &params, &c->schedules[l]));
-  }
-  return NULL;
-}
-
-static jpp_status_t* partition(const fitter_t* f, candidate_t* c) {
-  const jpp_graph_t* graph = f->plan->staged->graph;
+static jpp_status_t* partition(const fitter_t* f, const jpp_schedule_t* const* schedules,
+                               candidate_t* c) {
+  const jpp_graph_t* graph = f->graph;
   jpp_loop_placement_t* placements = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_loops, &placements));
   for (uint32_t l = 0; l < graph->num_loops; ++l) {
-    const jpp_schedule_t* schedule = c->schedules[l];
+    const jpp_schedule_t* schedule = schedules[l];
     placements[l] =
         (jpp_loop_placement_t){.stages = schedule->stages,
                                .stage_rank = schedule->stage_rank,
@@ -95,11 +78,12 @@ static jpp_status_t* fill_bytes(const fitter_t* f, const candidate_t* c,
   return NULL;
 }
 
-static jpp_status_t* build_plan(const fitter_t* f, candidate_t* c) {
+static jpp_status_t* build_plan(const fitter_t* f, const jpp_schedule_t* const* schedules,
+                                candidate_t* c) {
   uint64_t* bytes = NULL;
+  JPP_RETURN_IF_ERROR(partition(f, schedules, c));
   jpp_status_t* status = fill_bytes(f, c, &bytes);
-  jpp_program_options_t options = {
-      .schedules = (const jpp_schedule_t* const*)c->schedules, .value_bytes = bytes};
+  jpp_program_options_t options = {.schedules = schedules, .value_bytes = bytes};
   if (!status) status = jpp_program_build(c->staged, &options, &c->plan);
   jpp_free(bytes);
   return status;
@@ -155,15 +139,19 @@ static void note_peaks(const fitter_t* f, const jpp_plan_t* plan, const char* na
   f->fit->smallest = *out_peak;
 }
 
-static jpp_status_t* compare(fitter_t* f, const char* name, const candidate_t* c) {
+// --- Built-in schedules ---------------------------------------------------------------
+
+static jpp_status_t* compare(fitter_t* f, const char* name,
+                             const jpp_schedule_t* const* schedules) {
+  candidate_t c = {0};
   bool fits = false;
   uint64_t peak = 0;
   double makespan = 0;
-  note_peaks(f, c->plan, name, &fits, &peak);
-  if (!fits) return NULL;
-  JPP_RETURN_IF_ERROR(
-      simulate(c->staged, (const jpp_schedule_t* const*)c->schedules, &makespan));
-  if (f->fit->name && makespan >= f->best) return NULL;
+  jpp_status_t* status = build_plan(f, schedules, &c);
+  if (!status) note_peaks(f, c.plan, name, &fits, &peak);
+  if (!status && fits) status = simulate(c.staged, schedules, &makespan);
+  candidate_deinit(&c);
+  if (status || !fits || (f->fit->name && makespan >= f->best)) return status;
   f->best = makespan;
   f->fit->name = name;
   f->fit->peak = peak;
@@ -171,13 +159,27 @@ static jpp_status_t* compare(fitter_t* f, const char* name, const candidate_t* c
   return NULL;
 }
 
-static jpp_status_t* try_schedule(fitter_t* f, const char* name) {
-  candidate_t c = {0};
-  jpp_status_t* status = build_schedules(f, name, &c);
-  if (!status) status = partition(f, &c);
-  if (!status) status = build_plan(f, &c);
-  if (!status) status = compare(f, name, &c);
-  candidate_deinit(&c, f->plan->staged->graph->num_loops);
+// One of the name for each loop, of the sizes of `like`; what was made stays on failure.
+static jpp_status_t* build_schedules(const char* name, const jpp_schedule_t* const* like,
+                                     uint32_t loops, jpp_schedule_t** schedules) {
+  for (uint32_t l = 0; l < loops; ++l) {
+    jpp_schedule_params_t params = {.stages = like[l]->stages,
+                                    .ranks = like[l]->ranks,
+                                    .microbatches = like[l]->microbatches};
+    JPP_RETURN_IF_ERROR(jpp_schedule_build(name, &params, &schedules[l]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* try_schedule(fitter_t* f, const char* name,
+                                  const jpp_schedule_t* const* like) {
+  uint32_t loops = f->graph->num_loops;
+  jpp_schedule_t** schedules = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &schedules));
+  jpp_status_t* status = build_schedules(name, like, loops, schedules);
+  if (!status) status = compare(f, name, (const jpp_schedule_t* const*)schedules);
+  for (uint32_t l = 0; l < loops; ++l) jpp_schedule_destroy(schedules[l]);
+  jpp_free(schedules);
   if (!status || jpp_status_code(status) == JPP_OUT_OF_MEMORY) return status;
   jpp_status_free(status);  // not of these sizes
   return NULL;
@@ -187,15 +189,85 @@ jpp_status_t* jpp_check_find_fit(const jpp_plan_t* plan,
                                  const jpp_schedule_t* const* schedules,
                                  const uint64_t* limits, jpp_fit_t* out_fit) {
   *out_fit = (jpp_fit_t){0};
-  fitter_t f = {.plan = plan, .schedules = schedules, .limits = limits, .fit = out_fit};
+  fitter_t f = {
+      .graph = plan->staged->graph, .plan = plan, .limits = limits, .fit = out_fit};
+  if (!f.graph->num_loops) return NULL;
   bool fits = false;
   uint64_t peak = 0;
-  const char* name = plan->staged->graph->num_loops ? schedules[0]->name : "this one";
-  note_peaks(&f, plan, name, &fits, &peak);
+  note_peaks(&f, plan, schedules[0]->name, &fits, &peak);
   JPP_RETURN_IF_ERROR(simulate(plan->staged, schedules, &f.makespan));
-  if (!plan->staged->graph->num_loops) return NULL;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
-    JPP_RETURN_IF_ERROR(try_schedule(&f, jpp_schedule_info_at(i)->name));
+    JPP_RETURN_IF_ERROR(try_schedule(&f, jpp_schedule_info_at(i)->name, schedules));
   }
   return NULL;
+}
+
+// --- Searched schedules ---------------------------------------------------------------
+
+typedef struct acceptor {
+  fitter_t f;
+  const jpp_schedule_t** schedules;  // [loops]
+  uint32_t loop;
+  const jpp_search_options_t* options;  // the caller's
+} acceptor_t;
+
+static jpp_status_t* accept(void* context, const jpp_schedule_t* schedule,
+                            bool* out_accept) {
+  acceptor_t* a = context;
+  candidate_t c = {0};
+  uint64_t peak = 0;
+  a->schedules[a->loop] = schedule;
+  *out_accept = false;
+  jpp_status_t* status = build_plan(&a->f, a->schedules, &c);
+  if (!status) note_peaks(&a->f, c.plan, schedule->name, out_accept, &peak);
+  candidate_deinit(&c);
+  return status;
+}
+
+static void report(void* context, const jpp_search_progress_t* progress) {
+  const acceptor_t* a = context;
+  if (a->options->progress) a->options->progress(a->options->context, progress);
+}
+
+// What the search could not know: how much would have been enough.
+static jpp_status_t* refuse(const acceptor_t* a, jpp_status_t* status) {
+  bool memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;
+  if (!memory || !a->f.fit->smallest_name) return status;
+  const uint64_t* limits = a->f.limits;
+  uint64_t least = limits[0];
+  for (uint32_t r = 1; r < a->options->ranks; ++r) {
+    if (limits[r] < least) least = limits[r];
+  }
+  jpp_status_free(status);
+  return jpp_status_make(
+      JPP_OUT_OF_MEMORY,
+      "memory limit: expected a schedule of %u stages on %u ranks with %u microbatches "
+      "that takes at most %llu bytes on each device, found none; of what was tried, the "
+      "smallest takes %llu bytes. More ranks, or smaller microbatches, need less",
+      a->options->stages, a->options->ranks, a->options->microbatches,
+      (unsigned long long)least, (unsigned long long)a->f.fit->smallest);
+}
+
+jpp_status_t* jpp_check_search(const jpp_check_search_t* step,
+                               const jpp_search_options_t* options,
+                               jpp_search_result_t* out_result) {
+  jpp_fit_t fit = {0};
+  acceptor_t a = {.f = {.graph = step->graph,
+                        .plan = step->like,
+                        .limits = step->limits,
+                        .fit = &fit},
+                  .loop = step->loop,
+                  .options = options};
+  jpp_search_options_t under_limits = *options;
+  under_limits.accept = step->limits ? accept : NULL;
+  under_limits.progress = report;
+  under_limits.context = &a;
+  *out_result = (jpp_search_result_t){0};
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(step->graph->num_loops, &a.schedules));
+  for (uint32_t l = 0; l < step->graph->num_loops; ++l) {
+    a.schedules[l] = step->schedules[l];
+  }
+  jpp_status_t* status = jpp_schedule_search(&under_limits, out_result);
+  jpp_free(a.schedules);
+  return status ? refuse(&a, status) : NULL;
 }

@@ -145,6 +145,57 @@ static void test_the_schedule_that_is_named_fits(void** state) {
   plan_free(&planned);
 }
 
+// --- Searches -------------------------------------------------------------------------
+
+static jpp_status_t* search(const planned_t* like, uint64_t limit,
+                            jpp_search_result_t* out_result) {
+  static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {3, 3, 3}};
+  uint64_t limits[] = {limit, limit};
+  jpp_check_search_t step = {.graph = like->graph,
+                             .schedules = (const jpp_schedule_t* const*)like->schedules,
+                             .like = like->plan,
+                             .limits = limit ? limits : NULL};
+  jpp_search_options_t options = {
+      .stages = 4, .ranks = 2, .microbatches = 4, .costs = kCosts, .seconds = 0.05};
+  return jpp_check_search(&step, &options, out_result);
+}
+
+static uint64_t peak_under(jpp_schedule_t* schedule) {
+  planned_t planned = {.ranks = 2, .schedules = {schedule}};
+  char* text = graph_text("interleaved");
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &planned.graph));
+  free(text);
+  ASSERT_OK(plan_scheduled(&planned, 0));
+  uint64_t peak = planned.plan->programs[0].peak_bytes;
+  uint64_t other = planned.plan->programs[1].peak_bytes;
+  plan_free(&planned);  // the schedule too
+  return peak > other ? peak : other;
+}
+
+// A limit makes the search find something else, and longer, that really fits; what it
+// calls the smallest is one it finds.
+static void test_searches_keep_their_limits(void** state) {
+  (void)state;
+  planned_t planned;
+  jpp_search_result_t result;
+  ASSERT_OK(plan_file("interleaved", NULL, &planned));
+  ASSERT_OK(search(&planned, 0, &result));
+  double fastest = result.makespan;
+  uint64_t free_peak = peak_under(result.schedule);
+  jpp_status_t* status = search(&planned, 1, &result);
+  assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+  const char* at = strstr(jpp_status_message(status), "smallest takes ");
+  unsigned long long least = 0;
+  assert_non_null(at);
+  assert_int_equal(sscanf(at, "smallest takes %llu", &least), 1);
+  jpp_status_free(status);
+  assert_true(least < free_peak);
+  ASSERT_OK(search(&planned, least, &result));
+  assert_true(result.makespan >= fastest);
+  assert_true(peak_under(result.schedule) <= least);
+  plan_free(&planned);
+}
+
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   planned_t planned;
@@ -170,6 +221,7 @@ int main(void) {
       cmocka_unit_test(test_refusals_are_as_their_golden_file),
       cmocka_unit_test(test_the_peak_itself_is_within_the_limit),
       cmocka_unit_test(test_the_schedule_that_is_named_fits),
+      cmocka_unit_test(test_searches_keep_their_limits),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
