@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -174,8 +174,9 @@ def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
 class _Builder:
     """Walks jaxprs and adds to the graph."""
 
-    def __init__(self, name: str, ranks: int) -> None:
+    def __init__(self, name: str, ranks: int, loop_length: Callable[[Any, int], int]) -> None:
         self.core = _core.Graph(name, ranks)
+        self.loop_length = loop_length
         self.ops: dict[int, FrontOp] = {}
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
@@ -330,7 +331,8 @@ class _Builder:
         schedule = params["schedule"]
         core_name = getattr(schedule, "core_name", None)
         stages = getattr(schedule, "num_stages", 0)
-        index = self.core.begin_loop(params["length"], stages, core_name, where)
+        length = self.loop_length(schedule, params["length"])
+        index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_where = set(range(index)), where
         self.num_marks, self.mark_stages = 0, {}
@@ -443,6 +445,7 @@ def build_graph(
     donated: Sequence[bool],
     arg_names: Sequence[str],
     out_names: Sequence[str],
+    loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
 ) -> Graph:
     """The graph of a traced step.
 
@@ -452,11 +455,13 @@ def build_graph(
       closed_jaxpr: of the step, all arguments flat.
       donated, arg_names: an entry an argument.
       out_names: an entry a result.
+      loop_length: how many microbatches to plan for a loop, from its schedule and how many
+        it has.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.
     """
-    builder = _Builder(name, ranks)
+    builder = _Builder(name, ranks, loop_length)
     jaxpr = closed_jaxpr.jaxpr
     args = [
         builder.add_arg(v.aval, d, n)

@@ -13,6 +13,7 @@
 #include "jaxpp/program.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/schedule.h"
+#include "jaxpp/schedule_simulate.h"
 
 // Raises jaxpp.JaxppError with the status's code and message; frees the status. Returns
 // NULL, so that a method can return the call.
@@ -24,6 +25,10 @@ PyObject* jpp_py_take_text(char* text);
 
 // A sequence of ints into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
+// [(forward, input gradient, weight gradient)] into `costs`. False if it raised.
+bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
+// A Schedule that owns `schedule`; destroys it and gives NULL if it raised.
+PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule);
 // A list of ints.
 PyObject* jpp_py_from_u32s(const uint32_t* values, uint32_t count);
 
