@@ -75,13 +75,16 @@ class _Compiler:
     def compile_all(self) -> list[_core.Executable | None]:
         tasks = self.traced.staged.tasks()
         donations = self.traced.plan.donations()
-        workers = max(2, os.cpu_count() or 1)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
+        try:
             found = [
                 self._submit(pool, task, row)
                 for task, row in zip(tasks, donations, strict=True)
             ]
             return [None if f is None else f.result() for f in found]
+        finally:
+            # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class CompiledStep:
@@ -139,11 +142,10 @@ class CompiledStep:
     def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
         deleted = getattr(leaf, "is_deleted", None)
         if deleted is not None and deleted():
-            raise make_error(
-                "donated",
-                f"{name}: expected an array, found one that was deleted or donated to a "
-                "step; use what the step returned in its place",
-            )
+            fate = "was deleted or donated to a step; use what the step returned in its place"
+            if type(leaf) is MpmdArray:
+                fate = leaf._value.fate
+            raise make_error("donated", f"{name}: expected an array, found one that {fate}")
         return placement.put(leaf._read() if type(leaf) is MpmdArray else leaf)
 
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
