@@ -106,12 +106,26 @@ static int module_exec(PyObject* module) {
   return ok ? 0 : -1;
 }
 
+static PyObject* check_process(PyObject* module, PyObject* unused) {
+  (void)module;
+  (void)unused;
+  if (!jpp_py_check(jpp_process_check())) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef kMethods[] = {
+    {"check_process", check_process, METH_NOARGS,
+     "Raises in a process forked after the devices were in use."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot kSlots[] = {{Py_mod_exec, (void*)module_exec}, {0, NULL}};
 
 static struct PyModuleDef kModule = {
     PyModuleDef_HEAD_INIT,
     .m_name = "jaxpp._core",
     .m_doc = "The C library of JaxPP, as Python sees it.",
+    .m_methods = kMethods,
     .m_slots = kSlots,
 };
 

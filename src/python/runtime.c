@@ -403,6 +403,7 @@ static void call_deinit(call_t* call) {
 static PyObject* step(PyObject* object, PyObject* list, bool bare) {
   call_t call = {.self = (runtime_object_t*)object};
   PyObject* results = NULL;
+  if (!jpp_py_check(jpp_process_check())) return NULL;
   if (call.self->handling == PyThread_get_thread_ident()) {
     return PyErr_Format(PyExc_RuntimeError,
                         "a signal handler called the step that it interrupted; expected "

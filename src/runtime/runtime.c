@@ -168,6 +168,11 @@ static void destroy_constants(jpp_actor_t* actor) {
 
 void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   if (!runtime) return;
+  jpp_status_t* forked = jpp_process_check();
+  if (forked) {  // its threads and locks are the parent's
+    jpp_status_free(forked);
+    return;
+  }
   jpp_crew_stop(runtime);
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);

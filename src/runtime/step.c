@@ -280,6 +280,12 @@ static jpp_status_t* refuse(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
 }
 
 jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
+  // In a forked child the lock may be held for ever.
+  jpp_status_t* forked = jpp_process_check();
+  if (forked) {
+    clear_outputs(runtime, io);
+    return forked;
+  }
   if (!jpp_cancel_lock(runtime, io)) return refuse(runtime, io);
   jpp_status_t* status = step_locked(runtime, io);
   pthread_mutex_unlock(&runtime->step_mutex);
