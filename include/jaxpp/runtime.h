@@ -68,6 +68,11 @@ JPP_API jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime,
 // next step's work comes after that. Without a running step: nothing.
 JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 
+// For debugging: a task whose floating results have a NaN or an infinity fails with
+// JPP_NAN_ERROR. Every run is awaited and copied to the host, so a step is slow. Off at
+// first; takes effect with the next step.
+JPP_API void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs);
+
 // --- What happened --------------------------------------------------------------------
 
 // One task run of the last traced step. Times in nanoseconds from the step's start.

@@ -183,6 +183,7 @@ class CompiledStep:
     ) -> Any:
         """Runs on flat arguments whose shapes and dtypes are those compiled for."""
         values = [self._value_of(i, leaf) for i, leaf in enumerate(leaves)]
+        self._runtime.set_checks(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
         times_wanted = collecting()
         if times_wanted:
             self._runtime.set_tracing(True)

@@ -34,7 +34,8 @@ void jpp_py_free(PyObject* self);
 
 // The types, made once when the module is loaded.
 typedef struct jpp_py_types {
-  PyObject* error;  // JaxppError
+  PyObject* error;      // JaxppError
+  PyObject* nan_error;  // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;

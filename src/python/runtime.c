@@ -440,6 +440,13 @@ static PyObject* runtime_cancel(PyObject* object, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject* runtime_set_checks(PyObject* object, PyObject* args) {
+  int nans = 0, infs = 0;
+  if (!PyArg_ParseTuple(args, "pp", &nans, &infs)) return NULL;
+  jpp_runtime_set_checks(((runtime_object_t*)object)->runtime, nans, infs);
+  Py_RETURN_NONE;
+}
+
 static PyObject* runtime_set_tracing(PyObject* object, PyObject* enabled) {
   int on = PyObject_IsTrue(enabled);
   if (on < 0) return NULL;
@@ -507,6 +514,8 @@ static PyMethodDef kMethods[] = {
     {"bare_instructions", runtime_instructions, METH_NOARGS,
      "Runs, sends and deletions of a step, as the bare loop makes them."},
     {"cancel", runtime_cancel, METH_NOARGS, "Stops the running step."},
+    {"set_checks", runtime_set_checks, METH_VARARGS,
+     "(nans, infs): refuse such results, from the next step on."},
     {"set_tracing", runtime_set_tracing, METH_O, "From the next step on."},
     {"trace", runtime_trace, METH_NOARGS,
      "[(rank, task, microbatch or -1, issued, start, end)] of the last traced step, in "

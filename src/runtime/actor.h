@@ -5,6 +5,7 @@
 //   issue.c       one actor's instructions, issued one after another
 //   crew.c        the threads that issue, and how they stop
 //   step.c        a step from its inputs to its outputs
+//   nans.c        results that are no numbers, for debugging
 //   cancel.c      waiting that can be given up
 //   failure.c     which run failed first, in words
 //   trace.c       what happened when; trace_json.c and trace_draw.c show it
@@ -143,6 +144,8 @@ struct jpp_runtime {
   _Atomic uint64_t order;     // runs, sends and output copies begun
   _Atomic uint64_t progress;  // rounds of issuers that got somewhere
 
+  atomic_uint checks_wanted;
+  unsigned checks;  // this step: what to find, as base/finite.h has it
   atomic_bool tracing_wanted;
   bool tracing;  // this step
   bool traced;   // `trace` is whole
@@ -192,6 +195,12 @@ struct timespec jpp_cancel_slice(void);
 // Until all events of the step are ready; false: given up, as the step is to stop.
 bool jpp_cancel_await(jpp_runtime_t* runtime);
 void jpp_cancel_deinit(jpp_runtime_t* runtime);
+
+// --- nans.c
+
+// Waits for the results of the run that was just issued and looks at them.
+jpp_status_t* jpp_nans_check(const jpp_actor_t* actor,
+                             const jpp_actor_instr_t* instr) JPP_MUST_USE;
 
 // --- failure.c
 

@@ -59,6 +59,7 @@ static void begin(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     begin_actor(&runtime->actors[r], io);
   }
+  runtime->checks = atomic_load(&runtime->checks_wanted);
   runtime->tracing = atomic_load(&runtime->tracing_wanted);
   if (runtime->tracing) jpp_trace_begin(runtime);
 }

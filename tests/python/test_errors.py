@@ -593,6 +593,25 @@ case(
     "float() of an MpmdArray: expected one element, found shape (4, 4)",
 )
 
+# --- Numbers ----------------------------------------------------------------------------
+
+
+def with_flag(flag: str, run: Callable[[], Any]) -> Any:
+    jax.config.update(flag, True)
+    try:
+        return run()
+    finally:
+        jax.config.update(flag, False)
+
+
+case(
+    "A NaN under jax_debug_nans",
+    "nan",
+    lambda: with_flag("jax_debug_nans", lambda: train(TWO, loss=m.log_of_negative)),
+    "fwd_1 of microbatch 0: expected numbers, found a NaN",
+    "mistakes.py:",
+)
+
 # --- Plugins and devices ----------------------------------------------------------------
 
 PLUGINS = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"jaxpp-test-plugins-{os.getpid()}"
@@ -717,7 +736,7 @@ def test_error(wrong: Case) -> None:
         wrong.run()
     message = str(caught.value)
     MESSAGES[wrong.title] = message
-    assert type(caught.value) is jaxpp.JaxppError
+    assert type(caught.value) is (jaxpp.NanError if wrong.code == "nan" else jaxpp.JaxppError)
     assert caught.value.code == wrong.code, message
     for part in wrong.says:
         assert part in message
