@@ -73,6 +73,11 @@ JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 // first; takes effect with the next step.
 JPP_API void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs);
 
+// JPP_OUT_OF_MEMORY on a device of the rank: adds what the plan says of its memory and
+// what to do. Other statuses and NULL come back as they are. Takes and returns ownership.
+JPP_API jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
+                                              jpp_status_t* status) JPP_MUST_USE;
+
 // --- What happened --------------------------------------------------------------------
 
 // One task run of the last traced step. Times in nanoseconds from the step's start.

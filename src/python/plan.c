@@ -113,6 +113,17 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
   return list;
 }
 
+static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
+  unsigned int rank = 0;
+  const char* message = NULL;
+  if (!PyArg_ParseTuple(args, "Is", &rank, &message)) return NULL;
+  jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", message);
+  status = jpp_plan_explain_memory(plan_of(object), rank, status);
+  PyObject* text = PyUnicode_FromString(jpp_status_message(status));
+  jpp_status_free(status);
+  return text;
+}
+
 static PyObject* plan_text(PyObject* object, PyObject* unused) {
   (void)unused;
   char* text = NULL;
@@ -149,6 +160,8 @@ static PyMethodDef kMethods[] = {
      "A list per task of None or the output that takes over the input's memory."},
     {"summary", plan_summary, METH_NOARGS,
      "A list per rank of (instructions, peak bytes, bytes of receive slots)."},
+    {"explain_memory", plan_explain_memory, METH_VARARGS,
+     "(rank, message): an out-of-memory message with what the plan says of the rank."},
     {"program_text", plan_program_text, METH_NOARGS, "All actors, as a jaxpr."},
     {"text", plan_text, METH_NOARGS, "The programs' text form."},
     {NULL, NULL, 0, NULL},

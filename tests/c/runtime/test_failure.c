@@ -28,7 +28,8 @@ static void fail_call(model_t* model, jpp_fake_failure_t failure, char* message,
   jpp_status_t* status = model_step(model);
   ASSERT_OK(jpp_fake_set_failure(model->client, (jpp_fake_failure_t){0}));
   assert_non_null(status);
-  assert_int_equal(jpp_status_code(status), JPP_EXECUTION_ERROR);
+  assert_int_equal(jpp_status_code(status),
+                   failure.code ? failure.code : JPP_EXECUTION_ERROR);
   snprintf(message, size, "%s", jpp_status_message(status));
   jpp_status_free(status);
   expect_no_outputs(model);
@@ -103,6 +104,40 @@ static void test_calls_for_outputs_may_fail(void** state) {
       "out %L \"again\"\n";
   fail_every_call(kText, (model_options_t){0});
   fail_every_call(kText, (model_options_t){.devices_per_rank = 2, .device_threads = 2});
+}
+
+// The peak of the rank that the message begins with is in it.
+static void expect_peak(const model_t* model, const char* message) {
+  char peak[128];
+  unsigned rank = 0;
+  assert_int_equal(sscanf(message, "rank %u", &rank), 1);
+  snprintf(peak, sizeof(peak), "; the plan's values take up to %llu bytes on each of",
+           (unsigned long long)model->plan->programs[rank].peak_bytes);
+  const char* found = strstr(message, peak);
+  if (!found || !strstr(message, "To need less:")) fail_msg("%s", message);
+  if (strstr(found + strlen(peak), "the plan's values")) fail_msg("twice: %s", message);
+}
+
+static void test_memory_may_run_out_at_every_call(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  float expected[kOutputs], found[kOutputs];
+  model_t* model = model_create(text, (model_options_t){.device_threads = 2});
+  uint64_t calls = calls_of_a_step(model, expected);
+  for (uint64_t at = 1; at <= calls; ++at) {
+    for (int async = 0; async < 2; ++async) {
+      char message[1024];
+      fail_call(model,
+                (jpp_fake_failure_t){.at = at, .async = async, .code = JPP_OUT_OF_MEMORY},
+                message, sizeof(message));
+      expect_place(message);
+      expect_peak(model, message);
+    }
+  }
+  model_run(model, found);
+  assert_memory_equal(found, expected, model->graph->num_outputs * sizeof(float));
+  model_destroy(model);
+  free(text);
 }
 
 // --- The first failure ----------------------------------------------------------------
@@ -464,6 +499,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_call_may_fail),
       cmocka_unit_test(test_calls_for_outputs_may_fail),
+      cmocka_unit_test(test_memory_may_run_out_at_every_call),
       cmocka_unit_test(test_the_first_failure_is_named),
       cmocka_unit_test(test_a_run_without_results_may_fail),
       cmocka_unit_test(test_a_missing_input_is_refused),
