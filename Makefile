@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt asan clean
+.PHONY: help demo test bench fmt asan fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats
 
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
 	@$(PYTHON) tools/run_tests.py asan
+
+SECONDS := 300
+fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300
+	@$(PYTHON) tools/fuzz.py --seconds $(SECONDS)
 
 bench: $(VENV)/.installed ## step times and ratios against plain jax.jit and a bare C loop
 	@$(PYTHON) benchmarks/bench.py
