@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt asan clean
+.PHONY: help demo test bench fmt asan fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C
 	@$(PYTHON) benchmarks/steps.py
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
+
+SECONDS := 300
+fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300
+	@$(PYTHON) tools/fuzz.py --seconds $(SECONDS)
 
 fmt: $(VENV)/.installed ## format C and Python in place
 	git ls-files '*.c' '*.h' | xargs clang-format -i

@@ -10,6 +10,14 @@ need() { # need PACKAGE COMMAND...: the package if the command fails
 }
 
 has_header() { echo "#include <$1>" | cc -E -x c - ; }
+has_fuzzer() { # libFuzzer and the sanitizers' runtimes
+  program=$(mktemp) || return 1
+  echo "int LLVMFuzzerTestOneInput(void* d, int n) { return !d + n < 0; }" |
+    clang -fsanitize=fuzzer,address,undefined -x c -o "$program" -
+  found=$?
+  rm -f "$program"
+  return $found
+}
 has_python_headers() {
   python3 -c "import os, sysconfig as s; os.stat(s.get_path('include') + '/Python.h')"
 }
@@ -19,6 +27,8 @@ need libjansson-dev has_header jansson.h
 need libcmocka-dev sh -c "printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | cc -E -x c -"
 need pkg-config command -v pkg-config
 need clang-format command -v clang-format
+need clang command -v clang
+need libclang-rt-dev has_fuzzer
 need python3-venv python3 -c "import ensurepip, venv"
 need python3-dev has_python_headers
 

@@ -12,6 +12,9 @@
 // events: whoever consumes a failed buffer fails with the same message. A device may also
 // do small work inside the call and fail there; be ready for both.
 //
+// Forks: in a process forked after a client was made, calls fail with JPP_UNSUPPORTED and
+// destroying anything does nothing. Fork before, or start a process anew.
+//
 // Errors: JPP_DEVICES_ERROR for a device index that is not there, JPP_DONATED_ERROR for a
 // buffer donated or deleted before, JPP_INVALID_ARGUMENT for what the device refuses when
 // asked, JPP_EXECUTION_ERROR for what fails while it works, JPP_OUT_OF_MEMORY when its
@@ -66,6 +69,10 @@ JPP_API jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
 
 // Destroy every buffer, executable and event first. NULL is fine.
 JPP_API void jpp_client_destroy(jpp_client_t* client);
+
+// JPP_UNSUPPORTED in a process forked after a client was made: what every call on a
+// client gives there.
+JPP_API jpp_status_t* jpp_process_check(void) JPP_MUST_USE;
 
 typedef struct jpp_device_info {
   int32_t id;        // the plugin's own id, which a device assignment names

@@ -26,6 +26,7 @@
 typedef struct jpp_fake_failure {
   uint64_t at;  // 1 is the next counted call; 0: none. Fails once.
   bool async;   // the call succeeds and its buffers and event fail; not for compile
+  jpp_status_code_t code;  // 0: JPP_EXECUTION_ERROR
 } jpp_fake_failure_t;
 
 typedef struct jpp_fake_options {

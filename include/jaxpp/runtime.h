@@ -52,6 +52,10 @@ typedef struct jpp_step_io {
   // outputs[r][o * devices_per_rank + d]: filled on success, the caller's to destroy; all
   // NULL after an error.
   jpp_buffer_t** const* outputs;
+  // Asked by the step's thread about 20 times a second, while it stands in line, issues
+  // or waits; true cancels the step. Must not step or destroy this runtime. NULL: nobody.
+  bool (*should_cancel)(void* user);
+  void* user;
 } jpp_step_io_t;
 
 // Issues one step and waits until it is done. One thread at a time per runtime; a second
@@ -59,10 +63,21 @@ typedef struct jpp_step_io {
 JPP_API jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime,
                                        const jpp_step_io_t* io) JPP_MUST_USE;
 
-// Any thread, also a signal handler: the running step stops issuing, waits for what it
-// has issued and fails with JPP_CANCELLED, also when all of it was issued already; owned
-// inputs are gone as after any failure. Without a running step: nothing.
+// Any thread, also a signal handler: the running step stops issuing and fails with
+// JPP_CANCELLED, also when all of it was issued already; owned inputs are gone as after
+// any failure. It does not wait for what the devices still do, unless it is traced: the
+// next step's work comes after that. Without a running step: nothing.
 JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
+
+// For debugging: a task whose floating results have a NaN or an infinity fails with
+// JPP_NAN_ERROR. Every run is awaited and copied to the host, so a step is slow. Off at
+// first; takes effect with the next step.
+JPP_API void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs);
+
+// JPP_OUT_OF_MEMORY on a device of the rank: adds what the plan says of its memory and
+// what to do. Other statuses and NULL come back as they are. Takes and returns ownership.
+JPP_API jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
+                                              jpp_status_t* status) JPP_MUST_USE;
 
 // --- What happened --------------------------------------------------------------------
 

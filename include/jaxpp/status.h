@@ -30,6 +30,7 @@ typedef enum jpp_status_code {
   JPP_DONATED_ERROR,     // a donated array used again
   JPP_PROGRAM_ERROR,     // a program fails its proof
   JPP_EXECUTION_ERROR,   // a device failed while a step ran
+  JPP_NAN_ERROR,         // a task made a NaN or an infinity and was being watched for it
   JPP_OUT_OF_MEMORY,     // host or device memory, or a memory limit
   JPP_UNSUPPORTED,       // understood, and not built
   JPP_CANCELLED,         // stopped because something else failed or the user asked

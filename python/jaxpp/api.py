@@ -4,7 +4,7 @@ from jaxpp.array import MpmdArray
 from jaxpp.auto import Auto
 from jaxpp.by_yield import mpmd_jit_by_yield
 from jaxpp.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
-from jaxpp.errors import JaxppError
+from jaxpp.errors import JaxppError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.primitives import mark_stage_end, pipeline_enter_stage, treduce, treduce_i
@@ -55,6 +55,7 @@ __all__ = [
     "MpmdArray",
     "MpmdMesh",
     "MpmdSharding",
+    "NanError",
     "Operation",
     "Searched",
     "Std1F1B",

@@ -18,9 +18,7 @@ from jaxpp.call import Options
 from jaxpp.compilation_cache import folder, key_of
 from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
-from jaxpp.errors import (
-    make_error,
-)
+from jaxpp.errors import JaxppError, make_error
 from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
 from jaxpp.times import collecting, note_step
@@ -46,6 +44,14 @@ def compile_options(device_ids: Sequence[int], user_options: dict[str, Any] | No
     assignment = np.array([device_ids])
     build.device_assignment = xla_client.DeviceAssignment.create(assignment)
     return options.SerializeAsString()
+
+
+def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
+    """The error with `what` it was about and, out of memory, what the plan says of that."""
+    text = str(error)
+    if error.code == "out-of-memory":
+        text = plan.explain_memory(rank, text)
+    return make_error(error.code, f"rank {rank}, {what}: {text}")
 
 
 class _Compiler:
@@ -91,16 +97,30 @@ class _Compiler:
         compile_ = self.devices.client.compile
         return compile_(lowered.code, options, lowered.callbacks, folder, key)
 
+    def _result(
+        self, task: Any, future: concurrent.futures.Future[_core.Executable]
+    ) -> _core.Executable:
+        try:
+            return future.result()
+        except JaxppError as error:
+            raise explain(error, self.traced.plan, task[2], f"task {task[0]}") from None
+
     def compile_all(self) -> list[_core.Executable | None]:
         tasks = self.traced.staged.tasks()
         donations = self.traced.plan.donations()
-        workers = max(2, os.cpu_count() or 1)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
+        try:
             found = [
                 self._submit(pool, task, row)
                 for task, row in zip(tasks, donations, strict=True)
             ]
-            return [None if f is None else f.result() for f in found]
+            return [
+                None if future is None else self._result(task, future)
+                for task, future in zip(tasks, found, strict=True)
+            ]
+        finally:
+            # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
@@ -166,12 +186,29 @@ class CompiledStep:
     def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
         deleted = getattr(leaf, "is_deleted", None)
         if deleted is not None and deleted():
-            raise make_error(
-                "donated",
-                f"{name}: expected an array, found one that was deleted or donated to a "
-                "step; use what the step returned in its place",
-            )
-        return placement.put(leaf._read() if type(leaf) is MpmdArray else leaf)
+            fate = "was deleted or donated to a step; use what the step returned in its place"
+            if type(leaf) is MpmdArray:
+                fate = leaf._value.fate
+            raise make_error("donated", f"{name}: expected an array, found one that {fate}")
+        host = leaf._read() if type(leaf) is MpmdArray else leaf
+        return self._moved(lambda: placement.put(host), placement, name)
+
+    def _place(self, value: _core.Value, position: int) -> _core.Value:
+        placement = self._inputs[position]
+        name = f"argument {self._traced.arg_names[position]}"
+        return self._moved(
+            lambda: value.place(placement.ranks, placement.device_indices), placement, name
+        )
+
+    def _moved(
+        self, move: Callable[[], _core.Value], placement: Placement, name: str
+    ) -> _core.Value:
+        try:
+            return move()
+        except JaxppError as error:
+            if error.code != "out-of-memory":
+                raise
+            raise explain(error, self._traced.plan, placement.ranks[0], name) from None
 
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
@@ -198,16 +235,14 @@ class CompiledStep:
             except KeyError as error:
                 # The array is not on all ranks that need it: bring it there.
                 position = error.args[0]
-                placement = self._inputs[position]
-                values[position] = values[position].place(
-                    placement.ranks, placement.device_indices
-                )
+                values[position] = self._place(values[position], position)
 
     def run_leaves(
         self, leaves: list[Any], step: Callable[..., list[_core.Value]] | None = None
     ) -> Any:
         """Runs on flat arguments whose shapes and dtypes are those compiled for."""
         values = [self._value_of(i, leaf) for i, leaf in enumerate(leaves)]
+        self._runtime.set_checks(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
         times_wanted = collecting()
         if times_wanted:
             self._runtime.set_tracing(True)

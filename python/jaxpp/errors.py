@@ -10,10 +10,11 @@ from typing import Any
 import jax
 from jax._src import source_info_util
 
-from jaxpp._core import JaxppError
+from jaxpp._core import JaxppError, NanError
 
 __all__ = [
     "JaxppError",
+    "NanError",
     "annotate",
     "check_arrays",
     "describe",

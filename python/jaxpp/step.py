@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxpp import _core
 from jaxpp.call import Call, Options, Signature, memory_limits_of, struct_key
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
@@ -43,6 +44,7 @@ class MpmdFunction:
         return key
 
     def _compile(self, call: Call) -> CompiledStep:
+        _core.check_process()
         if self._compiled:
             _log.debug("%s: new shapes, dtypes or statics: tracing again", self._fun)
         traced = self._trace(call)

@@ -34,6 +34,7 @@ static const char* const kCodeNames[JPP_STATUS_CODE_COUNT] = {
     [JPP_DONATED_ERROR] = "donated",
     [JPP_PROGRAM_ERROR] = "program",
     [JPP_EXECUTION_ERROR] = "execution",
+    [JPP_NAN_ERROR] = "nan",
     [JPP_OUT_OF_MEMORY] = "out-of-memory",
     [JPP_UNSUPPORTED] = "unsupported",
     [JPP_CANCELLED] = "cancelled",

@@ -2,9 +2,10 @@
 #include "jaxpp/device.h"
 
 #include "device/driver.h"
+#include "device/process.h"
 
 void jpp_client_destroy(jpp_client_t* client) {
-  if (client) client->vtable->destroy(client);
+  if (client && !jpp_process_is_forked) client->vtable->destroy(client);
 }
 
 const jpp_client_info_t* jpp_client_info(const jpp_client_t* client) {
@@ -23,6 +24,7 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                  const jpp_compile_request_t* request,
                                  jpp_executable_t** out_executable) {
   *out_executable = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->compile(client, request, out_executable);
 }
 
@@ -30,11 +32,13 @@ jpp_status_t* jpp_client_executable_result_count(jpp_client_t* client,
                                                  jpp_executable_t* executable,
                                                  uint32_t* out_count) {
   *out_count = 0;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->executable_result_count(client, executable, out_count);
 }
 
 void jpp_client_executable_destroy(jpp_client_t* client, jpp_executable_t* executable) {
-  if (executable) client->vtable->executable_destroy(client, executable);
+  if (executable && !jpp_process_is_forked)
+    client->vtable->executable_destroy(client, executable);
 }
 
 // Only after an error, so that a successful execution pays nothing for it.
@@ -57,7 +61,8 @@ static jpp_status_t* execute_check_device(const jpp_client_t* client,
 }
 
 jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
-  jpp_status_t* status = execute_check_device(client, execute);
+  jpp_status_t* status =
+      jpp_process_is_forked ? jpp_process_check() : execute_check_device(client, execute);
   if (!status) status = client->vtable->execute(client, execute);
   if (status) execute_clear_outputs(execute);
   return status;
@@ -85,6 +90,7 @@ jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
                                           const jpp_host_array_t* array, uint32_t device,
                                           jpp_buffer_t** out_buffer) {
   *out_buffer = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
   JPP_RETURN_IF_ERROR(host_array_check(array));
   return client->vtable->buffer_from_host(client, array, device, out_buffer);
@@ -94,6 +100,7 @@ jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client, jpp_buffer_t* buff
                                         void* data, size_t size,
                                         jpp_event_t** out_event) {
   *out_event = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_to_host(client, buffer, data, size, out_event);
 }
 
@@ -111,64 +118,74 @@ jpp_status_t* jpp_client_buffer_copy_to_device(jpp_client_t* client, jpp_buffer_
                                                jpp_buffer_t** out_buffer) {
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_copy_to_device(client, buffer, device, out_buffer);
 }
 
 void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer) {
-  if (buffer) client->vtable->buffer_destroy(client, buffer);
+  if (buffer && !jpp_process_is_forked) client->vtable->buffer_destroy(client, buffer);
 }
 
 jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client, jpp_buffer_t* buffer,
                                             jpp_event_t** out_event) {
   *out_event = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_ready_event(client, buffer, out_event);
 }
 
 jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer,
                                       jpp_buffer_shape_t* out_shape) {
   *out_shape = (jpp_buffer_shape_t){0};
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_shape(client, buffer, out_shape);
 }
 
 jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
                                      size_t* out_bytes) {
   *out_bytes = 0;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_size(client, buffer, out_bytes);
 }
 
 jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client, jpp_buffer_t* buffer,
                                         void** out_pointer) {
   *out_pointer = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_pointer(client, buffer, out_pointer);
 }
 
 jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client, jpp_buffer_t* buffer,
                                            bool* out_deleted) {
   *out_deleted = false;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_is_deleted(client, buffer, out_deleted);
 }
 
 jpp_status_t* jpp_client_event_await(jpp_client_t* client, jpp_event_t* event) {
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->event_await(client, event);
 }
 
 jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_t* event,
                                         bool* out_ready) {
   *out_ready = false;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->event_is_ready(client, event, out_ready);
 }
 
 jpp_status_t* jpp_client_event_on_ready(jpp_client_t* client, jpp_event_t* event,
                                         jpp_event_waiter_t* waiter) {
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->event_on_ready(client, event, waiter);
 }
 
 void jpp_client_event_destroy(jpp_client_t* client, jpp_event_t* event) {
-  if (event) client->vtable->event_destroy(client, event);
+  if (event && !jpp_process_is_forked) client->vtable->event_destroy(client, event);
 }
 
 jpp_status_t* jpp_client_register_custom_call(jpp_client_t* client,
                                               const jpp_custom_call_t* custom_call) {
+  JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->register_custom_call(client, custom_call);
 }
 

@@ -39,7 +39,8 @@ void jpp_py_free(PyObject* self);
 
 // The types, made once when the module is loaded.
 typedef struct jpp_py_types {
-  PyObject* error;  // JaxppError
+  PyObject* error;      // JaxppError
+  PyObject* nan_error;  // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
   PyTypeObject* callback;
 } jpp_py_types_t;
@@ -96,6 +97,7 @@ typedef struct jpp_py_value {
   uint32_t* ranks;         // [num_ranks]
   jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
   bool deleted;
+  bool lost;         // donated to a step that failed
   uint32_t pins;     // calls that use the buffers with the GIL released; under the GIL
   PyObject* origin;  // the Value that this one is a copy of for a step; NULL: none
 } jpp_py_value_t;
@@ -109,6 +111,8 @@ jpp_buffer_t** jpp_py_value_at(const jpp_py_value_t* value, uint32_t rank);
 // and a step that takes it as a donation waits.
 void jpp_py_value_pin(jpp_py_value_t* value);
 void jpp_py_value_unpin(jpp_py_value_t* value);
+// Why a deleted value can not be used, and what to do: "was ...; use ...".
+const char* jpp_py_value_fate(const jpp_py_value_t* value);
 // Frees the device memory that it still holds.
 void jpp_py_value_drop_buffers(jpp_py_value_t* value);
 

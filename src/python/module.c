@@ -13,12 +13,13 @@ bool jpp_py_check(jpp_status_t* status) {
 
 PyObject* jpp_py_raise(jpp_status_t* status) {
   const char* code = jpp_status_code_name(jpp_status_code(status));
-  PyObject* error =
-      PyObject_CallFunction(jpp_py_types.error, "s", jpp_status_message(status));
+  bool is_nan = jpp_status_code(status) == JPP_NAN_ERROR;
+  PyObject* type = is_nan ? jpp_py_types.nan_error : jpp_py_types.error;
+  PyObject* error = PyObject_CallFunction(type, "s", jpp_status_message(status));
   PyObject* name = PyUnicode_FromString(code);
   jpp_status_free(status);
   if (error && name && PyObject_SetAttrString(error, "code", name) == 0) {
-    PyErr_SetObject(jpp_py_types.error, error);
+    PyErr_SetObject(type, error);
   }
   Py_XDECREF(name);
   Py_XDECREF(error);
@@ -92,9 +93,21 @@ static bool add_error(PyObject* module) {
   return PyModule_AddObjectRef(module, "JaxppError", jpp_py_types.error) == 0;
 }
 
+static bool add_nan_error(PyObject* module) {
+  PyObject* bases = PyTuple_Pack(2, jpp_py_types.error, PyExc_FloatingPointError);
+  if (!bases) return false;
+  jpp_py_types.nan_error = PyErr_NewExceptionWithDoc(
+      "jaxpp.NanError",
+      "A task made a NaN under jax_debug_nans, or an infinity under jax_debug_infs.",
+      bases, NULL);
+  Py_DECREF(bases);
+  if (!jpp_py_types.nan_error) return false;
+  return PyModule_AddObjectRef(module, "NanError", jpp_py_types.nan_error) == 0;
+}
+
 static int module_exec(PyObject* module) {
   jpp_py_types_t* t = &jpp_py_types;
-  bool ok = add_error(module) &&
+  bool ok = add_error(module) && add_nan_error(module) &&
             add_type(module, "Graph", &jpp_py_graph_spec, &t->graph) &&
             add_type(module, "Schedule", &jpp_py_schedule_spec, &t->schedule) &&
             add_type(module, "Staged", &jpp_py_staged_spec, &t->staged) &&
@@ -107,7 +120,16 @@ static int module_exec(PyObject* module) {
   return ok ? 0 : -1;
 }
 
+static PyObject* check_process(PyObject* module, PyObject* unused) {
+  (void)module;
+  (void)unused;
+  if (!jpp_py_check(jpp_process_check())) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef kMethods[] = {
+    {"check_process", check_process, METH_NOARGS,
+     "(): raises in a process forked after the devices were in use"},
     {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
      "() -> capsule of the XLA FFI handler that calls a Callback by its address"},
     {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,

@@ -113,6 +113,17 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
   return list;
 }
 
+static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
+  unsigned int rank = 0;
+  const char* message = NULL;
+  if (!PyArg_ParseTuple(args, "Is", &rank, &message)) return NULL;
+  jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", message);
+  status = jpp_plan_explain_memory(plan_of(object), rank, status);
+  PyObject* text = PyUnicode_FromString(jpp_status_message(status));
+  jpp_status_free(status);
+  return text;
+}
+
 static PyObject* plan_text(PyObject* object, PyObject* unused) {
   (void)unused;
   char* text = NULL;
@@ -231,6 +242,8 @@ static PyMethodDef kMethods[] = {
      "None, "
      "seconds) -> (Schedule, name, makespan, bound, best built-in, its makespan, tried), "
      "with this plan's bytes of values"},
+    {"explain_memory", plan_explain_memory, METH_VARARGS,
+     "(rank, message): an out-of-memory message with what the plan says of the rank."},
     {"program_text", plan_program_text, METH_NOARGS, "All actors, as a jaxpr."},
     {"text", plan_text, METH_NOARGS, "The programs' text form."},
     {NULL, NULL, 0, NULL},

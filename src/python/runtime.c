@@ -13,6 +13,7 @@ typedef struct runtime_object {
   PyObject *client, *plan_object, *executables;
   uint32_t devices_per_rank;
   uint32_t* output_ranks;  // [outputs of the step] how many ranks hold it
+  unsigned long handling;  // the thread that runs signal handlers inside a step; 0: none
 } runtime_object_t;
 
 // --- Making ---------------------------------------------------------------------------
@@ -146,12 +147,16 @@ static const char* arg_name(const call_t* call, uint32_t arg) {
   return name ? name : "?";
 }
 
+// The Value that the user has: an argument may be a copy made for this step.
+static jpp_py_value_t* root_of(const call_t* call, uint32_t arg) {
+  jpp_py_value_t* value = call->args[arg];
+  return value->origin ? (jpp_py_value_t*)value->origin : value;
+}
+
 static bool refuse_deleted(const call_t* call, uint32_t arg) {
   jpp_py_raise(jpp_status_make(
-      JPP_DONATED_ERROR,
-      "argument %s: expected an array, found one that was deleted or donated to a step; "
-      "use what the step returned in its place",
-      arg_name(call, arg)));
+      JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
+      arg_name(call, arg), jpp_py_value_fate(root_of(call, arg))));
   return false;
 }
 
@@ -163,12 +168,6 @@ static bool refuse_twice(const call_t* call, uint32_t arg, uint32_t other) {
       arg_name(call, arg), arg_name(call, other),
       call->self->plan->staged->graph->args[arg].donated ? "the first" : "the second"));
   return false;
-}
-
-// The Value that the user has: an argument may be a copy made for this step.
-static jpp_py_value_t* root_of(const call_t* call, uint32_t arg) {
-  jpp_py_value_t* value = call->args[arg];
-  return value->origin ? (jpp_py_value_t*)value->origin : value;
 }
 
 // Says why the array of `arg`, already deleted, can not be used: it was before this call,
@@ -183,8 +182,8 @@ static bool refuse(const call_t* call, uint32_t arg, uint32_t claimed) {
 }
 
 // Another thread may be reading what this call donates. Releases the GIL while it waits;
-// nothing is claimed yet.
-static void wait_for_readers(const call_t* call) {
+// nothing is claimed yet. False: a signal handler raised.
+static bool wait_for_readers(const call_t* call) {
   const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   const struct timespec pause = {.tv_nsec = 20000};
   for (uint32_t a = 0; a < call->num_args;) {
@@ -196,8 +195,10 @@ static void wait_for_readers(const call_t* call) {
     Py_BEGIN_ALLOW_THREADS
       nanosleep(&pause, NULL);
     Py_END_ALLOW_THREADS
+    if (PyErr_CheckSignals() < 0) return false;
     a = 0;
   }
+  return true;
 }
 
 // Marks donated arguments as deleted; whoever else still wants one of them is refused,
@@ -205,7 +206,7 @@ static void wait_for_readers(const call_t* call) {
 static bool claim_donated(call_t* call) {
   const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   uint32_t claimed = 0;
-  wait_for_readers(call);
+  if (!wait_for_readers(call)) return false;
   for (; claimed < call->num_args; ++claimed) {
     if (!args[claimed].donated) continue;
     if (root_of(call, claimed)->deleted) break;
@@ -330,21 +331,56 @@ static void unpin_args(call_t* call) {
   for (uint32_t a = 0; a < call->num_args; ++a) jpp_py_value_unpin(call->args[a]);
 }
 
+// The thread state of a step, and whether a signal handler raised in it.
+typedef struct interruption {
+  runtime_object_t* self;
+  PyThreadState* state;
+  bool raised;
+} interruption_t;
+
+// The step's thread, without the GIL. Ctrl-C and other signals: Python's handlers run
+// here, as they would between two lines; one that raises stops the step.
+static bool handle_signals(void* user) {
+  interruption_t* interruption = user;
+  runtime_object_t* self = interruption->self;
+  PyEval_RestoreThread(interruption->state);
+  self->handling = PyThread_get_thread_ident();
+  interruption->raised = PyErr_CheckSignals() < 0;
+  self->handling = 0;
+  interruption->state = PyEval_SaveThread();
+  return interruption->raised;
+}
+
+// What a step took and gave nothing for.
+static void lose_donated(const call_t* call) {
+  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
+  for (uint32_t a = 0; a < call->num_args; ++a) {
+    if (args[a].donated) root_of(call, a)->lost = call->args[a]->lost = true;
+  }
+}
+
 static bool run_step(call_t* call, bool bare) {
   fill_inputs(call);
   drop_origins(call);
+  interruption_t interruption = {.self = call->self};
   jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)call->inputs,
-                      .outputs = call->outputs};
-  jpp_status_t* status = NULL;
+                      .outputs = call->outputs,
+                      .should_cancel = handle_signals,
+                      .user = &interruption};
   pin_args(call);
-  Py_BEGIN_ALLOW_THREADS
-    status = bare ? jpp_bare_step(call->self->bare, &io)
-                  : jpp_runtime_step(call->self->runtime, &io);
-  Py_END_ALLOW_THREADS
+  interruption.state = PyEval_SaveThread();
+  jpp_status_t* status = bare ? jpp_bare_step(call->self->bare, &io)
+                              : jpp_runtime_step(call->self->runtime, &io);
+  PyEval_RestoreThread(interruption.state);
   unpin_args(call);
-  if (!jpp_py_check(status)) return false;
-  fill_results(call);
-  return true;
+  if (!status) {
+    fill_results(call);
+    return true;
+  }
+  lose_donated(call);
+  if (!interruption.raised) return jpp_py_check(status);
+  jpp_status_free(status);
+  return false;
 }
 
 static PyObject* results_to_list(call_t* call) {
@@ -367,6 +403,12 @@ static void call_deinit(call_t* call) {
 static PyObject* step(PyObject* object, PyObject* list, bool bare) {
   call_t call = {.self = (runtime_object_t*)object};
   PyObject* results = NULL;
+  if (!jpp_py_check(jpp_process_check())) return NULL;
+  if (call.self->handling == PyThread_get_thread_ident()) {
+    return PyErr_Format(PyExc_RuntimeError,
+                        "a signal handler called the step that it interrupted; expected "
+                        "one that sets a flag or raises");
+  }
   if (read_args(&call, list) && check_places(&call) && allocate_io(&call) &&
       make_results(&call) && claim_donated(&call) && run_step(&call, bare)) {
     results = results_to_list(&call);
@@ -395,6 +437,13 @@ static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
 static PyObject* runtime_cancel(PyObject* object, PyObject* unused) {
   (void)unused;
   jpp_runtime_cancel(((runtime_object_t*)object)->runtime);
+  Py_RETURN_NONE;
+}
+
+static PyObject* runtime_set_checks(PyObject* object, PyObject* args) {
+  int nans = 0, infs = 0;
+  if (!PyArg_ParseTuple(args, "pp", &nans, &infs)) return NULL;
+  jpp_runtime_set_checks(((runtime_object_t*)object)->runtime, nans, infs);
   Py_RETURN_NONE;
 }
 
@@ -489,6 +538,8 @@ static PyMethodDef kMethods[] = {
     {"bare_instructions", runtime_instructions, METH_NOARGS,
      "Runs, sends and deletions of a step, as the bare loop makes them."},
     {"cancel", runtime_cancel, METH_NOARGS, "Stops the running step."},
+    {"set_checks", runtime_set_checks, METH_VARARGS,
+     "(nans, infs): refuse such results, from the next step on."},
     {"set_tracing", runtime_set_tracing, METH_O, "From the next step on."},
     {"trace", runtime_trace, METH_NOARGS,
      "[(rank, task, microbatch or -1, issued, start, end)] of the last traced step, in "

@@ -43,6 +43,15 @@ void jpp_py_value_unpin(jpp_py_value_t* value) {
   if (--value->pins == 0 && value->deleted) jpp_py_value_drop_buffers(value);
 }
 
+const char* jpp_py_value_fate(const jpp_py_value_t* value) {
+  if (value->lost) {
+    return "was donated to a step that failed or was interrupted, and is gone; go back "
+           "to "
+           "a checkpoint, or to a copy made before the step";
+  }
+  return "was deleted or donated to a step; use what the step returned in its place";
+}
+
 static void value_dealloc(PyObject* object) {
   jpp_py_value_t* self = (jpp_py_value_t*)object;
   jpp_py_value_drop_buffers(self);
@@ -56,9 +65,7 @@ static void value_dealloc(PyObject* object) {
 static bool check_alive(const jpp_py_value_t* self) {
   if (!self->deleted) return true;
   jpp_py_raise(
-      jpp_status_make(JPP_DONATED_ERROR,
-                      "the array was deleted or donated to a step; use what the step "
-                      "returned in its place"));
+      jpp_status_make(JPP_DONATED_ERROR, "the array %s", jpp_py_value_fate(self)));
   return false;
 }
 
@@ -262,6 +269,11 @@ static PyObject* value_get_deleted(PyObject* object, void* unused) {
   return PyBool_FromLong(((jpp_py_value_t*)object)->deleted);
 }
 
+static PyObject* value_get_fate(PyObject* object, void* unused) {
+  (void)unused;
+  return PyUnicode_FromString(jpp_py_value_fate((jpp_py_value_t*)object));
+}
+
 static PyMethodDef kMethods[] = {
     {"put", value_put, METH_VARARGS | METH_STATIC,
      "(client, ranks, devices, shards, dtype) -> Value"},
@@ -277,6 +289,7 @@ static PyMethodDef kMethods[] = {
 static PyGetSetDef kGetSet[] = {
     {"ranks", value_get_ranks, NULL, "The ranks that hold the array.", NULL},
     {"deleted", value_get_deleted, NULL, "Deleted, or donated to a step.", NULL},
+    {"fate", value_get_fate, NULL, "Why a deleted one can not be used, in words.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

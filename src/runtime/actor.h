@@ -1,10 +1,12 @@
 // What the files of the runtime share.
 //
-//   runtime.c     create, destroy, cancel
+//   runtime.c     create, destroy
 //   actor.c       an actor's instructions, resolved when the runtime is created
 //   issue.c       one actor's instructions, issued one after another
 //   crew.c        the threads that issue, and how they stop
 //   step.c        a step from its inputs to its outputs
+//   nans.c        results that are no numbers, for debugging
+//   cancel.c      waiting that can be given up
 //   failure.c     which run failed first, in words
 //   trace.c       what happened when; trace_json.c and trace_draw.c show it
 //
@@ -116,6 +118,15 @@ typedef struct jpp_crew {
   bool stopping;
 } jpp_crew_t;
 
+// How a step hears that it is to stop. The step's thread's.
+typedef struct jpp_cancel {
+  bool (*should_cancel)(void* user);  // NULL: nobody is asked
+  void* user;
+  int64_t next_question;    // when
+  bool wanted;              // the answer was yes
+  struct jpp_alarm* alarm;  // NULL until a step had to wait
+} jpp_cancel_t;
+
 struct jpp_runtime {
   jpp_client_t* client;
   const jpp_plan_t* plan;
@@ -127,11 +138,14 @@ struct jpp_runtime {
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_crew_t crew;
   pthread_mutex_t step_mutex;
+  jpp_cancel_t cancel;
 
   _Atomic int halt;           // jpp_halt_t
   _Atomic uint64_t order;     // runs, sends and output copies begun
   _Atomic uint64_t progress;  // rounds of issuers that got somewhere
 
+  atomic_uint checks_wanted;
+  unsigned checks;  // this step: what to find, as base/finite.h has it
   atomic_bool tracing_wanted;
   bool tracing;  // this step
   bool traced;   // `trace` is whole
@@ -168,6 +182,25 @@ jpp_status_t* jpp_crew_start(jpp_runtime_t* runtime, uint32_t count) JPP_MUST_US
 void jpp_crew_stop(jpp_runtime_t* runtime);
 // Issues for all actors until all are done or `halt` says otherwise.
 void jpp_crew_issue(jpp_runtime_t* runtime);
+
+// --- cancel.c
+
+// Takes `step_mutex` and prepares the questions; false when the answer was yes meanwhile.
+bool jpp_cancel_lock(jpp_runtime_t* runtime, const jpp_step_io_t* io);
+// Asks when it is time to. True: the step is to stop.
+bool jpp_cancel_poll(jpp_runtime_t* runtime);
+// A condition to wait on in slices, and until when to wait before the next poll.
+void jpp_cancel_init_condition(pthread_cond_t* condition);
+struct timespec jpp_cancel_slice(void);
+// Until all events of the step are ready; false: given up, as the step is to stop.
+bool jpp_cancel_await(jpp_runtime_t* runtime);
+void jpp_cancel_deinit(jpp_runtime_t* runtime);
+
+// --- nans.c
+
+// Waits for the results of the run that was just issued and looks at them.
+jpp_status_t* jpp_nans_check(const jpp_actor_t* actor,
+                             const jpp_actor_instr_t* instr) JPP_MUST_USE;
 
 // --- failure.c
 

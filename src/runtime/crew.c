@@ -28,6 +28,7 @@ static void issue_round(const jpp_issuer_t* issuer, bool* out_some, bool* out_al
   for (uint32_t r = issuer->index; r < runtime->plan->ranks; r += runtime->crew.count) {
     jpp_actor_t* actor = &runtime->actors[r];
     if (jpp_actor_is_done(actor)) continue;
+    if (issuer->index == 0) jpp_cancel_poll(runtime);
     if (is_halted(runtime)) return;
     jpp_advance_t advance = jpp_actor_advance(actor);
     if (advance == JPP_ADVANCE_FAILED) halt(runtime, JPP_HALT_FAILED);
@@ -148,10 +149,17 @@ static void wake_issuers(jpp_crew_t* crew) {
   pthread_mutex_unlock(&crew->mutex);
 }
 
-static void await_issuers(jpp_crew_t* crew) {
+static void await_issuers(jpp_runtime_t* runtime) {
+  jpp_crew_t* crew = &runtime->crew;
   if (crew->count == 1) return;
   pthread_mutex_lock(&crew->mutex);
-  while (crew->working) pthread_cond_wait(&crew->changed, &crew->mutex);
+  while (crew->working) {
+    struct timespec until = jpp_cancel_slice();
+    pthread_cond_timedwait(&crew->changed, &crew->mutex, &until);
+    pthread_mutex_unlock(&crew->mutex);
+    jpp_cancel_poll(runtime);
+    pthread_mutex_lock(&crew->mutex);
+  }
   pthread_mutex_unlock(&crew->mutex);
 }
 
@@ -163,5 +171,5 @@ void jpp_crew_issue(jpp_runtime_t* runtime) {
   }
   wake_issuers(crew);
   issue_all(&crew->issuers[0]);
-  await_issuers(crew);
+  await_issuers(runtime);
 }

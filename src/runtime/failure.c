@@ -1,5 +1,6 @@
 // Failures in words: where a step failed, and what it waits for when it can not go on.
 #include <stdio.h>
+#include <string.h>
 
 #include "base/str.h"
 #include "runtime/actor.h"
@@ -16,63 +17,98 @@ static const char* microbatch_text(uint32_t microbatch, char buffer[kMicrobatchS
 }
 
 // The task that filled the register for the instruction; NULL: an argument.
-static const char* maker_name(const jpp_actor_t* actor, uint32_t at, uint32_t reg) {
-  const jpp_program_t* program = actor->program;
+static const char* maker_name(const jpp_plan_t* plan, const jpp_program_t* program,
+                              uint32_t at, uint32_t reg) {
   while (at-- > 0) {
     const jpp_instr_t* instr = &program->instrs[at];
     const uint32_t* results = program->operands + instr->first_operand + instr->num_args;
     for (uint32_t k = 0; k < instr->num_results; ++k) {
       if (results[k] != reg) continue;
       if (instr->kind != JPP_INSTR_RUN) return NULL;
-      return actor->runtime->plan->staged->tasks[instr->target].name;
+      return plan->staged->tasks[instr->target].name;
     }
   }
   return NULL;
 }
 
-static void describe_transfer(const jpp_actor_t* actor, uint32_t at,
-                              const char* microbatch, char text[kPlaceSize]) {
-  const jpp_program_t* program = actor->program;
+static void describe_transfer(const jpp_plan_t* plan, const jpp_program_t* program,
+                              uint32_t at, const char* microbatch,
+                              char text[kPlaceSize]) {
   const jpp_instr_t* instr = &program->instrs[at];
-  const jpp_plan_channel_t* channel = &actor->runtime->plan->channels[instr->target];
+  const jpp_plan_channel_t* channel = &plan->channels[instr->target];
   uint32_t value = program->operand_values[instr->first_operand];
   if (instr->kind == JPP_INSTR_RECV) {
     snprintf(text, kPlaceSize, "rank %u, instruction %u, receive of %%%u%s from rank %u",
              program->rank, at, value, microbatch, channel->src);
     return;
   }
-  const char* maker = maker_name(actor, at, program->operands[instr->first_operand]);
+  const char* maker =
+      maker_name(plan, program, at, program->operands[instr->first_operand]);
   snprintf(text, kPlaceSize, "rank %u, instruction %u, send of %%%u from %s%s to rank %u",
            program->rank, at, value, maker ? maker : "the arguments", microbatch,
            channel->dst);
 }
 
-static void describe(const jpp_actor_t* actor, uint32_t at, char text[kPlaceSize]) {
-  const jpp_instr_t* instr = &actor->program->instrs[at];
+static void describe(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
+                     char text[kPlaceSize]) {
+  const jpp_program_t* program = &plan->programs[rank];
+  const jpp_instr_t* instr = &program->instrs[at];
   char buffer[kMicrobatchSize];
   const char* microbatch = microbatch_text(instr->microbatch, buffer);
   if (instr->kind == JPP_INSTR_RUN) {
-    snprintf(text, kPlaceSize, "rank %u, instruction %u, %s%s", actor->program->rank, at,
-             actor->runtime->plan->staged->tasks[instr->target].name, microbatch);
+    snprintf(text, kPlaceSize, "rank %u, instruction %u, %s%s", rank, at,
+             plan->staged->tasks[instr->target].name, microbatch);
   } else if (instr->kind == JPP_INSTR_DELETE) {
-    snprintf(text, kPlaceSize, "rank %u, instruction %u, delete", actor->program->rank,
-             at);
+    snprintf(text, kPlaceSize, "rank %u, instruction %u, delete", rank, at);
   } else {
-    describe_transfer(actor, at, microbatch, text);
+    describe_transfer(plan, program, at, microbatch, text);
   }
 }
+
+static void describe_in(const jpp_actor_t* actor, uint32_t at, char text[kPlaceSize]) {
+  describe(actor->runtime->plan, actor->program->rank, at, text);
+}
+
+// --- Memory ---------------------------------------------------------------------------
+
+jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
+                                      jpp_status_t* status) {
+  if (jpp_status_code(status) != JPP_OUT_OF_MEMORY) return status;
+  char peak[kPlaceSize] = "";
+  const jpp_program_t* program = &plan->programs[rank];
+  if (program->num_instrs) describe(plan, rank, program->peak_instr, peak);
+  const char* message = jpp_status_message(status);
+  size_t length = strlen(message);
+  if (length && message[length - 1] == '.') --length;
+  jpp_status_t* explained = jpp_status_make(
+      JPP_OUT_OF_MEMORY,
+      "%.*s; the plan's values take up to %llu bytes on each of the rank's devices (%s), "
+      "and what a task needs while it runs comes on top. To need less: smaller "
+      "microbatches, jax.checkpoint in the stages, donated arguments, a schedule with "
+      "fewer microbatches under way, or more ranks",
+      (int)length, message, (unsigned long long)program->peak_bytes, peak);
+  jpp_status_free(status);
+  return explained;
+}
+
+static jpp_status_t* add_memory_hint(const jpp_actor_t* actor, jpp_status_t* status) {
+  return jpp_plan_explain_memory(actor->runtime->plan, actor->program->rank, status);
+}
+
+// --- Places ---------------------------------------------------------------------------
 
 jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
                                  jpp_status_t* status) {
   char place[kPlaceSize];
-  describe(actor, instr, place);
-  return jpp_status_annotate(status, "%s", place);
+  describe_in(actor, instr, place);
+  return jpp_status_annotate(add_memory_hint(actor, status), "%s", place);
 }
 
 jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,
                                         jpp_status_t* status) {
   const jpp_program_output_t* out = &actor->program->outputs[output];
   const char* name = actor->runtime->plan->staged->graph->outputs[out->output].name;
+  status = add_memory_hint(actor, status);
   return jpp_status_annotate(status, "rank %u, %soutput %u%s%s%s", actor->program->rank,
                              out->copy ? "copy of " : "", out->output, name ? " '" : "",
                              name ? name : "", name ? "'" : "");
@@ -87,7 +123,7 @@ static const char* describe_sender(const jpp_actor_t* receiver, const jpp_link_t
     if (instr->kind != JPP_INSTR_SEND || instr->link != link || instr->tag != tag) {
       continue;
     }
-    describe(sender, instr->source, text);
+    describe_in(sender, instr->source, text);
     return text;
   }
   return "a message that no instruction sends";
@@ -96,7 +132,7 @@ static const char* describe_sender(const jpp_actor_t* receiver, const jpp_link_t
 jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag) {
   char expected[kPlaceSize], found[kPlaceSize];
-  describe(actor, instr->source, expected);
+  describe_in(actor, instr->source, expected);
   return jpp_status_make(JPP_INTERNAL_ERROR, "expected the message for '%s', found '%s'",
                          expected, describe_sender(actor, instr->link, found_tag, found));
 }
@@ -104,7 +140,7 @@ jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
 static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
   char place[kPlaceSize];
   const jpp_actor_instr_t* instr = &actor->instrs[actor->at];
-  describe(actor, instr->source, place);
+  describe_in(actor, instr->source, place);
   jpp_str_appendf(str, "%s%s", str->length ? "; " : "", place);
   if (!instr->link) return;
   uint64_t waiting = instr->link->sent - atomic_load(&instr->link->received);

@@ -78,6 +78,7 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   actor->runs = instr->run + 1;
   int64_t issued = tracing ? jpp_trace_now() : 0;
   JPP_RETURN_IF_ERROR(execute(actor, instr));
+  if (actor->runtime->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
   return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
 }
 

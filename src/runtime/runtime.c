@@ -146,7 +146,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   jpp_arena_init(&runtime->arena);
   pthread_mutex_init(&runtime->step_mutex, NULL);
   pthread_mutex_init(&runtime->crew.mutex, NULL);
-  pthread_cond_init(&runtime->crew.changed, NULL);
+  jpp_cancel_init_condition(&runtime->crew.changed);
   jpp_status_t* status = create(runtime, options);
   if (status) {
     jpp_runtime_destroy(runtime);
@@ -168,6 +168,11 @@ static void destroy_constants(jpp_actor_t* actor) {
 
 void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   if (!runtime) return;
+  jpp_status_t* forked = jpp_process_check();
+  if (forked) {  // its threads and locks are the parent's
+    jpp_status_free(forked);
+    return;
+  }
   jpp_crew_stop(runtime);
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
@@ -176,17 +181,10 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
     jpp_channel_close(runtime->links[i].channel);
   }
   jpp_transport_destroy(runtime->transport);
+  jpp_cancel_deinit(runtime);
   pthread_cond_destroy(&runtime->crew.changed);
   pthread_mutex_destroy(&runtime->crew.mutex);
   pthread_mutex_destroy(&runtime->step_mutex);
   jpp_arena_deinit(&runtime->arena);
   jpp_free(runtime);
-}
-
-// --- Cancel ---------------------------------------------------------------------------
-
-// May run in a signal handler: one atomic operation. A step that begins clears it.
-void jpp_runtime_cancel(jpp_runtime_t* runtime) {
-  int running = JPP_HALT_NO;
-  atomic_compare_exchange_strong(&runtime->halt, &running, JPP_HALT_CANCELLED);
 }

@@ -59,6 +59,7 @@ static void begin(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     begin_actor(&runtime->actors[r], io);
   }
+  runtime->checks = atomic_load(&runtime->checks_wanted);
   runtime->tracing = atomic_load(&runtime->tracing_wanted);
   if (runtime->tracing) jpp_trace_begin(runtime);
 }
@@ -150,6 +151,29 @@ static void take_issue_error(jpp_actor_t* actor, first_failure_t* first) {
   actor->error = NULL;
 }
 
+static void drop_events(jpp_runtime_t* runtime, jpp_event_t** events, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    jpp_client_event_destroy(runtime->client, events[i]);
+    events[i] = NULL;
+  }
+}
+
+// Nobody will know how it went.
+static void abandon(jpp_runtime_t* runtime) {
+  size_t devices = runtime->devices_per_rank;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    jpp_actor_t* actor = &runtime->actors[r];
+    drop_events(runtime, actor->events, actor->runs * devices);
+    drop_events(runtime, actor->output_events, actor->program->num_outputs * devices);
+    jpp_status_free(actor->error);
+    actor->error = NULL;
+  }
+}
+
+static jpp_status_t* cancelled(void) {
+  return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
+}
+
 // Until all that was issued is done; the step's outcome.
 static jpp_status_t* await_all(jpp_runtime_t* runtime) {
   first_failure_t first = {0};
@@ -164,10 +188,7 @@ static jpp_status_t* await_all(jpp_runtime_t* runtime) {
   if (first.status) return first.status;
   int halt = atomic_load(&runtime->halt);
   if (halt == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
-  if (halt == JPP_HALT_CANCELLED) {
-    return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
-  }
-  return NULL;
+  return halt == JPP_HALT_CANCELLED ? cancelled() : NULL;
 }
 
 // --- End ------------------------------------------------------------------------------
@@ -230,19 +251,43 @@ static void end(jpp_runtime_t* runtime, bool success) {
   if (runtime->tracing && success) jpp_trace_finish(runtime);
 }
 
+static jpp_status_t* issue_and_await(jpp_runtime_t* runtime) {
+  jpp_crew_issue(runtime);
+  if (jpp_cancel_await(runtime) || runtime->tracing) return await_all(runtime);
+  abandon(runtime);
+  return cancelled();
+}
+
 static jpp_status_t* step_locked(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   begin(runtime, io);
   jpp_status_t* status = check_inputs(runtime);
-  if (!status) {
-    jpp_crew_issue(runtime);
-    status = await_all(runtime);
-  }
+  if (!status) status = issue_and_await(runtime);
   end(runtime, !status);
   return status;
 }
 
+// A step that never began: what it owns goes.
+static jpp_status_t* refuse(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
+  uint32_t devices = runtime->devices_per_rank;
+  clear_outputs(runtime, io);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = &runtime->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs * devices; ++i) {
+      if (!program->inputs[i / devices].owned) continue;
+      jpp_client_buffer_destroy(runtime->client, io->inputs[r][i]);
+    }
+  }
+  return jpp_status_make(JPP_CANCELLED, "the step was cancelled before it began");
+}
+
 jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  pthread_mutex_lock(&runtime->step_mutex);
+  // In a forked child the lock may be held for ever.
+  jpp_status_t* forked = jpp_process_check();
+  if (forked) {
+    clear_outputs(runtime, io);
+    return forked;
+  }
+  if (!jpp_cancel_lock(runtime, io)) return refuse(runtime, io);
   jpp_status_t* status = step_locked(runtime, io);
   pthread_mutex_unlock(&runtime->step_mutex);
   return status;

@@ -207,7 +207,14 @@ static void append_action(jpp_action_t action, jpp_str_t* str) {
   jpp_str_append(str, jpp_action_name(&action, name));
 }
 
+// A rank that does nothing has two idle cells: an empty line would be no row.
+static void end_row(size_t first, jpp_str_t* str) {
+  if (str->length == first) jpp_str_append(str, ",");
+  jpp_str_append(str, "\r\n");
+}
+
 static void append_tasks(const jpp_schedule_row_t* row, jpp_str_t* str) {
+  size_t first = str->length;
   for (uint32_t i = 0; i < row->count;) {
     if (i) jpp_str_append(str, ",");
     uint32_t size = pair_size(row, i);
@@ -218,10 +225,11 @@ static void append_tasks(const jpp_schedule_row_t* row, jpp_str_t* str) {
     }
     i += size;
   }
-  jpp_str_append(str, "\r\n");
+  end_row(first, str);
 }
 
 static void append_actions(const jpp_action_list_t* list, jpp_str_t* str) {
+  size_t first = str->length;
   for (uint32_t i = 0; i < list->count; ++i) {
     if (i) jpp_str_append(str, ",");
     const jpp_action_t* action = &list->actions[i];
@@ -232,7 +240,7 @@ static void append_actions(const jpp_action_list_t* list, jpp_str_t* str) {
       append_action(*action, str);
     }
   }
-  jpp_str_append(str, "\r\n");
+  end_row(first, str);
 }
 
 static jpp_status_t* append_communication(const jpp_schedule_t* schedule,

@@ -246,3 +246,25 @@ def three_ranks(rows: list[list[Any]]) -> Any:
 def unknown_axis_in_constraint(ws: list[jax.Array], x: jax.Array) -> jax.Array:
     x = jax.lax.with_sharding_constraint(x, P("modle"))
     return loss(ws, x)
+
+
+# --- Numbers ----------------------------------------------------------------------------
+
+
+def log_of_negative(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    x = jaxpp.mark_stage_end(jnp.tanh(x @ ws[0]))
+    x = jnp.log(x - 1)
+    return jnp.mean(jaxpp.mark_stage_end(x @ ws[1]))
+
+
+# --- Memory -----------------------------------------------------------------------------
+
+TOO_MANY = 1 << 45  # elements: more bytes than an address space has
+
+
+def task_too_large(x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(x.sum(), (TOO_MANY,))[::-1]
+
+
+def first_of(xs: jax.Array) -> jax.Array:
+    return xs[0]

@@ -6,6 +6,7 @@ docs/errors.md from the messages; otherwise it must already show them.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
@@ -27,6 +28,7 @@ import jaxpp.api as jaxpp
 import mistakes as m
 from equality import make_mesh
 from jaxpp import _core, devices
+from jaxpp.errors import make_error
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -616,6 +618,50 @@ case(
     "float() of an MpmdArray: expected one element, found shape (4, 4)",
 )
 
+# --- Numbers ----------------------------------------------------------------------------
+
+
+def with_flag(flag: str, run: Callable[[], Any]) -> Any:
+    jax.config.update(flag, True)
+    try:
+        return run()
+    finally:
+        jax.config.update(flag, False)
+
+
+case(
+    "A NaN under jax_debug_nans",
+    "nan",
+    lambda: with_flag("jax_debug_nans", lambda: train(TWO, loss=m.log_of_negative)),
+    "fwd_1 of microbatch 0: expected numbers, found a NaN",
+    "mistakes.py:",
+)
+
+# --- Memory -----------------------------------------------------------------------------
+
+
+def too_large_argument() -> None:
+    xs = np.broadcast_to(np.float32(0), (m.TOO_MANY,))
+    JIT(m.first_of, mesh())(xs)
+
+
+case(
+    "A result that no memory holds",
+    "out-of-memory",
+    lambda: loop(m.batch(), m.task_too_large),
+    "instruction",
+    "the plan's values take up to 140737488355",
+    "To need less:",
+)
+case(
+    "An argument that no memory holds",
+    "out-of-memory",
+    too_large_argument,
+    "rank 0, argument xs: ",
+    "the plan's values take up to",
+    "To need less:",
+)
+
 # --- Plugins and devices ----------------------------------------------------------------
 
 PLUGINS = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"jaxpp-test-plugins-{os.getpid()}"
@@ -740,7 +786,7 @@ def test_error(wrong: Case) -> None:
         wrong.run()
     message = str(caught.value)
     MESSAGES[wrong.title] = message
-    assert type(caught.value) is jaxpp.JaxppError
+    assert type(caught.value) is (jaxpp.NanError if wrong.code == "nan" else jaxpp.JaxppError)
     assert caught.value.code == wrong.code, message
     for part in wrong.says:
         assert part in message
@@ -787,6 +833,20 @@ def test_docs_show_every_error() -> None:
 
 def test_titles_are_unique() -> None:
     assert len({c.title for c in CASES}) == len(CASES)
+
+
+def test_out_of_memory_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*_: Any) -> Any:
+        failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        failed.set_exception(make_error("out-of-memory", "compile: too large."))
+        return failed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("jaxpp.compiled._Compiler._submit", submit)
+        with pytest.raises(jaxpp.JaxppError) as caught:
+            train(TWO)
+    assert caught.value.code == "out-of-memory"
+    assert str(caught.value).startswith("rank 0, task fwd_0: compile: too large; the plan's")
 
 
 def test_what_the_user_raises_comes_through() -> None:

@@ -45,6 +45,7 @@ static const jpp_client_vtable_t kFakeVtable = {
 jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                      jpp_client_t** out_client) {
   *out_client = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_begin_client());
   if (options->device_count < 1 || options->device_count > JPP_FAKE_MAX_DEVICES) {
     return jpp_status_make(JPP_DEVICES_ERROR, "fake: expected 1 to %d devices, found %u",
                            JPP_FAKE_MAX_DEVICES, options->device_count);

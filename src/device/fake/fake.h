@@ -11,6 +11,7 @@
 
 #include "device/driver.h"
 #include "device/fake/program.h"
+#include "device/process.h"
 #include "jaxpp/device_fake.h"
 
 typedef struct fake_completion {

@@ -157,9 +157,10 @@ jpp_status_t* fake_count_call_locked(fake_client_t* client, const char* name,
                                      jpp_status_t** out_async_failure) {
   ++client->stats.calls;
   if (!client->failure.at || --client->failure.at) return NULL;
-  jpp_status_t* failure =
-      jpp_status_make(JPP_EXECUTION_ERROR, "%s: injected failure of call %llu", name,
-                      (unsigned long long)client->stats.calls);
+  jpp_status_code_t code = client->failure.code;
+  jpp_status_t* failure = jpp_status_make(code ? code : JPP_EXECUTION_ERROR,
+                                          "%s: injected failure of call %llu", name,
+                                          (unsigned long long)client->stats.calls);
   if (!client->failure.async || !out_async_failure) return failure;
   *out_async_failure = failure;
   return NULL;

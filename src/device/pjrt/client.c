@@ -156,6 +156,7 @@ static jpp_status_t* client_init(jpp_pjrt_client_t* client,
 jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
                                      jpp_client_t** out_client) {
   *out_client = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_begin_client());
   jpp_pjrt_client_t* client = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
   client->base.vtable = &kPjrtVtable;

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "device/driver.h"
+#include "device/process.h"
 
 typedef struct jpp_pjrt_client {
   jpp_client_t base;

@@ -1,4 +1,5 @@
 #include "base/arena.h"
+#include "base/finite.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "jaxpp/dtype.h"
@@ -24,6 +25,56 @@ static void test_status_codes_have_distinct_names(void** state) {
                               jpp_status_code_name((jpp_status_code_t)j));
     }
   }
+}
+
+// One part, a NaN with the sign, an infinity (the largest number where there is none).
+typedef struct odd_bits {
+  jpp_dtype_t dtype;
+  uint64_t nan, largest, infinity;
+} odd_bits_t;
+
+static void expect_found(const odd_bits_t* odd, size_t parts) {
+  unsigned char data[4 * 2 * 8] = {0};
+  size_t width = jpp_dtype_bits(odd->dtype) / 8, part = width / parts;
+  const uint64_t bits[3] = {odd->largest, odd->nan, odd->infinity};
+  for (size_t i = 0; i < 3; ++i) {
+    // In the element's last part.
+    memcpy(data + (i + 2) * width - part, &bits[i], part);
+  }
+  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 2, 3), 2);
+  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 4, JPP_FIND_NANS), 2);
+  bool has_infinity = odd->infinity != odd->largest;
+  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 4, JPP_FIND_INFS),
+                   has_infinity ? 3 : 4);
+  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 4, 0), 4);
+}
+
+static void test_what_is_no_number_is_found_in_every_type(void** state) {
+  (void)state;
+  static const odd_bits_t kOdd[] = {
+      {JPP_DTYPE_F8E4M3FN, 0xff, 0x7e, 0x7e},
+      {JPP_DTYPE_F8E4M3FNUZ, 0x80, 0x7f, 0x7f},
+      {JPP_DTYPE_F8E4M3B11FNUZ, 0x80, 0xff, 0xff},
+      {JPP_DTYPE_F8E5M2, 0xfd, 0x7b, 0xfc},
+      {JPP_DTYPE_F8E5M2FNUZ, 0x80, 0x7f, 0x7f},
+      {JPP_DTYPE_BF16, 0xffc0, 0x7f7f, 0xff80},
+      {JPP_DTYPE_F16, 0xfe00, 0x7bff, 0xfc00},
+      {JPP_DTYPE_F32, 0xff800001, 0x7f7fffff, 0xff800000},
+      {JPP_DTYPE_F64, 0xfff8000000000000, 0x7fefffffffffffff, 0xfff0000000000000},
+      {JPP_DTYPE_C64, 0xff800001, 0x7f7fffff, 0xff800000},
+      {JPP_DTYPE_C128, 0xfff8000000000000, 0x7fefffffffffffff, 0xfff0000000000000},
+  };
+  size_t floating = 0;
+  for (size_t i = 0; i < sizeof(kOdd) / sizeof(kOdd[0]); ++i) {
+    bool complex = kOdd[i].dtype == JPP_DTYPE_C64 || kOdd[i].dtype == JPP_DTYPE_C128;
+    expect_found(&kOdd[i], complex ? 2 : 1);
+  }
+  for (int i = 0; i < JPP_DTYPE_COUNT; ++i) {
+    floating += jpp_dtype_is_floating((jpp_dtype_t)i);
+  }
+  assert_int_equal(floating, sizeof(kOdd) / sizeof(kOdd[0]));
+  int32_t whole = -1;
+  assert_int_equal(jpp_find_nonfinite(JPP_DTYPE_S32, &whole, 1, 3), 1);
 }
 
 static void test_alloc_fails_once_where_told(void** state) {
@@ -95,6 +146,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_status_carries_code_and_context),
       cmocka_unit_test(test_status_codes_have_distinct_names),
+      cmocka_unit_test(test_what_is_no_number_is_found_in_every_type),
       cmocka_unit_test(test_alloc_fails_once_where_told),
       cmocka_unit_test(test_arena_memory_is_zeroed_aligned_and_apart),
       cmocka_unit_test(test_vec_grows_and_keeps_its_elements),

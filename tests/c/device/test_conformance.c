@@ -1,6 +1,8 @@
 // What jaxpp/device.h promises, on the driver that the command line names.
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "driver_under_test.h"
 
@@ -475,6 +477,59 @@ static void test_destroying_nothing_is_fine(void** state) {
   jpp_client_destroy(NULL);
 }
 
+// --- Forks ----------------------------------------------------------------------------
+
+static bool is_refused(jpp_status_t* status) {
+  bool refused = jpp_status_code(status) == JPP_UNSUPPORTED &&
+                 strstr(jpp_status_message(status), "forked") != NULL;
+  jpp_status_free(status);
+  return refused;
+}
+
+// What a forked child sees; every handle is its parent's.
+static bool is_refused_in_child(jpp_client_t* client, test_call_t call,
+                                jpp_event_t* event) {
+  jpp_buffer_t* other = NULL;
+  float values[4] = {0};
+  int64_t dims[1] = {4};
+  jpp_host_array_t array = {
+      .data = values, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims};
+  bool refused =
+      is_refused(test_call(client, &call)) &&
+      is_refused(jpp_client_buffer_from_host(client, &array, 0, &other)) &&
+      is_refused(jpp_client_buffer_copy_to_device(client, call.args[0], 1, &other)) &&
+      is_refused(jpp_client_buffer_read(client, call.args[0], values, sizeof(values))) &&
+      is_refused(jpp_client_event_await(client, event)) &&
+      is_refused(test_try_compile(client, TEST_ADD, &call.executable));
+  jpp_client_event_destroy(client, event);
+  jpp_client_buffer_destroy(client, call.args[0]);
+  jpp_client_executable_destroy(client, call.executable);
+  jpp_client_destroy(client);
+  return refused;
+}
+
+static void test_a_forked_child_is_refused_and_ends(void** state) {
+  jpp_client_t* client = client_of(state);
+  test_call_t call = {.executable = test_compile(client, TEST_ADD),
+                      .device = JPP_DEVICE_COMPILED,
+                      .arg_count = 2,
+                      .result_count = 1};
+  jpp_event_t* event = NULL;
+  call.args[0] = call.args[1] = test_upload(client, 0, 1);
+  ASSERT_OK(jpp_client_buffer_ready_event(client, call.args[0], &event));
+  pid_t child = fork();
+  if (child == 0) _exit(is_refused_in_child(client, call, event) ? 0 : 1);
+  int outcome = -1;
+  assert_int_equal(waitpid(child, &outcome, 0), child);
+  assert_int_equal(outcome, 0);
+  ASSERT_OK(test_call(client, &call));
+  test_expect(client, call.results[0], 2, 2);
+  jpp_client_buffer_destroy(client, call.results[0]);
+  jpp_client_event_destroy(client, event);
+  jpp_client_buffer_destroy(client, call.args[0]);
+  jpp_client_executable_destroy(client, call.executable);
+}
+
 #define ON_CLIENT(test) \
   cmocka_unit_test_setup_teardown(test, create_client, destroy_client)
 
@@ -507,6 +562,7 @@ int main(int argc, char** argv) {
       ON_CLIENT(test_compilations_run_in_parallel),
       ON_CLIENT(test_threads_issue_at_the_same_time),
       ON_CLIENT(test_destroying_nothing_is_fine),
+      ON_CLIENT(test_a_forked_child_is_refused_and_ends),
   };
   return cmocka_run_group_tests_name("device conformance", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 // Steps that fail: each says where, leaves nothing behind, and the next one works.
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -27,7 +28,8 @@ static void fail_call(model_t* model, jpp_fake_failure_t failure, char* message,
   jpp_status_t* status = model_step(model);
   ASSERT_OK(jpp_fake_set_failure(model->client, (jpp_fake_failure_t){0}));
   assert_non_null(status);
-  assert_int_equal(jpp_status_code(status), JPP_EXECUTION_ERROR);
+  assert_int_equal(jpp_status_code(status),
+                   failure.code ? failure.code : JPP_EXECUTION_ERROR);
   snprintf(message, size, "%s", jpp_status_message(status));
   jpp_status_free(status);
   expect_no_outputs(model);
@@ -102,6 +104,40 @@ static void test_calls_for_outputs_may_fail(void** state) {
       "out %L \"again\"\n";
   fail_every_call(kText, (model_options_t){0});
   fail_every_call(kText, (model_options_t){.devices_per_rank = 2, .device_threads = 2});
+}
+
+// The peak of the rank that the message begins with is in it.
+static void expect_peak(const model_t* model, const char* message) {
+  char peak[128];
+  unsigned rank = 0;
+  assert_int_equal(sscanf(message, "rank %u", &rank), 1);
+  snprintf(peak, sizeof(peak), "; the plan's values take up to %llu bytes on each of",
+           (unsigned long long)model->plan->programs[rank].peak_bytes);
+  const char* found = strstr(message, peak);
+  if (!found || !strstr(message, "To need less:")) fail_msg("%s", message);
+  if (strstr(found + strlen(peak), "the plan's values")) fail_msg("twice: %s", message);
+}
+
+static void test_memory_may_run_out_at_every_call(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  float expected[kOutputs], found[kOutputs];
+  model_t* model = model_create(text, (model_options_t){.device_threads = 2});
+  uint64_t calls = calls_of_a_step(model, expected);
+  for (uint64_t at = 1; at <= calls; ++at) {
+    for (int async = 0; async < 2; ++async) {
+      char message[1024];
+      fail_call(model,
+                (jpp_fake_failure_t){.at = at, .async = async, .code = JPP_OUT_OF_MEMORY},
+                message, sizeof(message));
+      expect_place(message);
+      expect_peak(model, message);
+    }
+  }
+  model_run(model, found);
+  assert_memory_equal(found, expected, model->graph->num_outputs * sizeof(float));
+  model_destroy(model);
+  free(text);
 }
 
 // --- The first failure ----------------------------------------------------------------
@@ -358,10 +394,112 @@ static void test_a_step_is_cancelled(void** state) {
   free(text);
 }
 
+static bool count_questions(void* user) {
+  uint32_t* left = user;
+  return --*left == 0;
+}
+
+// Executions take longer than it takes to be asked twice; what they still do when the
+// step is over disturbs nobody.
+static void test_a_step_asks_whether_to_go_on(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t issuers = 1; issuers < 3; ++issuers) {
+    model_options_t options = {
+        .device_threads = 2, .latency_us = 60000, .issue_threads = issuers};
+    model_t* model = model_create(text, options);
+    float before[kOutputs], after[kOutputs];
+    model_run(model, before);
+    for (uint32_t nth = 1; nth < 3; ++nth) {
+      uint32_t left = nth;
+      jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)model->inputs,
+                          .outputs = model->outputs,
+                          .should_cancel = count_questions,
+                          .user = &left};
+      model_give(model);
+      ASSERT_FAILS(jpp_runtime_step(model->runtime, &io), JPP_CANCELLED, "cancelled");
+      assert_int_equal(left, 0);
+      expect_no_outputs(model);
+      model_take_back(model);
+      model_expect_clean(model);
+    }
+    model_run(model, after);
+    assert_memory_equal(after, before, model->graph->num_outputs * sizeof(float));
+    model_destroy(model);
+  }
+  free(text);
+}
+
+typedef struct in_line {
+  model_t* model;
+  jpp_status_t* status;
+} in_line_t;
+
+static void* step_first(void* user) {
+  in_line_t* first = user;
+  first->status = model_step(first->model);
+  return NULL;
+}
+
+static bool always(void* user) {
+  (void)user;
+  return true;
+}
+
+// The second step does not touch the first, and what it owned is gone.
+static void test_a_step_in_line_is_cancelled(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 4);
+  model_t* first =
+      model_create(text, (model_options_t){.device_threads = 1, .latency_us = 100000});
+  uint32_t ranks = first->plan->ranks;
+  jpp_buffer_t*** outputs = calloc(ranks, sizeof(*outputs));
+  jpp_buffer_t*** inputs = calloc(ranks, sizeof(*inputs));
+  model_give(first);
+  jpp_buffer_t*** given = first->inputs;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const jpp_program_t* program = &first->plan->programs[r];
+    outputs[r] = calloc(program->num_outputs, sizeof(**outputs));
+    inputs[r] = calloc(program->num_inputs, sizeof(**inputs));
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      ASSERT_OK(jpp_client_buffer_copy_to_device(first->client, given[r][i],
+                                                 first->devices[r], &inputs[r][i]));
+    }
+  }
+  jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)inputs,
+                      .outputs = outputs,
+                      .should_cancel = always};
+  in_line_t step = {.model = first};
+  pthread_t thread;
+  uint64_t executions = model_stats(first).executions;
+  assert_int_equal(pthread_create(&thread, NULL, step_first, &step), 0);
+  while (model_stats(first).executions == executions) sched_yield();
+  ASSERT_FAILS(jpp_runtime_step(first->runtime, &io), JPP_CANCELLED, "before it began");
+  pthread_join(thread, NULL);
+  ASSERT_OK(step.status);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const jpp_program_t* program = &first->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      if (!program->inputs[i].owned) {
+        jpp_client_buffer_destroy(first->client, inputs[r][i]);
+      }
+    }
+    free(inputs[r]);
+    free(outputs[r]);
+  }
+  free(inputs);
+  free(outputs);
+  model_take_back(first);
+  model_expect_clean(first);
+  model_destroy(first);
+  free(text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_call_may_fail),
       cmocka_unit_test(test_calls_for_outputs_may_fail),
+      cmocka_unit_test(test_memory_may_run_out_at_every_call),
       cmocka_unit_test(test_the_first_failure_is_named),
       cmocka_unit_test(test_a_run_without_results_may_fail),
       cmocka_unit_test(test_a_missing_input_is_refused),
@@ -372,6 +510,8 @@ int main(void) {
       cmocka_unit_test(test_create_may_fail_at_every_call),
       cmocka_unit_test(test_create_may_fail_at_every_allocation),
       cmocka_unit_test(test_a_step_is_cancelled),
+      cmocka_unit_test(test_a_step_asks_whether_to_go_on),
+      cmocka_unit_test(test_a_step_in_line_is_cancelled),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

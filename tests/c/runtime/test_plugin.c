@@ -125,12 +125,76 @@ static void test_a_failure_is_named_and_the_next_step_works(void** state) {
   free(text);
 }
 
+static _Atomic uint32_t g_bits;
+
+// Gives the bits of `g_bits` for the first element at the call that `g_calls_left` says.
+static XLA_FFI_Error* ffi_spoil_once(XLA_FFI_CallFrame* frame) {
+  int left = atomic_load(&g_calls_left);
+  atomic_store(&g_calls_left, 0);
+  XLA_FFI_Error* error = ffi_fail_once(frame);
+  atomic_store(&g_calls_left, left);
+  bool is_call = !frame->extension_start ||
+                 frame->extension_start->type != XLA_FFI_Extension_Metadata;
+  if (error || !is_call || atomic_fetch_sub(&g_calls_left, 1) != 1) return error;
+  uint32_t bits = atomic_load(&g_bits);
+  const XLA_FFI_Buffer* result = frame->rets.rets[0];
+  memcpy(result->data, &bits, sizeof(bits));
+  return NULL;
+}
+
+typedef struct spoiled {
+  uint32_t bits;
+  bool nans, infs;    // what the step looks for
+  const char* found;  // NULL: the step does not mind
+} spoiled_t;
+
+static void test_results_that_are_no_numbers_are_named(void** state) {
+  (void)state;
+  static const spoiled_t kCases[] = {
+      {0x7fc00000, true, false, "found a NaN: element 0 of 4 of %"},
+      {0xffc00001, true, true, "found a NaN"},
+      {0xff800000, false, true, "found an infinity: element 0 of 4 of %"},
+      {0x7f800000, true, false, NULL},
+      {0x7fc00000, false, true, NULL},
+      {0x7fc00000, false, false, NULL},
+  };
+  char* text = model_chain(3, 3, 4);
+  model_options_t options = {.plugin_path = test_plugin_path(),
+                             .custom_call = "jpp_spoil_once",
+                             .custom_call_task = "fwd_1"};
+  jpp_custom_call_t call = {
+      .name = "jpp_spoil_once", .platform = "Host", .handler = (void*)ffi_spoil_once};
+  model_t* model = model_plan(text, options);
+  ASSERT_OK(jpp_client_register_custom_call(model->client, &call));
+  model_compile(model);
+  ASSERT_OK(model_try_create_runtime(model));
+  for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    atomic_store(&g_calls_left, 3);
+    atomic_store(&g_bits, kCases[i].bits);
+    jpp_runtime_set_checks(model->runtime, kCases[i].nans, kCases[i].infs);
+    model_give(model);
+    jpp_status_t* status = model_step(model);
+    if (kCases[i].found) {
+      assert_int_equal(jpp_status_code(status), JPP_NAN_ERROR);
+      assert_non_null(strstr(jpp_status_message(status), ", fwd_1 of microbatch 2: "));
+      assert_non_null(strstr(jpp_status_message(status), kCases[i].found));
+    } else {
+      assert_null(status);
+    }
+    jpp_status_free(status);
+    model_take_back(model);
+  }
+  model_destroy(model);
+  free(text);
+}
+
 int main(void) {
   if (test_skip_without_plugin()) return 0;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_numbers_of_two_stages),
       cmocka_unit_test(test_schedules_give_the_same_numbers),
       cmocka_unit_test(test_a_failure_is_named_and_the_next_step_works),
+      cmocka_unit_test(test_results_that_are_no_numbers_are_named),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -165,6 +165,26 @@ static void test_slots_are_the_least_that_are_enough(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+// Found by fuzz_csv: what was written for such a rank was an empty line.
+static void test_a_rank_that_does_nothing_is_read_back(void** state) {
+  (void)state;
+  static const char* const kTexts[] = {" \n ,0F0", ",\n0F0,0B0"};
+  for (size_t i = 0; i < sizeof(kTexts) / sizeof(*kTexts); ++i) {
+    jpp_schedule_t *schedule = NULL, *read = NULL;
+    for (int communication = 0; communication < 2; ++communication) {
+      char* text = NULL;
+      ASSERT_OK(
+          jpp_schedule_from_csv("x", kTexts[i], strlen(kTexts[i]), NULL, &schedule));
+      ASSERT_OK(jpp_schedule_print_csv(schedule, communication, &text));
+      ASSERT_OK(jpp_schedule_from_csv("y", text, strlen(text), NULL, &read));
+      assert_int_equal(read->ranks, 2);
+      jpp_schedule_destroy(read);
+      jpp_schedule_destroy(schedule);
+      jpp_text_free(text);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_what_is_written_is_read_back),
@@ -172,6 +192,7 @@ int main(void) {
       cmocka_unit_test(test_forms_that_are_read),
       cmocka_unit_test(test_wrong_texts_name_their_line_and_cell),
       cmocka_unit_test(test_wrong_schedules_are_refused),
+      cmocka_unit_test(test_a_rank_that_does_nothing_is_read_back),
       cmocka_unit_test(test_slots_are_the_least_that_are_enough),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,33 @@
+#include "device/process.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "jaxpp/device.h"
+
+bool jpp_process_is_forked;
+static atomic_bool g_has_client;
+static pthread_once_t g_once = PTHREAD_ONCE_INIT;
+
+// In the child, where only the thread that called fork() is.
+static void note_fork(void) {
+  if (atomic_load(&g_has_client)) jpp_process_is_forked = true;
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
+
+jpp_status_t* jpp_process_check(void) {
+  if (!jpp_process_is_forked) return NULL;
+  return jpp_status_make(
+      JPP_UNSUPPORTED,
+      "this process was forked from one whose devices were in use, and has none of the "
+      "threads that serve them; expected a process that starts anew (multiprocessing: "
+      "get_context(\"spawn\")) or a fork before the first step is compiled");
+}
+
+jpp_status_t* jpp_process_begin_client(void) {
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  pthread_once(&g_once, watch_forks);
+  atomic_store(&g_has_client, true);
+  return NULL;
+}

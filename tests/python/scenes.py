@@ -1,0 +1,289 @@
+"""Short programs about signals, forks and exits: test_process.py runs each in a process.
+
+`python scenes.py NAME`. A scene prints what its test looks for; what it leaves running when
+it ends is part of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+import jaxpp.api as jaxpp  # noqa: E402
+
+LONG = 20_000_000  # rounds: a task of about a quarter of a second, a step of half a minute
+SHORT = 10
+XS = np.ones((64, 4), np.float32)
+
+
+def slow(x: jax.Array, rounds: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, rounds, lambda _, x: jnp.sin(x) + 1e-3, x)
+
+
+def train(w: jax.Array, xs: jax.Array, rounds: jax.Array) -> Any:
+    """Two stages, 64 microbatches; `rounds` says how long it takes."""
+
+    def one(x: jax.Array) -> jax.Array:
+        x = jaxpp.mark_stage_end(slow(x * w, rounds))
+        return jaxpp.mark_stage_end(slow(x * w, rounds)).sum()
+
+    total = jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+    return w + 1e-3 * total, total
+
+
+def make_step(**options: Any) -> Any:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",))
+    return jaxpp.mpmd_jit_with_loop(train, jaxpp.MpmdMesh(mesh, "stage"), **options)
+
+
+def weight() -> Any:
+    return np.float32(1)
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def say(*words: Any) -> None:
+    print(*words, flush=True)
+
+
+# --- Signals ----------------------------------------------------------------------------
+
+
+def interrupted(**options: Any) -> None:
+    step = make_step(**options)
+    w, before = step(weight(), XS, SHORT)
+    interrupt_soon()
+    try:
+        step(w, XS, LONG)
+    except KeyboardInterrupt:
+        say("interrupted")
+    try:
+        say("weight", float(w) == float(step(weight(), XS, SHORT)[0]))
+    except jaxpp.JaxppError as error:
+        say(error.code, error)
+    try:
+        step(w, XS, SHORT)
+    except jaxpp.JaxppError as error:
+        say(error.code, error)
+    say("next", float(step(weight(), XS, SHORT)[1]) == float(before))
+
+
+def interrupted_with_donation() -> None:
+    interrupted(donate_argnums=0)
+
+
+def interrupted_uncaught() -> None:
+    step = make_step()
+    step(weight(), XS, SHORT)
+    interrupt_soon()
+    step(weight(), XS, LONG)
+
+
+def handler_that_returns() -> None:
+    """A user's own handler runs during the step, once a signal, and the step goes on."""
+    step = make_step()
+    step(weight(), XS, SHORT)
+    seen: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+    alarm.start()
+    while not seen:  # the timer may ring between two steps
+        step(weight(), XS, LONG // 100)
+    say("seen", len(seen), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+
+def handler_that_steps() -> None:
+    step = make_step()
+    step(weight(), XS, SHORT)
+
+    def handler(number: int, frame: Any) -> None:
+        step(weight(), XS, SHORT)
+
+    signal.signal(signal.SIGINT, handler)
+    interrupt_soon()
+    try:
+        step(weight(), XS, LONG)
+    except RuntimeError as error:
+        say(error)
+
+
+def interrupted_in_line() -> None:
+    """The step is running in another thread; the main one waits for its turn."""
+    step = make_step()
+    step(weight(), XS, SHORT)
+    threading.Thread(target=step, args=(weight(), XS, LONG), daemon=True).start()
+    time.sleep(0.2)
+    interrupt_soon()
+    try:
+        step(weight(), XS, SHORT)
+    except KeyboardInterrupt:
+        say("interrupted")
+
+
+def interrupted_compile() -> None:
+    """While tracing, planning or compiling, whatever it is at."""
+    for delay in range(1, 20):
+        step = make_step()
+        timer = threading.Timer(0.02 * delay, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            step(weight(), XS, SHORT)
+            timer.join()
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+        timer.join()
+    say("done", float(make_step()(weight(), XS, SHORT)[1]) > 0)
+
+
+# --- Forks ------------------------------------------------------------------------------
+
+
+def keep_jax_client() -> None:
+    """JAX's own client joins the parent's threads when it ends: a crash, without us too."""
+    atexit.unregister(jax._src.api.clean_up)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(jax.devices()[0].client))
+
+
+def outcome_of(child: Callable[[], None]) -> int:
+    """Forks a child that ends as a program does; how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        child()
+        keep_jax_client()
+        sys.exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def refused(call: Callable[[], Any]) -> None:
+    try:
+        call()
+        say("not refused")
+    except jaxpp.JaxppError as error:
+        say(error.code, error)
+
+
+def fork_of_a_user() -> None:
+    step = make_step(donate_argnums=0)
+    w, total = step(weight(), XS, SHORT)
+
+    def child() -> None:
+        refused(lambda: step(w, XS, SHORT))
+        refused(lambda: np.asarray(total))
+        refused(lambda: make_step()(weight(), XS, SHORT))
+        refused(w.block_until_ready)
+        w.delete()
+
+    say("child", outcome_of(child))
+    say("child", outcome_of(lambda: None))
+    say("parent", float(step(w, XS, SHORT)[1]) != float(total))
+
+
+def fork_during_a_step() -> None:
+    step = make_step()
+    step(weight(), XS, SHORT)
+    thread = threading.Thread(target=step, args=(weight(), XS, LONG // 20))
+    thread.start()
+    time.sleep(0.2)
+    say("child", outcome_of(lambda: refused(lambda: step(weight(), XS, SHORT))))
+    thread.join()
+    say("parent", float(step(weight(), XS, SHORT)[1]) > 0)
+
+
+def in_pool(number: int) -> float:
+    return float(make_step()(weight(), XS * number, SHORT)[1])
+
+
+def fork_before_any_client() -> None:
+    """Nothing of JAX ran yet either: it does not survive a fork itself."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        totals = pool.map(in_pool, [1, 2])
+    say("same", totals == [in_pool(1), in_pool(2)])
+
+
+def pool_after_use() -> None:
+    step = make_step()
+    step(weight(), XS, SHORT)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        refused(lambda: pool.map(in_pool, [1]))
+    say("parent", float(step(weight(), XS, SHORT)[1]) > 0)
+
+
+# --- Exits ------------------------------------------------------------------------------
+
+
+def exit_at_once() -> None:
+    """Results that nobody looked at."""
+    step = make_step()
+    step(weight(), XS, SHORT)
+    step(weight(), XS, LONG // 1000)
+    sys.exit(3)
+
+
+def exit_after_interruption() -> None:
+    """The devices are still busy with what was given up."""
+    step = make_step()
+    step(weight(), XS, SHORT)
+    interrupt_soon()
+    try:
+        step(weight(), XS, LONG)
+    except KeyboardInterrupt:
+        sys.exit(3)
+
+
+def step_for_ever(step: Any, rounds: int) -> None:
+    while True:
+        step(weight(), XS, rounds)
+
+
+def exit_beside_daemons() -> None:
+    """Threads that no one waits for run steps, short ones and a long one."""
+    steps = [make_step() for _ in range(3)]
+    for step in steps:
+        step(weight(), XS, SHORT)
+    for step, rounds in zip(steps, (SHORT, LONG // 1000, LONG), strict=True):
+        threading.Thread(target=step_for_ever, args=(step, rounds), daemon=True).start()
+    time.sleep(0.5)
+    sys.exit(3)
+
+
+def error_beside_daemons() -> None:
+    step = make_step()
+    step(weight(), XS, SHORT)
+    threading.Thread(target=step_for_ever, args=(step, SHORT), daemon=True).start()
+    time.sleep(0.2)
+    raise ValueError("of the user")
+
+
+def exit_with_a_thread() -> None:
+    """Python waits for a thread that is no daemon; so its step ends."""
+
+    def work() -> None:
+        say("total", float(step(weight(), XS, LONG // 100)[1]) > 0)
+
+    step = make_step()
+    step(weight(), XS, SHORT)
+    threading.Thread(target=work).start()
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

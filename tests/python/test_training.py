@@ -1,0 +1,116 @@
+"""Larger and odder steps than test_equal.py has, trained beside plain JAX."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpp.api as jaxpp
+import mistakes as m
+import models
+from equality import Problem, assert_trains_equal, make_mesh
+
+
+def test_64_stages_on_4_devices(mesh4: Any) -> None:
+    problem = models.mlp([1] * 64, 4)
+    assert_trains_equal(problem, jaxpp.Interleaved1F1B(64, 4), mesh4, steps=2, tolerance=1e-4)
+
+
+def test_512_microbatches(mesh2: Any) -> None:
+    assert_trains_equal(models.mlp([1, 1], 512), jaxpp.Std1F1B(2), mesh2, steps=2)
+
+
+@pytest.mark.parametrize("schedule", [jaxpp.Std1F1B(4), jaxpp.ZeroBubble(4)], ids=str)
+def test_a_skip_that_several_stages_use(schedule: Any, mesh4: Any) -> None:
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        skip = x = mark(models.layer(params[0], mb["x"]))
+        for k, p in enumerate(params[1:]):
+            x = mark(models.layer(p, x + (k + 1) * skip))
+        return models.mse(x, mb["y"]), ()
+
+    assert_trains_equal(Problem(loss, models.weights(4), models.batch(5)), schedule, mesh4)
+
+
+def with_average(inner: Any, decay: float) -> optax.GradientTransformation:
+    """Keeps a moving average of the parameters, as evaluation uses it."""
+
+    def init(params: Any) -> Any:
+        return inner.init(params), params
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        updates, inner_state = inner.update(grads, state[0], params)
+        after = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state[1], after)
+        return updates, (inner_state, average)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_moving_average_of_the_parameters(mesh4: Any) -> None:
+    problem = models.mlp([1] * 4, 4)
+    problem.optimizer = with_average(optax.adamw(1e-2), 0.9)
+    assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, donate_argnums=(0, 1))
+
+
+def test_embedding_of_integers(mesh2: Any) -> None:
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        ids = mb["ids"].astype(jnp.int32) % 7
+        x = mark(jnp.take(params["table"], ids, axis=0).sum(1))
+        return models.cross_entropy(mark(x @ params["head"]), mb["label"]), ids.max()
+
+    batch = {
+        "ids": np.arange(4 * 3 * 5, dtype=np.uint8).reshape(4, 3, 5),
+        "label": np.arange(12, dtype=np.int16).reshape(4, 3) % 5,
+    }
+    k1, k2 = jax.random.split(models.key(0))
+    params = {"table": jax.random.normal(k1, (7, 16)), "head": jax.random.normal(k2, (16, 5))}
+    problem = Problem(loss, params, batch, aux_operation=jaxpp.Max)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2, reduce_aux=jnp.max)
+
+
+def test_while_loop_whose_length_the_data_decides(mesh2: Any) -> None:
+    def halvings(x: Any) -> Any:
+        def body(state: Any) -> Any:
+            size, count = state
+            return size / 2, count + 1
+
+        largest = jax.lax.stop_gradient(jnp.abs(x).max())
+        return jax.lax.while_loop(lambda state: state[0] > 0.1, body, (largest, 0))[1]
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        x = mark(models.layer(params[0], mb["x"]))
+        count = halvings(x)
+        x = mark(models.layer(params[1], x / (1 + count)))
+        return models.mse(x, mb["y"]), count
+
+    problem = Problem(loss, models.weights(2), models.batch(4), aux_operation=jaxpp.Concat())
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2)
+
+
+# --- Options of the compiler ------------------------------------------------------------
+
+
+def test_compiler_options_reach_every_task(tmp_path: pathlib.Path) -> None:
+    step = jaxpp.mpmd_jit_with_loop(
+        m.training_step(jaxpp.Std1F1B(2)),
+        make_mesh(2),
+        compiler_options={"xla_dump_to": str(tmp_path)},
+    )
+    step.compile(m.params(), m.batch())
+    dumped = {path.name.split(".")[1] for path in tmp_path.glob("module_*")}
+    assert len(dumped) >= 4, dumped  # the forward and the backward of two stages
+
+
+def test_an_unknown_compiler_option_is_named() -> None:
+    options = {"xla_unheard_of": 3}
+    step = jaxpp.mpmd_jit_with_loop(
+        m.training_step(jaxpp.Std1F1B(2)), make_mesh(2), compiler_options=options
+    )
+    with pytest.raises(jaxpp.JaxppError, match="No such compile option: 'xla_unheard_of'"):
+        step(m.params(), m.batch())
