@@ -120,7 +120,7 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 //   - if each rank runs its row in order, each task starting once the tasks it needs have
 //     ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
 //     FWD(s,m) and the BWD or BWD_I(s+1,m); BWD_W(s,m) needs BWD_I(s,m). Otherwise the
-//     message is the shortest cycle among the tasks at which the ranks stop.
+//     message is the shortest cycle of needs and orders among the tasks that never start.
 // The tasks of a FusedTask are taken one after another here; jpp_schedule_timeline() can
 // take them as one. Time and memory are linear in the number of tasks.
 JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;

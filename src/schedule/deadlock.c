@@ -4,127 +4,189 @@
 
 enum { kLongestListing = 9 };  // longer cycles are cut in the middle
 
-// A rank stands still at `task`, which needs `need`.
+// So many tasks are looked at before the shortest cycle found so far has to do.
+enum { kMostLooks = 1 << 25 };
+
+// A task that never starts, and what it needs, which never starts either.
 typedef struct wait {
-  jpp_schedule_task_t task;
-  jpp_schedule_task_t need;
+  uint32_t rank, entry;            // of the task
+  uint32_t need_rank, need_entry;  // the rank runs all before that entry first
+  uint32_t parent;  // the wait because of which the search came here; JPP_NONE: the start
+  uint32_t length;  // of the way from the start
 } wait_t;
 
+// Breadth first over waits: from a task to what it needs, and from there to all that the
+// same rank runs before. A rank is on a shortest cycle once at most: where it comes up
+// twice, one of the two ways between is a shorter cycle.
 typedef struct search {
   const jpp_schedule_order_t* order;
-  uint32_t* distance;  // [ranks], from the rank the search began at; UINT32_MAX: not seen
-  uint32_t* parent;    // [ranks]
-  uint32_t* queue;     // [ranks]
+  wait_t* queue;  // [capacity]; each adds at least one task that is within reach
+  uint64_t capacity;
+  uint64_t tail;
+  uint32_t* reach;  // [ranks] entries below are within reach
+  wait_t* cycle;    // [ranks] the shortest so far
+  uint32_t length;  // of it; more than there are ranks: none so far
+  uint64_t looks;
 } search_t;
 
-static uint32_t need_rank(const search_t* search, const jpp_schedule_task_t* need) {
-  return search->order->index->schedule->stage_rank[need->stage];
+static const jpp_schedule_row_t* row_of(const search_t* search, uint32_t rank) {
+  return &search->order->index->schedule->rows[rank];
 }
 
-// The n-th thing that the first task (or FusedTask) of a stopped rank waits for.
-static bool nth_wait(const jpp_schedule_order_t* order, uint32_t rank, uint32_t n,
-                     wait_t* out_wait) {
-  const jpp_schedule_row_t* row = &order->index->schedule->rows[rank];
-  uint32_t begin = order->done[rank];
-  if (begin == row->count) return false;
-  uint32_t end = order->fused_as_one ? jpp_row_unit_end(row, begin) : begin + 1;
+static uint32_t unit_begin(const search_t* search, uint32_t rank, uint32_t entry) {
+  const jpp_schedule_task_t* tasks = row_of(search, rank)->tasks;
+  bool units = search->order->fused_as_one;
+  while (units && entry && tasks[entry - 1].joins_next) --entry;
+  return entry;
+}
+
+static uint32_t unit_end(const search_t* search, uint32_t rank, uint32_t entry) {
+  bool units = search->order->fused_as_one;
+  return units ? jpp_row_unit_end(row_of(search, rank), entry) : entry + 1;
+}
+
+// The cycle that ends with the wait at the tail of the queue.
+static void keep_cycle(search_t* search, const wait_t* last) {
+  search->length = last->length;
+  const wait_t* wait = last;
+  for (uint32_t i = last->length; i-- > 0;) {
+    search->cycle[i] = *wait;
+    if (i) wait = &search->queue[wait->parent];
+  }
+}
+
+// Adds a wait, unless all that it leads to is within reach; `start` is where the search
+// began.
+static void add_wait(search_t* search, const wait_t* start, const wait_t* wait) {
+  if (wait->length >= search->length) return;
+  bool closes = wait->need_rank == start->rank && wait->need_entry >= start->entry;
+  if (closes) {
+    keep_cycle(search, wait);
+  } else if (wait->need_entry >= search->reach[wait->need_rank] &&
+             search->tail < search->capacity) {
+    search->queue[search->tail++] = *wait;
+  }
+}
+
+// What a task of the unit waits for.
+static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
+                      uint32_t entry, uint32_t parent, uint32_t length) {
+  const jpp_schedule_order_t* order = search->order;
+  const jpp_schedule_task_t* task = &row_of(search, rank)->tasks[entry];
+  ++search->looks;
+  if (task->kind == JPP_TASK_IDLE) return;
+  jpp_task_needs_t needs = jpp_task_needs(order->index, task);
+  for (uint32_t k = 0; k < needs.count; ++k) {
+    const jpp_schedule_task_t* need = &needs.tasks[k];
+    if (jpp_schedule_order_ran(order, need)) continue;
+    wait_t wait = {.rank = rank, .entry = entry, .parent = parent, .length = length};
+    wait.need_rank = order->index->schedule->stage_rank[need->stage];
+    wait.need_entry = *jpp_schedule_index_entry(order->index, jpp_task_slot(need),
+                                                need->stage, need->microbatch) -
+                      1;
+    bool in_unit = wait.need_rank == rank && wait.need_entry < entry &&
+                   wait.need_entry >= unit_begin(search, rank, entry);
+    if (!in_unit) add_wait(search, start, &wait);
+  }
+}
+
+// The tasks that a wait brings within reach.
+static void follow(search_t* search, const wait_t* start, uint32_t at) {
+  wait_t wait = search->queue[at];
+  uint32_t begin = search->reach[wait.need_rank];
+  uint32_t end = unit_end(search, wait.need_rank, wait.need_entry);
+  if (end <= begin) return;
+  search->reach[wait.need_rank] = end;
   for (uint32_t i = begin; i < end; ++i) {
-    jpp_task_needs_t needs = jpp_task_needs(order->index, &row->tasks[i]);
-    for (uint32_t k = 0; k < needs.count; ++k) {
-      const jpp_schedule_task_t* need = &needs.tasks[k];
-      const uint32_t* entry = jpp_schedule_index_entry(order->index, jpp_task_slot(need),
-                                                       need->stage, need->microbatch);
-      bool own = order->index->schedule->stage_rank[need->stage] == rank;
-      bool in_unit = own && *entry > begin && *entry <= i;
-      if (in_unit || jpp_schedule_order_ran(order, need) || n-- > 0) continue;
-      *out_wait = (wait_t){row->tasks[i], *need};
-      return true;
-    }
+    add_waits(search, start, wait.need_rank, i, at, wait.length + 1);
   }
-  return false;
 }
 
-// Breadth first from `from` back to it. Returns the length of the cycle and the last rank
-// on it, or UINT32_MAX.
-static uint32_t shortest_cycle_from(search_t* search, uint32_t from, uint32_t* out_last) {
+static void search_from(search_t* search, uint32_t rank, uint32_t begin, uint32_t end) {
   uint32_t ranks = search->order->index->schedule->ranks;
-  for (uint32_t rank = 0; rank < ranks; ++rank) search->distance[rank] = UINT32_MAX;
-  uint32_t head = 0, tail = 0;
-  search->distance[from] = 0;
-  search->queue[tail++] = from;
-  while (head < tail) {
-    uint32_t rank = search->queue[head++];
-    wait_t wait;
-    for (uint32_t n = 0; nth_wait(search->order, rank, n, &wait); ++n) {
-      uint32_t next = need_rank(search, &wait.need);
-      if (next == from) {
-        *out_last = rank;
-        return search->distance[rank] + 1;
-      }
-      if (search->distance[next] != UINT32_MAX) continue;
-      search->distance[next] = search->distance[rank] + 1;
-      search->parent[next] = rank;
-      search->queue[tail++] = next;
+  wait_t start = {.rank = rank, .entry = begin};
+  search->tail = 0;
+  for (uint32_t r = 0; r < ranks; ++r) search->reach[r] = search->order->done[r];
+  search->looks += ranks;
+  for (uint32_t i = begin; i < end; ++i) {
+    add_waits(search, &start, rank, i, JPP_NONE, 1);
+  }
+  for (uint32_t head = 0; head < search->tail; ++head) {
+    if (search->queue[head].length + 1 >= search->length) return;
+    follow(search, &start, head);
+  }
+}
+
+static bool found(const search_t* search) {
+  return search->length <= search->order->index->schedule->ranks;
+}
+
+static bool is_over(const search_t* search) {
+  if (!found(search)) return false;
+  return search->length == 1 || search->looks > kMostLooks;
+}
+
+// From where the ranks stand still, which finds some cycle, then from all that never
+// starts.
+static void search_all(search_t* search) {
+  const jpp_schedule_t* schedule = search->order->index->schedule;
+  const uint32_t* done = search->order->done;
+  for (uint32_t r = 0; r < schedule->ranks && !is_over(search); ++r) {
+    if (done[r] == schedule->rows[r].count) continue;
+    search_from(search, r, done[r], unit_end(search, r, done[r]));
+  }
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    uint32_t next = 0;
+    for (uint32_t i = done[r]; i < schedule->rows[r].count && !is_over(search);
+         i = next) {
+      next = unit_end(search, r, i);
+      search_from(search, r, i, next);
     }
   }
-  return UINT32_MAX;
 }
 
-// Leaves the cycle's ranks in `queue`, in the order in which they wait for each other.
-static uint32_t shortest_cycle(search_t* search) {
-  uint32_t ranks = search->order->index->schedule->ranks;
-  uint32_t best = UINT32_MAX, best_from = 0, last = 0;
-  for (uint32_t rank = 0; rank < ranks && best > 1; ++rank) {
-    uint32_t length = shortest_cycle_from(search, rank, &last);
-    if (length < best) {
-      best = length;
-      best_from = rank;
-    }
+static jpp_status_t* prepare(search_t* search, jpp_arena_t* scratch) {
+  const jpp_schedule_t* schedule = search->order->index->schedule;
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    search->capacity += 2 * (uint64_t)(schedule->rows[r].count - search->order->done[r]);
   }
-  shortest_cycle_from(search, best_from, &last);
-  for (uint32_t i = best; i-- > 0;) {
-    search->queue[i] = last;
-    last = search->parent[last];
-  }
-  return best;
+  if (search->capacity > kMostLooks) search->capacity = kMostLooks;
+  search->length = schedule->ranks + 1;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, search->capacity, &search->queue));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search->reach));
+  return JPP_ARENA_ARRAY(scratch, schedule->ranks, &search->cycle);
 }
 
-// Why `rank` waits for `next`.
-static wait_t wait_for(const search_t* search, uint32_t rank, uint32_t next) {
-  wait_t wait = {0};
-  for (uint32_t n = 0; nth_wait(search->order, rank, n, &wait); ++n) {
-    if (need_rank(search, &wait.need) == next) break;
-  }
-  return wait;
+// --- As text --------------------------------------------------------------------------
+
+static const jpp_schedule_task_t* task_of(const search_t* search, const wait_t* wait) {
+  return &row_of(search, wait->rank)->tasks[wait->entry];
 }
 
-static uint32_t entry_of(const search_t* search, const jpp_schedule_task_t* task) {
-  return *jpp_schedule_index_entry(search->order->index, jpp_task_slot(task), task->stage,
-                                   task->microbatch) -
-         1;
+static const jpp_schedule_task_t* need_of(const search_t* search, const wait_t* wait) {
+  return &row_of(search, wait->need_rank)->tasks[wait->need_entry];
 }
 
 static void print_own_wait(const search_t* search, jpp_str_t* str) {
-  uint32_t rank = search->queue[0];
-  wait_t wait = wait_for(search, rank, rank);
+  const wait_t* wait = &search->cycle[0];
   char task[JPP_TASK_NAME_SIZE], need[JPP_TASK_NAME_SIZE];
-  jpp_task_name(&wait.task, task);
-  jpp_task_name(&wait.need, need);
+  jpp_task_name(task_of(search, wait), task);
+  jpp_task_name(need_of(search, wait), need);
   jpp_str_appendf(str,
                   "schedule deadlocks: rank %u lists %s (entry %u) before %s (entry %u), "
                   "which it needs; put %s first",
-                  rank, task, entry_of(search, &wait.task), need,
-                  entry_of(search, &wait.need), need);
+                  wait->rank, task, wait->entry, need, wait->need_entry, need);
 }
 
-static void print_wait(const search_t* search, uint32_t rank, uint32_t next,
-                       jpp_str_t* str) {
-  wait_t wait = wait_for(search, rank, next);
+static void print_wait(const search_t* search, const wait_t* wait, jpp_str_t* str) {
   char task[JPP_TASK_NAME_SIZE], need[JPP_TASK_NAME_SIZE];
-  jpp_str_appendf(str,
-                  "\n  rank %u stops at %s (entry %u): it needs %s of rank %u (entry %u)",
-                  rank, jpp_task_name(&wait.task, task), entry_of(search, &wait.task),
-                  jpp_task_name(&wait.need, need), next, entry_of(search, &wait.need));
+  bool first =
+      wait->entry < unit_end(search, wait->rank, search->order->done[wait->rank]);
+  jpp_str_appendf(str, "\n  rank %u %s %s (entry %u): it needs %s of rank %u (entry %u)",
+                  wait->rank, first ? "stops at" : "can not pass",
+                  jpp_task_name(task_of(search, wait), task), wait->entry,
+                  jpp_task_name(need_of(search, wait), need), wait->need_rank,
+                  wait->need_entry);
 }
 
 // How late a task comes in the chain of its microbatch: all forwards, then all backwards.
@@ -140,27 +202,28 @@ static bool depends(const search_t* search, const jpp_schedule_task_t* late,
          chain_depth(search, early) <= chain_depth(search, late);
 }
 
-// A task that can be moved ahead of the one its rank stops at. There is one on every
-// cycle: needs alone do not form a cycle.
-static void print_hint(const search_t* search, uint32_t length, jpp_str_t* str) {
+// A task that can be moved ahead of one that its rank does not get past. There is one on
+// every cycle: needs alone do not form a cycle.
+static void print_hint(const search_t* search, jpp_str_t* str) {
   if (search->order->fused_as_one) {
     jpp_str_append(str, "\nto break this cycle, take a FusedTask on it apart");
     return;
   }
-  for (uint32_t i = 0; i < length; ++i) {
-    uint32_t rank = search->queue[(i + 1) % length];
-    wait_t asked = wait_for(search, search->queue[i], rank);
-    wait_t stopped = wait_for(search, rank, search->queue[(i + 2) % length]);
-    if (depends(search, &asked.need, &stopped.task)) continue;
+  for (uint32_t i = 0; i < search->length; ++i) {
+    const wait_t* asked = &search->cycle[i];
+    const wait_t* stopped = &search->cycle[(i + 1) % search->length];
+    if (depends(search, need_of(search, asked), task_of(search, stopped))) continue;
     char need[JPP_TASK_NAME_SIZE], task[JPP_TASK_NAME_SIZE];
-    jpp_str_appendf(
-        str, "\nto break this cycle, let for example rank %u run %s before %s", rank,
-        jpp_task_name(&asked.need, need), jpp_task_name(&stopped.task, task));
+    jpp_str_appendf(str,
+                    "\nto break this cycle, let for example rank %u run %s before %s",
+                    stopped->rank, jpp_task_name(need_of(search, asked), need),
+                    jpp_task_name(task_of(search, stopped), task));
     return;
   }
 }
 
-static void print_cycle(const search_t* search, uint32_t length, jpp_str_t* str) {
+static void print_cycle(const search_t* search, jpp_str_t* str) {
+  uint32_t length = search->length;
   jpp_str_appendf(
       str, "schedule deadlocks: %u ranks wait for each other%s", length,
       search->order->fused_as_one ? " (each FusedTask taken as one task)" : "");
@@ -170,28 +233,25 @@ static void print_cycle(const search_t* search, uint32_t length, jpp_str_t* str)
                       length - kLongestListing);
       i = length - 1;
     }
-    print_wait(search, search->queue[i], search->queue[(i + 1) % length], str);
+    print_wait(search, &search->cycle[i], str);
   }
-  print_hint(search, length, str);
+  print_hint(search, str);
 }
 
 jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
                                     jpp_arena_t* scratch) {
-  uint32_t ranks = order->index->schedule->ranks;
   search_t search = {.order = order};
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &search.distance));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &search.parent));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &search.queue));
-  uint32_t length = shortest_cycle(&search);
-  if (length == UINT32_MAX) {
+  JPP_RETURN_IF_ERROR(prepare(&search, scratch));
+  search_all(&search);
+  if (!found(&search)) {
     return jpp_status_make(JPP_INTERNAL_ERROR, "schedule %s stops without a cycle",
                            order->index->schedule->name);
   }
   jpp_str_t str = {0};
-  if (length == 1) {
+  if (search.length == 1) {
     print_own_wait(&search, &str);
   } else {
-    print_cycle(&search, length, &str);
+    print_cycle(&search, &str);
   }
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));

@@ -37,8 +37,9 @@ static inline bool jpp_schedule_order_ran(const jpp_schedule_order_t* order,
 jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order,
                                      jpp_arena_t* scratch) JPP_MUST_USE;
 
-// The error for an order that stopped short: the shortest cycle among the tasks at which
-// the ranks stand still. O(ranks^2).
+// The error for an order that stopped short: the shortest cycle of needs and row orders
+// among all tasks that never start. Where there are so many that this would take long,
+// the shortest of those looked at.
 jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
                                     jpp_arena_t* scratch) JPP_MUST_USE;
 

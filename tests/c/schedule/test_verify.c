@@ -190,6 +190,18 @@ static void add_long_cycle(jpp_str_t* str) {
   jpp_schedule_destroy(schedule);
 }
 
+// Ranks 1 and 2 stand still because of each other; what rank 1 lists later can not run
+// either, and is simpler to see.
+static void add_short_cycle_behind_a_long_one(jpp_str_t* str) {
+  jpp_schedule_t* schedule =
+      from_rows(3, 3, 2,
+                (jpp_schedule_row_t[]){ROW(F(0, 0), B(0, 0), F(0, 1), B(0, 1)),
+                                       ROW(F(1, 0), B(1, 0), B(1, 1), F(1, 1)),
+                                       ROW(F(2, 0), F(2, 1), B(2, 0), B(2, 1))});
+  add_message(schedule, false, str);
+  jpp_schedule_destroy(schedule);
+}
+
 static void test_deadlocks_are_explained(void** state) {
   (void)state;
   jpp_str_t str = {0};
@@ -211,6 +223,7 @@ static void test_deadlocks_are_explained(void** state) {
   add_message(schedule, true, &str);
   jpp_schedule_destroy(schedule);
   add_long_cycle(&str);
+  add_short_cycle_behind_a_long_one(&str);
   char* text = NULL;
   ASSERT_OK(jpp_str_finish(&str, &text));
   assert_golden("schedule/deadlocks.txt", text);
@@ -361,6 +374,74 @@ static void check_message(const jpp_status_t* status) {
   assert_true(strstr(message, "to break this cycle") || strstr(message, "; put "));
 }
 
+// --- Shortest cycles, by all pairs of tasks ---
+
+enum { kMaxTasks = 160, kFar = 1000 };
+
+static bool naive_needs(const jpp_schedule_task_t* t, const jpp_schedule_task_t* other) {
+  if (t->kind == JPP_TASK_IDLE || t->microbatch != other->microbatch) return false;
+  bool forward = other->kind == JPP_TASK_FWD;
+  bool backward = other->kind == JPP_TASK_BWD || other->kind == JPP_TASK_BWD_I;
+  if (t->kind == JPP_TASK_FWD) return forward && other->stage + 1 == t->stage;
+  if (t->kind == JPP_TASK_BWD_W) return backward && other->stage == t->stage;
+  return (forward && other->stage == t->stage) ||
+         (backward && other->stage == t->stage + 1);
+}
+
+// Steps from each task to each other: 1 to what it needs, none to what its rank runs
+// before it. 0 if there are too many tasks.
+static uint32_t naive_steps(const jpp_schedule_t* schedule,
+                            uint16_t steps[kMaxTasks][kMaxTasks]) {
+  const jpp_schedule_task_t* tasks[kMaxTasks];
+  uint32_t count = 0, begin[kMaxStages + 1] = {0};
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    if (count + schedule->rows[r].count > kMaxTasks) return 0;
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      tasks[count++] = &schedule->rows[r].tasks[i];
+    }
+    begin[r + 1] = count;
+  }
+  for (uint32_t a = 0; a < count; ++a) {
+    for (uint32_t b = 0; b < count; ++b) {
+      steps[a][b] = naive_needs(tasks[a], tasks[b]) ? 1 : kFar;
+    }
+  }
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    for (uint32_t i = begin[r] + 1; i < begin[r + 1]; ++i) steps[i][i - 1] = 0;
+  }
+  return count;
+}
+
+static uint32_t naive_shortest_cycle(const jpp_schedule_t* schedule) {
+  static uint16_t steps[kMaxTasks][kMaxTasks];
+  uint32_t count = naive_steps(schedule, steps), shortest = kFar;
+  for (uint32_t k = 0; k < count; ++k) {
+    for (uint32_t a = 0; a < count; ++a) {
+      for (uint32_t b = 0; b < count; ++b) {
+        uint32_t through = (uint32_t)steps[a][k] + steps[k][b];
+        if (through < steps[a][b]) steps[a][b] = (uint16_t)through;
+      }
+    }
+  }
+  for (uint32_t a = 0; a < count; ++a) {
+    if (steps[a][a] < shortest) shortest = steps[a][a];
+  }
+  return count ? shortest : 0;
+}
+
+static uint32_t g_cycles[8];
+
+static void check_cycle(const jpp_schedule_t* schedule, const jpp_status_t* status) {
+  const char* message = jpp_status_message(status);
+  uint32_t length = strstr(message, "; put ") ? 1 : 0;
+  if (!strstr(message, "deadlocks")) return;
+  if (!length) sscanf(message, "schedule deadlocks: %u ranks", &length);
+  uint32_t expected = naive_shortest_cycle(schedule);
+  if (!expected) return;
+  assert_int_equal(length, expected);
+  ++g_cycles[length];
+}
+
 static void test_mutants_are_judged_as_by_the_naive_checker(void** state) {
   (void)state;
   static const char* const kOne[] = {"gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"};
@@ -386,11 +467,13 @@ static void test_mutants_are_judged_as_by_the_naive_checker(void** state) {
     assert_int_equal(status == NULL, naive_accepts(mutant));
     *(status ? &rejected : &accepted) += 1;
     check_message(status);
+    if (status && n % 8 == 0) check_cycle(mutant, status);
     jpp_status_free(status);
     jpp_schedule_destroy(mutant);
     jpp_schedule_destroy(original);
   }
   assert_true(accepted > 1000 && rejected > 1000);
+  assert_true(g_cycles[1] > 100 && g_cycles[2] > 100);
 }
 
 static void test_millions_of_tasks_are_verified(void** state) {
