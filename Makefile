@@ -28,12 +28,14 @@ test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
 	@$(PYTHON) tools/run_tests.py asan
 
+bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C loop
+	@$(PYTHON) benchmarks/steps.py
+	@$(PYTHON) benchmarks/first_result.py
+	@$(PYTHON) benchmarks/planning.py
+
 SECONDS := 300
 fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300
 	@$(PYTHON) tools/fuzz.py --seconds $(SECONDS)
-
-bench: $(VENV)/.installed ## step times and ratios against plain jax.jit and a bare C loop
-	@$(PYTHON) benchmarks/bench.py
 
 fmt: $(VENV)/.installed ## format C and Python in place
 	git ls-files '*.c' '*.h' | xargs clang-format -i

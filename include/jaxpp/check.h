@@ -17,26 +17,38 @@
 #define JAXPP_CHECK_H_
 
 #include "jaxpp/program.h"
+#include "jaxpp/schedule_search.h"
 
-// What live bytes are made of.
-typedef enum jpp_bytes_origin {
-  JPP_BYTES_ARGUMENTS,      // the step's arguments
+// What live bytes are made of. What a loop does with an argument tells its kind:
+//
+//  - read by a stage as it is, or through work that needs no loop (a cast, a transpose):
+//    weights, and what that work makes of them likewise;
+//  - read only through cheap ops of the microbatch number (a slice, a folded key): batch;
+//  - not read by any loop: optimizer state. Without a loop all arguments are weights.
+//
+// A result that takes over an argument's donated memory keeps the argument's kind. What
+// an executable needs while it runs (its temporaries) is the device's, and not counted.
+typedef enum jpp_bytes_kind {
+  JPP_BYTES_WEIGHTS,
+  JPP_BYTES_GRADIENTS,  // sums of a loop with a backward pass, losses among them
+  JPP_BYTES_OPTIMIZER_STATE,
+  JPP_BYTES_ACTIVATIONS,    // values of one microbatch
   JPP_BYTES_RECEIVE_SLOTS,  // reserved for the whole step
-  JPP_BYTES_ACCUMULATORS,
-  JPP_BYTES_CONSTANTS,    // microbatch numbers
-  JPP_BYTES_ACTIVATIONS,  // values of one microbatch
-  JPP_BYTES_STEP_VALUES,  // all others: what tasks outside the loops make
-  JPP_BYTES_ORIGIN_COUNT,
-} jpp_bytes_origin_t;
+  JPP_BYTES_BATCH,
+  JPP_BYTES_LOOP_RESULTS,  // accumulators that are no gradients
+  JPP_BYTES_STEP_VALUES,   // all others: what tasks outside the loops make
+  JPP_BYTES_CONSTANTS,     // microbatch numbers
+  JPP_BYTES_KIND_COUNT,
+} jpp_bytes_kind_t;
 
-// "arguments", "receive slots", ...; lifetime static.
-JPP_API const char* jpp_bytes_origin_name(jpp_bytes_origin_t origin);
+// "weights", "optimizer state", ...; lifetime static.
+JPP_API const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind);
 
 typedef struct jpp_check_actor {
   uint32_t runs, sends, recvs, deletes;  // instructions
   uint64_t peak_bytes;                   // on each device of the actor
   uint32_t peak_instr;                   // where it is first reached
-  uint64_t bytes_at_peak[JPP_BYTES_ORIGIN_COUNT];
+  uint64_t bytes_at_peak[JPP_BYTES_KIND_COUNT];
 } jpp_check_actor_t;
 
 typedef struct jpp_check_channel {
@@ -64,5 +76,45 @@ JPP_API void jpp_check_report_destroy(jpp_check_report_t* report);
 // Text; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_check_report_print(const jpp_check_report_t* report,
                                              char** out_text) JPP_MUST_USE;
+
+// What is live on each device of an actor at one point of its program.
+typedef struct jpp_memory_point {
+  uint64_t bytes[JPP_BYTES_KIND_COUNT];
+} jpp_memory_point_t;
+
+// Walks one actor of a proved plan. Point 0 is before the first instruction, point i + 1
+// when instruction i is done and its donated args are gone: program->num_instrs + 1 in
+// all. `out_points` has room for them.
+JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
+                                             jpp_memory_point_t* out_points) JPP_MUST_USE;
+
+// JPP_OUT_OF_MEMORY if the peak of some rank is over limits[rank] (bytes on each device
+// of the rank). The message names the rank that is over by most, the instruction, by how
+// much, and the kinds; and, of the built-in schedules that serve these stages, ranks and
+// microbatches, the one with the shortest simulated loops whose own plan fits, or else
+// the smallest limit that one fits. Each of them is planned for that, so an error takes
+// about as long as planning all of them. `schedules` are those of the plan, a loop each.
+JPP_API jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
+                                             const jpp_schedule_t* const* schedules,
+                                             const uint64_t* limits) JPP_MUST_USE;
+
+// A search for the schedule of one loop of a step.
+typedef struct jpp_check_search {
+  const jpp_graph_t* graph;
+  uint32_t loop;
+  const jpp_schedule_t* const* schedules;  // [loops]; that of `loop` is not read
+  // A plan of the same step under any schedules and numbers of microbatches: what the
+  // bytes of values on a device are taken from.
+  const jpp_plan_t* like;
+  const uint64_t* limits;  // [ranks] as in jpp_check_memory_limit(); NULL: none
+} jpp_check_search_t;
+
+// jpp_schedule_search(), under limits on all that the step keeps: each schedule that
+// would be the best so far is planned, and taken if its plan fits. `options` says the
+// rest; its accept and context are not read. JPP_OUT_OF_MEMORY names the smallest limit
+// that something of what was tried fits.
+JPP_API jpp_status_t* jpp_check_search(const jpp_check_search_t* step,
+                                       const jpp_search_options_t* options,
+                                       jpp_search_result_t* out_result) JPP_MUST_USE;
 
 #endif  // JAXPP_CHECK_H_

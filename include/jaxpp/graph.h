@@ -54,11 +54,13 @@ typedef enum jpp_op_kind {
 enum {
   JPP_OP_CHEAP = 1,     // may be computed again wherever it is needed
   JPP_OP_BACKWARD = 2,  // written by autodiff, not by the user
+  JPP_OP_EFFECT = 4,    // seen from outside (a callback): runs once a microbatch, outside
+                        // a loop once a step, whether what it makes is used or not
 };
 
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
-  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD
+  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT
   uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index
   uint32_t loop;  // the loop whose body it stands in; JPP_NONE outside
   uint32_t num_inputs;
@@ -185,6 +187,7 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 //     %3:f32[8,4] = dot(%1, %2) cheap
 //     %4:f32[8,4] = @mark 0 (%3)
 //     %5:f32[8,4] = @add(%4, %4) backward
+//     = print(%5) effect
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
 //   out %6 "[0]"
 //

@@ -14,6 +14,7 @@
 
 #include "jaxpp/device.h"
 #include "jaxpp/program.h"
+#include "jaxpp/schedule_simulate.h"
 
 typedef struct jpp_runtime jpp_runtime_t;
 
@@ -111,6 +112,11 @@ JPP_API const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime);
 // with jpp_text_free().
 JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* trace,
                                         char** out_text) JPP_MUST_USE;
+// What a stage of a loop took for one microbatch, in milliseconds: the mean over the runs
+// of each task, since a short run may be noted together with its neighbour. A whole
+// backward counts half as input gradient. `out_costs` has room for the loop's stages.
+JPP_API void jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop,
+                             jpp_cost_t* out_costs);
 // A line a rank, `columns` wide; forwards show the microbatch's last digit, backwards a
 // letter for it, tasks outside loops '#', idle time '.'. With `color` ANSI colours by
 // kind.

@@ -166,6 +166,9 @@ JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
 JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
                                             uint32_t* out_peaks);
 
+// Whether it has backwards in two parts, BWD_I and BWD_W.
+JPP_API bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule);
+
 // JPP_OUT_OF_MEMORY if a rank keeps more than `limit` bytes of activations at once, when
 // a stage keeps `activation_bytes` for a microbatch: says which rank, at which forward,
 // by how much it is over, and which built-in schedule of these sizes fits.

@@ -6,8 +6,9 @@
 
 // One row a rank with its tasks: forwards, backwards (of inputs) and weight gradients in
 // three colours, later stages of a rank darker, microbatch numbers where they fit,
-// bubbles in the background's colour; below each row what it keeps over time; title and
-// legend. JPP_INVALID_ARGUMENT for more tasks than a picture can show (1,000,000).
+// bubbles in the background's colour, streams one above the other; below each row what it
+// keeps over time; title and legend. JPP_INVALID_ARGUMENT for more tasks than a picture
+// can show (1,000,000).
 JPP_API jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation,
                                    char** out_text) JPP_MUST_USE;
 
@@ -16,8 +17,9 @@ JPP_API jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation,
 JPP_API jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation,
                                     char** out_text) JPP_MUST_USE;
 
-// A line a rank, `columns` wide: forwards show the microbatch's last digit, backwards a
-// letter, weight gradients a capital one, bubbles '.'. With `color` ANSI colours by kind.
+// A line a rank, and one more for each further stream, `columns` wide: forwards show the
+// microbatch's last digit, backwards a letter, weight gradients a capital one, bubbles
+// '.'. With `color` ANSI colours by kind.
 JPP_API jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t columns,
                                     bool color, char** out_text) JPP_MUST_USE;
 

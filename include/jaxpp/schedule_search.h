@@ -25,6 +25,11 @@ typedef struct jpp_search_options {
   double seconds;             // to search for
   uint64_t seed;
   bool whole_backwards;  // none in two parts
+  // May be NULL. Says whether a schedule that would be the best so far is acceptable:
+  // beside memory_limit, or in its place. From the caller's thread; its error ends the
+  // search.
+  jpp_status_t* (*accept)(void* context, const jpp_schedule_t* schedule,
+                          bool* out_accept);
   // May be NULL. Called about once a second from the caller's thread; may not block.
   void (*progress)(void* context, const jpp_search_progress_t* progress);
   void* context;
@@ -41,7 +46,8 @@ typedef struct jpp_search_result {
   uint64_t tried;
 } jpp_search_result_t;
 
-// JPP_OUT_OF_MEMORY when not even one microbatch at a time fits on the ranks.
+// JPP_OUT_OF_MEMORY when not even one microbatch at a time fits on the ranks, or nothing
+// was acceptable.
 JPP_API jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
                                           jpp_search_result_t* out_result) JPP_MUST_USE;
 

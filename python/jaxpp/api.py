@@ -1,6 +1,7 @@
 """Every name that a step's author writes, as `jaxpp.api` has them."""
 
 from jaxpp.array import MpmdArray
+from jaxpp.auto import Auto
 from jaxpp.by_yield import mpmd_jit_by_yield
 from jaxpp.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
 from jaxpp.errors import JaxppError, NanError
@@ -36,6 +37,7 @@ from jaxpp.times import collect_task_times_ms
 
 __all__ = [
     "Add",
+    "Auto",
     "BaseSchedule",
     "BreadthFirst",
     "Concat",

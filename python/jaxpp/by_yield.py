@@ -14,7 +14,7 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.primitives import treduce_i
-from jaxpp.schedules import BaseSchedule, FusedTask, Task, TaskType
+from jaxpp.schedules import OnePass
 from jaxpp.step import mpmd_jit_with_loop
 
 __all__ = ["mpmd_jit_by_yield"]
@@ -31,22 +31,6 @@ class _Last:
         return value
 
 
-class _OnePass(BaseSchedule):
-    """Each stage forward, then, if there is one, backward; stage s on rank s mod ranks."""
-
-    def __init__(self, num_stages: int, mpmd_dim: int) -> None:
-        super().__init__(num_stages)
-        self.mpmd_dim = mpmd_dim
-
-    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
-        rows: list[list[Task | FusedTask | None]] = [[] for _ in range(self.mpmd_dim)]
-        for stage in range(self.num_stages):
-            rows[stage % self.mpmd_dim].append(Task(stage, 0, TaskType.FWD))
-        for stage in reversed(range(self.num_stages)):
-            rows[stage % self.mpmd_dim].append(Task(stage, 0, TaskType.BWD))
-        return rows
-
-
 @dataclasses.dataclass(frozen=True)
 class _AsMarked:
     """One pass through as many stages as there are marks, or as the user says."""
@@ -61,7 +45,7 @@ class _AsMarked:
                 "mpmd_jit_by_yield: the function has no stage marks; expected one at the end "
                 "of each stage (mark_stage_end)",
             )
-        return _OnePass(stages, mpmd_dim).build(n_mubatches, mpmd_dim)
+        return OnePass(stages, mpmd_dim).build(n_mubatches, mpmd_dim)
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         return self.build_for(n_mubatches, mpmd_dim, 0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import (
@@ -17,7 +18,7 @@ from jaxpp.errors import (
 )
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Call", "Options", "Signature", "struct_key", "struct_of"]
+__all__ = ["Call", "Options", "Signature", "memory_limits_of", "struct_key", "struct_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Options:
     donate_argnames: tuple[str, ...]
     compiler_options: dict[str, Any] | None
     plugin: str | None
+    memory_limits: list[int] | None  # bytes of each device, a rank each
 
 
 @dataclasses.dataclass
@@ -159,6 +161,21 @@ class Signature:
         for position, value in static[0]:
             merged.insert(position, value)
         return merged, {**kwargs, **dict(static[1])}
+
+
+def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
+    """A memory_limit= as bytes for each rank; None: no limit."""
+    if given is None:
+        return None
+    limits = list(given) if isinstance(given, Sequence) else [given] * ranks
+    whole = all(isinstance(n, int | np.integer) and 0 < n < 2**63 for n in limits)
+    if whole and len(limits) == ranks:
+        return [int(n) for n in limits]
+    raise make_error(
+        "invalid-argument",
+        f"{who}: memory_limit={shorten(given)}; expected a whole number of bytes above 0, or "
+        f"a list of one for each of the {ranks} ranks",
+    )
 
 
 def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -15,13 +15,17 @@ from jaxlib import xla_client
 from jaxpp import _core
 from jaxpp.array import MpmdArray, Placement
 from jaxpp.call import Options
+from jaxpp.compilation_cache import folder, key_of
+from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
 from jaxpp.errors import JaxppError, make_error
-from jaxpp.lowering import TaskLowerer
+from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
 from jaxpp.times import collecting, note_step
 
 __all__ = ["CompiledStep"]
+
+_MEASURED_RUNS = 4  # of a trial
 
 
 def compile_options(device_ids: Sequence[int], user_options: dict[str, Any] | None) -> bytes:
@@ -61,6 +65,7 @@ class _Compiler:
         self.lowerer = TaskLowerer(
             traced.graph, traced.staged, options.mesh, specs, devices.platform
         )
+        self.cache_folder = folder()
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
@@ -69,14 +74,28 @@ class _Compiler:
         rank, ops = task[2], task[5]
         if not ops:
             return None
-        code = self.lowerer.lower(task, donations).code
+        lowered = self.lowerer.lower(task, donations)
+        if lowered.callbacks and not has_callbacks(self.devices.client):
+            raise make_error(
+                "unsupported",
+                f"task {task[0]} calls back into Python (jax.debug.print, a callback), which "
+                f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
+                "CPU plugin of PJRT API 0.115 or later, or remove the callback",
+            )
         portable = self.devices.per_rank == 1
-        key = (code, None if portable else rank)
+        key = (lowered.code, None if portable else rank)
         if key not in self.futures:
             ids = self.devices.ids[rank]
             options = compile_options(ids, self.user_options)
-            self.futures[key] = pool.submit(self.devices.client.compile, code, options)
+            self.futures[key] = pool.submit(self._compile, lowered, options)
         return self.futures[key]
+
+    def _compile(self, lowered: LoweredTask, options: bytes) -> _core.Executable:
+        # The code of a callback names an address of this process.
+        folder = None if lowered.callbacks else self.cache_folder
+        key = folder and key_of(lowered.text(), options, self.devices.plugin_key)
+        compile_ = self.devices.client.compile
+        return compile_(lowered.code, options, lowered.callbacks, folder, key)
 
     def _result(
         self, task: Any, future: concurrent.futures.Future[_core.Executable]
@@ -102,6 +121,14 @@ class _Compiler:
         finally:
             # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
+    if not jax.dtypes.issubdtype(struct.dtype, jax.dtypes.prng_key):
+        return jax.numpy.zeros(struct.shape, struct.dtype)
+    data = jax.eval_shape(jax.random.key_data, struct)
+    zeros = jax.numpy.zeros(data.shape, data.dtype)
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(struct))
 
 
 class CompiledStep:
@@ -225,6 +252,22 @@ class CompiledStep:
             self._runtime.set_tracing(self._tracing)
         arrays = list(map(MpmdArray, self._outputs, results))
         return self._traced.out_tree.unflatten(arrays)
+
+    def measure(self, leaves: list[Any]) -> list[Any]:
+        """The costs of each loop's stages, from a few runs; leaves without a value are zeros.
+
+        They are (forward, input gradient, weight gradient) in ms for a microbatch.
+        """
+        leaves = [_zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
+        self.run_leaves(leaves)
+        self.set_tracing()
+        loops = range(len(self._traced.graph.loops))
+        costs = []
+        for _ in range(_MEASURED_RUNS):
+            self.run_leaves(leaves)
+            costs.append([self._runtime.costs(loop) for loop in loops])
+        means = [np.mean(runs, axis=0) for runs in zip(*costs, strict=True)]
+        return [[tuple(stage) for stage in loop.tolist()] for loop in means]
 
     # --- Looking ---
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxpp import _core
+from jaxpp.compilation_cache import plugin_key
 from jaxpp.custom_calls import register_handlers
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
@@ -19,10 +20,11 @@ __all__ = ["Devices", "devices_for"]
 class Devices:
     """A client and the devices of each rank of a mesh, as the client numbers them."""
 
-    def __init__(self, client: _core.Client, mesh: MpmdMesh) -> None:
+    def __init__(self, client: _core.Client, plugin: str, mesh: MpmdMesh) -> None:
         self.client = client
         register_handlers(client)
         self.platform, self.version, self.found = client.info()
+        self.plugin_key = plugin_key(plugin, self.version)
         by_id = {device_id: index for index, (device_id, _) in enumerate(self.found)}
         self.ids = [[d.id for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
         missing = sorted({i for ids in self.ids for i in ids} - by_id.keys())
@@ -78,9 +80,9 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
     highest = max(d.id for d in mesh.jax_mesh.devices.flat)
     on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
     cpu_devices = max(highest + 1, len(jax.devices("cpu"))) if on_cpu else 0
-    return _devices(_client(path, cpu_devices), mesh)
+    return _devices(_client(path, cpu_devices), path, mesh)
 
 
 @functools.cache
-def _devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
-    return Devices(client, mesh)
+def _devices(client: _core.Client, plugin: str, mesh: MpmdMesh) -> Devices:
+    return Devices(client, plugin, mesh)

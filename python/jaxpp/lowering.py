@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxpp import _core
+from jaxpp.callbacks import redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import state_of
 from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
@@ -29,6 +30,7 @@ class LoweredTask:
     """A task's module: StableHLO bytecode, the same object for tasks that are the same."""
 
     code: bytes
+    callbacks: tuple[_core.Callback, ...]  # whose addresses are in the code
     text: Callable[[], str]
 
 
@@ -238,7 +240,9 @@ class TaskLowerer:
         lowered = traced.lower(lowering_platforms=(self.platform,))
         module = lowered.compiler_ir("stablehlo")
         _set_aliases(module, donations)
-        return LoweredTask(_bytecode(module), lambda: str(module))
+        functions = lowered._lowering.compile_args["host_callbacks"]
+        callbacks = redirect_callbacks(module, functions)
+        return LoweredTask(_bytecode(module), callbacks, lambda: str(module))
 
 
 def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:

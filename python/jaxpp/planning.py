@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
+from jaxpp.auto import find_schedules, is_auto, trial_length
 from jaxpp.call import Call, Options, Signature, struct_of
 from jaxpp.errors import (
     JaxppError,
@@ -149,12 +150,61 @@ def _build_schedule(loop: FrontLoop, ranks: int) -> _core.Schedule:
     )
 
 
-def trace_step(
+@dataclasses.dataclass
+class _Front:
+    """A step traced by JAX, with all that planning it takes."""
+
+    name: str
+    mesh: MpmdMesh
+    closed: ClosedJaxpr
+    tree: Any
+    out_tree: Any
+    arg_names: list[str]
+    out_names: list[str]
+    in_specs: list[Any]
+    out_specs: list[Any]
+
+    def graph(self, donated: list[bool], **options: Any) -> Graph:
+        ranks = self.mesh.mpmd_dim
+        return build_graph(
+            self.name, ranks, self.closed, donated, self.arg_names, self.out_names, **options
+        )
+
+    def plan(
+        self,
+        graph: Graph,
+        schedules: list[_core.Schedule],
+        donated: list[bool],
+        memory_limits: list[int] | None,
+    ) -> Traced:
+        mesh, names, out_names = self.mesh, self.arg_names, self.out_names
+        staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
+        specs = infer_specs(
+            graph, staged, mesh, self.in_specs, self.out_specs, names, out_names
+        )
+        plan = _core.Plan(staged, schedules, specs.value_bytes)
+        proof = plan.check(schedules, memory_limits)
+        return Traced(
+            graph,
+            schedules,
+            staged,
+            specs,
+            plan,
+            proof,
+            self.tree,
+            self.out_tree,
+            [v.aval for v in self.closed.jaxpr.invars],
+            self.closed.out_avals,
+            names,
+            donated,
+        )
+
+
+def _trace_front(
     fun: Callable[..., Any], signature: Signature, call: Call, options: Options
-) -> Traced:
-    """Traces and plans a step. Nothing runs, nothing is compiled."""
+) -> _Front:
     mesh = options.mesh
-    names, donated = signature.describe(call)
+    names, _ = signature.describe(call)
     in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs")
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
@@ -167,23 +217,40 @@ def trace_step(
     )
     name = getattr(fun, "__name__", "step")
     out_names = _output_names(out_tree)
-    graph = build_graph(name, mesh.mpmd_dim, closed, donated, names, out_names)
-    schedules = [_build_schedule(loop, mesh.mpmd_dim) for loop in graph.loops]
-    staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
-    specs = infer_specs(graph, staged, mesh, in_specs, out_specs, names, out_names)
-    plan = _core.Plan(staged, schedules, specs.value_bytes)
-    proof = plan.check()
-    return Traced(
-        graph,
-        schedules,
-        staged,
-        specs,
-        plan,
-        proof,
-        call.tree,
-        out_tree,
-        [v.aval for v in closed.jaxpr.invars],
-        closed.out_avals,
-        names,
-        donated,
+    return _Front(
+        name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs
     )
+
+
+def trace_step(
+    fun: Callable[..., Any],
+    signature: Signature,
+    call: Call,
+    options: Options,
+    measure: Callable[[Traced], list[Any]],
+) -> Traced:
+    """Traces and plans a step. Nothing runs or is compiled, unless a loop is under `Auto`.
+
+    `measure` runs a trial of the step, in which nothing is donated, and gives for each loop
+    the costs of its stages.
+    """
+    front = _trace_front(fun, signature, call, options)
+    _, donated = signature.describe(call)
+    graph = front.graph(donated)
+    ranks = options.mesh.mpmd_dim
+
+    def run_trial(schedules: list[_core.Schedule]) -> tuple[_core.Plan, list[Any]]:
+        borrowed = [False] * len(donated)
+        trial_graph = front.graph(borrowed, loop_length=trial_length)
+        trial = front.plan(trial_graph, schedules, borrowed, None)
+        return trial.plan, measure(trial)
+
+    given = [
+        None if is_auto(loop.schedule) else _build_schedule(loop, ranks) for loop in graph.loops
+    ]
+    limits = options.memory_limits
+    schedules, founds = find_schedules(graph, given, ranks, limits, run_trial)
+    traced = front.plan(graph, schedules, donated, limits)
+    for found in founds:
+        found.peak_bytes = [peak for _, peak, _ in traced.plan.summary()]
+    return traced

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import Call, Options, Signature, struct_key
+from jaxpp.call import Call, Options, Signature, memory_limits_of, struct_key
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
 from jaxpp.errors import (
@@ -47,9 +47,16 @@ class MpmdFunction:
         _core.check_process()
         if self._compiled:
             _log.debug("%s: new shapes, dtypes or statics: tracing again", self._fun)
-        traced = trace_step(self._fun, self._signature, call, self._options)
+        traced = self._trace(call)
         devices = devices_for(self._options.mesh, self._options.plugin)
         return CompiledStep(traced, devices, self._options)
+
+    def _trace(self, call: Call) -> Traced:
+        def measure(trial: Traced) -> list[Any]:
+            devices = devices_for(self._options.mesh, self._options.plugin)
+            return CompiledStep(trial, devices, self._options).measure(call.leaves)
+
+        return trace_step(self._fun, self._signature, call, self._options, measure)
 
     def _get(self, call: Call) -> CompiledStep:
         key = self._key(call)
@@ -59,10 +66,13 @@ class MpmdFunction:
         return compiled
 
     def trace_and_place(self, *args: Any, **kwargs: Any) -> Traced:
-        """The plan for these arguments (arrays or ShapeDtypeStructs), not compiled."""
+        """The plan for these arguments (arrays or ShapeDtypeStructs), not compiled.
+
+        A loop under `Auto` is measured for it.
+        """
         call = self._signature.split(args, kwargs)
         self._key(call)  # refuses what can not be an argument
-        return trace_step(self._fun, self._signature, call, self._options)
+        return self._trace(call)
 
     def compile(self, *args: Any, **kwargs: Any) -> BoundStep:
         """The step compiled for these arguments (arrays or ShapeDtypeStructs)."""
@@ -116,6 +126,7 @@ def mpmd_jit_with_loop(
     donate_argnames: str | Sequence[str] | None = None,
     compiler_options: dict[str, Any] | None = None,
     plugin: str | None = None,
+    memory_limit: int | Sequence[int] | None = None,
 ) -> Any:
     """Makes a pipeline of a training step that has a `treduce` in it.
 
@@ -131,6 +142,10 @@ def mpmd_jit_with_loop(
         not be used again.
       compiler_options: XLA's, for every task.
       plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded CPU one.
+      memory_limit: bytes that a step may take on each device: weights, gradients, optimizer
+        state, activations, receive slots and the rest of what it keeps between tasks; a
+        number, or one for each rank. A plan that takes more is refused before anything is
+        compiled.
 
     Returns:
       The pipelined step, with `compile`, `trace_and_place` and `__call__`; a decorator if
@@ -139,7 +154,7 @@ def mpmd_jit_with_loop(
     Raises:
       JaxppError: from the first call or `compile`, before anything runs: "stage-marks",
         "schedule", "mesh", "microbatch", "operation", "sharding", "plugin", "devices",
-        "donated", "unsupported", "invalid-argument".
+        "donated", "unsupported", "invalid-argument", "out-of-memory" (the memory limit).
     """
     if fun is None:
         keywords = {k: v for k, v in locals().items() if k != "fun"}
@@ -163,5 +178,6 @@ def mpmd_jit_with_loop(
         _as_tuple(donate_argnames),
         compiler_options,
         plugin,
+        memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, "mpmd_jit_with_loop"),
     )
     return MpmdFunction(fun, options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
 
 # jpp_op_kind_t and the flags of jpp_op_t
 CALL, MARK, MARK_BACKWARD, ADD, PLACE, LOOP, INIT, ACCUMULATE, SUM = range(9)
-_CHEAP, _BACKWARD = 1, 2
+_CHEAP, _BACKWARD, _EFFECT = 1, 2, 4
 
 # Ops on this few bytes are computed again where they are needed, not sent.
 _SMALL_BYTES = 4096
@@ -174,8 +174,9 @@ def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
 class _Builder:
     """Walks jaxprs and adds to the graph."""
 
-    def __init__(self, name: str, ranks: int) -> None:
+    def __init__(self, name: str, ranks: int, loop_length: Callable[[Any, int], int]) -> None:
         self.core = _core.Graph(name, ranks)
+        self.loop_length = loop_length
         self.ops: dict[int, FrontOp] = {}
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
@@ -284,6 +285,8 @@ class _Builder:
         flags = _CHEAP if self._is_cheap(eqn) else 0
         if "transpose(" in str(eqn.source_info.name_stack):
             flags |= _BACKWARD
+        if eqn.effects:
+            flags |= _EFFECT
         avals = [v.aval for v in eqn.outvars]
         kind = ADD if self._is_sum(eqn, operands) else CALL
         if eqn.primitive is place_p and self.outside is None:
@@ -328,7 +331,8 @@ class _Builder:
         schedule = params["schedule"]
         core_name = getattr(schedule, "core_name", None)
         stages = getattr(schedule, "num_stages", 0)
-        index = self.core.begin_loop(params["length"], stages, core_name, where)
+        length = self.loop_length(schedule, params["length"])
+        index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_where = set(range(index)), where
         self.num_marks, self.mark_stages = 0, {}
@@ -441,6 +445,7 @@ def build_graph(
     donated: Sequence[bool],
     arg_names: Sequence[str],
     out_names: Sequence[str],
+    loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
 ) -> Graph:
     """The graph of a traced step.
 
@@ -450,11 +455,13 @@ def build_graph(
       closed_jaxpr: of the step, all arguments flat.
       donated, arg_names: an entry an argument.
       out_names: an entry a result.
+      loop_length: how many microbatches to plan for a loop, from its schedule and how many
+        it has.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.
     """
-    builder = _Builder(name, ranks)
+    builder = _Builder(name, ranks, loop_length)
     jaxpr = closed_jaxpr.jaxpr
     args = [
         builder.add_arg(v.aval, d, n)

@@ -1,4 +1,6 @@
 // One actor's list, instruction by instruction.
+#include <string.h>
+
 #include "check/checker.h"
 
 // --- Contents -------------------------------------------------------------------------
@@ -49,18 +51,15 @@ static uint64_t content_bytes(const jpp_walk_t* w, const jpp_content_t* content)
   return w->c->plan->value_bytes[content->value];
 }
 
-static void note_peak(jpp_walk_t* w) {
+// `point`: of the curve.
+static void note_live(jpp_walk_t* w, uint32_t point) {
+  if (w->c->curve) {
+    memcpy(w->c->curve[point].bytes, w->live_of, sizeof(w->live_of));
+  }
   if (w->live <= w->actor->peak_bytes) return;
   w->actor->peak_bytes = w->live;
   w->actor->peak_instr = w->at;
-  for (int i = 0; i < JPP_BYTES_ORIGIN_COUNT; ++i) {
-    w->actor->bytes_at_peak[i] = w->live_of[i];
-  }
-}
-
-static uint8_t origin_of(const jpp_checker_t* c, const jpp_content_t* content) {
-  if (jpp_check_accumulator(c, content->value)) return JPP_BYTES_ACCUMULATORS;
-  return content->microbatch == JPP_NONE ? JPP_BYTES_STEP_VALUES : JPP_BYTES_ACTIVATIONS;
+  memcpy(w->actor->bytes_at_peak, w->live_of, sizeof(w->live_of));
 }
 
 jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
@@ -74,14 +73,14 @@ jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content
   }
   *at = content;
   w->live += content_bytes(w, &content);
-  w->live_of[content.origin] += content_bytes(w, &content);
+  w->live_of[content.kind] += content_bytes(w, &content);
   return NULL;
 }
 
 void jpp_walk_drop(jpp_walk_t* w, uint32_t reg) {
   jpp_content_t* at = &w->registers[reg];
   w->live -= content_bytes(w, at);
-  w->live_of[at->origin] -= content_bytes(w, at);
+  w->live_of[at->kind] -= content_bytes(w, at);
   *at = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
 }
 
@@ -113,7 +112,7 @@ static jpp_status_t* take_input(jpp_walk_t* w, const jpp_program_input_t* input,
       .value = graph->args[arg].value,
       .microbatch = JPP_NONE,
       .owner = input->owned ? JPP_OWNER_PROGRAM : JPP_OWNER_CALLER,
-      .origin = JPP_BYTES_ARGUMENTS,
+      .kind = w->c->kinds[graph->args[arg].value],
   };
   return jpp_walk_define(w, input->reg, content);
 }
@@ -144,7 +143,7 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
         .value = graph->loops[0].index,
         .microbatch = constant->microbatch,
         .owner = JPP_OWNER_CONSTANT,
-        .origin = JPP_BYTES_CONSTANTS,
+        .kind = JPP_BYTES_CONSTANTS,
     };
     JPP_RETURN_IF_ERROR(jpp_walk_define(w, constant->reg, content));
   }
@@ -168,7 +167,7 @@ static jpp_status_t* begin(jpp_walk_t* w) {
   w->live = w->live_of[JPP_BYTES_RECEIVE_SLOTS] = reserved;
   JPP_RETURN_IF_ERROR(take_inputs(w));
   JPP_RETURN_IF_ERROR(take_constants(w));
-  note_peak(w);
+  note_live(w, 0);
   return NULL;
 }
 
@@ -254,7 +253,7 @@ static jpp_status_t* check_recv(jpp_walk_t* w) {
                                   : "the value has one instance a step, no microbatch");
   }
   jpp_content_t content = {.value = value, .microbatch = w->instr->microbatch};
-  content.origin = origin_of(w->c, &content);
+  content.kind = w->c->kinds[value];
   jpp_end_t end = {.instr = w->at, .value = value, .microbatch = content.microbatch};
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&w->c->ends[w->instr->target].recvs, end));
   return jpp_walk_define(w, w->program->operands[w->instr->first_operand], content);
@@ -389,7 +388,7 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   for (; walk.at < program->num_instrs; ++walk.at) {
     walk.instr = &program->instrs[walk.at];
     JPP_RETURN_IF_ERROR(check_instr(&walk));
-    note_peak(&walk);
+    note_live(&walk, walk.at + 1);
   }
   return end(&walk);
 }

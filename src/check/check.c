@@ -26,9 +26,14 @@ static jpp_status_t* make_run_flags(jpp_checker_t* c) {
   return JPP_ARENA_ARRAY(&c->scratch, total, &c->ran);
 }
 
-static jpp_status_t* check(jpp_checker_t* c) {
+static jpp_status_t* prepare(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(note_accumulators(c));
   JPP_RETURN_IF_ERROR(make_run_flags(c));
+  return jpp_check_kinds(c);
+}
+
+static jpp_status_t* check(jpp_checker_t* c) {
+  JPP_RETURN_IF_ERROR(prepare(c));
   JPP_RETURN_IF_ERROR(jpp_check_bindings(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
@@ -38,19 +43,29 @@ static jpp_status_t* check(jpp_checker_t* c) {
   return jpp_check_waiting(c);
 }
 
-static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* storage) {
-  jpp_checker_t c = {.plan = plan, .staged = plan->staged};
-  jpp_arena_t* arena = &storage->arena;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &c.actors));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &c.channels));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(plan->num_channels, &c.ends));
-  jpp_status_t* status = check(&c);
-  for (uint32_t i = 0; i < plan->num_channels; ++i) {
-    jpp_vec_deinit(&c.ends[i].sends);
-    jpp_vec_deinit(&c.ends[i].recvs);
+// What a checker needs, whose reports go to `arena`; free it with end().
+static jpp_status_t* begin(const jpp_plan_t* plan, jpp_arena_t* arena,
+                           jpp_checker_t* out_c) {
+  *out_c = (jpp_checker_t){.plan = plan, .staged = plan->staged};
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &out_c->actors));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &out_c->channels));
+  return JPP_ALLOC_ARRAY(plan->num_channels, &out_c->ends);
+}
+
+static void end(jpp_checker_t* c) {
+  for (uint32_t i = 0; c->ends && i < c->plan->num_channels; ++i) {
+    jpp_vec_deinit(&c->ends[i].sends);
+    jpp_vec_deinit(&c->ends[i].recvs);
   }
-  jpp_free(c.ends);
-  jpp_arena_deinit(&c.scratch);
+  jpp_free(c->ends);
+  jpp_arena_deinit(&c->scratch);
+}
+
+static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* storage) {
+  jpp_checker_t c;
+  jpp_status_t* status = begin(plan, &storage->arena, &c);
+  if (!status) status = check(&c);
+  end(&c);
   storage->report =
       (jpp_check_report_t){.plan = plan, .actors = c.actors, .channels = c.channels};
   return status;
@@ -67,6 +82,20 @@ jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_re
   }
   *out_report = &storage->report;
   return NULL;
+}
+
+jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
+                                     jpp_memory_point_t* out_points) {
+  jpp_checker_t c;
+  jpp_arena_t arena;
+  jpp_arena_init(&arena);
+  jpp_status_t* status = begin(plan, &arena, &c);
+  c.curve = out_points;
+  if (!status) status = prepare(&c);
+  if (!status) status = jpp_check_actor(&c, rank);
+  end(&c);
+  jpp_arena_deinit(&arena);
+  return status;
 }
 
 void jpp_check_report_destroy(jpp_check_report_t* report) {

@@ -1,12 +1,16 @@
 // The checker's working state, handed from pass to pass:
 //
+//   kinds.c     says of each value what kind of bytes it is
 //   actor.c     walks each actor's list: registers, bytes, what is left at the end
 //   run.c       one RUN of that walk
 //   channels.c  pairs what actor.c saw go in and out of each channel
 //   wait.c      lets all actors run, sends blocking, and finds cycles and slots
+//   limit.c     compares the peaks with a limit
+//   fit.c       finds a schedule that fits it
 #ifndef JPP_CHECK_CHECKER_H_
 #define JPP_CHECK_CHECKER_H_
 
+#include "base/str.h"
 #include "base/vec.h"
 #include "jaxpp/check.h"
 
@@ -21,7 +25,7 @@ typedef struct jpp_content {
   uint32_t microbatch;  // JPP_NONE for the one instance a step
   uint32_t summed;      // of an accumulator: microbatches that are in it
   uint8_t owner;        // jpp_owner_t
-  uint8_t origin;       // jpp_bytes_origin_t
+  uint8_t kind;         // jpp_bytes_kind_t
 } jpp_content_t;
 
 typedef enum jpp_owner {
@@ -49,6 +53,8 @@ typedef struct jpp_checker {
   jpp_check_actor_t* actors;      // of the report
   jpp_check_channel_t* channels;  // of the report
   jpp_channel_ends_t* ends;       // [channels]
+  uint8_t* kinds;                 // [values] jpp_bytes_kind_t
+  jpp_memory_point_t* curve;      // of the actor that is walked; NULL: nobody asks
   uint32_t* accumulator_of;       // [values] of init, state, next and final: index + 1
   uint64_t* first_run;            // [tasks] its bits in `ran`
   uint8_t* ran;                   // a flag for each task and microbatch
@@ -67,9 +73,11 @@ typedef struct jpp_walk {
   uint32_t at;               // the instruction at hand
   const jpp_instr_t* instr;
   uint64_t live;  // bytes
-  uint64_t live_of[JPP_BYTES_ORIGIN_COUNT];
+  uint64_t live_of[JPP_BYTES_KIND_COUNT];
 } jpp_walk_t;
 
+// Fills c->kinds; c->accumulator_of is known.
+jpp_status_t* jpp_check_kinds(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp_check_run(jpp_walk_t* w) JPP_MUST_USE;
 // What holds of all runs of a task: before any actor's walk, and behind the last.
@@ -96,6 +104,9 @@ const jpp_accumulator_t* jpp_check_complete(const jpp_checker_t* c,
 const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value);
 // Is it the microbatch number of some loop?
 bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value);
+
+// "weights 256, activations 64"; nothing for kinds without bytes.
+void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
 
 enum { JPP_CHECK_TEXT_SIZE = 256 };
 // "%9 (f32[2,8], microbatch 3)"; returns `buffer`.

@@ -2,16 +2,29 @@
 #include "base/str.h"
 #include "check/checker.h"
 
-const char* jpp_bytes_origin_name(jpp_bytes_origin_t origin) {
-  static const char* const kNames[JPP_BYTES_ORIGIN_COUNT] = {
-      [JPP_BYTES_ARGUMENTS] = "arguments",
-      [JPP_BYTES_RECEIVE_SLOTS] = "receive slots",
-      [JPP_BYTES_ACCUMULATORS] = "accumulators",
-      [JPP_BYTES_CONSTANTS] = "constants",
+const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind) {
+  static const char* const kNames[JPP_BYTES_KIND_COUNT] = {
+      [JPP_BYTES_WEIGHTS] = "weights",
+      [JPP_BYTES_GRADIENTS] = "gradients",
+      [JPP_BYTES_OPTIMIZER_STATE] = "optimizer state",
       [JPP_BYTES_ACTIVATIONS] = "activations",
+      [JPP_BYTES_RECEIVE_SLOTS] = "receive slots",
+      [JPP_BYTES_BATCH] = "batch",
+      [JPP_BYTES_LOOP_RESULTS] = "loop results",
       [JPP_BYTES_STEP_VALUES] = "step values",
+      [JPP_BYTES_CONSTANTS] = "constants",
   };
-  return (unsigned)origin < JPP_BYTES_ORIGIN_COUNT ? kNames[origin] : "?";
+  return (unsigned)kind < JPP_BYTES_KIND_COUNT ? kNames[kind] : "?";
+}
+
+void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str) {
+  const char* separator = "";
+  for (int i = 0; i < JPP_BYTES_KIND_COUNT; ++i) {
+    if (!bytes[i]) continue;
+    jpp_str_appendf(str, "%s%s %llu", separator, jpp_bytes_kind_name((jpp_bytes_kind_t)i),
+                    (unsigned long long)bytes[i]);
+    separator = ", ";
+  }
 }
 
 static void append_actor(const jpp_check_report_t* report, uint32_t rank,
@@ -21,14 +34,8 @@ static void append_actor(const jpp_check_report_t* report, uint32_t rank,
                   actor->runs, actor->sends, actor->recvs, actor->deletes);
   jpp_str_appendf(str, "  peak %llu bytes at instruction %u:",
                   (unsigned long long)actor->peak_bytes, actor->peak_instr);
-  const char* separator = "";
-  for (int i = 0; i < JPP_BYTES_ORIGIN_COUNT; ++i) {
-    if (!actor->bytes_at_peak[i]) continue;
-    jpp_str_appendf(str, "%s %s %llu", separator,
-                    jpp_bytes_origin_name((jpp_bytes_origin_t)i),
-                    (unsigned long long)actor->bytes_at_peak[i]);
-    separator = ",";
-  }
+  if (actor->peak_bytes) jpp_str_append(str, " ");
+  jpp_check_append_kinds(actor->bytes_at_peak, str);
   jpp_str_append(str, "\n");
 }
 

@@ -59,15 +59,12 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
 
 static jpp_content_t content_of_result(const jpp_walk_t* w, uint32_t value) {
   jpp_content_t content = {.value = value, .microbatch = JPP_NONE};
-  content.origin = JPP_BYTES_STEP_VALUES;
+  content.kind = w->c->kinds[value];
   if (w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH) {
     content.microbatch = w->instr->microbatch;
-    content.origin = JPP_BYTES_ACTIVATIONS;
   }
   const jpp_accumulator_t* acc = jpp_check_accumulator(w->c, value);
-  if (!acc) return content;
-  content.origin = JPP_BYTES_ACCUMULATORS;
-  if (value == acc->next) content.summed = w->c->summed[acc->state] + 1;
+  if (acc && value == acc->next) content.summed = w->c->summed[acc->state] + 1;
   return content;
 }
 
@@ -86,7 +83,21 @@ static jpp_status_t* define_results(jpp_walk_t* w) {
   return NULL;
 }
 
-static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index) {
+// A result in an argument's memory is of the argument's kind: updated weights are
+// weights.
+static void hand_kind_on(jpp_walk_t* w, const jpp_content_t* arg, uint32_t output) {
+  uint32_t first = w->instr->first_operand + w->instr->num_args;
+  jpp_content_t* result = &w->registers[w->program->operands[first + output]];
+  bool argument =
+      arg->kind == JPP_BYTES_WEIGHTS || arg->kind == JPP_BYTES_OPTIMIZER_STATE;
+  if (!argument || result->kind != JPP_BYTES_STEP_VALUES) return;
+  uint64_t bytes = w->c->plan->value_bytes[result->value];
+  w->live_of[result->kind] -= bytes;
+  w->live_of[arg->kind] += bytes;
+  result->kind = arg->kind;
+}
+
+static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index, uint32_t output) {
   char text[JPP_CHECK_TEXT_SIZE];
   uint32_t reg = w->program->operands[w->instr->first_operand + index];
   const jpp_content_t* content = &w->registers[reg];
@@ -98,6 +109,7 @@ static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index) {
     return jpp_walk_fail(w, "donates register %u as arg %u and reads it as another", reg,
                          index);
   }
+  hand_kind_on(w, content, output);
   jpp_walk_drop(w, reg);
   return NULL;
 }
@@ -105,7 +117,8 @@ static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index) {
 static jpp_status_t* donate_args(jpp_walk_t* w) {
   const uint32_t* donated_to = w->c->plan->bindings[w->instr->target].donated_to;
   for (uint32_t i = 0; i < w->instr->num_args; ++i) {
-    if (donated_to[i] != JPP_NONE) JPP_RETURN_IF_ERROR(donate_arg(w, i));
+    if (donated_to[i] == JPP_NONE) continue;
+    JPP_RETURN_IF_ERROR(donate_arg(w, i, donated_to[i]));
   }
   return NULL;
 }

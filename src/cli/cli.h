@@ -17,14 +17,14 @@ typedef struct jpp_cli_options {
   const char* after;
   const char* schedule;
   uint32_t stages, ranks, microbatches;
-  uint32_t slots;
+  uint32_t slots, streams;
   bool fuse, json, help;
   bool csv, communication, color, no_overlap, optimizer_free, trace;
   const char* cost;   // "F,B,W"
   const char* costs;  // a file
   const char* output;
-  double latency, transfer, optimizer, seconds;
-  uint64_t memory_limit, activation_bytes;
+  double latency, transfer, optimizer, seconds, bandwidth;
+  uint64_t memory_limit, activation_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
 
 typedef jpp_status_t* (*jpp_cli_run_t)(const jpp_cli_options_t* options, jpp_str_t* out);
@@ -50,12 +50,14 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_HELP = 1 << 8,
   JPP_FLAG_CSV = 1 << 9,
   JPP_FLAG_COST = 1 << 10,
-  JPP_FLAG_TIMES = 1 << 11,  // latency, transfer, optimizer
+  JPP_FLAG_TIMES = 1 << 11,  // transfer, overlap, streams, optimizer
   JPP_FLAG_OUTPUT = 1 << 12,
   JPP_FLAG_COLOR = 1 << 13,
   JPP_FLAG_TRACE = 1 << 14,
   JPP_FLAG_MEMORY = 1 << 15,  // memory-limit, activation-bytes
   JPP_FLAG_SECONDS = 1 << 16,
+  JPP_FLAG_LATENCY = 1 << 18,
+  JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.

@@ -226,6 +226,20 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
   return NULL;
 }
 
+// --message-bytes and --bandwidth are another way to say --transfer.
+static jpp_status_t* set_transfer(const jpp_cli_options_t* options,
+                                  jpp_simulate_options_t* simulate) {
+  bool size = options->message_bytes, speed = options->bandwidth > 0;
+  if (!size && !speed) return NULL;
+  if (!size || !speed || options->transfer > 0) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected --message-bytes with --bandwidth, above 0, or "
+                           "--transfer alone");
+  }
+  simulate->transfer = (double)options->message_bytes / options->bandwidth;
+  return NULL;
+}
+
 jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,
                                  jpp_simulation_t** out_simulation) {
@@ -233,11 +247,13 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                      .latency = options->latency,
                                      .transfer = options->transfer,
                                      .no_overlap = options->no_overlap,
+                                     .streams = options->streams,
                                      .optimizer = options->optimizer,
                                      .optimizer_free = options->optimizer_free};
   if (options->cost && options->costs) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "--cost and --costs exclude each other");
   }
+  JPP_RETURN_IF_ERROR(set_transfer(options, &simulate));
   if (options->cost) JPP_RETURN_IF_ERROR(parse_cost(options->cost, &simulate.rank_cost));
   jpp_cost_t* costs = NULL;
   if (options->costs) {

@@ -10,11 +10,11 @@ enum {
                JPP_FLAG_FUSE | JPP_FLAG_JSON,
   kScheduleFlags =
       JPP_FLAG_STAGES | JPP_FLAG_RANKS | JPP_FLAG_MICROBATCHES | JPP_FLAG_FUSE,
-  kCostFlags = JPP_FLAG_COST | JPP_FLAG_TIMES,
+  kCostFlags = JPP_FLAG_COST | JPP_FLAG_LATENCY,
 };
 
 static const jpp_cli_command_t kCommands[] = {
-    {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER,
+    {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER | JPP_FLAG_PLAN_MEMORY,
      "plan the graph in a file ('-': standard input)", jpp_cli_plan},
     {"schedule list", "", 0, JPP_FLAG_JSON, "the schedules that are built in",
      jpp_cli_schedule_list},
@@ -23,14 +23,14 @@ static const jpp_cli_command_t kCommands[] = {
     {"verify", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_SLOTS | JPP_FLAG_MEMORY,
      "prove that a schedule runs", jpp_cli_verify},
     {"simulate", "NAME|FILE", 1,
-     kScheduleFlags | kCostFlags | JPP_FLAG_JSON | JPP_FLAG_TRACE,
+     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_JSON | JPP_FLAG_TRACE,
      "time, bubbles and memory of a schedule", jpp_cli_simulate},
     {"schedule search", "", 0,
      kScheduleFlags | kCostFlags | JPP_FLAG_MEMORY | JPP_FLAG_SECONDS | JPP_FLAG_JSON |
          JPP_FLAG_CSV,
      "find a schedule for stages that are not alike", jpp_cli_schedule_search},
     {"plot", "NAME|FILE", 1,
-     kScheduleFlags | kCostFlags | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR,
+     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR,
      "a picture of a schedule", jpp_cli_plot},
     {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
      jpp_cli_drift},

@@ -7,8 +7,9 @@
 
 typedef enum flag_type {
   FLAG_BOOL,
+  FLAG_OFF,  // makes a bool false
   FLAG_U32,
-  FLAG_U64,
+  FLAG_BYTES,
   FLAG_NUMBER,
   FLAG_TEXT
 } flag_type_t;
@@ -16,7 +17,8 @@ typedef enum flag_type {
 typedef struct flag {
   jpp_cli_flag_t bit;
   const char* name;
-  const char* value;  // what stands behind it in the help; NULL for FLAG_BOOL
+  const char*
+      value;  // what stands behind it in the help; NULL for FLAG_BOOL and FLAG_OFF
   flag_type_t type;
   size_t offset;  // in jpp_cli_options_t
   const char* help;
@@ -46,10 +48,18 @@ static const flag_t kFlags[] = {
      "a rank's forward, input and weight gradient of a microbatch"},
     {JPP_FLAG_COST, "--costs", "FILE", FLAG_TEXT, FIELD(costs),
      "lines 'STAGE F B W', or the trace of a measured step"},
-    {JPP_FLAG_TIMES, "--latency", "T", FLAG_NUMBER, FIELD(latency),
+    {JPP_FLAG_LATENCY, "--latency", "T", FLAG_NUMBER, FIELD(latency),
      "from a task's end to its use on another rank"},
     {JPP_FLAG_TIMES, "--transfer", "T", FLAG_NUMBER, FIELD(transfer),
      "for which a message occupies its channel"},
+    {JPP_FLAG_TIMES, "--message-bytes", "BYTES", FLAG_BYTES, FIELD(message_bytes),
+     "of a message; with --bandwidth, instead of --transfer"},
+    {JPP_FLAG_TIMES, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
+     "bytes that a channel carries in a unit of time"},
+    {JPP_FLAG_TIMES, "--streams", "N", FLAG_U32, FIELD(streams),
+     "of each rank; further ones run weight gradients and fused pairs beside; default 1"},
+    {JPP_FLAG_TIMES, "--overlap", NULL, FLAG_OFF, FIELD(no_overlap),
+     "ranks go on while they send; the default"},
     {JPP_FLAG_TIMES, "--no-overlap", NULL, FLAG_BOOL, FIELD(no_overlap),
      "ranks stand still while they send"},
     {JPP_FLAG_TIMES, "--optimizer", "T", FLAG_NUMBER, FIELD(optimizer),
@@ -61,9 +71,11 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_COLOR, "--color", NULL, FLAG_BOOL, FIELD(color), "draw in colours"},
     {JPP_FLAG_TRACE, "--trace", NULL, FLAG_BOOL, FIELD(trace),
      "print a Chrome / Perfetto trace"},
-    {JPP_FLAG_MEMORY, "--memory-limit", "BYTES", FLAG_U64, FIELD(memory_limit),
-     "for the activations of a rank"},
-    {JPP_FLAG_MEMORY, "--activation-bytes", "BYTES", FLAG_U64, FIELD(activation_bytes),
+    {JPP_FLAG_MEMORY, "--memory-limit", "BYTES", FLAG_BYTES, FIELD(memory_limit),
+     "for the activations of a rank; also 512KiB, 1.5GiB"},
+    {JPP_FLAG_PLAN_MEMORY, "--memory-limit", "BYTES", FLAG_BYTES, FIELD(memory_limit),
+     "of each device, for all that a step keeps; also 512KiB, 1.5GiB"},
+    {JPP_FLAG_MEMORY, "--activation-bytes", "BYTES", FLAG_BYTES, FIELD(activation_bytes),
      "of one stage and microbatch; default 1"},
     {JPP_FLAG_SECONDS, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),
      "to search for; default 5"},
@@ -94,17 +106,29 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
   return NULL;
 }
 
+// 0 for what is none.
+static uint64_t unit_bytes(const char* unit) {
+  static const char* const kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
+  for (uint32_t i = 0; i < sizeof(kUnits) / sizeof(*kUnits); ++i) {
+    if (!strcmp(unit, kUnits[i])) return 1ull << 10 * i;
+  }
+  return 0;
+}
+
+// A whole number of bytes, or a number with a unit.
 static jpp_status_t* parse_bytes(const flag_t* flag, const char* text,
                                  uint64_t* out_bytes) {
   char* end = NULL;
-  errno = 0;
-  unsigned long long bytes = *text >= '0' && *text <= '9' ? strtoull(text, &end, 10) : 0;
-  if (!end || *end || errno || !bytes) {
+  double number = *text >= '0' && *text <= '9' ? strtod(text, &end) : 0;
+  uint64_t unit = end ? unit_bytes(end) : 0;
+  double bytes = number * (double)unit;
+  if (bytes < 1 || bytes > 9e15 || (unit == 1 && bytes != (double)(uint64_t)bytes)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "%s: expected a whole number of bytes, found '%s'", flag->name,
-                           text);
+                           "%s: expected a whole number of bytes, or a number of KiB, "
+                           "MiB, GiB or TiB, found '%s'",
+                           flag->name, text);
   }
-  *out_bytes = bytes;
+  *out_bytes = (uint64_t)bytes;
   return NULL;
 }
 
@@ -125,10 +149,10 @@ static jpp_status_t* set_flag(const flag_t* flag, const char* value,
                               jpp_cli_options_t* options) {
   void* field = (char*)options + flag->offset;
   if (flag->type == FLAG_U32) return parse_count(flag, value, field);
-  if (flag->type == FLAG_U64) return parse_bytes(flag, value, field);
+  if (flag->type == FLAG_BYTES) return parse_bytes(flag, value, field);
   if (flag->type == FLAG_NUMBER) return parse_number(flag, value, field);
   if (flag->type == FLAG_TEXT) *(const char**)field = value;
-  if (flag->type == FLAG_BOOL) *(bool*)field = true;
+  if (!flag->value) *(bool*)field = flag->type == FLAG_BOOL;
   return NULL;
 }
 
@@ -146,11 +170,11 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
   const char* value = word[length] ? word + length + 1 : NULL;
   const flag_t* flag = find_flag(command->flags | JPP_FLAG_HELP, word, length);
   if (!flag) return unknown_flag(command, word);
-  if (flag->type == FLAG_BOOL && value) {
+  if (!flag->value && value) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "%s takes no value, found '%s'",
                            flag->name, value);
   }
-  if (flag->type != FLAG_BOOL && !value) {
+  if (flag->value && !value) {
     if (*at + 1 == count) {
       return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %s behind it",
                              flag->name, flag->value);

@@ -27,14 +27,15 @@ static const char* op_kind_name(uint8_t kind) {
 }
 
 static json_t* op_json(const jpp_op_t* op) {
-  return json_pack("{s:s, s:s, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:f, s:o}", "kind",
+  return json_pack("{s:s, s:s, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
                    op_kind_name(op->kind), "name", op->name ? op->name : "", "attr",
                    (json_int_t)op->attr, "loop", jpp_json_id(op->loop), "inputs",
                    jpp_json_ids(op->inputs, op->num_inputs), "first_output",
                    (json_int_t)op->first_output, "num_outputs",
                    (json_int_t)op->num_outputs, "cheap", (op->flags & JPP_OP_CHEAP) != 0,
-                   "backward", (op->flags & JPP_OP_BACKWARD) != 0, "cost",
-                   (double)op->cost, "where", jpp_json_text(op->where));
+                   "backward", (op->flags & JPP_OP_BACKWARD) != 0, "effect",
+                   (op->flags & JPP_OP_EFFECT) != 0, "cost", (double)op->cost, "where",
+                   jpp_json_text(op->where));
 }
 
 static json_t* ops_json(const jpp_op_t* ops, uint32_t count) {
@@ -268,28 +269,64 @@ static json_t* program_json(const jpp_planned_t* planned) {
 
 // --- Check ----------------------------------------------------------------------------
 
-static json_t* checked_actor_json(const jpp_check_actor_t* actor) {
-  json_t* origins = json_object();
-  for (int i = 0; i < JPP_BYTES_ORIGIN_COUNT; ++i) {
-    const char* name = jpp_bytes_origin_name((jpp_bytes_origin_t)i);
-    if (!json_object_set_new(origins, name,
+// For each kind that is ever there, its bytes before the first instruction and behind
+// each.
+static json_t* curve_json(const jpp_memory_point_t* points, uint32_t count) {
+  json_t* curve = json_object();
+  for (int k = 0; curve && k < JPP_BYTES_KIND_COUNT; ++k) {
+    json_t* list = json_array();
+    bool any = false;
+    for (uint32_t i = 0; i < count; ++i) {
+      any = any || points[i].bytes[k];
+      jpp_json_append(&list, json_integer((json_int_t)points[i].bytes[k]));
+    }
+    if (!any) {
+      json_decref(list);
+    } else if (json_object_set_new(curve, jpp_bytes_kind_name((jpp_bytes_kind_t)k),
+                                   list)) {
+      json_decref(curve);
+      curve = NULL;
+    }
+  }
+  return curve;
+}
+
+static json_t* memory_json(const jpp_plan_t* plan, uint32_t rank) {
+  uint32_t count = plan->programs[rank].num_instrs + 1;
+  jpp_memory_point_t* points = NULL;
+  json_t* curve = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(count, &points);
+  if (!status) status = jpp_check_memory_curve(plan, rank, points);
+  if (!status) curve = curve_json(points, count);
+  jpp_free(points);
+  jpp_status_free(status);  // without a curve there is no JSON, which the caller reports
+  return curve;
+}
+
+static json_t* checked_actor_json(const jpp_check_report_t* report, uint32_t rank) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  json_t* kinds = json_object();
+  for (int i = 0; i < JPP_BYTES_KIND_COUNT; ++i) {
+    const char* name = jpp_bytes_kind_name((jpp_bytes_kind_t)i);
+    if (!json_object_set_new(kinds, name,
                              json_integer((json_int_t)actor->bytes_at_peak[i])))
       continue;
-    json_decref(origins);
+    json_decref(kinds);
     return NULL;
   }
-  return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "runs", (json_int_t)actor->runs,
-                   "sends", (json_int_t)actor->sends, "recvs", (json_int_t)actor->recvs,
-                   "deletes", (json_int_t)actor->deletes, "peak_bytes",
-                   (json_int_t)actor->peak_bytes, "peak_instruction",
-                   (json_int_t)actor->peak_instr, "bytes_at_peak", origins);
+  return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "runs",
+                   (json_int_t)actor->runs, "sends", (json_int_t)actor->sends, "recvs",
+                   (json_int_t)actor->recvs, "deletes", (json_int_t)actor->deletes,
+                   "peak_bytes", (json_int_t)actor->peak_bytes, "peak_instruction",
+                   (json_int_t)actor->peak_instr, "bytes_at_peak", kinds, "curve",
+                   memory_json(report->plan, rank));
 }
 
 static json_t* check_json(const jpp_planned_t* planned) {
   const jpp_check_report_t* report = planned->report;
   json_t *actors = json_array(), *channels = json_array();
   for (uint32_t r = 0; r < report->plan->ranks; ++r) {
-    jpp_json_append(&actors, checked_actor_json(&report->actors[r]));
+    jpp_json_append(&actors, checked_actor_json(report, r));
   }
   for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
     const jpp_check_channel_t* channel = &report->channels[i];

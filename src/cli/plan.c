@@ -20,13 +20,17 @@ static jpp_status_t* make_request(const jpp_cli_options_t* options,
                                       .ranks = options->ranks,
                                       .slots = options->slots,
                                       .fuse = options->fuse,
+                                      .memory_limit = options->memory_limit,
                                       .last = JPP_PART_COUNT - 1};
-  return options->after ? find_part(options->after, &out_request->last) : NULL;
+  return options->after && !options->memory_limit
+             ? find_part(options->after, &out_request->last)
+             : NULL;
 }
 
-static jpp_status_t* print_plan(const jpp_cli_options_t* options, jpp_part_t last,
+static jpp_status_t* print_plan(const jpp_cli_options_t* options,
                                 const jpp_planned_t* planned, jpp_str_t* out) {
-  jpp_part_t part = options->after ? last : JPP_PART_COUNT;
+  jpp_part_t part = JPP_PART_COUNT;
+  if (options->after) JPP_RETURN_IF_ERROR(find_part(options->after, &part));
   if (options->json) return jpp_part_print_json(planned, part, out);
   if (options->after) return jpp_part_print(planned, part, out);
   jpp_planned_summarize(planned, out);
@@ -38,7 +42,7 @@ jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) {
   JPP_RETURN_IF_ERROR(make_request(options, &request));
   jpp_planned_t planned;
   jpp_status_t* status = jpp_planned_init(&request, &planned);
-  if (!status) status = print_plan(options, request.last, &planned, out);
+  if (!status) status = print_plan(options, &planned, out);
   jpp_planned_deinit(&planned);
   return status;
 }

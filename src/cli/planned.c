@@ -85,15 +85,6 @@ static jpp_status_t* build_schedules(const jpp_plan_request_t* request,
   return NULL;
 }
 
-static bool splits_backward(const jpp_schedule_t* schedule) {
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
-      if (schedule->rows[r].tasks[i].kind == JPP_TASK_BWD_I) return true;
-    }
-  }
-  return false;
-}
-
 // --- The planner ----------------------------------------------------------------------
 
 static jpp_status_t* partition(jpp_planned_t* planned) {
@@ -102,9 +93,10 @@ static jpp_status_t* partition(jpp_planned_t* planned) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &placements));
   for (uint32_t i = 0; i < loops; ++i) {
     const jpp_schedule_t* schedule = planned->schedules[i];
-    placements[i] = (jpp_loop_placement_t){.stages = schedule->stages,
-                                           .stage_rank = schedule->stage_rank,
-                                           .split_backward = splits_backward(schedule)};
+    placements[i] =
+        (jpp_loop_placement_t){.stages = schedule->stages,
+                               .stage_rank = schedule->stage_rank,
+                               .split_backward = jpp_schedule_splits_backward(schedule)};
   }
   jpp_partition_options_t options = {.ranks = planned->ranks, .loops = placements};
   jpp_status_t* status = jpp_partition(planned->graph, &options, &planned->staged);
@@ -130,6 +122,17 @@ static jpp_status_t* choose_ranks(const jpp_plan_request_t* request,
                          request->file);
 }
 
+static jpp_status_t* check_limit(const jpp_plan_request_t* request,
+                                 const jpp_planned_t* planned) {
+  uint64_t* limits = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &limits));
+  for (uint32_t r = 0; r < planned->ranks; ++r) limits[r] = request->memory_limit;
+  jpp_status_t* status = jpp_check_memory_limit(
+      planned->report, (const jpp_schedule_t* const*)planned->schedules, limits);
+  jpp_free(limits);
+  return status;
+}
+
 jpp_status_t* jpp_planned_init(const jpp_plan_request_t* request,
                                jpp_planned_t* out_planned) {
   *out_planned = (jpp_planned_t){0};
@@ -142,7 +145,8 @@ jpp_status_t* jpp_planned_init(const jpp_plan_request_t* request,
   if (request->last < JPP_PART_PROGRAM) return NULL;
   JPP_RETURN_IF_ERROR(build_program(request, out_planned));
   if (request->last < JPP_PART_CHECK) return NULL;
-  return jpp_check_plan(out_planned->plan, &out_planned->report);
+  JPP_RETURN_IF_ERROR(jpp_check_plan(out_planned->plan, &out_planned->report));
+  return request->memory_limit ? check_limit(request, out_planned) : NULL;
 }
 
 void jpp_planned_deinit(jpp_planned_t* planned) {

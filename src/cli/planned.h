@@ -21,7 +21,8 @@ typedef struct jpp_plan_request {
   uint32_t stages, ranks;
   uint32_t slots;  // of each channel; 0: the library's choice
   bool fuse;
-  jpp_part_t last;  // nothing behind it is made
+  jpp_part_t last;        // nothing behind it is made
+  uint64_t memory_limit;  // of each device, bytes; 0: none. Takes the last part
 } jpp_plan_request_t;
 
 typedef struct jpp_planned {

@@ -1,5 +1,9 @@
 // The lines that jaxpp plan prints when no part is asked for.
+#include <string.h>
+
 #include "cli/planned.h"
+
+enum { kNumberWidth = 10 };  // "1023.9 MiB"
 
 static void append_bytes(uint64_t bytes, jpp_str_t* out) {
   static const char* const kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
@@ -47,6 +51,50 @@ static void append_actor(const jpp_check_report_t* report, uint32_t rank,
   jpp_str_append(out, "\n");
 }
 
+// --- Memory at the peaks --------------------------------------------------------------
+
+static bool any_of_kind(const jpp_check_report_t* report, int kind) {
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    if (report->actors[r].bytes_at_peak[kind]) return true;
+  }
+  return false;
+}
+
+// Right-aligned; kinds have their names' width.
+static void append_cell(uint64_t bytes, int width, jpp_str_t* out) {
+  jpp_str_t cell = {0};
+  append_bytes(bytes, &cell);
+  jpp_str_appendf(out, "  %*s", width, cell.data ? cell.data : "");
+  jpp_str_deinit(&cell);
+}
+
+static int column_width(int kind) {
+  int width = (int)strlen(jpp_bytes_kind_name((jpp_bytes_kind_t)kind));
+  return width < kNumberWidth ? kNumberWidth : width;
+}
+
+static void append_peak(const jpp_check_report_t* report, uint32_t rank, jpp_str_t* out) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  jpp_str_appendf(out, "%4u", rank);
+  for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) {
+    if (!any_of_kind(report, k)) continue;
+    append_cell(actor->bytes_at_peak[k], column_width(k), out);
+  }
+  append_cell(actor->peak_bytes, kNumberWidth, out);
+  jpp_str_appendf(out, "  %u\n", actor->peak_instr);
+}
+
+static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
+  jpp_str_append(out, "memory at the peak of each rank, on each of its devices:\nrank");
+  for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) {
+    if (!any_of_kind(report, k)) continue;
+    jpp_str_appendf(out, "  %*s", column_width(k),
+                    jpp_bytes_kind_name((jpp_bytes_kind_t)k));
+  }
+  jpp_str_appendf(out, "  %*s  instruction\n", kNumberWidth, "all");
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) append_peak(report, r, out);
+}
+
 void jpp_planned_summarize(const jpp_planned_t* planned, jpp_str_t* out) {
   const jpp_staged_t* staged = planned->staged;
   jpp_str_appendf(out, "graph %s: %u ops, %u values, %u arguments, %u outputs\n",
@@ -59,4 +107,5 @@ void jpp_planned_summarize(const jpp_planned_t* planned, jpp_str_t* out) {
   for (uint32_t r = 0; r < planned->ranks; ++r) {
     append_actor(planned->report, r, out);
   }
+  append_peaks(planned->report, out);
 }

@@ -189,6 +189,23 @@ jpp_status_t* jpp_client_register_custom_call(jpp_client_t* client,
   return client->vtable->register_custom_call(client, custom_call);
 }
 
+jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,
+                                                          jpp_executable_t* executable,
+                                                          void** out_bytes,
+                                                          size_t* out_size) {
+  (void)executable, (void)out_bytes, (void)out_size;
+  return jpp_status_make(JPP_UNSUPPORTED, "driver %s can not write compiled programs",
+                         client->info.driver);
+}
+
+jpp_status_t* jpp_client_executable_load_unsupported(jpp_client_t* client,
+                                                     const void* bytes, size_t size,
+                                                     jpp_executable_t** out_executable) {
+  (void)bytes, (void)size, (void)out_executable;
+  return jpp_status_make(JPP_UNSUPPORTED, "driver %s can not load compiled programs",
+                         client->info.driver);
+}
+
 jpp_status_t* jpp_client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call) {
   return jpp_status_make(JPP_UNSUPPORTED, "custom call %s: the %s driver has none",

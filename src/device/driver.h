@@ -10,6 +10,13 @@ typedef struct jpp_client_vtable {
   void (*destroy)(jpp_client_t* client);
   jpp_status_t* (*compile)(jpp_client_t* client, const jpp_compile_request_t* request,
                            jpp_executable_t** out_executable);
+  // Compiled code as bytes that executable_load() of the same platform and version takes;
+  // the caller frees them with jpp_free().
+  jpp_status_t* (*executable_serialize)(jpp_client_t* client,
+                                        jpp_executable_t* executable, void** out_bytes,
+                                        size_t* out_size);
+  jpp_status_t* (*executable_load)(jpp_client_t* client, const void* bytes, size_t size,
+                                   jpp_executable_t** out_executable);
   jpp_status_t* (*executable_result_count)(jpp_client_t* client,
                                            jpp_executable_t* executable,
                                            uint32_t* out_count);
@@ -48,7 +55,14 @@ struct jpp_client {
   jpp_client_info_t info;  // filled before create returns, then constant
 };
 
-// For drivers without custom calls.
+// For drivers that can not.
+jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,
+                                                          jpp_executable_t* executable,
+                                                          void** out_bytes,
+                                                          size_t* out_size);
+jpp_status_t* jpp_client_executable_load_unsupported(jpp_client_t* client,
+                                                     const void* bytes, size_t size,
+                                                     jpp_executable_t** out_executable);
 jpp_status_t* jpp_client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call);
 

@@ -204,11 +204,18 @@ static jpp_status_t* parse_op_inputs(parser_t* p) {
   return jpp_lexer_next(&p->lexer);
 }
 
+// 0 for a word that is no flag.
+static uint8_t flag_at(const parser_t* p) {
+  if (at_word(p, "cheap")) return JPP_OP_CHEAP;
+  if (at_word(p, "backward")) return JPP_OP_BACKWARD;
+  return at_word(p, "effect") ? JPP_OP_EFFECT : 0;
+}
+
 static jpp_status_t* parse_op_attributes(parser_t* p, jpp_op_desc_t* desc) {
   for (;;) {
     double cost = 0;
-    if (at_word(p, "cheap") || at_word(p, "backward")) {
-      desc->flags |= at_word(p, "cheap") ? JPP_OP_CHEAP : JPP_OP_BACKWARD;
+    if (flag_at(p)) {
+      desc->flags |= flag_at(p);
       JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
     } else if (at_word(p, "cost")) {
       JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));

@@ -30,6 +30,9 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stag
     p->segment[id] = JPP_SEGMENT_OUTER;
   } else if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) {
     p->segment[id] = JPP_SEGMENT_ALIAS;
+  } else if (op->flags & JPP_OP_EFFECT) {
+    knowledge = 0;
+    p->segment[id] = JPP_SEGMENT_OPEN;
   } else {
     bool cheap = (op->flags & JPP_OP_CHEAP) && !ends_stage[id];
     knowledge = op_knowledge(op, known);

@@ -2,7 +2,7 @@
 //
 // Forward, each value that depends on a loop gets the ranks where it can be made for
 // nothing ("home"). Backward, each value gets the ranks that need it, and each op the
-// ranks that run it. An op that nobody needs runs nowhere.
+// ranks that run it. An op that nobody needs runs nowhere, unless it has an effect.
 #include <string.h>
 
 #include "partition/partitioner.h"
@@ -290,6 +290,23 @@ static void need_as_output(placer_t* c, uint32_t value) {
   }
 }
 
+// Where the op can run without a transfer, into c->scratch.
+static void home_of_op(const placer_t* c, const jpp_op_t* op) {
+  if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
+}
+
+// What is seen from outside is done once: on the first rank that wants what it makes or,
+// when none does, where its operands are.
+static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
+  uint32_t rank = jpp_ranks_first(run, c->p->words);
+  if (rank == JPP_NONE) {
+    home_of_op(c, op);
+    rank = jpp_ranks_first(c->scratch, c->p->words);
+  }
+  memset(run, 0, c->p->words * sizeof(*run));
+  jpp_ranks_add(run, rank);
+}
+
 static void choose_ranks(placer_t* c, uint32_t id) {
   jpp_partitioner_t* p = c->p;
   const jpp_op_t* op = &p->ops.data[id];
@@ -298,6 +315,10 @@ static void choose_ranks(placer_t* c, uint32_t id) {
     uint32_t value = op->first_output + i;
     if (c->is_output[value]) need_as_output(c, value);
     jpp_ranks_unite(run, jpp_need_at(p, value), p->words);
+  }
+  if (op->flags & JPP_OP_EFFECT) {
+    run_once(c, op, run);
+    return;
   }
   if (!op->num_outputs || jpp_ranks_first(run, p->words) == JPP_NONE) return;
   if (!c->anchored[op->first_output]) return;

@@ -103,7 +103,7 @@ static jpp_status_t* claim_backward(assigner_t* a) {
 // The segment in which input `index` of an op is made; JPP_NONE if no stage makes it.
 // What comes through a backward mark is made where the mark stands, in the stage whose
 // backward it begins. What comes through the mark before an unmarked last stage counts as
-// that stage's.
+// that stage's, and for an effect what comes through any mark as the next stage's.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index,
                                  bool last_is_open) {
   const jpp_graph_t* graph = a->p->graph;
@@ -111,11 +111,15 @@ static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t inde
   if (producer == JPP_NONE) return JPP_NONE;
   uint32_t segment = a->p->segment[producer];
   if (!jpp_segment_is_stage(segment)) return JPP_NONE;
-  const jpp_op_t* through =
-      &graph->ops[graph->values[graph->ops[id].inputs[index]].producer];
+  const jpp_op_t* op = &graph->ops[id];
+  const jpp_op_t* through = &graph->ops[graph->values[op->inputs[index]].producer];
   if (through->kind == JPP_OP_MARK_BACKWARD) {
     uint32_t begun = backward_segment(a, through->attr);
     return begun > segment ? begun : segment;
+  }
+  if ((op->flags & JPP_OP_EFFECT) && through->kind == JPP_OP_MARK) {
+    uint32_t next = through->attr + 1 < a->stages ? through->attr + 1 : through->attr;
+    return next > segment ? next : segment;
   }
   bool after_last = through->kind == JPP_OP_MARK && through->attr + 2 == a->stages;
   return last_is_open && after_last && segment < a->stages ? a->stages - 1 : segment;
@@ -197,6 +201,36 @@ static void note_results(const assigner_t* a, uint32_t* wanted) {
   }
 }
 
+static bool takes_any(const jpp_op_t* op, const jpp_op_t* operands_of) {
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    for (uint32_t k = 0; k < operands_of->num_inputs; ++k) {
+      if (op->inputs[i] == operands_of->inputs[k]) return true;
+    }
+  }
+  return false;
+}
+
+// The first stage that uses an operand of an effect that no stage feeds, so that nothing
+// is sent to be looked at; JPP_NONE if no stage uses one.
+static uint32_t stage_beside(const assigner_t* a, const jpp_op_t* effect) {
+  uint32_t first = JPP_NONE;
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    uint32_t segment = a->p->segment[id];
+    if (!jpp_segment_is_stage(segment) || segment >= first) continue;
+    if (takes_any(&a->p->ops.data[id], effect)) first = segment;
+  }
+  return first;
+}
+
+static void settle_effects(const assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    if (!(op->flags & JPP_OP_EFFECT) || a->p->segment[id] != JPP_SEGMENT_OPEN) continue;
+    uint32_t stage = stage_beside(a, op);
+    if (stage != JPP_NONE) a->p->segment[id] = stage;
+  }
+}
+
 // Looks at what no mark needs from its users. What only the backward of its own stage
 // uses is made there, so that its operands are kept instead of it; what uses the index
 // alone goes with its first user, or with stage 0.
@@ -252,6 +286,7 @@ static jpp_status_t* assign(assigner_t* a) {
     claimed[id - a->loop->first_op] = a->p->segment[id] != JPP_SEGMENT_OPEN;
   }
   settle_all(a);
+  settle_effects(a);
   JPP_RETURN_IF_ERROR(settle_by_users(a, claimed));
   split_backward_parts(a);
   return NULL;

@@ -105,11 +105,20 @@ static void append_args(printer_t* p) {
   jpp_str_append(&p->str, ". let\n");
 }
 
+// A loop's result is what its last accumulation left; that is the name it was made under.
+static uint32_t made_as(const jpp_staged_t* staged, uint32_t value) {
+  for (uint32_t a = 0; a < staged->num_accumulators; ++a) {
+    if (staged->accumulators[a].final == value) return staged->accumulators[a].next;
+  }
+  return value;
+}
+
 static void append_outputs(printer_t* p) {
   const jpp_staged_t* staged = p->plan->staged;
   jpp_str_append(&p->str, "  in (");
   for (uint32_t i = 0; i < staged->graph->num_outputs; ++i) {
-    jpp_str_appendf(&p->str, "%sv%u", i ? ", " : "", staged->outputs[i].value);
+    uint32_t value = made_as(staged, staged->outputs[i].value);
+    jpp_str_appendf(&p->str, "%sv%u", i ? ", " : "", value);
   }
   jpp_str_append(&p->str, ") }\n");
 }

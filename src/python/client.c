@@ -66,9 +66,23 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
   return Py_BuildValue("(ssN)", info->platform_name, info->platform_version, devices);
 }
 
+// Without a folder it only compiles.
+static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* request,
+                             const char* folder, const char* key,
+                             jpp_executable_t** out_executable) {
+  if (!folder) return jpp_client_compile(client, request, out_executable);
+  jpp_cache_outcome_t outcome;
+  return jpp_client_compile_cached(client, request, folder, key, out_executable,
+                                   &outcome);
+}
+
 static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options;
-  if (!PyArg_ParseTuple(args, "y*y*", &code, &options)) return NULL;
+  PyObject* kept = NULL;
+  const char *folder = NULL, *key = NULL;
+  if (!PyArg_ParseTuple(args, "y*y*Ozz", &code, &options, &kept, &folder, &key)) {
+    return NULL;
+  }
   jpp_compile_request_t request = {.code = code.buf,
                                    .code_size = (size_t)code.len,
                                    .format = "mlir",
@@ -78,7 +92,7 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = jpp_client_compile(client, &request, &executable);
+    status = compile(client, &request, folder, key, &executable);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
@@ -90,6 +104,7 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   }
   self->executable = executable;
   self->client = Py_NewRef(object);
+  self->kept = Py_NewRef(kept);
   return (PyObject*)self;
 }
 
@@ -111,7 +126,11 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "(platform, version, [(id, kind)])"},
     {"compile", client_compile, METH_VARARGS,
-     "(StableHLO, serialized CompileOptionsProto) -> Executable; releases the GIL"},
+     "(StableHLO, serialized CompileOptionsProto, kept, folder, key) -> Executable, "
+     "which "
+     "keeps `kept` alive. With a folder: loads what was compiled under the key before, "
+     "or "
+     "leaves it there. Releases the GIL"},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "(name, platform, capsule, traits): an XLA FFI handler for this plugin"},
     {NULL, NULL, 0, NULL},
@@ -133,6 +152,7 @@ static void executable_dealloc(PyObject* object) {
                                   self->executable);
   }
   Py_XDECREF(self->client);
+  Py_XDECREF(self->kept);
   jpp_py_free(object);
 }
 

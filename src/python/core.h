@@ -13,6 +13,7 @@
 #include "jaxpp/program.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/schedule.h"
+#include "jaxpp/schedule_simulate.h"
 
 // Raises jaxpp.JaxppError with the status's code and message; frees the status. Returns
 // NULL, so that a method can return the call.
@@ -24,6 +25,10 @@ PyObject* jpp_py_take_text(char* text);
 
 // A sequence of ints into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
+// [(forward, input gradient, weight gradient)] into `costs`. False if it raised.
+bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
+// A Schedule that owns `schedule`; destroys it and gives NULL if it raised.
+PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule);
 // A list of ints.
 PyObject* jpp_py_from_u32s(const uint32_t* values, uint32_t count);
 
@@ -37,12 +42,17 @@ typedef struct jpp_py_types {
   PyObject* error;      // JaxppError
   PyObject* nan_error;  // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
+  PyTypeObject* callback;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;
 
 extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
-    jpp_py_runtime_spec;
+    jpp_py_runtime_spec, jpp_py_callback_spec;
+
+// callback.c: module functions.
+PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused);
+PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused);
 
 typedef struct jpp_py_graph {
   PyObject ob_base;
@@ -76,6 +86,7 @@ typedef struct jpp_py_executable {
   PyObject ob_base;
   jpp_executable_t* executable;
   PyObject* client;
+  PyObject* kept;  // what its code names by address
 } jpp_py_executable_t;
 
 // The shards of one array on the devices of some ranks.

@@ -115,7 +115,8 @@ static int module_exec(PyObject* module) {
             add_type(module, "Client", &jpp_py_client_spec, &t->client) &&
             add_type(module, "Executable", &jpp_py_executable_spec, &t->executable) &&
             add_type(module, "Value", &jpp_py_value_spec, &t->value) &&
-            add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime);
+            add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime) &&
+            add_type(module, "Callback", &jpp_py_callback_spec, &t->callback);
   return ok ? 0 : -1;
 }
 
@@ -128,7 +129,12 @@ static PyObject* check_process(PyObject* module, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"check_process", check_process, METH_NOARGS,
-     "Raises in a process forked after the devices were in use."},
+     "(): raises in a process forked after the devices were in use"},
+    {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
+     "() -> capsule of the XLA FFI handler that calls a Callback by its address"},
+    {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,
+     "(): from now on callbacks fail; returns when none runs. For the interpreter's "
+     "exit"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -139,27 +139,109 @@ static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
 }
 
 // Proves the plan from its instruction lists alone; what the proof found, as text.
-static PyObject* plan_check(PyObject* object, PyObject* unused) {
-  (void)unused;
+static PyObject* plan_check(PyObject* object, PyObject* args) {
   const jpp_plan_t* plan = plan_of(object);
+  PyObject *list = NULL, *memory_limits = NULL;
+  if (!PyArg_ParseTuple(args, "OO", &list, &memory_limits)) return NULL;
+  uint32_t loops = plan->staged->graph->num_loops;
+  const jpp_schedule_t** schedules = NULL;
+  uint64_t* limits = NULL;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &schedules)) &&
+            read_schedules(list, schedules, loops) &&
+            read_bytes(memory_limits, plan->ranks, &limits);
   jpp_check_report_t* report = NULL;
   jpp_status_t* status = NULL;
-  Py_BEGIN_ALLOW_THREADS
-    status = jpp_check_plan(plan, &report);
-  Py_END_ALLOW_THREADS
+  if (ok) {
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_check_plan(plan, &report);
+      if (!status && limits) status = jpp_check_memory_limit(report, schedules, limits);
+    Py_END_ALLOW_THREADS
+  }
+  jpp_free(schedules);
+  jpp_free(limits);
+  if (!ok) return NULL;
   char* text = NULL;
   if (!status) status = jpp_check_report_print(report, &text);
   jpp_check_report_destroy(report);
   return jpp_py_check(status) ? jpp_py_take_text(text) : NULL;
 }
 
+static PyObject* found_to_tuple(jpp_search_result_t* result) {
+  const char* name = result->schedule->name;
+  PyObject* schedule = jpp_py_wrap_schedule(result->schedule);
+  if (!schedule) return NULL;
+  return Py_BuildValue("(NsddzdK)", schedule, name, result->makespan, result->bound,
+                       result->built_in, result->built_in_makespan,
+                       (unsigned long long)result->tried);
+}
+
+// Fills in what a search needs of a loop's sizes; `schedules` has one of these sizes.
+static bool read_search(const jpp_check_search_t* step, PyObject* list,
+                        jpp_search_options_t* options, jpp_cost_t** out_costs) {
+  const jpp_schedule_t* like = step->schedules[step->loop];
+  options->stages = like->stages;
+  options->ranks = like->ranks;
+  options->microbatches = like->microbatches;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(options->stages, out_costs)) &&
+            jpp_py_read_costs(list, options->stages, *out_costs);
+  options->costs = *out_costs;
+  return ok;
+}
+
+static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double seconds) {
+  jpp_search_options_t options = {.seconds = seconds};
+  jpp_search_result_t result = {0};
+  jpp_cost_t* table = NULL;
+  bool ok = read_search(step, costs, &options, &table);
+  if (ok) {
+    jpp_status_t* status = NULL;
+    Py_BEGIN_ALLOW_THREADS
+      status = jpp_check_search(step, &options, &result);
+    Py_END_ALLOW_THREADS
+    ok = jpp_py_check(status);
+  }
+  jpp_free(table);
+  return ok ? found_to_tuple(&result) : NULL;
+}
+
+static PyObject* plan_search(PyObject* object, PyObject* args) {
+  PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
+  jpp_check_search_t step = {.like = plan_of(object)};
+  double seconds = 0;
+  if (!PyArg_ParseTuple(args, "O!IOOOd", jpp_py_types.graph, &graph, &step.loop, &list,
+                        &costs, &limits, &seconds)) {
+    return NULL;
+  }
+  step.graph = ((jpp_py_graph_t*)graph)->graph;
+  if (!step.graph || step.loop >= step.graph->num_loops) {
+    return PyErr_Format(PyExc_IndexError, "no loop %u", step.loop);
+  }
+  const jpp_schedule_t** schedules = NULL;
+  uint64_t* bytes = NULL;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(step.graph->num_loops, &schedules)) &&
+            read_schedules(list, schedules, step.graph->num_loops) &&
+            read_bytes(limits, step.like->ranks, &bytes);
+  step.schedules = schedules;
+  step.limits = bytes;
+  PyObject* found = ok ? search(&step, costs, seconds) : NULL;
+  jpp_free(schedules);
+  jpp_free(bytes);
+  return found;
+}
+
 static PyMethodDef kMethods[] = {
-    {"check", plan_check, METH_NOARGS,
-     "Proves that it runs: no deadlock, no use before definition, no leak, peak bytes."},
+    {"check", plan_check, METH_VARARGS,
+     "(schedules, bytes a rank may take or None) -> what the proof found. Proves that it "
+     "runs: no deadlock, no use before definition, no leak, peak bytes within limits."},
     {"donations", plan_donations, METH_NOARGS,
      "A list per task of None or the output that takes over the input's memory."},
     {"summary", plan_summary, METH_NOARGS,
      "A list per rank of (instructions, peak bytes, bytes of receive slots)."},
+    {"search", plan_search, METH_VARARGS,
+     "(graph, loop, schedules, costs of the loop's stages, bytes a rank may take or "
+     "None, "
+     "seconds) -> (Schedule, name, makespan, bound, best built-in, its makespan, tried), "
+     "with this plan's bytes of values"},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "(rank, message): an out-of-memory message with what the plan says of the rank."},
     {"program_text", plan_program_text, METH_NOARGS, "All actors, as a jaxpr."},

@@ -478,6 +478,30 @@ static PyObject* runtime_trace(PyObject* object, PyObject* unused) {
   return list;
 }
 
+// A list per stage of (forward, input gradient, weight gradient) in ms.
+static PyObject* runtime_costs(PyObject* object, PyObject* args) {
+  unsigned int loop = 0;
+  if (!PyArg_ParseTuple(args, "I", &loop)) return NULL;
+  const jpp_trace_t* trace = last_trace(object);
+  if (!trace) return NULL;
+  const jpp_staged_t* staged = trace->plan->staged;
+  if (loop >= staged->graph->num_loops) {
+    return PyErr_Format(PyExc_IndexError, "no loop %u", loop);
+  }
+  uint32_t stages = staged->loops[loop].stages;
+  jpp_cost_t* costs = NULL;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs))) return NULL;
+  jpp_trace_costs(trace, loop, costs);
+  PyObject* list = PyList_New(stages);
+  for (uint32_t s = 0; list && s < stages; ++s) {
+    PyObject* item =
+        Py_BuildValue("(ddd)", costs[s].forward, costs[s].backward, costs[s].weight);
+    if (!item || PyList_SetItem(list, s, item) < 0) Py_CLEAR(list);
+  }
+  jpp_free(costs);
+  return list;
+}
+
 static PyObject* runtime_trace_json(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_trace_t* trace = last_trace(object);
@@ -520,6 +544,9 @@ static PyMethodDef kMethods[] = {
     {"trace", runtime_trace, METH_NOARGS,
      "[(rank, task, microbatch or -1, issued, start, end)] of the last traced step, in "
      "ns"},
+    {"costs", runtime_costs, METH_VARARGS,
+     "(loop) -> for each stage (forward, input gradient, weight gradient) in ms, of the "
+     "last traced step."},
     {"trace_json", runtime_trace_json, METH_NOARGS, "The same for Perfetto."},
     {"trace_draw", runtime_trace_draw, METH_VARARGS, "(columns, color) -> text"},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,

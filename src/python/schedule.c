@@ -7,7 +7,7 @@
 #include "jaxpp/schedule_search.h"
 #include "python/core.h"
 
-static PyObject* wrap(jpp_schedule_t* schedule) {
+PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule) {
   jpp_py_schedule_t* self = jpp_py_new(jpp_py_types.schedule);
   if (!self) {
     jpp_schedule_destroy(schedule);
@@ -34,7 +34,7 @@ static PyObject* schedule_build(PyObject* type, PyObject* args) {
   params.fuse_steady_state = fuse;
   jpp_schedule_t* schedule = NULL;
   if (!jpp_py_check(jpp_schedule_build(name, &params, &schedule))) return NULL;
-  return wrap(schedule);
+  return jpp_py_wrap_schedule(schedule);
 }
 
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
@@ -95,7 +95,7 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
   jpp_vec_deinit(&tasks);
   jpp_free(table);
-  return ok ? wrap(schedule) : NULL;
+  return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
 static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
@@ -107,10 +107,10 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   if (!jpp_py_check(jpp_schedule_from_csv(file, text, (size_t)length, NULL, &schedule))) {
     return NULL;
   }
-  return wrap(schedule);
+  return jpp_py_wrap_schedule(schedule);
 }
 
-static bool read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
+bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
   for (uint32_t s = 0; s < stages; ++s) {
     PyObject* item = PySequence_GetItem(list, s);
     bool ok = item && PyArg_ParseTuple(item, "ddd", &costs[s].forward, &costs[s].backward,
@@ -134,7 +134,7 @@ static PyObject* schedule_search(PyObject* type, PyObject* args) {
   jpp_cost_t* costs = NULL;
   jpp_search_result_t result = {0};
   bool ok = jpp_py_check(JPP_ALLOC_ARRAY(options.stages, &costs)) &&
-            read_costs(list, options.stages, costs);
+            jpp_py_read_costs(list, options.stages, costs);
   options.costs = costs;
   options.memory_limit = limit;
   options.activation_bytes = bytes;
@@ -146,7 +146,7 @@ static PyObject* schedule_search(PyObject* type, PyObject* args) {
     ok = jpp_py_check(status);
   }
   jpp_free(costs);
-  return ok ? wrap(result.schedule) : NULL;
+  return ok ? jpp_py_wrap_schedule(result.schedule) : NULL;
 }
 
 static PyObject* schedule_csv(PyObject* object, PyObject* args) {

@@ -11,14 +11,7 @@ static bool read_placements(PyObject* schedules, jpp_loop_placement_t* placement
     const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)item)->schedule;
     placements[i].stages = schedule->stages;
     placements[i].stage_rank = schedule->stage_rank;
-    for (uint32_t r = 0; r < schedule->ranks; ++r) {
-      for (uint32_t k = 0; k < schedule->rows[r].count; ++k) {
-        uint8_t kind = schedule->rows[r].tasks[k].kind;
-        if (kind == JPP_TASK_BWD_I || kind == JPP_TASK_BWD_W) {
-          placements[i].split_backward = true;
-        }
-      }
-    }
+    placements[i].split_backward = jpp_schedule_splits_backward(schedule);
     Py_DECREF(item);  // the caller's sequence still holds it
   }
   return true;

@@ -3,12 +3,14 @@
 
 #include "base/str.h"
 #include "jaxpp/schedule_plot.h"
+#include "schedule/simulation.h"
 
 enum {
   kLeft = 64,  // of the time axis
   kRight = 20,
   kTop = 74,
-  kRow = 24,
+  kRow = 24,     // of a rank with one stream
+  kStream = 16,  // of each stream otherwise
   kCurve = 16,
   kRowGap = 8,
   kBottom = 30,
@@ -21,6 +23,7 @@ typedef struct plot {
   const jpp_simulation_t* simulation;
   double scale;  // pixels a unit of time
   double width, height;
+  double row;   // height of a rank's tasks
   double peak;  // of all ranks
   jpp_str_t* str;
 } plot_t;
@@ -33,6 +36,11 @@ static const char* const kInks[3][4] = {
     {"#b0dfb4", "#86c98d", "#5cb067", "#3b9148"},
     {"#fbd09a", "#f5b566", "#e99a3c", "#cf7f1e"},
 };
+// Colours are attributes, not classes, so that every renderer shows them.
+#define TITLE "font-size=\"15\" font-weight=\"bold\""
+#define NUMBER "font-size=\"10\" text-anchor=\"middle\""
+#define GREY "fill=\"#666\""
+#define KEPT "fill=\"#c9b8e0\" stroke=\"#8465b0\" stroke-width=\".8\""
 
 static ink_t task_ink(const jpp_schedule_task_t* task) {
   if (task->kind == JPP_TASK_FWD) return INK_FORWARD;
@@ -57,22 +65,8 @@ static uint32_t stage_shade(const jpp_schedule_t* schedule, uint32_t stage) {
 
 static double at(const plot_t* plot, double time) { return kLeft + time * plot->scale; }
 
-static double row_top(uint32_t rank) {
-  return kTop + (double)rank * (kRow + kCurve + kRowGap);
-}
-
-static void append_style(jpp_str_t* str) {
-  jpp_str_append(str,
-                 "<style>text{font:11px sans-serif;fill:#222}.n{font-size:10px;"
-                 "text-anchor:middle}.t{font-size:15px;font-weight:bold}.g{fill:#666}"
-                 ".x{stroke:#fff;stroke-width:.8}.m{fill:#c9b8e0;stroke:#8465b0;"
-                 "stroke-width:.8}");
-  for (uint32_t i = 0; i < 3; ++i) {
-    for (uint32_t k = 0; k < 4; ++k) {
-      jpp_str_appendf(str, ".%c%u{fill:%s}", "fbw"[i], k, kInks[i][k]);
-    }
-  }
-  jpp_str_append(str, "</style>\n");
+static double row_top(const plot_t* plot, uint32_t rank) {
+  return kTop + rank * (plot->row + kCurve + kRowGap);
 }
 
 static void append_escaped(jpp_str_t* str, const char* text) {
@@ -88,7 +82,7 @@ static void append_escaped(jpp_str_t* str, const char* text) {
 static void append_title(const plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   const jpp_schedule_t* schedule = simulation->schedule;
-  jpp_str_appendf(plot->str, "<text class=\"t\" x=\"%d\" y=\"20\">", 12);
+  jpp_str_appendf(plot->str, "<text " TITLE " x=\"12\" y=\"20\">");
   append_escaped(plot->str, schedule->name);
   jpp_str_appendf(plot->str,
                   ": %u stages, %u ranks, %u microbatches</text>\n"
@@ -101,21 +95,22 @@ static void append_title(const plot_t* plot) {
 
 static void append_legend(const plot_t* plot) {
   static const struct {
-    const char *style, *text;
-  } kItems[] = {{"f1", "forward"},
-                {"b1", "backward (of inputs)"},
-                {"w1", "weight gradient"},
-                {"m", "microbatches kept"}};
+    const char *fill, *text;
+  } kItems[] = {{"fill=\"#7fb2e6\"", "forward"},
+                {"fill=\"#86c98d\"", "backward (of inputs)"},
+                {"fill=\"#f5b566\"", "weight gradient"},
+                {KEPT, "microbatches kept"}};
   double x = 12;
   for (uint32_t i = 0; i < 4; ++i) {
     jpp_str_appendf(plot->str,
-                    "<rect class=\"%s\" x=\"%.0f\" y=\"47\" width=\"14\" height=\"12\"/>"
+                    "<rect %s x=\"%.0f\" y=\"47\" width=\"14\" height=\"12\"/>"
                     "<text x=\"%.0f\" y=\"57\">%s</text>\n",
-                    kItems[i].style, x, x + 19, kItems[i].text);
+                    kItems[i].fill, x, x + 19, kItems[i].text);
     x += i == 0 ? 90 : i == 1 ? 155 : 125;
   }
   jpp_str_appendf(plot->str,
-                  "<text class=\"g\" x=\"%.0f\" y=\"57\">later stages of a rank are "
+                  "<text " GREY
+                  " x=\"%.0f\" y=\"57\">later stages of a rank are "
                   "darker</text>\n",
                   x + 20);
 }
@@ -127,59 +122,66 @@ static void append_task(const plot_t* plot, uint32_t rank, uint32_t entry,
   const jpp_schedule_task_t* task = &simulation->schedule->rows[rank].tasks[entry];
   double start = simulation->starts[rank][entry];
   double took = jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
-  double x = at(plot, start), width = took * plot->scale, y = row_top(rank);
+  double x = at(plot, start), width = took * plot->scale;
+  double height = plot->row / simulation->streams;
+  uint32_t stream = simulation->stream_of ? simulation->stream_of[rank][entry] : 0;
+  double y = row_top(plot, rank) + stream * height;
   char name[JPP_TASK_NAME_SIZE];
   jpp_str_appendf(plot->str,
-                  "<rect class=\"x %c%u\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" "
-                  "height=\"%d\"><title>%s: rank %u, %.6g to %.6g</title></rect>\n",
-                  "fbw"[task_ink(task)], shades[task->stage], x, y, width, kRow,
+                  "<rect fill=\"%s\" stroke=\"#fff\" stroke-width=\".8\" x=\"%.2f\" "
+                  "y=\"%.0f\" width=\"%.2f\" height=\"%.0f\">"
+                  "<title>%s: rank %u, %.6g to %.6g</title></rect>\n",
+                  kInks[task_ink(task)][shades[task->stage]], x, y, width, height,
                   jpp_task_name(task, name), rank, start, start + took);
   double digits = task->microbatch < 10 ? 1 : floor(log10(task->microbatch)) + 1;
   if (width < 6 * digits + 3) return;
   jpp_str_appendf(plot->str,
-                  "<text class=\"n\" x=\"%.2f\" y=\"%.0f\" "
+                  "<text " NUMBER
+                  " x=\"%.2f\" y=\"%.0f\" "
                   "pointer-events=\"none\">%u</text>\n",
-                  x + width / 2, y + kRow / 2 + 4, task->microbatch);
+                  x + width / 2, y + height / 2 + 4, task->microbatch);
 }
 
 // Steps up when a forward starts, down when a backward or weight gradient has ended.
-static void append_curve(const plot_t* plot, uint32_t rank, uint32_t stages) {
+static jpp_status_t* append_curve(const plot_t* plot, uint32_t rank, uint32_t stages,
+                                  jpp_arena_t* scratch) {
   const jpp_simulation_t* simulation = plot->simulation;
-  const jpp_schedule_row_t* row = &simulation->schedule->rows[rank];
-  double floor_y = row_top(rank) + kRow + kCurve;
+  double floor_y = row_top(plot, rank) + plot->row + kCurve;
   double step = plot->peak > 0 ? (kCurve - 2) / plot->peak / stages : 0;
-  uint32_t kept = 0;
-  jpp_str_appendf(plot->str, "<path class=\"m\" d=\"M%.2f %.2f", at(plot, 0), floor_y);
-  for (uint32_t i = 0; i < row->count; ++i) {
-    const jpp_schedule_task_t* task = &row->tasks[i];
-    bool frees = task->kind == JPP_TASK_BWD || task->kind == JPP_TASK_BWD_W;
-    if (task->kind != JPP_TASK_FWD && !frees) continue;
-    double time = simulation->starts[rank][i];
-    if (frees) time += jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
-    kept += task->kind == JPP_TASK_FWD ? 1 : kept ? -1 : 0;
-    jpp_str_appendf(plot->str, "H%.2fV%.2f", at(plot, time), floor_y - kept * step);
+  jpp_kept_event_t* events = NULL;
+  uint32_t count = 0;
+  int kept = 0;
+  JPP_RETURN_IF_ERROR(jpp_simulation_kept(simulation, rank, scratch, &events, &count));
+  jpp_str_appendf(plot->str, "<path " KEPT " d=\"M%.2f %.2f", at(plot, 0), floor_y);
+  for (uint32_t i = 0; i < count; ++i) {
+    kept += events[i].change;
+    if (i + 1 < count && events[i + 1].time <= events[i].time) continue;
+    jpp_str_appendf(plot->str, "H%.2fV%.2f", at(plot, events[i].time),
+                    floor_y - kept * step);
   }
   jpp_str_appendf(plot->str,
                   "V%.2fZ\"><title>rank %u keeps at most %.4g microbatches"
                   "</title></path>\n",
                   floor_y, rank, simulation->ranks[rank].peak);
+  return NULL;
 }
 
-static void append_rank(const plot_t* plot, uint32_t rank, const uint32_t* shades) {
+static jpp_status_t* append_rank(const plot_t* plot, uint32_t rank,
+                                 const uint32_t* shades, jpp_arena_t* scratch) {
   const jpp_simulation_t* simulation = plot->simulation;
-  double y = row_top(rank);
+  double y = row_top(plot, rank);
   jpp_str_appendf(plot->str,
-                  "<rect x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" "
-                  "fill=\"#eceef1\"/>\n<text x=\"12\" y=\"%.0f\">rank %u</text>\n"
-                  "<text class=\"g\" x=\"12\" y=\"%.0f\">max %.4g</text>\n",
-                  kLeft, y, simulation->makespan * plot->scale, kRow, y + 16, rank,
-                  y + kRow + 12, simulation->ranks[rank].peak);
+                  "<rect x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\" "
+                  "fill=\"#dde1e7\"/>\n<text x=\"12\" y=\"%.0f\">rank %u</text>\n"
+                  "<text " GREY " x=\"12\" y=\"%.0f\">max %.4g</text>\n",
+                  kLeft, y, simulation->makespan * plot->scale, plot->row, y + 16, rank,
+                  y + plot->row + 12, simulation->ranks[rank].peak);
   for (uint32_t i = 0; i < simulation->schedule->rows[rank].count; ++i) {
     if (simulation->schedule->rows[rank].tasks[i].kind == JPP_TASK_IDLE) continue;
     append_task(plot, rank, i, shades);
   }
   uint32_t stages = stages_of(simulation->schedule, rank, simulation->schedule->stages);
-  if (stages) append_curve(plot, rank, stages);
+  return stages ? append_curve(plot, rank, stages, scratch) : NULL;
 }
 
 static void append_axis(const plot_t* plot) {
@@ -190,7 +192,8 @@ static void append_axis(const plot_t* plot) {
   double y = plot->height - kBottom + 8;
   for (double time = 0; time <= makespan * 1.0001; time += unit) {
     jpp_str_appendf(plot->str,
-                    "<path d=\"M%.2f %.0fv5\" stroke=\"#888\"/><text class=\"n g\" "
+                    "<path d=\"M%.2f %.0fv5\" stroke=\"#888\"/><text " NUMBER " " GREY
+                    " "
                     "x=\"%.2f\" y=\"%.0f\">%.6g</text>\n",
                     at(plot, time), y, at(plot, time), y + 16, time);
   }
@@ -210,10 +213,22 @@ static void measure(plot_t* plot) {
   if (width > kMaxWidth) width = kMaxWidth;
   plot->scale = width / makespan;
   plot->width = kLeft + width + kRight;
-  plot->height = row_top(simulation->schedule->ranks) + kBottom;
+  plot->row = simulation->streams == 1 ? kRow : (double)kStream * simulation->streams;
+  plot->height = row_top(plot, simulation->schedule->ranks) + kBottom;
   for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
     if (simulation->ranks[r].peak > plot->peak) plot->peak = simulation->ranks[r].peak;
   }
+}
+
+static jpp_status_t* append_ranks(const plot_t* plot, jpp_arena_t* scratch) {
+  const jpp_schedule_t* schedule = plot->simulation->schedule;
+  uint32_t* shades = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &shades));
+  for (uint32_t s = 0; s < schedule->stages; ++s) shades[s] = stage_shade(schedule, s);
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(append_rank(plot, r, shades, scratch));
+  }
+  return NULL;
 }
 
 static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* str) {
@@ -224,24 +239,22 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
                            kMostTasks, (unsigned long long)simulation->tasks);
   }
   plot_t plot = {.simulation = simulation, .str = str};
-  const jpp_schedule_t* schedule = simulation->schedule;
-  uint32_t* shades = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->stages, &shades));
-  for (uint32_t s = 0; s < schedule->stages; ++s) shades[s] = stage_shade(schedule, s);
   measure(&plot);
   jpp_str_appendf(str,
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" "
-                  "height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\">\n",
+                  "height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" "
+                  "font-size=\"11\" fill=\"#222\">\n",
                   plot.width, plot.height, plot.width, plot.height);
-  append_style(str);
   jpp_str_append(str, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n");
   append_title(&plot);
   append_legend(&plot);
-  for (uint32_t r = 0; r < schedule->ranks; ++r) append_rank(&plot, r, shades);
+  jpp_arena_t scratch;
+  jpp_arena_init(&scratch);
+  jpp_status_t* status = append_ranks(&plot, &scratch);
+  jpp_arena_deinit(&scratch);
   append_axis(&plot);
   jpp_str_append(str, "</svg>\n");
-  jpp_free(shades);
-  return NULL;
+  return status;
 }
 
 static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_text) {

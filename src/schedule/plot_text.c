@@ -23,7 +23,7 @@ static const char* task_color(const jpp_schedule_task_t* task) {
 }
 
 // A column shows the task that runs in its middle.
-static void append_row(const canvas_t* canvas, uint32_t rank) {
+static void append_row(const canvas_t* canvas, uint32_t rank, uint32_t stream) {
   const jpp_simulation_t* simulation = canvas->simulation;
   const jpp_schedule_row_t* row = &simulation->schedule->rows[rank];
   const char* colored = task_color(NULL);
@@ -35,6 +35,8 @@ static void append_row(const canvas_t* canvas, uint32_t rank) {
       const jpp_schedule_task_t* task = &row->tasks[entry];
       double start = simulation->starts[rank][entry];
       double end = start;
+      uint32_t on = simulation->stream_of ? simulation->stream_of[rank][entry] : 0;
+      if (on != stream) continue;
       if (task->kind != JPP_TASK_IDLE) {
         end += jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
       }
@@ -66,8 +68,13 @@ jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t columns
                   100 * simulation->utilisation);
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     jpp_str_appendf(&str, "rank %3u  ", r);
-    append_row(&canvas, r);
+    append_row(&canvas, r, 0);
     jpp_str_appendf(&str, "  %.4g\n", simulation->ranks[r].peak);
+    for (uint32_t s = 1; s < simulation->streams; ++s) {
+      jpp_str_append(&str, "          ");
+      append_row(&canvas, r, s);
+      jpp_str_append(&str, "\n");
+    }
   }
   return jpp_str_finish(&str, out_text);
 }

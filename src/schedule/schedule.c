@@ -89,6 +89,16 @@ jpp_status_t* jpp_schedule_draft_create(const char* name,
   return NULL;
 }
 
+bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule) {
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      uint8_t kind = schedule->rows[r].tasks[i].kind;
+      if (kind == JPP_TASK_BWD_I || kind == JPP_TASK_BWD_W) return true;
+    }
+  }
+  return false;
+}
+
 void jpp_schedule_destroy(jpp_schedule_t* schedule) {
   if (!schedule) return;
   jpp_schedule_storage_t* storage = (jpp_schedule_storage_t*)schedule;

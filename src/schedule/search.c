@@ -82,6 +82,10 @@ static jpp_status_t* consider(search_t* search, jpp_schedule_t* schedule,
   jpp_search_result_t* result = search->result;
   *out_better =
       !status && fits && (!result->schedule || makespan < result->makespan * (1 - 1e-12));
+  if (*out_better && search->options->accept) {
+    status = search->options->accept(search->options->context, schedule, out_better);
+    *out_better = *out_better && !status;
+  }
   if (!*out_better) {
     jpp_schedule_destroy(schedule);
     return status;
@@ -90,15 +94,6 @@ static jpp_status_t* consider(search_t* search, jpp_schedule_t* schedule,
   result->schedule = schedule;
   result->makespan = makespan;
   return NULL;
-}
-
-static bool is_in_parts(const jpp_schedule_t* schedule) {
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
-      if (schedule->rows[r].tasks[i].kind == JPP_TASK_BWD_W) return true;
-    }
-  }
-  return false;
 }
 
 static jpp_status_t* try_built_in(search_t* search) {
@@ -114,7 +109,7 @@ static jpp_status_t* try_built_in(search_t* search) {
       jpp_status_free(status);
       continue;
     }
-    if (options->whole_backwards && is_in_parts(schedule)) {
+    if (options->whole_backwards && jpp_schedule_splits_backward(schedule)) {
       jpp_schedule_destroy(schedule);
       continue;
     }
@@ -354,6 +349,10 @@ static jpp_status_t* run(search_t* search) {
   JPP_RETURN_IF_ERROR(try_built_in(search));
   JPP_RETURN_IF_ERROR(try_placements(search));
   if (search->result->schedule) return improve(search);
+  if (search->options->accept) {
+    return jpp_status_make(JPP_OUT_OF_MEMORY, "none of %llu schedules was accepted",
+                           (unsigned long long)search->result->tried);
+  }
   return jpp_status_make(
       JPP_OUT_OF_MEMORY,
       "no schedule of %u stages on %u ranks fits: the limit holds %llu "

@@ -9,9 +9,11 @@ typedef struct simulator {
   const jpp_schedule_index_t* index;
   const jpp_schedule_t* schedule;
   const jpp_cost_t* costs;
-  double** starts;     // [ranks][row count]
-  uint32_t* next;      // [ranks]: entry
-  double* free_at;     // [ranks]
+  double** starts;      // [ranks][row count]
+  uint32_t* next;       // [ranks]: entry
+  double* free_at;      // [ranks][streams]
+  uint8_t** stream_of;  // [ranks][row count]; NULL with one stream
+  uint32_t streams;
   uint32_t* stack;     // ranks that may be able to go on
   uint8_t* on_stack;   // [ranks]
   uint32_t num_stack;  // each rank at most once
@@ -61,6 +63,20 @@ static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t s
   return from == rank ? end : end + sim->options->latency;
 }
 
+// When what the same stage did before the task is there; negative if it has not run. It
+// stands in the same row, and with one stream it is there if it stands before.
+static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
+                       const jpp_schedule_task_t* task) {
+  bool weight = task->kind == JPP_TASK_BWD_W;
+  jpp_task_slot_t slot = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
+  uint32_t own =
+      *jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
+  if (own > entry) return -1;
+  if (sim->streams == 1) return 0;
+  const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own - 1];
+  return sim->starts[rank][own - 1] + jpp_task_cost(&sim->costs[done->stage], done->kind);
+}
+
 // When the task may start as far as needs go; negative if it may not.
 static double ready_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
                          const jpp_schedule_task_t* task) {
@@ -68,15 +84,26 @@ static double ready_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
   if (task->kind == JPP_TASK_FWD) {
     return stage ? need_time(sim, JPP_SLOT_FWD, stage - 1, m, rank) : 0;
   }
-  // What the same stage did stands in this row: it has run if it stands before.
-  bool weight = task->kind == JPP_TASK_BWD_W;
-  jpp_task_slot_t own = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
-  if (*jpp_schedule_index_entry(sim->index, own, stage, m) > entry) return -1;
-  if (weight || stage + 1 == sim->schedule->stages) return 0;
-  return need_time(sim, JPP_SLOT_BWD, stage + 1, m, rank);
+  double own = own_time(sim, rank, entry, task);
+  if (own < 0 || task->kind == JPP_TASK_BWD_W) return own;
+  if (stage + 1 == sim->schedule->stages) return own;
+  double after = need_time(sim, JPP_SLOT_BWD, stage + 1, m, rank);
+  return after < 0 || after > own ? after : own;
 }
 
-// Hands the result of a task on; gives how long its rank is busy with that.
+static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t entry) {
+  const jpp_schedule_task_t* tasks = sim->schedule->rows[rank].tasks;
+  bool joined = entry && tasks[entry - 1].joins_next;
+  if (sim->streams == 1 || (tasks[entry].kind != JPP_TASK_BWD_W && !joined)) return 0;
+  const double* free_at = &sim->free_at[(size_t)rank * sim->streams];
+  uint32_t first = 1;
+  for (uint32_t s = 2; s < sim->streams; ++s) {
+    if (free_at[s] < free_at[first]) first = s;
+  }
+  return first;
+}
+
+// Hands the result of a task on; gives how long its stream is busy with that.
 static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* task,
                    double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
@@ -94,24 +121,28 @@ static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* t
   return sim->options->no_overlap ? sent - end : 0;
 }
 
-static void advance(simulator_t* sim, uint32_t rank) {
-  const jpp_schedule_row_t* row = &sim->schedule->rows[rank];
-  double* starts = sim->starts[rank];
-  double free_at = sim->free_at[rank];
-  uint32_t entry = sim->next[rank];
-  for (; entry < row->count; sim->next[rank] = ++entry) {
-    const jpp_schedule_task_t* task = &row->tasks[entry];
-    double start = free_at;
-    if (task->kind != JPP_TASK_IDLE) {
-      double ready = ready_time(sim, rank, entry, task);
-      if (ready < 0) break;
-      if (ready > start) start = ready;
-      double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);
-      free_at = end + send(sim, rank, task, end);
-    }
-    starts[entry] = start;
+// False if what the task needs has not run yet.
+static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
+  const jpp_schedule_task_t* task = &sim->schedule->rows[rank].tasks[entry];
+  double* free_at = &sim->free_at[(size_t)rank * sim->streams];
+  double start = *free_at;
+  if (task->kind != JPP_TASK_IDLE) {
+    double ready = ready_time(sim, rank, entry, task);
+    if (ready < 0) return false;
+    uint32_t stream = choose_stream(sim, rank, entry);
+    start = free_at[stream] > ready ? free_at[stream] : ready;
+    double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);
+    free_at[stream] = end + send(sim, rank, task, end);
+    if (sim->stream_of) sim->stream_of[rank][entry] = (uint8_t)stream;
   }
-  sim->free_at[rank] = free_at;
+  sim->starts[rank][entry] = start;
+  return true;
+}
+
+static void advance(simulator_t* sim, uint32_t rank) {
+  uint32_t count = sim->schedule->rows[rank].count;
+  uint32_t* next = &sim->next[rank];
+  while (*next < count && start_task(sim, rank, *next)) ++*next;
 }
 
 static jpp_status_t* run(simulator_t* sim, jpp_arena_t* scratch) {
@@ -183,6 +214,20 @@ static jpp_status_t* prepare_channels(simulator_t* sim, jpp_arena_t* scratch) {
   return number_channels(sim, scratch);
 }
 
+static jpp_status_t* prepare_streams(simulator_t* sim, jpp_arena_t* arena,
+                                     jpp_arena_t* scratch) {
+  const jpp_schedule_t* schedule = sim->schedule;
+  size_t streams = (size_t)schedule->ranks * sim->streams;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, streams, &sim->free_at));
+  if (sim->streams == 1) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->ranks, &sim->stream_of));
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(
+        JPP_ARENA_ARRAY(arena, schedule->rows[r].count, &sim->stream_of[r]));
+  }
+  return NULL;
+}
+
 static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = sim->schedule;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->ranks, &sim->starts));
@@ -190,11 +235,13 @@ static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* 
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->rows[r].count, &sim->starts[r]));
   }
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->next));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->free_at));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->stack));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->on_stack));
+  JPP_RETURN_IF_ERROR(prepare_streams(sim, arena, scratch));
   return prepare_channels(sim, scratch);
 }
+
+enum { kMostStreams = 64 };
 
 static bool is_cost(double cost) { return isfinite(cost) && cost >= 0; }
 
@@ -209,6 +256,11 @@ static jpp_status_t* check_costs(const jpp_schedule_t* schedule,
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "stage %u: costs are numbers of at least 0, found %g,%g,%g", s,
                            cost->forward, cost->backward, cost->weight);
+  }
+  if (options->streams > kMostStreams) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected at most %d streams a rank, found %u", kMostStreams,
+                           options->streams);
   }
   if (is_cost(options->latency) && is_cost(options->transfer) &&
       is_cost(options->optimizer)) {
@@ -239,63 +291,14 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
   return check_costs(schedule, options, costs);
 }
 
-// --- What comes out -------------------------------------------------------------------
-
-static void sum_rank(const simulator_t* sim, uint32_t r, uint32_t stages,
-                     jpp_simulated_rank_t* rank, uint64_t* tasks) {
-  const jpp_schedule_row_t* row = &sim->schedule->rows[r];
-  uint32_t kept = 0, peak = 0;
-  bool begun = false;
-  for (uint32_t i = 0; i < row->count; ++i) {
-    const jpp_schedule_task_t* task = &row->tasks[i];
-    if (task->kind == JPP_TASK_IDLE) continue;
-    ++*tasks;
-    double cost = jpp_task_cost(&sim->costs[task->stage], task->kind);
-    rank->work += cost;
-    rank->end = sim->starts[r][i] + cost;
-    if (!begun) rank->begin = sim->starts[r][i];
-    begun = true;
-    if (task->kind == JPP_TASK_FWD && ++kept > peak) {
-      peak = kept;
-      rank->peak_entry = i;
-    }
-    bool frees = task->kind == JPP_TASK_BWD || task->kind == JPP_TASK_BWD_W;
-    if (frees || !sim->index->has_backward) --kept;
-  }
-  rank->peak = stages ? (double)peak / stages : 0;
-}
-
-static void sum(const simulator_t* sim, const uint32_t* stages_of,
-                jpp_simulated_rank_t* ranks, jpp_simulation_t* out) {
-  double most = 0, all = 0, longest = 0;
-  for (uint32_t r = 0; r < sim->schedule->ranks; ++r) {
-    sum_rank(sim, r, stages_of[r], &ranks[r], &out->tasks);
-    const jpp_simulated_rank_t* rank = &ranks[r];
-    double waits = rank->end - rank->begin - rank->work;
-    if (rank->end > out->makespan) out->makespan = rank->end;
-    if (rank->work > most) most = rank->work;
-    if (waits > out->bubble_span) out->bubble_span = waits;
-    if (rank->end - rank->begin > longest) longest = rank->end - rank->begin;
-    all += rank->work;
-  }
-  const jpp_simulate_options_t* options = sim->options;
-  out->ranks = ranks;
-  out->bubble_global = out->makespan - most;
-  double capacity = out->makespan * sim->schedule->ranks;
-  out->utilisation = capacity > 0 ? all / capacity : 1;
-  out->step = (options->optimizer_free ? longest : out->makespan) + options->optimizer;
-}
-
 static jpp_status_t* simulate(const jpp_schedule_t* schedule,
                               const jpp_simulate_options_t* options, jpp_arena_t* scratch,
                               jpp_simulation_storage_t* storage) {
   jpp_simulation_t* out = &storage->simulation;
   uint32_t* stages_of = NULL;
-  jpp_simulated_rank_t* ranks = NULL;
   jpp_schedule_index_t index;
   JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stages_of));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, schedule->ranks, &ranks));
   for (uint32_t s = 0; s < schedule->stages; ++s) ++stages_of[schedule->stage_rank[s]];
   out->schedule = schedule;
   JPP_RETURN_IF_ERROR(
@@ -303,12 +306,14 @@ static jpp_status_t* simulate(const jpp_schedule_t* schedule,
   simulator_t sim = {.options = options,
                      .index = &index,
                      .schedule = schedule,
-                     .costs = out->stage_costs};
+                     .costs = out->stage_costs,
+                     .streams = options->streams ? options->streams : 1};
   JPP_RETURN_IF_ERROR(prepare(&sim, &storage->arena, scratch));
   JPP_RETURN_IF_ERROR(run(&sim, scratch));
   out->starts = (const double* const*)sim.starts;
-  sum(&sim, stages_of, ranks, out);
-  return NULL;
+  out->streams = sim.streams;
+  out->stream_of = (const uint8_t* const*)sim.stream_of;
+  return jpp_simulation_sum(storage, options, stages_of, scratch);
 }
 
 jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,

@@ -10,4 +10,22 @@ typedef struct jpp_simulation_storage {
   jpp_arena_t arena;
 } jpp_simulation_storage_t;
 
+// Fills in what the simulation says beside when its tasks start; stages_of: [ranks].
+jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
+                                 const jpp_simulate_options_t* options,
+                                 const uint32_t* stages_of,
+                                 jpp_arena_t* scratch) JPP_MUST_USE;
+
+// A rank begins to keep the activations of a stage and microbatch, or ends to.
+typedef struct jpp_kept_event {
+  double time;
+  uint32_t entry;  // whose start or end it is
+  int change;      // 1 or -1
+} jpp_kept_event_t;
+
+// All of a rank, by time, ends first. In `scratch`.
+jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
+                                  jpp_arena_t* scratch, jpp_kept_event_t** out_events,
+                                  uint32_t* out_count) JPP_MUST_USE;
+
 #endif  // JPP_SCHEDULE_SIMULATION_H_

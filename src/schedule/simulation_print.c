@@ -52,9 +52,11 @@ static void append_rank(const jpp_simulation_t* simulation, uint32_t r, jpp_str_
 jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** out_text) {
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
-  jpp_str_appendf(&str, "schedule %s: %u stages, %u ranks, %u microbatches, %llu tasks\n",
+  jpp_str_appendf(&str,
+                  "schedule %s: %u stages, %u ranks, %u microbatches, %llu tasks%s\n",
                   schedule->name, schedule->stages, schedule->ranks,
-                  schedule->microbatches, (unsigned long long)simulation->tasks);
+                  schedule->microbatches, (unsigned long long)simulation->tasks,
+                  simulation->streams > 1 ? ", several streams a rank" : "");
   jpp_str_appendf(&str,
                   "makespan %.6g, bubble %.6g (of all), %.6g (inside a rank), step %.6g, "
                   "utilisation %.1f%%\n",
@@ -74,6 +76,27 @@ jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** ou
 
 // --- Chrome trace ---------------------------------------------------------------------
 
+// Streams are processes of the trace, ranks their threads.
+static void append_trace_names(const jpp_simulation_t* simulation, uint32_t stream,
+                               jpp_str_t* str) {
+  jpp_str_appendf(str,
+                  "%s{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":"
+                  "{\"name\":",
+                  stream ? ",\n" : "", stream);
+  jpp_str_append_quoted(str, simulation->schedule->name);
+  jpp_str_append(str, "}}");
+  for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
+    jpp_str_appendf(str,
+                    ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%u,\"name\":\"thread_name\","
+                    "\"args\":{\"name\":\"rank %u\"}}",
+                    stream, r, r);
+    jpp_str_appendf(str,
+                    ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%u,"
+                    "\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%u}}",
+                    stream, r, r);
+  }
+}
+
 static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
                               jpp_str_t* str) {
   const jpp_schedule_row_t* row = &simulation->schedule->rows[r];
@@ -84,10 +107,11 @@ static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
     double took = jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
     jpp_str_appendf(
         str,
-        ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":0,"
+        ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%u,"
         "\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,"
         "\"args\":{\"microbatch\":%u,\"stage\":%u}}",
-        jpp_task_name(task, name), task->kind == JPP_TASK_FWD ? "forward" : "backward", r,
+        jpp_task_name(task, name), task->kind == JPP_TASK_FWD ? "forward" : "backward",
+        simulation->stream_of ? simulation->stream_of[r][i] : 0, r,
         simulation->starts[r][i] * 1000, took * 1000, task->microbatch, task->stage);
   }
 }
@@ -96,20 +120,9 @@ jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
                                       char** out_text) {
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
-  jpp_str_append(&str,
-                 "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-                 "{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":");
-  jpp_str_append_quoted(&str, schedule->name);
-  jpp_str_append(&str, "}}");
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    jpp_str_appendf(&str,
-                    ",\n{\"ph\":\"M\",\"pid\":0,\"tid\":%u,\"name\":\"thread_name\","
-                    "\"args\":{\"name\":\"rank %u\"}}",
-                    r, r);
-    jpp_str_appendf(&str,
-                    ",\n{\"ph\":\"M\",\"pid\":0,\"tid\":%u,"
-                    "\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%u}}",
-                    r, r);
+  jpp_str_append(&str, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+  for (uint32_t s = 0; s < simulation->streams; ++s) {
+    append_trace_names(simulation, s, &str);
   }
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     append_trace_rank(simulation, r, &str);

@@ -56,6 +56,40 @@ class CommandTest(unittest.TestCase):
         self.assertIn("rank 3: stages 3", done.stdout)
         self.assertIn("actor 0: 14 task runs, 6 sends (192 bytes)", done.stdout)
 
+    def test_simulated_streams_and_channels(self) -> None:
+        def simulate(*flags: str) -> dict[str, object]:
+            sizes = ["--stages=4", "--microbatches=8", "--json"]
+            done = run("simulate", "zb-h1", *sizes, *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)
+
+        one = simulate()
+        self.assertEqual(simulate("--streams", "1"), one)
+        self.assertEqual(simulate("--streams=2").keys(), one.keys())
+        self.assertLess(simulate("--streams=2")["makespan"], one["makespan"])
+        sent = simulate("--transfer", "2")
+        self.assertEqual(simulate("--message-bytes=1KiB", "--bandwidth=512"), sent)
+        waits = simulate("--transfer=2", "--no-overlap")
+        self.assertGreater(waits["makespan"], sent["makespan"])
+        self.assertEqual(simulate("--transfer=2", "--no-overlap", "--overlap"), sent)
+        sizes = ["simulate", "1f1b", "--stages=4", "--microbatches=8"]
+        self.assert_refused(2, "--message-bytes with --bandwidth", *sizes, "--bandwidth=2")
+        self.assert_refused(2, "at most 64 streams", *sizes, "--streams=65")
+
+    def test_memory_by_kind(self) -> None:
+        printed = run("plan", graph("mlp4")).stdout
+        self.assertRegex(printed, "rank +weights +gradients +optimizer state +activations")
+        self.assertIn("508 bytes  1\n", printed)
+        for fits in ["508", "0.5KiB", "1MiB"]:
+            self.assertEqual(run("plan", graph("mlp4"), "--memory-limit", fits).returncode, 0)
+        self.assert_refused(1, "at most 507 bytes", "plan", graph("mlp4"), "--memory-limit=507")
+        self.assert_refused(2, "found '1Ki'", "plan", graph("mlp4"), "--memory-limit=1Ki")
+        checked = run("plan", graph("mlp4"), "--after", "check", "--json").stdout
+        actor = json.loads(checked)["actors"][0]
+        curve = [sum(point) for point in zip(*actor["curve"].values(), strict=True)]
+        self.assertEqual(max(curve), actor["peak_bytes"])
+        self.assertEqual(curve[actor["peak_instruction"] + 1], actor["peak_bytes"])
+
     def test_each_part_as_text_and_json(self) -> None:
         begins = {"graph": "graph", "schedule": "schedule", "partition": "staged"}
         begins |= {"program": "plan", "check": "check"}
@@ -121,9 +155,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn(name, run("schedule", "list").stdout)
             sizes = ["--stages=4", "--microbatches=8"]
             sizes += (
-                ["--ranks=2"]
-                if "inter" in name or name[0] in "kdbv" or name == "zb-v"
-                else []
+                ["--ranks=2"] if "inter" in name or name[0] in "kdbv" or name == "zb-v" else []
             )
             self.assertIn("units of time", run("schedule", "show", name, *sizes).stdout)
             rows = json.loads(run("schedule", "show", name, *sizes, "--json").stdout)

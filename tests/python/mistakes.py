@@ -125,9 +125,7 @@ def loop_in_scan(xs: jax.Array) -> Any:
 
 def gradient_of_loop(ws: list[jax.Array], xs: jax.Array) -> Any:
     def total(ws: list[jax.Array]) -> jax.Array:
-        return jaxpp.treduce(
-            lambda x: loss(ws, x), xs, jaxpp.Std1F1B(2), operation=jaxpp.Add
-        )
+        return jaxpp.treduce(lambda x: loss(ws, x), xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
     return jax.grad(total)(ws)
 

@@ -362,17 +362,18 @@ def test_printed_listings() -> None:
     )
     assert listing(four, 4, 3) == [f"FusedTask(fwd_3__{k}, bwd_3__{k})" for k in range(4)]
     eight = jaxpp.Interleaved1F1B(num_stages=8, mpmd_dim=4)
-    assert listing(eight, 4, 0) == (
-        "fwd_0__0 fwd_0__1 fwd_0__2 fwd_0__3 fwd_4__0 fwd_4__1 fwd_4__2 fwd_4__3 "
-        "bwd_4__0 bwd_4__1 bwd_4__2 bwd_4__3 bwd_0__0 bwd_0__1 bwd_0__2 bwd_0__3"
-    ).split()
+    assert (
+        listing(eight, 4, 0)
+        == (
+            "fwd_0__0 fwd_0__1 fwd_0__2 fwd_0__3 fwd_4__0 fwd_4__1 fwd_4__2 fwd_4__3 "
+            "bwd_4__0 bwd_4__1 bwd_4__2 bwd_4__3 bwd_0__0 bwd_0__1 bwd_0__2 bwd_0__3"
+        ).split()
+    )
     assert listing(eight, 4, 3) == [
         *(f"fwd_3__{k}" for k in range(4)),
         *(f"FusedTask(fwd_7__{k}, bwd_7__{k})" for k in range(4)),
         *(f"bwd_3__{k}" for k in range(4)),
     ]
-
-
 
 
 @pytest.mark.parametrize("microbatches", [1, 4, 7])

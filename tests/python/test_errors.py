@@ -61,8 +61,9 @@ def mesh(ranks: int = 2, **axes: int) -> jaxpp.MpmdMesh:
 
 def train(schedule: Any, layers: int = 2, loss: Any = m.loss, **options: Any) -> Any:
     mpmd_mesh = options.pop("mpmd_mesh", None) or mesh()
+    batch = m.batch(options.pop("microbatches", 3))
     step = JIT(m.training_step(schedule, loss), mpmd_mesh, **options)
-    return step(m.params(layers), m.batch())
+    return step(m.params(layers), batch)
 
 
 def loop(xs: Any, fun: Any = None, **options: Any) -> Any:
@@ -254,9 +255,7 @@ user_schedule(
 user_schedule("lists text", m.text_for_task, "rank 1, entry 0", "expected a Task", "'fwd_1__0'")
 user_schedule("has text for a kind", m.text_for_kind, "fwd_or_bwd='FWD'", "TaskType.FWD")
 user_schedule("is no lists", m.no_lists, "expected tasks(3) to give a list", "[None, None]")
-user_schedule(
-    "is for more ranks", m.three_ranks, "for 3 ranks", "the mesh has 2", code="mesh"
-)
+user_schedule("is for more ranks", m.three_ranks, "for 3 ranks", "the mesh has 2", code="mesh")
 
 # --- Microbatches -----------------------------------------------------------------------
 
@@ -573,6 +572,30 @@ case(
     "invalid-argument",
     lambda: step_of(static_argnames="ws", donate_argnums=0),
     "argument ws is both static and donated; expected",
+)
+case(
+    "A plan over its memory limit",
+    "out-of-memory",
+    lambda: train(jaxpp.GPipe(2), microbatches=8, mpmd_mesh=mesh(2), memory_limit=700),
+    "memory limit: rank ",
+    "expected at most 700 bytes",
+    "(recv of ",
+    "weights 64, gradients ",
+    "schedule zb-h1 of 2 stages on 2 ranks with 8 microbatches fits",
+)
+case(
+    "A memory limit that no schedule is within",
+    "out-of-memory",
+    lambda: train(TWO, memory_limit=[2**20, 100]),
+    "memory limit: rank 1: expected at most 100 bytes",
+    "the smallest limit that one fits is ",
+)
+case(
+    "A memory limit for another number of ranks",
+    "invalid-argument",
+    lambda: train(TWO, memory_limit=[2**20]),
+    "memory_limit=[1048576]",
+    "one for each of the 2 ranks",
 )
 case("No function", "invalid-argument", lambda: JIT(3, mesh()), "fun=3; expected a function")
 case(
@@ -945,7 +968,7 @@ def test_malformed_text_for_plan(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "grph", "\x00\x01\x02", "graph \"", "graph g {", "{}\n" * 1000]
+    "text", ["", "grph", "\x00\x01\x02", 'graph "', "graph g {", "{}\n" * 1000]
 )
 def test_text_that_is_no_graph(tmp_path: pathlib.Path, text: str) -> None:
     result = plan(tmp_path, text)

@@ -141,6 +141,10 @@ def test_text_of_the_whole_program() -> None:
     assert re.search(r"src_mpmd_idx=1\s+tgt_mpmd_idx=0", re.sub(r"\s+src_sh.*", "", text))
     assert "delete[mpmd_idx=0]" in text
     assert text.count("task_name=fwd_0") == text.count("task_name=bwd_0") == 3
+    # The names of the results were given before.
+    body, results = text.split("in (")
+    made = set(re.findall(r"(v\d+):", body))
+    assert set(re.findall(r"v\d+", results)) <= made
 
 
 def test_names_that_the_step_shadows() -> None:
@@ -447,9 +451,7 @@ def test_operations_of_a_users_own() -> None:
 # --- Dumps and traces -------------------------------------------------------------------
 
 
-def test_dump_reads_back(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dump_reads_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     step = JIT(m.training_step(TWO), make_mesh(2))
     compiled = step.compile(m.params(), m.batch())

@@ -21,6 +21,8 @@ static void fake_destroy(jpp_client_t* base) {
 static const jpp_client_vtable_t kFakeVtable = {
     .destroy = fake_destroy,
     .compile = fake_compile,
+    .executable_serialize = jpp_client_executable_serialize_unsupported,
+    .executable_load = jpp_client_executable_load_unsupported,
     .executable_result_count = fake_executable_result_count,
     .executable_destroy = fake_executable_destroy,
     .execute = fake_execute,

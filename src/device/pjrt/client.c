@@ -16,6 +16,8 @@ static void pjrt_destroy(jpp_client_t* base) {
 static const jpp_client_vtable_t kPjrtVtable = {
     .destroy = pjrt_destroy,
     .compile = jpp_pjrt_compile,
+    .executable_serialize = jpp_pjrt_executable_serialize,
+    .executable_load = jpp_pjrt_executable_load,
     .executable_result_count = jpp_pjrt_executable_result_count,
     .executable_destroy = jpp_pjrt_executable_destroy,
     .execute = jpp_pjrt_execute,

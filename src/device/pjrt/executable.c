@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/alloc.h"
 #include "device/pjrt/pjrt.h"
 
 jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
@@ -24,23 +25,74 @@ jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* 
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
-                                               jpp_executable_t* executable,
-                                               uint32_t* out_count) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+// The program behind a loaded one; give it to release_program().
+static jpp_status_t* borrow_program(const PJRT_Api* api, jpp_executable_t* executable,
+                                    PJRT_Executable** out_program) {
   JPP_PJRT_ARGS(LoadedExecutable_GetExecutable, get);
   get.loaded_executable = (PJRT_LoadedExecutable*)executable;
   JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_LoadedExecutable_GetExecutable(&get),
                                       JPP_INVALID_ARGUMENT, "executable"));
+  *out_program = get.executable;
+  return NULL;
+}
+
+static void release_program(const PJRT_Api* api, PJRT_Executable* program) {
+  JPP_PJRT_ARGS(Executable_Destroy, destroy);
+  destroy.executable = program;
+  jpp_pjrt_ignore(api, api->PJRT_Executable_Destroy(&destroy));
+}
+
+jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
+                                               jpp_executable_t* executable,
+                                               uint32_t* out_count) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
   JPP_PJRT_ARGS(Executable_NumOutputs, outputs);
-  outputs.executable = get.executable;
+  JPP_RETURN_IF_ERROR(borrow_program(api, executable, &outputs.executable));
   jpp_status_t* status = jpp_pjrt_status(api, api->PJRT_Executable_NumOutputs(&outputs),
                                          JPP_INVALID_ARGUMENT, "result count");
-  JPP_PJRT_ARGS(Executable_Destroy, destroy);
-  destroy.executable = get.executable;
-  jpp_pjrt_ignore(api, api->PJRT_Executable_Destroy(&destroy));
+  release_program(api, outputs.executable);
   if (!status) *out_count = (uint32_t)outputs.num_outputs;
   return status;
+}
+
+static jpp_status_t* serialize(const PJRT_Api* api, PJRT_Executable* program,
+                               void** out_bytes, size_t* out_size) {
+  JPP_PJRT_ARGS(Executable_Serialize, args);
+  args.executable = program;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Executable_Serialize(&args),
+                                      JPP_UNSUPPORTED, "serialize"));
+  jpp_status_t* status = jpp_alloc(args.serialized_bytes_size, out_bytes);
+  if (!status) {
+    memcpy(*out_bytes, args.serialized_bytes, args.serialized_bytes_size);
+    *out_size = args.serialized_bytes_size;
+  }
+  args.serialized_executable_deleter(args.serialized_executable);
+  return status;
+}
+
+jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
+                                            jpp_executable_t* executable,
+                                            void** out_bytes, size_t* out_size) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  PJRT_Executable* program = NULL;
+  JPP_RETURN_IF_ERROR(borrow_program(api, executable, &program));
+  jpp_status_t* status = serialize(api, program, out_bytes, out_size);
+  release_program(api, program);
+  return status;
+}
+
+jpp_status_t* jpp_pjrt_executable_load(jpp_client_t* base, const void* bytes, size_t size,
+                                       jpp_executable_t** out_executable) {
+  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  JPP_PJRT_ARGS(Executable_DeserializeAndLoad, args);
+  args.client = client->client;
+  args.serialized_executable = bytes;
+  args.serialized_executable_size = size;
+  JPP_RETURN_IF_ERROR(
+      jpp_pjrt_status(client->api, client->api->PJRT_Executable_DeserializeAndLoad(&args),
+                      JPP_INVALID_ARGUMENT, "load"));
+  *out_executable = (jpp_executable_t*)args.loaded_executable;
+  return NULL;
 }
 
 void jpp_pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable) {

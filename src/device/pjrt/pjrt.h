@@ -44,6 +44,11 @@ jpp_dtype_t jpp_pjrt_type_to_dtype(PJRT_Buffer_Type type);
 // The rows of the table: executable.c, buffer.c, event.c, custom_call.c.
 jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
                                jpp_executable_t** out_executable);
+jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
+                                            jpp_executable_t* executable,
+                                            void** out_bytes, size_t* out_size);
+jpp_status_t* jpp_pjrt_executable_load(jpp_client_t* base, const void* bytes, size_t size,
+                                       jpp_executable_t** out_executable);
 jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
                                                jpp_executable_t* executable,
                                                uint32_t* out_count);

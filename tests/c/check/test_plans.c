@@ -80,6 +80,27 @@ static void rule_ops_have_one_task_unless_cheap(const planned_t* planned) {
   }
 }
 
+// How often the step runs an op, on all ranks.
+static uint32_t runs_on_all_ranks(const planned_t* planned, uint32_t op) {
+  const jpp_staged_t* staged = planned->staged;
+  uint32_t runs = 0;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    if (holds(task->ops, task->num_ops, op)) runs += planned->plan->bindings[t].runs;
+  }
+  return runs;
+}
+
+static void rule_effects_happen_once(const planned_t* planned) {
+  const jpp_graph_t* graph = planned->graph;
+  for (uint32_t id = 0; id < graph->num_ops; ++id) {
+    const jpp_op_t* op = &graph->ops[id];
+    if (!(op->flags & JPP_OP_EFFECT)) continue;
+    uint32_t times = op->loop == JPP_NONE ? 1 : graph->loops[op->loop].microbatches;
+    assert_int_equal(runs_on_all_ranks(planned, id), times);
+  }
+}
+
 // By the graph alone: does each value depend on the loop's index?
 static bool* find_varying(const jpp_graph_t* graph) {
   bool* varies = calloc(graph->num_values, sizeof(*varies));
@@ -98,7 +119,8 @@ static void rule_invariant_work_leaves_the_loop(const planned_t* planned) {
   bool* varies = find_varying(graph);
   for (uint32_t id = 0; id < graph->num_ops; ++id) {
     const jpp_op_t* op = &graph->ops[id];
-    if (op->loop == JPP_NONE || op->flags & JPP_OP_CHEAP || !op->num_outputs) continue;
+    if (op->loop == JPP_NONE || !op->num_outputs) continue;
+    if (op->flags & (JPP_OP_CHEAP | JPP_OP_EFFECT)) continue;
     if (op->kind == JPP_OP_CALL && !varies[op->first_output]) {
       assert_int_equal(stage_tasks_with(planned->staged, id), 0);
     }
@@ -163,6 +185,7 @@ static void rule_programs_compute_what_the_graph_says(const planned_t* planned) 
 static void test_rules_hold_for_every_plan(void** state) {
   (void)state;
   for_each_plan(rule_ops_have_one_task_unless_cheap);
+  for_each_plan(rule_effects_happen_once);
   for_each_plan(rule_invariant_work_leaves_the_loop);
   for_each_plan(rule_values_travel_once_to_each_rank);
   for_each_plan(rule_gradients_accumulate_in_place);

@@ -80,16 +80,20 @@ jpp_client_t* test_client_create(const char* driver) {
   return client;
 }
 
-jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
-                               jpp_executable_t** out_executable) {
+jpp_compile_request_t test_request(jpp_client_t* client, test_program_t program) {
   const program_text_t* text = &kPrograms[program];
   bool fake = strcmp(jpp_client_info(client)->driver, "fake") == 0;
   const char* code = fake ? text->fake : text->mlir;
-  jpp_compile_request_t request = {.code = code,
-                                   .code_size = strlen(code),
-                                   .format = fake ? "fake" : "mlir",
-                                   .options = text->options,
-                                   .options_size = text->options_size};
+  return (jpp_compile_request_t){.code = code,
+                                 .code_size = strlen(code),
+                                 .format = fake ? "fake" : "mlir",
+                                 .options = text->options,
+                                 .options_size = text->options_size};
+}
+
+jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
+                               jpp_executable_t** out_executable) {
+  jpp_compile_request_t request = test_request(client, program);
   return jpp_client_compile(client, &request, out_executable);
 }
 

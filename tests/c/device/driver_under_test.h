@@ -28,6 +28,7 @@ bool test_skip_without_plugin(void);
 
 // "fake", "fake-threads" or "pjrt".
 jpp_client_t* test_client_create(const char* driver);
+jpp_compile_request_t test_request(jpp_client_t* client, test_program_t program);
 jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
                                jpp_executable_t** out_executable);
 jpp_executable_t* test_compile(jpp_client_t* client, test_program_t program);

@@ -75,6 +75,32 @@ static void test_a_trace_stays_until_the_next_traced_step(void** state) {
   model_destroy(model);
 }
 
+// Each task of the fake device takes half a millisecond.
+static void test_costs_are_those_of_the_device(void** state) {
+  (void)state;
+  static const char* const kSchedules[] = {"gpipe", "zb-h1"};
+  for (size_t i = 0; i < 2; ++i) {
+    model_t* model = traced_model(kSchedules[i]);
+    const jpp_trace_t* trace = jpp_runtime_last_trace(model->runtime);
+    double sum = 0;
+    for (uint64_t r = 0; r < trace->num_runs; ++r) {
+      const jpp_task_t* task = &trace->plan->staged->tasks[trace->runs[r].task];
+      bool inside = task->loop != JPP_NONE;
+      if (inside) sum += (double)(trace->runs[r].end - trace->runs[r].start) / 1e6;
+    }
+    jpp_cost_t costs[3];
+    jpp_trace_costs(trace, 0, costs);
+    for (uint32_t s = 0; s < 3; ++s) {
+      sum -= 4 * (costs[s].forward + costs[s].backward + costs[s].weight);
+      assert_true(costs[s].forward > 0 && costs[s].weight >= 0);
+      bool same = costs[s].backward == costs[s].weight;
+      assert_true(i || same);  // a whole backward counts half as each
+    }
+    assert_true(sum < 1e-6 && sum > -1e-6);
+    model_destroy(model);
+  }
+}
+
 // --- JSON -----------------------------------------------------------------------------
 
 static const char* text_at(const json_t* object, const char* key) {
@@ -208,6 +234,7 @@ static void test_nothing_to_draw_is_refused(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_runs_follow_their_arguments),
+      cmocka_unit_test(test_costs_are_those_of_the_device),
       cmocka_unit_test(test_a_trace_stays_until_the_next_traced_step),
       cmocka_unit_test(test_json_has_every_run),
       cmocka_unit_test(test_pictures),

@@ -94,10 +94,11 @@ static void test_pictures_hold_every_task(void** state) {
   ASSERT_OK(jpp_plot_html(simulation, &html));
   ASSERT_OK(jpp_plot_text(simulation, 100, true, &text));
   uint64_t tasks = 0, curves = 0;
-  for (const char* c = svg; (c = strstr(c, "<rect class=\"x ")); ++c) ++tasks;
-  for (const char* c = svg; (c = strstr(c, "<path class=\"m\"")); ++c) ++curves;
+  for (const char* c = svg; (c = strstr(c, " stroke=\"#fff\"")); ++c) ++tasks;
+  for (const char* c = svg; (c = strstr(c, "<path fill=\"#c9b8e0\"")); ++c) ++curves;
   assert_int_equal(tasks, simulation->tasks);
   assert_int_equal(curves, 4);
+  assert_null(strstr(svg, "class="));  // not every renderer reads style sheets
   assert_non_null(strstr(svg, "v-half: 8 stages, 4 ranks, 6 microbatches"));
   assert_non_null(strstr(html, "<script>"));
   assert_null(strstr(html, "src="));
@@ -109,12 +110,39 @@ static void test_pictures_hold_every_task(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+// The two streams of a rank are drawn one above the other, and traced apart.
+static void test_pictures_show_streams(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("zb-v", 4, 2, 2);
+  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .streams = 2};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  char *svg = NULL, *text = NULL, *trace = NULL;
+  ASSERT_OK(jpp_plot_svg(simulation, &svg));
+  ASSERT_OK(jpp_plot_text(simulation, 40, false, &text));
+  ASSERT_OK(jpp_simulation_to_trace(simulation, &trace));
+  uint64_t lower = 0, beside = 0, lines = 0;
+  for (const char* c = svg; (c = strstr(c, "\" height=\"16\"><title>bwd_w_")); ++c)
+    ++lower;
+  for (const char* c = trace; (c = strstr(c, "\"pid\":1,\"tid\":")); ++c) ++beside;
+  for (const char* c = text; (c = strchr(c, '\n')); ++c) ++lines;
+  assert_int_equal(lower, 4 * 2);
+  assert_int_equal(beside, 4 * 2 + 2 * 2);  // weight gradients, and two ranks' names
+  assert_int_equal(lines, 2 + 2 * 2);
+  jpp_text_free(svg);
+  jpp_text_free(text);
+  jpp_text_free(trace);
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_uneven_stages_are_beaten),
       cmocka_unit_test(test_limits_are_kept),
       cmocka_unit_test(test_every_size_is_served),
       cmocka_unit_test(test_pictures_hold_every_task),
+      cmocka_unit_test(test_pictures_show_streams),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,24 +123,71 @@ static double naive_cost(const double cost[3], const jpp_schedule_task_t* t) {
   return t->kind == JPP_TASK_BWD_W ? cost[2] : cost[1] + cost[2];
 }
 
-static double naive_makespan(const jpp_schedule_t* schedule, const double cost[3]) {
+// Stream 0, but for weight gradients and what joins the task before it: these take the
+// other stream that is free first.
+static uint32_t naive_stream(const jpp_schedule_row_t* row, uint32_t i,
+                             const double* free_at, uint32_t streams) {
+  bool joins = i && row->tasks[i - 1].joins_next;
+  if (streams == 1 || (row->tasks[i].kind != JPP_TASK_BWD_W && !joins)) return 0;
+  return streams == 3 && free_at[2] < free_at[1] ? 2 : 1;
+}
+
+static double naive_makespan(const jpp_schedule_t* schedule, const double cost[3],
+                             uint32_t streams) {
   double makespan = 0;
   memset(g_end, 0, sizeof(g_end));
   for (bool changed = true; changed;) {
     changed = false;
+    makespan = 0;
     for (uint32_t r = 0; r < schedule->ranks; ++r) {
-      double now = 0;
+      double free_at[3] = {0};
       for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
         const jpp_schedule_task_t* t = &schedule->rows[r].tasks[i];
         if (t->kind == JPP_TASK_IDLE) continue;
-        now = fmax(now, naive_start(schedule, t)) + naive_cost(cost, t);
-        changed = changed || now != *end_of(t);
-        *end_of(t) = now;
-        makespan = fmax(makespan, now);
+        double* now = &free_at[naive_stream(&schedule->rows[r], i, free_at, streams)];
+        *now = fmax(*now, naive_start(schedule, t)) + naive_cost(cost, t);
+        changed = changed || *now != *end_of(t);
+        *end_of(t) = *now;
+        makespan = fmax(makespan, *now);
       }
     }
   }
   return makespan;
+}
+
+// What a rank does and keeps, unit of time by unit of time: costs are whole numbers.
+static void naive_rank(const jpp_schedule_t* schedule, uint32_t r, const double cost[3],
+                       double* out_busy, int* out_peak) {
+  *out_busy = 0;
+  *out_peak = 0;
+  double end = 1;
+  for (double now = 0; now < end; ++now) {
+    bool busy = false;
+    int kept = 0;
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      const jpp_schedule_task_t* t = &schedule->rows[r].tasks[i];
+      if (t->kind == JPP_TASK_IDLE) continue;
+      double stop = *end_of(t), start = stop - naive_cost(cost, t);
+      bool frees = t->kind == JPP_TASK_BWD || t->kind == JPP_TASK_BWD_W;
+      end = fmax(end, stop);
+      busy = busy || (start <= now && now < stop);
+      kept += t->kind == JPP_TASK_FWD && start <= now;
+      kept -= frees && stop <= now;
+    }
+    *out_busy += busy;
+    if (kept > *out_peak) *out_peak = kept;
+  }
+}
+
+static void compare_ranks(const jpp_simulation_t* simulation, const double cost[3]) {
+  const jpp_schedule_t* schedule = simulation->schedule;
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    double busy = 0;
+    int peak = 0;
+    naive_rank(schedule, r, cost, &busy, &peak);
+    assert_near(simulation->ranks[r].work, busy);
+    assert_near(simulation->ranks[r].peak * schedule->stages / schedule->ranks, peak);
+  }
 }
 
 static uint32_t g_simulated;
@@ -153,7 +200,7 @@ static void compare(const jpp_schedule_t* schedule) {
   for (uint32_t k = 0; k < 3; ++k) {
     const double* c = kCosts[k];
     jpp_simulation_t* simulation = simulate(schedule, c[0] * v, c[1] * v, c[2] * v);
-    double expected = naive_makespan(schedule, c);
+    double expected = naive_makespan(schedule, c, 1);
     if (simulation->makespan != expected) {
       fail_msg("%s, %u stages, %u ranks, %u microbatches: %g, expected %g",
                schedule->name, schedule->stages, schedule->ranks, schedule->microbatches,
@@ -180,6 +227,85 @@ static void test_grid_is_simulated_as_by_the_naive_one(void** state) {
     }
   }
   assert_true(g_simulated > 17000 / kGridStep);
+}
+
+static uint32_t g_with_streams;
+
+static void compare_streams(const jpp_schedule_t* schedule) {
+  static const double kCosts[][3] = {{1, 1, 1}, {2, 3, 1}, {1, 2, 6}};
+  const double* c = kCosts[g_with_streams % 3];
+  double v = (double)schedule->stages / schedule->ranks;
+  for (uint32_t streams = 1; streams <= 3; ++streams) {
+    jpp_simulate_options_t options = {.rank_cost = {c[0] * v, c[1] * v, c[2] * v},
+                                      .streams = streams};
+    jpp_simulation_t* simulation = NULL;
+    ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+    assert_true(simulation->makespan == naive_makespan(schedule, c, streams));
+    if (schedule->microbatches <= 6) compare_ranks(simulation, c);
+    jpp_simulation_destroy(simulation);
+  }
+  ++g_with_streams;
+}
+
+static void test_streams_are_simulated_as_by_the_naive_one(void** state) {
+  (void)state;
+  for_each_schedule(compare_streams);
+  assert_true(g_with_streams > 2000);
+}
+
+// Weight gradients leave the way of everything else: what remains is the forwards and
+// input gradients of a rank, and a pipeline's way in and out.
+static void test_a_second_stream_takes_weight_gradients(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("zb-h1", 2, 2, 4);
+  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .streams = 2};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  assert_near(simulation->makespan, 4 * (1 + 1) + 2 + 1);
+  for (uint32_t r = 0; r < 2; ++r) {
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      bool weight = schedule->rows[r].tasks[i].kind == JPP_TASK_BWD_W;
+      assert_int_equal(simulation->stream_of[r][i], weight);
+    }
+  }
+  jpp_simulation_destroy(simulation);
+  options.streams = 65;
+  ASSERT_FAILS(jpp_schedule_simulate(schedule, &options, &simulation),
+               JPP_INVALID_ARGUMENT, "expected at most 64 streams a rank, found 65");
+  jpp_schedule_destroy(schedule);
+}
+
+// Both halves of a pair at once, unless one needs the other.
+static void test_a_second_stream_overlaps_pairs(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("dualpipe-v", 4, 2, 8);
+  jpp_simulate_options_t options = {.rank_cost = {2, 2, 2}, .streams = 2};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  uint32_t overlapping = 0;
+  for (uint32_t i = 1; i < schedule->rows[0].count; ++i) {
+    if (!schedule->rows[0].tasks[i - 1].joins_next) continue;
+    assert_int_equal(simulation->stream_of[0][i], 1);
+    overlapping += fabs(simulation->starts[0][i] - simulation->starts[0][i - 1]) < 1;
+  }
+  assert_true(overlapping > 0);
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
+}
+
+static void test_optimizer_waits_for_all_or_not(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("zb-h2", 4, 4, 12);
+  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .optimizer = 5};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  assert_near(simulation->step, 36 + 3 + 5);
+  jpp_simulation_destroy(simulation);
+  options.optimizer_free = true;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  assert_near(simulation->step, 36 + 5);  // no bubble inside a rank
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
 }
 
 static void test_transfers_take_turns_on_a_channel(void** state) {
@@ -231,6 +357,10 @@ int main(void) {
       cmocka_unit_test(test_bubbles_are_exact),
       cmocka_unit_test(test_bubbles_and_peaks_are_those_of_the_papers),
       cmocka_unit_test(test_grid_is_simulated_as_by_the_naive_one),
+      cmocka_unit_test(test_streams_are_simulated_as_by_the_naive_one),
+      cmocka_unit_test(test_a_second_stream_takes_weight_gradients),
+      cmocka_unit_test(test_a_second_stream_overlaps_pairs),
+      cmocka_unit_test(test_optimizer_waits_for_all_or_not),
       cmocka_unit_test(test_transfers_take_turns_on_a_channel),
       cmocka_unit_test(test_costs_may_differ_by_stage),
   };

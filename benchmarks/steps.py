@@ -1,0 +1,106 @@
+"""Step times of two models: the pipeline, a bare C loop that makes the same PJRT calls, and
+plain `jax.jit` of the same step. The three take turns, so that a machine whose speed drifts
+slows them alike; times are medians, ratios are medians of ratios within a turn. Then the
+time of a call whose step has nothing to run.
+
+    python benchmarks/steps.py [--turns N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JPP_BENCHMARK"] = "1"  # the runtime brings its yardstick along
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpp.api as jaxpp
+from models import Model
+
+MODELS = (Model(8, 1, 32), Model(128, 64, 16))
+
+
+class State:
+    """A step with the parameters it goes on with."""
+
+    def __init__(self, step: Callable[..., Any], params: Any) -> None:
+        self.step = step
+        self.params = params
+
+    def time(self, batch: Any) -> float:
+        start = time.perf_counter()
+        self.params, loss = self.step(self.params, *batch)
+        jax.block_until_ready(loss)
+        return time.perf_counter() - start
+
+
+def bare_step(compiled: Any) -> Callable[..., Any]:
+    """The same call from Python, with the bare loop in the runtime's place."""
+    step = compiled.compiled
+
+    def run(params: Any, *batch: Any) -> Any:
+        return step.run_leaves(jax.tree.leaves((params, *batch)), step._runtime.bare_step)
+
+    return run
+
+
+def measure(model: Model, turns: int) -> None:
+    params, batch = model.params(), model.batch()
+    compiled = model.pipeline().compile(params, *batch)
+    ways = (
+        State(compiled, params),
+        State(bare_step(compiled), jax.tree.map(jnp.copy, params)),
+        State(model.plain(), jax.tree.map(jnp.copy, params)),
+    )
+    for way in ways:
+        way.time(batch)
+    times = np.array([[way.time(batch) for way in ways] for _ in range(turns)])
+    report(model, times, compiled.compiled._runtime.bare_instructions())
+
+
+def report(model: Model, times: np.ndarray, instructions: int) -> None:
+    ours, bare, plain = np.median(times, axis=0) * 1e3
+    against_bare = np.median(times[:, 0] / times[:, 1])
+    against_plain = np.median(times[:, 0] / times[:, 2])
+    print(f"\n{model.name} ({instructions} runs, sends and deletions a step)")
+    for name, ms in (("pipeline", ours), ("bare C loop", bare)):
+        print(f"  {name:15} {ms:9.3f} ms/step  {ms * 1e3 / instructions:7.2f} us/instruction")
+    print(f"  {'plain jax.jit':15} {plain:9.3f} ms/step")
+    print(f"  pipeline / bare C loop    {against_bare:6.2f}")
+    print(f"  pipeline / plain jax.jit  {against_plain:6.2f}", flush=True)
+
+
+def measure_idle(turns: int) -> None:
+    """A step whose tasks are empty: what a call costs before anything runs."""
+    calls = 100
+    step = jaxpp.mpmd_jit_with_loop(lambda x: x, mpmd_mesh=MODELS[0].mesh(), donate_argnums=0)
+    x = step(jnp.ones(4))
+    times = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        for _ in range(calls):
+            x = step(x)
+        times.append((time.perf_counter() - start) / calls)
+    print(f"\nA call of a step with nothing to run: {np.median(times) * 1e6:.1f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=40)
+    turns = parser.parse_args().turns
+    jax.config.update("jax_num_cpu_devices", 4)
+    print(f"jax {jax.__version__}, {os.cpu_count()} cores, medians of {turns} turns")
+    for model in MODELS:
+        measure(model, turns)
+    measure_idle(turns)
+
+
+if __name__ == "__main__":
+    main()

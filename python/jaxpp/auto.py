@@ -1,0 +1,178 @@
+"""`Auto`: a schedule found for this model, on these devices, under a memory limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxpp import _core
+from jaxpp.call import memory_limits_of
+from jaxpp.errors import JaxppError, annotate, make_error
+from jaxpp.schedules import BaseSchedule, FusedTask, OnePass, Task
+from jaxpp.tracing import Graph
+
+__all__ = ["Auto", "Found", "find_schedules", "is_auto", "trial_length"]
+
+# Each task runs twice in a trial, so that its cost is not that of its first run.
+_TRIAL_MICROBATCHES = 2
+
+_log = logging.getLogger("jaxpp")
+
+
+@dataclasses.dataclass
+class Found:
+    """What `Auto` found. Times are in milliseconds, by the costs that were measured."""
+
+    schedule: _core.Schedule
+    name: str  # of a built-in schedule, or "searched"
+    makespan: float  # of the loop
+    bound: float  # no schedule of these stages is shorter
+    built_in: str | None  # the best built-in one that fits
+    built_in_makespan: float
+    tried: int
+    costs: list[tuple[float, float, float]]  # of a stage: forward, input, weight gradient
+    peak_bytes: list[int]  # of each rank, on each device; known once the step is planned
+
+    def __str__(self) -> str:
+        stages, ranks, microbatches = self.schedule.sizes()
+        over = self.makespan / self.bound - 1 if self.bound else 0.0
+        lines = [
+            f"{self.name}: {stages} stages on {ranks} ranks with {microbatches} microbatches: "
+            f"{self.makespan:.4g} ms, {over:.1%} over the lower bound, {self.tried} tried",
+            f"best built-in schedule that fits: {self.built_in or 'none'}"
+            + (f", {self.built_in_makespan:.4g} ms" if self.built_in else ""),
+        ]
+        placed = zip(self.schedule.stage_ranks(), self.costs, strict=True)
+        for stage, (rank, (forward, backward, weight)) in enumerate(placed):
+            lines.append(
+                f"stage {stage} on rank {rank}: forward {forward:.3g} ms, input gradient "
+                f"{backward:.3g} ms, weight gradient {weight:.3g} ms"
+            )
+        for rank, peak in enumerate(self.peak_bytes):
+            lines.append(f"rank {rank} keeps at most {peak} bytes")
+        return "\n".join(lines)
+
+
+class Auto(BaseSchedule):
+    """Finds the schedule: measures each stage on its device, then searches.
+
+    The first call of a step with new shapes runs two microbatches one after the other to
+    measure the stages. The marks say how many stages there are, the mesh on how many ranks.
+    Calls with the same shapes run what was found.
+
+    Args:
+      memory_limit: bytes that a step may take on each device, all it keeps counted, as in
+        `mpmd_jit_with_loop`: a number, or one for each rank. The limit given there counts as
+        well.
+      seconds: to search for.
+
+    Attributes:
+      found: what the last search found, to read or print; None before.
+    """
+
+    def __init__(
+        self, memory_limit: int | Sequence[int] | None = None, *, seconds: float = 2.0
+    ) -> None:
+        if not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+            raise make_error(
+                "schedule", f"Auto: seconds={seconds!r}; expected a number above 0"
+            )
+        self.memory_limit = memory_limit
+        self.seconds = float(seconds)
+        self.found: Found | None = None
+        self._known: dict[Any, Found] = {}
+
+    def __repr__(self) -> str:
+        return f"Auto(memory_limit={self.memory_limit!r})"
+
+    def _unmeasured(self) -> JaxppError:
+        return make_error(
+            "schedule",
+            "Auto: expected to be the schedule of a treduce inside mpmd_jit_with_loop, which "
+            "measures its stages; use Searched where the costs are known",
+        )
+
+    def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
+        raise self._unmeasured()
+
+    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
+        raise self._unmeasured()
+
+    def limits(self, ranks: int, others: list[int] | None) -> list[int] | None:
+        """Bytes for each rank: the smaller of its own limit and the step's."""
+        own = memory_limits_of(self.memory_limit, ranks, "Auto")
+        if own is None or others is None:
+            return own or others
+        return [min(pair) for pair in zip(own, others, strict=True)]
+
+
+def is_auto(schedule: Any) -> bool:
+    return isinstance(schedule, Auto)
+
+
+def trial_length(schedule: Any, length: int) -> int:
+    """How many microbatches of a loop a trial runs."""
+    return min(length, _TRIAL_MICROBATCHES) if is_auto(schedule) else length
+
+
+def _one_pass(loop: Any, ranks: int, length: int) -> _core.Schedule:
+    if not loop.num_marks:
+        raise make_error(
+            "stage-marks",
+            f"loop at {loop.where}: Auto: expected a stage mark at the end of each stage "
+            "(mark_stage_end), found none",
+        )
+    return OnePass(loop.num_marks, ranks, split=True).build(length, ranks)
+
+
+def _search(
+    auto: Auto, at: int, graph: Graph, like: _core.Plan, schedules: Any, limits: Any, costs: Any
+) -> Found:
+    try:
+        found = like.search(graph.core, at, schedules, costs, limits, auto.seconds)
+    except JaxppError as error:
+        raise annotate(error, f"loop at {graph.loops[at].where}") from None
+    return Found(*found, costs, [])
+
+
+def _placeholders(
+    graph: Graph, given: list[_core.Schedule | None], ranks: int, length: Callable[..., int]
+) -> list[_core.Schedule]:
+    """The given schedules, and one pass after the other where there is none."""
+    return [
+        known or _one_pass(loop, ranks, length(loop.schedule, loop.length))
+        for loop, known in zip(graph.loops, given, strict=True)
+    ]
+
+
+def find_schedules(
+    graph: Graph,
+    given: list[_core.Schedule | None],
+    ranks: int,
+    memory_limits: list[int] | None,
+    measure: Callable[[list[_core.Schedule]], tuple[_core.Plan, list[Any]]],
+) -> tuple[list[_core.Schedule], list[Found]]:
+    """Fills in the schedules of the loops under `Auto`, one loop after the other.
+
+    `measure` plans and runs a trial of the step under schedules of its loops; it gives the
+    plan, and for each loop the costs of its stages.
+    """
+    schedules = _placeholders(graph, given, ranks, lambda _, length: length)
+    measured = None
+    founds = []
+    for at, loop in enumerate(graph.loops):
+        if given[at] is not None:
+            continue
+        auto, limits = loop.schedule, loop.schedule.limits(ranks, memory_limits)
+        key = (graph.core.text(), at, ranks, tuple(limits or ()))
+        if key not in auto._known:
+            measured = measured or measure(_placeholders(graph, given, ranks, trial_length))
+            plan, costs = measured
+            auto._known[key] = _search(auto, at, graph, plan, schedules, limits, costs[at])
+            _log.info("loop at %s: %s", loop.where, auto._known[key])
+        auto.found = auto._known[key]
+        schedules[at] = auto.found.schedule
+        founds.append(auto.found)
+    return schedules, founds

@@ -1,0 +1,110 @@
+// What kind of bytes each value is, see jpp_bytes_kind_t: from the graph alone, by what
+// the loops do with it.
+#include "check/checker.h"
+
+// How a value depends on the loops; an op's outputs depend as its most dependent input.
+typedef enum dependence {
+  OF_ARGUMENTS,   // on none
+  OF_RESULTS,     // on what a loop has returned
+  OF_NUMBER,      // cheap, of the microbatch number and of values from outside
+  OF_MICROBATCH,  // made for each microbatch
+} dependence_t;
+
+enum { kReadWhole = 1, kReadByNumber = 2 };  // by a loop
+
+typedef struct kinds {
+  const jpp_graph_t* graph;
+  uint8_t* dependence;  // [values]
+  uint8_t* reads;       // [values]
+} kinds_t;
+
+static uint8_t op_dependence(const kinds_t* k, const jpp_op_t* op) {
+  if (op->kind == JPP_OP_LOOP) return OF_RESULTS;
+  if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) return OF_MICROBATCH;
+  uint8_t most = OF_ARGUMENTS;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint8_t found = k->dependence[op->inputs[i]];
+    if (found > most) most = found;
+  }
+  bool cheap = op->flags & JPP_OP_CHEAP;
+  return most == OF_NUMBER && !cheap ? OF_MICROBATCH : most;
+}
+
+static void find_dependence(kinds_t* k) {
+  const jpp_graph_t* graph = k->graph;
+  for (uint32_t l = 0; l < graph->num_loops; ++l) {
+    k->dependence[graph->loops[l].index] = OF_NUMBER;
+  }
+  for (uint32_t id = 0; id < graph->num_ops; ++id) {
+    const jpp_op_t* op = &graph->ops[id];
+    uint8_t found = op_dependence(k, op);
+    for (uint32_t i = 0; i < op->num_outputs; ++i) {
+      k->dependence[op->first_output + i] = found;
+    }
+  }
+}
+
+// How the op's inputs are read by loops, through the op.
+static uint8_t op_reads(const kinds_t* k, const jpp_op_t* op) {
+  if (!op->num_outputs) return 0;
+  uint8_t dependence = k->dependence[op->first_output];
+  if (dependence == OF_MICROBATCH) return kReadWhole;
+  if (dependence == OF_NUMBER) return kReadByNumber;
+  if (dependence == OF_RESULTS) return 0;
+  uint8_t reads = 0;
+  for (uint32_t i = 0; i < op->num_outputs; ++i) reads |= k->reads[op->first_output + i];
+  return reads;
+}
+
+static void find_reads(kinds_t* k) {
+  const jpp_graph_t* graph = k->graph;
+  for (uint32_t l = 0; l < graph->num_loops; ++l) {
+    const jpp_loop_t* loop = &graph->loops[l];
+    for (uint32_t i = 0; i < loop->num_results; ++i) {
+      k->reads[loop->results[i].value] |= kReadWhole;
+    }
+  }
+  for (uint32_t id = graph->num_ops; id-- > 0;) {
+    const jpp_op_t* op = &graph->ops[id];
+    uint8_t reads = op_reads(k, op);
+    for (uint32_t i = 0; i < op->num_inputs; ++i) k->reads[op->inputs[i]] |= reads;
+  }
+}
+
+// Of a value that has one instance a step.
+static uint8_t step_kind(const kinds_t* k, uint32_t value) {
+  const jpp_value_t* at = &k->graph->values[value];
+  if (k->reads[value] & kReadWhole) return JPP_BYTES_WEIGHTS;
+  if (k->reads[value] & kReadByNumber) return JPP_BYTES_BATCH;
+  bool argument = at->producer == JPP_NONE && at->loop == JPP_NONE;
+  if (!argument) return JPP_BYTES_STEP_VALUES;
+  return k->graph->num_loops ? JPP_BYTES_OPTIMIZER_STATE : JPP_BYTES_WEIGHTS;
+}
+
+static uint8_t accumulator_kind(const jpp_staged_t* staged,
+                                const jpp_accumulator_t* acc) {
+  const jpp_loop_t* loop = &staged->graph->loops[acc->loop];
+  bool sum = loop->results[acc->result].reduce == JPP_REDUCE_ADD;
+  bool gradient = sum && staged->loops[acc->loop].has_backward;
+  return gradient ? JPP_BYTES_GRADIENTS : JPP_BYTES_LOOP_RESULTS;
+}
+
+static uint8_t kind_of(const jpp_checker_t* c, const kinds_t* k, uint32_t value) {
+  const jpp_accumulator_t* acc = jpp_check_accumulator(c, value);
+  if (acc) return accumulator_kind(c->staged, acc);
+  if (c->staged->scopes[value] == JPP_SCOPE_MICROBATCH) return JPP_BYTES_ACTIVATIONS;
+  bool of_graph = value < k->graph->num_values;
+  return of_graph ? step_kind(k, value) : JPP_BYTES_STEP_VALUES;
+}
+
+jpp_status_t* jpp_check_kinds(jpp_checker_t* c) {
+  kinds_t k = {.graph = c->staged->graph};
+  uint32_t values = k.graph->num_values;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, values, &k.dependence));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, values, &k.reads));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, c->staged->num_values, &c->kinds));
+  find_dependence(&k);
+  find_reads(&k);
+  for (uint32_t v = 0; v < c->staged->num_values; ++v) c->kinds[v] = kind_of(c, &k, v);
+  return NULL;
+}

@@ -1,0 +1,86 @@
+#include "check/checker.h"
+#include "check/fit.h"
+
+// The rank that is over its limit by most; JPP_NONE when none is.
+static uint32_t find_worst(const jpp_check_report_t* report, const uint64_t* limits,
+                           uint32_t* out_count) {
+  uint32_t worst = JPP_NONE;
+  uint64_t most = 0;
+  *out_count = 0;
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    uint64_t peak = report->actors[r].peak_bytes;
+    if (peak <= limits[r]) continue;
+    ++*out_count;
+    if (peak - limits[r] <= most) continue;
+    most = peak - limits[r];
+    worst = r;
+  }
+  return worst;
+}
+
+static void append_rank(const jpp_check_report_t* report, uint32_t rank, uint64_t limit,
+                        jpp_str_t* str) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  const jpp_program_t* program = &report->plan->programs[rank];
+  jpp_checker_t c = {.plan = report->plan, .staged = report->plan->staged};
+  char text[JPP_CHECK_TEXT_SIZE];
+  jpp_str_appendf(str,
+                  "memory limit: rank %u: expected at most %llu bytes on each device, "
+                  "found a peak of %llu, %llu over",
+                  rank, (unsigned long long)limit, (unsigned long long)actor->peak_bytes,
+                  (unsigned long long)(actor->peak_bytes - limit));
+  if (actor->peak_instr < program->num_instrs) {
+    const jpp_instr_t* instr = &program->instrs[actor->peak_instr];
+    jpp_str_appendf(str, ", at instruction %u (%s)", actor->peak_instr,
+                    jpp_check_instr_text(&c, program, instr, text));
+  }
+  jpp_str_append(str, "\n  ");
+  jpp_check_append_kinds(actor->bytes_at_peak, str);
+}
+
+static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
+  jpp_str_appendf(str, "of %u stages on %u ranks with %u microbatches", schedule->stages,
+                  schedule->ranks, schedule->microbatches);
+}
+
+static void append_fit(const jpp_fit_t* fit, const jpp_schedule_t* schedule,
+                       jpp_str_t* str) {
+  if (fit->name) {
+    jpp_str_appendf(str, "\nschedule %s ", fit->name);
+    append_sizes(schedule, str);
+    jpp_str_appendf(
+        str,
+        " fits: no rank needs more than %llu bytes; by the graph's costs it takes "
+        "%.2f times as long as %s",
+        (unsigned long long)fit->peak, fit->slowdown, schedule->name);
+    return;
+  }
+  jpp_str_append(str, "\nno built-in schedule ");
+  append_sizes(schedule, str);
+  jpp_str_appendf(str,
+                  " fits; the smallest limit that one fits is %llu bytes, with %s. More "
+                  "ranks, or smaller microbatches, need less",
+                  (unsigned long long)fit->smallest, fit->smallest_name);
+}
+
+jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
+                                     const jpp_schedule_t* const* schedules,
+                                     const uint64_t* limits) {
+  uint32_t count = 0;
+  uint32_t worst = find_worst(report, limits, &count);
+  if (worst == JPP_NONE) return NULL;
+  jpp_fit_t fit;
+  JPP_RETURN_IF_ERROR(jpp_check_find_fit(report->plan, schedules, limits, &fit));
+  jpp_str_t str = {0};
+  append_rank(report, worst, limits[worst], &str);
+  if (count > 1) {
+    jpp_str_appendf(&str, "\n%u other rank%s over as well", count - 1,
+                    count == 2 ? " is" : "s are");
+  }
+  if (report->plan->staged->graph->num_loops) append_fit(&fit, schedules[0], &str);
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
+  jpp_free(text);
+  return status;
+}

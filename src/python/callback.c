@@ -1,0 +1,189 @@
+// jaxpp._core.Callback: a Python function that a compiled task calls.
+//
+// The module names the object by its address, an attribute of the custom call; the
+// Executable made from that module keeps it alive. The function gets a memoryview of
+// every operand and result, valid during the call, and returns None or the text of an
+// error.
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+#include <xla/ffi/api/c_api.h>
+
+#include "base/alloc.h"
+#include "python/core.h"
+
+typedef struct py_callback {
+  PyObject ob_base;
+  PyObject* function;
+  uint32_t* item_bytes;  // [num_operands + num_results] of an element
+  uint32_t num_operands, num_results;
+} py_callback_t;
+
+static const char kAttribute[] = "callback";
+
+// Any thread may be in a call. A thread of the plugin that asks for the GIL while the
+// interpreter goes down is ended in the middle of the plugin, so first nobody may enter
+// any more, then those inside leave.
+static atomic_bool g_closed;
+static atomic_int g_inside;
+
+// --- The call -------------------------------------------------------------------------
+
+static XLA_FFI_Error* make_error(const XLA_FFI_CallFrame* frame, const char* message) {
+  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE,
+                                    .message = message,
+                                    .errc = XLA_FFI_Error_Code_UNKNOWN};
+  return frame->api->XLA_FFI_Error_Create(&args);
+}
+
+// NULL if the call has no such attribute.
+static py_callback_t* find_callback(const XLA_FFI_CallFrame* frame) {
+  for (int64_t i = 0; i < frame->attrs.size; ++i) {
+    const XLA_FFI_ByteSpan* name = frame->attrs.names[i];
+    if (frame->attrs.types[i] != XLA_FFI_AttrType_SCALAR) continue;
+    if (name->len != strlen(kAttribute)) continue;
+    if (memcmp(name->ptr, kAttribute, name->len) != 0) continue;
+    const XLA_FFI_Scalar* scalar = frame->attrs.attrs[i];
+    return (py_callback_t*)(uintptr_t) * (const uint64_t*)scalar->value;
+  }
+  return NULL;
+}
+
+static bool put_view(PyObject* tuple, uint32_t at, const XLA_FFI_Buffer* buffer,
+                     uint32_t item_bytes, int flags) {
+  static char empty;
+  Py_ssize_t bytes = item_bytes;
+  for (int64_t d = 0; d < buffer->rank; ++d) bytes *= buffer->dims[d];
+  char* data = bytes ? buffer->data : &empty;
+  PyObject* view = PyMemoryView_FromMemory(data, bytes, flags);
+  return view && PyTuple_SetItem(tuple, at, view) == 0;
+}
+
+static PyObject* make_views(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
+  uint32_t operands = self->num_operands, results = self->num_results;
+  PyObject* views = PyTuple_New((Py_ssize_t)operands + results);
+  bool ok = views != NULL;
+  for (uint32_t i = 0; ok && i < operands; ++i) {
+    ok = put_view(views, i, frame->args.args[i], self->item_bytes[i], PyBUF_READ);
+  }
+  for (uint32_t i = 0; ok && i < results; ++i) {
+    uint32_t at = operands + i;
+    ok = put_view(views, at, frame->rets.rets[i], self->item_bytes[at], PyBUF_WRITE);
+  }
+  if (!ok) Py_CLEAR(views);
+  return views;
+}
+
+// Under the GIL.
+static XLA_FFI_Error* call(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
+  PyObject* views = make_views(self, frame);
+  PyObject* answer = views ? PyObject_CallObject(self->function, views) : NULL;
+  const char* text = "the callback's answer could not be read";
+  if (answer && answer != Py_None) text = PyUnicode_AsUTF8AndSize(answer, NULL);
+  XLA_FFI_Error* error = answer == Py_None ? NULL : make_error(frame, text ? text : "?");
+  PyErr_Clear();
+  Py_XDECREF(answer);
+  Py_XDECREF(views);
+  return error;
+}
+
+static XLA_FFI_Error* call_with_gil(const XLA_FFI_CallFrame* frame) {
+  const py_callback_t* self = find_callback(frame);
+  if (!self || frame->args.size != self->num_operands ||
+      frame->rets.size != self->num_results) {
+    return make_error(frame, "a callback into Python with other operands or results");
+  }
+  PyGILState_STATE state = PyGILState_Ensure();
+  XLA_FFI_Error* error = call(self, frame);
+  PyGILState_Release(state);
+  return error;
+}
+
+static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Extension_Base* extension = frame->extension_start;
+  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)extension)->metadata;
+  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  return true;
+}
+
+// Any thread of the plugin, or one that issues a step; the GIL is not held.
+static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
+  if (answer_metadata(frame)) return NULL;
+  if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
+  atomic_fetch_add(&g_inside, 1);
+  XLA_FFI_Error* error = atomic_load(&g_closed)
+                             ? make_error(frame, "the interpreter is about to exit")
+                             : call_with_gil(frame);
+  atomic_fetch_sub(&g_inside, 1);
+  return error;
+}
+
+PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  return PyCapsule_New((void*)handle, NULL, NULL);
+}
+
+PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  atomic_store(&g_closed, true);
+  const struct timespec pause = {.tv_nsec = 1000000};
+  Py_BEGIN_ALLOW_THREADS
+    while (atomic_load(&g_inside)) nanosleep(&pause, NULL);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// --- The object -----------------------------------------------------------------------
+
+static bool read_item_bytes(py_callback_t* self, PyObject* operands, PyObject* results) {
+  PyObject* all = PySequence_Concat(operands, results);
+  uint32_t count = 0;
+  bool ok = all && jpp_py_to_u32s(all, &self->item_bytes, &count);
+  Py_XDECREF(all);
+  if (!ok) return false;
+  self->num_operands = (uint32_t)PySequence_Size(operands);
+  self->num_results = count - self->num_operands;
+  return true;
+}
+
+static PyObject* callback_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  (void)kwargs;
+  PyObject *function = NULL, *operands = NULL, *results = NULL;
+  if (!PyArg_ParseTuple(args, "OO!O!", &function, &PyList_Type, &operands, &PyList_Type,
+                        &results)) {
+    return NULL;
+  }
+  py_callback_t* self = jpp_py_new(type);
+  if (!self) return NULL;
+  self->function = Py_NewRef(function);
+  if (!read_item_bytes(self, operands, results)) Py_CLEAR(self);
+  return (PyObject*)self;
+}
+
+static void callback_dealloc(PyObject* object) {
+  py_callback_t* self = (py_callback_t*)object;
+  Py_XDECREF(self->function);
+  jpp_free(self->item_bytes);
+  jpp_py_free(object);
+}
+
+static PyObject* callback_address(PyObject* object, PyObject* unused) {
+  (void)unused;
+  return PyLong_FromVoidPtr(object);
+}
+
+static PyMethodDef kMethods[] = {
+    {"address", callback_address, METH_NOARGS, "what the custom call's attribute holds"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_new, (void*)callback_new},
+    {Py_tp_dealloc, (void*)callback_dealloc},
+    {Py_tp_methods, kMethods},
+    {0, NULL},
+};
+PyType_Spec jpp_py_callback_spec = {"jaxpp._core.Callback", sizeof(py_callback_t), 0,
+                                    Py_TPFLAGS_DEFAULT, kSlots};

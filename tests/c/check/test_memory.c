@@ -1,0 +1,228 @@
+// What live bytes are made of, instruction by instruction, and limits on them.
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "golden.h"
+#include "plan_util.h"
+
+static uint64_t sum_of(const jpp_memory_point_t* point) {
+  uint64_t sum = 0;
+  for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) sum += point->bytes[k];
+  return sum;
+}
+
+// The curve's highest point is the peak, where the report says, of the kinds it says.
+static void check_curve(const planned_t* planned, uint32_t rank) {
+  const jpp_program_t* program = &planned->plan->programs[rank];
+  const jpp_check_actor_t* actor = &planned->report->actors[rank];
+  jpp_memory_point_t* points = calloc(program->num_instrs + 1, sizeof(*points));
+  ASSERT_OK(jpp_check_memory_curve(planned->plan, rank, points));
+  uint64_t most = 0;
+  for (uint32_t i = 0; i <= program->num_instrs; ++i) {
+    if (sum_of(&points[i]) > most) most = sum_of(&points[i]);
+  }
+  assert_int_equal(most, actor->peak_bytes);
+  bool at_start = sum_of(&points[0]) == most;
+  const jpp_memory_point_t* peak = &points[at_start ? 0 : actor->peak_instr + 1];
+  assert_memory_equal(peak->bytes, actor->bytes_at_peak, sizeof(peak->bytes));
+  free(points);
+}
+
+static void test_curves_reach_the_peak(void** state) {
+  (void)state;
+  for (uint32_t i = 0; kGraphs[i]; ++i) {
+    planned_t planned;
+    ASSERT_OK(plan_file(kGraphs[i], NULL, &planned));
+    for (uint32_t r = 0; r < planned.ranks; ++r) check_curve(&planned, r);
+    plan_free(&planned);
+  }
+}
+
+static const jpp_memory_point_t* points_of(const planned_t* planned, uint32_t rank,
+                                           jpp_memory_point_t** out_points) {
+  uint32_t count = planned->plan->programs[rank].num_instrs + 1;
+  *out_points = calloc(count, sizeof(**out_points));
+  ASSERT_OK(jpp_check_memory_curve(planned->plan, rank, *out_points));
+  return &(*out_points)[count - 1];
+}
+
+// Donated weights and momentum are replaced in their own memory, and keep their kinds.
+static void test_updated_weights_are_weights(void** state) {
+  (void)state;
+  planned_t planned;
+  jpp_memory_point_t* points = NULL;
+  ASSERT_OK(plan_file("mlp4", NULL, &planned));
+  const jpp_memory_point_t* end = points_of(&planned, 0, &points);
+  assert_int_equal(points[0].bytes[JPP_BYTES_WEIGHTS], 64);
+  assert_int_equal(points[0].bytes[JPP_BYTES_OPTIMIZER_STATE], 64 + 4);
+  assert_int_equal(points[0].bytes[JPP_BYTES_BATCH], 6 * 2 * 4 * 4);
+  assert_int_equal(points[0].bytes[JPP_BYTES_GRADIENTS], 0);
+  assert_int_equal(end->bytes[JPP_BYTES_WEIGHTS], 64);
+  assert_int_equal(end->bytes[JPP_BYTES_OPTIMIZER_STATE], 64 + 4);
+  assert_int_equal(end->bytes[JPP_BYTES_ACTIVATIONS], 0);
+  assert_int_equal(end->bytes[JPP_BYTES_GRADIENTS], 0);
+  free(points);
+  plan_free(&planned);
+}
+
+// A weight that is only read through its cast is a weight, and so is the cast.
+static void test_casts_of_weights_are_weights(void** state) {
+  (void)state;
+  planned_t planned;
+  jpp_memory_point_t* points = NULL;
+  ASSERT_OK(plan_file("casts", NULL, &planned));
+  points_of(&planned, 0, &points);
+  assert_int_equal(points[0].bytes[JPP_BYTES_WEIGHTS], 2 * 256);
+  uint64_t bytes = planned.report->actors[0].bytes_at_peak[JPP_BYTES_WEIGHTS];
+  assert_int_equal(bytes, 2 * (256 + 128));
+  free(points);
+  plan_free(&planned);
+}
+
+// --- Limits ---------------------------------------------------------------------------
+
+static jpp_status_t* limit_all(const planned_t* planned, uint64_t bytes) {
+  uint64_t limits[16];
+  for (uint32_t r = 0; r < planned->ranks; ++r) limits[r] = bytes;
+  return jpp_check_memory_limit(planned->report,
+                                (const jpp_schedule_t* const*)planned->schedules, limits);
+}
+
+static void append_refusal(const char* graph, const char* schedule, uint64_t bytes,
+                           char* text, size_t size) {
+  planned_t planned;
+  ASSERT_OK(plan_file(graph, &(plan_options_t){.schedule = schedule}, &planned));
+  jpp_status_t* status = limit_all(&planned, bytes);
+  assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+  size_t at = strlen(text);
+  snprintf(text + at, size - at, "# %s, %s, %llu bytes\n%s\n\n", graph,
+           schedule ? schedule : "as it says", (unsigned long long)bytes,
+           jpp_status_message(status));
+  jpp_status_free(status);
+  plan_free(&planned);
+}
+
+static void test_refusals_are_as_their_golden_file(void** state) {
+  (void)state;
+  char text[8192] = "";
+  append_refusal("mlp4", "gpipe", 520, text, sizeof(text));
+  append_refusal("mlp4", "gpipe", 300, text, sizeof(text));
+  append_refusal("interleaved", NULL, 540, text, sizeof(text));
+  append_refusal("two_loops", NULL, 900, text, sizeof(text));
+  append_refusal("forward", NULL, 500, text, sizeof(text));
+  assert_golden("check/limits.txt", text);
+}
+
+static void test_the_peak_itself_is_within_the_limit(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp4", NULL, &planned));
+  uint64_t limits[4];
+  for (uint32_t r = 0; r < 4; ++r) limits[r] = planned.report->actors[r].peak_bytes;
+  const jpp_schedule_t* const* schedules =
+      (const jpp_schedule_t* const*)planned.schedules;
+  ASSERT_OK(jpp_check_memory_limit(planned.report, schedules, limits));
+  --limits[2];
+  ASSERT_FAILS(jpp_check_memory_limit(planned.report, schedules, limits),
+               JPP_OUT_OF_MEMORY, "memory limit: rank 2: expected at most 419 bytes");
+  plan_free(&planned);
+}
+
+// What is said to fit, fits.
+static void test_the_schedule_that_is_named_fits(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp4", &(plan_options_t){.schedule = "gpipe"}, &planned));
+  jpp_status_t* status = limit_all(&planned, 520);
+  char name[64] = "";
+  const char* at = strstr(jpp_status_message(status), "\nschedule ");
+  assert_non_null(at);
+  assert_int_equal(sscanf(at, "\nschedule %63s", name), 1);
+  jpp_status_free(status);
+  plan_free(&planned);
+  ASSERT_OK(plan_file("mlp4", &(plan_options_t){.schedule = name}, &planned));
+  ASSERT_OK(limit_all(&planned, 520));
+  plan_free(&planned);
+}
+
+// --- Searches -------------------------------------------------------------------------
+
+static jpp_status_t* search(const planned_t* like, uint64_t limit,
+                            jpp_search_result_t* out_result) {
+  static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {3, 3, 3}};
+  uint64_t limits[] = {limit, limit};
+  jpp_check_search_t step = {.graph = like->graph,
+                             .schedules = (const jpp_schedule_t* const*)like->schedules,
+                             .like = like->plan,
+                             .limits = limit ? limits : NULL};
+  jpp_search_options_t options = {
+      .stages = 4, .ranks = 2, .microbatches = 4, .costs = kCosts, .seconds = 0.05};
+  return jpp_check_search(&step, &options, out_result);
+}
+
+static uint64_t peak_under(jpp_schedule_t* schedule) {
+  planned_t planned = {.ranks = 2, .schedules = {schedule}};
+  char* text = graph_text("interleaved");
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &planned.graph));
+  free(text);
+  ASSERT_OK(plan_scheduled(&planned, 0));
+  uint64_t peak = planned.plan->programs[0].peak_bytes;
+  uint64_t other = planned.plan->programs[1].peak_bytes;
+  plan_free(&planned);  // the schedule too
+  return peak > other ? peak : other;
+}
+
+// A limit makes the search find something else, and longer, that really fits; what it
+// calls the smallest is one it finds.
+static void test_searches_keep_their_limits(void** state) {
+  (void)state;
+  planned_t planned;
+  jpp_search_result_t result;
+  ASSERT_OK(plan_file("interleaved", NULL, &planned));
+  ASSERT_OK(search(&planned, 0, &result));
+  double fastest = result.makespan;
+  uint64_t free_peak = peak_under(result.schedule);
+  jpp_status_t* status = search(&planned, 1, &result);
+  assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+  const char* at = strstr(jpp_status_message(status), "smallest takes ");
+  unsigned long long least = 0;
+  assert_non_null(at);
+  assert_int_equal(sscanf(at, "smallest takes %llu", &least), 1);
+  jpp_status_free(status);
+  assert_true(least < free_peak);
+  ASSERT_OK(search(&planned, least, &result));
+  assert_true(result.makespan >= fastest);
+  assert_true(peak_under(result.schedule) <= least);
+  plan_free(&planned);
+}
+
+static void test_every_allocation_may_fail(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  int64_t n = 0;
+  for (bool done = false; !done; n += 7) {
+    jpp_alloc_fail_after(n);
+    jpp_status_t* status = limit_all(&planned, 1);
+    assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+    done = strstr(jpp_status_message(status), "memory limit") != NULL;
+    jpp_status_free(status);
+  }
+  jpp_alloc_fail_after(-1);
+  assert_true(n > 100);
+  plan_free(&planned);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_curves_reach_the_peak),
+      cmocka_unit_test(test_updated_weights_are_weights),
+      cmocka_unit_test(test_casts_of_weights_are_weights),
+      cmocka_unit_test(test_refusals_are_as_their_golden_file),
+      cmocka_unit_test(test_the_peak_itself_is_within_the_limit),
+      cmocka_unit_test(test_the_schedule_that_is_named_fits),
+      cmocka_unit_test(test_searches_keep_their_limits),
+      cmocka_unit_test(test_every_allocation_may_fail),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

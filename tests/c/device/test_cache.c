@@ -1,0 +1,157 @@
+// Compiled programs in a folder, on the driver that the command line names. The fake can
+// not write its programs: there every compilation must still work.
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "driver_under_test.h"
+
+static const char* g_driver;
+
+typedef struct cache {
+  jpp_client_t* client;
+  char folder[64];
+  char file[128];
+  bool can_keep;
+} cache_t;
+
+static int make_cache(void** state) {
+  static cache_t cache;
+  cache.client = test_client_create(g_driver);
+  cache.can_keep = strcmp(g_driver, "fake") != 0;
+  snprintf(cache.folder, sizeof(cache.folder), "/tmp/jaxpp-cache-XXXXXX");
+  if (!mkdtemp(cache.folder)) return -1;
+  snprintf(cache.file, sizeof(cache.file), "%s/jaxpp-k1", cache.folder);
+  *state = &cache;
+  return 0;
+}
+
+static int drop_cache(void** state) {
+  cache_t* cache = *state;
+  unlink(cache->file);
+  jpp_client_destroy(cache->client);
+  return rmdir(cache->folder);  // fails if a scratch file was left
+}
+
+// Compiles through `folder`, and runs what came out of it.
+static jpp_cache_outcome_t compile_and_run(cache_t* cache, const char* folder) {
+  jpp_compile_request_t request = test_request(cache->client, TEST_ADD_PORTABLE);
+  jpp_executable_t* add = NULL;
+  jpp_cache_outcome_t outcome;
+  ASSERT_OK(
+      jpp_client_compile_cached(cache->client, &request, folder, "k1", &add, &outcome));
+  test_call_t call = {
+      .executable = add,
+      .device = 2,
+      .arg_count = 2,
+      .result_count = 1,
+      .args = {test_upload(cache->client, 2, 1), test_upload(cache->client, 2, 10)}};
+  ASSERT_OK(test_call(cache->client, &call));
+  test_expect(cache->client, call.results[0], 11, 2);
+  jpp_client_buffer_destroy(cache->client, call.results[0]);
+  for (int i = 0; i < 2; ++i) jpp_client_buffer_destroy(cache->client, call.args[i]);
+  jpp_client_executable_destroy(cache->client, add);
+  return outcome;
+}
+
+static void expect_compiled(cache_t* cache) {
+  jpp_cache_outcome_t expected = cache->can_keep ? JPP_CACHE_KEPT : JPP_CACHE_NOT_KEPT;
+  assert_int_equal(compile_and_run(cache, cache->folder), expected);
+}
+
+static void expect_loaded(cache_t* cache) {
+  jpp_cache_outcome_t expected = cache->can_keep ? JPP_CACHE_LOADED : JPP_CACHE_NOT_KEPT;
+  assert_int_equal(compile_and_run(cache, cache->folder), expected);
+}
+
+static void test_the_second_compilation_loads(void** state) {
+  expect_compiled(*state);
+  expect_loaded(*state);
+}
+
+static void write_file(const char* path, const void* bytes, size_t size) {
+  FILE* file = fopen(path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(bytes, 1, size, file), size);
+  fclose(file);
+}
+
+static long file_size(const char* path) {
+  struct stat info;
+  return stat(path, &info) == 0 ? (long)info.st_size : -1;
+}
+
+static void change_byte(const char* path, long at) {
+  FILE* file = fopen(path, "r+b");
+  assert_non_null(file);
+  assert_int_equal(fseek(file, at, SEEK_SET), 0);
+  int byte = fgetc(file);
+  assert_int_equal(fseek(file, at, SEEK_SET), 0);
+  fputc(byte ^ 1, file);
+  fclose(file);
+}
+
+static void test_damaged_files_are_replaced(void** state) {
+  cache_t* cache = *state;
+  expect_compiled(cache);
+  if (!cache->can_keep) return;
+  long size = file_size(cache->file);
+  assert_true(size > 24);
+  const long places[] = {0, 8, 16, 24, size / 2, size - 1};
+  for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); ++i) {
+    change_byte(cache->file, places[i]);
+    expect_compiled(cache);
+    expect_loaded(cache);
+  }
+  const long lengths[] = {0, 7, 23, 24, size / 2, size - 1};
+  for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); ++i) {
+    assert_int_equal(truncate(cache->file, lengths[i]), 0);
+    expect_compiled(cache);
+    expect_loaded(cache);
+  }
+}
+
+static void test_a_size_that_the_file_does_not_have(void** state) {
+  cache_t* cache = *state;
+  unsigned char head[24] = "JPPCODE1";
+  memset(head + 8, 0xff, 8);
+  write_file(cache->file, head, sizeof(head));
+  expect_compiled(cache);
+}
+
+static void test_a_folder_that_is_not_there_only_costs_time(void** state) {
+  assert_int_equal(compile_and_run(*state, "/no/such/folder"), JPP_CACHE_NOT_KEPT);
+}
+
+static void test_a_program_that_does_not_compile_leaves_nothing(void** state) {
+  cache_t* cache = *state;
+  jpp_compile_request_t request = test_request(cache->client, TEST_BROKEN);
+  jpp_executable_t* executable = NULL;
+  jpp_cache_outcome_t outcome;
+  jpp_status_t* status = jpp_client_compile_cached(cache->client, &request, cache->folder,
+                                                   "k1", &executable, &outcome);
+  assert_non_null(status);
+  jpp_status_free(status);
+  assert_null(executable);
+  assert_int_equal(file_size(cache->file), -1);
+}
+
+#define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_cache, drop_cache)
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    fprintf(stderr, "usage: %s fake|pjrt\n", argv[0]);
+    return 2;
+  }
+  g_driver = argv[1];
+  if (strcmp(g_driver, "pjrt") == 0 && test_skip_without_plugin()) return 0;
+  const struct CMUnitTest tests[] = {
+      IN_FOLDER(test_the_second_compilation_loads),
+      IN_FOLDER(test_damaged_files_are_replaced),
+      IN_FOLDER(test_a_size_that_the_file_does_not_have),
+      IN_FOLDER(test_a_folder_that_is_not_there_only_costs_time),
+      IN_FOLDER(test_a_program_that_does_not_compile_leaves_nothing),
+  };
+  return cmocka_run_group_tests_name("device cache", tests, NULL, NULL);
+}

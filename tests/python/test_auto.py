@@ -1,0 +1,164 @@
+"""`Auto`: measures the stages, finds a schedule under a limit, runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpp.api as jaxpp
+import mistakes as m
+from equality import assert_trains_equal, make_mesh
+from jaxpp import _core
+from models import mlp, transformer
+
+UNEVEN = [1, 1, 2, 3]  # layers of each stage
+
+
+@pytest.fixture
+def searches(monkeypatch: Any) -> list[int]:
+    """How often a search began: an entry each."""
+    seen: list[int] = []
+    search = jaxpp.Auto.limits
+
+    def counted(self: Any, *args: Any) -> Any:
+        seen.append(1)
+        return search(self, *args)
+
+    monkeypatch.setattr(jaxpp.Auto, "limits", counted)
+    return seen
+
+
+def step_of(schedule: Any, ranks: int = 2, **options: Any) -> Any:
+    return jaxpp.mpmd_jit_with_loop(m.training_step(schedule), make_mesh(ranks), **options)
+
+
+def peaks_of(schedule: Any, args: Any) -> list[int]:
+    return [peak for _, peak, _ in step_of(schedule).trace_and_place(*args).plan.summary()]
+
+
+@pytest.mark.parametrize("microbatches", [1, 6])
+def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, mesh2: Any) -> None:
+    auto = jaxpp.Auto(seconds=0.1)
+    assert_trains_equal(mlp(UNEVEN, microbatches), auto, mesh2, steps=2)
+    found = auto.found
+    assert found is not None
+    assert found.schedule.sizes() == (4, 2, microbatches)
+    assert len(found.costs) == 4
+    # Tasks this short may be noted with their neighbours: only the sum is sure to be seen.
+    assert sum(map(sum, found.costs)) > 0
+    assert found.bound <= found.makespan * (1 + 1e-9)
+    assert found.makespan <= found.built_in_makespan
+    text = str(found)
+    assert f"4 stages on 2 ranks with {microbatches} microbatches" in text
+    assert "stage 3 on rank " in text
+    assert "rank 1 keeps at most " in text
+
+
+def test_remat_and_jit(mesh4: Any) -> None:
+    problem = transformer(stages=4, blocks=4, microbatches=4, remat=True)
+    assert_trains_equal(problem, jaxpp.Auto(seconds=0.1), mesh4, steps=1)
+
+
+def test_the_limit_is_kept() -> None:
+    args = m.params(4), m.batch(8)
+    limit = max(peaks_of(jaxpp.V1F1B(4, 2), args))
+    assert max(peaks_of(jaxpp.InterleavedGPipe(4, 2), args)) > limit
+    auto = jaxpp.Auto(memory_limit=limit, seconds=0.2)
+    ws, loss = step_of(auto)(*args)
+    assert auto.found is not None
+    assert max(auto.found.peak_bytes) <= limit
+    plain_ws, plain_loss = m.plain_training_step(*args)
+    assert np.allclose(float(loss), plain_loss, rtol=1e-5)
+    for w, plain in zip(ws, plain_ws, strict=True):
+        assert np.allclose(np.asarray(w), plain, atol=1e-6)
+
+
+def test_the_limit_of_the_step_counts_as_well() -> None:
+    args = m.params(4), m.batch(8)
+    limit = max(peaks_of(jaxpp.V1F1B(4, 2), args))
+    auto = jaxpp.Auto(memory_limit=2**30, seconds=0.1)
+    step_of(auto, memory_limit=[2**30, limit])(*args)
+    assert auto.found is not None
+    assert auto.found.peak_bytes[1] <= limit
+
+
+def test_an_impossible_limit_says_what_would_do() -> None:
+    args = m.params(4), m.batch(8)
+    with pytest.raises(jaxpp.JaxppError) as caught:
+        step_of(jaxpp.Auto(memory_limit=100, seconds=0.1))(*args)
+    assert caught.value.code == "out-of-memory"
+    text = str(caught.value)
+    assert "mistakes.py:" in text
+    assert "4 stages on 2 ranks with 8 microbatches that takes at most 100 bytes" in text
+    least = int(text.split("smallest takes ")[1].split(" ")[0])
+    auto = jaxpp.Auto(memory_limit=least, seconds=0.1)
+    step_of(auto)(*args)
+    assert auto.found is not None and max(auto.found.peak_bytes) <= least
+
+
+def test_the_same_shapes_are_searched_once(searches: list[int], monkeypatch: Any) -> None:
+    auto = jaxpp.Auto(seconds=0.1)
+    step = step_of(auto)
+    args = m.params(4), m.batch(4)
+    step(*args)
+    found = auto.found
+    ws, _ = step(*args)
+    step(ws, args[1])  # arrays of the pipeline
+    assert len(searches) == 1
+    assert auto.found is found
+    step.trace_and_place(*args)  # traces again: known
+    assert auto.found is found
+    step(args[0], m.batch(6))
+    assert auto.found is not found
+
+
+def test_nothing_is_donated_to_the_trial() -> None:
+    step = step_of(jaxpp.Auto(seconds=0.1), donate_argnums=0)
+    ws = [jax.device_put(w) for w in m.params(4)]
+    new, _ = step(ws, m.batch(4))
+    new, loss = step(new, m.batch(4))
+    assert np.isfinite(float(loss))
+
+
+def test_shapes_are_enough() -> None:
+    auto = jaxpp.Auto(seconds=0.1)
+    structs = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (m.params(4), m.batch(4))
+    )
+    compiled = step_of(auto).compile(*structs)
+    assert auto.found is not None
+    _, loss = compiled(m.params(4), m.batch(4))
+    assert jnp.allclose(float(loss), m.plain_training_step(m.params(4), m.batch(4))[1])
+
+
+def test_two_loops_and_one_without_a_backward(mesh2: Any) -> None:
+    auto = jaxpp.Auto(seconds=0.1)
+
+    def step(ws: Any, xs: jax.Array) -> Any:
+        ws, loss = m.training_step(auto)(ws, xs)
+        after = jaxpp.treduce(lambda x: m.loss(ws, x), xs, auto, operation=jaxpp.Add)
+        return ws, loss, after
+
+    args = m.params(2), m.batch(4)
+    ws, loss, after = jaxpp.mpmd_jit_with_loop(step, mesh2)(*args)
+    plain_ws, plain_loss = m.plain_training_step(*args)
+    assert np.allclose(float(loss), plain_loss)
+    assert np.allclose(float(after), sum(m.unmarked_loss(plain_ws, x) for x in args[1]))
+
+
+def test_outside_of_a_pipeline_microbatches_run_in_order() -> None:
+    _, loss = m.training_step(jaxpp.Auto())(m.params(2), m.batch(3))
+    assert np.allclose(loss, m.plain_training_step(m.params(2), m.batch(3))[1])
+
+
+def test_what_is_no_limit_is_refused() -> None:
+    with pytest.raises(_core.JaxppError, match="Auto: memory_limit='much'; expected a whole"):
+        step_of(jaxpp.Auto(memory_limit="much"))(m.params(2), m.batch(3))  # type: ignore
+    with pytest.raises(_core.JaxppError, match="Auto: seconds=0; expected a number"):
+        jaxpp.Auto(seconds=0)
+    with pytest.raises(_core.JaxppError, match="use Searched where the costs are known"):
+        jaxpp.Auto().tasks(4)

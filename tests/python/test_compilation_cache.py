@@ -1,0 +1,135 @@
+"""Compiled tasks on disk: another process finds them, and nothing wrong is found."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpp.api as jaxpp
+
+STEP = textwrap.dedent("""
+    import jax, jax.numpy as jnp
+    jax.config.update("jax_num_cpu_devices", 2)
+    import jaxpp.api as jaxpp
+
+    mesh = jaxpp.MpmdMesh(jax.make_mesh((2,), ("stage",)), "stage")
+
+    def step(ws, xs):
+        def loss(ws, x):
+            for w in ws:
+                x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+            return (x ** 2).mean()
+        grad = lambda x: jax.value_and_grad(loss)(ws, x)
+        loss, grads = jaxpp.treduce(grad, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+        return jax.tree.map(lambda w, g: w - g, ws, grads), loss
+
+    ws = [jnp.eye(8), jnp.eye(8)]
+    ws, loss = jaxpp.mpmd_jit_with_loop(step, mesh)(ws, jnp.ones((4, 2, 8)))
+    print(float(loss), [float(jnp.asarray(w).sum()) for w in ws])
+""")
+
+
+def _run(folder, script=STEP, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _files(folder):
+    """Ours, with what changes when one is written again."""
+    return {p.name: p.stat().st_ino for p in pathlib.Path(folder).glob("jaxpp-*")}
+
+
+def test_another_process_loads_what_the_first_compiled(tmp_path):
+    first = _run(tmp_path)
+    found = _files(tmp_path)
+    assert len(found) >= 4  # two forwards, two backwards
+    assert _run(tmp_path) == first
+    assert _files(tmp_path) == found
+
+
+def test_a_line_added_above_the_step_changes_nothing(tmp_path):
+    first = _run(tmp_path)
+    found = _files(tmp_path)
+    assert _run(tmp_path, "# one more line\n" + STEP) == first
+    assert _files(tmp_path) == found
+
+
+def test_other_compiler_options_are_other_files(tmp_path):
+    _run(tmp_path)
+    found = _files(tmp_path)
+    options = "compiler_options={'xla_backend_optimization_level': 1}"
+    _run(tmp_path, STEP.replace("(step, mesh)", f"(step, mesh, {options})"))
+    assert len(_files(tmp_path)) == 2 * len(found)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "made" / "when needed"))
+    yield tmp_path / "made" / "when needed"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def _double(mesh, between=lambda x: x):
+    def step(xs):
+        def one(x):
+            return jaxpp.mark_stage_end(2 * between(jaxpp.mark_stage_end(jnp.sin(x))))
+
+        return jaxpp.treduce(one, xs, jaxpp.GPipe(2), operation=jaxpp.Add)
+
+    xs = jnp.arange(8.0).reshape(4, 2)
+    ours = jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(xs)
+    np.testing.assert_allclose(np.asarray(ours), 2 * np.sin(xs).sum(0), rtol=1e-6)
+
+
+def test_a_damaged_file_is_compiled_again(mesh2, cache):
+    _double(mesh2)
+    names = set(_files(cache))
+    for name in names:
+        (cache / name).write_bytes(b"JPPCODE1 and then nothing of use")
+    _double(mesh2)
+    assert set(_files(cache)) == names
+    assert all((cache / name).stat().st_size > 1000 for name in names)
+
+
+def test_a_task_with_a_callback_is_not_kept(mesh2, cache):
+    """Its code names an address of this process."""
+    seen = []
+
+    def between(x):
+        jax.debug.callback(lambda x: seen.append(x), x)
+        return x
+
+    _double(mesh2)
+    plain = set(_files(cache))
+    _double(mesh2, between)
+    assert len(seen) == 4
+    assert set(_files(cache)) == plain
+
+
+def test_switched_off(mesh2, cache):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        _double(mesh2)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    assert not cache.exists()
+
+
+def test_a_folder_that_can_not_be_made_is_only_a_warning(mesh2, cache, caplog):
+    cache.parent.write_text("a file stands in the way")
+    _double(mesh2)
+    assert "nothing is kept" in caplog.text

@@ -1,0 +1,86 @@
+"""The model of `make demo`, remat and nested jit included, under every schedule.
+
+The model is the demo's own code, with smaller sizes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxpp.api as jaxpp
+from equality import make_mesh
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+RANKS, STEPS = 2, 3
+SIZES = {
+    "LAYERS": 4, "MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "RANKS": RANKS
+}  # fmt: skip
+
+ONE_STAGE_A_RANK = [
+    jaxpp.GPipe,
+    jaxpp.Std1F1B,
+    jaxpp.Eager1F1B,
+    jaxpp.ZeroBubble,
+    jaxpp.ZeroBubbleH2,
+]
+TWO_STAGES_A_RANK = [
+    jaxpp.Interleaved1F1B,
+    jaxpp.InterleavedGPipe,
+    jaxpp.BreadthFirst,
+    jaxpp.KimiK2,
+    jaxpp.InterleavedZeroBubble,
+    jaxpp.ZeroBubbleV,
+    jaxpp.VHalf,
+    jaxpp.VMin,
+    jaxpp.DualPipeV,
+    jaxpp.V1F1B,
+]
+SCHEDULES = [s(RANKS) for s in ONE_STAGE_A_RANK]
+SCHEDULES += [s(2 * RANKS, RANKS) for s in TWO_STAGES_A_RANK]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        module = importlib.import_module("demo")
+        for name, size in SIZES.items():
+            patch.setattr(module, name, size)
+        yield module
+
+
+@pytest.fixture(scope="module")
+def plain_losses(demo: ModuleType) -> list[float]:
+    state, batch, losses = demo.init_state(1), demo.make_batch(), []
+    for _ in range(STEPS):
+        state, loss = demo.plain_step(state, batch)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    return losses
+
+
+def test_these_are_all_schedules() -> None:
+    assert len({type(s) for s in SCHEDULES}) == 15
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_losses_are_those_of_plain_jax(
+    schedule: Any, demo: ModuleType, plain_losses: list[float]
+) -> None:
+    step = jaxpp.mpmd_jit_with_loop(
+        lambda state, batch: demo.pipelined_step(state, batch, schedule),
+        mpmd_mesh=make_mesh(RANKS),
+        donate_argnums=0,
+    )
+    state, batch, losses = demo.init_state(schedule.num_stages), demo.make_batch(), []
+    for _ in range(STEPS):
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)

@@ -1,0 +1,101 @@
+"""`memory_limit=`: what a step keeps on a rank, and plans that keep too much."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxpp.api as jaxpp
+import mistakes as m
+from equality import make_mesh
+
+MICROBATCHES = 8
+
+
+def step_of(schedule: Any, ranks: int = 4, **options: Any) -> Any:
+    return jaxpp.mpmd_jit_with_loop(m.training_step(schedule), make_mesh(ranks), **options)
+
+
+def arguments(layers: int = 4) -> tuple[Any, Any]:
+    return m.params(layers), m.batch(MICROBATCHES)
+
+
+def refusal(step: Any) -> str:
+    with pytest.raises(jaxpp.JaxppError) as caught:
+        step(*arguments())
+    assert caught.value.code == "out-of-memory"
+    return str(caught.value)
+
+
+def peaks_of(step: Any) -> list[int]:
+    return [peak for _, peak, _ in step.trace_and_place(*arguments()).plan.summary()]
+
+
+def test_a_plan_at_its_limit_runs_and_a_byte_less_is_refused() -> None:
+    peaks = peaks_of(step_of(jaxpp.GPipe(4)))
+    ws, loss = step_of(jaxpp.GPipe(4), memory_limit=max(peaks))(*arguments())
+    plain_ws, plain_loss = m.plain_training_step(*arguments())
+    assert jnp.allclose(float(loss), plain_loss)
+    for w, plain in zip(ws, plain_ws, strict=True):
+        assert jnp.allclose(jnp.asarray(w), plain, atol=1e-6)
+    text = refusal(step_of(jaxpp.GPipe(4), memory_limit=max(peaks) - 1))
+    assert f"expected at most {max(peaks) - 1} bytes" in text
+    assert f"found a peak of {max(peaks)}, 1 over" in text
+
+
+def test_limits_are_of_each_rank() -> None:
+    peaks = peaks_of(step_of(jaxpp.GPipe(4)))
+    step_of(jaxpp.GPipe(4), memory_limit=peaks).trace_and_place(*arguments())
+    peaks[2] -= 1
+    assert "memory limit: rank 2:" in refusal(step_of(jaxpp.GPipe(4), memory_limit=peaks))
+
+
+def test_the_schedule_that_is_named_fits() -> None:
+    limit = max(peaks_of(step_of(jaxpp.ZeroBubble(4))))
+    text = refusal(step_of(jaxpp.GPipe(4), memory_limit=limit))
+    assert "schedule zb-h1 of 4 stages on 4 ranks with 8 microbatches fits" in text
+    step_of(jaxpp.ZeroBubble(4), memory_limit=limit)(*arguments())
+
+
+def test_the_limit_that_is_named_is_enough() -> None:
+    text = refusal(step_of(jaxpp.GPipe(4), memory_limit=1))
+    found = re.search(r"smallest limit that one fits is (\d+) bytes, with 1f1b", text)
+    assert found
+    step_of(jaxpp.Std1F1B(4), memory_limit=int(found[1])).trace_and_place(*arguments())
+
+
+def test_nothing_is_compiled_for_a_plan_that_does_not_fit(monkeypatch: Any) -> None:
+    def compile_none(*_: Any) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("jaxpp.step.CompiledStep", compile_none)
+    refusal(step_of(jaxpp.GPipe(4), memory_limit=1))
+
+
+def test_sharded_ranks_count_the_bytes_of_one_device() -> None:
+    def fitting(model: int) -> int:
+        mesh = make_mesh(2, model=model)
+        spec = jax.sharding.PartitionSpec(None, "model")
+        step = jaxpp.mpmd_jit_with_loop(
+            m.training_step(jaxpp.Std1F1B(2)), mesh, in_specs=([spec] * 2, None)
+        )
+        traced = step.trace_and_place(*arguments(2))
+        return max(peak for _, peak, _ in traced.plan.summary())
+
+    assert fitting(2) < fitting(1)
+
+
+def test_by_yield_takes_a_limit() -> None:
+    def forward(ws: Any, x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+        return x
+
+    args = m.params(2), m.batch()[0]
+    jaxpp.mpmd_jit_by_yield(forward, make_mesh(2), memory_limit=2**20)(*args)
+    with pytest.raises(jaxpp.JaxppError, match="memory limit: rank "):
+        jaxpp.mpmd_jit_by_yield(forward, make_mesh(2), memory_limit=10)(*args)
