@@ -60,7 +60,8 @@ class Auto(BaseSchedule):
 
     The first call of a step with new shapes runs two microbatches one after the other to
     measure the stages. The marks say how many stages there are, the mesh on how many ranks.
-    Calls with the same shapes run what was found.
+    Calls with the same shapes run what was found. Callbacks in the step (`jax.debug.print`)
+    are called in the trial as well.
 
     Args:
       memory_limit: bytes that a step may take on each device, all it keeps counted, as in
