@@ -18,6 +18,15 @@ from jaxpp.errors import make_error, shorten
 __all__ = ["MpmdMesh", "MpmdSharding"]
 
 
+def _enter(mesh: Mesh) -> None:
+    """`with mesh:`, which names axes and moves nothing. What JAX has for it instead,
+    `jax.set_mesh`, puts every new array on all devices and refuses those of one rank.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mesh.__enter__()
+
+
 @dataclasses.dataclass(frozen=True)
 class MpmdMesh:
     """A `jax.sharding.Mesh` one axis of which counts pipeline ranks.
@@ -76,9 +85,7 @@ class MpmdMesh:
     def tracing_context(self) -> Iterator[None]:
         """A step's specs mean the axes of a rank's mesh, whatever mesh is around it."""
         mesh = self.lowering_mesh()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            mesh.__enter__()
+        _enter(mesh)
         try:
             yield
         finally:
@@ -97,7 +104,7 @@ class MpmdMesh:
         return list(self.unstack[rank].devices.flat)
 
     def __enter__(self) -> MpmdMesh:
-        self.jax_mesh.__enter__()
+        _enter(self.jax_mesh)
         return self
 
     def __exit__(

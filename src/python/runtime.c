@@ -379,6 +379,9 @@ static bool run_step(call_t* call, bool bare) {
   }
   lose_donated(call);
   if (!interruption.raised) return jpp_py_check(status);
+  // The devices still work on what they were given, callbacks into Python included, and
+  // nobody waits for them: what they run is never freed.
+  Py_XINCREF(call->self->executables);
   jpp_status_free(status);
   return false;
 }

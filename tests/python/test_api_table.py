@@ -146,7 +146,7 @@ ROWS: dict[str, list[str]] = {
 }
 
 
-def named_tests(name: str) -> set[str]:
+def functions_in(name: str) -> set[str]:
     tree = ast.parse((HERE / f"test_{name}.py").read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -156,7 +156,7 @@ def test_every_row_has_its_tests(row: str) -> None:
     assert ROWS[row]
     for name in ROWS[row]:
         file, test = name.split("::")
-        assert f"test_{test}" in named_tests(file), name
+        assert f"test_{test}" in functions_in(file), name
 
 
 # --- Rows that nothing else shows -------------------------------------------------------

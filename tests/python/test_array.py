@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import operator
+import warnings
 from typing import Any
 
 import jax
@@ -331,6 +332,10 @@ def test_pipeline_axis_need_not_come_first() -> None:
 
 def test_mesh_is_a_context() -> None:
     mesh = make_mesh(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mesh.__enter__()
+        mesh.__exit__(None, None, None)
     with mesh as entered:
         assert entered is mesh
         assert jax._src.mesh.thread_resources.env.physical_mesh == mesh.jax_mesh

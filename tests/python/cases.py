@@ -1,0 +1,58 @@
+"""What the lists of wrong calls share; test_errors.py makes the calls.
+
+The lists: cases_stages.py, cases_loops.py, cases_arguments.py,
+cases_plugins.py. The steps that they call are in mistakes.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jaxpp.api as jaxpp
+import mistakes as m
+from equality import make_mesh
+
+JIT = jaxpp.mpmd_jit_with_loop
+TWO = jaxpp.Std1F1B(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`run` must raise JaxppError(code) with all of `says` in its message."""
+
+    title: str
+    code: str
+    run: Callable[[], Any]
+    says: tuple[str, ...]
+
+
+CASES: list[Case] = []
+
+
+def case(title: str, code: str, run: Callable[[], Any], *says: str) -> None:
+    CASES.append(Case(title, code, run, says))
+
+
+def mesh(ranks: int = 2, **axes: int) -> jaxpp.MpmdMesh:
+    return make_mesh(ranks, **axes)
+
+
+def train(schedule: Any, layers: int = 2, loss: Any = m.loss, **options: Any) -> Any:
+    mpmd_mesh = options.pop("mpmd_mesh", None) or mesh()
+    batch = m.batch(options.pop("microbatches", 3))
+    step = JIT(m.training_step(schedule, loss), mpmd_mesh, **options)
+    return step(m.params(layers), batch)
+
+
+def loop(xs: Any, fun: Any = None, **options: Any) -> Any:
+    return JIT(lambda: m.forward(xs, fun, **options), mesh())()
+
+
+def step_of(**options: Any) -> Any:
+    return JIT(m.training_step(TWO), mesh(), **options)
+
+
+def state() -> Any:
+    return step_of()(m.params(), m.batch())[0]

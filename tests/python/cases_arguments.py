@@ -1,0 +1,214 @@
+"""Arguments, numbers and memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpp.api as jaxpp
+import mistakes as m
+from cases import JIT, TWO, case, loop, mesh, state, step_of, train
+
+# --- Arguments --------------------------------------------------------------------------
+
+
+def donated_again() -> None:
+    step = step_of(donate_argnums=0)
+    ws, _ = step(m.params(), m.batch())
+    step(ws, m.batch())
+    step(ws, m.batch())
+
+
+def deleted() -> None:
+    step = step_of()
+    ws, _ = step(m.params(), m.batch())
+    ws[1].delete()
+    step(ws, m.batch())
+
+
+def deleted_jax_array() -> None:
+    ws = m.params()
+    ws[1].delete()
+    step_of()(ws, m.batch())
+
+
+def donated_twice() -> None:
+    step = step_of(donate_argnums=0)
+    (w, _), _ = step(m.params(), m.batch())
+    try:
+        step([w, w], m.batch())
+    finally:
+        assert not w.is_deleted()
+
+
+def donated_and_not() -> None:
+    def step(ws: Any, xs: jax.Array, others: Any) -> Any:
+        return m.training_step(TWO)(ws, xs), jax.tree.map(jnp.sum, others)
+
+    jitted = JIT(step, mesh(), donate_argnums=0)
+    ws, _ = step_of()(m.params(), m.batch())
+    try:
+        jitted(ws, m.batch(), ws)
+    finally:
+        assert not any(w.is_deleted() for w in ws)
+
+
+def read_after_donation() -> None:
+    step = step_of(donate_argnums=0)
+    ws, _ = step(m.params(), m.batch())
+    step(ws, m.batch())
+    np.asarray(ws[0])
+
+
+case(
+    "A donated array used again",
+    "donated",
+    donated_again,
+    "argument ws[0]",
+    "expected an array, found one that was deleted or donated",
+)
+case("A deleted array", "donated", deleted, "argument ws[1]", "deleted or donated")
+case("A deleted JAX array", "donated", deleted_jax_array, "argument ws[1]", "deleted")
+case(
+    "One array donated as two arguments",
+    "donated",
+    donated_twice,
+    "arguments ws[0] and ws[1] are the same array",
+    "expected a donated array once",
+)
+case(
+    "An array donated and passed beside it",
+    "donated",
+    donated_and_not,
+    "arguments ws[0] and others[0] are the same array, which the first donates",
+)
+case("Looking at a donated array", "donated", read_after_donation, "deleted or donated")
+case(
+    "An argument that is no array",
+    "invalid-argument",
+    lambda: step_of()(m.params(), "text"),
+    "argument xs: expected an array or a number, found 'text' of type str",
+)
+case(
+    "A step that returns text",
+    "invalid-argument",
+    lambda: JIT(lambda xs: {"loss": "low"}, mesh())(m.batch()),
+    "the step's result['loss']: expected an array or a number, found 'low'",
+)
+case(
+    "A static argument without a hash",
+    "invalid-argument",
+    lambda: step_of(static_argnums=0)(m.params(), m.batch()),
+    "static argument ws: expected something hashable",
+)
+case(
+    "A number of no argument",
+    "invalid-argument",
+    lambda: step_of(donate_argnums=2),
+    "donate_argnums has 2; expected numbers from 0 to 1 of the arguments (ws, xs)",
+)
+case(
+    "A name of no argument",
+    "invalid-argument",
+    lambda: step_of(static_argnames="schedule"),
+    "static_argnames has 'schedule'; expected names of the arguments (ws, xs)",
+)
+case(
+    "A static argument donated",
+    "invalid-argument",
+    lambda: step_of(static_argnames="ws", donate_argnums=0),
+    "argument ws is both static and donated; expected",
+)
+case(
+    "A plan over its memory limit",
+    "out-of-memory",
+    lambda: train(jaxpp.GPipe(2), microbatches=8, mpmd_mesh=mesh(2), memory_limit=700),
+    "memory limit: rank ",
+    "expected at most 700 bytes",
+    "(recv of ",
+    "weights 64, gradients ",
+    "schedule zb-h1 of 2 stages on 2 ranks with 8 microbatches fits",
+)
+case(
+    "A memory limit that no schedule is within",
+    "out-of-memory",
+    lambda: train(TWO, memory_limit=[2**20, 100]),
+    "memory limit: rank 1: expected at most 100 bytes",
+    "the smallest limit that one fits is ",
+)
+case(
+    "A memory limit for another number of ranks",
+    "invalid-argument",
+    lambda: train(TWO, memory_limit=[2**20]),
+    "memory_limit=[1048576]",
+    "one for each of the 2 ranks",
+)
+case("No function", "invalid-argument", lambda: JIT(3, mesh()), "fun=3; expected a function")
+case(
+    "A compiler option that is none",
+    "invalid-argument",
+    lambda: train(TWO, compiler_options={"xla_unheard_of": True}),
+    "xla_unheard_of",
+)
+case(
+    "An array into a pickle",
+    "unsupported",
+    lambda: pickle.dumps(state()),
+    "can not be pickled",
+    "np.asarray(x)",
+)
+case(
+    "float() of an array of several elements",
+    "invalid-argument",
+    lambda: float(state()[0]),
+    "float() of an MpmdArray: expected one element, found shape (4, 4)",
+)
+
+# --- Numbers ----------------------------------------------------------------------------
+
+
+def with_flag(flag: str, run: Callable[[], Any]) -> Any:
+    jax.config.update(flag, True)
+    try:
+        return run()
+    finally:
+        jax.config.update(flag, False)
+
+
+case(
+    "A NaN under jax_debug_nans",
+    "nan",
+    lambda: with_flag("jax_debug_nans", lambda: train(TWO, loss=m.log_of_negative)),
+    "fwd_1 of microbatch 0: expected numbers, found a NaN",
+    "mistakes.py:",
+)
+
+# --- Memory -----------------------------------------------------------------------------
+
+
+def too_large_argument() -> None:
+    xs = np.broadcast_to(np.float32(0), (m.TOO_MANY,))
+    JIT(m.first_of, mesh())(xs)
+
+
+case(
+    "A result that no memory holds",
+    "out-of-memory",
+    lambda: loop(m.batch(), m.task_too_large),
+    "instruction",
+    "the plan's values take up to 140737488355",
+    "To need less:",
+)
+case(
+    "An argument that no memory holds",
+    "out-of-memory",
+    too_large_argument,
+    "rank 0, argument xs: ",
+    "the plan's values take up to",
+    "To need less:",
+)

@@ -1,0 +1,210 @@
+"""Microbatches, operations and shardings that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+import jaxpp.api as jaxpp
+import mistakes as m
+from cases import JIT, TWO, case, loop, mesh, train
+
+# --- Microbatches -----------------------------------------------------------------------
+
+case(
+    "Microbatch axes that differ",
+    "microbatch",
+    lambda: loop({"x": m.batch(3), "y": m.batch(4)}),
+    "mistakes.py:",
+    "same size along axis 0",
+    "xs['x'] (3, 2, 4): 3",
+    "xs['y'] (4, 2, 4): 4",
+)
+case(
+    "An array without the microbatch axis",
+    "microbatch",
+    lambda: loop({"x": m.batch(), "y": 1.0}),
+    "xs['y'] (): no such axis",
+)
+case(
+    "Microbatch axes that differ in a large tree",
+    "microbatch",
+    lambda: loop([m.batch(2 + k % 2) for k in range(20)]),
+    "xs[0] (2, 2, 4): 2",
+    "and 12 more",
+)
+case("Nothing to cut", "microbatch", lambda: loop(None), "xs=None", "expected at least one")
+case("No microbatches", "microbatch", lambda: loop(m.batch()[:0]), "size 0 along axis 0")
+case(
+    "An axis that is no number",
+    "microbatch",
+    lambda: loop(m.batch(), axis="batch"),
+    "axis='batch'",
+    "expected a whole number",
+)
+for length in (0, -1, 2.5, "4", 2**40):
+    case(
+        f"A loop of length {length!r}",
+        "microbatch",
+        lambda length=length: JIT(lambda: m.forward_i(m.batch(), length), mesh())(),
+        "mistakes.py:",
+        f"length={length!r}",
+        "expected a whole number from 1",
+    )
+case(
+    "A length that is traced",
+    "microbatch",
+    lambda: JIT(m.forward_i, mesh())(m.batch(), 3),
+    "mistakes.py:",
+    "known when the step is traced",
+)
+case(
+    "A loop in a loop",
+    "unsupported",
+    lambda: JIT(m.loop_in_loop, mesh())(m.params(), m.batch()),
+    "inside the treduce at",
+    "mistakes.py:",
+)
+case(
+    "A loop under scan",
+    "unsupported",
+    lambda: JIT(m.loop_in_scan, mesh())(m.batch()),
+    "treduce at ",
+    "under `scan` at ",
+    "top level",
+)
+case(
+    "The gradient of a loop",
+    "unsupported",
+    lambda: JIT(m.gradient_of_loop, mesh())(m.params(), m.batch()),
+    "mistakes.py:",
+    "differentiated; expected jax.grad inside",
+)
+case(
+    "A loop under vmap",
+    "unsupported",
+    lambda: JIT(m.vmapped_loop, mesh())(m.batch()),
+    "mistakes.py:",
+    "vmapped; expected jax.vmap inside",
+)
+case(
+    "A custom_vjp around a closure",
+    "unsupported",
+    lambda: train(TWO, loss=m.closure_in_custom_vjp),
+    "closes over a traced value",
+    "expected it to be one of the function's arguments",
+)
+
+# --- Operations -------------------------------------------------------------------------
+
+
+def operation(title: str, given: Any, *says: str, fun: Any = None) -> None:
+    run = lambda: loop(m.batch(), fun or (lambda x: (x, x)), operation=given)  # noqa: E731
+    case(title, "operation", run, "mistakes.py:", *says)
+
+
+operation(
+    "A result tree that does not match `operation`",
+    (jaxpp.Add, jaxpp.Add, jaxpp.Max),
+    "operation: (Add, Add, Max)",
+    "result:    (*, *)",
+)
+operation("No operation", None, "operation: None", "result:    (*, *)")
+operation("An operation by name", "add", "'add' is no operation; expected Add")
+operation("An operation without update", m.NoUpdate(), "NoUpdate() is no operation", "update")
+operation(
+    "An operation that changes its state's dtype",
+    m.CountsInIntegers(),
+    "result[0]",
+    "update(state, value, i) to give a state of int32[2, 4] again, found float32[2, 4]",
+)
+operation("An operation with two states", m.TwoStates(), "to give one array, found tuple")
+operation("Concat along no axis", jaxpp.Concat(9), "expected an axis from -3 to 2, found 9")
+operation(
+    "The largest of complex numbers",
+    jaxpp.Max,
+    "Max() can not reduce result, complex64[2, 4]",
+    fun=lambda x: x * 1j,
+)
+operation("The sum of truths", jaxpp.Add, "bool[2, 4]", "expected numbers", fun=lambda x: x > 0)
+case(
+    "A loop whose function returns text",
+    "invalid-argument",
+    lambda: loop(m.batch(), lambda x: {"loss": "low"}),
+    "mistakes.py:",
+    "['loss']: expected an array or a number, found 'low'",
+)
+
+# --- Shardings --------------------------------------------------------------------------
+
+
+def sharded(title: str, *says: str, **options: Any) -> None:
+    run = lambda: train(TWO, mpmd_mesh=mesh(2, data=2, model=2), **options)  # noqa: E731
+    case(title, "sharding", run, *says)
+
+
+sharded(
+    "A spec that names an unknown axis",
+    "in_specs of ws[0]",
+    "axis 'modle'",
+    "expected axes of the mesh, ('stage', 'data', 'model')",
+    in_specs=(P("modle"), P()),
+)
+sharded(
+    "A spec that does not divide",
+    "in_specs of xs",
+    "expected a size that 2 divides, found 3",
+    in_specs=(P(), P("data")),
+)
+sharded(
+    "A spec of too many dimensions",
+    "in_specs of xs",
+    "has 4 entries; expected at most 3",
+    in_specs=(P(), P(None, None, None, "data")),
+)
+sharded(
+    "A spec that names an axis twice",
+    "in_specs of ws[0]",
+    "'data' 2 times; expected each axis once",
+    in_specs=(P("data", "data"), P()),
+)
+sharded(
+    "Specs of another tree than the arguments",
+    "in_specs: (P(), P(), P())",
+    "arguments: ([*, *], *)",
+    in_specs=(P(), P(), P()),
+)
+sharded(
+    "Specs of another tree than the results",
+    "out_specs: (P(), P(), P())",
+    "results: ([*, *], *)",
+    out_specs=(P(), P(), P()),
+)
+sharded(
+    "A result's spec that does not fit",
+    "out_specs of result[1]",
+    "has 1 entries; expected at most 0",
+    out_specs=(P(), P("data")),
+)
+sharded("Text for a spec", "expected PartitionSpecs", "found 'data'", in_specs=("data", P()))
+sharded(
+    "A sharding without a spec",
+    "expected PartitionSpecs",
+    "found SingleDeviceSharding",
+    in_shardings=(jax.sharding.SingleDeviceSharding(jax.devices()[0]), None),
+)
+sharded(
+    "A constraint that names an unknown axis",
+    "mistakes.py:",
+    "modle",
+    "('stage', 'data', 'model')",
+    loss=m.unknown_axis_in_constraint,
+)
+case(
+    "Specs and shardings",
+    "invalid-argument",
+    lambda: train(TWO, in_specs=P(), in_shardings=P()),
+    "expected in_specs or in_shardings, found both",
+)
