@@ -1,6 +1,9 @@
-"""Eight CPU devices for every test; meshes of ranks."""
+"""Eight CPU devices for every test; meshes of ranks; the command."""
 
 import os
+import pathlib
+import shutil
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -26,3 +29,12 @@ def mesh2():
 @pytest.fixture(scope="session")
 def mesh222():
     return make_mesh(2, data=2, model=2)
+
+
+@pytest.fixture(scope="session")
+def command() -> str:
+    """The `jaxpp` command that was installed with the package under test."""
+    beside = pathlib.Path(sys.executable).parent
+    found = shutil.which("jaxpp", path=f"{beside}:{os.environ['PATH']}")
+    assert found, "no jaxpp command beside the interpreter or on PATH"
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
@@ -13,31 +12,21 @@ import pytest
 
 from cases import TWO, train
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 
-
-def command() -> str:
-    built = ROOT / "build" / "src" / "cli" / "jaxpp"
-    found = str(built) if built.exists() else shutil.which("jaxpp")
-    if not found:
-        pytest.skip("no jaxpp command")
-    return found
-
-
-def plan(tmp_path: pathlib.Path, text: str) -> subprocess.CompletedProcess[str]:
+def plan(command: str, tmp_path: pathlib.Path, text: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "graph.jpp").write_text(text)
     return subprocess.run(
-        [command(), "plan", "graph.jpp"], cwd=tmp_path, capture_output=True, text=True
+        [command, "plan", "graph.jpp"], cwd=tmp_path, capture_output=True, text=True
     )
 
 
-def test_malformed_text_for_plan(tmp_path: pathlib.Path) -> None:
+def test_malformed_text_for_plan(command: str, tmp_path: pathlib.Path) -> None:
     good = _dumped_graph(tmp_path / "dump")
-    assert plan(tmp_path, good).returncode == 0
+    assert plan(command, tmp_path, good).returncode == 0
     lines = good.splitlines()
     at = next(i for i, line in enumerate(lines) if "f32[" in line)
     lines[at] = lines[at].replace("f32[", "f32<", 1)
-    result = plan(tmp_path, "\n".join(lines))
+    result = plan(command, tmp_path, "\n".join(lines))
     assert result.returncode == 2
     column = lines[at].index("f32<") + 1
     place = re.search(r"graph\.jpp:(\d+):(\d+): ", result.stderr)
@@ -50,15 +39,15 @@ def test_malformed_text_for_plan(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "grph", "\x00\x01\x02", 'graph "', "graph g {", "{}\n" * 1000]
 )
-def test_text_that_is_no_graph(tmp_path: pathlib.Path, text: str) -> None:
-    result = plan(tmp_path, text)
+def test_text_that_is_no_graph(command: str, tmp_path: pathlib.Path, text: str) -> None:
+    result = plan(command, tmp_path, text)
     assert result.returncode == 2
     assert re.search(r"graph\.jpp:\d+:\d+: ", result.stderr), result.stderr
 
 
-def test_plan_of_a_missing_file(tmp_path: pathlib.Path) -> None:
+def test_plan_of_a_missing_file(command: str, tmp_path: pathlib.Path) -> None:
     result = subprocess.run(
-        [command(), "plan", "no.jpp"], cwd=tmp_path, capture_output=True, text=True
+        [command, "plan", "no.jpp"], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode == 2
     assert "no.jpp" in result.stderr

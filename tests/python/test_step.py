@@ -19,7 +19,6 @@ import pytest
 import jaxpp.api as jaxpp
 import mistakes as m
 from equality import make_mesh
-from test_errors import command
 
 JIT = jaxpp.mpmd_jit_with_loop
 TWO = jaxpp.Std1F1B(2)
@@ -451,7 +450,9 @@ def test_operations_of_a_users_own() -> None:
 # --- Dumps and traces -------------------------------------------------------------------
 
 
-def test_dump_reads_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dump_reads_back(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     step = JIT(m.training_step(TWO), make_mesh(2))
     compiled = step.compile(m.params(), m.batch())
@@ -462,7 +463,7 @@ def test_dump_reads_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "program.txt").read_text() == compiled._traced.text
     for part, file in (("partition", "partition.txt"), ("program", "program.txt")):
         printed = subprocess.run(
-            [command(), "plan", tmp_path / "graph.jpp", "--after", part],
+            [command, "plan", tmp_path / "graph.jpp", "--after", part],
             capture_output=True,
             text=True,
         )
