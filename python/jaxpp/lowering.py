@@ -242,7 +242,8 @@ class TaskLowerer:
         _set_aliases(module, donations)
         functions = lowered._lowering.compile_args["host_callbacks"]
         callbacks = redirect_callbacks(module, functions)
-        return LoweredTask(_bytecode(module), callbacks, lambda: str(module))
+        readable = module.operation.clone()
+        return LoweredTask(_into_bytecode(module), callbacks, lambda: str(readable))
 
 
 def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
@@ -262,10 +263,13 @@ def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
         main.arg_attrs = ir.ArrayAttr.get(rows)
 
 
-def _bytecode(module: Any) -> bytes:
-    """The module in a form that plugins of other versions of XLA read."""
+def _into_bytecode(module: Any) -> bytes:
+    """A form that plugins of other versions of XLA read; the module is used up."""
     twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
     version = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
-    return xla_client._xla.mlir.serialize_portable_artifact(
-        mlir.module_to_bytecode(module), version
-    )
+    code = mlir.module_to_bytecode(module)
+    # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
+    # but parses the module anew: ten times the time.
+    if any(dialect in code for dialect in (b"chlo\0", b"mhlo\0", b"sdy\0")):
+        return xla_client._xla.mlir.serialize_portable_artifact(code, version)
+    return stablehlo.serialize_portable_artifact(module, version)
