@@ -1,14 +1,14 @@
 // The program builder's working state, handed from pass to pass:
 //
 //   order.c     all task runs of the step in one order that can run
-//   sites.c     for each value, the ranks that make it and those that take it
+//   sites.c     for each value, the ranks that make it and those that take it, and its
+//               instances there
 //   emit.c      instructions over virtual registers, one for each definition
 //   donate.c    which inputs give their memory to an output
 //   finish.c    deletions, real registers, peak bytes
 #ifndef JPP_PROGRAM_BUILDER_H_
 #define JPP_PROGRAM_BUILDER_H_
 
-#include "base/map64.h"
 #include "base/vec.h"
 #include "jaxpp/program.h"
 
@@ -25,11 +25,18 @@ typedef struct jpp_event_item {
 } jpp_event_item_t;
 typedef JPP_VEC(jpp_event_item_t) jpp_event_items_t;
 
-// Where a value is made and taken in.
+// Where a value is made (or given, for an argument) and taken in.
 typedef struct jpp_site {
   uint32_t rank;
-  bool makes, takes;
+  bool makes, takes;        // neither: the value has no further sites
+  uint64_t first_instance;  // of one a microbatch, or of only one
 } jpp_site_t;
+
+// A value of one microbatch (or of the step) on one rank.
+typedef struct jpp_instance {
+  uint32_t definition;  // virtual register + 1; 0: not made or received yet
+  uint32_t coming;      // channel id + 1 of the message; 0: none
+} jpp_instance_t;
 
 // A virtual register: one definition on one actor.
 typedef struct jpp_virtual {
@@ -55,8 +62,6 @@ typedef struct jpp_actor_draft {
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;  // virtual registers
   JPP_VEC(jpp_virtual_t) virtuals;
-  jpp_map64_t current;  // (value, microbatch) -> virtual register
-  jpp_map64_t coming;   // (value, microbatch) -> channel, of messages under way
   JPP_VEC(jpp_program_input_t) inputs;
   JPP_VEC(jpp_program_constant_t) constants;
   JPP_VEC(jpp_program_output_t) outputs;
@@ -71,6 +76,7 @@ typedef struct jpp_program_builder {
   jpp_event_items_t events;
   uint32_t* first_site;  // [values + 1]
   jpp_site_t* sites;
+  jpp_instance_t* instances;
   uint32_t* accumulator_of;   // [values] of state and next: index + 1
   jpp_actor_draft_t* actors;  // [ranks]
   uint32_t* channel_at;       // [ranks * ranks] channel id + 1
@@ -84,7 +90,12 @@ jpp_status_t* jpp_program_emit(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp_program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) JPP_MUST_USE;
 
+void jpp_actor_draft_deinit(jpp_actor_draft_t* actor);
 // The source of a value that travels: the lowest rank that makes it.
 uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value);
+// A value on a rank in a microbatch (any, for values that are made once a step); NULL if
+// the rank neither makes nor takes it.
+jpp_instance_t* jpp_program_instance(const jpp_program_builder_t* b, uint32_t rank,
+                                     uint32_t value, uint32_t microbatch);
 
 #endif  // JPP_PROGRAM_BUILDER_H_

@@ -1,11 +1,15 @@
 // Instructions over virtual registers: every definition gets a new one.
 #include "program/builder.h"
 
-// The key of a value's instance on an actor.
-static uint64_t instance_key(const jpp_program_builder_t* b, uint32_t value,
-                             uint32_t microbatch) {
-  bool every = b->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
-  return (uint64_t)value << 32 | (every ? microbatch : 0);
+static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
+                                    uint32_t value, uint32_t microbatch, uint32_t id) {
+  jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
+  if (!instance) {
+    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u is no site of value %%%u", rank,
+                           value);
+  }
+  instance->definition = id + 1;
+  return NULL;
 }
 
 static jpp_status_t* define(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
@@ -14,12 +18,14 @@ static jpp_status_t* define(jpp_program_builder_t* b, uint32_t rank, uint32_t va
   *out_virtual = (uint32_t)actor->virtuals.count;
   jpp_virtual_t made = {.value = value, .last_use = JPP_NONE};
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&actor->virtuals, made));
-  return jpp_map64_set(&actor->current, instance_key(b, value, microbatch), *out_virtual);
+  return set_definition(b, rank, value, microbatch, *out_virtual);
 }
 
-static const uint32_t* find(const jpp_program_builder_t* b, uint32_t rank, uint32_t value,
-                            uint32_t microbatch) {
-  return jpp_map64_find(&b->actors[rank].current, instance_key(b, value, microbatch));
+// The virtual register of a value, or JPP_NONE.
+static uint32_t find(const jpp_program_builder_t* b, uint32_t rank, uint32_t value,
+                     uint32_t microbatch) {
+  const jpp_instance_t* found = jpp_program_instance(b, rank, value, microbatch);
+  return found ? found->definition - 1 : JPP_NONE;
 }
 
 // --- What is there before the first instruction ---------------------------------------
@@ -97,11 +103,10 @@ static jpp_status_t* send(jpp_program_builder_t* b, uint32_t value, uint32_t mic
   if (b->value_bytes[value] > channel->max_bytes) {
     channel->max_bytes = b->value_bytes[value];
   }
-  uint64_t key = instance_key(b, value, microbatch);
-  JPP_RETURN_IF_ERROR(jpp_map64_set(&b->actors[dst].coming, key, id));
+  jpp_program_instance(b, dst, value, microbatch)->coming = id + 1;
   jpp_instr_t instr = {
       .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .num_args = 1};
-  uint32_t sent = *find(b, src, value, microbatch);
+  uint32_t sent = find(b, src, value, microbatch);
   return push_instr(&b->actors[src], instr, &sent);
 }
 
@@ -121,11 +126,10 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
 // the same channel: until then it waits in the channel's slots.
 static jpp_status_t* receive(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
                              uint32_t microbatch) {
-  uint64_t key = instance_key(b, value, microbatch);
-  const uint32_t* coming = jpp_map64_find(&b->actors[rank].coming, key);
-  if (!coming) return NULL;
-  uint32_t id = *coming;
-  while (!find(b, rank, value, microbatch)) {
+  const jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
+  if (!instance || !instance->coming) return NULL;
+  uint32_t id = instance->coming - 1;
+  while (!instance->definition) {
     if (b->channels.data[id].received == b->channels.data[id].messages.count) break;
     JPP_RETURN_IF_ERROR(receive_next(b, id));
   }
@@ -136,7 +140,7 @@ static jpp_status_t* receive_inputs(jpp_program_builder_t* b, const jpp_task_t* 
                                     uint32_t microbatch) {
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     uint32_t value = task->inputs[i];
-    if (find(b, task->rank, value, microbatch)) continue;
+    if (find(b, task->rank, value, microbatch) != JPP_NONE) continue;
     JPP_RETURN_IF_ERROR(receive(b, task->rank, value, microbatch));
   }
   return NULL;
@@ -177,14 +181,10 @@ static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_tas
 static jpp_status_t* use_input(jpp_program_builder_t* b, const jpp_task_t* task,
                                uint32_t microbatch, uint32_t value) {
   jpp_actor_draft_t* actor = &b->actors[task->rank];
-  const uint32_t* found = find(b, task->rank, value, microbatch);
-  uint32_t id = 0;
-  if (found) {
-    id = *found;
-  } else if (is_loop_index(b, value)) {
+  uint32_t id = find(b, task->rank, value, microbatch);
+  if (id == JPP_NONE) {
+    if (!is_loop_index(b, value)) return missing_input(b, task, microbatch, value);
     JPP_RETURN_IF_ERROR(define_index(b, task->rank, value, microbatch, &id));
-  } else {
-    return missing_input(b, task, microbatch, value);
   }
   actor->virtuals.data[id].last_use = (uint32_t)actor->instrs.count - 1;
   return JPP_VEC_PUSH(&actor->operands, id);
@@ -197,8 +197,7 @@ static jpp_status_t* define_result(jpp_program_builder_t* b, const jpp_task_t* t
   uint32_t acc = b->accumulator_of[value];
   if (acc) {
     uint32_t state = b->staged->accumulators[acc - 1].state;
-    JPP_RETURN_IF_ERROR(jpp_map64_set(&b->actors[task->rank].current,
-                                      instance_key(b, state, microbatch), id));
+    JPP_RETURN_IF_ERROR(set_definition(b, task->rank, state, microbatch, id));
   }
   return JPP_VEC_PUSH(&b->actors[task->rank].operands, id);
 }
@@ -235,12 +234,12 @@ static jpp_status_t* emit_end(jpp_program_builder_t* b, const jpp_event_item_t* 
 
 static jpp_status_t* rename_value(jpp_program_builder_t* b, uint32_t rank, uint32_t from,
                                   uint32_t to) {
-  const uint32_t* found = find(b, rank, from, JPP_NONE);
-  if (!found) {
+  uint32_t found = find(b, rank, from, JPP_NONE);
+  if (found == JPP_NONE) {
     return jpp_status_make(JPP_INTERNAL_ERROR,
                            "accumulator %%%u has no register on rank %u", from, rank);
   }
-  return jpp_map64_set(&b->actors[rank].current, instance_key(b, to, JPP_NONE), *found);
+  return set_definition(b, rank, to, JPP_NONE, found);
 }
 
 static jpp_status_t* begin_loop(jpp_program_builder_t* b, uint32_t loop) {
@@ -316,13 +315,13 @@ static jpp_status_t* take_outputs(jpp_program_builder_t* b) {
     const jpp_staged_value_t* output = &b->staged->outputs[i];
     for (uint32_t r = 0; r < b->staged->ranks; ++r) {
       if (!jpp_rank_set_has(output->ranks, r)) continue;
-      const uint32_t* found = find(b, r, output->value, JPP_NONE);
-      if (!found) {
+      uint32_t found = find(b, r, output->value, JPP_NONE);
+      if (found == JPP_NONE) {
         return jpp_status_make(JPP_INTERNAL_ERROR, "output %u is not on rank %u", i, r);
       }
-      jpp_virtual_t* left = &b->actors[r].virtuals.data[*found];
+      jpp_virtual_t* left = &b->actors[r].virtuals.data[found];
       jpp_program_output_t taken = {
-          .reg = *found, .output = i, .copy = left->borrowed || left->output};
+          .reg = found, .output = i, .copy = left->borrowed || left->output};
       left->output = true;
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->actors[r].outputs, taken));
     }

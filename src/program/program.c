@@ -23,17 +23,18 @@ static jpp_status_t* build(jpp_program_builder_t* b, jpp_plan_t* plan) {
   return jpp_program_finish(b, plan);
 }
 
+void jpp_actor_draft_deinit(jpp_actor_draft_t* actor) {
+  jpp_vec_deinit(&actor->instrs);
+  jpp_vec_deinit(&actor->operands);
+  jpp_vec_deinit(&actor->virtuals);
+  jpp_vec_deinit(&actor->inputs);
+  jpp_vec_deinit(&actor->constants);
+  jpp_vec_deinit(&actor->outputs);
+}
+
 static void builder_deinit(jpp_program_builder_t* b) {
   for (uint32_t r = 0; b->actors && r < b->staged->ranks; ++r) {
-    jpp_actor_draft_t* actor = &b->actors[r];
-    jpp_vec_deinit(&actor->instrs);
-    jpp_vec_deinit(&actor->operands);
-    jpp_vec_deinit(&actor->virtuals);
-    jpp_vec_deinit(&actor->inputs);
-    jpp_vec_deinit(&actor->constants);
-    jpp_vec_deinit(&actor->outputs);
-    jpp_map64_deinit(&actor->current);
-    jpp_map64_deinit(&actor->coming);
+    jpp_actor_draft_deinit(&b->actors[r]);
   }
   jpp_free(b->actors);
   jpp_vec_deinit(&b->events);
