@@ -53,6 +53,8 @@ class _Function:
             # The memory is the device's: what the function keeps must be its own.
             for array, value in zip(given, self.function(*map(np.array, taken)), strict=True):
                 array[...] = value
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
             where = where_raised(error.__traceback__)
             return f"the callback raised {type(error).__name__}: {error} (at {where})"

@@ -3,7 +3,7 @@
 // The module names the object by its address, an attribute of the custom call; the
 // Executable made from that module keeps it alive. The function gets a memoryview of
 // every operand and result, valid during the call, and returns None or the text of an
-// error.
+// error. It raises KeyboardInterrupt only.
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -74,14 +74,25 @@ static PyObject* make_views(const py_callback_t* self, const XLA_FFI_CallFrame* 
   return views;
 }
 
+// What was raised is told as an error of the device. A Ctrl-C that came while this thread
+// was in the callback, or issued the step that called it, is the step's: it comes again,
+// and who ran the step sees it.
+static const char* text_of_raised(void) {
+  bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+  PyErr_Clear();
+  if (!interrupted) return "the callback was stopped by what a signal handler raised";
+  PyErr_SetInterrupt();
+  return "the callback was interrupted";
+}
+
 // Under the GIL.
 static XLA_FFI_Error* call(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
   PyObject* views = make_views(self, frame);
   PyObject* answer = views ? PyObject_CallObject(self->function, views) : NULL;
-  const char* text = "the callback's answer could not be read";
+  const char* text = NULL;
   if (answer && answer != Py_None) text = PyUnicode_AsUTF8AndSize(answer, NULL);
-  XLA_FFI_Error* error = answer == Py_None ? NULL : make_error(frame, text ? text : "?");
-  PyErr_Clear();
+  if (answer != Py_None && !text) text = text_of_raised();
+  XLA_FFI_Error* error = text ? make_error(frame, text) : NULL;
   Py_XDECREF(answer);
   Py_XDECREF(views);
   return error;

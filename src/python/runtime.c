@@ -378,6 +378,8 @@ static bool run_step(call_t* call, bool bare) {
     return true;
   }
   lose_donated(call);
+  // Ctrl-C may have come in a callback: what the device tells is its trace.
+  if (!interruption.raised) interruption.raised = PyErr_CheckSignals() < 0;
   if (!interruption.raised) return jpp_py_check(status);
   // The devices still work on what they were given, callbacks into Python included, and
   // nobody waits for them: what they run is never freed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -138,8 +139,63 @@ def interrupted_in_line() -> None:
         say("interrupted")
 
 
+def interrupted_in_a_callback() -> None:
+    """It runs on the thread that issues the step, which is the main one."""
+
+    def wait(value: Any) -> Any:
+        interrupt_soon()
+        time.sleep(60)
+        return value
+
+    def called_back(w: jax.Array, xs: jax.Array) -> Any:
+        def one(x: jax.Array) -> jax.Array:
+            x = jax.pure_callback(wait, jax.typeof(x), jaxpp.mark_stage_end(x * w))
+            return jaxpp.mark_stage_end(x * w).sum()
+
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",))
+    try:
+        jaxpp.mpmd_jit_with_loop(called_back, jaxpp.MpmdMesh(mesh, "stage"))(weight(), XS)
+    except KeyboardInterrupt:
+        say("interrupted")
+    say("next", float(make_step()(weight(), XS, SHORT)[1]) > 0)
+
+
+def interrupted_and_forgotten() -> None:
+    """The devices go on calling back from a step of which nothing is left in Python."""
+    seen: list[float] = []
+
+    def train_noted(w: jax.Array, xs: jax.Array, rounds: jax.Array) -> Any:
+        def one(x: jax.Array) -> jax.Array:
+            x = slow(jaxpp.mark_stage_end(slow(x * w, rounds)), 4 * rounds)
+            many = jnp.ones((4096, 4)) @ x  # what costs little is run while it is issued
+            jax.debug.callback(lambda total: seen.append(float(total)), many.sum())
+            return jaxpp.mark_stage_end(x).sum()
+
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",))
+    step = jaxpp.mpmd_jit_with_loop(train_noted, jaxpp.MpmdMesh(mesh, "stage"))
+    step(weight(), XS, SHORT)
+    interrupt_soon()
+    try:
+        step(weight(), XS, LONG // 20)
+    except KeyboardInterrupt:
+        say("interrupted")
+    before = len(seen)
+    del step, train_noted
+    gc.collect()
+    jax.clear_caches()
+    while len(seen) < before + 5:
+        time.sleep(0.01)
+    say("went on")
+
+
 def interrupted_compile() -> None:
-    """While tracing, planning or compiling, whatever it is at."""
+    """While tracing, planning or compiling, whatever it is at. Not at JAX's own imports:
+    it can not import a dialect of MLIR again that was interrupted."""
+    make_step()(weight(), XS, SHORT)
     for delay in range(1, 20):
         step = make_step()
         timer = threading.Timer(0.02 * delay, os.kill, (os.getpid(), signal.SIGINT))

@@ -66,6 +66,15 @@ def test_ctrl_c_while_waiting_for_another_threads_step() -> None:
     assert lines_of("interrupted_in_line") == ["interrupted"]
 
 
+def test_ctrl_c_in_a_callback() -> None:
+    played = play("interrupted_in_a_callback")
+    assert (played.returncode, played.stdout) == (0, "interrupted\nnext True\n"), played
+
+
+def test_callbacks_of_an_interrupted_step_outlive_it() -> None:
+    assert lines_of("interrupted_and_forgotten") == ["interrupted", "went on"]
+
+
 def test_ctrl_c_while_compiling() -> None:
     played = play("interrupted_compile")  # Python reports it where nobody can catch it
     assert (played.returncode, played.stdout) == (0, "done True\n"), played
