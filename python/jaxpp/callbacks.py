@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,17 +85,17 @@ def _numpy_dtypes() -> dict[str, Any]:
     return {str(mlir.dtype_to_ir_type(dtype)): dtype for dtype in dtypes}
 
 
-def _callback_ops(module: Any) -> list[Any]:
-    found = []
-
-    def visit(op: Any) -> Any:
-        if op.name == "stablehlo.custom_call":
-            if op.attributes["call_target_name"].value == TARGET:
-                found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return found
+def _callback_ops(op: Any) -> Iterator[Any]:
+    """Those in an operation; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if (
+                    inner.operation.name == "stablehlo.custom_call"
+                    and inner.attributes["call_target_name"].value == TARGET
+                ):
+                    yield inner
+                yield from _callback_ops(inner)
 
 
 def redirect_callbacks(
@@ -110,11 +110,12 @@ def redirect_callbacks(
     Returns:
       What the executable must keep alive.
     """
+    if not functions:
+        return ()
     callbacks = []
     with module.context:
-        ops = _callback_ops(module)
-        dtypes = _numpy_dtypes() if ops else {}
-        for op in ops:
+        dtypes = _numpy_dtypes()
+        for op in list(_callback_ops(module.operation)):
             index = ir.IntegerAttr(op.attributes["mhlo.backend_config"]["index"]).value
             operands, results = _types(op.operands, dtypes), _types(op.results, dtypes)
             function = _Function(functions[index], operands, results)
