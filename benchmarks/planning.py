@@ -21,7 +21,7 @@ from collections.abc import Iterator
 STAGES, MICROBATCHES = 64, 1024
 OPS = (125_000, 250_000, 500_000, 1_000_000)
 WEIGHTS = 16
-MORE_WEIGHTS = (32, 64, 128)  # of a graph of OPS[0]
+MORE_WEIGHTS = (32, 64, 128, 256)  # of a graph of OPS[0]
 
 
 def graph_lines(ops: int, weights: int) -> Iterator[str]:
