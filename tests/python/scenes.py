@@ -28,6 +28,9 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 import jaxpp.api as jaxpp  # noqa: E402
 
+# A shell starts what it runs in the background with Ctrl-C ignored; so Python leaves it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LONG = 20_000_000  # rounds: a task of about a quarter of a second, a step of half a minute
 SHORT = 10
 XS = np.ones((64, 4), np.float32)
