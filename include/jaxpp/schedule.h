@@ -168,6 +168,8 @@ JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
 
 // Whether it has backwards in two parts, BWD_I and BWD_W.
 JPP_API bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule);
+// How to partition the loop that it is for; borrows the schedule's stage_rank.
+JPP_API jpp_loop_placement_t jpp_schedule_placement(const jpp_schedule_t* schedule);
 
 // JPP_OUT_OF_MEMORY if a rank keeps more than `limit` bytes of activations at once, when
 // a stage keeps `activation_bytes` for a microbatch: says which rank, at which forward,

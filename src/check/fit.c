@@ -31,11 +31,7 @@ static jpp_status_t* partition(const fitter_t* f, const jpp_schedule_t* const* s
   jpp_loop_placement_t* placements = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_loops, &placements));
   for (uint32_t l = 0; l < graph->num_loops; ++l) {
-    const jpp_schedule_t* schedule = schedules[l];
-    placements[l] =
-        (jpp_loop_placement_t){.stages = schedule->stages,
-                               .stage_rank = schedule->stage_rank,
-                               .split_backward = jpp_schedule_splits_backward(schedule)};
+    placements[l] = jpp_schedule_placement(schedules[l]);
   }
   jpp_partition_options_t options = {.ranks = f->plan->ranks, .loops = placements};
   jpp_status_t* status = jpp_partition(graph, &options, &c->staged);

@@ -92,11 +92,7 @@ static jpp_status_t* partition(jpp_planned_t* planned) {
   jpp_loop_placement_t* placements = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &placements));
   for (uint32_t i = 0; i < loops; ++i) {
-    const jpp_schedule_t* schedule = planned->schedules[i];
-    placements[i] =
-        (jpp_loop_placement_t){.stages = schedule->stages,
-                               .stage_rank = schedule->stage_rank,
-                               .split_backward = jpp_schedule_splits_backward(schedule)};
+    placements[i] = jpp_schedule_placement(planned->schedules[i]);
   }
   jpp_partition_options_t options = {.ranks = planned->ranks, .loops = placements};
   jpp_status_t* status = jpp_partition(planned->graph, &options, &planned->staged);

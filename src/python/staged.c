@@ -8,10 +8,7 @@ static bool read_placements(PyObject* schedules, jpp_loop_placement_t* placement
   for (uint32_t i = 0; i < count; ++i) {
     PyObject* item = PySequence_GetItem(schedules, i);
     if (!item) return false;
-    const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)item)->schedule;
-    placements[i].stages = schedule->stages;
-    placements[i].stage_rank = schedule->stage_rank;
-    placements[i].split_backward = jpp_schedule_splits_backward(schedule);
+    placements[i] = jpp_schedule_placement(((jpp_py_schedule_t*)item)->schedule);
     Py_DECREF(item);  // the caller's sequence still holds it
   }
   return true;

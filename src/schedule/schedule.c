@@ -99,6 +99,12 @@ bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule) {
   return false;
 }
 
+jpp_loop_placement_t jpp_schedule_placement(const jpp_schedule_t* schedule) {
+  return (jpp_loop_placement_t){.stages = schedule->stages,
+                                .stage_rank = schedule->stage_rank,
+                                .split_backward = jpp_schedule_splits_backward(schedule)};
+}
+
 void jpp_schedule_destroy(jpp_schedule_t* schedule) {
   if (!schedule) return;
   jpp_schedule_storage_t* storage = (jpp_schedule_storage_t*)schedule;

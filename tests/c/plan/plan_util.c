@@ -19,22 +19,10 @@ char* graph_text(const char* name) {
   return text;
 }
 
-static bool splits_backward(const jpp_schedule_t* schedule) {
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
-      if (schedule->rows[r].tasks[i].kind == JPP_TASK_BWD_I) return true;
-    }
-  }
-  return false;
-}
-
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_loop_placement_t placements[PLAN_MAX_LOOPS];
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
-    const jpp_schedule_t* schedule = planned->schedules[i];
-    placements[i] = (jpp_loop_placement_t){.stages = schedule->stages,
-                                           .stage_rank = schedule->stage_rank,
-                                           .split_backward = splits_backward(schedule)};
+    placements[i] = jpp_schedule_placement(planned->schedules[i]);
   }
   jpp_partition_options_t partition = {.ranks = planned->ranks, .loops = placements};
   JPP_RETURN_IF_ERROR(jpp_partition(planned->graph, &partition, &planned->staged));

@@ -98,15 +98,6 @@ static jpp_schedule_t* build_schedule(const model_t* model, uint32_t loop) {
   return schedule;
 }
 
-static bool splits_backward(const jpp_schedule_t* schedule) {
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
-      if (schedule->rows[r].tasks[i].kind == JPP_TASK_BWD_W) return true;
-    }
-  }
-  return false;
-}
-
 static void plan(model_t* model) {
   uint32_t loops = model->graph->num_loops;
   jpp_schedule_t* schedules[4] = {NULL};
@@ -114,9 +105,7 @@ static void plan(model_t* model) {
   assert_true(loops <= 4);
   for (uint32_t i = 0; i < loops; ++i) {
     schedules[i] = build_schedule(model, i);
-    placements[i].stages = schedules[i]->stages;
-    placements[i].stage_rank = schedules[i]->stage_rank;
-    placements[i].split_backward = splits_backward(schedules[i]);
+    placements[i] = jpp_schedule_placement(schedules[i]);
   }
   jpp_partition_options_t partition = {.ranks = model->options.ranks,
                                        .loops = placements};
