@@ -139,9 +139,7 @@ static jpp_status_t* receive(jpp_program_builder_t* b, uint32_t rank, uint32_t v
 static jpp_status_t* receive_inputs(jpp_program_builder_t* b, const jpp_task_t* task,
                                     uint32_t microbatch) {
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    uint32_t value = task->inputs[i];
-    if (find(b, task->rank, value, microbatch) != JPP_NONE) continue;
-    JPP_RETURN_IF_ERROR(receive(b, task->rank, value, microbatch));
+    JPP_RETURN_IF_ERROR(receive(b, task->rank, task->inputs[i], microbatch));
   }
   return NULL;
 }

@@ -13,46 +13,47 @@ static void note_site(jpp_program_builder_t* b, uint32_t* used, uint32_t value,
   sites[used[value]++] = (jpp_site_t){.rank = rank, .makes = makes, .takes = !makes};
 }
 
-static void for_each_given(jpp_program_builder_t* b, uint32_t* used, uint32_t* count) {
-  for (uint32_t a = 0; a < b->staged->graph->num_args; ++a) {
-    const jpp_staged_value_t* arg = &b->staged->args[a];
-    for (uint32_t r = 0; r < b->staged->ranks; ++r) {
-      if (!jpp_rank_set_has(arg->ranks, r)) continue;
-      if (count) ++count[b->staged->graph->args[a].value];
-      if (used) note_site(b, used, b->staged->graph->args[a].value, r, true);
-    }
+// Without `used`, makes room for a site; with it, notes the site.
+static void visit(jpp_program_builder_t* b, uint32_t* used, uint32_t value, uint32_t rank,
+                  bool makes) {
+  if (used) {
+    note_site(b, used, value, rank, makes);
+  } else {
+    ++b->first_site[value + 1];
   }
 }
 
-// What an accumulator ends as is made by its task's rank when the loop ends.
-static void for_each_end(jpp_program_builder_t* b, uint32_t* used, uint32_t* count) {
-  for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
-    const jpp_accumulator_t* acc = &b->staged->accumulators[i];
-    uint32_t rank = b->staged->tasks[acc->task].rank;
-    if (count) ++count[acc->final];
-    if (used) note_site(b, used, acc->final, rank, true);
-  }
-  for (uint32_t i = 0; i < b->staged->graph->num_outputs; ++i) {
-    const jpp_staged_value_t* output = &b->staged->outputs[i];
-    for (uint32_t r = 0; r < b->staged->ranks; ++r) {
-      if (!jpp_rank_set_has(output->ranks, r)) continue;
-      if (count) ++count[output->value];
-      if (used) note_site(b, used, output->value, r, false);
-    }
+static void visit_ranks(jpp_program_builder_t* b, uint32_t* used,
+                        const jpp_staged_value_t* at, bool makes) {
+  for (uint32_t r = 0; r < b->staged->ranks; ++r) {
+    if (jpp_rank_set_has(at->ranks, r)) visit(b, used, at->value, r, makes);
   }
 }
 
-static void for_each_task(jpp_program_builder_t* b, uint32_t* used, uint32_t* count) {
-  for (uint32_t t = 0; t < b->staged->num_tasks; ++t) {
-    const jpp_task_t* task = &b->staged->tasks[t];
-    for (uint32_t i = 0; i < task->num_inputs; ++i) {
-      if (count) ++count[task->inputs[i]];
-      if (used) note_site(b, used, task->inputs[i], task->rank, false);
-    }
-    for (uint32_t i = 0; i < task->num_outputs; ++i) {
-      if (count) ++count[task->outputs[i]];
-      if (used) note_site(b, used, task->outputs[i], task->rank, true);
-    }
+static void visit_task(jpp_program_builder_t* b, uint32_t* used, const jpp_task_t* task) {
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    visit(b, used, task->inputs[i], task->rank, false);
+  }
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    visit(b, used, task->outputs[i], task->rank, true);
+  }
+}
+
+static void visit_all(jpp_program_builder_t* b, uint32_t* used) {
+  const jpp_staged_t* staged = b->staged;
+  for (uint32_t i = 0; i < staged->graph->num_args; ++i) {
+    visit_ranks(b, used, &staged->args[i], true);
+  }
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    visit_task(b, used, &staged->tasks[t]);
+  }
+  // What an accumulator ends as is made by its task's rank when the loop ends.
+  for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
+    const jpp_accumulator_t* acc = &staged->accumulators[i];
+    visit(b, used, acc->final, staged->tasks[acc->task].rank, true);
+  }
+  for (uint32_t i = 0; i < staged->graph->num_outputs; ++i) {
+    visit_ranks(b, used, &staged->outputs[i], false);
   }
 }
 
@@ -77,14 +78,10 @@ jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) {
   uint32_t* used = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, values + 1, &b->first_site));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, values, &used));
-  for_each_given(b, NULL, b->first_site + 1);
-  for_each_task(b, NULL, b->first_site + 1);
-  for_each_end(b, NULL, b->first_site + 1);
+  visit_all(b, NULL);
   for (uint32_t v = 0; v < values; ++v) b->first_site[v + 1] += b->first_site[v];
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->first_site[values], &b->sites));
-  for_each_given(b, used, NULL);
-  for_each_task(b, used, NULL);
-  for_each_end(b, used, NULL);
+  visit_all(b, used);
   return number_instances(b, used);
 }
 
