@@ -111,9 +111,9 @@ def normalize(operation: Any) -> Operation | None:
 
 def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedArray:
     """The abstract state of a reduction of `length` values like `value`."""
-    struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
     if type(operation) in (Add, Max):  # the usual ones, and there may be thousands
         return jax.core.ShapedArray(value.shape, value.dtype)
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
     state = jax.eval_shape(lambda: operation.state(length, struct))
     return jax.core.ShapedArray(state.shape, state.dtype)
 

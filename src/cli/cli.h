@@ -56,8 +56,8 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_TRACE = 1 << 14,
   JPP_FLAG_MEMORY = 1 << 15,  // memory-limit, activation-bytes
   JPP_FLAG_SECONDS = 1 << 16,
-  JPP_FLAG_LATENCY = 1 << 18,
   JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
+  JPP_FLAG_LATENCY = 1 << 18,
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.

@@ -17,8 +17,7 @@ typedef enum flag_type {
 typedef struct flag {
   jpp_cli_flag_t bit;
   const char* name;
-  const char*
-      value;  // what stands behind it in the help; NULL for FLAG_BOOL and FLAG_OFF
+  const char* value;  // what stands behind it in the help; NULL: it takes none
   flag_type_t type;
   size_t offset;  // in jpp_cli_options_t
   const char* help;

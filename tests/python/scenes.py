@@ -51,9 +51,9 @@ def train(w: jax.Array, xs: jax.Array, rounds: jax.Array) -> Any:
     return w + 1e-3 * total, total
 
 
-def make_step(**options: Any) -> Any:
+def make_step(fun: Callable[..., Any] = train, **options: Any) -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",))
-    return jaxpp.mpmd_jit_with_loop(train, jaxpp.MpmdMesh(mesh, "stage"), **options)
+    return jaxpp.mpmd_jit_with_loop(fun, jaxpp.MpmdMesh(mesh, "stage"), **options)
 
 
 def weight() -> Any:
@@ -159,9 +159,8 @@ def interrupted_in_a_callback() -> None:
 
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",))
     try:
-        jaxpp.mpmd_jit_with_loop(called_back, jaxpp.MpmdMesh(mesh, "stage"))(weight(), XS)
+        make_step(called_back)(weight(), XS)
     except KeyboardInterrupt:
         say("interrupted")
     say("next", float(make_step()(weight(), XS, SHORT)[1]) > 0)
@@ -180,8 +179,7 @@ def interrupted_and_forgotten() -> None:
 
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",))
-    step = jaxpp.mpmd_jit_with_loop(train_noted, jaxpp.MpmdMesh(mesh, "stage"))
+    step = make_step(train_noted)
     step(weight(), XS, SHORT)
     interrupt_soon()
     try:
