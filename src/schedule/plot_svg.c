@@ -1,5 +1,6 @@
 // The SVG and the HTML page around it.
 #include <math.h>
+#include <stdio.h>
 
 #include "base/str.h"
 #include "jaxpp/schedule_plot.h"
@@ -93,21 +94,30 @@ static void append_title(const plot_t* plot) {
                   simulation->bubble_span, 100 * simulation->utilisation, plot->peak);
 }
 
+static void append_key(const plot_t* plot, double x, const char* style,
+                       const char* text) {
+  jpp_str_appendf(plot->str,
+                  "<rect %s x=\"%.0f\" y=\"47\" width=\"14\" height=\"12\"/>"
+                  "<text x=\"%.0f\" y=\"57\">%s</text>\n",
+                  style, x, x + 19, text);
+}
+
 static void append_legend(const plot_t* plot) {
   static const struct {
-    const char *fill, *text;
-  } kItems[] = {{"fill=\"#7fb2e6\"", "forward"},
-                {"fill=\"#86c98d\"", "backward (of inputs)"},
-                {"fill=\"#f5b566\"", "weight gradient"},
-                {KEPT, "microbatches kept"}};
+    double width;
+    const char* text;
+  } kTasks[] = {[INK_FORWARD] = {90, "forward"},
+                [INK_BACKWARD] = {155, "backward (of inputs)"},
+                [INK_WEIGHT] = {125, "weight gradient"}};
   double x = 12;
-  for (uint32_t i = 0; i < 4; ++i) {
-    jpp_str_appendf(plot->str,
-                    "<rect %s x=\"%.0f\" y=\"47\" width=\"14\" height=\"12\"/>"
-                    "<text x=\"%.0f\" y=\"57\">%s</text>\n",
-                    kItems[i].fill, x, x + 19, kItems[i].text);
-    x += i == 0 ? 90 : i == 1 ? 155 : 125;
+  for (uint32_t i = 0; i < sizeof(kTasks) / sizeof(*kTasks); ++i) {
+    char fill[32];
+    snprintf(fill, sizeof(fill), "fill=\"%s\"", kInks[i][1]);
+    append_key(plot, x, fill, kTasks[i].text);
+    x += kTasks[i].width;
   }
+  append_key(plot, x, KEPT, "microbatches kept");
+  x += 125;
   jpp_str_appendf(plot->str,
                   "<text " GREY
                   " x=\"%.0f\" y=\"57\">later stages of a rank are "
