@@ -301,6 +301,7 @@ static jpp_status_t* simulate(const jpp_schedule_t* schedule,
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stages_of));
   for (uint32_t s = 0; s < schedule->stages; ++s) ++stages_of[schedule->stage_rank[s]];
   out->schedule = schedule;
+  storage->has_backward = index.has_backward;
   JPP_RETURN_IF_ERROR(
       fill_costs(schedule, options, &storage->arena, stages_of, &out->stage_costs));
   simulator_t sim = {.options = options,

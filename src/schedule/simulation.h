@@ -8,6 +8,7 @@
 typedef struct jpp_simulation_storage {
   jpp_simulation_t simulation;
   jpp_arena_t arena;
+  bool has_backward;  // of its schedule, which is not forward only
 } jpp_simulation_storage_t;
 
 // Fills in what the simulation says beside when its tasks start; stages_of: [ranks].

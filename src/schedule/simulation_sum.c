@@ -9,14 +9,8 @@ static double end_of(const jpp_simulation_t* simulation, uint32_t rank, uint32_t
   return simulation->starts[rank][entry] + cost;
 }
 
-static bool has_backward(const jpp_schedule_t* schedule) {
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
-      uint8_t kind = schedule->rows[r].tasks[i].kind;
-      if (kind != JPP_TASK_FWD && kind != JPP_TASK_IDLE) return true;
-    }
-  }
-  return false;
+static bool has_backward(const jpp_simulation_t* simulation) {
+  return ((const jpp_simulation_storage_t*)simulation)->has_backward;
 }
 
 static bool frees(const jpp_schedule_task_t* task, bool backward) {
@@ -55,7 +49,7 @@ jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t r
                                   jpp_arena_t* scratch, jpp_kept_event_t** out_events,
                                   uint32_t* out_count) {
   const jpp_schedule_row_t* row = &simulation->schedule->rows[rank];
-  bool backward = has_backward(simulation->schedule);
+  bool backward = has_backward(simulation);
   *out_count = 0;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * (size_t)row->count, out_events));
   for (uint32_t i = 0; i < row->count; ++i) {
@@ -174,7 +168,7 @@ jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
   uint32_t count = out->schedule->ranks;
   jpp_simulated_rank_t* ranks = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, count, &ranks));
-  bool backward = has_backward(out->schedule);
+  bool backward = has_backward(out);
   for (uint32_t r = 0; r < count; ++r) {
     JPP_RETURN_IF_ERROR(sum_rank(out, r, stages_of[r], backward, scratch, &ranks[r]));
   }
