@@ -9,15 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.interpreters import mlir
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxlib import xla_client
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from jaxpp import _core
 from jaxpp.callbacks import redirect_callbacks
+from jaxpp.jax_internals import LoweredModule
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import state_of
 from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
@@ -237,39 +234,8 @@ class TaskLowerer:
             options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
         traced = function.trace(*avals)
-        lowered = traced.lower(lowering_platforms=(self.platform,))
-        module = lowered.compiler_ir("stablehlo")
-        _set_aliases(module, donations)
-        functions = lowered._lowering.compile_args["host_callbacks"]
-        callbacks = redirect_callbacks(module, functions)
-        readable = module.operation.clone()
-        return LoweredTask(_into_bytecode(module), callbacks, lambda: str(readable))
-
-
-def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
-    """Tells XLA which argument's memory each output takes over."""
-    if all(d is None for d in donations):
-        return
-    with module.context:
-        functions = module.body.operations
-        main = next(f for f in functions if f.attributes["sym_name"].value == "main")
-        i32 = ir.IntegerType.get_signless(32)
-        rows = []
-        for row, output in zip(main.arg_attrs, donations, strict=True):
-            attributes = {named.name: named.attr for named in row}
-            if output is not None:
-                attributes["tf.aliasing_output"] = ir.IntegerAttr.get(i32, output)
-            rows.append(ir.DictAttr.get(attributes))
-        main.arg_attrs = ir.ArrayAttr.get(rows)
-
-
-def _into_bytecode(module: Any) -> bytes:
-    """A form that plugins of other versions of XLA read; the module is used up."""
-    twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
-    version = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
-    code = mlir.module_to_bytecode(module)
-    # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
-    # but parses the module anew: ten times the time.
-    if any(dialect in code for dialect in (b"chlo\0", b"mhlo\0", b"sdy\0")):
-        return xla_client._xla.mlir.serialize_portable_artifact(code, version)
-    return stablehlo.serialize_portable_artifact(module, version)
+        module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
+        module.set_aliases(donations)
+        callbacks = redirect_callbacks(module)
+        text = module.printer()
+        return LoweredTask(module.into_bytecode(), callbacks, text)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src.interpreters import partial_eval as pe
-from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
@@ -26,6 +24,7 @@ from jaxpp.errors import (
     tree_text,
     where_raised,
 )
+from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.sharding import Specs, infer_specs
 from jaxpp.tracing import FrontLoop, Graph, build_graph
@@ -113,9 +112,7 @@ def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: Mpmd
                 "sharding",
                 f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
             ) from None
-    used = [True] * len(closed.jaxpr.outvars)
-    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
-    return ClosedJaxpr(jaxpr, closed.consts), out_trees[-1]
+    return ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts), out_trees[-1]
 
 
 def _output_names(out_tree: Any) -> list[str]:

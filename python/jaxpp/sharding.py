@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib.mlir import passmanager
 
 from jaxpp import _core
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import LoweredModule
 from jaxpp.lowering import run_op
 from jaxpp.mesh import MpmdMesh
 from jaxpp.tracing import SUM, FrontLoop, Graph, physical_type
@@ -95,34 +94,6 @@ def _check_given(
 
 # --- Propagation ------------------------------------------------------------------------
 
-_DIMENSION = re.compile(r"\{([^}]*)\}")
-_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
-
-
-def _parse_sharding(text: str) -> list[tuple[str, ...]]:
-    """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
-    inside = text[text.index("[") : text.index("]") + 1]
-    dimensions = []
-    for part in _DIMENSION.findall(inside):
-        axes = _AXIS.findall(part)
-        # A part of an axis can not be said in a PartitionSpec.
-        dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
-    return dimensions
-
-
-def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
-    """The spec in a module's attribute; dimensions that it does not divide stay whole."""
-    if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return PartitionSpec()
-    parts: list[Any] = []
-    for size, axes in zip(aval.shape, _parse_sharding(str(attribute)), strict=True):
-        ways = math.prod(mesh.shape[a] for a in axes)
-        keep = axes and ways > 1 and size % ways == 0
-        parts.append((axes[0] if len(axes) == 1 else axes) if keep else None)
-    while parts and parts[-1] is None:
-        parts.pop()
-    return PartitionSpec(*parts)
-
 
 def _reduce_once(loop: FrontLoop, env: dict[int, Any]) -> None:
     """A loop's results after its first microbatch."""
@@ -173,23 +144,12 @@ def _propagate(
         in_shardings=tuple(shardings(args, in_specs)),
         out_shardings=shardings(wanted, out_specs),
     )
-    module = jitted.lower(*structs).compiler_ir("stablehlo")
-    with module.context:
-        pipeline = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
-        pipeline.run(module.operation)
-        main = next(
-            f
-            for f in module.body.operations
-            if "sym_name" in f.attributes and f.attributes["sym_name"].value == "main"
-        )
-        found = dict(zip(args, _sharding_attributes(main.arg_attrs), strict=True))
-        results = _sharding_attributes(main.attributes["res_attrs"])
-        found.update(zip(wanted, results, strict=True))
-        return {v: _spec_of(a, graph.avals[v], lowering_mesh) for v, a in found.items()}
-
-
-def _sharding_attributes(rows: Any) -> list[Any]:
-    return [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
+    avals = [[graph.avals[v] for v in values] for values in (args, wanted)]
+    specs = LoweredModule(jitted.lower(*structs)).propagated_specs(*avals, lowering_mesh)
+    found: dict[int, PartitionSpec] = {}
+    for values, of_values in zip((args, wanted), specs, strict=True):
+        found.update(zip(values, of_values, strict=True))
+    return found
 
 
 # --- All values that cross tasks --------------------------------------------------------
