@@ -291,7 +291,7 @@ def _dump(traced: Traced, compiler: _Compiler) -> None:
         return
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "graph.jpp").write_text(traced.graph.core.text())
+    (path / "graph.jpp").write_text(traced.graph.core.text(traced.specs.value_bytes))
     (path / "partition.txt").write_text(traced.staged.text())
     (path / "program.txt").write_text(traced.plan.text())
     (path / "check.txt").write_text(traced.proof)
