@@ -18,7 +18,7 @@ from jaxpp.errors import (
 )
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Call", "Options", "Signature", "memory_limits_of", "struct_key", "struct_of"]
+__all__ = ["Call", "Options", "Signature", "memory_limits_of", "static_key", "struct_key", "struct_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Signature:
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         static_args = tuple((i, a) for i, a in enumerate(args) if i in self.static_nums)
-        static_kwargs = tuple((k, v) for k, v in kwargs.items() if k in self.static_names)
+        static_kwargs = tuple((k, kwargs[k]) for k in sorted(kwargs.keys() & self.static_names))
         dynamic = tuple(a for i, a in enumerate(args) if i not in self.static_nums)
         named = {k: v for k, v in kwargs.items() if k not in self.static_names}
         leaves, tree = jax.tree.flatten((dynamic, named))
@@ -176,6 +176,14 @@ def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
         f"{who}: memory_limit={shorten(given)}; expected a whole number of bytes above 0, or "
         f"a list of one for each of the {ranks} ranks",
     )
+
+
+def static_key(value: Any) -> Any:
+    """Equal for static arguments that are the same in type, too: 1, 1.0 and True are three."""
+    if isinstance(value, tuple):
+        return (type(value), *map(static_key, value))
+    # Numbers that are equal may differ: 0.0 and -0.0; and a NaN is not equal to itself.
+    return (float, value.hex()) if type(value) is float else (type(value), value)
 
 
 def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "make_error",
     "shorten",
     "tree_text",
+    "warn",
     "where_raised",
 ]
 
@@ -63,6 +65,20 @@ def where_raised(trace: TracebackType | None) -> str:
         if is_user_file(frame.filename)
     ]
     return lines[-1] if lines else "?"
+
+
+_warned: dict[Any, Any] = {}
+
+
+def warn(message: str, line: str | None = None) -> None:
+    """A UserWarning at the line of the user's code that is running, or at `line`; once.
+
+    `warnings.filterwarnings` decides on it as on any other.
+    """
+    name, _, number = (line or here()).rpartition(":")
+    if not number.isdigit():
+        name, number = "jaxpp", "1"
+    warnings.warn_explicit(message, UserWarning, name, int(number), registry=_warned)
 
 
 # --- Values in messages -----------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import effects, source_info_util
+from jax._src import config, effects, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
@@ -38,6 +38,7 @@ __all__ = [
     "is_unspecified",
     "is_user_file",
     "serialized_compile_options",
+    "settings_key",
     "user_line",
     "without_constants",
 ]
@@ -74,6 +75,23 @@ def is_unspecified(sharding: Any) -> bool:
 def is_ordered(effect: Any) -> bool:
     """Whether calls with this effect must keep their order."""
     return effects.ordered_effects.contains(effect)
+
+
+# --- JAX's settings ---------------------------------------------------------------------
+
+
+def settings_key() -> Any:
+    """Equal while JAX would trace and lower a function to the same program.
+
+    What `jax.jit` keys on, without the mesh that is around the call: a step brings its own.
+    """
+    mesh = config.mesh_context_manager.swap_local(())
+    abstract_mesh = config.abstract_mesh_context_manager.swap_local(None)
+    try:
+        return config.trace_context(), config.default_prng_impl.value
+    finally:
+        config.mesh_context_manager.set_local(mesh)
+        config.abstract_mesh_context_manager.set_local(abstract_mesh)
 
 
 # --- Lines of the user's code -----------------------------------------------------------

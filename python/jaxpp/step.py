@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import Call, Options, Signature, memory_limits_of, struct_key
+from jaxpp.call import Call, Options, Signature, memory_limits_of, static_key, struct_key
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
 from jaxpp.errors import (
     make_error,
     shorten,
 )
+from jaxpp.jax_internals import settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.planning import Traced, trace_step
 
@@ -36,7 +37,8 @@ class MpmdFunction:
 
     def _key(self, call: Call) -> Any:
         try:
-            key = (call.static, call.tree, tuple(struct_key(leaf) for leaf in call.leaves))
+            leaves = tuple(struct_key(leaf) for leaf in call.leaves)
+            key = (settings_key(), static_key(call.static), call.tree, leaves)
             hash(key)
         except TypeError:
             self._signature.check(call)
@@ -46,7 +48,7 @@ class MpmdFunction:
     def _compile(self, call: Call) -> CompiledStep:
         _core.check_process()
         if self._compiled:
-            _log.debug("%s: new shapes, dtypes or statics: tracing again", self._fun)
+            _log.debug("%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun)
         traced = self._trace(call)
         devices = devices_for(self._options.mesh, self._options.plugin)
         return CompiledStep(traced, devices, self._options)
@@ -176,7 +178,7 @@ def mpmd_jit_with_loop(
         _as_tuple(static_argnames),
         _as_tuple(donate_argnums),
         _as_tuple(donate_argnames),
-        compiler_options,
+        dict(compiler_options or {}),
         plugin,
         memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, "mpmd_jit_with_loop"),
     )

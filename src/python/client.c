@@ -69,11 +69,12 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
 // Without a folder it only compiles.
 static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* request,
                              const char* folder, const char* key,
-                             jpp_executable_t** out_executable) {
+                             jpp_executable_t** out_executable,
+                             jpp_cache_outcome_t* out_outcome) {
+  *out_outcome = JPP_CACHE_NOT_KEPT;
   if (!folder) return jpp_client_compile(client, request, out_executable);
-  jpp_cache_outcome_t outcome;
   return jpp_client_compile_cached(client, request, folder, key, out_executable,
-                                   &outcome);
+                                   out_outcome);
 }
 
 static PyObject* client_compile(PyObject* object, PyObject* args) {
@@ -89,10 +90,11 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
                                    .options = options.buf,
                                    .options_size = (size_t)options.len};
   jpp_executable_t* executable = NULL;
+  jpp_cache_outcome_t outcome;
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = compile(client, &request, folder, key, &executable);
+    status = compile(client, &request, folder, key, &executable, &outcome);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
@@ -105,7 +107,8 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   self->executable = executable;
   self->client = Py_NewRef(object);
   self->kept = Py_NewRef(kept);
-  return (PyObject*)self;
+  PyObject* written = outcome == JPP_CACHE_NOT_WRITTEN ? Py_False : Py_True;
+  return Py_BuildValue("(NO)", self, written);
 }
 
 static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
@@ -126,11 +129,10 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "(platform, version, [(id, kind)])"},
     {"compile", client_compile, METH_VARARGS,
-     "(StableHLO, serialized CompileOptionsProto, kept, folder, key) -> Executable, "
-     "which "
-     "keeps `kept` alive. With a folder: loads what was compiled under the key before, "
-     "or "
-     "leaves it there. Releases the GIL"},
+     "(StableHLO, serialized CompileOptionsProto, kept, folder, key) -> (Executable, "
+     "which keeps `kept` alive; False if it could not be written to the folder). With a "
+     "folder: loads what was compiled under the key before, or leaves it there. Releases "
+     "the GIL"},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "(name, platform, capsule, traits): an XLA FFI handler for this plugin"},
     {NULL, NULL, 0, NULL},
