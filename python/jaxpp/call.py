@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,17 @@ from jaxpp.errors import (
 )
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Call", "Options", "Signature", "memory_limits_of", "static_key", "struct_key", "struct_of"]
+__all__ = [
+    "Call",
+    "Options",
+    "Signature",
+    "compiler_options_of",
+    "memory_limits_of",
+    "plugin_of",
+    "static_key",
+    "struct_key",
+    "struct_of",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Options:
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]
     donate_argnames: tuple[str, ...]
-    compiler_options: dict[str, Any] | None
+    compiler_options: dict[str, Any]
     plugin: str | None
     memory_limits: list[int] | None  # bytes of each device, a rank each
 
@@ -184,6 +195,48 @@ def static_key(value: Any) -> Any:
         return (type(value), *map(static_key, value))
     # Numbers that are equal may differ: 0.0 and -0.0; and a NaN is not equal to itself.
     return (float, value.hex()) if type(value) is float else (type(value), value)
+
+
+def plugin_of(given: Any, who: str) -> str | None:
+    """A plugin= as the path of a file; None: not given."""
+    if given is None:
+        return None
+    try:
+        path = os.fsdecode(given)
+    except TypeError:
+        path = "\0"
+    if "\0" not in path:
+        return path
+    raise make_error(
+        "invalid-argument",
+        f"{who}: plugin={shorten(given)}; expected the path of a PJRT plugin, a .so file",
+    )
+
+
+def compiler_options_of(given: Any, who: str) -> dict[str, Any]:
+    """A compiler_options= as a dict of its own."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise make_error(
+            "invalid-argument",
+            f"{who}: compiler_options={shorten(given)}; expected a dict from the names of "
+            "XLA's options to their values",
+        )
+    for name, value in given.items():
+        if not isinstance(name, str) or not name.isprintable():
+            raise make_error(
+                "invalid-argument",
+                f"{who}: compiler_options has the name {shorten(name)}; expected text, the "
+                'name of an option of XLA such as "xla_backend_optimization_level"',
+            )
+        if not isinstance(value, str | bool | int | float | np.bool_ | np.number):
+            raise make_error(
+                "invalid-argument",
+                f"{who}: compiler_options[{name!r}]={shorten(value)}; expected text, True, "
+                "False or a number",
+            )
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
 
 def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -32,7 +32,7 @@ def folder() -> str | None:
         return None
     try:
         os.makedirs(path, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
         _log.warning("compilation cache %s: %s; nothing is kept", path, error)
         return None
     return path

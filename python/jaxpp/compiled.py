@@ -75,8 +75,8 @@ class _Compiler:
 
     def _compile(self, lowered: LoweredTask, options: bytes) -> _core.Executable:
         # The code of a callback names an address of this process.
-        folder = None if lowered.callbacks else self.cache_folder
-        key = folder and key_of(lowered.text(), options, self.devices.plugin_key)
+        folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
+        key = key_of(lowered.text(), options, self.devices.plugin_key) if folder else None
         compile_ = self.devices.client.compile
         executable, written = compile_(lowered.code, options, lowered.callbacks, folder, key)
         if not written:

@@ -25,6 +25,8 @@ __all__ = [
     "describe",
     "here",
     "make_error",
+    "plain_text",
+    "raised_text",
     "shorten",
     "tree_text",
     "warn",
@@ -48,7 +50,10 @@ def annotate(error: JaxppError, context: str) -> JaxppError:
 
 def shorten(value: Any, limit: int = 120) -> str:
     """A value as text that fits into a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a user's own __repr__
+        text = f"<{type(value).__name__}, whose repr() fails>"
     return text if len(text) <= limit else text[:limit] + "..."
 
 
@@ -82,6 +87,19 @@ def warn(message: str, line: str | None = None) -> None:
 
 
 # --- Values in messages -----------------------------------------------------------------
+
+
+def plain_text(text: str) -> str:
+    """Text with what UTF-8 or a C string can not hold escaped."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def raised_text(error: BaseException) -> str:
+    """An exception as its traceback's last line has it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # a user's own __str__
+        return type(error).__name__
 
 
 def describe(value: Any) -> str:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import Call, Options, Signature, memory_limits_of, static_key, struct_key
+from jaxpp.call import (
+    Call,
+    Options,
+    Signature,
+    compiler_options_of,
+    memory_limits_of,
+    plugin_of,
+    static_key,
+    struct_key,
+)
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
 from jaxpp.errors import (
@@ -48,7 +58,9 @@ class MpmdFunction:
     def _compile(self, call: Call) -> CompiledStep:
         _core.check_process()
         if self._compiled:
-            _log.debug("%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun)
+            _log.debug(
+                "%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun
+            )
         traced = self._trace(call)
         devices = devices_for(self._options.mesh, self._options.plugin)
         return CompiledStep(traced, devices, self._options)
@@ -127,7 +139,7 @@ def mpmd_jit_with_loop(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
     compiler_options: dict[str, Any] | None = None,
-    plugin: str | None = None,
+    plugin: str | os.PathLike[str] | None = None,
     memory_limit: int | Sequence[int] | None = None,
 ) -> Any:
     """Makes a pipeline of a training step that has a `treduce` in it.
@@ -178,8 +190,8 @@ def mpmd_jit_with_loop(
         _as_tuple(static_argnames),
         _as_tuple(donate_argnums),
         _as_tuple(donate_argnames),
-        dict(compiler_options or {}),
-        plugin,
+        compiler_options_of(compiler_options, "mpmd_jit_with_loop"),
+        plugin_of(plugin, "mpmd_jit_with_loop"),
         memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, "mpmd_jit_with_loop"),
     )
     return MpmdFunction(fun, options)
