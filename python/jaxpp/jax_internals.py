@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config, effects, source_info_util
+from jax._src import api_util, config, effects, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
@@ -37,8 +38,11 @@ __all__ = [
     "is_ordered",
     "is_unspecified",
     "is_user_file",
+    "line_of",
+    "name_after",
     "serialized_compile_options",
     "settings_key",
+    "user_frames",
     "user_line",
     "without_constants",
 ]
@@ -106,15 +110,48 @@ def is_user_file(name: str) -> bool:
     return source_info_util.is_user_filename(name)
 
 
+def user_frames(traceback: Any) -> list[Any]:
+    """The user's own frames behind a JAX traceback, innermost first; equal if the same call."""
+    return list(source_info_util.user_frames(traceback))
+
+
+def line_of(frame: Any) -> str:
+    """A frame as file:line."""
+    return f"{frame.file_name}:{frame.start_line}" if frame != "?" else frame
+
+
 def user_line(traceback: Any) -> str | None:
     """The user's own line behind a JAX traceback, as file:line."""
     frame = source_info_util.user_frame(traceback)
-    return f"{frame.file_name}:{frame.start_line}" if frame else None
+    return line_of(frame) if frame else None
 
 
 def current_line() -> str | None:
     """The user's own line that is running, as file:line."""
-    return user_line(source_info_util.current().traceback)
+    if line := user_line(source_info_util.current().traceback):
+        return line
+    # JAX's traceback begins where it began to trace.
+    frame = sys._getframe()
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
+
+
+# --- What JAX's own messages call a function --------------------------------------------
+
+
+def name_after(
+    run: Callable[..., Any],
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+) -> None:
+    """Makes JAX, where it traces `run`, speak of `fun` and of its arguments."""
+    names = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+    info = api_util.debug_info("jit", fun, args, kwargs, **names)
+    api_util.save_wrapped_fun_debug_info(run, info)
 
 
 # --- XLA's client -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The two things a user writes into a step: stage marks and the loop over microbatches."""
+"""The loop over microbatches, which a user writes into a step."""
 
 from __future__ import annotations
 
@@ -13,100 +13,12 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text
-from jaxpp.jax_internals import broadcast_prefix, drop_unused, without_constants
+from jaxpp.jax_internals import broadcast_prefix, drop_unused, name_after, without_constants
+from jaxpp.marks import find_mistake, noting_marks
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 
-__all__ = [
-    "loop_p",
-    "mark_backward_p",
-    "mark_p",
-    "mark_stage_end",
-    "pipeline_enter_stage",
-    "treduce",
-    "treduce_i",
-]
-
-# --- Stage marks ------------------------------------------------------------------------
-
-mark_p = Primitive("stage_mark")  # ends a stage's forward
-mark_tangent_p = Primitive("stage_mark_tangent")  # between a mark and its transpose
-mark_backward_p = Primitive("stage_mark_backward")  # begins the stage's backward
-
-_next_uid = itertools.count()
-
-
-def _make_identity(primitive: Primitive) -> None:
-    primitive.multiple_results = True
-    primitive.def_impl(lambda *xs, **params: list(xs))
-    primitive.def_abstract_eval(lambda *avals, **params: list(avals))
-    mlir.register_lowering(primitive, lambda ctx, *xs, **params: list(xs))
-    batching.primitive_batchers[primitive] = lambda xs, dims, **params: (
-        primitive.bind(*xs, **params),
-        dims,
-    )
-
-
-for _primitive in (mark_p, mark_tangent_p, mark_backward_p):
-    _make_identity(_primitive)
-
-
-def _mark_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    outs = mark_p.bind(*primals, **params)
-    live = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-    out_tangents = list(tangents)
-    if live:
-        marked = mark_tangent_p.bind(*(tangents[i] for i in live), **params)
-        for i, tangent in zip(live, marked, strict=True):
-            out_tangents[i] = tangent
-    return outs, out_tangents
-
-
-def _mark_transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
-    live = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
-    results = list(cotangents)
-    if live:
-        marked = mark_backward_p.bind(*(cotangents[i] for i in live), **params)
-        for i, ct in zip(live, marked, strict=True):
-            results[i] = ct
-    return results
-
-
-ad.primitive_jvps[mark_p] = _mark_jvp
-ad.primitive_transposes[mark_tangent_p] = _mark_transpose
-ad.primitive_jvps[mark_tangent_p] = lambda primals, tangents, **params: (
-    mark_tangent_p.bind(*primals, **params),
-    list(tangents),
-)
-ad.primitive_jvps[mark_backward_p] = lambda primals, tangents, **params: (
-    mark_backward_p.bind(*primals, **params),
-    list(tangents),
-)
-
-
-def mark_stage_end(x: Any, name: str | None = None) -> Any:
-    """Ends a pipeline stage: what `x` needs belongs to it, what uses `x` to later ones.
-
-    The identity on any pytree of arrays. A model of S stages has S marks, in order, the
-    last one included. Differentiable (its transpose begins the same stage's backward) and
-    vmappable; outside `treduce` it does nothing.
-
-    Args:
-      x: a pytree of arrays, of any shapes and dtypes.
-      name: a name for error messages; has no other meaning.
-
-    Returns:
-      `x`.
-    """
-    check_arrays(x, f"mark_stage_end at {here()}: x")
-    leaves, tree = jax.tree.flatten(x)
-    if not leaves:
-        return x
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
-    return tree.unflatten(mark_p.bind(*leaves, name=name, uid=next(_next_uid)))
-
-
-pipeline_enter_stage = mark_stage_end
+__all__ = ["loop_p", "run_loop", "treduce", "treduce_i"]
 
 # A microbatch number is an int32.
 _MOST_MICROBATCHES = 2**31 - 1
@@ -115,7 +27,8 @@ _MOST_MICROBATCHES = 2**31 - 1
 
 # Operands: what the body closes over. Parameters: `body`, a jaxpr from these and the
 # microbatch number to one value of each result; `length`; `schedule`; `operations`, one a
-# result. Results: the states after the last microbatch.
+# result; `where`, the user's line; `mistake`, what is wrong with its marks or None. Results:
+# the states after the last microbatch.
 loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
@@ -169,14 +82,14 @@ ad.primitive_jvps[loop_p] = _refuse_transform("differentiated", "jax.grad")
 batching.primitive_batchers[loop_p] = _refuse_transform("vmapped", "jax.vmap")
 
 
-def _match_operations(operation: Any, result: Any, length: int) -> tuple[Any, ...]:
+def _match_operations(operation: Any, result: Any, length: int, where: str) -> tuple[Any, ...]:
     """One operation a leaf of `result`."""
     try:
         per_leaf = broadcast_prefix(operation, result)
     except ValueError:
         raise make_error(
             "operation",
-            f"treduce at {here()}: `operation` is no prefix of what the function returns.\n"
+            f"treduce at {where}: `operation` is no prefix of what the function returns.\n"
             f"  operation: {tree_text(operation)}\n"
             f"  result:    {tree_text(result)}\n"
             "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
@@ -189,15 +102,15 @@ def _match_operations(operation: Any, result: Any, length: int) -> tuple[Any, ..
         if operation is None:
             raise make_error(
                 "operation",
-                f"treduce at {here()}: {describe(given)} is no operation; expected Add, Max, "
+                f"treduce at {where}: {describe(given)} is no operation; expected Add, Max, "
                 "Concat() or an object with state(n, value) and update(state, value, i)",
             )
-        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path))
+        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), where)
         operations.append(operation)
     return tuple(operations)
 
 
-def _check_operation(operation: Any, length: int, value: Any, name: str) -> None:
+def _check_operation(operation: Any, length: int, value: Any, name: str, where: str) -> None:
     """The state exists for such a value, and an update keeps its shape and dtype."""
     problem = operation.refuses(value) if hasattr(operation, "refuses") else None
     if problem is None and not hasattr(operation, "refuses"):
@@ -205,7 +118,7 @@ def _check_operation(operation: Any, length: int, value: Any, name: str) -> None
     if problem:
         raise make_error(
             "operation",
-            f"treduce at {here()}: {describe(operation)} can not reduce {name}, "
+            f"treduce at {where}: {describe(operation)} can not reduce {name}, "
             f"{value.dtype}{list(value.shape)} of each microbatch: {problem}",
         )
 
@@ -265,33 +178,50 @@ def treduce_i(
       JaxppError: `operation` does not match the result ("operation"), `length` < 1
         ("microbatch"), `schedule` is no schedule ("schedule").
     """
-    length = _check_length(length)
+    return run_loop(fun, fun, _check_length(length), schedule, operation, here())
+
+
+def run_loop(
+    body: Callable[[jax.Array], Any],
+    fun: Callable[..., Any],
+    length: int,
+    schedule: BaseSchedule,
+    operation: Any,
+    where: str,
+) -> Any:
+    """A loop of `body(i)`, which runs the user's `fun`; `where` is the line to name."""
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
             "schedule",
-            f"treduce at {here()}: schedule={describe(schedule)}; expected an object such as "
+            f"treduce at {where}: schedule={describe(schedule)}; expected an object such as "
             "Interleaved1F1B(num_stages, mpmd_dim) or of your subclass of BaseSchedule",
         )
 
-    where = here()
-
     def run_body(i: jax.Array) -> Any:
-        result = fun(i)
+        result = body(i)
         check_arrays(result, f"treduce at {where}: the function's result")
         return result
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
-    body, result = jax.make_jaxpr(run_body, return_shape=True)(index)
-    operations = _match_operations(operation, result, length)
-    jaxpr = without_constants(drop_unused(body.jaxpr))
+    name_after(run_body, fun, (index,), {})
+    with noting_marks() as bound:
+        closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
+    operations = _match_operations(operation, result, length, where)
     outs = loop_p.bind(
-        *body.consts,
-        body=ClosedJaxpr(jaxpr, ()),
+        *closed.consts,
+        body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
         length=length,
         schedule=schedule,
         operations=operations,
+        where=where,
+        mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
     )
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _stages_of(schedule: Any) -> int | None:
+    stages = getattr(schedule, "num_stages", None)
+    return stages if isinstance(stages, int) and stages > 0 else None
 
 
 def _microbatch_count(xs: Any, axis: int) -> int:
@@ -367,4 +297,4 @@ def treduce(
 
         return fun(jax.tree.map(cut, xs))
 
-    return treduce_i(run_one, length, schedule, operation)
+    return run_loop(run_one, fun, length, schedule, operation, here())

@@ -23,8 +23,9 @@ from jaxpp.cross import place_p
 from jaxpp.custom_calls import check_equation
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import is_unspecified, user_line
+from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.operations import Operation, kind_of
-from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.primitives import loop_p
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
 
@@ -319,7 +320,9 @@ class _Builder:
 
     def add_loop(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         params = eqn.params
-        where = where_of(eqn)
+        where = params["where"]
+        if params["mistake"]:
+            raise make_error("stage-marks", f"treduce at {where}: {params['mistake']}")
         if self.outside is not None:
             raise make_error(
                 "unsupported",
