@@ -17,12 +17,14 @@ from jaxpp.errors import (
     make_error,
     shorten,
 )
+from jaxpp.jax_internals import name_after
 from jaxpp.mesh import MpmdMesh
 
 __all__ = [
     "Call",
     "Options",
     "Signature",
+    "TracedArgument",
     "compiler_options_of",
     "memory_limits_of",
     "plugin_of",
@@ -34,8 +36,9 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `mpmd_jit_with_loop` was given."""
+    """What `mpmd_jit_with_loop` or `mpmd_jit_by_yield` was given."""
 
+    who: str  # which of them
     mesh: MpmdMesh
     in_specs: Any
     out_specs: Any
@@ -73,6 +76,7 @@ class Signature:
     """Which arguments are static or donated, and what they are called."""
 
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
+        self.who = options.who
         self.names, self.variadic = _parameters(fun)
         self.static_nums = self._numbers(
             "static", options.static_argnums, options.static_argnames
@@ -86,7 +90,7 @@ class Signature:
         if both:
             raise make_error(
                 "invalid-argument",
-                f"mpmd_jit_with_loop: argument {both[0]} is both static and donated; expected "
+                f"{self.who}: argument {both[0]} is both static and donated; expected "
                 "at most one of them, for only arrays can be donated",
             )
 
@@ -96,14 +100,14 @@ class Signature:
             if not isinstance(n, int) or not (self.variadic or -count <= n < count):
                 raise make_error(
                     "invalid-argument",
-                    f"mpmd_jit_with_loop: {kind}_argnums has {n!r}; expected numbers from 0 to "
+                    f"{self.who}: {kind}_argnums has {n!r}; expected numbers from 0 to "
                     f"{count - 1} of the arguments ({', '.join(self.names)})",
                 )
         for n in names:
             if not isinstance(n, str) or not (self.variadic or n in self.names):
                 raise make_error(
                     "invalid-argument",
-                    f"mpmd_jit_with_loop: {kind}_argnames has {n!r}; expected names of the "
+                    f"{self.who}: {kind}_argnames has {n!r}; expected names of the "
                     f"arguments ({', '.join(self.names)})",
                 )
         named = {self.names.index(n) for n in names if n in self.names}
@@ -129,9 +133,17 @@ class Signature:
                     f"static argument {name}: expected something hashable, found "
                     f"{shorten(value)} of type {type(value).__name__}",
                 ) from None
+        hint = ". Name an argument that is none, such as a mode, in static_argnames"
         for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
             if not isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
-                check_arrays(leaf, f"argument {name}")
+                check_arrays(leaf, f"argument {name}", hint)
+
+    def traced(self, call: Call) -> tuple[str, Any] | None:
+        """The name and value of the first argument that is a traced value."""
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
+            return None
+        named = zip(self.describe(call)[0], call.leaves, strict=True)
+        return next(pair for pair in named if isinstance(pair[1], jax.core.Tracer))
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         static_args = tuple((i, a) for i, a in enumerate(args) if i in self.static_nums)
@@ -172,6 +184,12 @@ class Signature:
         for position, value in static[0]:
             merged.insert(position, value)
         return merged, {**kwargs, **dict(static[1])}
+
+    def name_after(self, run: Callable[..., Any], fun: Callable[..., Any], call: Call) -> None:
+        """Makes JAX's own messages speak of `fun` where it traces `run` on a call's leaves."""
+        args, kwargs = self.merge(call.static, call.args, call.kwargs)
+        nums, names = ([key for key, _ in static] for static in call.static)
+        name_after(run, fun, args, kwargs, nums, names)
 
 
 def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
@@ -247,8 +265,14 @@ def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
+class TracedArgument(Exception):
+    """An argument is a value that JAX traces."""
+
+
 def struct_key(leaf: Any) -> Any:
     if type(leaf) is MpmdArray:
         return leaf._placement.key
+    if isinstance(leaf, jax.core.Tracer):
+        raise TracedArgument
     struct = struct_of(leaf)
     return (tuple(struct.shape), struct.dtype, struct.weak_type)

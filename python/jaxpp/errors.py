@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import traceback
 import warnings
@@ -22,6 +24,7 @@ __all__ = [
     "NanError",
     "annotate",
     "check_arrays",
+    "definition_line",
     "describe",
     "here",
     "make_error",
@@ -60,6 +63,15 @@ def shorten(value: Any, limit: int = 120) -> str:
 def here() -> str:
     """The line of the user's code that is running, as file:line."""
     return current_line() or "?"
+
+
+def definition_line(fun: Any) -> str:
+    """Where the code of a function, method, partial or callable object begins."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    fun = inspect.unwrap(fun)
+    code = getattr(fun, "__code__", None) or getattr(type(fun).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else here()
 
 
 def where_raised(trace: TracebackType | None) -> str:
@@ -122,14 +134,20 @@ def tree_text(tree: Any) -> str:
     return shorten(jax.tree.map(_Leaf, tree), 300)
 
 
-def check_arrays(tree: Any, what: str) -> None:
+def check_arrays(tree: Any, what: str, hint: str = "") -> None:
     """Every leaf is something JAX computes with. Raises JaxppError("invalid-argument")."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             jax.typeof(leaf)
+        except OverflowError:
+            raise make_error(
+                "invalid-argument",
+                f"{what}{jax.tree_util.keystr(path)}: expected a number that fits int32, found "
+                f"{shorten(leaf)}; pass it as a float, or set jax_enable_x64",
+            ) from None
         except TypeError:
             raise make_error(
                 "invalid-argument",
                 f"{what}{jax.tree_util.keystr(path)}: expected an array or a number, found "
-                f"{shorten(leaf)} of type {type(leaf).__name__}",
+                f"{shorten(leaf)} of type {type(leaf).__name__}{hint}",
             ) from None

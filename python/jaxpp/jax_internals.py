@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, effects, source_info_util
+from jax._src import api_util, config, core, effects, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
@@ -36,6 +36,7 @@ __all__ = [
     "exclude_from_user_lines",
     "host_call_targets",
     "is_ordered",
+    "is_tracing",
     "is_unspecified",
     "is_user_file",
     "line_of",
@@ -96,6 +97,11 @@ def settings_key() -> Any:
     finally:
         config.mesh_context_manager.set_local(mesh)
         config.abstract_mesh_context_manager.set_local(abstract_mesh)
+
+
+def is_tracing() -> bool:
+    """Whether the code that runs is being traced, differentiated or vmapped."""
+    return not core.trace_state_clean()
 
 
 # --- Lines of the user's code -----------------------------------------------------------

@@ -21,6 +21,7 @@ from jaxpp.jax_internals import line_of, user_frames
 
 __all__ = [
     "find_mistake",
+    "first_mark",
     "inner_jaxprs",
     "mark_backward_p",
     "mark_p",
@@ -216,6 +217,17 @@ def _holds_marks(jaxpr: Jaxpr) -> bool:
         eqn.primitive in marks or any(map(_holds_marks, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
+
+
+def first_mark(jaxpr: Jaxpr) -> JaxprEqn | None:
+    """The first stage mark, at any depth."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is mark_p:
+            return eqn
+        for inner in inner_jaxprs(eqn):
+            if found := first_mark(inner):
+                return found
+    return None
 
 
 def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str | None:

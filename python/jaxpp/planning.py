@@ -26,10 +26,11 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.primitives import warn_of_marks_without_loop
 from jaxpp.sharding import Specs, infer_specs
 from jaxpp.tracing import FrontLoop, Graph, build_graph
 
-__all__ = ["Traced", "trace_step"]
+__all__ = ["Traced", "name_of", "trace_function", "trace_step"]
 
 
 @dataclasses.dataclass
@@ -87,7 +88,9 @@ def _spec_of(given: Any, what: str) -> PartitionSpec | None:
     )
 
 
-def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: MpmdMesh) -> Any:
+def trace_function(
+    fun: Callable[..., Any], signature: Signature, call: Call, mesh: MpmdMesh
+) -> Any:
     """The step's jaxpr on flat arguments, and the tree of its results."""
     out_trees = []
 
@@ -100,6 +103,7 @@ def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: Mpmd
         out_trees.append(out_tree)
         return outs
 
+    signature.name_after(flat_fun, fun, call)
     structs = [struct_of(leaf) for leaf in call.leaves]
     with mesh.tracing_context():
         try:
@@ -113,6 +117,11 @@ def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: Mpmd
                 f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
             ) from None
     return ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts), out_trees[-1]
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """What a step is called."""
+    return str(getattr(fun, "__name__", "step"))
 
 
 def _output_names(out_tree: Any) -> list[str]:
@@ -208,11 +217,12 @@ def _trace_front(
         leaf.spec if spec is None and _is_of(mesh, leaf) else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
     ]
-    closed, out_tree = _trace(fun, signature, call, mesh)
+    closed, out_tree = trace_function(fun, signature, call, mesh)
+    warn_of_marks_without_loop(closed.jaxpr)
     out_specs = _broadcast_specs(
         options.out_specs, jax.tree.unflatten(out_tree, closed.out_avals), "out_specs"
     )
-    name = getattr(fun, "__name__", "step")
+    name = name_of(fun)
     out_names = _output_names(out_tree)
     return _Front(
         name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs

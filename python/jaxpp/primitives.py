@@ -9,16 +9,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text
-from jaxpp.jax_internals import broadcast_prefix, drop_unused, name_after, without_constants
-from jaxpp.marks import find_mistake, noting_marks
+from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text, warn
+from jaxpp.jax_internals import (
+    broadcast_prefix,
+    drop_unused,
+    name_after,
+    user_line,
+    without_constants,
+)
+from jaxpp.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 
-__all__ = ["loop_p", "run_loop", "treduce", "treduce_i"]
+__all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_loop"]
 
 # A microbatch number is an int32.
 _MOST_MICROBATCHES = 2**31 - 1
@@ -27,8 +33,8 @@ _MOST_MICROBATCHES = 2**31 - 1
 
 # Operands: what the body closes over. Parameters: `body`, a jaxpr from these and the
 # microbatch number to one value of each result; `length`; `schedule`; `operations`, one a
-# result; `where`, the user's line; `mistake`, what is wrong with its marks or None. Results:
-# the states after the last microbatch.
+# result; `title`, what messages call it; `mistake`, what is wrong with its marks or None.
+# Results: the states after the last microbatch.
 loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
@@ -82,14 +88,14 @@ ad.primitive_jvps[loop_p] = _refuse_transform("differentiated", "jax.grad")
 batching.primitive_batchers[loop_p] = _refuse_transform("vmapped", "jax.vmap")
 
 
-def _match_operations(operation: Any, result: Any, length: int, where: str) -> tuple[Any, ...]:
+def _match_operations(operation: Any, result: Any, length: int, title: str) -> tuple[Any, ...]:
     """One operation a leaf of `result`."""
     try:
         per_leaf = broadcast_prefix(operation, result)
     except ValueError:
         raise make_error(
             "operation",
-            f"treduce at {where}: `operation` is no prefix of what the function returns.\n"
+            f"{title}: `operation` is no prefix of what the function returns.\n"
             f"  operation: {tree_text(operation)}\n"
             f"  result:    {tree_text(result)}\n"
             "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
@@ -102,15 +108,15 @@ def _match_operations(operation: Any, result: Any, length: int, where: str) -> t
         if operation is None:
             raise make_error(
                 "operation",
-                f"treduce at {where}: {describe(given)} is no operation; expected Add, Max, "
+                f"{title}: {describe(given)} is no operation; expected Add, Max, "
                 "Concat() or an object with state(n, value) and update(state, value, i)",
             )
-        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), where)
+        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), title)
         operations.append(operation)
     return tuple(operations)
 
 
-def _check_operation(operation: Any, length: int, value: Any, name: str, where: str) -> None:
+def _check_operation(operation: Any, length: int, value: Any, name: str, title: str) -> None:
     """The state exists for such a value, and an update keeps its shape and dtype."""
     problem = operation.refuses(value) if hasattr(operation, "refuses") else None
     if problem is None and not hasattr(operation, "refuses"):
@@ -118,7 +124,7 @@ def _check_operation(operation: Any, length: int, value: Any, name: str, where: 
     if problem:
         raise make_error(
             "operation",
-            f"treduce at {where}: {describe(operation)} can not reduce {name}, "
+            f"{title}: {describe(operation)} can not reduce {name}, "
             f"{value.dtype}{list(value.shape)} of each microbatch: {problem}",
         )
 
@@ -178,7 +184,9 @@ def treduce_i(
       JaxppError: `operation` does not match the result ("operation"), `length` < 1
         ("microbatch"), `schedule` is no schedule ("schedule").
     """
-    return run_loop(fun, fun, _check_length(length), schedule, operation, here())
+    return run_loop(
+        fun, fun, _check_length(length), schedule, operation, f"treduce at {here()}"
+    )
 
 
 def run_loop(
@@ -187,36 +195,59 @@ def run_loop(
     length: int,
     schedule: BaseSchedule,
     operation: Any,
-    where: str,
+    title: str,
 ) -> Any:
-    """A loop of `body(i)`, which runs the user's `fun`; `where` is the line to name."""
+    """A loop of `body(i)`, which runs the user's `fun`.
+
+    `title` is what messages call it, with the user's line: "treduce at FILE:LINE".
+    """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
             "schedule",
-            f"treduce at {where}: schedule={describe(schedule)}; expected an object such as "
+            f"{title}: schedule={describe(schedule)}; expected an object such as "
             "Interleaved1F1B(num_stages, mpmd_dim) or of your subclass of BaseSchedule",
         )
 
     def run_body(i: jax.Array) -> Any:
         result = body(i)
-        check_arrays(result, f"treduce at {where}: the function's result")
+        check_arrays(result, f"{title}: the function's result")
         return result
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
     name_after(run_body, fun, (index,), {})
     with noting_marks() as bound:
         closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
-    operations = _match_operations(operation, result, length, where)
+    operations = _match_operations(operation, result, length, title)
     outs = loop_p.bind(
         *closed.consts,
         body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
         length=length,
         schedule=schedule,
         operations=operations,
-        where=where,
+        title=title,
         mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
     )
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _has_loop(jaxpr: Jaxpr) -> bool:
+    return any(
+        eqn.primitive is loop_p or any(map(_has_loop, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
+    )
+
+
+def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
+    """Warns of a step that has stage marks, but no loop whose stages they could end."""
+    mark = first_mark(jaxpr)
+    if mark is None or _has_loop(jaxpr):
+        return
+    line = user_line(mark.source_info.traceback)
+    warn(
+        f"the stage mark at {line or '?'} stands outside treduce, and the step has no treduce: "
+        "there is no pipeline, ranks compute the same or wait for each other. Run the function "
+        "with the marks in treduce, over microbatches, or use mpmd_jit_by_yield",
+        line,
+    )
 
 
 def _stages_of(schedule: Any) -> int | None:
@@ -297,4 +328,4 @@ def treduce(
 
         return fun(jax.tree.map(cut, xs))
 
-    return run_loop(run_one, fun, length, schedule, operation, here())
+    return run_loop(run_one, fun, length, schedule, operation, f"treduce at {here()}")

@@ -41,6 +41,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "check_count",
 ]
 
 
@@ -115,7 +116,8 @@ def _is_count(value: Any, least: int) -> bool:
         return False
 
 
-def _check_count(what: str, value: Any) -> int:
+def check_count(what: str, value: Any) -> int:
+    """A whole number from 1. Raises JaxppError("schedule") with `what` it is."""
     if not _is_count(value, 1):
         raise make_error(
             "schedule", f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}"
@@ -127,7 +129,7 @@ class BaseSchedule:
     """A schedule of `num_stages` stages. Subclasses define `tasks`."""
 
     def __init__(self, num_stages: int) -> None:
-        self.num_stages = _check_count(f"{type(self).__name__}: num_stages", num_stages)
+        self.num_stages = check_count(f"{type(self).__name__}: num_stages", num_stages)
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         """A list per rank of what it runs in order; None where it waits."""
@@ -261,7 +263,7 @@ class _BuiltIn(BaseSchedule):
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
-        n_mubatches = _check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
+        n_mubatches = check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
         if mpmd_dim != self._ranks:
             raise make_error(
                 "mesh",
@@ -315,7 +317,7 @@ class ZeroBubbleH2(_BuiltIn):
 class _OnRanks(_BuiltIn):
     def __init__(self, num_stages: int, mpmd_dim: int) -> None:
         super().__init__(num_stages)
-        self.mpmd_dim = _check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
+        self.mpmd_dim = check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
 
     @property
     def _ranks(self) -> int:
@@ -506,7 +508,7 @@ class Searched(BaseSchedule):
     ) -> None:
         self._costs = _check_costs(costs)
         super().__init__(len(self._costs))
-        self.mpmd_dim = _check_count("Searched: mpmd_dim", mpmd_dim)
+        self.mpmd_dim = check_count("Searched: mpmd_dim", mpmd_dim)
         counts = {"memory_limit": memory_limit, "activation_bytes": activation_bytes}
         for name, given in counts.items():
             if not isinstance(given, int) or not 0 <= given < 2**63:

@@ -187,7 +187,7 @@ class _Builder:
         self.outside: set[int] | None = None  # in a body: values that do not vary
         self.mark_stages: dict[int, list[int]] = {}  # uid -> stages ended, not yet begun
         self.num_marks = 0
-        self.loop_where: str | None = None  # the line of the loop whose body is walked
+        self.loop_title: str | None = None  # of the loop whose body is walked
         self.recomputing = False
 
     # --- Values ---
@@ -320,14 +320,15 @@ class _Builder:
 
     def add_loop(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         params = eqn.params
-        where = params["where"]
+        title = params["title"]
+        where = title.rpartition(" at ")[2]
         if params["mistake"]:
-            raise make_error("stage-marks", f"treduce at {where}: {params['mistake']}")
+            raise make_error("stage-marks", f"{title}: {params['mistake']}")
         if self.outside is not None:
             raise make_error(
                 "unsupported",
-                f"treduce at {where} stands inside the treduce at {self.loop_where}; expected "
-                "one loop over microbatches around the stages, found two.\n"
+                f"{title} stands inside the {self.loop_title}; expected one loop over "
+                "microbatches around the stages, found two.\n"
                 "Use jax.lax.scan or jax.lax.map for the inner one.",
             )
         body: ClosedJaxpr = params["body"]
@@ -337,7 +338,7 @@ class _Builder:
         length = self.loop_length(schedule, params["length"])
         index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
-        self.outside, self.loop_where = set(range(index)), where
+        self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
         outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
         self.outside = None
