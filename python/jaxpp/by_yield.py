@@ -43,15 +43,15 @@ class _AsMarked:
         if not num_marks:
             raise make_error(
                 "stage-marks",
-                "the function has no stage marks; expected one at the end of each stage "
-                "(mark_stage_end)",
+                "mpmd_jit_by_yield: the function has no stage marks; expected one at the end "
+                "of each stage (mark_stage_end)",
             )
         if num_marks not in (stages, stages - 1):
             raise make_error(
                 "stage-marks",
-                f"target_num_stages={stages}, so expected {stages} stage marks (one at the end "
-                f"of each stage; the last may be left out), found {num_marks}. Leave "
-                "target_num_stages out for as many stages as there are marks",
+                f"mpmd_jit_by_yield: target_num_stages={stages}, so expected {stages} stage "
+                "marks (one at the end of each stage; the last may be left out), found "
+                f"{num_marks}. Leave it out for as many stages as there are marks",
             )
         return OnePass(stages, mpmd_dim).build(n_mubatches, mpmd_dim)
 

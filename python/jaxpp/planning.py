@@ -56,8 +56,26 @@ class Traced:
         return self.plan.text()
 
 
-def _broadcast_specs(given: Any, tree: Any, what: str) -> list[Any]:
-    """One spec or None a leaf."""
+def _refuse_pipeline_axis(spec: Any, what: str, mesh: MpmdMesh) -> None:
+    if not isinstance(spec, PartitionSpec):
+        return
+    axis = mesh.mpmd_axis_name
+    named = [a for part in spec for a in (part if isinstance(part, tuple) else (part,))]
+    if axis not in named:
+        return
+    others = [repr(a) for a in mesh.jax_mesh.axis_names if a != axis]
+    raise make_error(
+        "sharding",
+        f"{what}: {spec} names {axis!r}, the pipeline axis of the mesh, along which nothing is "
+        "sharded: each value lives whole on the ranks of the stages that use it; expected "
+        + (f"axes of a rank's mesh: {', '.join(others)}" if others else "P()"),
+    )
+
+
+def _broadcast_specs(
+    given: Any, tree: Any, what: str, names: list[str], mesh: MpmdMesh
+) -> list[Any]:
+    """One spec or None a leaf; the leaves have these names."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | MpmdSharding)
@@ -74,6 +92,8 @@ def _broadcast_specs(given: Any, tree: Any, what: str) -> list[Any]:
             f"  {what}: {tree_text(given)}\n"
             f"  {whose}: {tree_text(tree)}",
         ) from None
+    for spec, name in zip(found, names, strict=False):
+        _refuse_pipeline_axis(spec, f"{what} of {name}", mesh)
     return [_spec_of(spec, what) for spec in found]
 
 
@@ -211,7 +231,7 @@ def _trace_front(
 ) -> _Front:
     mesh = options.mesh
     names, _ = signature.describe(call)
-    in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs")
+    in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs", names, mesh)
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
         leaf.spec if spec is None and _is_of(mesh, leaf) else spec
@@ -219,11 +239,9 @@ def _trace_front(
     ]
     closed, out_tree = trace_function(fun, signature, call, mesh)
     warn_of_marks_without_loop(closed.jaxpr)
-    out_specs = _broadcast_specs(
-        options.out_specs, jax.tree.unflatten(out_tree, closed.out_avals), "out_specs"
-    )
-    name = name_of(fun)
-    out_names = _output_names(out_tree)
+    name, out_names = name_of(fun), _output_names(out_tree)
+    results = jax.tree.unflatten(out_tree, closed.out_avals)
+    out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
     return _Front(
         name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs
     )

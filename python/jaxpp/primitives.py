@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text, warn
@@ -25,6 +25,8 @@ from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 
 __all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_loop"]
+
+_DEFAULT = (Concat(), Add)  # operations: of a loss, and of its gradients
 
 # A microbatch number is an int32.
 _MOST_MICROBATCHES = 2**31 - 1
@@ -163,7 +165,7 @@ def treduce_i(
     fun: Callable[[jax.Array], Any],
     length: int,
     schedule: BaseSchedule,
-    operation: Any = (Concat(), Add),
+    operation: Any = _DEFAULT,
 ) -> Any:
     """Runs `fun(i)` for every microbatch i under a schedule, and reduces its results.
 
@@ -196,10 +198,12 @@ def run_loop(
     schedule: BaseSchedule,
     operation: Any,
     title: str,
+    note: str | None = None,
 ) -> Any:
     """A loop of `body(i)`, which runs the user's `fun`.
 
-    `title` is what messages call it, with the user's line: "treduce at FILE:LINE".
+    `title` is what messages call it, with the user's line: "treduce at FILE:LINE". `note` is
+    added to what `fun` raises.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
@@ -215,9 +219,16 @@ def run_loop(
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
     name_after(run_body, fun, (index,), {})
-    with noting_marks() as bound:
-        closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
+    try:
+        with noting_marks() as bound:
+            closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
+    except (TypeError, ValueError, IndexError) as error:
+        if note:
+            error.add_note(f"{title}: {note}")
+        raise
     operations = _match_operations(operation, result, length, title)
+    if operation is _DEFAULT:
+        _warn_of_stacked_gradients(closed, result, operations, title)
     outs = loop_p.bind(
         *closed.consts,
         body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
@@ -248,6 +259,32 @@ def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
         "with the marks in treduce, over microbatches, or use mpmd_jit_by_yield",
         line,
     )
+
+
+def _warn_of_stacked_gradients(
+    closed: ClosedJaxpr, result: Any, operations: tuple[Any, ...], title: str
+) -> None:
+    """Warns of gradients like what the body closes over that go into a `Concat`."""
+    weights = {(jnp.shape(c), jax.typeof(c).dtype) for c in closed.consts}
+    made_by = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    for (path, value), out, operation in zip(
+        leaves, closed.jaxpr.outvars, operations, strict=True
+    ):
+        like_a_weight = value.shape and (value.shape, value.dtype) in weights
+        eqn = None if isinstance(out, Literal) else made_by.get(out)
+        if not (like_a_weight and eqn and type(operation) is Concat):
+            continue
+        if "transpose(" in str(eqn.source_info.name_stack):
+            warn(
+                f"{title}: result{jax.tree_util.keystr(path)}, {value.dtype}"
+                f"{list(value.shape)}, looks like the gradient of a weight, and the default "
+                "operation=(Concat(), Add) stacks it for all microbatches: it stacks the first "
+                "part of the result and sums the second. Return (loss, grads), or say "
+                "operation=Add",
+                title.rpartition(" at ")[2],
+            )
+            return
 
 
 def _stages_of(schedule: Any) -> int | None:
@@ -296,12 +333,25 @@ def _microbatch_count(xs: Any, axis: int) -> int:
     )
 
 
+def _note_of_microbatches(xs: Any, length: int, axis: int) -> str | None:
+    """What a microbatch is, where one seems to be a single example."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(xs)]
+    if min(map(len, shapes)) > 2:
+        return None
+    texts = [str(list(shape)) for shape in itertools.islice(dict.fromkeys(shapes), 4)]
+    return (
+        f"it cuts xs, arrays of {', '.join(texts)}, along axis={axis} into {length} "
+        "microbatches. If the function expects several examples in a microbatch, give xs an "
+        "axis for them: x.reshape(num_microbatches, -1, *x.shape[1:])"
+    )
+
+
 def treduce(
     fun: Callable[[Any], Any],
     xs: Any,
     schedule: BaseSchedule,
     axis: int = 0,
-    operation: Any = (Concat(), Add),
+    operation: Any = _DEFAULT,
 ) -> Any:
     """Runs `fun` on every microbatch of `xs` under a schedule, and reduces its results.
 
@@ -319,6 +369,7 @@ def treduce(
       JaxppError: as `treduce_i`; sizes along `axis` differ ("microbatch").
     """
     length = _microbatch_count(xs, axis)
+    title = f"treduce at {here()}"
 
     def run_one(i: jax.Array) -> Any:
         def cut(x: Any) -> jax.Array:
@@ -328,4 +379,5 @@ def treduce(
 
         return fun(jax.tree.map(cut, xs))
 
-    return run_loop(run_one, fun, length, schedule, operation, f"treduce at {here()}")
+    note = _note_of_microbatches(xs, length, axis)
+    return run_loop(run_one, fun, length, schedule, operation, title, note)

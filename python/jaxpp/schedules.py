@@ -16,8 +16,10 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+import jax
+
 from jaxpp import _core
-from jaxpp.errors import make_error, shorten
+from jaxpp.errors import JaxppError, make_error, shorten
 
 __all__ = [
     "BaseSchedule",
@@ -125,6 +127,22 @@ def check_count(what: str, value: Any) -> int:
     return operator.index(value)
 
 
+def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> JaxppError:
+    """A schedule is for another number of ranks than the mesh has."""
+    more = ""
+    devices = jax.devices()
+    if len(devices) < ranks and devices[0].platform == "cpu":
+        more = (
+            f'. For {ranks} CPU devices call jax.config.update("jax_num_cpu_devices", {ranks}) '
+            f"before JAX is first used; it has {len(devices)} now"
+        )
+    return make_error(
+        "mesh",
+        f"schedule {what} {ranks} ranks, but the mesh has {mpmd_dim} along its pipeline axis; "
+        f"give both the same size{instead}{more}",
+    )
+
+
 class BaseSchedule:
     """A schedule of `num_stages` stages. Subclasses define `tasks`."""
 
@@ -156,11 +174,7 @@ class BaseSchedule:
                 f"rank, found {shorten(rows)}",
             )
         if len(rows) != mpmd_dim:
-            raise make_error(
-                "mesh",
-                f"schedule {name} lists tasks for {len(rows)} ranks, but the mesh has "
-                f"{mpmd_dim} along its pipeline axis; give both the same size",
-            )
+            raise _other_size(f"{name} lists tasks for", len(rows), mpmd_dim)
         flat = [_flatten_row(name, rank, row) for rank, row in enumerate(rows)]
         schedule = _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
         schedule.verify()
@@ -265,15 +279,21 @@ class _BuiltIn(BaseSchedule):
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
         n_mubatches = check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
         if mpmd_dim != self._ranks:
-            raise make_error(
-                "mesh",
-                f"schedule {type(self).__name__} of {self.num_stages} stages runs on "
-                f"{self._ranks} ranks, but the mesh has {mpmd_dim} along its pipeline "
-                "axis; give both the same size",
-            )
+            what = f"{type(self).__name__} of {self.num_stages} stages runs on"
+            raise _other_size(what, self._ranks, mpmd_dim, self._several_a_rank(mpmd_dim))
         return _core.Schedule.build(
             self.core_name, self.num_stages, mpmd_dim, n_mubatches, self.fuse_steady_state
         )
+
+    def _several_a_rank(self, mpmd_dim: int) -> str:
+        """The schedule that runs as many stages on fewer ranks, as advice."""
+        if self._ranks != self.num_stages or mpmd_dim < 2 or self.num_stages % mpmd_dim:
+            return ""
+        name = {"GPipe": "InterleavedGPipe", "ZeroBubble": "InterleavedZeroBubble"}.get(
+            type(self).__name__, "Interleaved1F1B"
+        )
+        several = self.num_stages // mpmd_dim
+        return f", or {name}({self.num_stages}, {mpmd_dim}), which runs {several} stages a rank"
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         """A list per rank of what it runs in order; None where it waits."""
@@ -392,11 +412,13 @@ class V1F1B(_OnRanks):
 
 
 def _check_size(name: str, what: str, expected: int, found: int) -> None:
-    if expected != found:
-        kind = "mesh" if what == "ranks" else "microbatch"
-        raise make_error(
-            kind, f"schedule {name} is for {expected} {what}, found {found}; use as many"
-        )
+    if expected == found:
+        return
+    if what == "ranks":
+        raise _other_size(f"{name} is for", expected, found)
+    raise make_error(
+        "microbatch", f"schedule {name} is for {expected} {what}, found {found}; use as many"
+    )
 
 
 class OnePass(BaseSchedule):

@@ -434,11 +434,15 @@ class _Builder:
                 if hidden is None:
                     continue
                 is_loop = hidden.primitive is loop_p
+                runs = "which runs it a number of times that the pipeline can not see"
+                remedy = _WRITE_OUT[is_loop]
+                if eqn.primitive.name == "shard_map":
+                    runs = "which runs it once on each device"
+                    remedy = f"Call {'treduce' if is_loop else 'mark_stage_end'} outside of it."
                 raise make_error(
                     "unsupported" if is_loop else "stage-marks",
                     f"{'treduce' if is_loop else 'stage mark'} at {where_of(hidden)} stands "
-                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, which runs it a number "
-                    "of times that the pipeline can not see.\n" + _WRITE_OUT[is_loop],
+                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, {runs}.\n{remedy}",
                 )
 
 
