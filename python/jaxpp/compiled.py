@@ -311,7 +311,7 @@ def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None
         (path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     path.mkdir(parents=True, exist_ok=True)
-    write("graph.jpp", traced.graph.core.text())
+    write("graph.jpp", traced.graph.core.text(traced.specs.value_bytes))
     write("partition.txt", traced.staged.text())
     write("program.txt", traced.plan.text())
     write("check.txt", traced.proof)

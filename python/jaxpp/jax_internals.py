@@ -6,6 +6,9 @@ release breaks something. All of it was run with jax 0.10.2, 0.11.0 and 0.11.2.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
 import math
 import re
 import sys
@@ -15,13 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, core, effects, source_info_util
+from jax._src import api_util, config, core, effects, pjit, source_info_util
+from jax._src import shard_map as shard_map_internals
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import Jaxpr, JaxprEqn
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
@@ -29,6 +33,7 @@ from jaxlib.mlir.dialects import stablehlo
 __all__ = [
     "LoweredModule",
     "broadcast_prefix",
+    "context_mesh",
     "current_line",
     "drop_unused",
     "drop_unused_outputs",
@@ -103,6 +108,71 @@ def is_tracing() -> bool:
     """Whether the code that runs is being traced, differentiated or vmapped."""
     return not core.trace_state_clean()
 
+
+# --- The context mesh -------------------------------------------------------------------
+
+# While a step is traced: the whole mesh, and a rank's, which it stands for.
+_meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVar(
+    "meant", default=None
+)
+
+
+@contextlib.contextmanager
+def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]:
+    """Whatever `jax.set_mesh` said, the context mesh is `mesh`, abstractly, or none.
+
+    `jax.set_mesh` changes more than names: new arrays go to all its devices, and arrays of
+    others are refused. Where the function that is traced inside names `whole`, it means
+    `mesh`.
+    """
+    abstract = None if mesh is None else mesh.abstract_mesh
+    abstract_before = config.abstract_mesh_context_manager.swap_local(abstract)
+    devices_before = config.device_context.swap_local(None)
+    token = _meant.set(None if mesh is None or whole is None else (whole, mesh))
+    try:
+        yield
+    finally:
+        _meant.reset(token)
+        config.device_context.set_local(devices_before)
+        config.abstract_mesh_context_manager.set_local(abstract_before)
+
+
+def _meant_mesh(mesh: Any) -> Any:
+    meant = _meant.get()
+    if meant is None or not isinstance(mesh, Mesh | AbstractMesh):
+        return mesh
+    whole, rank = meant
+    same_axes = set(mesh.axis_names) <= set(whole.axis_names)
+    return rank if same_axes and mesh.abstract_mesh != rank.abstract_mesh else mesh
+
+
+def _meant_sharding(sharding: Any) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh = _meant_mesh(sharding.mesh)
+    return sharding if mesh is sharding.mesh else sharding.update(mesh=mesh)
+
+
+def _replace_argument(
+    module: Any, name: str, position: int, replace: Callable[[Any], Any]
+) -> None:
+    """Makes `module.name` replace the argument at `position` before it does its work."""
+    function = getattr(module, name)
+
+    @functools.wraps(function)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        if _meant.get() is None:
+            return function(*args, **kwargs)
+        args = (*args[:position], replace(args[position]), *args[position + 1 :])
+        return function(*args, **kwargs)
+
+    setattr(module, name, replaced)
+
+
+# Where shard_map, with_sharding_constraint and jit, and reshard look at what they were given.
+_replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
+_replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
+_replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
 
 # --- Lines of the user's code -----------------------------------------------------------
 

@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import LoweredModule
+from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.lowering import run_op
 from jaxpp.mesh import MpmdMesh
-from jaxpp.tracing import SUM, FrontLoop, Graph, physical_type
+from jaxpp.tracing import FrontLoop, Graph, physical_type
 
 __all__ = ["Specs", "infer_specs"]
 
@@ -145,7 +145,9 @@ def _propagate(
         out_shardings=shardings(wanted, out_specs),
     )
     avals = [[graph.avals[v] for v in values] for values in (args, wanted)]
-    specs = LoweredModule(jitted.lower(*structs)).propagated_specs(*avals, lowering_mesh)
+    with context_mesh(lowering_mesh):
+        module = LoweredModule(jitted.lower(*structs))
+    specs = module.propagated_specs(*avals, lowering_mesh)
     found: dict[int, PartitionSpec] = {}
     for values, of_values in zip((args, wanted), specs, strict=True):
         found.update(zip(values, of_values, strict=True))
@@ -205,34 +207,15 @@ def infer_specs(
     }
     if lowering_mesh.size == 1:
         return Specs({**given_in, **given_out}, None)
+    origins = staged.origins()
     crossing = _crossing_values(staged)
-    wanted = sorted(v for v in crossing if v in graph.avals)
-    by_value = _propagate(graph, mesh, given_in, given_out, wanted)
-    by_value.update(given_in)
-    by_value.update(given_out)
-    avals = dict(graph.avals)
-    _spread_to_made_values(graph, staged, by_value, avals)
-    value_bytes = [0] * staged.num_values()
-    for value in crossing:
-        value_bytes[value] = _shard_bytes(by_value[value], avals[value], lowering_mesh)
-    return Specs(by_value, value_bytes)
-
-
-def _spread_to_made_values(
-    graph: Graph,
-    staged: _core.Staged,
-    by_value: dict[int, PartitionSpec],
-    avals: dict[int, Any],
-) -> None:
-    """What the planner made has the sharding of the result that it is a part of."""
-    for loop, result, _, init, state, after, final in staged.accumulators():
-        output = graph.loops[loop].first_output + result
-        for value in (init, state, after, final):
-            by_value[value] = by_value[output]
-            avals[value] = avals[output]
-    for task in staged.tasks():
-        for op in task[5]:
-            kind, _, _, inputs, first, _ = staged.op(op)
-            if kind == SUM and first not in by_value:
-                by_value[first] = by_value[inputs[0]]
-                avals[first] = avals[inputs[0]]
+    wanted = sorted({origins[v] for v in crossing})
+    by_origin = _propagate(graph, mesh, given_in, given_out, wanted)
+    by_origin.update(given_in)
+    by_origin.update(given_out)
+    by_value = [by_origin.get(origin) for origin in origins]
+    value_bytes = [
+        _shard_bytes(spec, graph.avals[origin], lowering_mesh) if spec is not None else 0
+        for spec, origin in zip(by_value, origins, strict=True)
+    ]
+    return Specs({v: spec for v, spec in enumerate(by_value) if spec is not None}, value_bytes)
