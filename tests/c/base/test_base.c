@@ -145,6 +145,15 @@ static void test_dtype_names_round_trip(void** state) {
   assert_int_equal(jpp_dtype_parse("f33", 3), JPP_DTYPE_INVALID);
 }
 
+static void test_small_types_are_packed_on_a_device(void** state) {
+  (void)state;
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_U2, 5), 2);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_S4, 5), 3);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_F4E2M1FN, 4), 2);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_BOOL, 5), 5);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_C128, 5), 80);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_status_carries_code_and_context),
@@ -155,6 +164,7 @@ int main(void) {
       cmocka_unit_test(test_vec_grows_and_keeps_its_elements),
       cmocka_unit_test(test_str_quotes_and_reports_lost_memory),
       cmocka_unit_test(test_dtype_names_round_trip),
+      cmocka_unit_test(test_small_types_are_packed_on_a_device),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -63,7 +63,7 @@ static void test_host_array_survives_the_round_trip(void** state) {
     assert_int_equal(shape.dims[1], 3);
     size_t size = 0;
     ASSERT_OK(jpp_client_buffer_size(client, buffer, &size));
-    assert_int_equal(size, bytes);
+    assert_int_equal(size, jpp_dtype_device_bytes(kDtypes[d], 6));
     unsigned char back[sizeof(data)] = {0};
     ASSERT_OK(jpp_client_buffer_read(client, buffer, back, bytes));
     assert_memory_equal(back, data, bytes);
