@@ -278,10 +278,18 @@ def _repeated_text(marks: list[_Mark], each: int, stages: int) -> str:
     calls = [marks[k * each].calls for k in range(times)]
     lines = dict.fromkeys(line_of(frames[0]) for frames in calls if frames)
     called = f", called at {' and '.join(itertools.islice(lines, 4))}" if lines else ""
+    remedy = (
+        "Run it once on all its inputs, stacked: jnp.concatenate([a, b]), and jnp.split its "
+        "result"
+    )
+    if all(marks[k * each].follows for k in range(1, times)):
+        total = times * stages
+        remedy = (
+            f"Each run needs the one before, so these are {total} stages: give the schedule as "
+            f"many, several on a rank, as with Interleaved1F1B({total}, num_ranks)"
+        )
     return (
         f"the schedule has {stages} stages, so expected {stages} stage marks, found "
         f"{len(marks)}: the function with the marks at {marks[0].line} runs {times} times for "
-        f"a microbatch{called}; expected it to run once.\n"
-        "Run it once on all its inputs, stacked: jnp.concatenate([a, b]), and jnp.split its "
-        "result"
+        f"a microbatch{called}; expected it to run once.\n{remedy}"
     )

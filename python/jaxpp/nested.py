@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxpp.errors import here, make_error
 from jaxpp.jax_internals import without_constants
 
-__all__ = ["bind_step"]
+__all__ = ["bind_step", "refuse_traced", "step_p"]
 
 # Operands: what the step's function closes over, then its arguments, flat. Parameters: `body`,
 # a jaxpr from these to its results; `name` of the function; `where` it is called.
@@ -39,9 +39,9 @@ def _refuse(what: str) -> Callable[..., Any]:
     return refuse
 
 
-_traced = _refuse("called inside jax.jit, jax.lax.scan or another step")
-step_p.def_impl(_traced)
-mlir.register_lowering(step_p, lambda ctx, *args, **params: _traced(**params))
+refuse_traced = _refuse("called inside jax.jit, jax.lax.scan or another step")
+step_p.def_impl(refuse_traced)
+mlir.register_lowering(step_p, lambda ctx, *args, **params: refuse_traced(**params))
 ad.primitive_jvps[step_p] = _refuse("differentiated (jax.grad, jax.jvp)")
 batching.primitive_batchers[step_p] = _refuse("vmapped")
 

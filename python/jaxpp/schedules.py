@@ -204,7 +204,7 @@ def _declared(given: Any) -> str:
     """A method as it was written, as far as that can be told."""
     if not inspect.ismethod(given):
         return shorten(given)
-    return f"`def {given.__name__}{inspect.signature(given.__func__)}`"
+    return f"`def {given.__name__}({', '.join(inspect.signature(given.__func__).parameters)})`"
 
 
 def _is_list(value: Any) -> bool:

@@ -24,6 +24,7 @@ from jaxpp.custom_calls import check_equation
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import is_unspecified, user_line
 from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.nested import refuse_traced, step_p
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p
 
@@ -428,6 +429,8 @@ class _Builder:
 
     @staticmethod
     def _refuse_hidden_marks(eqn: JaxprEqn) -> None:
+        if eqn.primitive is step_p:
+            refuse_traced(**eqn.params)
         for param in eqn.params.values():
             for inner in _jaxprs_in(param):
                 hidden = _holds(inner, _MARKS | {loop_p})
