@@ -286,7 +286,7 @@ def trace_step(
         None if is_auto(loop.schedule) else _build_schedule(loop, ranks) for loop in graph.loops
     ]
     limits = options.memory_limits
-    schedules, founds = find_schedules(graph, given, ranks, limits, run_trial)
+    schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
     traced = front.plan(graph, schedules, donated, limits)
     for found in founds:
         found.peak_bytes = [peak for _, peak, _ in traced.plan.summary()]
