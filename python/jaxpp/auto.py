@@ -140,8 +140,8 @@ def shared_cores(mesh: MpmdMesh) -> str:
     if devices[0].platform != "cpu" or len(devices) <= cores:
         return ""
     return (
-        f"measured a task at a time; {len(devices)} devices share {cores} cores here, so a step "
-        "takes longer than this says"
+        f"measured a task at a time; {len(devices)} devices share {cores} cores here, so a "
+        "step takes longer than this says"
     )
 
 

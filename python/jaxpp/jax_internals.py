@@ -18,13 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, core, effects, pjit, source_info_util
+from jax._src import api_util, config, effects, pjit, source_info_util
+from jax._src import core as jax_core
+from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_internals
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.tree_util import broadcast_prefix
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
@@ -33,6 +35,7 @@ from jaxlib.mlir.dialects import stablehlo
 __all__ = [
     "LoweredModule",
     "broadcast_prefix",
+    "changed_jaxpr",
     "context_mesh",
     "current_line",
     "drop_unused",
@@ -48,6 +51,7 @@ __all__ = [
     "name_after",
     "serialized_compile_options",
     "settings_key",
+    "stacked_aval",
     "user_frames",
     "user_line",
     "without_constants",
@@ -77,6 +81,18 @@ def without_constants(jaxpr: Jaxpr) -> Jaxpr:
     return pe.convert_constvars_jaxpr(jaxpr)
 
 
+def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
+    """A jaxpr with other `invars`, `outvars` or `eqns`, of which debug information is
+    forgotten."""
+    names = closed.jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+def stacked_aval(aval: Any, length: int) -> Any:
+    """The abstract value of `length` such values along a new first axis."""
+    return jax_core.unmapped_aval(length, 0, aval)
+
+
 def is_unspecified(sharding: Any) -> bool:
     """Whether a jit says nothing about the sharding of an argument or result."""
     return sharding is UNSPECIFIED or sharding is None
@@ -87,29 +103,10 @@ def is_ordered(effect: Any) -> bool:
     return effects.ordered_effects.contains(effect)
 
 
-# --- JAX's settings ---------------------------------------------------------------------
-
-
-def settings_key() -> Any:
-    """Equal while JAX would trace and lower a function to the same program.
-
-    What `jax.jit` keys on, without the mesh that is around the call: a step brings its own.
-    """
-    mesh = config.mesh_context_manager.swap_local(())
-    abstract_mesh = config.abstract_mesh_context_manager.swap_local(None)
-    try:
-        return config.trace_context(), config.default_prng_impl.value
-    finally:
-        config.mesh_context_manager.set_local(mesh)
-        config.abstract_mesh_context_manager.set_local(abstract_mesh)
-
-
-def is_tracing() -> bool:
-    """Whether the code that runs is being traced, differentiated or vmapped."""
-    return not core.trace_state_clean()
-
-
 # --- The context mesh -------------------------------------------------------------------
+
+# Where JAX keeps the context mesh: `config` until 0.10.2, then `mesh`.
+_contexts = mesh_lib if hasattr(mesh_lib, "abstract_mesh_context_manager") else config
 
 # While a step is traced: the whole mesh, and a rank's, which it stands for.
 _meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVar(
@@ -125,16 +122,16 @@ def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]
     others are refused. Where the function that is traced inside names `whole`, it means
     `mesh`.
     """
-    abstract = None if mesh is None else mesh.abstract_mesh
-    abstract_before = config.abstract_mesh_context_manager.swap_local(abstract)
-    devices_before = config.device_context.swap_local(None)
+    abstract = mesh_lib.empty_abstract_mesh if mesh is None else mesh.abstract_mesh
+    abstract_before = _contexts.abstract_mesh_context_manager.swap_local(abstract)
+    devices_before = _contexts.device_context.swap_local(mesh_lib.empty_concrete_mesh)
     token = _meant.set(None if mesh is None or whole is None else (whole, mesh))
     try:
         yield
     finally:
         _meant.reset(token)
-        config.device_context.set_local(devices_before)
-        config.abstract_mesh_context_manager.set_local(abstract_before)
+        _contexts.device_context.set_local(devices_before)
+        _contexts.abstract_mesh_context_manager.set_local(abstract_before)
 
 
 def _meant_mesh(mesh: Any) -> Any:
@@ -173,6 +170,29 @@ def _replace_argument(
 _replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
 _replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
 _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
+
+# --- JAX's settings ---------------------------------------------------------------------
+
+
+def settings_key() -> Any:
+    """Equal while JAX would trace and lower a function to the same program.
+
+    What `jax.jit` keys on, without the mesh that is around the call: a step brings its own.
+    """
+    mesh = config.mesh_context_manager.swap_local(())
+    no_mesh = mesh_lib.empty_abstract_mesh
+    abstract_mesh = _contexts.abstract_mesh_context_manager.swap_local(no_mesh)
+    try:
+        return config.trace_context(), config.default_prng_impl.value
+    finally:
+        config.mesh_context_manager.set_local(mesh)
+        _contexts.abstract_mesh_context_manager.set_local(abstract_mesh)
+
+
+def is_tracing() -> bool:
+    """Whether the code that runs is being traced, differentiated or vmapped."""
+    return not jax_core.trace_state_clean()
+
 
 # --- Lines of the user's code -----------------------------------------------------------
 
@@ -244,8 +264,12 @@ def serialized_compile_options(
     """A CompileOptionsProto for one SPMD program on these devices, or for any one device."""
     options = xla_client.CompileOptions()
     build = options.executable_build_options
-    if user_options:
-        options.env_option_overrides = list(user_options.items())
+    overrides = dict(user_options or {})
+    if len(device_ids) > 1 and jax.__version_info__ >= (0, 11):
+        # On there; a module in portable form is then refused its use, with a line in the
+        # plugin's log for each task.
+        overrides.setdefault("xla_enable_hlo_sharding_v3", False)
+    options.env_option_overrides = list(overrides.items())
     if len(device_ids) == 1:
         options.compile_portable_executable = True
         return options.SerializeAsString()

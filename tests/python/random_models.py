@@ -400,6 +400,7 @@ def run_case(case: Case, steps: int = 3) -> None:
     mesh = make_mesh(case.ranks, **case.axes)
     ours, plain = _pipelined(case, mesh), _plain(case)
     tolerance = 1e-4 if case.dtype == "float32" else 6e-2
+    loose = 3 * tolerance  # of the optimizer state, in which gradients are squared
     state = case.transform.init(case.params)
     a = b = (case.params, state)
     if "arrays on the mesh" in case.options:
@@ -417,7 +418,8 @@ def run_case(case: Case, steps: int = 3) -> None:
         expected = plain(*b, case.batch, case.extra)
         for name in expected:
             worst = difference(found[name], expected[name])
-            assert worst < tolerance, f"{name} of step {n} differs by {worst:.3g}"
+            allowed = loose if name == "state" else tolerance
+            assert worst < allowed, f"{name} of step {n} differs by {worst:.3g}"
         a = found["params"], found["state"]
         b = expected["params"], expected["state"]
 
