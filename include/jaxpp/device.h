@@ -107,16 +107,18 @@ JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                          jpp_executable_t** out_executable) JPP_MUST_USE;
 
 typedef enum jpp_cache_outcome {
-  JPP_CACHE_LOADED,    // from the folder
-  JPP_CACHE_KEPT,      // compiled, and left in the folder
-  JPP_CACHE_NOT_KEPT,  // compiled; it could not be written, or the driver can not
+  JPP_CACHE_LOADED,       // from the folder
+  JPP_CACHE_KEPT,         // compiled, and left in the folder
+  JPP_CACHE_NOT_KEPT,     // compiled; the driver has no form of it for a file
+  JPP_CACHE_NOT_WRITTEN,  // compiled; the file could not be written (disk full, ...)
 } jpp_cache_outcome_t;
 
 // The same through a folder of compiled programs: loads what an earlier call, maybe of
 // another process, left there under `key`, or else compiles and leaves it. `key` stands
 // for all that the compiled code depends on (program, options, plugin, processor) and is
-// part of a file's name. A file that is damaged or that the plugin refuses is compiled
-// again and replaced; any number of processes may use a folder.
+// part of a file's name. A file that is damaged, that names another key or that the
+// plugin refuses is compiled again and replaced, as is what is no regular file; any
+// number of processes may use a folder.
 JPP_API jpp_status_t* jpp_client_compile_cached(
     jpp_client_t* client, const jpp_compile_request_t* request, const char* folder,
     const char* key, jpp_executable_t** out_executable,

@@ -5,9 +5,10 @@ from jaxpp.auto import Auto
 from jaxpp.by_yield import mpmd_jit_by_yield
 from jaxpp.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
 from jaxpp.errors import JaxppError, NanError
+from jaxpp.marks import mark_stage_end, pipeline_enter_stage
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
-from jaxpp.primitives import mark_stage_end, pipeline_enter_stage, treduce, treduce_i
+from jaxpp.primitives import treduce, treduce_i
 from jaxpp.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
 from jaxpp.schedules import (
     V1F1B,

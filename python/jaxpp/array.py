@@ -376,6 +376,12 @@ class MpmdArray:
 
     def __format__(self, spec: str) -> str:
         """A scalar formats as its number, so that a loss reads well in a message."""
-        if self.shape == () and not self._value.deleted:
+        if self.shape == () and not (self._value.deleted and not spec):
             return format(self.item(), spec)
-        return format(repr(self), spec)
+        if not spec:
+            return repr(self)
+        raise make_error(
+            "invalid-argument",
+            f"format of an MpmdArray as {spec!r}: expected a scalar, found shape {self.shape}; "
+            "format its elements, x[0], or np.asarray(x)",
+        )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
 from jaxpp.call import memory_limits_of
 from jaxpp.errors import JaxppError, annotate, make_error
+from jaxpp.mesh import MpmdMesh
 from jaxpp.schedules import BaseSchedule, FusedTask, OnePass, Task
 from jaxpp.tracing import Graph
 
@@ -34,6 +36,7 @@ class Found:
     tried: int
     costs: list[tuple[float, float, float]]  # of a stage: forward, input, weight gradient
     peak_bytes: list[int]  # of each rank, on each device; known once the step is planned
+    assumes: str  # what the times leave out of account here; "" if nothing is known
 
     def __str__(self) -> str:
         stages, ranks, microbatches = self.schedule.sizes()
@@ -52,6 +55,8 @@ class Found:
             )
         for rank, peak in enumerate(self.peak_bytes):
             lines.append(f"rank {rank} keeps at most {peak} bytes")
+        if self.assumes:
+            lines.append(self.assumes)
         return "\n".join(lines)
 
 
@@ -128,6 +133,18 @@ def _one_pass(loop: Any, ranks: int, length: int) -> _core.Schedule:
     return OnePass(loop.num_marks, ranks, split=True).build(length, ranks)
 
 
+def shared_cores(mesh: MpmdMesh) -> str:
+    """What the measured times leave out of account on CPU devices, or ""."""
+    devices = list(mesh.jax_mesh.devices.flat)
+    cores = len(os.sched_getaffinity(0))
+    if devices[0].platform != "cpu" or len(devices) <= cores:
+        return ""
+    return (
+        f"measured a task at a time; {len(devices)} devices share {cores} cores here, so a "
+        "step takes longer than this says"
+    )
+
+
 def _search(
     auto: Auto, at: int, graph: Graph, like: _core.Plan, schedules: Any, limits: Any, costs: Any
 ) -> Found:
@@ -135,7 +152,7 @@ def _search(
         found = like.search(graph.core, at, schedules, costs, limits, auto.seconds)
     except JaxppError as error:
         raise annotate(error, f"loop at {graph.loops[at].where}") from None
-    return Found(*found, costs, [])
+    return Found(*found, costs, [], "")
 
 
 def _placeholders(
@@ -151,7 +168,7 @@ def _placeholders(
 def find_schedules(
     graph: Graph,
     given: list[_core.Schedule | None],
-    ranks: int,
+    mesh: MpmdMesh,
     memory_limits: list[int] | None,
     measure: Callable[[list[_core.Schedule]], tuple[_core.Plan, list[Any]]],
 ) -> tuple[list[_core.Schedule], list[Found]]:
@@ -160,6 +177,7 @@ def find_schedules(
     `measure` plans and runs a trial of the step under schedules of its loops; it gives the
     plan, and for each loop the costs of its stages.
     """
+    ranks = mesh.mpmd_dim
     schedules = _placeholders(graph, given, ranks, lambda _, length: length)
     measured = None
     founds = []
@@ -172,6 +190,7 @@ def find_schedules(
             measured = measured or measure(_placeholders(graph, given, ranks, trial_length))
             plan, costs = measured
             auto._known[key] = _search(auto, at, graph, plan, schedules, limits, costs[at])
+            auto._known[key].assumes = shared_cores(mesh)
             _log.info("loop at %s: %s", loop.where, auto._known[key])
         auto.found = auto._known[key]
         schedules[at] = auto.found.schedule

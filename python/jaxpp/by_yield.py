@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxpp import _core
-from jaxpp.errors import make_error
+from jaxpp.errors import definition_line, make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.primitives import treduce_i
-from jaxpp.schedules import OnePass
-from jaxpp.step import mpmd_jit_with_loop
+from jaxpp.primitives import run_loop
+from jaxpp.schedules import OnePass, check_count
+from jaxpp.step import check_function, make_function, mpmd_jit_with_loop
 
 __all__ = ["mpmd_jit_by_yield"]
 
@@ -39,11 +40,18 @@ class _AsMarked:
 
     def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
         stages = self.target_num_stages or num_marks
-        if not stages:
+        if not num_marks:
             raise make_error(
                 "stage-marks",
                 "mpmd_jit_by_yield: the function has no stage marks; expected one at the end "
                 "of each stage (mark_stage_end)",
+            )
+        if num_marks not in (stages, stages - 1):
+            raise make_error(
+                "stage-marks",
+                f"mpmd_jit_by_yield: target_num_stages={stages}, so expected {stages} stage "
+                "marks (one at the end of each stage; the last may be left out), found "
+                f"{num_marks}. Leave it out for as many stages as there are marks",
             )
         return OnePass(stages, mpmd_dim).build(n_mubatches, mpmd_dim)
 
@@ -74,17 +82,23 @@ def mpmd_jit_by_yield(
     Raises:
       JaxppError: as `mpmd_jit_with_loop`.
     """
+    unknown = options.keys() - inspect.signature(mpmd_jit_with_loop).parameters.keys()
+    if unknown:
+        raise TypeError(
+            f"mpmd_jit_by_yield() got an unexpected keyword argument {min(unknown)!r}"
+        )
+    if target_num_stages is not None:
+        what = "mpmd_jit_by_yield: target_num_stages"
+        target_num_stages = check_count(what, target_num_stages)
     if fun is None:
         options.update(mpmd_mesh=mpmd_mesh, target_num_stages=target_num_stages)
         return functools.partial(mpmd_jit_by_yield, **options)
-    if not isinstance(mpmd_mesh, MpmdMesh):
-        raise make_error(
-            "mesh", f"mpmd_jit_by_yield: mpmd_mesh={mpmd_mesh!r}; expected an MpmdMesh"
-        )
+    check_function("mpmd_jit_by_yield", fun, mpmd_mesh)
+    title = f"mpmd_jit_by_yield of the function at {definition_line(fun)}"
     schedule = _AsMarked(target_num_stages)
 
     @functools.wraps(fun)
     def one_pass(*args: Any, **kwargs: Any) -> Any:
-        return treduce_i(lambda i: fun(*args, **kwargs), 1, schedule, _Last())
+        return run_loop(lambda i: fun(*args, **kwargs), fun, 1, schedule, _Last(), title)
 
-    return mpmd_jit_with_loop(one_pass, mpmd_mesh, **options)
+    return make_function("mpmd_jit_by_yield", one_pass, mpmd_mesh, **options)

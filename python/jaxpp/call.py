@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,15 +17,28 @@ from jaxpp.errors import (
     make_error,
     shorten,
 )
+from jaxpp.jax_internals import name_after
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Call", "Options", "Signature", "memory_limits_of", "struct_key", "struct_of"]
+__all__ = [
+    "Call",
+    "Options",
+    "Signature",
+    "TracedArgument",
+    "compiler_options_of",
+    "memory_limits_of",
+    "plugin_of",
+    "static_key",
+    "struct_key",
+    "struct_of",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `mpmd_jit_with_loop` was given."""
+    """What `mpmd_jit_with_loop` or `mpmd_jit_by_yield` was given."""
 
+    who: str  # which of them
     mesh: MpmdMesh
     in_specs: Any
     out_specs: Any
@@ -32,7 +46,7 @@ class Options:
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]
     donate_argnames: tuple[str, ...]
-    compiler_options: dict[str, Any] | None
+    compiler_options: dict[str, Any]
     plugin: str | None
     memory_limits: list[int] | None  # bytes of each device, a rank each
 
@@ -62,6 +76,7 @@ class Signature:
     """Which arguments are static or donated, and what they are called."""
 
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
+        self.who = options.who
         self.names, self.variadic = _parameters(fun)
         self.static_nums = self._numbers(
             "static", options.static_argnums, options.static_argnames
@@ -75,7 +90,7 @@ class Signature:
         if both:
             raise make_error(
                 "invalid-argument",
-                f"mpmd_jit_with_loop: argument {both[0]} is both static and donated; expected "
+                f"{self.who}: argument {both[0]} is both static and donated; expected "
                 "at most one of them, for only arrays can be donated",
             )
 
@@ -85,14 +100,14 @@ class Signature:
             if not isinstance(n, int) or not (self.variadic or -count <= n < count):
                 raise make_error(
                     "invalid-argument",
-                    f"mpmd_jit_with_loop: {kind}_argnums has {n!r}; expected numbers from 0 to "
+                    f"{self.who}: {kind}_argnums has {n!r}; expected numbers from 0 to "
                     f"{count - 1} of the arguments ({', '.join(self.names)})",
                 )
         for n in names:
             if not isinstance(n, str) or not (self.variadic or n in self.names):
                 raise make_error(
                     "invalid-argument",
-                    f"mpmd_jit_with_loop: {kind}_argnames has {n!r}; expected names of the "
+                    f"{self.who}: {kind}_argnames has {n!r}; expected names of the "
                     f"arguments ({', '.join(self.names)})",
                 )
         named = {self.names.index(n) for n in names if n in self.names}
@@ -118,13 +133,21 @@ class Signature:
                     f"static argument {name}: expected something hashable, found "
                     f"{shorten(value)} of type {type(value).__name__}",
                 ) from None
+        hint = ". Name an argument that is none, such as a mode, in static_argnames"
         for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
             if not isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
-                check_arrays(leaf, f"argument {name}")
+                check_arrays(leaf, f"argument {name}", hint)
+
+    def traced(self, call: Call) -> tuple[str, Any] | None:
+        """The name and value of the first argument that is a traced value."""
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
+            return None
+        named = zip(self.describe(call)[0], call.leaves, strict=True)
+        return next(pair for pair in named if isinstance(pair[1], jax.core.Tracer))
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         static_args = tuple((i, a) for i, a in enumerate(args) if i in self.static_nums)
-        static_kwargs = tuple((k, v) for k, v in kwargs.items() if k in self.static_names)
+        static_kwargs = tuple((k, kwargs[k]) for k in sorted(kwargs.keys() & self.static_names))
         dynamic = tuple(a for i, a in enumerate(args) if i not in self.static_nums)
         named = {k: v for k, v in kwargs.items() if k not in self.static_names}
         leaves, tree = jax.tree.flatten((dynamic, named))
@@ -162,6 +185,12 @@ class Signature:
             merged.insert(position, value)
         return merged, {**kwargs, **dict(static[1])}
 
+    def name_after(self, run: Callable[..., Any], fun: Callable[..., Any], call: Call) -> None:
+        """Makes JAX's own messages speak of `fun` where it traces `run` on a call's leaves."""
+        args, kwargs = self.merge(call.static, call.args, call.kwargs)
+        nums, names = ([key for key, _ in static] for static in call.static)
+        name_after(run, fun, args, kwargs, nums, names)
+
 
 def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
     """A memory_limit= as bytes for each rank; None: no limit."""
@@ -178,6 +207,56 @@ def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
     )
 
 
+def static_key(value: Any) -> Any:
+    """Equal for static arguments that are the same in type, too: 1, 1.0 and True are three."""
+    if isinstance(value, tuple):
+        return (type(value), *map(static_key, value))
+    # Numbers that are equal may differ: 0.0 and -0.0; and a NaN is not equal to itself.
+    return (float, value.hex()) if type(value) is float else (type(value), value)
+
+
+def plugin_of(given: Any, who: str) -> str | None:
+    """A plugin= as the path of a file; None: not given."""
+    if given is None:
+        return None
+    try:
+        path = os.fsdecode(given)
+    except TypeError:
+        path = "\0"
+    if "\0" not in path:
+        return path
+    raise make_error(
+        "invalid-argument",
+        f"{who}: plugin={shorten(given)}; expected the path of a PJRT plugin, a .so file",
+    )
+
+
+def compiler_options_of(given: Any, who: str) -> dict[str, Any]:
+    """A compiler_options= as a dict of its own."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise make_error(
+            "invalid-argument",
+            f"{who}: compiler_options={shorten(given)}; expected a dict from the names of "
+            "XLA's options to their values",
+        )
+    for name, value in given.items():
+        if not isinstance(name, str) or not name.isprintable():
+            raise make_error(
+                "invalid-argument",
+                f"{who}: compiler_options has the name {shorten(name)}; expected text, the "
+                'name of an option of XLA such as "xla_backend_optimization_level"',
+            )
+        if not isinstance(value, str | bool | int | float | np.bool_ | np.number):
+            raise make_error(
+                "invalid-argument",
+                f"{who}: compiler_options[{name!r}]={shorten(value)}; expected text, True, "
+                "False or a number",
+            )
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+
+
 def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """The abstract value of an argument's leaf."""
     if isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
@@ -186,8 +265,14 @@ def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
+class TracedArgument(Exception):
+    """An argument is a value that JAX traces."""
+
+
 def struct_key(leaf: Any) -> Any:
     if type(leaf) is MpmdArray:
         return leaf._placement.key
+    if isinstance(leaf, jax.core.Tracer):
+        raise TracedArgument
     struct = struct_of(leaf)
     return (tuple(struct.shape), struct.dtype, struct.weak_type)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxpp import _core
-from jaxpp.errors import make_error, where_raised
+from jaxpp.errors import make_error, plain_text, raised_text, where_raised
 from jaxpp.jax_internals import LoweredModule, element_type_name, is_ordered
 
 __all__ = ["TARGET", "check_callback", "redirect_callbacks"]
@@ -56,7 +56,7 @@ class _Function:
             raise
         except BaseException as error:
             where = where_raised(error.__traceback__)
-            return f"the callback raised {type(error).__name__}: {error} (at {where})"
+            return plain_text(f"the callback raised {raised_text(error)} (at {where})")
         return None
 
 

@@ -32,7 +32,7 @@ def folder() -> str | None:
         return None
     try:
         os.makedirs(path, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
         _log.warning("compilation cache %s: %s; nothing is kept", path, error)
         return None
     return path
@@ -55,6 +55,13 @@ def plugin_key(path: str, version: str) -> str:
     return f"{version} {info.st_size} {info.st_mtime_ns}"
 
 
+def _xla_flags() -> str:
+    """XLA_FLAGS, which the plugin reads as well, without those that change no code."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    no_code = ("--xla_force_host_platform_device_count=", "--xla_dump_")
+    return " ".join(flag for flag in flags if not flag.startswith(no_code))
+
+
 def key_of(module: str, options: bytes, plugin: str) -> str:
     """The name of a compiled task.
 
@@ -65,7 +72,8 @@ def key_of(module: str, options: bytes, plugin: str) -> str:
       plugin: of `plugin_key`.
     """
     digest = hashlib.sha256()
-    for part in (module.encode(), options, plugin.encode(), _processor().encode()):
+    texts = (module, plugin, _processor(), _xla_flags())
+    for part in (options, *(text.encode(errors="surrogatepass") for text in texts)):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

@@ -17,7 +17,7 @@ from jaxpp.call import Options
 from jaxpp.compilation_cache import folder, key_of
 from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
-from jaxpp.errors import JaxppError, make_error
+from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
@@ -48,6 +48,7 @@ class _Compiler:
             traced.graph, traced.staged, options.mesh, specs, devices.platform
         )
         self.cache_folder = folder()
+        self.all_written = True  # to that folder; by any of the pool's threads
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
@@ -74,10 +75,13 @@ class _Compiler:
 
     def _compile(self, lowered: LoweredTask, options: bytes) -> _core.Executable:
         # The code of a callback names an address of this process.
-        folder = None if lowered.callbacks else self.cache_folder
-        key = folder and key_of(lowered.text(), options, self.devices.plugin_key)
+        folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
+        key = key_of(lowered.text(), options, self.devices.plugin_key) if folder else None
         compile_ = self.devices.client.compile
-        return compile_(lowered.code, options, lowered.callbacks, folder, key)
+        executable, written = compile_(lowered.code, options, lowered.callbacks, folder, key)
+        if not written:
+            self.all_written = False
+        return executable
 
     def _result(
         self, task: Any, future: concurrent.futures.Future[_core.Executable]
@@ -96,13 +100,20 @@ class _Compiler:
                 self._submit(pool, task, row)
                 for task, row in zip(tasks, donations, strict=True)
             ]
-            return [
+            executables = [
                 None if future is None else self._result(task, future)
                 for task, future in zip(tasks, found, strict=True)
             ]
         finally:
             # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
             pool.shutdown(wait=False, cancel_futures=True)
+        if not self.all_written:
+            warn(
+                f"compilation cache {self.cache_folder}: compiled tasks could not be written "
+                "there and are not kept; expected a folder with space that this process may "
+                "write to (jax_compilation_cache_dir)"
+            )
+        return executables
 
 
 def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
@@ -289,14 +300,23 @@ def _dump(traced: Traced, compiler: _Compiler) -> None:
     folder = os.environ.get("JPP_DUMP")
     if not folder:
         return
-    path = pathlib.Path(folder)
+    try:
+        _write_dump(pathlib.Path(folder), traced, compiler)
+    except (OSError, ValueError) as error:
+        warn(f"JPP_DUMP={folder!r}: {error}; the rest is not written")
+
+
+def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None:
+    def write(name: str, text: str) -> None:
+        (path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+
     path.mkdir(parents=True, exist_ok=True)
-    (path / "graph.jpp").write_text(traced.graph.core.text(traced.specs.value_bytes))
-    (path / "partition.txt").write_text(traced.staged.text())
-    (path / "program.txt").write_text(traced.plan.text())
-    (path / "check.txt").write_text(traced.proof)
+    write("graph.jpp", traced.graph.core.text(traced.specs.value_bytes))
+    write("partition.txt", traced.staged.text())
+    write("program.txt", traced.plan.text())
+    write("check.txt", traced.proof)
     for i, schedule in enumerate(traced.schedules):
-        (path / f"schedule{i or ''}.txt").write_text(schedule.text())
+        write(f"schedule{i or ''}.txt", schedule.text())
     for task, row in zip(traced.staged.tasks(), traced.plan.donations(), strict=True):
         if task[5]:
-            (path / f"{task[0]}.mlir").write_text(compiler.lowerer.lower(task, row).text())
+            write(f"{task[0]}.mlir", compiler.lowerer.lower(task, row).text())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import traceback
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -21,11 +24,15 @@ __all__ = [
     "NanError",
     "annotate",
     "check_arrays",
+    "definition_line",
     "describe",
     "here",
     "make_error",
+    "plain_text",
+    "raised_text",
     "shorten",
     "tree_text",
+    "warn",
     "where_raised",
 ]
 
@@ -46,13 +53,25 @@ def annotate(error: JaxppError, context: str) -> JaxppError:
 
 def shorten(value: Any, limit: int = 120) -> str:
     """A value as text that fits into a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a user's own __repr__
+        text = f"<{type(value).__name__}, whose repr() fails>"
     return text if len(text) <= limit else text[:limit] + "..."
 
 
 def here() -> str:
     """The line of the user's code that is running, as file:line."""
     return current_line() or "?"
+
+
+def definition_line(fun: Any) -> str:
+    """Where the code of a function, method, partial or callable object begins."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    fun = inspect.unwrap(fun)
+    code = getattr(fun, "__code__", None) or getattr(type(fun).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else here()
 
 
 def where_raised(trace: TracebackType | None) -> str:
@@ -65,7 +84,34 @@ def where_raised(trace: TracebackType | None) -> str:
     return lines[-1] if lines else "?"
 
 
+_warned: dict[Any, Any] = {}
+
+
+def warn(message: str, line: str | None = None) -> None:
+    """A UserWarning at the line of the user's code that is running, or at `line`; once.
+
+    `warnings.filterwarnings` decides on it as on any other.
+    """
+    name, _, number = (line or here()).rpartition(":")
+    if not number.isdigit():
+        name, number = "jaxpp", "1"
+    warnings.warn_explicit(message, UserWarning, name, int(number), registry=_warned)
+
+
 # --- Values in messages -----------------------------------------------------------------
+
+
+def plain_text(text: str) -> str:
+    """Text with what UTF-8 or a C string can not hold escaped."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def raised_text(error: BaseException) -> str:
+    """An exception as its traceback's last line has it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # a user's own __str__
+        return type(error).__name__
 
 
 def describe(value: Any) -> str:
@@ -88,14 +134,20 @@ def tree_text(tree: Any) -> str:
     return shorten(jax.tree.map(_Leaf, tree), 300)
 
 
-def check_arrays(tree: Any, what: str) -> None:
+def check_arrays(tree: Any, what: str, hint: str = "") -> None:
     """Every leaf is something JAX computes with. Raises JaxppError("invalid-argument")."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             jax.typeof(leaf)
+        except OverflowError:
+            raise make_error(
+                "invalid-argument",
+                f"{what}{jax.tree_util.keystr(path)}: expected a number that fits int32, found "
+                f"{shorten(leaf)}; pass it as a float, or set jax_enable_x64",
+            ) from None
         except TypeError:
             raise make_error(
                 "invalid-argument",
                 f"{what}{jax.tree_util.keystr(path)}: expected an array or a number, found "
-                f"{shorten(leaf)} of type {type(leaf).__name__}",
+                f"{shorten(leaf)} of type {type(leaf).__name__}{hint}",
             ) from None

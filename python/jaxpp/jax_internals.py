@@ -11,13 +11,14 @@ import contextvars
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config, effects, pjit, source_info_util
+from jax._src import api_util, config, effects, pjit, source_info_util
 from jax._src import core as jax_core
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_internals
@@ -43,10 +44,15 @@ __all__ = [
     "exclude_from_user_lines",
     "host_call_targets",
     "is_ordered",
+    "is_tracing",
     "is_unspecified",
     "is_user_file",
+    "line_of",
+    "name_after",
     "serialized_compile_options",
+    "settings_key",
     "stacked_aval",
+    "user_frames",
     "user_line",
     "without_constants",
 ]
@@ -165,6 +171,29 @@ _replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
 _replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
 _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
 
+# --- JAX's settings ---------------------------------------------------------------------
+
+
+def settings_key() -> Any:
+    """Equal while JAX would trace and lower a function to the same program.
+
+    What `jax.jit` keys on, without the mesh that is around the call: a step brings its own.
+    """
+    mesh = config.mesh_context_manager.swap_local(())
+    no_mesh = mesh_lib.empty_abstract_mesh
+    abstract_mesh = _contexts.abstract_mesh_context_manager.swap_local(no_mesh)
+    try:
+        return config.trace_context(), config.default_prng_impl.value
+    finally:
+        config.mesh_context_manager.set_local(mesh)
+        _contexts.abstract_mesh_context_manager.set_local(abstract_mesh)
+
+
+def is_tracing() -> bool:
+    """Whether the code that runs is being traced, differentiated or vmapped."""
+    return not jax_core.trace_state_clean()
+
+
 # --- Lines of the user's code -----------------------------------------------------------
 
 
@@ -177,15 +206,48 @@ def is_user_file(name: str) -> bool:
     return source_info_util.is_user_filename(name)
 
 
+def user_frames(traceback: Any) -> list[Any]:
+    """The user's own frames behind a JAX traceback, innermost first; equal if the same call."""
+    return list(source_info_util.user_frames(traceback))
+
+
+def line_of(frame: Any) -> str:
+    """A frame as file:line."""
+    return f"{frame.file_name}:{frame.start_line}" if frame != "?" else frame
+
+
 def user_line(traceback: Any) -> str | None:
     """The user's own line behind a JAX traceback, as file:line."""
     frame = source_info_util.user_frame(traceback)
-    return f"{frame.file_name}:{frame.start_line}" if frame else None
+    return line_of(frame) if frame else None
 
 
 def current_line() -> str | None:
     """The user's own line that is running, as file:line."""
-    return user_line(source_info_util.current().traceback)
+    if line := user_line(source_info_util.current().traceback):
+        return line
+    # JAX's traceback begins where it began to trace.
+    frame = sys._getframe()
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
+
+
+# --- What JAX's own messages call a function --------------------------------------------
+
+
+def name_after(
+    run: Callable[..., Any],
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+) -> None:
+    """Makes JAX, where it traces `run`, speak of `fun` and of its arguments."""
+    names = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+    info = api_util.debug_info("jit", fun, args, kwargs, **names)
+    api_util.save_wrapped_fun_debug_info(run, info)
 
 
 # --- XLA's client -----------------------------------------------------------------------

@@ -39,6 +39,8 @@ class Add:
 
     def refuses(self, value: Any) -> str | None:
         """Why it can not reduce such values; None if it can."""
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return "expected numbers to sum, found PRNG keys; return no keys, or one's key_data"
         if value.dtype == jnp.bool_ or not jnp.issubdtype(value.dtype, jnp.number):
             return "expected numbers to sum; sum x.astype(int), or use Max or Concat()"
         return None

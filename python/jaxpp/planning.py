@@ -25,10 +25,11 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.primitives import warn_of_marks_without_loop
 from jaxpp.sharding import Specs, infer_specs
 from jaxpp.tracing import FrontLoop, Graph, build_graph
 
-__all__ = ["Traced", "trace_step"]
+__all__ = ["Traced", "name_of", "trace_function", "trace_step"]
 
 
 @dataclasses.dataclass
@@ -54,8 +55,26 @@ class Traced:
         return self.plan.text()
 
 
-def _broadcast_specs(given: Any, tree: Any, what: str) -> list[Any]:
-    """One spec or None a leaf."""
+def _refuse_pipeline_axis(spec: Any, what: str, mesh: MpmdMesh) -> None:
+    if not isinstance(spec, PartitionSpec):
+        return
+    axis = mesh.mpmd_axis_name
+    named = [a for part in spec for a in (part if isinstance(part, tuple) else (part,))]
+    if axis not in named:
+        return
+    others = [repr(a) for a in mesh.jax_mesh.axis_names if a != axis]
+    raise make_error(
+        "sharding",
+        f"{what}: {spec} names {axis!r}, the pipeline axis of the mesh, along which nothing is "
+        "sharded: each value lives whole on the ranks of the stages that use it; expected "
+        + (f"axes of a rank's mesh: {', '.join(others)}" if others else "P()"),
+    )
+
+
+def _broadcast_specs(
+    given: Any, tree: Any, what: str, names: list[str], mesh: MpmdMesh
+) -> list[Any]:
+    """One spec or None a leaf; the leaves have these names."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | MpmdSharding)
@@ -72,6 +91,8 @@ def _broadcast_specs(given: Any, tree: Any, what: str) -> list[Any]:
             f"  {what}: {tree_text(given)}\n"
             f"  {whose}: {tree_text(tree)}",
         ) from None
+    for spec, name in zip(found, names, strict=False):
+        _refuse_pipeline_axis(spec, f"{what} of {name}", mesh)
     return [_spec_of(spec, what) for spec in found]
 
 
@@ -86,7 +107,9 @@ def _spec_of(given: Any, what: str) -> PartitionSpec | None:
     )
 
 
-def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: MpmdMesh) -> Any:
+def trace_function(
+    fun: Callable[..., Any], signature: Signature, call: Call, mesh: MpmdMesh
+) -> Any:
     """The step's jaxpr on flat arguments, and the tree of its results."""
     out_trees = []
 
@@ -99,6 +122,7 @@ def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: Mpmd
         out_trees.append(out_tree)
         return outs
 
+    signature.name_after(flat_fun, fun, call)
     structs = [struct_of(leaf) for leaf in call.leaves]
     with mesh.tracing_context():
         try:
@@ -112,6 +136,11 @@ def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: Mpmd
                 f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
             ) from None
     return ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts), out_trees[-1]
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """What a step is called."""
+    return str(getattr(fun, "__name__", "step"))
 
 
 def _output_names(out_tree: Any) -> list[str]:
@@ -214,18 +243,17 @@ def _trace_front(
 ) -> _Front:
     mesh = options.mesh
     names, _ = signature.describe(call)
-    in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs")
+    in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs", names, mesh)
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
         _spec_of_leaf(mesh, leaf) if spec is None else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
     ]
-    closed, out_tree = _trace(fun, signature, call, mesh)
-    out_specs = _broadcast_specs(
-        options.out_specs, jax.tree.unflatten(out_tree, closed.out_avals), "out_specs"
-    )
-    name = getattr(fun, "__name__", "step")
-    out_names = _output_names(out_tree)
+    closed, out_tree = trace_function(fun, signature, call, mesh)
+    warn_of_marks_without_loop(closed.jaxpr)
+    name, out_names = name_of(fun), _output_names(out_tree)
+    results = jax.tree.unflatten(out_tree, closed.out_avals)
+    out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
     return _Front(
         name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs
     )
@@ -258,7 +286,7 @@ def trace_step(
         None if is_auto(loop.schedule) else _build_schedule(loop, ranks) for loop in graph.loops
     ]
     limits = options.memory_limits
-    schedules, founds = find_schedules(graph, given, ranks, limits, run_trial)
+    schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
     traced = front.plan(graph, schedules, donated, limits)
     for found in founds:
         found.peak_bytes = [peak for _, peak, _ in traced.plan.summary()]

@@ -1,4 +1,4 @@
-"""The two things a user writes into a step: stage marks and the loop over microbatches."""
+"""The loop over microbatches, which a user writes into a step."""
 
 from __future__ import annotations
 
@@ -9,104 +9,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text
-from jaxpp.jax_internals import broadcast_prefix, drop_unused, without_constants
+from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text, warn
+from jaxpp.jax_internals import (
+    broadcast_prefix,
+    drop_unused,
+    name_after,
+    user_line,
+    without_constants,
+)
+from jaxpp.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 
-__all__ = [
-    "loop_p",
-    "mark_backward_p",
-    "mark_p",
-    "mark_stage_end",
-    "pipeline_enter_stage",
-    "treduce",
-    "treduce_i",
-]
+__all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_loop"]
 
-# --- Stage marks ------------------------------------------------------------------------
-
-mark_p = Primitive("stage_mark")  # ends a stage's forward
-mark_tangent_p = Primitive("stage_mark_tangent")  # between a mark and its transpose
-mark_backward_p = Primitive("stage_mark_backward")  # begins the stage's backward
-
-_next_uid = itertools.count()
-
-
-def _make_identity(primitive: Primitive) -> None:
-    primitive.multiple_results = True
-    primitive.def_impl(lambda *xs, **params: list(xs))
-    primitive.def_abstract_eval(lambda *avals, **params: list(avals))
-    mlir.register_lowering(primitive, lambda ctx, *xs, **params: list(xs))
-    batching.primitive_batchers[primitive] = lambda xs, dims, **params: (
-        primitive.bind(*xs, **params),
-        dims,
-    )
-
-
-for _primitive in (mark_p, mark_tangent_p, mark_backward_p):
-    _make_identity(_primitive)
-
-
-def _mark_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    outs = mark_p.bind(*primals, **params)
-    live = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-    out_tangents = list(tangents)
-    if live:
-        marked = mark_tangent_p.bind(*(tangents[i] for i in live), **params)
-        for i, tangent in zip(live, marked, strict=True):
-            out_tangents[i] = tangent
-    return outs, out_tangents
-
-
-def _mark_transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
-    live = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
-    results = list(cotangents)
-    if live:
-        marked = mark_backward_p.bind(*(cotangents[i] for i in live), **params)
-        for i, ct in zip(live, marked, strict=True):
-            results[i] = ct
-    return results
-
-
-ad.primitive_jvps[mark_p] = _mark_jvp
-ad.primitive_transposes[mark_tangent_p] = _mark_transpose
-ad.primitive_jvps[mark_tangent_p] = lambda primals, tangents, **params: (
-    mark_tangent_p.bind(*primals, **params),
-    list(tangents),
-)
-ad.primitive_jvps[mark_backward_p] = lambda primals, tangents, **params: (
-    mark_backward_p.bind(*primals, **params),
-    list(tangents),
-)
-
-
-def mark_stage_end(x: Any, name: str | None = None) -> Any:
-    """Ends a pipeline stage: what `x` needs belongs to it, what uses `x` to later ones.
-
-    The identity on any pytree of arrays. A model of S stages has S marks, in order, the
-    last one included. Differentiable (its transpose begins the same stage's backward) and
-    vmappable; outside `treduce` it does nothing.
-
-    Args:
-      x: a pytree of arrays, of any shapes and dtypes.
-      name: a name for error messages; has no other meaning.
-
-    Returns:
-      `x`.
-    """
-    check_arrays(x, f"mark_stage_end at {here()}: x")
-    leaves, tree = jax.tree.flatten(x)
-    if not leaves:
-        return x
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
-    return tree.unflatten(mark_p.bind(*leaves, name=name, uid=next(_next_uid)))
-
-
-pipeline_enter_stage = mark_stage_end
+_DEFAULT = (Concat(), Add)  # operations: of a loss, and of its gradients
 
 # A microbatch number is an int32.
 _MOST_MICROBATCHES = 2**31 - 1
@@ -115,7 +35,8 @@ _MOST_MICROBATCHES = 2**31 - 1
 
 # Operands: what the body closes over. Parameters: `body`, a jaxpr from these and the
 # microbatch number to one value of each result; `length`; `schedule`; `operations`, one a
-# result. Results: the states after the last microbatch.
+# result; `title`, what messages call it; `mistake`, what is wrong with its marks or None.
+# Results: the states after the last microbatch.
 loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
@@ -169,14 +90,14 @@ ad.primitive_jvps[loop_p] = _refuse_transform("differentiated", "jax.grad")
 batching.primitive_batchers[loop_p] = _refuse_transform("vmapped", "jax.vmap")
 
 
-def _match_operations(operation: Any, result: Any, length: int) -> tuple[Any, ...]:
+def _match_operations(operation: Any, result: Any, length: int, title: str) -> tuple[Any, ...]:
     """One operation a leaf of `result`."""
     try:
         per_leaf = broadcast_prefix(operation, result)
     except ValueError:
         raise make_error(
             "operation",
-            f"treduce at {here()}: `operation` is no prefix of what the function returns.\n"
+            f"{title}: `operation` is no prefix of what the function returns.\n"
             f"  operation: {tree_text(operation)}\n"
             f"  result:    {tree_text(result)}\n"
             "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
@@ -189,15 +110,15 @@ def _match_operations(operation: Any, result: Any, length: int) -> tuple[Any, ..
         if operation is None:
             raise make_error(
                 "operation",
-                f"treduce at {here()}: {describe(given)} is no operation; expected Add, Max, "
+                f"{title}: {describe(given)} is no operation; expected Add, Max, "
                 "Concat() or an object with state(n, value) and update(state, value, i)",
             )
-        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path))
+        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), title)
         operations.append(operation)
     return tuple(operations)
 
 
-def _check_operation(operation: Any, length: int, value: Any, name: str) -> None:
+def _check_operation(operation: Any, length: int, value: Any, name: str, title: str) -> None:
     """The state exists for such a value, and an update keeps its shape and dtype."""
     problem = operation.refuses(value) if hasattr(operation, "refuses") else None
     if problem is None and not hasattr(operation, "refuses"):
@@ -205,7 +126,7 @@ def _check_operation(operation: Any, length: int, value: Any, name: str) -> None
     if problem:
         raise make_error(
             "operation",
-            f"treduce at {here()}: {describe(operation)} can not reduce {name}, "
+            f"{title}: {describe(operation)} can not reduce {name}, "
             f"{value.dtype}{list(value.shape)} of each microbatch: {problem}",
         )
 
@@ -244,7 +165,7 @@ def treduce_i(
     fun: Callable[[jax.Array], Any],
     length: int,
     schedule: BaseSchedule,
-    operation: Any = (Concat(), Add),
+    operation: Any = _DEFAULT,
 ) -> Any:
     """Runs `fun(i)` for every microbatch i under a schedule, and reduces its results.
 
@@ -265,33 +186,110 @@ def treduce_i(
       JaxppError: `operation` does not match the result ("operation"), `length` < 1
         ("microbatch"), `schedule` is no schedule ("schedule").
     """
-    length = _check_length(length)
+    return run_loop(
+        fun, fun, _check_length(length), schedule, operation, f"treduce at {here()}"
+    )
+
+
+def run_loop(
+    body: Callable[[jax.Array], Any],
+    fun: Callable[..., Any],
+    length: int,
+    schedule: BaseSchedule,
+    operation: Any,
+    title: str,
+    note: str | None = None,
+) -> Any:
+    """A loop of `body(i)`, which runs the user's `fun`.
+
+    `title` is what messages call it, with the user's line: "treduce at FILE:LINE". `note` is
+    added to what `fun` raises.
+    """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
             "schedule",
-            f"treduce at {here()}: schedule={describe(schedule)}; expected an object such as "
+            f"{title}: schedule={describe(schedule)}; expected an object such as "
             "Interleaved1F1B(num_stages, mpmd_dim) or of your subclass of BaseSchedule",
         )
 
-    where = here()
-
     def run_body(i: jax.Array) -> Any:
-        result = fun(i)
-        check_arrays(result, f"treduce at {where}: the function's result")
+        result = body(i)
+        check_arrays(result, f"{title}: the function's result")
         return result
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
-    body, result = jax.make_jaxpr(run_body, return_shape=True)(index)
-    operations = _match_operations(operation, result, length)
-    jaxpr = without_constants(drop_unused(body.jaxpr))
+    name_after(run_body, fun, (index,), {})
+    try:
+        with noting_marks() as bound:
+            closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
+    except (TypeError, ValueError, IndexError) as error:
+        if note:
+            error.add_note(f"{title}: {note}")
+        raise
+    operations = _match_operations(operation, result, length, title)
+    if operation is _DEFAULT:
+        _warn_of_stacked_gradients(closed, result, operations, title)
     outs = loop_p.bind(
-        *body.consts,
-        body=ClosedJaxpr(jaxpr, ()),
+        *closed.consts,
+        body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
         length=length,
         schedule=schedule,
         operations=operations,
+        title=title,
+        mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
     )
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _has_loop(jaxpr: Jaxpr) -> bool:
+    return any(
+        eqn.primitive is loop_p or any(map(_has_loop, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
+    )
+
+
+def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
+    """Warns of a step that has stage marks, but no loop whose stages they could end."""
+    mark = first_mark(jaxpr)
+    if mark is None or _has_loop(jaxpr):
+        return
+    line = user_line(mark.source_info.traceback)
+    warn(
+        f"the stage mark at {line or '?'} stands outside treduce, and the step has no treduce: "
+        "there is no pipeline, ranks compute the same or wait for each other. Run the function "
+        "with the marks in treduce, over microbatches, or use mpmd_jit_by_yield",
+        line,
+    )
+
+
+def _warn_of_stacked_gradients(
+    closed: ClosedJaxpr, result: Any, operations: tuple[Any, ...], title: str
+) -> None:
+    """Warns of gradients like what the body closes over that go into a `Concat`."""
+    weights = {(jnp.shape(c), jax.typeof(c).dtype) for c in closed.consts}
+    made_by = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    for (path, value), out, operation in zip(
+        leaves, closed.jaxpr.outvars, operations, strict=True
+    ):
+        like_a_weight = value.shape and (value.shape, value.dtype) in weights
+        eqn = None if isinstance(out, Literal) else made_by.get(out)
+        if not (like_a_weight and eqn and type(operation) is Concat):
+            continue
+        if "transpose(" in str(eqn.source_info.name_stack):
+            warn(
+                f"{title}: result{jax.tree_util.keystr(path)}, {value.dtype}"
+                f"{list(value.shape)}, looks like the gradient of a weight, and the default "
+                "operation=(Concat(), Add) stacks it for all microbatches: it stacks the first "
+                "part of the result and sums the second. Return (loss, grads), or say "
+                "operation=Add",
+                title.rpartition(" at ")[2],
+            )
+            return
+
+
+def _stages_of(schedule: Any) -> int | None:
+    stages = getattr(schedule, "num_stages", None)
+    return stages if isinstance(stages, int) and stages > 0 else None
 
 
 def _microbatch_count(xs: Any, axis: int) -> int:
@@ -335,12 +333,25 @@ def _microbatch_count(xs: Any, axis: int) -> int:
     )
 
 
+def _note_of_microbatches(xs: Any, length: int, axis: int) -> str | None:
+    """What a microbatch is, where one seems to be a single example."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(xs)]
+    if min(map(len, shapes)) > 2:
+        return None
+    texts = [str(list(shape)) for shape in itertools.islice(dict.fromkeys(shapes), 4)]
+    return (
+        f"it cuts xs, arrays of {', '.join(texts)}, along axis={axis} into {length} "
+        "microbatches. If the function expects several examples in a microbatch, give xs an "
+        "axis for them: x.reshape(num_microbatches, -1, *x.shape[1:])"
+    )
+
+
 def treduce(
     fun: Callable[[Any], Any],
     xs: Any,
     schedule: BaseSchedule,
     axis: int = 0,
-    operation: Any = (Concat(), Add),
+    operation: Any = _DEFAULT,
 ) -> Any:
     """Runs `fun` on every microbatch of `xs` under a schedule, and reduces its results.
 
@@ -358,6 +369,7 @@ def treduce(
       JaxppError: as `treduce_i`; sizes along `axis` differ ("microbatch").
     """
     length = _microbatch_count(xs, axis)
+    title = f"treduce at {here()}"
 
     def run_one(i: jax.Array) -> Any:
         def cut(x: Any) -> jax.Array:
@@ -367,4 +379,5 @@ def treduce(
 
         return fun(jax.tree.map(cut, xs))
 
-    return treduce_i(run_one, length, schedule, operation)
+    note = _note_of_microbatches(xs, length, axis)
+    return run_loop(run_one, fun, length, schedule, operation, title, note)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
+import numbers
 import operator
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+import jax
+
 from jaxpp import _core
-from jaxpp.errors import make_error, shorten
+from jaxpp.errors import JaxppError, make_error, shorten
 
 __all__ = [
     "BaseSchedule",
@@ -38,6 +43,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "check_count",
 ]
 
 
@@ -79,9 +85,18 @@ class Task:
 
 
 class FusedTask(tuple):
-    """Tasks that run one right after the other."""
+    """Tasks that run one right after the other: `FusedTask([a, b])`."""
 
     __slots__ = ()
+
+    def __new__(cls, *tasks: Iterable[Task]) -> FusedTask:
+        if len(tasks) == 1 and isinstance(tasks[0], Iterable):
+            return super().__new__(cls, tasks[0])
+        raise make_error(
+            "schedule",
+            f"FusedTask: expected one list of Tasks, as in FusedTask([a, b]), found "
+            f"{', '.join(map(shorten, tasks)) or 'nothing'}",
+        )
 
     def __str__(self) -> str:
         return f"FusedTask({', '.join(str(task) for task in self)})"
@@ -103,7 +118,8 @@ def _is_count(value: Any, least: int) -> bool:
         return False
 
 
-def _check_count(what: str, value: Any) -> int:
+def check_count(what: str, value: Any) -> int:
+    """A whole number from 1. Raises JaxppError("schedule") with `what` it is."""
     if not _is_count(value, 1):
         raise make_error(
             "schedule", f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}"
@@ -111,11 +127,27 @@ def _check_count(what: str, value: Any) -> int:
     return operator.index(value)
 
 
+def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> JaxppError:
+    """A schedule is for another number of ranks than the mesh has."""
+    more = ""
+    devices = jax.devices()
+    if len(devices) < ranks and devices[0].platform == "cpu":
+        more = (
+            f'. For {ranks} CPU devices call jax.config.update("jax_num_cpu_devices", {ranks}) '
+            f"before JAX is first used; it has {len(devices)} now"
+        )
+    return make_error(
+        "mesh",
+        f"schedule {what} {ranks} ranks, but the mesh has {mpmd_dim} along its pipeline axis; "
+        f"give both the same size{instead}{more}",
+    )
+
+
 class BaseSchedule:
     """A schedule of `num_stages` stages. Subclasses define `tasks`."""
 
     def __init__(self, num_stages: int) -> None:
-        self.num_stages = _check_count(f"{type(self).__name__}: num_stages", num_stages)
+        self.num_stages = check_count(f"{type(self).__name__}: num_stages", num_stages)
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         """A list per rank of what it runs in order; None where it waits."""
@@ -132,6 +164,7 @@ class BaseSchedule:
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
+        self._check_subclass(n_mubatches)
         rows = self.tasks(n_mubatches)
         name = type(self).__name__
         if not _is_list(rows) or not all(_is_list(row) for row in rows):
@@ -141,15 +174,37 @@ class BaseSchedule:
                 f"rank, found {shorten(rows)}",
             )
         if len(rows) != mpmd_dim:
-            raise make_error(
-                "mesh",
-                f"schedule {name} lists tasks for {len(rows)} ranks, but the mesh has "
-                f"{mpmd_dim} along its pipeline axis; give both the same size",
-            )
+            raise _other_size(f"{name} lists tasks for", len(rows), mpmd_dim)
         flat = [_flatten_row(name, rank, row) for rank, row in enumerate(rows)]
         schedule = _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
         schedule.verify()
         return schedule
+
+    def _check_subclass(self, n_mubatches: int) -> None:
+        """A user's subclass may forget `super().__init__` or an argument of `tasks`."""
+        name = type(self).__name__
+        if not _is_count(getattr(self, "num_stages", None), 1):
+            raise make_error(
+                "schedule",
+                f"schedule {name}: expected num_stages to be a whole number from 1 to "
+                f"{_LARGEST}, found {shorten(getattr(self, 'num_stages', None))}; call "
+                "super().__init__(num_stages) in its __init__",
+            )
+        try:
+            inspect.signature(self.tasks).bind(n_mubatches)
+        except (TypeError, ValueError):
+            raise make_error(
+                "schedule",
+                f"schedule {name}: tasks({n_mubatches}) can not be called; expected a method "
+                f"`def tasks(self, n_mubatches)`, found {_declared(self.tasks)}",
+            ) from None
+
+
+def _declared(given: Any) -> str:
+    """A method as it was written, as far as that can be told."""
+    if not inspect.ismethod(given):
+        return shorten(given)
+    return f"`def {given.__name__}({', '.join(inspect.signature(given.__func__).parameters)})`"
 
 
 def _is_list(value: Any) -> bool:
@@ -163,16 +218,23 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
             f"{where}: expected a Task, a FusedTask of Tasks, or None, found {shorten(task)}",
         )
     for field in ("stage_id", "mubatch_idx", "latency"):
-        if not _is_count(getattr(task, field), 0):
+        found = getattr(task, field, None)
+        if not _is_count(found, 0):
             raise make_error(
                 "schedule",
-                f"{where}: {field}={shorten(getattr(task, field))}; expected a whole number "
-                f"from 0 to {_LARGEST}",
+                f"{where}: {field}={shorten(found)}; expected a whole number from 0 to "
+                f"{_LARGEST}",
             )
+    kind = getattr(task, "fwd_or_bwd", None)  # a subclass may not have set it
+    if not isinstance(kind, TaskType):
+        raise make_error(
+            "schedule",
+            f"{where}: fwd_or_bwd={shorten(kind)}; expected TaskType.FWD, BWD, BWD_I or BWD_W",
+        )
     # The planner keeps latencies in 16 bits.
     latency = min(operator.index(task.latency), 2**16 - 1)
     stage, microbatch = operator.index(task.stage_id), operator.index(task.mubatch_idx)
-    return (task.fwd_or_bwd.value, joins_next, latency, stage, microbatch)
+    return (kind.value, joins_next, latency, stage, microbatch)
 
 
 def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
@@ -215,17 +277,23 @@ class _BuiltIn(BaseSchedule):
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
-        n_mubatches = _check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
+        n_mubatches = check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
         if mpmd_dim != self._ranks:
-            raise make_error(
-                "mesh",
-                f"schedule {type(self).__name__} of {self.num_stages} stages runs on "
-                f"{self._ranks} ranks, but the mesh has {mpmd_dim} along its pipeline "
-                "axis; give both the same size",
-            )
+            what = f"{type(self).__name__} of {self.num_stages} stages runs on"
+            raise _other_size(what, self._ranks, mpmd_dim, self._several_a_rank(mpmd_dim))
         return _core.Schedule.build(
             self.core_name, self.num_stages, mpmd_dim, n_mubatches, self.fuse_steady_state
         )
+
+    def _several_a_rank(self, mpmd_dim: int) -> str:
+        """The schedule that runs as many stages on fewer ranks, as advice."""
+        if self._ranks != self.num_stages or mpmd_dim < 2 or self.num_stages % mpmd_dim:
+            return ""
+        name = {"GPipe": "InterleavedGPipe", "ZeroBubble": "InterleavedZeroBubble"}.get(
+            type(self).__name__, "Interleaved1F1B"
+        )
+        several = self.num_stages // mpmd_dim
+        return f", or {name}({self.num_stages}, {mpmd_dim}), which runs {several} stages a rank"
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         """A list per rank of what it runs in order; None where it waits."""
@@ -269,7 +337,7 @@ class ZeroBubbleH2(_BuiltIn):
 class _OnRanks(_BuiltIn):
     def __init__(self, num_stages: int, mpmd_dim: int) -> None:
         super().__init__(num_stages)
-        self.mpmd_dim = _check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
+        self.mpmd_dim = check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
 
     @property
     def _ranks(self) -> int:
@@ -344,11 +412,13 @@ class V1F1B(_OnRanks):
 
 
 def _check_size(name: str, what: str, expected: int, found: int) -> None:
-    if expected != found:
-        kind = "mesh" if what == "ranks" else "microbatch"
-        raise make_error(
-            kind, f"schedule {name} is for {expected} {what}, found {found}; use as many"
-        )
+    if expected == found:
+        return
+    if what == "ranks":
+        raise _other_size(f"{name} is for", expected, found)
+    raise make_error(
+        "microbatch", f"schedule {name} is for {expected} {what}, found {found}; use as many"
+    )
 
 
 class OnePass(BaseSchedule):
@@ -372,6 +442,31 @@ class OnePass(BaseSchedule):
         return rows
 
 
+def _read_text(path: Any) -> tuple[str, str]:
+    """A file's name for messages, and what is in it."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise make_error(
+            "schedule", f"CsvSchedule: path={shorten(path)}; expected the path of a CSV file"
+        ) from None
+    try:
+        # The signature that Windows puts in front is none of the text.
+        return name, pathlib.Path(name).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise make_error(
+            "schedule",
+            f"{name}:{line}: expected a CSV file in UTF-8, found the byte "
+            f"0x{error.object[error.start]:02x}",
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        problem = getattr(error, "strerror", None) or error
+        raise make_error(
+            "schedule", f"CsvSchedule: can not read {name!r}: {problem}; expected a CSV file"
+        ) from None
+
+
 class CsvSchedule(BaseSchedule):
     """A schedule in a CSV file as torch.distributed.pipelining reads and writes it.
 
@@ -379,9 +474,8 @@ class CsvSchedule(BaseSchedule):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        with open(self.path, encoding="utf-8", newline="") as file:
-            self._schedule = _core.Schedule.from_csv(self.path, file.read())
+        self.path, text = _read_text(path)
+        self._schedule = _core.Schedule.from_csv(self.path, text)
         stages, self.mpmd_dim, self.n_mubatches = self._schedule.sizes()
         super().__init__(stages)
 
@@ -393,6 +487,25 @@ class CsvSchedule(BaseSchedule):
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         rows = self.build(n_mubatches, self.mpmd_dim).rows()
         return [_unflatten_row(row) for row in rows]
+
+
+def _is_time(given: Any) -> bool:
+    return isinstance(given, numbers.Real) and 0 <= given < 1e30
+
+
+def _check_costs(given: Any) -> list[tuple[float, float, float]]:
+    """Three times of each stage."""
+    try:
+        rows = [tuple(row) for row in given]
+    except TypeError:
+        rows = []
+    if not rows or not all(len(row) == 3 and all(map(_is_time, row)) for row in rows):
+        raise make_error(
+            "schedule",
+            f"Searched: costs={shorten(given)}; expected a list with (forward, input gradient, "
+            "weight gradient) of each stage, numbers from 0 on",
+        )
+    return [(float(f), float(i), float(w)) for f, i, w in rows]
 
 
 class Searched(BaseSchedule):
@@ -415,9 +528,21 @@ class Searched(BaseSchedule):
         latency: float = 0.0,
         seconds: float = 2.0,
     ) -> None:
-        super().__init__(len(costs))
-        self.mpmd_dim = mpmd_dim
-        self._costs = list(costs)
+        self._costs = _check_costs(costs)
+        super().__init__(len(self._costs))
+        self.mpmd_dim = check_count("Searched: mpmd_dim", mpmd_dim)
+        counts = {"memory_limit": memory_limit, "activation_bytes": activation_bytes}
+        for name, given in counts.items():
+            if not isinstance(given, int) or not 0 <= given < 2**63:
+                raise make_error(
+                    "schedule", f"Searched: {name}={shorten(given)}; expected bytes from 0 on"
+                )
+        for name, given in {"latency": latency, "seconds": seconds}.items():
+            if not _is_time(given):
+                raise make_error(
+                    "schedule",
+                    f"Searched: {name}={shorten(given)}; expected a number from 0 on",
+                )
         self._options = (latency, memory_limit, activation_bytes, seconds)
         self._found: dict[int, _core.Schedule] = {}
 

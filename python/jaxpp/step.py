@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import Call, Options, Signature, memory_limits_of, struct_key
+from jaxpp.call import (
+    Call,
+    Options,
+    Signature,
+    TracedArgument,
+    compiler_options_of,
+    memory_limits_of,
+    plugin_of,
+    static_key,
+    struct_key,
+)
 from jaxpp.compiled import CompiledStep
 from jaxpp.devices import devices_for
 from jaxpp.errors import (
     make_error,
     shorten,
 )
+from jaxpp.jax_internals import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
-from jaxpp.planning import Traced, trace_step
+from jaxpp.nested import bind_step
+from jaxpp.planning import Traced, name_of, trace_function, trace_step
 
 __all__ = ["MpmdFunction", "mpmd_jit_with_loop"]
 
@@ -36,17 +49,37 @@ class MpmdFunction:
 
     def _key(self, call: Call) -> Any:
         try:
-            key = (call.static, call.tree, tuple(struct_key(leaf) for leaf in call.leaves))
+            leaves = tuple(struct_key(leaf) for leaf in call.leaves)
+            key = (settings_key(), static_key(call.static), call.tree, leaves)
             hash(key)
-        except TypeError:
+        except (TypeError, OverflowError):
             self._signature.check(call)
             raise
+        except TracedArgument:
+            self._refuse_leaked(call)
+            raise
         return key
+
+    def _refuse_leaked(self, call: Call) -> None:
+        if not is_tracing():
+            name, leaf = self._signature.traced(call) or ("?", None)
+            raise make_error(
+                "invalid-argument",
+                f"argument {name}: expected an array, found {shorten(leaf)}, a value from "
+                "inside a function that JAX traced, which has ended; return it from there",
+            )
+
+    def _bind(self, call: Call) -> Any:
+        """The call on traced values, as one equation."""
+        closed, out_tree = trace_function(self._fun, self._signature, call, self._options.mesh)
+        return out_tree.unflatten(bind_step(name_of(self._fun), closed, call.leaves))
 
     def _compile(self, call: Call) -> CompiledStep:
         _core.check_process()
         if self._compiled:
-            _log.debug("%s: new shapes, dtypes or statics: tracing again", self._fun)
+            _log.debug(
+                "%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun
+            )
         traced = self._trace(call)
         devices = devices_for(self._options.mesh, self._options.plugin)
         return CompiledStep(traced, devices, self._options)
@@ -70,17 +103,32 @@ class MpmdFunction:
 
         A loop under `Auto` is measured for it.
         """
-        call = self._signature.split(args, kwargs)
+        call = self._concrete(args, kwargs)
         self._key(call)  # refuses what can not be an argument
         return self._trace(call)
 
     def compile(self, *args: Any, **kwargs: Any) -> BoundStep:
         """The step compiled for these arguments (arrays or ShapeDtypeStructs)."""
-        return BoundStep(self, self._get(self._signature.split(args, kwargs)))
+        return BoundStep(self, self._get(self._concrete(args, kwargs)))
+
+    def _concrete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        call = self._signature.split(args, kwargs)
+        if traced := self._signature.traced(call):
+            raise make_error(
+                "invalid-argument",
+                f"step {name_of(self._fun)}: argument {traced[0]}: expected an array or a "
+                f"jax.ShapeDtypeStruct to compile for, found {shorten(traced[1])}, a value "
+                "that JAX traces",
+            )
+        return call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.split(args, kwargs)
-        return self._get(call).run_leaves(call.leaves)
+        try:
+            compiled = self._get(call)
+        except TracedArgument:
+            return self._bind(call)
+        return compiled.run_leaves(call.leaves)
 
 
 class BoundStep:
@@ -97,11 +145,11 @@ class BoundStep:
         return getattr(self.compiled, name)
 
 
-def _one_of(way: str, specs: Any, shardings: Any) -> Any:
+def _one_of(who: str, way: str, specs: Any, shardings: Any) -> Any:
     if specs is not None and shardings is not None:
         raise make_error(
             "invalid-argument",
-            f"mpmd_jit_with_loop: expected {way}_specs or {way}_shardings, found both",
+            f"{who}: expected {way}_specs or {way}_shardings, found both",
         )
     return shardings if specs is None else specs
 
@@ -110,6 +158,48 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     return (given,) if isinstance(given, int | str) else tuple(given)
+
+
+def check_function(who: str, fun: Any, mpmd_mesh: Any) -> None:
+    if not isinstance(mpmd_mesh, MpmdMesh):
+        raise make_error("mesh", f"{who}: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh")
+    if not callable(fun):
+        raise make_error("invalid-argument", f"{who}: fun={shorten(fun)}; expected a function")
+
+
+def make_function(
+    who: str,
+    fun: Callable[..., Any],
+    mpmd_mesh: Any,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    donate_argnums: Any = None,
+    donate_argnames: Any = None,
+    compiler_options: Any = None,
+    plugin: Any = None,
+    memory_limit: Any = None,
+) -> MpmdFunction:
+    """What `who`, a function of the API, makes of its arguments, which it has not checked."""
+    check_function(who, fun, mpmd_mesh)
+    options = Options(
+        who,
+        mpmd_mesh,
+        _one_of(who, "in", in_specs, in_shardings),
+        _one_of(who, "out", out_specs, out_shardings),
+        _as_tuple(static_argnums),
+        _as_tuple(static_argnames),
+        _as_tuple(donate_argnums),
+        _as_tuple(donate_argnames),
+        compiler_options_of(compiler_options, who),
+        plugin_of(plugin, who),
+        memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, who),
+    )
+    return MpmdFunction(fun, options)
 
 
 def mpmd_jit_with_loop(
@@ -125,7 +215,7 @@ def mpmd_jit_with_loop(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
     compiler_options: dict[str, Any] | None = None,
-    plugin: str | None = None,
+    plugin: str | os.PathLike[str] | None = None,
     memory_limit: int | Sequence[int] | None = None,
 ) -> Any:
     """Makes a pipeline of a training step that has a `treduce` in it.
@@ -156,28 +246,7 @@ def mpmd_jit_with_loop(
         "schedule", "mesh", "microbatch", "operation", "sharding", "plugin", "devices",
         "donated", "unsupported", "invalid-argument", "out-of-memory" (the memory limit).
     """
+    options = {k: v for k, v in locals().items() if k not in ("fun", "mpmd_mesh")}
     if fun is None:
-        keywords = {k: v for k, v in locals().items() if k != "fun"}
-        return functools.partial(mpmd_jit_with_loop, **keywords)
-    if not isinstance(mpmd_mesh, MpmdMesh):
-        raise make_error(
-            "mesh", f"mpmd_jit_with_loop: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh"
-        )
-    if not callable(fun):
-        raise make_error(
-            "invalid-argument",
-            f"mpmd_jit_with_loop: fun={shorten(fun)}; expected a function",
-        )
-    options = Options(
-        mpmd_mesh,
-        _one_of("in", in_specs, in_shardings),
-        _one_of("out", out_specs, out_shardings),
-        _as_tuple(static_argnums),
-        _as_tuple(static_argnames),
-        _as_tuple(donate_argnums),
-        _as_tuple(donate_argnames),
-        compiler_options,
-        plugin,
-        memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, "mpmd_jit_with_loop"),
-    )
-    return MpmdFunction(fun, options)
+        return functools.partial(mpmd_jit_with_loop, mpmd_mesh=mpmd_mesh, **options)
+    return make_function("mpmd_jit_with_loop", fun, mpmd_mesh, **options)

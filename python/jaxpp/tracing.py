@@ -23,8 +23,10 @@ from jaxpp.cross import place_p
 from jaxpp.custom_calls import check_equation
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import is_unspecified, user_line
+from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.nested import refuse_traced, step_p
 from jaxpp.operations import Operation, kind_of
-from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.primitives import loop_p
 from jaxpp.splitting import (
     Branch,
     Conditional,
@@ -234,7 +236,7 @@ class _Builder:
         self.outside: set[int] | None = None  # in a body: values that do not vary
         self.mark_stages: dict[int, list[int]] = {}  # uid -> stages ended, not yet begun
         self.num_marks = 0
-        self.loop_where: str | None = None  # the line of the loop whose body is walked
+        self.loop_title: str | None = None  # of the loop whose body is walked
         self.recomputing = False
         self.splitter = Splitter()
         self.branches: tuple[Branch, ...] = ()  # around what is walked
@@ -436,12 +438,15 @@ class _Builder:
 
     def add_loop(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         params = eqn.params
-        where = where_of(eqn)
+        title = params["title"]
+        where = title.rpartition(" at ")[2]
+        if params["mistake"]:
+            raise make_error("stage-marks", f"{title}: {params['mistake']}")
         if self.outside is not None:
             raise make_error(
                 "unsupported",
-                f"treduce at {where} stands inside the treduce at {self.loop_where}; expected "
-                "one loop over microbatches around the stages, found two.\n"
+                f"{title} stands inside the {self.loop_title}; expected one loop over "
+                "microbatches around the stages, found two.\n"
                 "Use jax.lax.scan or jax.lax.map for the inner one.",
             )
         body: ClosedJaxpr = params["body"]
@@ -451,7 +456,7 @@ class _Builder:
         length = self.loop_length(schedule, params["length"])
         index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
-        self.outside, self.loop_where = set(range(index)), where
+        self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
         scans: list[list[bool]] = []
         _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
@@ -562,17 +567,23 @@ class _Builder:
 
     @staticmethod
     def _refuse_hidden_marks(eqn: JaxprEqn) -> None:
+        if eqn.primitive is step_p:
+            refuse_traced(**eqn.params)
         for param in eqn.params.values():
             for inner in _jaxprs_in(param):
                 hidden = _holds(inner, _MARKS | {loop_p})
                 if hidden is None:
                     continue
                 is_loop = hidden.primitive is loop_p
+                runs = "which runs it a number of times that the pipeline can not see"
+                remedy = _WRITE_OUT[is_loop]
+                if eqn.primitive.name == "shard_map":
+                    runs = "which runs it once on each device"
+                    remedy = f"Call {'treduce' if is_loop else 'mark_stage_end'} outside of it."
                 raise make_error(
                     "unsupported" if is_loop else "stage-marks",
                     f"{'treduce' if is_loop else 'stage mark'} at {where_of(hidden)} stands "
-                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, which runs it a number "
-                    "of times that the pipeline can not see.\n" + _WRITE_OUT[is_loop],
+                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, {runs}.\n{remedy}",
                 )
 
 

@@ -4,7 +4,7 @@
 // are NaNs; types without infinities have NaNs, or one, from there on. The "uz" types
 // have a single NaN, where the others have minus zero.
 typedef struct format {
-  uint32_t bytes;  // of one part; 0: not floating
+  uint32_t bytes;  // of one part; 0: all bits are numbers
   uint32_t parts;  // of an element: 2 when complex
   uint64_t magnitude;
   uint64_t infinity;  // of the magnitude; magnitude + 1: none
@@ -13,11 +13,14 @@ typedef struct format {
 } format_t;
 
 static const format_t kFormats[JPP_DTYPE_COUNT] = {
+    [JPP_DTYPE_F8E3M4] = {1, 1, 0x7f, 0x70, 0x71, 0},
+    [JPP_DTYPE_F8E4M3] = {1, 1, 0x7f, 0x78, 0x79, 0},
     [JPP_DTYPE_F8E4M3FN] = {1, 1, 0x7f, 0x80, 0x7f, 0},
     [JPP_DTYPE_F8E4M3FNUZ] = {1, 1, 0x7f, 0x80, 0x80, 0x80},
     [JPP_DTYPE_F8E4M3B11FNUZ] = {1, 1, 0x7f, 0x80, 0x80, 0x80},
     [JPP_DTYPE_F8E5M2] = {1, 1, 0x7f, 0x7c, 0x7d, 0},
     [JPP_DTYPE_F8E5M2FNUZ] = {1, 1, 0x7f, 0x80, 0x80, 0x80},
+    [JPP_DTYPE_F8E8M0FNU] = {1, 1, 0xff, 0x100, 0xff, 0},
     [JPP_DTYPE_BF16] = {2, 1, 0x7fff, 0x7f80, 0x7f81, 0},
     [JPP_DTYPE_F16] = {2, 1, 0x7fff, 0x7c00, 0x7c01, 0},
     [JPP_DTYPE_F32] = {4, 1, 0x7fffffff, 0x7f800000, 0x7f800001, 0},

@@ -43,8 +43,13 @@ static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
                   schedule->ranks, schedule->microbatches);
 }
 
+// Whether the rank would be within its limit without activations.
+static bool activations_exceed(const jpp_check_actor_t* actor, uint64_t limit) {
+  return actor->bytes_at_peak[JPP_BYTES_ACTIVATIONS] >= actor->peak_bytes - limit;
+}
+
 static void append_fit(const jpp_fit_t* fit, const jpp_schedule_t* schedule,
-                       jpp_str_t* str) {
+                       bool advise_checkpoint, jpp_str_t* str) {
   if (fit->name) {
     jpp_str_appendf(str, "\nschedule %s ", fit->name);
     append_sizes(schedule, str);
@@ -57,10 +62,12 @@ static void append_fit(const jpp_fit_t* fit, const jpp_schedule_t* schedule,
   }
   jpp_str_append(str, "\nno built-in schedule ");
   append_sizes(schedule, str);
-  jpp_str_appendf(str,
-                  " fits; the smallest limit that one fits is %llu bytes, with %s. More "
-                  "ranks, or smaller microbatches, need less",
+  jpp_str_appendf(str, " fits; the smallest limit that one fits is %llu bytes, with %s. ",
                   (unsigned long long)fit->smallest, fit->smallest_name);
+  jpp_str_append(str, advise_checkpoint
+                          ? "jax.checkpoint around the layers of a stage, more ranks, or "
+                            "smaller microbatches need less"
+                          : "More ranks, or smaller microbatches, need less");
 }
 
 jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
@@ -77,7 +84,10 @@ jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
     jpp_str_appendf(&str, "\n%u other rank%s over as well", count - 1,
                     count == 2 ? " is" : "s are");
   }
-  if (report->plan->staged->graph->num_loops) append_fit(&fit, schedules[0], &str);
+  if (report->plan->staged->graph->num_loops) {
+    bool checkpoint = activations_exceed(&report->actors[worst], limits[worst]);
+    append_fit(&fit, schedules[0], checkpoint, &str);
+  }
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
   jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);

@@ -1,68 +1,102 @@
 // Compiled programs in a folder, a file each. A file is written under another name and
-// then renamed, so readers see all of it or nothing.
+// then renamed, so readers see all of it or nothing. It names the key that it is for, so
+// that one copied or renamed over another is not taken for that.
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/str.h"
 #include "device/driver.h"
 
-static const char kMagic[8] = "JPPCODE1";
+static const char kMagic[8] = "JPPCODE2";
 
+// The key and then the code follow.
 typedef struct file_head {
   char magic[8];
-  uint64_t size;  // bytes that follow
-  uint64_t hash;  // of them
+  uint64_t key_size;
+  uint64_t code_size;
+  uint64_t hash;  // of key and code
 } file_head_t;
 
+// A program in memory, or what is to become one.
+typedef struct entry {
+  const char* key;
+  const void* code;
+  size_t code_size;
+} entry_t;
+
 // FNV-1a: tells a damaged file, not a forged one.
-static uint64_t hash_bytes(const void* bytes, size_t size) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+static uint64_t hash_bytes(uint64_t hash, const void* bytes, size_t size) {
   for (size_t i = 0; i < size; ++i) {
     hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);
   }
   return hash;
 }
 
+static uint64_t hash_entry(const entry_t* entry) {
+  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  hash = hash_bytes(hash, entry->key, strlen(entry->key));
+  return hash_bytes(hash, entry->code, entry->code_size);
+}
+
 // --- Reading --------------------------------------------------------------------------
 
-static bool read_head(FILE* file, file_head_t* head) {
-  return fread(head, sizeof(*head), 1, file) == 1 &&
-         memcmp(head->magic, kMagic, sizeof(kMagic)) == 0;
+// NULL for what is no regular file. Opening a pipe would wait for its writer.
+static FILE* open_regular(const char* path) {
+  int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return NULL;
+  struct stat info;
+  bool regular = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
+  FILE* file = regular ? fdopen(descriptor, "rb") : NULL;
+  if (!file) close(descriptor);
+  return file;
 }
 
-// False for a size that the file does not have, before memory is asked for.
-static bool has_size(FILE* file, const file_head_t* head) {
-  if (fseek(file, 0, SEEK_END) != 0) return false;
-  long end = ftell(file);
-  return end >= 0 && (uint64_t)end - sizeof(*head) == head->size &&
-         fseek(file, sizeof(*head), SEEK_SET) == 0;
+// False for sizes that the file does not have, before memory is asked for.
+static bool read_head(FILE* file, const char* key, file_head_t* head) {
+  struct stat info;
+  if (fread(head, sizeof(*head), 1, file) != 1 || fstat(fileno(file), &info) != 0) {
+    return false;
+  }
+  uint64_t follows = (uint64_t)info.st_size - sizeof(*head);
+  return memcmp(head->magic, kMagic, sizeof(kMagic)) == 0 &&
+         head->key_size == strlen(key) && head->key_size <= follows &&
+         head->code_size == follows - head->key_size;
 }
 
-static bool read_code(FILE* file, void** out_bytes, size_t* out_size) {
+static bool reads_key(FILE* file, const char* key) {
+  for (const char* at = key; *at; ++at) {
+    if (fgetc(file) != (unsigned char)*at) return false;
+  }
+  return true;
+}
+
+static bool read_code(FILE* file, const char* key, void** out_bytes, size_t* out_size) {
   file_head_t head;
-  if (!read_head(file, &head) || !has_size(file, &head)) return false;
-  jpp_status_t* status = jpp_alloc(head.size, out_bytes);
+  if (!read_head(file, key, &head) || !reads_key(file, key)) return false;
+  jpp_status_t* status = jpp_alloc(head.code_size, out_bytes);
   if (status) {
     jpp_status_free(status);
     return false;
   }
-  *out_size = head.size;
-  return fread(*out_bytes, 1, head.size, file) == head.size &&
-         hash_bytes(*out_bytes, head.size) == head.hash;
+  *out_size = head.code_size;
+  entry_t entry = {key, *out_bytes, *out_size};
+  return fread(*out_bytes, 1, *out_size, file) == *out_size &&
+         hash_entry(&entry) == head.hash;
 }
 
 // NULL if there is no such file, or none that can be used.
-static jpp_executable_t* load(jpp_client_t* client, const char* path) {
-  FILE* file = fopen(path, "rb");
+static jpp_executable_t* load(jpp_client_t* client, const char* path, const char* key) {
+  FILE* file = open_regular(path);
   if (!file) return NULL;
   void* bytes = NULL;
   size_t size = 0;
   jpp_executable_t* executable = NULL;
-  if (read_code(file, &bytes, &size)) {
+  if (read_code(file, key, &bytes, &size)) {
     jpp_status_free(client->vtable->executable_load(client, bytes, size, &executable));
   }
   fclose(file);
@@ -72,24 +106,27 @@ static jpp_executable_t* load(jpp_client_t* client, const char* path) {
 
 // --- Writing --------------------------------------------------------------------------
 
-static bool write_code(int descriptor, const void* bytes, size_t size) {
+static bool write_entry(int descriptor, const entry_t* entry) {
   FILE* file = fdopen(descriptor, "wb");
   if (!file) {
     close(descriptor);
     return false;
   }
-  file_head_t head = {.size = size, .hash = hash_bytes(bytes, size)};
+  file_head_t head = {.key_size = strlen(entry->key),
+                      .code_size = entry->code_size,
+                      .hash = hash_entry(entry)};
   memcpy(head.magic, kMagic, sizeof(kMagic));
-  bool written =
-      fwrite(&head, sizeof(head), 1, file) == 1 && fwrite(bytes, 1, size, file) == size;
+  bool written = fwrite(&head, sizeof(head), 1, file) == 1 &&
+                 fwrite(entry->key, 1, head.key_size, file) == head.key_size &&
+                 fwrite(entry->code, 1, entry->code_size, file) == entry->code_size;
   return fclose(file) == 0 && written;
 }
 
-static bool write_and_rename(const char* scratch, const char* path, const void* bytes,
-                             size_t size) {
+static bool write_and_rename(const char* scratch, const char* path,
+                             const entry_t* entry) {
   int descriptor = open(scratch, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor < 0) return false;
-  if (write_code(descriptor, bytes, size) && rename(scratch, path) == 0) return true;
+  if (write_entry(descriptor, entry) && rename(scratch, path) == 0) return true;
   unlink(scratch);
   return false;
 }
@@ -101,30 +138,34 @@ static jpp_status_t* make_path(const char* folder, const char* key, const char* 
   return jpp_str_finish(&str, out_path);
 }
 
-static jpp_status_t* keep_bytes(const char* folder, const char* key, const char* path,
-                                const void* bytes, size_t size, bool* out_kept) {
+static jpp_status_t* keep_entry(const char* folder, const char* path,
+                                const entry_t* entry, jpp_cache_outcome_t* out_outcome) {
   static atomic_uint count;
   char suffix[32];
   snprintf(suffix, sizeof(suffix), ".%d.%u", (int)getpid(), atomic_fetch_add(&count, 1));
   char* scratch = NULL;
-  JPP_RETURN_IF_ERROR(make_path(folder, key, suffix, &scratch));
-  *out_kept = write_and_rename(scratch, path, bytes, size);
+  JPP_RETURN_IF_ERROR(make_path(folder, entry->key, suffix, &scratch));
+  bool written = write_and_rename(scratch, path, entry);
+  *out_outcome = written ? JPP_CACHE_KEPT : JPP_CACHE_NOT_WRITTEN;
   jpp_free(scratch);
   return NULL;
 }
 
-// Whether the program is now in the folder. That it can not be kept is no error.
-static bool keep(jpp_client_t* client, jpp_executable_t* executable, const char* folder,
-                 const char* key, const char* path) {
+// Leaves the program in the folder. That it can not be kept is no error.
+static jpp_cache_outcome_t keep(jpp_client_t* client, jpp_executable_t* executable,
+                                const char* folder, const char* key, const char* path) {
   void* bytes = NULL;
   size_t size = 0;
-  bool kept = false;
+  jpp_cache_outcome_t outcome = JPP_CACHE_NOT_KEPT;
   jpp_status_t* status =
       client->vtable->executable_serialize(client, executable, &bytes, &size);
-  if (!status) status = keep_bytes(folder, key, path, bytes, size, &kept);
+  if (!status) {
+    entry_t entry = {key, bytes, size};
+    status = keep_entry(folder, path, &entry, &outcome);
+  }
   jpp_status_free(status);
   jpp_free(bytes);
-  return kept;
+  return outcome;
 }
 
 // --- The call -------------------------------------------------------------------------
@@ -137,14 +178,13 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
   *out_outcome = JPP_CACHE_NOT_KEPT;
   char* path = NULL;
   JPP_RETURN_IF_ERROR(make_path(folder, key, "", &path));
-  *out_executable = load(client, path);
+  *out_executable = load(client, path, key);
   jpp_status_t* status = NULL;
   if (*out_executable) {
     *out_outcome = JPP_CACHE_LOADED;
   } else {
     status = jpp_client_compile(client, request, out_executable);
-    bool kept = !status && keep(client, *out_executable, folder, key, path);
-    if (kept) *out_outcome = JPP_CACHE_KEPT;
+    if (!status) *out_outcome = keep(client, *out_executable, folder, key, path);
   }
   jpp_free(path);
   return status;

@@ -27,11 +27,13 @@ static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   (void)kwargs;
   jpp_pjrt_options_t options = {0};
-  PyObject *dict = NULL, *key = NULL, *value = NULL;
+  PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;
-  if (!PyArg_ParseTuple(args, "sO!", &options.plugin_path, &PyDict_Type, &dict)) {
+  if (!PyArg_ParseTuple(args, "O&O!", PyUnicode_FSConverter, &path, &PyDict_Type,
+                        &dict)) {
     return NULL;
   }
+  options.plugin_path = PyBytes_AsString(path);
   option_vec_t list = {0};
   bool ok = true;
   while (ok && PyDict_Next(dict, &at, &key, &value)) ok = read_option(key, value, &list);
@@ -46,6 +48,7 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     if (!jpp_py_check(status)) Py_CLEAR(self);
   }
   jpp_vec_deinit(&list);
+  Py_DECREF(path);
   return (PyObject*)self;
 }
 
@@ -59,28 +62,31 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
   const jpp_client_info_t* info = jpp_client_info(((jpp_py_client_t*)object)->client);
   PyObject* devices = PyList_New(info->device_count);
   for (uint32_t i = 0; devices && i < info->device_count; ++i) {
-    PyObject* item = Py_BuildValue("(is)", info->devices[i].id, info->devices[i].kind);
+    PyObject* item =
+        Py_BuildValue("(iN)", info->devices[i].id, jpp_py_text(info->devices[i].kind));
     if (!item || PyList_SetItem(devices, i, item) < 0) Py_CLEAR(devices);
   }
   if (!devices) return NULL;
-  return Py_BuildValue("(ssN)", info->platform_name, info->platform_version, devices);
+  return Py_BuildValue("(NNN)", jpp_py_text(info->platform_name),
+                       jpp_py_text(info->platform_version), devices);
 }
 
-// Without a folder it only compiles.
+// Without a folder ("") it only compiles.
 static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* request,
                              const char* folder, const char* key,
-                             jpp_executable_t** out_executable) {
-  if (!folder) return jpp_client_compile(client, request, out_executable);
-  jpp_cache_outcome_t outcome;
+                             jpp_executable_t** out_executable,
+                             jpp_cache_outcome_t* out_outcome) {
+  *out_outcome = JPP_CACHE_NOT_KEPT;
+  if (!*folder) return jpp_client_compile(client, request, out_executable);
   return jpp_client_compile_cached(client, request, folder, key, out_executable,
-                                   &outcome);
+                                   out_outcome);
 }
 
 static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options;
   PyObject* kept = NULL;
   const char *folder = NULL, *key = NULL;
-  if (!PyArg_ParseTuple(args, "y*y*Ozz", &code, &options, &kept, &folder, &key)) {
+  if (!PyArg_ParseTuple(args, "y*y*Oyz", &code, &options, &kept, &folder, &key)) {
     return NULL;
   }
   jpp_compile_request_t request = {.code = code.buf,
@@ -89,10 +95,11 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
                                    .options = options.buf,
                                    .options_size = (size_t)options.len};
   jpp_executable_t* executable = NULL;
+  jpp_cache_outcome_t outcome;
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = compile(client, &request, folder, key, &executable);
+    status = compile(client, &request, folder, key, &executable, &outcome);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
@@ -105,7 +112,8 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   self->executable = executable;
   self->client = Py_NewRef(object);
   self->kept = Py_NewRef(kept);
-  return (PyObject*)self;
+  PyObject* written = outcome == JPP_CACHE_NOT_WRITTEN ? Py_False : Py_True;
+  return Py_BuildValue("(NO)", self, written);
 }
 
 static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
@@ -126,11 +134,11 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "(platform, version, [(id, kind)])"},
     {"compile", client_compile, METH_VARARGS,
-     "(StableHLO, serialized CompileOptionsProto, kept, folder, key) -> Executable, "
-     "which "
-     "keeps `kept` alive. With a folder: loads what was compiled under the key before, "
-     "or "
-     "leaves it there. Releases the GIL"},
+     "(StableHLO, serialized CompileOptionsProto, kept, folder, key) -> (Executable, "
+     "which keeps `kept` alive; False if it could not be written to the folder). With a "
+     "folder, as bytes: loads what was compiled under the key before, or leaves it "
+     "there. Releases "
+     "the GIL"},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "(name, platform, capsule, traits): an XLA FFI handler for this plugin"},
     {NULL, NULL, 0, NULL},

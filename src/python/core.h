@@ -20,8 +20,20 @@
 PyObject* jpp_py_raise(jpp_status_t* status);
 // The same for a status that may be NULL; false if it raised.
 bool jpp_py_check(jpp_status_t* status);
+// A str of text in any encoding: bytes that are no UTF-8 stand escaped in it.
+PyObject* jpp_py_text(const char* text);
 // Makes `text` a str and frees it.
 PyObject* jpp_py_take_text(char* text);
+
+// A str as UTF-8, for the library; what that or a C string can not hold is escaped.
+typedef struct jpp_py_utf8 {
+  const char* text;  // NULL for None
+  PyObject* owner;   // of an escaped text, else NULL
+} jpp_py_utf8_t;
+// For PyArg_ParseTuple's "O&", with a jpp_py_utf8_t. The text lives as long as the
+// argument; release it.
+int jpp_py_utf8_converter(PyObject* str_or_none, void* out_utf8);
+void jpp_py_utf8_release(jpp_py_utf8_t* utf8);
 
 // A sequence of ints into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);

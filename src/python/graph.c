@@ -4,16 +4,15 @@
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   (void)kwargs;
-  const char* name = NULL;
+  jpp_py_utf8_t name = {0};
   unsigned int ranks = 0;
-  if (!PyArg_ParseTuple(args, "sI", &name, &ranks)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&I", jpp_py_utf8_converter, &name, &ranks)) return NULL;
   jpp_py_graph_t* self = jpp_py_new(type);
-  if (!self) return NULL;
-  if (jpp_py_check(jpp_graph_builder_create(name, ranks, &self->builder))) {
-    return (PyObject*)self;
+  if (self && !jpp_py_check(jpp_graph_builder_create(name.text, ranks, &self->builder))) {
+    Py_CLEAR(self);
   }
-  Py_DECREF(self);
-  return NULL;
+  jpp_py_utf8_release(&name);
+  return (PyObject*)self;
 }
 
 static void graph_dealloc(PyObject* object) {
@@ -91,16 +90,19 @@ static bool read_types(PyObject* sequence, type_list_t* list) {
 static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
   PyObject* types = NULL;
   int donated = 0;
-  const char* name = NULL;
-  if (!PyArg_ParseTuple(args, "Opz", &types, &donated, &name)) return NULL;
+  jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder) return NULL;
+  if (!builder ||
+      !PyArg_ParseTuple(args, "OpO&", &types, &donated, jpp_py_utf8_converter, &name)) {
+    return NULL;
+  }
   type_list_t list = {0};
   uint32_t value = 0;
-  bool ok =
-      read_types(types, &list) && jpp_py_check(jpp_graph_builder_add_arg(
-                                      builder, list.types.data, donated, name, &value));
+  bool ok = read_types(types, &list) &&
+            jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
+                                                   name.text, &value));
   type_list_deinit(&list);
+  jpp_py_utf8_release(&name);
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
@@ -108,12 +110,15 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   PyObject *inputs = NULL, *outputs = NULL;
   unsigned int kind = 0, flags = 0;
   jpp_op_desc_t desc = {0};
-  if (!PyArg_ParseTuple(args, "IIIOOfzz", &kind, &flags, &desc.attr, &inputs, &outputs,
-                        &desc.cost, &desc.name, &desc.where)) {
+  jpp_py_utf8_t name = {0}, where = {0};
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder || !PyArg_ParseTuple(args, "IIIOOfO&O&", &kind, &flags, &desc.attr,
+                                    &inputs, &outputs, &desc.cost, jpp_py_utf8_converter,
+                                    &name, jpp_py_utf8_converter, &where)) {
     return NULL;
   }
-  jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder) return NULL;
+  desc.name = name.text;
+  desc.where = where.text;
   desc.kind = (jpp_op_kind_t)kind;
   desc.flags = (uint8_t)flags;
   type_list_t list = {0};
@@ -129,20 +134,27 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   }
   jpp_free(input_ids);
   type_list_deinit(&list);
+  jpp_py_utf8_release(&name);
+  jpp_py_utf8_release(&where);
   return ok ? PyLong_FromUnsignedLong(first) : NULL;
 }
 
 static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   jpp_loop_desc_t desc = {0};
-  if (!PyArg_ParseTuple(args, "IIzz", &desc.microbatches, &desc.stages, &desc.schedule,
-                        &desc.where)) {
+  jpp_py_utf8_t schedule = {0}, where = {0};
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder || !PyArg_ParseTuple(args, "IIO&O&", &desc.microbatches, &desc.stages,
+                                    jpp_py_utf8_converter, &schedule,
+                                    jpp_py_utf8_converter, &where)) {
     return NULL;
   }
-  jpp_graph_builder_t* builder = open_builder(self);
+  desc.schedule = schedule.text;
+  desc.where = where.text;
   uint32_t index = 0;
-  if (!builder) return NULL;
-  if (!jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index))) return NULL;
-  return PyLong_FromUnsignedLong(index);
+  bool ok = jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index));
+  jpp_py_utf8_release(&schedule);
+  jpp_py_utf8_release(&where);
+  return ok ? PyLong_FromUnsignedLong(index) : NULL;
 }
 
 static bool read_results(PyObject* reduces, PyObject* values,
@@ -179,11 +191,14 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
 
 static PyObject* graph_add_output(PyObject* self, PyObject* args) {
   unsigned int value = 0;
-  const char* name = NULL;
-  if (!PyArg_ParseTuple(args, "Iz", &value, &name)) return NULL;
+  jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder) return NULL;
-  if (!jpp_py_check(jpp_graph_builder_add_output(builder, value, name))) return NULL;
+  if (!builder || !PyArg_ParseTuple(args, "IO&", &value, jpp_py_utf8_converter, &name)) {
+    return NULL;
+  }
+  bool ok = jpp_py_check(jpp_graph_builder_add_output(builder, value, name.text));
+  jpp_py_utf8_release(&name);
+  if (!ok) return NULL;
   Py_RETURN_NONE;
 }
 

@@ -15,8 +15,10 @@ PyObject* jpp_py_raise(jpp_status_t* status) {
   const char* code = jpp_status_code_name(jpp_status_code(status));
   bool is_nan = jpp_status_code(status) == JPP_NAN_ERROR;
   PyObject* type = is_nan ? jpp_py_types.nan_error : jpp_py_types.error;
-  PyObject* error = PyObject_CallFunction(type, "s", jpp_status_message(status));
+  PyObject* message = jpp_py_text(jpp_status_message(status));
+  PyObject* error = message ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
   PyObject* name = PyUnicode_FromString(code);
+  Py_XDECREF(message);
   jpp_status_free(status);
   if (error && name && PyObject_SetAttrString(error, "code", name) == 0) {
     PyErr_SetObject(type, error);
@@ -26,11 +28,43 @@ PyObject* jpp_py_raise(jpp_status_t* status) {
   return NULL;
 }
 
+PyObject* jpp_py_text(const char* text) {
+  return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+}
+
 PyObject* jpp_py_take_text(char* text) {
-  PyObject* str = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+  PyObject* str = jpp_py_text(text);
   jpp_text_free(text);
   return str;
 }
+
+static PyObject* escape(PyObject* str) {
+  PyObject* bytes = PyUnicode_AsEncodedString(str, "utf-8", "backslashreplace");
+  if (!bytes) return NULL;
+  PyObject* escaped = PyObject_CallMethod(bytes, "replace", "y#y#", "\0", (Py_ssize_t)1,
+                                          "\\0", (Py_ssize_t)2);
+  Py_DECREF(bytes);
+  return escaped;
+}
+
+int jpp_py_utf8_converter(PyObject* str_or_none, void* out_utf8) {
+  jpp_py_utf8_t* out = out_utf8;
+  *out = (jpp_py_utf8_t){0};
+  if (str_or_none == Py_None) return 1;
+  if (!PyUnicode_Check(str_or_none)) {
+    PyErr_SetString(PyExc_TypeError, "expected a str or None");
+    return 0;
+  }
+  Py_ssize_t size = 0;
+  out->text = PyUnicode_AsUTF8AndSize(str_or_none, &size);
+  if (out->text && strlen(out->text) == (size_t)size) return 1;
+  PyErr_Clear();
+  out->owner = escape(str_or_none);
+  out->text = out->owner ? PyBytes_AsString(out->owner) : NULL;
+  return out->text != NULL;
+}
+
+void jpp_py_utf8_release(jpp_py_utf8_t* utf8) { Py_CLEAR(utf8->owner); }
 
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count) {
   *out_values = NULL;

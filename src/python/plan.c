@@ -101,11 +101,12 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
 
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
   unsigned int rank = 0;
-  const char* message = NULL;
-  if (!PyArg_ParseTuple(args, "Is", &rank, &message)) return NULL;
-  jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", message);
+  jpp_py_utf8_t message = {0};
+  if (!PyArg_ParseTuple(args, "IO&", &rank, jpp_py_utf8_converter, &message)) return NULL;
+  jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", message.text);
+  jpp_py_utf8_release(&message);
   status = jpp_plan_explain_memory(plan_of(object), rank, status);
-  PyObject* text = PyUnicode_FromString(jpp_status_message(status));
+  PyObject* text = jpp_py_text(jpp_status_message(status));
   jpp_status_free(status);
   return text;
 }

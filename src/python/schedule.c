@@ -82,10 +82,12 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   (void)type;
   jpp_schedule_rows_t rows = {0};
   PyObject* list = NULL;
-  if (!PyArg_ParseTuple(args, "sIIIO", &rows.name, &rows.stages, &rows.ranks,
-                        &rows.microbatches, &list)) {
+  jpp_py_utf8_t name = {0};
+  if (!PyArg_ParseTuple(args, "O&IIIO", jpp_py_utf8_converter, &name, &rows.stages,
+                        &rows.ranks, &rows.microbatches, &list)) {
     return NULL;
   }
+  rows.name = name.text;
   task_vec_t tasks = {0};
   jpp_schedule_row_t* table = NULL;
   jpp_schedule_t* schedule = NULL;
@@ -95,19 +97,23 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
   jpp_vec_deinit(&tasks);
   jpp_free(table);
+  jpp_py_utf8_release(&name);
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
 static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   (void)type;
-  const char *file = NULL, *text = NULL;
+  jpp_py_utf8_t file = {0};
+  const char* text = NULL;
   Py_ssize_t length = 0;
   jpp_schedule_t* schedule = NULL;
-  if (!PyArg_ParseTuple(args, "ss#", &file, &text, &length)) return NULL;
-  if (!jpp_py_check(jpp_schedule_from_csv(file, text, (size_t)length, NULL, &schedule))) {
+  if (!PyArg_ParseTuple(args, "O&s#", jpp_py_utf8_converter, &file, &text, &length)) {
     return NULL;
   }
-  return jpp_py_wrap_schedule(schedule);
+  bool ok = jpp_py_check(
+      jpp_schedule_from_csv(file.text, text, (size_t)length, NULL, &schedule));
+  jpp_py_utf8_release(&file);
+  return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {

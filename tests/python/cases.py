@@ -35,6 +35,22 @@ def case(title: str, code: str, run: Callable[[], Any], *says: str) -> None:
     CASES.append(Case(title, code, run, says))
 
 
+@dataclasses.dataclass(frozen=True)
+class Warned:
+    """`run` works, and gives one UserWarning with all of `says` at a line of mistakes.py."""
+
+    title: str
+    run: Callable[[], Any]
+    says: tuple[str, ...]
+
+
+WARNINGS: list[Warned] = []
+
+
+def warned(title: str, run: Callable[[], Any], *says: str) -> None:
+    WARNINGS.append(Warned(title, run, says))
+
+
 def mesh(ranks: int = 2, **axes: int) -> jaxpp.MpmdMesh:
     return make_mesh(ranks, **axes)
 

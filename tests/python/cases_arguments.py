@@ -95,6 +95,57 @@ case(
     "argument xs: expected an array or a number, found 'text' of type str",
 )
 case(
+    "A mode as an argument",
+    "invalid-argument",
+    lambda: JIT(lambda ws, mode: ws, mesh())(m.params(), "train"),
+    "argument mode: expected an array or a number, found 'train' of type str",
+    "static_argnames",
+)
+case(
+    "An int that is too large",
+    "invalid-argument",
+    lambda: step_of()(m.params(), 2**40),
+    "argument xs: expected a number that fits int32, found 1099511627776",
+    "jax_enable_x64",
+)
+
+
+def leaked() -> Any:
+    kept: list[Any] = []
+    jax.jit(lambda x: kept.append(x) or x)(m.batch())
+    return kept[0]
+
+
+case(
+    "A traced value kept for later",
+    "invalid-argument",
+    lambda: step_of()(m.params(), leaked()),
+    "argument xs: expected an array, found JitTracer",
+    "a function that JAX traced, which has ended",
+)
+for name, called in {
+    "jit": lambda step: jax.jit(step)(m.params(), m.batch()),
+    "scan": lambda step: jax.lax.scan(step, m.params(), m.batch()[None]),
+    "grad": lambda step: jax.grad(lambda *args: step(*args)[1])(m.params(), m.batch()),
+    "vmap": lambda step: jax.vmap(step, (None, 0))(m.params(), m.batch()[None]),
+    "another step": lambda step: JIT(lambda *args: step(*args), mesh())(m.params(), m.batch()),
+}.items():
+    case(
+        f"A step under {name}",
+        "unsupported",
+        lambda called=called: called(step_of()),
+        "step step called at ",
+        "cases_arguments.py:",
+        "expected arrays, found traced values",
+        "Call it from plain Python",
+    )
+case(
+    "Compiling for traced values",
+    "invalid-argument",
+    lambda: jax.jit(lambda xs: step_of().compile(m.params(), xs))(m.batch()),
+    "step step: argument ws[0]: expected an array or a jax.ShapeDtypeStruct to compile for",
+)
+case(
     "A step that returns text",
     "invalid-argument",
     lambda: JIT(lambda xs: {"loss": "low"}, mesh())(m.batch()),
@@ -142,6 +193,13 @@ case(
     "the smallest limit that one fits is ",
 )
 case(
+    "A memory limit that activations exceed",
+    "out-of-memory",
+    lambda: train(TWO, memory_limit=390),
+    "activations",
+    "jax.checkpoint around the layers",
+)
+case(
     "A memory limit for another number of ranks",
     "invalid-argument",
     lambda: train(TWO, memory_limit=[2**20]),
@@ -167,6 +225,40 @@ case(
     "invalid-argument",
     lambda: float(state()[0]),
     "float() of an MpmdArray: expected one element, found shape (4, 4)",
+)
+
+case(
+    "Compiler options that are no dict",
+    "invalid-argument",
+    lambda: train(TWO, compiler_options=["xla_cpu_enable_fast_math"]),
+    "compiler_options=['xla_cpu_enable_fast_math']; expected a dict",
+)
+case(
+    "A compiler option without a name",
+    "invalid-argument",
+    lambda: train(TWO, compiler_options={None: None}),
+    "compiler_options has the name None; expected text",
+)
+case(
+    "A compiler option without a value",
+    "invalid-argument",
+    lambda: train(TWO, compiler_options={"xla_cpu_enable_fast_math": None}),
+    "compiler_options['xla_cpu_enable_fast_math']=None; expected text, True, False or a number",
+)
+
+
+def format_deleted() -> str:
+    _, total = step_of()(m.params(), m.batch())
+    total.delete()
+    return f"{total:.3f}"
+
+
+case("Formatting a deleted array", "donated", format_deleted, "deleted or donated")
+case(
+    "Formatting an array of several elements",
+    "invalid-argument",
+    lambda: f"{state()[0]:.3f}",
+    "as '.3f': expected a scalar, found shape (4, 4)",
 )
 
 # --- Numbers ----------------------------------------------------------------------------

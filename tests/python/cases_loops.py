@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from cases import JIT, TWO, case, loop, mesh, train
+from cases import JIT, TWO, case, loop, mesh, train, warned
 
 # --- Microbatches -----------------------------------------------------------------------
 
@@ -128,6 +128,12 @@ operation(
     "Max() can not reduce result, complex64[2, 4]",
     fun=lambda x: x * 1j,
 )
+operation(
+    "The sum of PRNG keys",
+    jaxpp.Add,
+    "expected numbers to sum, found PRNG keys",
+    fun=lambda x: jax.random.key(0),
+)
 operation("The sum of truths", jaxpp.Add, "bool[2, 4]", "expected numbers", fun=lambda x: x > 0)
 case(
     "A loop whose function returns text",
@@ -135,6 +141,13 @@ case(
     lambda: loop(m.batch(), lambda x: {"loss": "low"}),
     "mistakes.py:",
     "['loss']: expected an array or a number, found 'low'",
+)
+
+warned(
+    "Gradients that are stacked",
+    lambda: JIT(m.gradients_first, mesh())(m.params(), m.batch()),
+    "result[0][0], float32[4, 4], looks like the gradient of a weight",
+    "Return (loss, grads)",
 )
 
 # --- Shardings --------------------------------------------------------------------------
@@ -187,6 +200,18 @@ sharded(
     "out_specs of result[1]",
     "has 1 entries; expected at most 0",
     out_specs=(P(), P("data")),
+)
+sharded(
+    "A spec that names the pipeline axis",
+    "in_specs of xs: P('stage',) names 'stage', the pipeline axis of the mesh",
+    "expected axes of a rank's mesh: 'data', 'model'",
+    in_specs=(P(), P("stage")),
+)
+sharded(
+    "A result's spec that names the pipeline axis",
+    "out_specs of result[0][0]",
+    "names 'stage', the pipeline axis of the mesh",
+    out_specs=(P(("data", "stage")), P()),
 )
 sharded("Text for a spec", "expected PartitionSpecs", "found 'data'", in_specs=("data", P()))
 sharded(

@@ -67,6 +67,24 @@ case(
     lambda: train(TWO, plugin="/nowhere.so"),
     "plugin /nowhere.so: no such file",
 )
+case(
+    "A plugin that is a number",
+    "invalid-argument",
+    lambda: train(TWO, plugin=3),
+    "plugin=3; expected the path of a PJRT plugin",
+)
+case(
+    "A plugin with a NUL in its name",
+    "invalid-argument",
+    lambda: train(TWO, plugin="/a\0b"),
+    "expected the path of a PJRT plugin",
+)
+case(
+    "A plugin whose name is no UTF-8",
+    "plugin",
+    with_plugin(lambda: os.fsdecode(b"/no/such/\xff.so")),
+    r"plugin /no/such/\xff.so: no such file",
+)
 case("A plugin that is a text file", "plugin", with_plugin(text_file), "not a loadable library")
 case(
     "A plugin that is a folder",

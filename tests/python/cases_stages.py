@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 import jaxpp.api as jaxpp
 import mistakes as m
-from cases import JIT, TWO, case, loop, mesh, train
+from cases import JIT, TWO, case, loop, mesh, train, warned
 
 # --- Marks ------------------------------------------------------------------------------
 
@@ -55,6 +57,126 @@ case(
     "x['x']",
     "expected an array",
     "found 'text'",
+)
+
+case(
+    "A mark with a name that is none",
+    "stage-marks",
+    lambda: jaxpp.mark_stage_end(m.batch(), name=["first"]),
+    "name=['first']; expected text",
+)
+case(
+    "A mark under shard_map",
+    "stage-marks",
+    lambda: train(TWO, loss=m.mark_under_shard_map),
+    "mistakes.py:",
+    "under `shard_map`",
+    "outside of it",
+)
+case(
+    "Marks whose results are not used",
+    "stage-marks",
+    lambda: train(TWO, loss=m.marks_not_assigned),
+    "mistakes.py:",
+    "(and that of 1 more) is not used",
+    "expected `x = mark_stage_end(x)`",
+)
+case(
+    "A mark whose result is not used",
+    "stage-marks",
+    lambda: train(TWO, loss=m.one_mark_not_assigned),
+    "the result of the stage mark at ",
+    "is not used",
+)
+case(
+    "A pipeline that runs twice",
+    "stage-marks",
+    lambda: train(TWO, loss=m.siamese),
+    "expected 2 stage marks, found 4",
+    "runs 2 times for a microbatch, called at ",
+    " and ",
+    "jnp.concatenate",
+)
+case(
+    "A pipeline that runs twice from one line",
+    "stage-marks",
+    lambda: train(TWO, loss=m.siamese_in_a_comprehension),
+    "runs 2 times for a microbatch, called at ",
+    "jnp.concatenate",
+)
+case(
+    "A pipeline that runs twice, jitted",
+    "stage-marks",
+    lambda: train(TWO, loss=jax.jit(m.siamese)),
+    "runs 2 times for a microbatch, called at ",
+)
+case(
+    "A pipeline that runs on its own result",
+    "stage-marks",
+    lambda: train(TWO, loss=m.twice_one_after_the_other),
+    "runs 2 times for a microbatch, called at ",
+    "Interleaved1F1B(4, num_ranks)",
+)
+warned(
+    "Marks without a loop",
+    lambda: JIT(m.marks_without_loop, mesh())(m.params(), m.batch()),
+    "stands outside treduce, and the step has no treduce",
+    "mpmd_jit_by_yield",
+)
+
+# --- Pipelines without a loop -----------------------------------------------------------
+
+
+def by_yield(title: str, run: Any, *says: str, code: str = "stage-marks") -> None:
+    case(f"Without a loop: {title}", code, run, *says)
+
+
+BY_YIELD = jaxpp.mpmd_jit_by_yield
+
+by_yield(
+    "fewer marks than stages",
+    lambda: BY_YIELD(m.tower, mesh(), target_num_stages=4)(m.params(), m.batch()[0]),
+    "mistakes.py:",
+    "target_num_stages=4, so expected 4 stage marks",
+    "found 2",
+)
+by_yield(
+    "no marks",
+    lambda: BY_YIELD(m.unmarked_loss, mesh())(m.params(), m.batch()[0]),
+    "mistakes.py:",
+    "no stage marks",
+)
+by_yield(
+    "marks whose results are not used",
+    lambda: BY_YIELD(m.marks_not_assigned, mesh())(m.params(), m.batch()[0]),
+    "mistakes.py:",
+    "is not used",
+)
+by_yield(
+    "a number of stages that is none",
+    lambda: BY_YIELD(m.tower, mesh(), target_num_stages=0),
+    "mpmd_jit_by_yield: target_num_stages=0; expected a whole number from 1",
+    code="schedule",
+)
+by_yield(
+    "a loop inside",
+    lambda: BY_YIELD(m.forward, mesh())(m.batch()),
+    "mistakes.py:",
+    "inside the mpmd_jit_by_yield of the function at ",
+    code="unsupported",
+)
+by_yield(
+    "no function",
+    lambda: BY_YIELD(3, mesh()),
+    "fun=3; expected a function",
+    code="invalid-argument",
+)
+by_yield(
+    "a result that is text",
+    lambda: BY_YIELD(lambda x: "text", mesh())(m.batch()),
+    "cases_stages.py:",
+    "found 'text' of type str",
+    code="invalid-argument",
 )
 
 # --- Schedules and meshes ---------------------------------------------------------------
@@ -129,6 +251,59 @@ case(
     "expected it to define tasks(n_mubatches)",
 )
 case(
+    "A user's schedule whose tasks takes no argument",
+    "schedule",
+    lambda: train(m.NoArgument(2)),
+    "mistakes.py:",
+    "expected a method `def tasks(self, n_mubatches)`, found `def tasks(self)`",
+)
+case(
+    "A user's schedule without stages",
+    "schedule",
+    lambda: train(m.NoStages()),
+    "mistakes.py:",
+    "call super().__init__(num_stages)",
+)
+case(
+    "Tasks fused without a list",
+    "schedule",
+    lambda: jaxpp.FusedTask(m.Task(0, 0, m.F), m.Task(0, 0, m.B)),
+    "FusedTask([a, b])",
+)
+case(
+    "A schedule from a file that is not there",
+    "schedule",
+    lambda: jaxpp.CsvSchedule("/no/such.csv"),
+    "can not read '/no/such.csv': No such file or directory",
+)
+case(
+    "A schedule from no path",
+    "schedule",
+    lambda: jaxpp.CsvSchedule(None),
+    "path=None; expected the path of a CSV file",
+)
+case(
+    "A search without costs",
+    "schedule",
+    lambda: jaxpp.Searched([(1, 2)], 2),
+    "costs=[(1, 2)]; expected a list with (forward, input gradient, weight gradient)",
+)
+case(
+    "A schedule of one stage a rank for fewer ranks",
+    "mesh",
+    lambda: train(jaxpp.Std1F1B(4), layers=4),
+    "runs on 4 ranks, but the mesh has 2",
+    "or Interleaved1F1B(4, 2), which runs 2 stages a rank",
+)
+case(
+    "More ranks than there are devices",
+    "mesh",
+    lambda: train(jaxpp.Std1F1B(16), mpmd_mesh=mesh(1)),
+    "the mesh has 1",
+    'jax.config.update("jax_num_cpu_devices", 16)',
+    "it has 8 now",
+)
+case(
     "No mesh",
     "mesh",
     lambda: JIT(m.training_step(TWO)),
@@ -190,6 +365,7 @@ user_schedule("names a stage that is not", m.stage_that_is_not, "stage 7", "stag
 user_schedule(
     "counts below zero", m.negative_microbatch, "entry 6", "mubatch_idx=-1; expected a whole"
 )
+user_schedule("lists a task without fields", m.task_without_fields, "entry 0", "stage_id=None")
 user_schedule("lists text", m.text_for_task, "rank 1, entry 0", "expected a Task", "'fwd_1__0'")
 user_schedule("has text for a kind", m.text_for_kind, "fwd_or_bwd='FWD'", "TaskType.FWD")
 user_schedule("is no lists", m.no_lists, "expected tasks(3) to give a list", "[None, None]")

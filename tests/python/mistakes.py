@@ -91,6 +91,62 @@ def mark_of_text() -> None:
     jaxpp.mark_stage_end({"x": "text"})
 
 
+def mark_under_shard_map(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    sharded = jax.shard_map(lambda x: jaxpp.mark_stage_end(x), in_specs=P(), out_specs=P())
+    return loss(ws, sharded(x))
+
+
+def marks_not_assigned(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    for w in ws:
+        x = jnp.tanh(x @ w)
+        jaxpp.mark_stage_end(x)
+    return jnp.mean(x**2)
+
+
+def one_mark_not_assigned(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    x = jnp.tanh(x @ ws[0])
+    jaxpp.mark_stage_end(x)
+    x = jaxpp.mark_stage_end(jnp.tanh(x @ ws[1]))
+    return jnp.mean(x**2)
+
+
+def tower(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    for w in ws:
+        x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+    return x
+
+
+def siamese(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    left = tower(ws, x)
+    right = tower(ws, 2 * x)
+    return jnp.mean((left - right) ** 2)
+
+
+def siamese_in_a_comprehension(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    left, right = [tower(ws, each) for each in (x, 2 * x)]
+    return jnp.mean((left - right) ** 2)
+
+
+def twice_one_after_the_other(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    return jnp.mean(tower(ws, tower(ws, x)) ** 2)
+
+
+def marks_without_loop(ws: list[jax.Array], xs: jax.Array) -> Any:
+    return jax.value_and_grad(loss)(ws, xs[0])
+
+
+def gradients_first(ws: list[jax.Array], xs: jax.Array) -> Any:
+    def one(x: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(loss)(ws, x)
+        return grads, value
+
+    return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))
+
+
+def branch_on_data(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    return loss(ws, x) if x.sum() > 0 else jnp.float32(0)
+
+
 # --- The loop ---------------------------------------------------------------------------
 
 
@@ -234,6 +290,23 @@ def text_for_kind(rows: list[list[Any]]) -> None:
 
 def no_lists(rows: list[list[Any]]) -> Any:
     return [None, None]
+
+
+def task_without_fields(rows: list[list[Any]]) -> None:
+    rows[1][0] = object.__new__(Task)
+
+
+class NoArgument(jaxpp.BaseSchedule):
+    def tasks(self) -> Any:
+        return [[], []]
+
+
+class NoStages(jaxpp.BaseSchedule):
+    def __init__(self) -> None:
+        pass
+
+    def tasks(self, n_mubatches: int) -> Any:
+        return [[], []]
 
 
 def three_ranks(rows: list[list[Any]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
@@ -56,6 +57,8 @@ def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, any_mesh2
     assert f"4 stages on 2 ranks with {microbatches} microbatches" in text
     assert "stage 3 on rank " in text
     assert "rank 1 keeps at most " in text
+    devices, cores = any_mesh2.jax_mesh.devices.size, len(os.sched_getaffinity(0))
+    assert (f"{devices} devices share {cores} cores" in text) == (devices > cores)
 
 
 def test_remat_and_jit(any_mesh4: Any) -> None:

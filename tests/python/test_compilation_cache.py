@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,10 @@ STEP = textwrap.dedent("""
 
 
 def _run(folder, script=STEP, **environment):
+    return _done(folder, script, **environment).stdout
+
+
+def _done(folder, script, **environment):
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), **environment},
@@ -44,7 +49,7 @@ def _run(folder, script=STEP, **environment):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def _files(folder):
@@ -83,26 +88,69 @@ def cache(tmp_path):
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def _double(mesh, between=lambda x: x):
+def _double(mesh, between=lambda x: x, times=2):
     def step(xs):
         def one(x):
-            return jaxpp.mark_stage_end(2 * between(jaxpp.mark_stage_end(jnp.sin(x))))
+            return jaxpp.mark_stage_end(times * between(jaxpp.mark_stage_end(jnp.sin(x))))
 
         return jaxpp.treduce(one, xs, jaxpp.GPipe(2), operation=jaxpp.Add)
 
     xs = jnp.arange(8.0).reshape(4, 2)
     ours = jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(xs)
-    np.testing.assert_allclose(np.asarray(ours), 2 * np.sin(xs).sum(0), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(ours), times * np.sin(xs).sum(0), rtol=1e-6)
 
 
 def test_a_damaged_file_is_compiled_again(mesh2, cache):
     _double(mesh2)
     names = set(_files(cache))
     for name in names:
-        (cache / name).write_bytes(b"JPPCODE1 and then nothing of use")
+        (cache / name).write_bytes(b"JPPCODE2 and then nothing of use")
     _double(mesh2)
     assert set(_files(cache)) == names
     assert all((cache / name).stat().st_size > 1000 for name in names)
+
+
+def test_a_file_copied_over_another_is_compiled_again(mesh2, cache):
+    """Its bytes are sound, but they are another task's."""
+    _double(mesh2, times=2)
+    of_two = set(_files(cache))
+    _double(mesh2, times=3)
+    (three,) = set(_files(cache)) - of_two
+    shutil.rmtree(cache)
+    _double(mesh2, times=3)
+    (two,) = of_two - set(_files(cache))
+    _double(mesh2, times=2)
+    shutil.copyfile(cache / two, cache / three)
+    _double(mesh2, times=3)
+    assert (cache / three).read_bytes() != (cache / two).read_bytes()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/zero", p)])
+def test_what_is_no_regular_file_is_not_read(mesh2, cache, make):
+    _double(mesh2)
+    for name in _files(cache):
+        (cache / name).unlink()
+        make(cache / name)
+    _double(mesh2)
+
+
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+"""
+
+
+def test_a_full_disk_is_one_warning(tmp_path):
+    """As far as a process can tell: no file may have more than 1000 bytes."""
+    cache, dump = tmp_path / "cache", tmp_path / "dump"
+    warn = "import warnings; warnings.simplefilter('always')\n"
+    done = _done(cache, FULL + warn + STEP, JPP_DUMP=str(dump))
+    assert done.stdout == _run(tmp_path / "other")
+    warned = [line for line in done.stderr.splitlines() if "UserWarning: " in line]
+    assert len(warned) == 2, done.stderr
+    assert "compiled tasks could not be written there" in warned[0]
+    assert "JPP_DUMP" in warned[1] and "File too large" in warned[1]
+    assert not _files(cache)  # no part of one either
 
 
 def test_a_task_with_a_callback_is_not_kept(mesh2, cache):

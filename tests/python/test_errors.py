@@ -22,7 +22,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from cases import CASES, JIT, TWO, Case, mesh, state, step_of, train
+from cases import CASES, JIT, TWO, WARNINGS, Case, Warned, mesh, state, step_of, train
 from jaxpp.errors import make_error
 
 for topic in ("stages", "loops", "arguments", "plugins"):  # as docs/errors.md has them
@@ -71,11 +71,26 @@ def test_error(wrong: Case) -> None:
     assert len(message) < 1500
 
 
+@pytest.mark.parametrize("wrong", WARNINGS, ids=lambda c: c.title.replace(" ", "-"))
+def test_warning(wrong: Warned) -> None:
+    with pytest.warns(UserWarning) as caught:
+        wrong.run()
+    (warning,) = caught
+    message = str(warning.message)
+    MESSAGES[wrong.title] = message
+    assert warning.category is UserWarning
+    assert pathlib.Path(warning.filename).name == "mistakes.py"
+    assert f"mistakes.py:{warning.lineno}" in message
+    for part in wrong.says:
+        assert part in message
+
+
 def _stable(message: str) -> str:
     message = message.replace(str(HERE) + os.sep, "").replace(str(plugins.PLUGINS), "/path/to")
     message = message.replace(plugins.libm(), "/usr/lib/libm.so.6")
     # The loader's own words differ between systems.
-    return re.sub(r"(not a loadable library: ).*", r"\1...", message)
+    message = re.sub(r"(not a loadable library: ).*", r"\1...", message)
+    return message.replace("\0", "\\0")
 
 
 def _document() -> str:
@@ -96,11 +111,15 @@ def _document() -> str:
             if wrong.code == code:
                 message = _stable(MESSAGES[wrong.title])
                 text += ["", f"**{wrong.title}**", "", "```text", message, "```"]
+    text += ["", "## Warnings", "", "A `UserWarning` at the line that it names, once."]
+    for wrong in WARNINGS:
+        message = _stable(MESSAGES[wrong.title])
+        text += ["", f"**{wrong.title}**", "", "```text", message, "```"]
     return "\n".join(text) + "\n"
 
 
 def test_docs_show_every_error() -> None:
-    if len(MESSAGES) < len(CASES):
+    if len(MESSAGES) < len(CASES) + len(WARNINGS):
         pytest.skip("only some of the errors were raised")
     if os.environ.get("JPP_UPDATE_DOCS"):
         DOCS.parent.mkdir(exist_ok=True)
@@ -109,7 +128,8 @@ def test_docs_show_every_error() -> None:
 
 
 def test_titles_are_unique() -> None:
-    assert len({c.title for c in CASES}) == len(CASES)
+    rows = [*CASES, *WARNINGS]
+    assert len({c.title for c in rows}) == len(rows)
 
 
 def test_out_of_memory_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:

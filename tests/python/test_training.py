@@ -19,7 +19,9 @@ from equality import Problem, assert_trains_equal, make_mesh
 
 def test_64_stages_on_4_devices(any_mesh4: Any) -> None:
     problem = models.mlp([1] * 64, 4)
-    assert_trains_equal(problem, jaxpp.Interleaved1F1B(64, 4), any_mesh4, steps=2, tolerance=1e-4)
+    assert_trains_equal(
+        problem, jaxpp.Interleaved1F1B(64, 4), any_mesh4, steps=2, tolerance=1e-4
+    )
 
 
 def test_512_microbatches(any_mesh2: Any) -> None:

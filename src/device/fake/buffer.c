@@ -188,7 +188,8 @@ jpp_status_t* fake_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
                                size_t* out_bytes) {
   const fake_value_t* value = NULL;
   JPP_RETURN_IF_ERROR(buffer_value(base, buffer, "size on the device", &value));
-  *out_bytes = value->bytes;
+  *out_bytes =
+      jpp_dtype_device_bytes(value->shape.dtype, fake_shape_elements(&value->shape));
   return NULL;
 }
 

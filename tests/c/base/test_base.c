@@ -52,11 +52,14 @@ static void expect_found(const odd_bits_t* odd, size_t parts) {
 static void test_what_is_no_number_is_found_in_every_type(void** state) {
   (void)state;
   static const odd_bits_t kOdd[] = {
+      {JPP_DTYPE_F8E3M4, 0xf1, 0x6f, 0xf0},
+      {JPP_DTYPE_F8E4M3, 0xf9, 0x77, 0xf8},
       {JPP_DTYPE_F8E4M3FN, 0xff, 0x7e, 0x7e},
       {JPP_DTYPE_F8E4M3FNUZ, 0x80, 0x7f, 0x7f},
       {JPP_DTYPE_F8E4M3B11FNUZ, 0x80, 0xff, 0xff},
       {JPP_DTYPE_F8E5M2, 0xfd, 0x7b, 0xfc},
       {JPP_DTYPE_F8E5M2FNUZ, 0x80, 0x7f, 0x7f},
+      {JPP_DTYPE_F8E8M0FNU, 0xff, 0xfe, 0xfe},
       {JPP_DTYPE_BF16, 0xffc0, 0x7f7f, 0xff80},
       {JPP_DTYPE_F16, 0xfe00, 0x7bff, 0xfc00},
       {JPP_DTYPE_F32, 0xff800001, 0x7f7fffff, 0xff800000},
@@ -142,6 +145,15 @@ static void test_dtype_names_round_trip(void** state) {
   assert_int_equal(jpp_dtype_parse("f33", 3), JPP_DTYPE_INVALID);
 }
 
+static void test_small_types_are_packed_on_a_device(void** state) {
+  (void)state;
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_U2, 5), 2);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_S4, 5), 3);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_F4E2M1FN, 4), 2);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_BOOL, 5), 5);
+  assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_C128, 5), 80);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_status_carries_code_and_context),
@@ -152,6 +164,7 @@ int main(void) {
       cmocka_unit_test(test_vec_grows_and_keeps_its_elements),
       cmocka_unit_test(test_str_quotes_and_reports_lost_memory),
       cmocka_unit_test(test_dtype_names_round_trip),
+      cmocka_unit_test(test_small_types_are_packed_on_a_device),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

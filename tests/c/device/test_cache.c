@@ -97,14 +97,14 @@ static void test_damaged_files_are_replaced(void** state) {
   expect_compiled(cache);
   if (!cache->can_keep) return;
   long size = file_size(cache->file);
-  assert_true(size > 24);
-  const long places[] = {0, 8, 16, 24, size / 2, size - 1};
+  assert_true(size > 34);
+  const long places[] = {0, 8, 16, 24, 32, 34, size / 2, size - 1};
   for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); ++i) {
     change_byte(cache->file, places[i]);
     expect_compiled(cache);
     expect_loaded(cache);
   }
-  const long lengths[] = {0, 7, 23, 24, size / 2, size - 1};
+  const long lengths[] = {0, 7, 31, 32, 34, size / 2, size - 1};
   for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); ++i) {
     assert_int_equal(truncate(cache->file, lengths[i]), 0);
     expect_compiled(cache);
@@ -114,14 +114,43 @@ static void test_damaged_files_are_replaced(void** state) {
 
 static void test_a_size_that_the_file_does_not_have(void** state) {
   cache_t* cache = *state;
-  unsigned char head[24] = "JPPCODE1";
-  memset(head + 8, 0xff, 8);
+  unsigned char head[32] = "JPPCODE2";
+  memset(head + 8, 0xff, 16);
   write_file(cache->file, head, sizeof(head));
   expect_compiled(cache);
 }
 
+static void test_a_file_of_another_key(void** state) {
+  cache_t* cache = *state;
+  expect_compiled(cache);
+  if (!cache->can_keep) return;
+  // Its bytes are sound, but they name the key "k1".
+  char other[sizeof(cache->file)];
+  snprintf(other, sizeof(other), "%s/jaxpp-k2", cache->folder);
+  assert_int_equal(rename(cache->file, other), 0);
+  jpp_compile_request_t request = test_request(cache->client, TEST_ADD_PORTABLE);
+  for (int i = 0; i < 2; ++i) {
+    jpp_executable_t* add = NULL;
+    jpp_cache_outcome_t outcome;
+    ASSERT_OK(jpp_client_compile_cached(cache->client, &request, cache->folder, "k2",
+                                        &add, &outcome));
+    assert_int_equal(outcome, i ? JPP_CACHE_LOADED : JPP_CACHE_KEPT);
+    jpp_client_executable_destroy(cache->client, add);
+  }
+  unlink(other);
+}
+
+static void test_a_pipe_is_not_waited_for(void** state) {
+  cache_t* cache = *state;
+  assert_int_equal(mkfifo(cache->file, 0666), 0);
+  expect_compiled(cache);
+  expect_loaded(cache);
+}
+
 static void test_a_folder_that_is_not_there_only_costs_time(void** state) {
-  assert_int_equal(compile_and_run(*state, "/no/such/folder"), JPP_CACHE_NOT_KEPT);
+  cache_t* cache = *state;
+  assert_int_equal(compile_and_run(cache, "/no/such/folder"),
+                   cache->can_keep ? JPP_CACHE_NOT_WRITTEN : JPP_CACHE_NOT_KEPT);
 }
 
 static void test_a_program_that_does_not_compile_leaves_nothing(void** state) {
@@ -150,6 +179,8 @@ int main(int argc, char** argv) {
       IN_FOLDER(test_the_second_compilation_loads),
       IN_FOLDER(test_damaged_files_are_replaced),
       IN_FOLDER(test_a_size_that_the_file_does_not_have),
+      IN_FOLDER(test_a_file_of_another_key),
+      IN_FOLDER(test_a_pipe_is_not_waited_for),
       IN_FOLDER(test_a_folder_that_is_not_there_only_costs_time),
       IN_FOLDER(test_a_program_that_does_not_compile_leaves_nothing),
   };

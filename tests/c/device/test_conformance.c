@@ -42,8 +42,11 @@ static void test_info_names_platform_and_devices(void** state) {
 static void test_host_array_survives_the_round_trip(void** state) {
   jpp_client_t* client = client_of(state);
   static const jpp_dtype_t kDtypes[] = {
-      JPP_DTYPE_BOOL, JPP_DTYPE_S8,  JPP_DTYPE_U16,  JPP_DTYPE_BF16,    JPP_DTYPE_S32,
-      JPP_DTYPE_F32,  JPP_DTYPE_F64, JPP_DTYPE_C128, JPP_DTYPE_F8E4M3FN};
+      JPP_DTYPE_BOOL,     JPP_DTYPE_S8,       JPP_DTYPE_U16,    JPP_DTYPE_BF16,
+      JPP_DTYPE_S32,      JPP_DTYPE_F32,      JPP_DTYPE_F64,    JPP_DTYPE_C128,
+      JPP_DTYPE_F8E4M3FN, JPP_DTYPE_S2,       JPP_DTYPE_U2,     JPP_DTYPE_S4,
+      JPP_DTYPE_U4,       JPP_DTYPE_F4E2M1FN, JPP_DTYPE_F8E3M4, JPP_DTYPE_F8E4M3,
+      JPP_DTYPE_F8E8M0FNU};
   unsigned char data[6 * 16];
   for (size_t i = 0; i < sizeof(data); ++i) data[i] = (unsigned char)(i % 2);
   for (size_t d = 0; d < sizeof(kDtypes) / sizeof(kDtypes[0]); ++d) {
@@ -60,7 +63,7 @@ static void test_host_array_survives_the_round_trip(void** state) {
     assert_int_equal(shape.dims[1], 3);
     size_t size = 0;
     ASSERT_OK(jpp_client_buffer_size(client, buffer, &size));
-    assert_int_equal(size, bytes);
+    assert_int_equal(size, jpp_dtype_device_bytes(kDtypes[d], 6));
     unsigned char back[sizeof(data)] = {0};
     ASSERT_OK(jpp_client_buffer_read(client, buffer, back, bytes));
     assert_memory_equal(back, data, bytes);

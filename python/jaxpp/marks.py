@@ -1,0 +1,295 @@
+"""Stage marks: where a user says that a stage ends, and what can be wrong with them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
+from jax.interpreters import ad, batching, mlir
+
+from jaxpp.errors import check_arrays, here, make_error, shorten
+from jaxpp.jax_internals import line_of, user_frames
+
+__all__ = [
+    "find_mistake",
+    "first_mark",
+    "inner_jaxprs",
+    "mark_backward_p",
+    "mark_p",
+    "mark_stage_end",
+    "mark_tangent_p",
+    "noting_marks",
+    "pipeline_enter_stage",
+]
+
+# --- The primitives ---------------------------------------------------------------------
+
+mark_p = Primitive("stage_mark")  # ends a stage's forward
+mark_tangent_p = Primitive("stage_mark_tangent")  # between a mark and its transpose
+mark_backward_p = Primitive("stage_mark_backward")  # begins the stage's backward
+
+_next_uid = itertools.count()
+
+# The lines of the marks, by uid, that were called while a loop's body is traced.
+_bound: contextvars.ContextVar[dict[int, str] | None] = contextvars.ContextVar(
+    "bound", default=None
+)
+
+
+@contextlib.contextmanager
+def noting_marks() -> Iterator[dict[int, str]]:
+    """Yields the line of every mark that is called inside, by its uid."""
+    bound: dict[int, str] = {}
+    token = _bound.set(bound)
+    try:
+        yield bound
+    finally:
+        _bound.reset(token)
+
+
+def _make_identity(primitive: Primitive) -> None:
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *xs, **params: list(xs))
+    primitive.def_abstract_eval(lambda *avals, **params: list(avals))
+    mlir.register_lowering(primitive, lambda ctx, *xs, **params: list(xs))
+    batching.primitive_batchers[primitive] = lambda xs, dims, **params: (
+        primitive.bind(*xs, **params),
+        dims,
+    )
+
+
+for _primitive in (mark_p, mark_tangent_p, mark_backward_p):
+    _make_identity(_primitive)
+
+
+def _mark_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    outs = mark_p.bind(*primals, **params)
+    live = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    out_tangents = list(tangents)
+    if live:
+        marked = mark_tangent_p.bind(*(tangents[i] for i in live), **params)
+        for i, tangent in zip(live, marked, strict=True):
+            out_tangents[i] = tangent
+    return outs, out_tangents
+
+
+def _mark_transpose(cotangents: Any, *operands: Any, **params: Any) -> Any:
+    live = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
+    results = list(cotangents)
+    if live:
+        marked = mark_backward_p.bind(*(cotangents[i] for i in live), **params)
+        for i, ct in zip(live, marked, strict=True):
+            results[i] = ct
+    return results
+
+
+ad.primitive_jvps[mark_p] = _mark_jvp
+ad.primitive_transposes[mark_tangent_p] = _mark_transpose
+ad.primitive_jvps[mark_tangent_p] = lambda primals, tangents, **params: (
+    mark_tangent_p.bind(*primals, **params),
+    list(tangents),
+)
+ad.primitive_jvps[mark_backward_p] = lambda primals, tangents, **params: (
+    mark_backward_p.bind(*primals, **params),
+    list(tangents),
+)
+
+
+def mark_stage_end(x: Any, name: str | None = None) -> Any:
+    """Ends a pipeline stage: what `x` needs belongs to it, what uses `x` to later ones.
+
+    The identity on any pytree of arrays. A model of S stages has S marks, in order, the
+    last one included. Differentiable (its transpose begins the same stage's backward) and
+    vmappable; outside `treduce` it does nothing.
+
+    Args:
+      x: a pytree of arrays, of any shapes and dtypes.
+      name: a name for error messages; has no other meaning.
+
+    Returns:
+      `x`.
+    """
+    check_arrays(x, f"mark_stage_end at {here()}: x")
+    if name is not None and not isinstance(name, str):
+        raise make_error(
+            "stage-marks",
+            f"mark_stage_end at {here()}: name={shorten(name)}; expected text or None",
+        )
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves:
+        return x
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    uid = next(_next_uid)
+    if (bound := _bound.get()) is not None:
+        bound[uid] = here()
+    return tree.unflatten(mark_p.bind(*leaves, name=name, uid=uid))
+
+
+pipeline_enter_stage = mark_stage_end
+
+# --- What can be wrong ------------------------------------------------------------------
+
+
+def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    for param in eqn.params.values():
+        for inner in param if isinstance(param, tuple | list) else (param,):
+            if isinstance(inner, ClosedJaxpr | Jaxpr):
+                yield inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+
+
+@dataclasses.dataclass
+class _Mark:
+    """A mark as a body runs it; a function called twice runs its marks twice."""
+
+    uid: int
+    line: str
+    calls: tuple[Any, ...]  # the user's calls around its own line, innermost first
+    used: bool
+    follows: bool  # whether it needs the mark before it
+
+
+class _Survey:
+    """Notes the marks of a body in the order in which it runs them."""
+
+    def __init__(self) -> None:
+        self.marks: list[_Mark] = []
+        self.backward: set[int] = set()  # uids of the marks that gradients pass
+
+    def walk(
+        self, jaxpr: Jaxpr, given: Sequence[int], calls: tuple[Any, ...] = ()
+    ) -> list[int]:
+        """The marks that each result needs, as bits, from those that each argument needs."""
+        needs: dict[Any, int] = dict(zip(jaxpr.invars, given, strict=True))
+        read = {v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var)}
+        read.update(v for v in jaxpr.outvars if isinstance(v, Var))
+        for eqn in jaxpr.eqns:
+            operands = [needs.get(v, 0) if isinstance(v, Var) else 0 for v in eqn.invars]
+            if eqn.primitive is mark_p:
+                used = any(v in read for v in eqn.outvars)
+                outs = self._note(eqn, functools.reduce(operator.or_, operands), used, calls)
+            else:
+                outs = self._inside(eqn, operands, calls)
+            needs.update(zip(eqn.outvars, outs, strict=True))
+        return [needs.get(v, 0) if isinstance(v, Var) else 0 for v in jaxpr.outvars]
+
+    def _note(self, eqn: JaxprEqn, needs: int, used: bool, calls: Any) -> list[int]:
+        before = len(self.marks) - 1
+        follows = before < 0 or bool(needs >> before & 1)
+        line, *frames = user_frames(eqn.source_info.traceback) or ["?"]
+        mark = _Mark(eqn.params["uid"], line_of(line), (*frames, *calls), used, follows)
+        self.marks.append(mark)
+        return [needs | 1 << len(self.marks) - 1] * len(eqn.outvars)
+
+    def _inside(self, eqn: JaxprEqn, operands: list[int], calls: Any) -> list[int]:
+        if eqn.primitive is mark_backward_p:
+            self.backward.add(eqn.params["uid"])
+        everything = functools.reduce(operator.or_, operands, 0)
+        outs = [everything] * len(eqn.outvars)
+        inners = list(inner_jaxprs(eqn))
+        if not any(map(_holds_marks, inners)):
+            return outs
+        recomputed = len(self.marks) if eqn.params.get("differentiated") else None
+        frames = (*user_frames(eqn.source_info.traceback), *calls)
+        for inner in inners:
+            same = len(inner.invars) == len(operands)
+            given = operands if same else [everything] * len(inner.invars)
+            found = self.walk(inner, given, frames)
+            if same and len(found) == len(outs):
+                outs = found
+        if recomputed is not None:  # its stages ended when it was computed first
+            del self.marks[recomputed:]
+        return outs
+
+
+def _holds_marks(jaxpr: Jaxpr) -> bool:
+    marks = (mark_p, mark_backward_p)
+    return any(
+        eqn.primitive in marks or any(map(_holds_marks, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def first_mark(jaxpr: Jaxpr) -> JaxprEqn | None:
+    """The first stage mark, at any depth."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is mark_p:
+            return eqn
+        for inner in inner_jaxprs(eqn):
+            if found := first_mark(inner):
+                return found
+    return None
+
+
+def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str | None:
+    """What is wrong with the marks of a loop's body, in words, as far as it can be told.
+
+    Args:
+      jaxpr: the body, before what no result needs was dropped from it.
+      bound: of `noting_marks`, while it was traced.
+      stages: that the schedule has, if it says.
+    """
+    survey = _Survey()
+    survey.walk(jaxpr, [0] * len(jaxpr.invars))
+    marks = survey.marks
+    used = [m for m in marks if m.used or m.uid in survey.backward]
+    unused = [m.line for m in marks if m not in used]
+    known = {m.uid for m in marks}, {m.line for m in marks}
+    # What JAX itself dropped, but not what it traced a second time.
+    unused += [ln for uid, ln in bound.items() if uid not in known[0] and ln not in known[1]]
+    fits = stages is None or len(used) in (stages, stages - 1)
+    between = any(m not in used and later in used for m, later in itertools.pairwise(marks))
+    if unused and (between or not fits or not used):
+        others = f" (and that of {len(unused) - 1} more)" if len(unused) > 1 else ""
+        return (
+            f"the result of the stage mark at {unused[0]}{others} is not used, so it ends no "
+            "stage; expected `x = mark_stage_end(x)`, and what follows to use that x"
+        )
+    if fits or stages is None:
+        return None
+    for each in (stages, stages - 1):
+        if each and len(used) % each == 0 and _is_repeated(used, each):
+            return _repeated_text(used, each, stages)
+    return None
+
+
+def _is_repeated(marks: list[_Mark], each: int) -> bool:
+    """Whether the marks are the same `each` ones over and over, called anew each time."""
+    starts = range(each, len(marks), each)
+    same_lines = all(m.line == marks[k % each].line for k, m in enumerate(marks))
+    new_inputs = all(not marks[k].follows for k in starts)
+    new_calls = all(
+        (marks[k].calls != marks[k - 1].calls) == (k % each == 0) for k in range(1, len(marks))
+    )
+    return bool(starts) and same_lines and (new_inputs or new_calls)
+
+
+def _repeated_text(marks: list[_Mark], each: int, stages: int) -> str:
+    times = len(marks) // each
+    calls = [marks[k * each].calls for k in range(times)]
+    lines = dict.fromkeys(line_of(frames[0]) for frames in calls if frames)
+    called = f", called at {' and '.join(itertools.islice(lines, 4))}" if lines else ""
+    remedy = (
+        "Run it once on all its inputs, stacked: jnp.concatenate([a, b]), and jnp.split its "
+        "result"
+    )
+    if all(marks[k * each].follows for k in range(1, times)):
+        total = times * stages
+        remedy = (
+            f"Each run needs the one before, so these are {total} stages: give the schedule as "
+            f"many, several on a rank, as with Interleaved1F1B({total}, num_ranks)"
+        )
+    return (
+        f"the schedule has {stages} stages, so expected {stages} stage marks, found "
+        f"{len(marks)}: the function with the marks at {marks[0].line} runs {times} times for "
+        f"a microbatch{called}; expected it to run once.\n{remedy}"
+    )
