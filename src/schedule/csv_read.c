@@ -4,6 +4,7 @@
 
 #include "jaxpp/schedule_csv.h"
 #include "schedule/actions.h"
+#include "schedule/order.h"
 
 typedef JPP_VEC(jpp_action_t) action_vec_t;
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
@@ -18,6 +19,7 @@ typedef struct reader {
   list_vec_t lists;      // their `actions` are set when all lines are read
   JPP_VEC(uint32_t) task_counts;
   uint32_t stages, microbatches;  // one more than the largest
+  bool has_pairs;
 } reader_t;
 
 typedef struct cell {
@@ -152,7 +154,7 @@ static jpp_status_t* read_pair(reader_t* reader, cell_t cell) {
   if (first.stage == second.stage && first.microbatch == second.microbatch) {
     return bad_cell(reader, cell, "the backward of the pair needs its forward");
   }
-  first.joins_next = true;
+  first.joins_next = reader->has_pairs = true;
   JPP_RETURN_IF_ERROR(add_action(reader, first));
   return add_action(reader, second);
 }
@@ -310,6 +312,7 @@ static jpp_status_t* add_place(const reader_t* reader, jpp_status_t* status) {
 static jpp_status_t* prove(reader_t* reader, jpp_arena_t* scratch,
                            const jpp_schedule_t* schedule, uint32_t* out_slots) {
   jpp_status_t* status = jpp_schedule_verify(schedule);
+  if (!status && reader->has_pairs) status = jpp_schedule_verify_units(schedule, true);
   if (status) return add_place(reader, status);
   const jpp_action_t* at = reader->actions.data;
   for (size_t r = 0; r < reader->lists.count; ++r) {
