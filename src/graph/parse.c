@@ -90,9 +90,7 @@ static jpp_status_t* parse_dims(parser_t* p, jpp_type_t* type) {
 
 static jpp_status_t* check_size(const parser_t* p, const jpp_token_t* token,
                                 const jpp_type_t* type) {
-  double bytes = jpp_dtype_bits(type->dtype) / 8.0;
-  for (uint32_t i = 0; i < type->ndim; ++i) bytes *= (double)type->dims[i];
-  if (bytes < 9e18) return NULL;
+  if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
   return jpp_lexer_error(&p->lexer, token, "type has more than 2^63 bytes");
 }
 

@@ -58,10 +58,10 @@ jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
   uint32_t rank, peak = 0, smallest;
   const char* name = NULL;
   JPP_RETURN_IF_ERROR(find_peak(schedule, &rank, &peak));
-  unsigned long long bytes = peak * (unsigned long long)activation_bytes;
+  unsigned long long bytes = jpp_bytes_multiply(peak, activation_bytes);
   if (bytes <= limit) return NULL;
   JPP_RETURN_IF_ERROR(find_smallest(schedule, &name, &smallest));
-  unsigned long long least = smallest * (unsigned long long)activation_bytes;
+  unsigned long long least = jpp_bytes_multiply(smallest, activation_bytes);
   const jpp_schedule_row_t* row = &schedule->rows[rank];
   uint32_t entry = peak_entry(row, peak);
   char task[JPP_TASK_NAME_SIZE];

@@ -142,6 +142,30 @@ static void test_dtype_names_round_trip(void** state) {
   assert_int_equal(jpp_dtype_parse("f33", 3), JPP_DTYPE_INVALID);
 }
 
+// What two numbers of bytes come to, by 128 bits.
+static uint64_t capped(unsigned __int128 bytes) {
+  return bytes < JPP_MOST_BYTES ? (uint64_t)bytes : JPP_MOST_BYTES;
+}
+
+static void test_bytes_stay_at_the_largest_number(void** state) {
+  (void)state;
+  uint64_t numbers[3 * 64], random = 1;
+  for (uint32_t i = 0; i < 64; ++i) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    numbers[3 * i] = (1ull << i) - 1;
+    numbers[3 * i + 1] = 1ull << i;
+    numbers[3 * i + 2] = random >> i;
+  }
+  for (uint32_t i = 0; i < 3 * 64; ++i) {
+    for (uint32_t j = 0; j < 3 * 64; ++j) {
+      unsigned __int128 a = numbers[i], b = numbers[j];
+      assert_int_equal(jpp_bytes_add(numbers[i], numbers[j]), capped(a + b));
+      assert_int_equal(jpp_bytes_multiply(numbers[i], numbers[j]), capped(a * b));
+    }
+    assert_int_equal(jpp_bytes_fit(numbers[i]), numbers[i] < JPP_MOST_BYTES);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_status_carries_code_and_context),
@@ -152,6 +176,7 @@ int main(void) {
       cmocka_unit_test(test_vec_grows_and_keeps_its_elements),
       cmocka_unit_test(test_str_quotes_and_reports_lost_memory),
       cmocka_unit_test(test_dtype_names_round_trip),
+      cmocka_unit_test(test_bytes_stay_at_the_largest_number),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
