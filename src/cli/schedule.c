@@ -14,6 +14,7 @@ static jpp_status_t* append_text(char* text, jpp_str_t* out) {
 }
 
 static jpp_status_t* list_json(jpp_str_t* out) {
+  jpp_json_begin();
   json_t* list = json_array();
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     const jpp_schedule_info_t* info = jpp_schedule_info_at(i);

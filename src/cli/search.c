@@ -55,7 +55,10 @@ jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_
                            "--microbatches N and --costs FILE");
   }
   jpp_cost_t* costs = NULL;
-  JPP_RETURN_IF_ERROR(jpp_cli_read_costs(options->costs, options->stages, &costs));
+  bool halved = false;
+  JPP_RETURN_IF_ERROR(
+      jpp_cli_read_costs(options->costs, options->stages, &costs, &halved));
+  if (halved) jpp_cli_note_halves(options->costs);
   jpp_search_options_t search = {.stages = options->stages,
                                  .ranks = options->ranks,
                                  .microbatches = options->microbatches,
