@@ -73,10 +73,12 @@ jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_s
                            name);
   }
   if (!options->stages || !options->microbatches) {
+    bool both = !options->stages && !options->microbatches;
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "schedule %s: expected --stages N and --microbatches N "
-                           "(--ranks N where ranks hold several stages)",
-                           name);
+                           "schedule %s: expected %s%s%s (and --ranks N where ranks hold "
+                           "several stages)",
+                           name, options->stages ? "" : "--stages N", both ? " and " : "",
+                           options->microbatches ? "" : "--microbatches N");
   }
   jpp_schedule_params_t params = {
       .stages = options->stages,

@@ -59,11 +59,13 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
   const jpp_client_info_t* info = jpp_client_info(((jpp_py_client_t*)object)->client);
   PyObject* devices = PyList_New(info->device_count);
   for (uint32_t i = 0; devices && i < info->device_count; ++i) {
-    PyObject* item = Py_BuildValue("(is)", info->devices[i].id, info->devices[i].kind);
+    PyObject* item =
+        Py_BuildValue("(iN)", info->devices[i].id, jpp_py_text(info->devices[i].kind));
     if (!item || PyList_SetItem(devices, i, item) < 0) Py_CLEAR(devices);
   }
   if (!devices) return NULL;
-  return Py_BuildValue("(ssN)", info->platform_name, info->platform_version, devices);
+  return Py_BuildValue("(NNN)", jpp_py_text(info->platform_name),
+                       jpp_py_text(info->platform_version), devices);
 }
 
 // Without a folder it only compiles.

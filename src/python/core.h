@@ -20,13 +20,20 @@
 PyObject* jpp_py_raise(jpp_status_t* status);
 // The same for a status that may be NULL; false if it raised.
 bool jpp_py_check(jpp_status_t* status);
-// Makes `text` a str and frees it.
+// A str of any bytes: those that are no UTF-8 become \xNN.
+PyObject* jpp_py_text(const char* text);
+// The same, and frees `text`.
 PyObject* jpp_py_take_text(char* text);
 
 // A sequence of ints into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
 // [(forward, input gradient, weight gradient)] into `costs`. False if it raised.
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
+// jpp_search_options_t.poll, for a thread that has released the GIL: a signal handler
+// that raises (Ctrl-C) ends the search.
+jpp_status_t* jpp_py_poll(void* context);
+// jpp_py_check() of a search; a handler's exception stays the one that is raised.
+bool jpp_py_check_search(jpp_status_t* status);
 // A Schedule that owns `schedule`; destroys it and gives NULL if it raised.
 PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule);
 // A list of ints.

@@ -15,7 +15,9 @@ PyObject* jpp_py_raise(jpp_status_t* status) {
   const char* code = jpp_status_code_name(jpp_status_code(status));
   bool is_nan = jpp_status_code(status) == JPP_NAN_ERROR;
   PyObject* type = is_nan ? jpp_py_types.nan_error : jpp_py_types.error;
-  PyObject* error = PyObject_CallFunction(type, "s", jpp_status_message(status));
+  PyObject* message = jpp_py_text(jpp_status_message(status));
+  PyObject* error = message ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
+  Py_XDECREF(message);
   PyObject* name = PyUnicode_FromString(code);
   jpp_status_free(status);
   if (error && name && PyObject_SetAttrString(error, "code", name) == 0) {
@@ -26,8 +28,12 @@ PyObject* jpp_py_raise(jpp_status_t* status) {
   return NULL;
 }
 
+PyObject* jpp_py_text(const char* text) {
+  return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+}
+
 PyObject* jpp_py_take_text(char* text) {
-  PyObject* str = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+  PyObject* str = jpp_py_text(text);
   jpp_text_free(text);
   return str;
 }

@@ -121,6 +121,20 @@ bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
   return true;
 }
 
+jpp_status_t* jpp_py_poll(void* context) {
+  (void)context;
+  PyGILState_STATE state = PyGILState_Ensure();
+  bool raised = PyErr_CheckSignals() < 0;
+  PyGILState_Release(state);
+  return raised ? jpp_status_make(JPP_CANCELLED, "search: interrupted") : NULL;
+}
+
+bool jpp_py_check_search(jpp_status_t* status) {
+  if (!PyErr_Occurred()) return jpp_py_check(status);
+  jpp_status_free(status);
+  return false;
+}
+
 static PyObject* schedule_search(PyObject* type, PyObject* args) {
   (void)type;
   jpp_search_options_t options = {0};
@@ -138,12 +152,13 @@ static PyObject* schedule_search(PyObject* type, PyObject* args) {
   options.costs = costs;
   options.memory_limit = limit;
   options.activation_bytes = bytes;
+  options.poll = jpp_py_poll;
   if (ok) {
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
       status = jpp_schedule_search(&options, &result);
     Py_END_ALLOW_THREADS
-    ok = jpp_py_check(status);
+    ok = jpp_py_check_search(status);
   }
   jpp_free(costs);
   return ok ? jpp_py_wrap_schedule(result.schedule) : NULL;

@@ -346,8 +346,9 @@ jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text, size_t l
   uint32_t slots = 0;
   reader_t reader = {.file = file};
   task_vec_t tasks = {0};
-  jpp_status_t* status =
-      read_csv(&reader, (cell_t){text, text + length}, &tasks, &slots, out_schedule);
+  cell_t all = {text, text + length};
+  if (length >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) all.at += 3;  // U+FEFF
+  jpp_status_t* status = read_csv(&reader, all, &tasks, &slots, out_schedule);
   jpp_vec_deinit(&tasks);
   jpp_vec_deinit(&reader.actions);
   jpp_vec_deinit(&reader.tasks);

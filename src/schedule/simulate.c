@@ -1,5 +1,3 @@
-#include <math.h>
-
 #include "jaxpp/schedule_simulate.h"
 #include "schedule/channels.h"
 #include "schedule/order.h"
@@ -205,33 +203,41 @@ static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* 
 
 enum { kMostStreams = 64 };
 
-static bool is_cost(double cost) { return isfinite(cost) && cost >= 0; }
+bool jpp_simulation_takes(double time) {
+  return time == 0 || (time >= JPP_SHORTEST_TIME && time <= JPP_LONGEST_TIME);
+}
 
-static jpp_status_t* check_costs(const jpp_schedule_t* schedule,
-                                 const jpp_simulate_options_t* options,
-                                 const jpp_cost_t* costs) {
-  for (uint32_t s = 0; s < schedule->stages; ++s) {
+jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs, uint32_t stages) {
+  for (uint32_t s = 0; s < stages; ++s) {
     const jpp_cost_t* cost = &costs[s];
-    if (is_cost(cost->forward) && is_cost(cost->backward) && is_cost(cost->weight)) {
+    if (jpp_simulation_takes(cost->forward) && jpp_simulation_takes(cost->backward) &&
+        jpp_simulation_takes(cost->weight)) {
       continue;
     }
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "stage %u: costs are numbers of at least 0, found %g,%g,%g", s,
-                           cost->forward, cost->backward, cost->weight);
+                           "stage %u: costs are numbers of at least 0, and of %g to %g "
+                           "where they are not 0, found %g,%g,%g",
+                           s, JPP_SHORTEST_TIME, JPP_LONGEST_TIME, cost->forward,
+                           cost->backward, cost->weight);
   }
+  return NULL;
+}
+
+static jpp_status_t* check_options(const jpp_simulate_options_t* options) {
   if (options->streams > kMostStreams) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected at most %d streams a rank, found %u", kMostStreams,
                            options->streams);
   }
-  if (is_cost(options->latency) && is_cost(options->transfer) &&
-      is_cost(options->optimizer)) {
+  if (jpp_simulation_takes(options->latency) && jpp_simulation_takes(options->transfer) &&
+      jpp_simulation_takes(options->optimizer)) {
     return NULL;
   }
   return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "latency, transfer and optimizer are numbers of at least 0, "
-                         "found %g, %g and %g",
-                         options->latency, options->transfer, options->optimizer);
+                         "latency, transfer and optimizer are numbers of at least 0, and "
+                         "of %g to %g where they are not 0, found %g, %g and %g",
+                         JPP_SHORTEST_TIME, JPP_LONGEST_TIME, options->latency,
+                         options->transfer, options->optimizer);
 }
 
 static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
@@ -250,7 +256,8 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
                             whole->weight / share};
   }
   *out_costs = costs;
-  return check_costs(schedule, options, costs);
+  JPP_RETURN_IF_ERROR(check_options(options));
+  return jpp_simulation_check_costs(costs, schedule->stages);
 }
 
 static jpp_status_t* simulate(const jpp_schedule_t* schedule,
