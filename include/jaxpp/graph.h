@@ -8,7 +8,8 @@
 //
 // A graph is immutable once made, and lives in one arena. The builder, which the parser
 // uses too, checks every invariant as soon as it can be broken: JPP_GRAPH_ERROR names the
-// op. After an error only destroy the builder.
+// op. After an error, and once it has finished, only destroy the builder: other calls
+// give JPP_INVALID_ARGUMENT.
 #ifndef JAXPP_GRAPH_H_
 #define JAXPP_GRAPH_H_
 
