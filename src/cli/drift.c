@@ -124,8 +124,10 @@ jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
   pair_vec_t pairs = {0};
   jpp_status_t* status = jpp_cli_trace_read(options->words[0], &predicted);
   if (!status) status = jpp_cli_trace_read(options->words[1], &measured);
-  jpp_cli_trace_sort(&predicted);
-  jpp_cli_trace_sort(&measured);
+  if (!status) {
+    jpp_cli_trace_sort(&predicted);
+    jpp_cli_trace_sort(&measured);
+  }
   if (!status) status = match(&predicted, &measured, &pairs);
   if (!status) append_drift(&predicted, &measured, &pairs, out);
   jpp_vec_deinit(&pairs);

@@ -63,13 +63,12 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t*
 }
 
 // Listing every message of a schedule beyond this takes long, and no plan is that large.
-enum { kMostPairs = 1 << 21, kMostRanks = 2048 };
+enum { kMostPairs = 1 << 21 };
 
 static jpp_status_t* prove(const jpp_cli_options_t* options,
                            const jpp_schedule_t* schedule, uint32_t slots,
                            jpp_str_t* out) {
-  bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs &&
-               schedule->ranks <= kMostRanks;
+  bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs;
   JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
   if (options->memory_limit) {
     uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;

@@ -70,10 +70,9 @@ static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
     Py_XDECREF(row);
     if (!ok) return false;
   }
-  const jpp_schedule_task_t* at = tasks->data;
-  for (uint32_t r = 0; r < ranks; ++r) {
-    rows[r].tasks = at;
-    at += rows[r].count;
+  size_t at = 0;
+  for (uint32_t r = 0; r < ranks; at += rows[r++].count) {
+    rows[r].tasks = rows[r].count ? &tasks->data[at] : NULL;
   }
   return true;
 }
@@ -190,14 +189,22 @@ static PyObject* schedule_verify(PyObject* object, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject* task_to_tuple(const jpp_schedule_task_t* task) {
+  bool idle = task->kind == JPP_TASK_IDLE;
+  return Py_BuildValue("(IOIII)", task->kind, task->joins_next ? Py_True : Py_False,
+                       task->latency, task->stage, idle ? 0 : task->microbatch);
+}
+
+// Idle steps one by one.
 static PyObject* row_to_list(const jpp_schedule_row_t* row) {
-  PyObject* list = PyList_New(row->count);
+  PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {
-    const jpp_schedule_task_t* task = &row->tasks[i];
-    PyObject* item =
-        Py_BuildValue("(IOIII)", task->kind, task->joins_next ? Py_True : Py_False,
-                      task->latency, task->stage, task->microbatch);
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
+    PyObject* item = task_to_tuple(&row->tasks[i]);
+    if (!item) Py_CLEAR(list);
+    for (uint64_t step = 0; list && step < jpp_task_steps(&row->tasks[i]); ++step) {
+      if (PyList_Append(list, item) < 0) Py_CLEAR(list);
+    }
+    Py_XDECREF(item);
   }
   return list;
 }

@@ -231,6 +231,10 @@ static void append_tasks(const jpp_schedule_row_t* row, jpp_str_t* str) {
       append_pair(task_action(&row->tasks[i]), task_action(&row->tasks[i + 1]), str);
     } else if (row->tasks[i].kind != JPP_TASK_IDLE) {
       append_action(task_action(&row->tasks[i]), str);
+    } else {
+      for (uint32_t step = 0; step < row->tasks[i].microbatch; ++step) {
+        jpp_str_append(str, ",");
+      }
     }
     i += size;
   }
