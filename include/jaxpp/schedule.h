@@ -131,6 +131,15 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 // take them as one. Time and memory are linear in the number of tasks.
 JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;
 
+// The same for a loop that has a sum over its microbatches. Sums are taken in the order
+// of the microbatches, so that a step's result does not depend on its schedule, which the
+// planner insists on: so proves besides that the backwards of each stage (its BWD_W where
+// they are split), which sum gradients, and the forwards of the last stage, which sum
+// losses, run in that order. Of other sums, as of an auxiliary loss in an earlier stage,
+// only the planner knows.
+JPP_API jpp_status_t* jpp_schedule_verify_sums(const jpp_schedule_t* schedule)
+    JPP_MUST_USE;
+
 // --- Reading it ---
 
 // When one entry of a row runs, in latency units from the start of the loop.

@@ -203,6 +203,17 @@ class CommandTest(unittest.TestCase):
             self.assert_refused(2, "zbv.csv:1: cell 2, 'x'", "verify", file)
         self.assert_refused(2, "No such file", "verify", "/nonexistent.csv")
 
+    def test_sums_take_their_microbatches_in_order(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "x.csv")
+            file.write_text("0F0,0F1,0B1,0B0\n")
+            message = "schedule x.csv: rank 0 runs bwd_0__1 (entry 2) where bwd_0__0 is due"
+            self.assert_refused(1, message, "verify", str(file))
+            file.write_text("0F1,0F0\n")
+            done = run("verify", str(file))
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("\nonly for a loop without a sum: rank 0 runs fwd_0__1", done.stdout)
+
     def test_plot_and_drift(self) -> None:
         sizes = ["--stages=4", "--microbatches=6"]
         with tempfile.TemporaryDirectory() as folder:
