@@ -25,10 +25,14 @@ typedef struct jpp_type {
   jpp_dtype_t dtype;
   uint32_t ndim;
   const int64_t* dims;  // [ndim]
+  // How many equal pieces a rank's devices cut the array into, each device holding one;
+  // 0 and 1: every device holds all of it.
+  uint32_t shards;
 } jpp_type_t;
 
-// Bytes of a dense array of this type.
+// Bytes of a dense array of this type, all shards together.
 JPP_API uint64_t jpp_type_bytes(const jpp_type_t* type);
+// Shards are no part of what is compared.
 JPP_API bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b);
 
 typedef struct jpp_value {
@@ -192,11 +196,16 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
 //   out %6 "[0]"
 //
-// `#` begins a comment. Names behind % are letters, digits, '_' and '.'.
+// f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters, digits, '_' and '.'.
 
 // The caller frees *out_text with jpp_text_free().
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,
                                       char** out_text) JPP_MUST_USE;
+// The same with the shards that follow from `device_bytes`, [graph->num_values] bytes of
+// each value on one device; 0 where that is not known.
+JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
+                                              const uint64_t* device_bytes,
+                                              char** out_text) JPP_MUST_USE;
 // `file` names the text in errors ("file:line:column: ...", JPP_PARSE_ERROR).
 JPP_API jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
                                       jpp_graph_t** out_graph) JPP_MUST_USE;

@@ -87,6 +87,9 @@ typedef struct jpp_staged {
   const jpp_value_t* values;
   const jpp_op_t* ops;
   const uint8_t* scopes;  // [num_values] jpp_value_scope_t
+  // [num_values] for a value of the graph itself, for one that the planner made the value
+  // of the graph that it is a part of: both have one type and one sharding.
+  const uint32_t* origins;
   const jpp_task_t* tasks;
   const jpp_accumulator_t* accumulators;
   const jpp_staged_loop_t* loops;     // [graph->num_loops]

@@ -96,7 +96,7 @@ typedef struct jpp_plan {
 
 typedef struct jpp_program_options {
   const jpp_schedule_t* const* schedules;  // [graph->num_loops], verified
-  // [staged->num_values] bytes of the largest shard; NULL: whole values.
+  // [staged->num_values] bytes of each value on one device; NULL: by the types' shards.
   const uint64_t* value_bytes;
   uint32_t channel_slots;  // at least so many a channel; 0: 2
 } jpp_program_options_t;

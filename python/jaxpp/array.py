@@ -58,6 +58,7 @@ class Placement:
         return _core.Value.put(
             self.devices.client,
             self.ranks,
+            self.devices.per_rank,
             self.device_indices,
             shards * len(self.ranks),
             self.dtype_name,

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax._src import effects
-from jax._src.interpreters import mlir
 from jax.extend.core import JaxprEqn
-from jaxlib.mlir import ir
 
 from jaxpp import _core
 from jaxpp.errors import make_error, where_raised
+from jaxpp.jax_internals import LoweredModule, element_type_name, is_ordered
 
 __all__ = ["TARGET", "check_callback", "redirect_callbacks"]
 
@@ -61,71 +60,45 @@ class _Function:
         return None
 
 
-def _types(values: Any, dtypes: dict[str, Any]) -> tuple[_Type, ...]:
+def _types(named: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[_Type, ...]:
+    dtypes = _numpy_dtypes()
     found = []
-    for value in values:
-        type_ = ir.RankedTensorType(value.type)
-        name = str(type_.element_type)
+    for name, shape in named:
         if name not in dtypes:
             raise make_error(
                 "unsupported",
                 f"a callback into Python takes or gives elements of type {name}; expected one "
                 f"of {', '.join(dtypes)}. Convert before and after it",
             )
-        found.append((dtypes[name], tuple(type_.shape)))
+        found.append((dtypes[name], shape))
     return tuple(found)
 
 
+@functools.cache
 def _numpy_dtypes() -> dict[str, Any]:
-    """By name in MLIR, what a whole number of bytes holds. In the module's context."""
+    """By name in MLIR, what a whole number of bytes holds."""
     kinds = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     floats = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
     eighths = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     dtypes = map(np.dtype, (*kinds, *floats, *eighths))
-    return {str(mlir.dtype_to_ir_type(dtype)): dtype for dtype in dtypes}
+    return {element_type_name(dtype): dtype for dtype in dtypes}
 
 
-def _callback_ops(op: Any) -> Iterator[Any]:
-    """Those in an operation; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                if (
-                    inner.operation.name == "stablehlo.custom_call"
-                    and inner.attributes["call_target_name"].value == TARGET
-                ):
-                    yield inner
-                yield from _callback_ops(inner)
+def _make_callback(
+    function: Callable[..., Any], operands: Any, results: Any
+) -> tuple[_core.Callback, int]:
+    types = _types(operands), _types(results)
+    sizes = [[dtype.itemsize for dtype, _ in each] for each in types]
+    callback = _core.Callback(_Function(function, *types), *sizes)
+    return callback, callback.address()
 
 
-def redirect_callbacks(
-    module: Any, functions: Sequence[Callable[..., Any]]
-) -> tuple[_core.Callback, ...]:
-    """Makes a module's callbacks ours.
-
-    Args:
-      module: StableHLO as JAX lowered it; changed in place.
-      functions: what JAX would put into its client's table for this module.
-
-    Returns:
-      What the executable must keep alive.
-    """
-    if not functions:
+def redirect_callbacks(module: LoweredModule) -> tuple[_core.Callback, ...]:
+    """Makes a module's callbacks ours, in place. Returns what its executable must keep
+    alive."""
+    if not module.callback_functions:
         return ()
-    callbacks = []
-    with module.context:
-        dtypes = _numpy_dtypes()
-        for op in list(_callback_ops(module.operation)):
-            index = ir.IntegerAttr(op.attributes["mhlo.backend_config"]["index"]).value
-            operands, results = _types(op.operands, dtypes), _types(op.results, dtypes)
-            function = _Function(functions[index], operands, results)
-            sizes = [[d.itemsize for d, _ in types] for types in (operands, results)]
-            callback = _core.Callback(function, *sizes)
-            u64 = ir.IntegerType.get_unsigned(64)
-            address = ir.IntegerAttr.get(u64, callback.address())
-            op.attributes["mhlo.backend_config"] = ir.DictAttr.get({"callback": address})
-            callbacks.append(callback)
-    return tuple(callbacks)
+    return tuple(module.redirect_callbacks(TARGET, _make_callback))
 
 
 def check_callback(eqn: JaxprEqn, where: str | None) -> None:
@@ -133,7 +106,7 @@ def check_callback(eqn: JaxprEqn, where: str | None) -> None:
     if eqn.primitive.name not in _PRIMITIVES:
         return
     found = {
-        "ordered": any(map(effects.ordered_effects.contains, eqn.effects)),
+        "ordered": any(map(is_ordered, eqn.effects)),
         "partitioned": eqn.params.get("partitioned", False),
     }
     for option, given in found.items():

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxlib import xla_client
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray, Placement
@@ -19,6 +18,7 @@ from jaxpp.compilation_cache import folder, key_of
 from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
 from jaxpp.errors import JaxppError, make_error
+from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
 from jaxpp.times import collecting, note_step
@@ -26,24 +26,6 @@ from jaxpp.times import collecting, note_step
 __all__ = ["CompiledStep"]
 
 _MEASURED_RUNS = 4  # of a trial
-
-
-def compile_options(device_ids: Sequence[int], user_options: dict[str, Any] | None) -> bytes:
-    """A serialized CompileOptionsProto for a rank, or for any one device."""
-    options = xla_client.CompileOptions()
-    build = options.executable_build_options
-    if user_options:
-        options.env_option_overrides = list(user_options.items())
-    if len(device_ids) == 1:
-        options.compile_portable_executable = True
-        return options.SerializeAsString()
-    options.num_partitions = build.num_partitions = len(device_ids)
-    options.num_replicas = build.num_replicas = 1
-    build.use_spmd_partitioning = True
-    build.use_shardy_partitioner = True
-    assignment = np.array([device_ids])
-    build.device_assignment = xla_client.DeviceAssignment.create(assignment)
-    return options.SerializeAsString()
 
 
 def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
@@ -86,7 +68,7 @@ class _Compiler:
         key = (lowered.code, None if portable else rank)
         if key not in self.futures:
             ids = self.devices.ids[rank]
-            options = compile_options(ids, self.user_options)
+            options = serialized_compile_options(ids, self.user_options)
             self.futures[key] = pool.submit(self._compile, lowered, options)
         return self.futures[key]
 
@@ -309,7 +291,7 @@ def _dump(traced: Traced, compiler: _Compiler) -> None:
         return
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "graph.jpp").write_text(traced.graph.core.text())
+    (path / "graph.jpp").write_text(traced.graph.core.text(traced.specs.value_bytes))
     (path / "partition.txt").write_text(traced.staged.text())
     (path / "program.txt").write_text(traced.plan.text())
     (path / "check.txt").write_text(traced.proof)

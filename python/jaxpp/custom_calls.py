@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jaxlib import xla_client
 
 from jaxpp import _core
 from jaxpp.callbacks import TARGET, check_callback
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import host_call_targets
 
 __all__ = ["check_equation", "has_callbacks", "register_handlers"]
 
@@ -19,15 +19,10 @@ _NO_TRAITS = 0
 _registered: dict[int, set[str]] = {}  # by client
 
 
-def _targets() -> dict[str, Any]:
-    """All handlers that this process has registered for the CPU, by name."""
-    return xla_client.custom_call_targets("Host")
-
-
 def _handlers() -> dict[str, Any]:
     found = {
         name: stages["execute"]
-        for name, stages in _targets().items()
+        for name, stages in host_call_targets().items()
         if set(stages) == {"execute"} and "python" not in name
     }
     return {TARGET: _core.callback_handler(), **found}
@@ -80,7 +75,7 @@ def check_equation(eqn: JaxprEqn, where: str | None) -> None:
     for each in _equations(eqn):
         check_callback(each, where)
         target = each.params.get("target_name") if each.primitive.name == "ffi_call" else None
-        if target is not None and target not in _targets():
+        if target is not None and target not in host_call_targets():
             raise make_error(
                 "unsupported",
                 f"custom call {target!r} at {where}: nobody registered a handler of that name "

@@ -8,9 +8,13 @@ from types import TracebackType
 from typing import Any
 
 import jax
-from jax._src import source_info_util
 
 from jaxpp._core import JaxppError, NanError
+from jaxpp.jax_internals import (
+    current_line,
+    exclude_from_user_lines,
+    is_user_file,
+)
 
 __all__ = [
     "JaxppError",
@@ -23,11 +27,9 @@ __all__ = [
     "shorten",
     "tree_text",
     "where_raised",
-    "where_was",
 ]
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
-source_info_util.register_exclusion(_PACKAGE)
+exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
 
 
 def make_error(code: str, message: str) -> JaxppError:
@@ -48,15 +50,9 @@ def shorten(value: Any, limit: int = 120) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def where_was(source: Any) -> str | None:
-    """The user's own line behind a JAX traceback, as file:line."""
-    frame = source_info_util.user_frame(source)
-    return f"{frame.file_name}:{frame.start_line}" if frame else None
-
-
 def here() -> str:
     """The line of the user's code that is running, as file:line."""
-    return where_was(source_info_util.current().traceback) or "?"
+    return current_line() or "?"
 
 
 def where_raised(trace: TracebackType | None) -> str:
@@ -64,7 +60,7 @@ def where_raised(trace: TracebackType | None) -> str:
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(trace)
-        if source_info_util.is_user_filename(frame.filename)
+        if is_user_file(frame.filename)
     ]
     return lines[-1] if lines else "?"
 

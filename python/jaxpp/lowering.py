@@ -9,17 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.interpreters import mlir
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxlib import xla_client
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from jaxpp import _core
 from jaxpp.callbacks import redirect_callbacks
+from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
-from jaxpp.operations import state_of
 from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
 
 __all__ = ["LoweredTask", "TaskLowerer", "run_op"]
@@ -36,16 +32,9 @@ class LoweredTask:
 
 def _bind(op: FrontOp, operands: Sequence[Any], mesh: MpmdMesh) -> list[Any]:
     """Evaluates one equation on tracers, on a rank's mesh instead of the whole one."""
-    params = dict(op.params)
-    if op.primitive.name == "sharding_constraint":
-        lowering_mesh = mesh.lowering_mesh()
-        if lowering_mesh.size == 1:
-            return list(operands)
-        spec = getattr(params["sharding"], "spec", None)
-        if spec is not None:
-            sharding = NamedSharding(lowering_mesh, spec)
-            return [jax.lax.with_sharding_constraint(operands[0], sharding)]
-    bound = op.primitive.get_bind_params(params)
+    if op.primitive.name == "sharding_constraint" and mesh.lowering_mesh().size == 1:
+        return list(operands)
+    bound = op.primitive.get_bind_params(op.params)
     # Before jax 0.10 functions among the parameters came apart from the rest.
     functions, bind_params = ([], bound) if isinstance(bound, dict) else bound
     with op.context.manager if op.context else contextlib.nullcontext():
@@ -115,22 +104,9 @@ class TaskLowerer:
         self.mesh = mesh
         self.specs = specs
         self.platform = platform
-        self.avals = dict(graph.avals)
+        # The planner's own values are typed like those of the graph that they are a part of.
+        self.avals = [graph.avals.get(origin) for origin in staged.origins()]
         self._cache: dict[Any, LoweredTask] = {}
-        for loop, result, _, init, state, after, final in staged.accumulators():
-            aval = self._state_aval(loop, result)
-            for value in (init, state, after, final):
-                self.avals.setdefault(value, aval)
-        for task in staged.tasks():
-            for op in task[5]:
-                kind, _, _, inputs, first, _ = staged.op(op)
-                if kind == SUM:
-                    self.avals.setdefault(first, self.avals[inputs[0]])
-
-    def _state_aval(self, loop: int, result: int) -> Any:
-        front = self.graph.loops[loop]
-        value = front.value_avals[result]
-        return state_of(front.operations[result], front.length, value)
 
     # --- Evaluating a task ---
 
@@ -236,40 +212,10 @@ class TaskLowerer:
             options["in_shardings"] = tuple(self._shardings(task.inputs))
             options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
-        traced = function.trace(*avals)
-        lowered = traced.lower(lowering_platforms=(self.platform,))
-        module = lowered.compiler_ir("stablehlo")
-        _set_aliases(module, donations)
-        functions = lowered._lowering.compile_args["host_callbacks"]
-        callbacks = redirect_callbacks(module, functions)
-        readable = module.operation.clone()
-        return LoweredTask(_into_bytecode(module), callbacks, lambda: str(readable))
-
-
-def _set_aliases(module: Any, donations: Sequence[int | None]) -> None:
-    """Tells XLA which argument's memory each output takes over."""
-    if all(d is None for d in donations):
-        return
-    with module.context:
-        functions = module.body.operations
-        main = next(f for f in functions if f.attributes["sym_name"].value == "main")
-        i32 = ir.IntegerType.get_signless(32)
-        rows = []
-        for row, output in zip(main.arg_attrs, donations, strict=True):
-            attributes = {named.name: named.attr for named in row}
-            if output is not None:
-                attributes["tf.aliasing_output"] = ir.IntegerAttr.get(i32, output)
-            rows.append(ir.DictAttr.get(attributes))
-        main.arg_attrs = ir.ArrayAttr.get(rows)
-
-
-def _into_bytecode(module: Any) -> bytes:
-    """A form that plugins of other versions of XLA read; the module is used up."""
-    twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
-    version = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
-    code = mlir.module_to_bytecode(module)
-    # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
-    # but parses the module anew: ten times the time.
-    if any(dialect in code for dialect in (b"chlo\0", b"mhlo\0", b"sdy\0")):
-        return xla_client._xla.mlir.serialize_portable_artifact(code, version)
-    return stablehlo.serialize_portable_artifact(module, version)
+        with context_mesh(self.mesh.lowering_mesh()):
+            traced = function.trace(*avals)
+            module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
+        module.set_aliases(donations)
+        callbacks = redirect_callbacks(module)
+        text = module.printer()
+        return LoweredTask(module.into_bytecode(), callbacks, text)

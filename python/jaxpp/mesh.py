@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.errors import make_error, shorten
+from jaxpp.jax_internals import context_mesh
 
 __all__ = ["MpmdMesh", "MpmdSharding"]
 
@@ -81,15 +82,27 @@ class MpmdMesh:
         """The mesh that tasks are lowered for: a rank's, the same for all of them."""
         return self.unstack[0]
 
+    def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
+        """The part of a spec over the whole mesh that shards inside a rank."""
+        parts = []
+        for part in spec:
+            axes = part if isinstance(part, tuple) else (part,)
+            kept = tuple(a for a in axes if a is not None and a != self.mpmd_axis_name)
+            parts.append(kept[0] if len(kept) == 1 else kept or None)
+        while parts and parts[-1] is None:
+            parts.pop()
+        return PartitionSpec(*parts)
+
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
         """A step's specs mean the axes of a rank's mesh, whatever mesh is around it."""
         mesh = self.lowering_mesh()
-        _enter(mesh)
-        try:
-            yield
-        finally:
-            mesh.__exit__(None, None, None)
+        with context_mesh(mesh, self.jax_mesh):
+            _enter(mesh)
+            try:
+                yield
+            finally:
+                mesh.__exit__(None, None, None)
 
     @property
     def my_mpmd_axis_index(self) -> int:

@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src.interpreters import partial_eval as pe
-from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.array import MpmdArray
 from jaxpp.auto import find_schedules, is_auto, trial_length
 from jaxpp.call import Call, Options, Signature, struct_of
 from jaxpp.errors import (
@@ -26,6 +23,7 @@ from jaxpp.errors import (
     tree_text,
     where_raised,
 )
+from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.sharding import Specs, infer_specs
 from jaxpp.tracing import FrontLoop, Graph, build_graph
@@ -113,9 +111,7 @@ def _trace(fun: Callable[..., Any], signature: Signature, call: Call, mesh: Mpmd
                 "sharding",
                 f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
             ) from None
-    used = [True] * len(closed.jaxpr.outvars)
-    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
-    return ClosedJaxpr(jaxpr, closed.consts), out_trees[-1]
+    return ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts), out_trees[-1]
 
 
 def _output_names(out_tree: Any) -> list[str]:
@@ -124,8 +120,21 @@ def _output_names(out_tree: Any) -> list[str]:
     return ["result" + jax.tree_util.keystr(path) for path, _ in leaves]
 
 
-def _is_of(mesh: MpmdMesh, leaf: Any) -> bool:
-    return isinstance(leaf, MpmdArray) and leaf.sharding.mpmd_mesh == mesh
+def _spec_of_leaf(mesh: MpmdMesh, leaf: Any) -> PartitionSpec | None:
+    """How an argument lies already, if it lies on a mesh with the axes of a rank's."""
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, MpmdSharding):
+        return sharding.spec if sharding.mpmd_mesh == mesh else None
+    if not isinstance(sharding, NamedSharding):
+        return None
+    rank_axes = mesh.lowering_mesh().shape
+    if any(
+        rank_axes.get(axis, 0) != size
+        for axis, size in sharding.mesh.shape.items()
+        if axis != mesh.mpmd_axis_name
+    ):
+        return None
+    return mesh.without_pipeline_axis(sharding.spec)
 
 
 def _ask_schedule(loop: FrontLoop, ranks: int) -> Any:
@@ -208,7 +217,7 @@ def _trace_front(
     in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs")
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
-        leaf.spec if spec is None and _is_of(mesh, leaf) else spec
+        _spec_of_leaf(mesh, leaf) if spec is None else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
     ]
     closed, out_tree = _trace(fun, signature, call, mesh)

@@ -9,12 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.interpreters import partial_eval as pe
-from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text
+from jaxpp.jax_internals import broadcast_prefix, drop_unused, without_constants
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 
@@ -284,8 +283,7 @@ def treduce_i(
     index = jax.ShapeDtypeStruct((), jnp.int32)
     body, result = jax.make_jaxpr(run_body, return_shape=True)(index)
     operations = _match_operations(operation, result, length)
-    jaxpr, _ = pe.dce_jaxpr(body.jaxpr, [True] * len(body.jaxpr.outvars), instantiate=True)
-    jaxpr = pe.convert_constvars_jaxpr(jaxpr)
+    jaxpr = without_constants(drop_unused(body.jaxpr))
     outs = loop_p.bind(
         *body.consts,
         body=ClosedJaxpr(jaxpr, ()),

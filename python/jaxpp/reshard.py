@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.tree_util import broadcast_prefix
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray, Placement
 from jaxpp.devices import devices_for
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import broadcast_prefix
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]

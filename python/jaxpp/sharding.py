@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib.mlir import passmanager
 
 from jaxpp import _core
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.lowering import run_op
 from jaxpp.mesh import MpmdMesh
-from jaxpp.tracing import SUM, FrontLoop, Graph, physical_type
+from jaxpp.tracing import FrontLoop, Graph, physical_type
 
 __all__ = ["Specs", "infer_specs"]
 
@@ -95,34 +94,6 @@ def _check_given(
 
 # --- Propagation ------------------------------------------------------------------------
 
-_DIMENSION = re.compile(r"\{([^}]*)\}")
-_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
-
-
-def _parse_sharding(text: str) -> list[tuple[str, ...]]:
-    """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
-    inside = text[text.index("[") : text.index("]") + 1]
-    dimensions = []
-    for part in _DIMENSION.findall(inside):
-        axes = _AXIS.findall(part)
-        # A part of an axis can not be said in a PartitionSpec.
-        dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
-    return dimensions
-
-
-def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
-    """The spec in a module's attribute; dimensions that it does not divide stay whole."""
-    if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return PartitionSpec()
-    parts: list[Any] = []
-    for size, axes in zip(aval.shape, _parse_sharding(str(attribute)), strict=True):
-        ways = math.prod(mesh.shape[a] for a in axes)
-        keep = axes and ways > 1 and size % ways == 0
-        parts.append((axes[0] if len(axes) == 1 else axes) if keep else None)
-    while parts and parts[-1] is None:
-        parts.pop()
-    return PartitionSpec(*parts)
-
 
 def _reduce_once(loop: FrontLoop, env: dict[int, Any]) -> None:
     """A loop's results after its first microbatch."""
@@ -173,23 +144,14 @@ def _propagate(
         in_shardings=tuple(shardings(args, in_specs)),
         out_shardings=shardings(wanted, out_specs),
     )
-    module = jitted.lower(*structs).compiler_ir("stablehlo")
-    with module.context:
-        pipeline = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
-        pipeline.run(module.operation)
-        main = next(
-            f
-            for f in module.body.operations
-            if "sym_name" in f.attributes and f.attributes["sym_name"].value == "main"
-        )
-        found = dict(zip(args, _sharding_attributes(main.arg_attrs), strict=True))
-        results = _sharding_attributes(main.attributes["res_attrs"])
-        found.update(zip(wanted, results, strict=True))
-        return {v: _spec_of(a, graph.avals[v], lowering_mesh) for v, a in found.items()}
-
-
-def _sharding_attributes(rows: Any) -> list[Any]:
-    return [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
+    avals = [[graph.avals[v] for v in values] for values in (args, wanted)]
+    with context_mesh(lowering_mesh):
+        module = LoweredModule(jitted.lower(*structs))
+    specs = module.propagated_specs(*avals, lowering_mesh)
+    found: dict[int, PartitionSpec] = {}
+    for values, of_values in zip((args, wanted), specs, strict=True):
+        found.update(zip(values, of_values, strict=True))
+    return found
 
 
 # --- All values that cross tasks --------------------------------------------------------
@@ -245,34 +207,15 @@ def infer_specs(
     }
     if lowering_mesh.size == 1:
         return Specs({**given_in, **given_out}, None)
+    origins = staged.origins()
     crossing = _crossing_values(staged)
-    wanted = sorted(v for v in crossing if v in graph.avals)
-    by_value = _propagate(graph, mesh, given_in, given_out, wanted)
-    by_value.update(given_in)
-    by_value.update(given_out)
-    avals = dict(graph.avals)
-    _spread_to_made_values(graph, staged, by_value, avals)
-    value_bytes = [0] * staged.num_values()
-    for value in crossing:
-        value_bytes[value] = _shard_bytes(by_value[value], avals[value], lowering_mesh)
-    return Specs(by_value, value_bytes)
-
-
-def _spread_to_made_values(
-    graph: Graph,
-    staged: _core.Staged,
-    by_value: dict[int, PartitionSpec],
-    avals: dict[int, Any],
-) -> None:
-    """What the planner made has the sharding of the result that it is a part of."""
-    for loop, result, _, init, state, after, final in staged.accumulators():
-        output = graph.loops[loop].first_output + result
-        for value in (init, state, after, final):
-            by_value[value] = by_value[output]
-            avals[value] = avals[output]
-    for task in staged.tasks():
-        for op in task[5]:
-            kind, _, _, inputs, first, _ = staged.op(op)
-            if kind == SUM and first not in by_value:
-                by_value[first] = by_value[inputs[0]]
-                avals[first] = avals[inputs[0]]
+    wanted = sorted({origins[v] for v in crossing})
+    by_origin = _propagate(graph, mesh, given_in, given_out, wanted)
+    by_origin.update(given_in)
+    by_origin.update(given_out)
+    by_value = [by_origin.get(origin) for origin in origins]
+    value_bytes = [
+        _shard_bytes(spec, graph.avals[origin], lowering_mesh) if spec is not None else 0
+        for spec, origin in zip(by_value, origins, strict=True)
+    ]
+    return Specs({v: spec for v, spec in enumerate(by_value) if spec is not None}, value_bytes)

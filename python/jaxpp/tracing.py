@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.sharding_impls import UNSPECIFIED
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
 from jaxpp.cross import place_p
 from jaxpp.custom_calls import check_equation
-from jaxpp.errors import make_error, shorten, where_was
+from jaxpp.errors import make_error, shorten
+from jaxpp.jax_internals import is_unspecified, user_line
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p, mark_backward_p, mark_p, mark_tangent_p
 
@@ -106,7 +106,7 @@ def _bytes(aval: Any) -> int:
 
 def where_of(eqn: JaxprEqn) -> str | None:
     """The user's own line behind an equation, as file:line."""
-    return where_was(eqn.source_info.traceback)
+    return user_line(eqn.source_info.traceback)
 
 
 def _flops(eqn: JaxprEqn) -> float:
@@ -153,7 +153,7 @@ def _holds(jaxpr: Jaxpr, primitives: set[Any]) -> JaxprEqn | None:
 def _is_plain_jit(eqn: JaxprEqn) -> bool:
     """A jit that says nothing about shardings or how to compile."""
     shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    plain = all(s is UNSPECIFIED or s is None for s in shardings)
+    plain = all(map(is_unspecified, shardings))
     return plain and not eqn.params.get("compiler_options_kvs")
 
 

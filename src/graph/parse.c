@@ -116,7 +116,10 @@ static jpp_status_t* parse_type(parser_t* p, jpp_type_t* out_type) {
   JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
   JPP_RETURN_IF_ERROR(expect_punct(p, "[", "'[' of a type"));
   JPP_RETURN_IF_ERROR(parse_dims(p, out_type));
-  return check_size(p, &token, out_type);
+  JPP_RETURN_IF_ERROR(check_size(p, &token, out_type));
+  if (!at_punct(p, "/")) return NULL;
+  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  return parse_u32(p, "a number of shards", &out_type->shards);
 }
 
 static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {

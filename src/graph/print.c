@@ -1,6 +1,7 @@
 #include "graph/print.h"
 
 #include "base/str.h"
+#include "base/vec.h"
 #include "graph/graph_internal.h"
 
 void jpp_type_append(jpp_str_t* str, const jpp_type_t* type) {
@@ -9,6 +10,7 @@ void jpp_type_append(jpp_str_t* str, const jpp_type_t* type) {
     jpp_str_appendf(str, "%s%lld", i ? "," : "", (long long)type->dims[i]);
   }
   jpp_str_append(str, "]");
+  if (type->shards > 1) jpp_str_appendf(str, "/%u", type->shards);
 }
 
 static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32_t id) {
@@ -141,4 +143,22 @@ jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
     jpp_str_append(&str, "\n");
   }
   return jpp_str_finish(&str, out_text);
+}
+
+jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
+                                      const uint64_t* device_bytes, char** out_text) {
+  *out_text = NULL;
+  jpp_value_t* values = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &values));
+  for (uint32_t v = 0; v < graph->num_values; ++v) {
+    values[v] = graph->values[v];
+    if (device_bytes[v]) {
+      values[v].type.shards = (uint32_t)(values[v].bytes / device_bytes[v]);
+    }
+  }
+  jpp_graph_t sharded = *graph;
+  sharded.values = values;
+  jpp_status_t* status = jpp_graph_print(&sharded, out_text);
+  jpp_free(values);
+  return status;
 }

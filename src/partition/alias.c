@@ -38,10 +38,12 @@ jpp_status_t* jpp_partition_resolve_marks(jpp_partitioner_t* p) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->alias));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->uses));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->values, graph->num_values));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->origins, graph->num_values));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->ops, graph->num_ops));
   for (uint32_t i = 0; i < graph->num_values; ++i) {
     p->alias[i] = i;
     p->values.data[p->values.count++] = graph->values[i];
+    p->origins.data[p->origins.count++] = i;
   }
   for (uint32_t i = 0; i < graph->num_ops; ++i) {
     const jpp_op_t* op = &graph->ops[i];

@@ -13,12 +13,15 @@ jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
   return JPP_VEC_PUSH(&p->ops, copy);
 }
 
-jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, const jpp_type_t* type,
-                                      uint32_t loop, uint32_t producer,
-                                      uint32_t* out_value) {
+jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
+                                      uint32_t producer, uint32_t* out_value) {
   *out_value = (uint32_t)p->values.count;
-  jpp_value_t value = {
-      .type = *type, .bytes = jpp_type_bytes(type), .producer = producer, .loop = loop};
+  jpp_value_t value = p->values.data[like];
+  value.producer = producer;
+  value.loop = loop;
+  value.name = NULL;
+  uint32_t origin = p->origins.data[like];
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->origins, origin));
   return JPP_VEC_PUSH(&p->values, value);
 }
 
@@ -103,6 +106,7 @@ static jpp_status_t* hand_over(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(fill_scopes(p, &staged->scopes));
   JPP_RETURN_IF_ERROR(fill_ends(p, staged));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->values, p->arena, &staged->values));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->origins, p->arena, &staged->origins));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->ops, p->arena, &staged->ops));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->tasks, p->arena, &staged->tasks));
   return JPP_VEC_TO_ARENA(&p->accumulators, p->arena, &staged->accumulators);
@@ -133,6 +137,7 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
       .graph = graph, .options = options, .arena = &storage->arena};
   jpp_status_t* status = run_passes(&partitioner, &storage->staged);
   jpp_vec_deinit(&partitioner.values);
+  jpp_vec_deinit(&partitioner.origins);
   jpp_vec_deinit(&partitioner.ops);
   jpp_vec_deinit(&partitioner.tasks);
   jpp_vec_deinit(&partitioner.made);

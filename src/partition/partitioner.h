@@ -34,6 +34,7 @@ typedef struct jpp_partitioner {
   // The graph's tables with what is made on the way.
   JPP_VEC(jpp_value_t) values;
   JPP_VEC(jpp_op_t) ops;  // inputs look through marks
+  jpp_u32_vec_t origins;  // [values] as in jpp_staged_t
 
   uint32_t* alias;    // [graph values] the value behind the marks
   uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
@@ -83,8 +84,9 @@ uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op);
 // Inputs are copied.
 jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
                                    uint32_t* out_op) JPP_MUST_USE;
-jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, const jpp_type_t* type,
-                                      uint32_t loop, uint32_t producer,
+// A value of the type of value `like`, and sharded as that one is.
+jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
+                                      uint32_t producer,
                                       uint32_t* out_value) JPP_MUST_USE;
 // The leaves of a tree of JPP_OP_ADD whose inner sums have no other use, left to right.
 typedef struct jpp_add_tree {

@@ -33,8 +33,7 @@ static jpp_status_t* add_sum(reducer_t* r, const jpp_u32_vec_t* terms, uint32_t 
 static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t task,
                                      uint32_t value, uint32_t final) {
   jpp_partitioner_t* p = r->p;
-  jpp_type_t type =
-      p->values.data[p->ops.data[p->graph->loops[r->loop].op].first_output + result].type;
+  uint32_t like = p->ops.data[p->graph->loops[r->loop].op].first_output + result;
   jpp_accumulator_t acc = {.loop = r->loop, .result = result, .task = task};
   acc.final = final;
   jpp_op_t init = {.kind = JPP_OP_INIT,
@@ -45,10 +44,10 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
                    .name = "init"};
   uint32_t init_op = 0, update_op = 0;
   JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &init, &init_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, JPP_NONE, init_op, &acc.init));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, JPP_NONE, init_op, &acc.init));
   p->ops.data[init_op].first_output = acc.init;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, r->loop, JPP_NONE, &acc.state));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
   uint32_t inputs[] = {acc.state, value, p->graph->loops[r->loop].index};
   jpp_op_t update = {.kind = JPP_OP_ACCUMULATE,
                      .attr = result,
@@ -60,7 +59,7 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
   uint8_t reduce = p->graph->loops[r->loop].results[result].reduce;
   if (reduce == JPP_REDUCE_ADD || reduce == JPP_REDUCE_MAX) update.num_inputs = 2;
   JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &update, &update_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, r->loop, update_op, &acc.next));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, r->loop, update_op, &acc.next));
   p->ops.data[update_op].first_output = acc.next;
   JPP_RETURN_IF_ERROR(
       JPP_VEC_PUSH(&p->made, (jpp_partition_made_t){.op = update_op, .task = task}));
@@ -77,9 +76,9 @@ static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) 
   *out_value = r->terms.data[0];
   if (r->terms.count == 1) return NULL;
   uint32_t op = 0;
-  jpp_type_t type = r->p->values.data[*out_value].type;
+  uint32_t like = *out_value;
   JPP_RETURN_IF_ERROR(add_sum(r, &r->terms, r->loop, &op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(r->p, &type, r->loop, op, out_value));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(r->p, like, r->loop, op, out_value));
   r->p->ops.data[op].first_output = *out_value;
   return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
 }
@@ -97,13 +96,12 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   jpp_partitioner_t* p = r->p;
   uint32_t loop_op = p->graph->loops[r->loop].op;
   uint32_t output = p->ops.data[loop_op].first_output + result;
-  jpp_type_t type = p->values.data[output].type;
   r->finals.count = 0;
   for (size_t i = 0; i < r->tasks.count; ++i) {
     if (seen_before(&r->tasks, i)) continue;
     uint32_t value = 0, final = 0;
     JPP_RETURN_IF_ERROR(add_part(r, r->tasks.data[i], &value));
-    JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, &type, JPP_NONE, loop_op, &final));
+    JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, output, JPP_NONE, loop_op, &final));
     JPP_RETURN_IF_ERROR(add_accumulator(r, result, r->tasks.data[i], value, final));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->finals, final));
   }

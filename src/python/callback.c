@@ -110,12 +110,19 @@ static XLA_FFI_Error* call_with_gil(const XLA_FFI_CallFrame* frame) {
   return error;
 }
 
+// What begins every extension is of another type in each XLA, with the same fields. The
+// plugin may be older than the header: nothing newer than its own version is claimed.
 static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* extension = frame->extension_start;
-  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)extension)->metadata;
+  const XLA_FFI_Metadata_Extension* extension =
+      (const XLA_FFI_Metadata_Extension*)frame->extension_start;
+  if (!extension || extension->extension_base.type != XLA_FFI_Extension_Metadata) {
+    return false;
+  }
+  int known = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
+  XLA_FFI_Metadata* metadata = extension->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  metadata->api_version.minor_version =
+      known < XLA_FFI_API_MINOR ? known : XLA_FFI_API_MINOR;
   return true;
 }
 

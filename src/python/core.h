@@ -27,6 +27,8 @@ PyObject* jpp_py_take_text(char* text);
 
 // A sequence of ints into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
+// The same for `count` larger numbers; None gives NULL.
+bool jpp_py_to_u64s(PyObject* sequence, uint32_t count, uint64_t** out_values);
 // [(forward, input gradient, weight gradient)] into `costs`. False if it raised.
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
 // jpp_search_options_t.poll, for a thread that has released the GIL: a signal handler

@@ -198,12 +198,19 @@ static PyObject* graph_finish(PyObject* object, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
-static PyObject* graph_text(PyObject* object, PyObject* unused) {
-  (void)unused;
+// (device_bytes=None): a number for each value of the graph.
+static PyObject* graph_text(PyObject* object, PyObject* args) {
+  PyObject* device_bytes = Py_None;
+  if (!PyArg_ParseTuple(args, "|O", &device_bytes)) return NULL;
   jpp_py_graph_t* self = (jpp_py_graph_t*)object;
   char* text = NULL;
+  uint64_t* bytes = NULL;
   if (!self->graph) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
-  if (!jpp_py_check(jpp_graph_print(self->graph, &text))) return NULL;
+  if (!jpp_py_to_u64s(device_bytes, self->graph->num_values, &bytes)) return NULL;
+  jpp_status_t* status = bytes ? jpp_graph_print_sharded(self->graph, bytes, &text)
+                               : jpp_graph_print(self->graph, &text);
+  jpp_free(bytes);
+  if (!jpp_py_check(status)) return NULL;
   return jpp_py_take_text(text);
 }
 
@@ -217,7 +224,8 @@ static PyMethodDef kMethods[] = {
      "(reduce kinds, values, [(dtype, dims)]) -> first output"},
     {"add_output", graph_add_output, METH_VARARGS, "(value, name)"},
     {"finish", graph_finish, METH_NOARGS, "Checks the graph and ends building."},
-    {"text", graph_text, METH_NOARGS, "The graph's text form."},
+    {"text", graph_text, METH_VARARGS,
+     "(device bytes of every value, or None) -> the graph's text form"},
     {NULL, NULL, 0, NULL},
 };
 

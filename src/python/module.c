@@ -59,6 +59,22 @@ bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_cou
   return true;
 }
 
+bool jpp_py_to_u64s(PyObject* sequence, uint32_t count, uint64_t** out_values) {
+  *out_values = NULL;
+  if (sequence == Py_None) return true;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, out_values))) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    if (item) (*out_values)[i] = PyLong_AsUnsignedLongLong(item);
+    Py_XDECREF(item);
+    if (!PyErr_Occurred()) continue;
+    jpp_free(*out_values);
+    *out_values = NULL;
+    return false;
+  }
+  return true;
+}
+
 PyObject* jpp_py_from_u32s(const uint32_t* values, uint32_t count) {
   PyObject* list = PyList_New(count);
   for (uint32_t i = 0; list && i < count; ++i) {

@@ -14,20 +14,6 @@ static bool read_schedules(PyObject* sequence, const jpp_schedule_t** schedules,
   return true;
 }
 
-static bool read_bytes(PyObject* sequence, uint32_t count, uint64_t** out_bytes) {
-  *out_bytes = NULL;
-  if (sequence == Py_None) return true;
-  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, out_bytes))) return false;
-  for (uint32_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(sequence, i);
-    if (!item) return false;
-    (*out_bytes)[i] = PyLong_AsUnsignedLongLong(item);
-    Py_DECREF(item);
-    if (PyErr_Occurred()) return false;
-  }
-  return true;
-}
-
 static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_bytes) {
   const jpp_staged_t* staged = ((jpp_py_staged_t*)self->staged)->staged;
   uint32_t loops = staged->graph->num_loops;
@@ -35,7 +21,7 @@ static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_byte
   uint64_t* bytes = NULL;
   bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &table)) &&
             read_schedules(schedules, table, loops) &&
-            read_bytes(value_bytes, staged->num_values, &bytes);
+            jpp_py_to_u64s(value_bytes, staged->num_values, &bytes);
   if (ok) {
     jpp_program_options_t options = {.schedules = table, .value_bytes = bytes};
     jpp_status_t* status = NULL;
@@ -148,7 +134,7 @@ static PyObject* plan_check(PyObject* object, PyObject* args) {
   uint64_t* limits = NULL;
   bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &schedules)) &&
             read_schedules(list, schedules, loops) &&
-            read_bytes(memory_limits, plan->ranks, &limits);
+            jpp_py_to_u64s(memory_limits, plan->ranks, &limits);
   jpp_check_report_t* report = NULL;
   jpp_status_t* status = NULL;
   if (ok) {
@@ -220,7 +206,7 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   uint64_t* bytes = NULL;
   bool ok = jpp_py_check(JPP_ALLOC_ARRAY(step.graph->num_loops, &schedules)) &&
             read_schedules(list, schedules, step.graph->num_loops) &&
-            read_bytes(limits, step.like->ranks, &bytes);
+            jpp_py_to_u64s(limits, step.like->ranks, &bytes);
   step.schedules = schedules;
   step.limits = bytes;
   PyObject* found = ok ? search(&step, costs, seconds) : NULL;

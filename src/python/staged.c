@@ -132,9 +132,9 @@ static PyObject* staged_outputs(PyObject* object, PyObject* unused) {
   return values_to_list(staged, staged->outputs, staged->graph->num_outputs);
 }
 
-static PyObject* staged_num_values(PyObject* object, PyObject* unused) {
+static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   (void)unused;
-  return PyLong_FromUnsignedLong(staged_of(object)->num_values);
+  return jpp_py_from_u32s(staged_of(object)->origins, staged_of(object)->num_values);
 }
 
 static PyObject* staged_text(PyObject* object, PyObject* unused) {
@@ -153,7 +153,8 @@ static PyMethodDef kMethods[] = {
      "[(loop, result, task, init, state, next, final)]"},
     {"args", staged_args, METH_NOARGS, "[(value, ranks)]"},
     {"outputs", staged_outputs, METH_NOARGS, "[(value, ranks)]"},
-    {"num_values", staged_num_values, METH_NOARGS, "Values of the graph and made ones."},
+    {"origins", staged_origins, METH_NOARGS,
+     "For every value that of the graph whose type and sharding it has."},
     {"text", staged_text, METH_NOARGS, "The staged graph's text form."},
     {NULL, NULL, 0, NULL},
 };

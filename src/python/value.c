@@ -116,14 +116,16 @@ static bool upload_all(jpp_py_value_t* self, PyObject* shards, jpp_dtype_t dtype
   return true;
 }
 
-// (client, ranks, devices, shards, dtype): devices and shards as [rank][device], flat.
+// (client, ranks, devices a rank, devices, shards, dtype): devices and shards as
+// [rank][device], flat. A value may lie on no rank at all.
 static PyObject* value_put(PyObject* type, PyObject* args) {
   (void)type;
   PyObject *client = NULL, *ranks = NULL, *devices = NULL, *shards = NULL;
   const char* dtype_name = NULL;
   Py_ssize_t dtype_length = 0;
-  if (!PyArg_ParseTuple(args, "O!OOOs#", jpp_py_types.client, &client, &ranks, &devices,
-                        &shards, &dtype_name, &dtype_length)) {
+  unsigned int per_rank = 0;
+  if (!PyArg_ParseTuple(args, "O!OIOOs#", jpp_py_types.client, &client, &ranks, &per_rank,
+                        &devices, &shards, &dtype_name, &dtype_length)) {
     return NULL;
   }
   uint32_t *rank_ids = NULL, *device_ids = NULL, num_ranks = 0, num_devices = 0;
@@ -131,8 +133,12 @@ static PyObject* value_put(PyObject* type, PyObject* args) {
   jpp_dtype_t dtype = jpp_dtype_parse(dtype_name, (uint32_t)dtype_length);
   bool ok = jpp_py_to_u32s(ranks, &rank_ids, &num_ranks) &&
             jpp_py_to_u32s(devices, &device_ids, &num_devices);
-  if (ok)
-    self = jpp_py_value_new(client, num_ranks, num_ranks ? num_devices / num_ranks : 1);
+  if (ok && num_devices != num_ranks * per_rank) {
+    PyErr_Format(PyExc_ValueError, "%u devices for %u ranks of %u", num_devices,
+                 num_ranks, per_rank);
+    ok = false;
+  }
+  if (ok) self = jpp_py_value_new(client, num_ranks, per_rank);
   ok = self != NULL;
   for (uint32_t i = 0; ok && i < num_ranks; ++i) self->ranks[i] = rank_ids[i];
   ok = ok && upload_all(self, shards, dtype, device_ids);

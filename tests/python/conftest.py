@@ -26,6 +26,29 @@ def mesh2():
     return make_mesh(2)
 
 
+# Tests that train end to end run on all of these: ranks of one device, of two and of four.
+_AXES = {"1-device": {}, "2-devices": {"data": 2}, "4-devices": {"data": 2, "model": 2}}
+
+
+def _meshes(ranks: int, request: pytest.FixtureRequest):
+    return make_mesh(ranks, **_AXES[request.param])
+
+
+@pytest.fixture(scope="session", params=["1-device", "2-devices"])
+def any_mesh4(request):
+    return _meshes(4, request)
+
+
+@pytest.fixture(scope="session", params=list(_AXES))
+def any_mesh2(request):
+    return _meshes(2, request)
+
+
+@pytest.fixture(scope="session", params=list(_AXES))
+def any_mesh1(request):
+    return _meshes(1, request)
+
+
 @pytest.fixture(scope="session")
 def mesh222():
     return make_mesh(2, data=2, model=2)

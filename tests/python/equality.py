@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 import jaxpp.api as jaxpp
 
@@ -97,6 +98,31 @@ def difference(ours: Any, plain: Any) -> float:
     return worst
 
 
+def _sharded(leaf: Any, *wanted: tuple[int, str], mesh: Any) -> PartitionSpec:
+    """The first (dimension, axis) that the mesh has and that divides the leaf's shape."""
+    sizes = mesh.lowering_mesh().shape
+    for dim, axis in wanted:
+        shape = np.shape(leaf)
+        if axis in sizes and dim < len(shape) and shape[dim] % sizes[axis] == 0:
+            return PartitionSpec(*[None] * dim, axis)
+    return PartitionSpec()
+
+
+def usual_specs(problem: Problem, mesh: Any) -> tuple[Any, None, Any]:
+    """What a user gives: matrices over "model" or else "data", the batch over "data"; the
+    optimizer's state is inferred."""
+
+    def of_param(leaf: Any) -> PartitionSpec:
+        if np.ndim(leaf) < 2:
+            return PartitionSpec()
+        return _sharded(leaf, (1, "model"), (0, "data"), mesh=mesh)
+
+    def of_batch(leaf: Any) -> PartitionSpec:
+        return _sharded(leaf, (1, "data"), mesh=mesh)
+
+    return jax.tree.map(of_param, problem.params), None, jax.tree.map(of_batch, problem.batch)
+
+
 def assert_trains_equal(
     problem: Problem,
     schedule: Any,
@@ -111,6 +137,8 @@ def assert_trains_equal(
     `reduce_aux` makes of the plain side's stacked aux what `aux_operation` makes of ours.
     Returns the pipelined step, compiled.
     """
+    if mesh.lowering_mesh().size > 1:
+        options = {"in_specs": usual_specs(problem, mesh), **options}
     ours = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, schedule), mpmd_mesh=mesh, **options
     )
@@ -118,7 +146,7 @@ def assert_trains_equal(
     a = b = (problem.params, problem.optimizer.init(problem.params))
     for step in range(steps):
         *a, loss_a, aux_a = ours(*a, problem.batch)
-        with mesh.tracing_context():  # for constraints that name its axes
+        with mesh.lowering_mesh():  # for constraints that name its axes
             *b, loss_b, aux_b = plain(*b, problem.batch)
         assert difference(loss_a, loss_b) < tolerance, f"loss of step {step}"
         assert difference(aux_a, reduce_aux(aux_b)) < tolerance, f"aux of step {step}"

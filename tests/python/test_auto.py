@@ -41,9 +41,9 @@ def peaks_of(schedule: Any, args: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("microbatches", [1, 6])
-def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, mesh2: Any) -> None:
+def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, any_mesh2: Any) -> None:
     auto = jaxpp.Auto(seconds=0.1)
-    assert_trains_equal(mlp(UNEVEN, microbatches), auto, mesh2, steps=2)
+    assert_trains_equal(mlp(UNEVEN, microbatches), auto, any_mesh2, steps=2)
     found = auto.found
     assert found is not None
     assert found.schedule.sizes() == (4, 2, microbatches)
@@ -58,9 +58,9 @@ def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, mesh2: An
     assert "rank 1 keeps at most " in text
 
 
-def test_remat_and_jit(mesh4: Any) -> None:
+def test_remat_and_jit(any_mesh4: Any) -> None:
     problem = transformer(stages=4, blocks=4, microbatches=4, remat=True)
-    assert_trains_equal(problem, jaxpp.Auto(seconds=0.1), mesh4, steps=1)
+    assert_trains_equal(problem, jaxpp.Auto(seconds=0.1), any_mesh4, steps=1)
 
 
 def test_the_limit_is_kept() -> None:

@@ -56,10 +56,10 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_operation_in_a_stage(name, mesh2):
+def test_operation_in_a_stage(name, any_mesh2):
     # The decompositions run in another order of operations inside LAPACK's threads.
     tolerance = 1e-4 if name in ("qr", "eigh", "svd", "solve", "cholesky") else 1e-5
-    assert_trains_equal(staged(BETWEEN[name]), jaxpp.Std1F1B(2), mesh2, tolerance=tolerance)
+    assert_trains_equal(staged(BETWEEN[name]), jaxpp.Std1F1B(2), any_mesh2, tolerance=tolerance)
 
 
 OPTIMIZERS = {
@@ -71,15 +71,15 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer(name, mesh2):
+def test_optimizer(name, any_mesh2):
     problem = staged(lambda x, i: x)
     problem.optimizer = OPTIMIZERS[name]()
     if name == "multi_steps":
         problem.optimizer = problem.optimizer.gradient_transformation()
-    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2, steps=4)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, steps=4)
 
 
-def test_frozen_first_stage(mesh2):
+def test_frozen_first_stage(any_mesh2):
     def loss(params, mb, i, mark):
         frozen = jax.lax.stop_gradient(params[0])
         x = mark(models.layer(frozen, mb["x"]))
@@ -87,10 +87,10 @@ def test_frozen_first_stage(mesh2):
         return models.mse(x, mb["y"]), ()
 
     problem = Problem(loss, models.weights(2), models.batch(4))
-    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2)
 
 
-def test_stages_of_different_shapes_and_dtypes(mesh2):
+def test_stages_of_different_shapes_and_dtypes(any_mesh2):
     def loss(params, mb, i, mark):
         x = mark(jnp.tanh(mb["x"] @ params["down"]).astype(jnp.bfloat16))
         x = mark(jnp.tanh(x.astype(jnp.float32) @ params["up"]))
@@ -99,7 +99,7 @@ def test_stages_of_different_shapes_and_dtypes(mesh2):
     k1, k2 = jax.random.split(models.key(0))
     params = {"down": jax.random.normal(k1, (16, 4)), "up": jax.random.normal(k2, (4, 16))}
     problem = Problem(loss, params, models.batch(4))
-    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2, tolerance=1e-3)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, tolerance=1e-3)
 
 
 def test_gradients_with_respect_to_the_inputs(mesh2):
@@ -122,11 +122,11 @@ def test_gradients_with_respect_to_the_inputs(mesh2):
     )
 
 
-def test_an_unregistered_custom_call_is_refused_by_name(mesh2):
+def test_an_unregistered_custom_call_is_refused_by_name(any_mesh2):
     def between(x, i):
         out = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return jax.ffi.ffi_call("nobody_knows_me", out)(jax.lax.stop_gradient(x))
 
     with pytest.raises(jaxpp.JaxppError, match="nobody_knows_me.*test_operations.py") as caught:
-        assert_trains_equal(staged(between), jaxpp.Std1F1B(2), mesh2)
+        assert_trains_equal(staged(between), jaxpp.Std1F1B(2), any_mesh2)
     assert caught.value.code == "unsupported"

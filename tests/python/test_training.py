@@ -17,24 +17,24 @@ import models
 from equality import Problem, assert_trains_equal, make_mesh
 
 
-def test_64_stages_on_4_devices(mesh4: Any) -> None:
+def test_64_stages_on_4_devices(any_mesh4: Any) -> None:
     problem = models.mlp([1] * 64, 4)
-    assert_trains_equal(problem, jaxpp.Interleaved1F1B(64, 4), mesh4, steps=2, tolerance=1e-4)
+    assert_trains_equal(problem, jaxpp.Interleaved1F1B(64, 4), any_mesh4, steps=2, tolerance=1e-4)
 
 
-def test_512_microbatches(mesh2: Any) -> None:
-    assert_trains_equal(models.mlp([1, 1], 512), jaxpp.Std1F1B(2), mesh2, steps=2)
+def test_512_microbatches(any_mesh2: Any) -> None:
+    assert_trains_equal(models.mlp([1, 1], 512), jaxpp.Std1F1B(2), any_mesh2, steps=2)
 
 
 @pytest.mark.parametrize("schedule", [jaxpp.Std1F1B(4), jaxpp.ZeroBubble(4)], ids=str)
-def test_a_skip_that_several_stages_use(schedule: Any, mesh4: Any) -> None:
+def test_a_skip_that_several_stages_use(schedule: Any, any_mesh4: Any) -> None:
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         skip = x = mark(models.layer(params[0], mb["x"]))
         for k, p in enumerate(params[1:]):
             x = mark(models.layer(p, x + (k + 1) * skip))
         return models.mse(x, mb["y"]), ()
 
-    assert_trains_equal(Problem(loss, models.weights(4), models.batch(5)), schedule, mesh4)
+    assert_trains_equal(Problem(loss, models.weights(4), models.batch(5)), schedule, any_mesh4)
 
 
 def with_average(inner: Any, decay: float) -> optax.GradientTransformation:
@@ -52,13 +52,13 @@ def with_average(inner: Any, decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def test_moving_average_of_the_parameters(mesh4: Any) -> None:
+def test_moving_average_of_the_parameters(any_mesh4: Any) -> None:
     problem = models.mlp([1] * 4, 4)
     problem.optimizer = with_average(optax.adamw(1e-2), 0.9)
-    assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, donate_argnums=(0, 1))
+    assert_trains_equal(problem, jaxpp.Std1F1B(4), any_mesh4, donate_argnums=(0, 1))
 
 
-def test_embedding_of_integers(mesh2: Any) -> None:
+def test_embedding_of_integers(any_mesh2: Any) -> None:
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         ids = mb["ids"].astype(jnp.int32) % 7
         x = mark(jnp.take(params["table"], ids, axis=0).sum(1))
@@ -71,10 +71,10 @@ def test_embedding_of_integers(mesh2: Any) -> None:
     k1, k2 = jax.random.split(models.key(0))
     params = {"table": jax.random.normal(k1, (7, 16)), "head": jax.random.normal(k2, (16, 5))}
     problem = Problem(loss, params, batch, aux_operation=jaxpp.Max)
-    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2, reduce_aux=jnp.max)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, reduce_aux=jnp.max)
 
 
-def test_while_loop_whose_length_the_data_decides(mesh2: Any) -> None:
+def test_while_loop_whose_length_the_data_decides(any_mesh2: Any) -> None:
     def halvings(x: Any) -> Any:
         def body(state: Any) -> Any:
             size, count = state
@@ -90,7 +90,7 @@ def test_while_loop_whose_length_the_data_decides(mesh2: Any) -> None:
         return models.mse(x, mb["y"]), count
 
     problem = Problem(loss, models.weights(2), models.batch(4), aux_operation=jaxpp.Concat())
-    assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2)
 
 
 # --- Options of the compiler ------------------------------------------------------------

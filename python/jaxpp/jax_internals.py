@@ -1,0 +1,339 @@
+"""Everything that is taken from JAX's internals or read off the MLIR that JAX lowers to.
+
+JAX promises nothing about what stands here, so this is the one module to look at when a new
+release breaks something. All of it was run with jax 0.10.2, 0.11.0 and 0.11.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import config, effects, pjit, source_info_util
+from jax._src import shard_map as shard_map_internals
+from jax._src.interpreters import mlir
+from jax._src.interpreters import partial_eval as pe
+from jax._src.sharding_impls import UNSPECIFIED
+from jax._src.tree_util import broadcast_prefix
+from jax.extend.core import Jaxpr, JaxprEqn
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxlib import xla_client
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import stablehlo
+
+__all__ = [
+    "LoweredModule",
+    "broadcast_prefix",
+    "context_mesh",
+    "current_line",
+    "drop_unused",
+    "drop_unused_outputs",
+    "element_type_name",
+    "exclude_from_user_lines",
+    "host_call_targets",
+    "is_ordered",
+    "is_unspecified",
+    "is_user_file",
+    "serialized_compile_options",
+    "user_line",
+    "without_constants",
+]
+
+# --- Jaxprs -----------------------------------------------------------------------------
+
+
+def drop_unused(jaxpr: Jaxpr, used: Sequence[bool] | None = None) -> Jaxpr:
+    """The jaxpr without equations that no (used) result needs; its arguments stay."""
+    used = [True] * len(jaxpr.outvars) if used is None else list(used)
+    return pe.dce_jaxpr(jaxpr, used, instantiate=True)[0]
+
+
+def drop_unused_outputs(
+    eqn: JaxprEqn, used: Sequence[bool]
+) -> tuple[list[bool], JaxprEqn | None]:
+    """The equation with its used outputs only, and which of its operands that one takes."""
+    rule = pe.dce_rules.get(eqn.primitive)
+    if rule is None:
+        return [True] * len(eqn.invars), eqn
+    return rule(list(used), eqn)
+
+
+def without_constants(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with its constants as first arguments."""
+    return pe.convert_constvars_jaxpr(jaxpr)
+
+
+def is_unspecified(sharding: Any) -> bool:
+    """Whether a jit says nothing about the sharding of an argument or result."""
+    return sharding is UNSPECIFIED or sharding is None
+
+
+def is_ordered(effect: Any) -> bool:
+    """Whether calls with this effect must keep their order."""
+    return effects.ordered_effects.contains(effect)
+
+
+# --- The context mesh -------------------------------------------------------------------
+
+# While a step is traced: the whole mesh, and a rank's, which it stands for.
+_meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVar(
+    "meant", default=None
+)
+
+
+@contextlib.contextmanager
+def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]:
+    """Whatever `jax.set_mesh` said, the context mesh is `mesh`, abstractly, or none.
+
+    `jax.set_mesh` changes more than names: new arrays go to all its devices, and arrays of
+    others are refused. Where the function that is traced inside names `whole`, it means
+    `mesh`.
+    """
+    abstract = None if mesh is None else mesh.abstract_mesh
+    abstract_before = config.abstract_mesh_context_manager.swap_local(abstract)
+    devices_before = config.device_context.swap_local(None)
+    token = _meant.set(None if mesh is None or whole is None else (whole, mesh))
+    try:
+        yield
+    finally:
+        _meant.reset(token)
+        config.device_context.set_local(devices_before)
+        config.abstract_mesh_context_manager.set_local(abstract_before)
+
+
+def _meant_mesh(mesh: Any) -> Any:
+    meant = _meant.get()
+    if meant is None or not isinstance(mesh, Mesh | AbstractMesh):
+        return mesh
+    whole, rank = meant
+    same_axes = set(mesh.axis_names) <= set(whole.axis_names)
+    return rank if same_axes and mesh.abstract_mesh != rank.abstract_mesh else mesh
+
+
+def _meant_sharding(sharding: Any) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh = _meant_mesh(sharding.mesh)
+    return sharding if mesh is sharding.mesh else sharding.update(mesh=mesh)
+
+
+def _replace_argument(
+    module: Any, name: str, position: int, replace: Callable[[Any], Any]
+) -> None:
+    """Makes `module.name` replace the argument at `position` before it does its work."""
+    function = getattr(module, name)
+
+    @functools.wraps(function)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        if _meant.get() is None:
+            return function(*args, **kwargs)
+        args = (*args[:position], replace(args[position]), *args[position + 1 :])
+        return function(*args, **kwargs)
+
+    setattr(module, name, replaced)
+
+
+# Where shard_map, with_sharding_constraint and jit, and reshard look at what they were given.
+_replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
+_replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
+_replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
+
+# --- Lines of the user's code -----------------------------------------------------------
+
+
+def exclude_from_user_lines(folder: str) -> None:
+    """Files in this folder are not the user's."""
+    source_info_util.register_exclusion(folder)
+
+
+def is_user_file(name: str) -> bool:
+    return source_info_util.is_user_filename(name)
+
+
+def user_line(traceback: Any) -> str | None:
+    """The user's own line behind a JAX traceback, as file:line."""
+    frame = source_info_util.user_frame(traceback)
+    return f"{frame.file_name}:{frame.start_line}" if frame else None
+
+
+def current_line() -> str | None:
+    """The user's own line that is running, as file:line."""
+    return user_line(source_info_util.current().traceback)
+
+
+# --- XLA's client -----------------------------------------------------------------------
+
+
+def host_call_targets() -> dict[str, Any]:
+    """All custom-call handlers that this process has registered for the CPU, by name."""
+    return xla_client.custom_call_targets("Host")
+
+
+def serialized_compile_options(
+    device_ids: Sequence[int], user_options: dict[str, Any] | None
+) -> bytes:
+    """A CompileOptionsProto for one SPMD program on these devices, or for any one device."""
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    if user_options:
+        options.env_option_overrides = list(user_options.items())
+    if len(device_ids) == 1:
+        options.compile_portable_executable = True
+        return options.SerializeAsString()
+    options.num_partitions = build.num_partitions = len(device_ids)
+    options.num_replicas = build.num_replicas = 1
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = True
+    assignment = np.array([device_ids])
+    build.device_assignment = xla_client.DeviceAssignment.create(assignment)
+    return options.SerializeAsString()
+
+
+# --- Modules ----------------------------------------------------------------------------
+
+_DIMENSION = re.compile(r"\{([^}]*)\}")
+_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
+
+
+def _parse_sharding(text: str) -> list[tuple[str, ...]]:
+    """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
+    inside = text[text.index("[") : text.index("]") + 1]
+    dimensions = []
+    for part in _DIMENSION.findall(inside):
+        axes = _AXIS.findall(part)
+        # A part of an axis can not be said in a PartitionSpec.
+        dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
+    return dimensions
+
+
+def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
+    """The spec in a module's attribute; dimensions that it does not divide stay whole."""
+    if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return PartitionSpec()
+    parts: list[Any] = []
+    for size, axes in zip(aval.shape, _parse_sharding(str(attribute)), strict=True):
+        ways = math.prod(mesh.shape[a] for a in axes)
+        keep = axes and ways > 1 and size % ways == 0
+        parts.append((axes[0] if len(axes) == 1 else axes) if keep else None)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+def _callback_ops(op: Any, target: str) -> Iterator[Any]:
+    """Custom calls of `target`; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if (
+                    inner.operation.name == "stablehlo.custom_call"
+                    and inner.attributes["call_target_name"].value == target
+                ):
+                    yield inner
+                yield from _callback_ops(inner, target)
+
+
+class LoweredModule:
+    """A function of JAX lowered to a StableHLO module, which may still be changed."""
+
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
+        self._module = lowered.compiler_ir("stablehlo")
+        # Those that JAX would put into its own client's table.
+        self.callback_functions: Sequence[Callable[..., Any]] = lowered._lowering.compile_args[
+            "host_callbacks"
+        ]
+
+    def _main(self) -> Any:
+        for function in self._module.body.operations:
+            attributes = function.attributes
+            if "sym_name" in attributes and attributes["sym_name"].value == "main":
+                return function
+        raise AssertionError("a module without main")
+
+    def set_aliases(self, donations: Sequence[int | None]) -> None:
+        """Tells XLA which argument's memory each output takes over; an entry an argument."""
+        if all(d is None for d in donations):
+            return
+        with self._module.context:
+            main = self._main()
+            i32 = ir.IntegerType.get_signless(32)
+            rows = []
+            for row, output in zip(main.arg_attrs, donations, strict=True):
+                attributes = {named.name: named.attr for named in row}
+                if output is not None:
+                    attributes["tf.aliasing_output"] = ir.IntegerAttr.get(i32, output)
+                rows.append(ir.DictAttr.get(attributes))
+            main.arg_attrs = ir.ArrayAttr.get(rows)
+
+    def propagated_specs(
+        self, arguments: Sequence[Any], results: Sequence[Any], mesh: Mesh
+    ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
+        """What Shardy finds for arguments and results, whose abstract values are given."""
+        with self._module.context:
+            name = "builtin.module(sdy-propagation-pipeline)"
+            passmanager.PassManager.parse(name).run(self._module.operation)
+            main = self._main()
+
+            def specs(rows: Any, avals: Sequence[Any]) -> list[PartitionSpec]:
+                found = [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
+                return [_spec_of(a, v, mesh) for a, v in zip(found, avals, strict=True)]
+
+            return (
+                specs(main.arg_attrs, arguments),
+                specs(main.attributes["res_attrs"], results),
+            )
+
+    def redirect_callbacks(
+        self, target: str, make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]]
+    ) -> list[Any]:
+        """Gives each call of `target` another handler's argument.
+
+        `make` takes the Python function and the types of operands and results, each (name of
+        the element type in MLIR, shape), and gives an object and its address; the address
+        becomes the call's only attribute.
+        """
+        made = []
+        with self._module.context:
+            for op in list(_callback_ops(self._module.operation, target)):
+                index = ir.IntegerAttr(op.attributes["mhlo.backend_config"]["index"]).value
+                types = [
+                    [ir.RankedTensorType(v.type) for v in values]
+                    for values in (op.operands, op.results)
+                ]
+                named = [[(str(t.element_type), tuple(t.shape)) for t in ts] for ts in types]
+                callback, address = make(self.callback_functions[index], *named)
+                u64 = ir.IntegerType.get_unsigned(64)
+                attribute = ir.DictAttr.get({"callback": ir.IntegerAttr.get(u64, address)})
+                op.attributes["mhlo.backend_config"] = attribute
+                made.append(callback)
+        return made
+
+    def printer(self) -> Callable[[], str]:
+        """Prints the module as it is now."""
+        copy = self._module.operation.clone()
+        return lambda: str(copy)
+
+    def into_bytecode(self) -> bytes:
+        """A form that plugins of other versions of XLA read; the module is used up."""
+        twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+        version = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
+        code = mlir.module_to_bytecode(self._module)
+        # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
+        # but parses the module anew: ten times the time.
+        if any(dialect in code for dialect in (b"chlo\0", b"mhlo\0", b"sdy\0")):
+            return xla_client._xla.mlir.serialize_portable_artifact(code, version)
+        return stablehlo.serialize_portable_artifact(self._module, version)
+
+
+def element_type_name(dtype: Any) -> str:
+    """The name of a dtype's element type in MLIR."""
+    with mlir.make_ir_context():
+        return str(mlir.dtype_to_ir_type(np.dtype(dtype)))
