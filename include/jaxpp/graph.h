@@ -196,7 +196,8 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
 //   out %6 "[0]"
 //
-// f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters, digits, '_' and '.'.
+// f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters,
+// digits, '_' and '.'.
 
 // The caller frees *out_text with jpp_text_free().
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,

@@ -27,11 +27,13 @@ static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   (void)kwargs;
   jpp_pjrt_options_t options = {0};
-  PyObject *dict = NULL, *key = NULL, *value = NULL;
+  PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;
-  if (!PyArg_ParseTuple(args, "sO!", &options.plugin_path, &PyDict_Type, &dict)) {
+  if (!PyArg_ParseTuple(args, "O&O!", jpp_py_to_path, &path, &PyDict_Type, &dict)) {
     return NULL;
   }
+  if (!path) return PyErr_Format(PyExc_TypeError, "expected the path of a plugin");
+  options.plugin_path = jpp_py_chars(path);
   option_vec_t list = {0};
   bool ok = true;
   while (ok && PyDict_Next(dict, &at, &key, &value)) ok = read_option(key, value, &list);
@@ -46,6 +48,7 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     if (!jpp_py_check(status)) Py_CLEAR(self);
   }
   jpp_vec_deinit(&list);
+  Py_XDECREF(path);
   return (PyObject*)self;
 }
 
@@ -80,9 +83,10 @@ static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* 
 
 static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options;
-  PyObject* kept = NULL;
-  const char *folder = NULL, *key = NULL;
-  if (!PyArg_ParseTuple(args, "y*y*Ozz", &code, &options, &kept, &folder, &key)) {
+  PyObject *kept = NULL, *folder = NULL;
+  const char* key = NULL;
+  if (!PyArg_ParseTuple(args, "y*y*OO&z", &code, &options, &kept, jpp_py_to_path, &folder,
+                        &key)) {
     return NULL;
   }
   jpp_compile_request_t request = {.code = code.buf,
@@ -94,8 +98,9 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = compile(client, &request, folder, key, &executable);
+    status = compile(client, &request, jpp_py_chars(folder), key, &executable);
   Py_END_ALLOW_THREADS
+  Py_XDECREF(folder);
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
   if (!jpp_py_check(status)) return NULL;

@@ -4,16 +4,15 @@
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   (void)kwargs;
-  const char* name = NULL;
+  PyObject* name = NULL;
   unsigned int ranks = 0;
-  if (!PyArg_ParseTuple(args, "sI", &name, &ranks)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&I", jpp_py_to_name, &name, &ranks)) return NULL;
   jpp_py_graph_t* self = jpp_py_new(type);
-  if (!self) return NULL;
-  if (jpp_py_check(jpp_graph_builder_create(name, ranks, &self->builder))) {
-    return (PyObject*)self;
-  }
-  Py_DECREF(self);
-  return NULL;
+  bool ok = self && jpp_py_check(jpp_graph_builder_create(jpp_py_chars(name), ranks,
+                                                          &self->builder));
+  Py_XDECREF(name);
+  if (!ok) Py_CLEAR(self);
+  return (PyObject*)self;
 }
 
 static void graph_dealloc(PyObject* object) {
@@ -89,38 +88,40 @@ static bool read_types(PyObject* sequence, type_list_t* list) {
 }
 
 static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
-  PyObject* types = NULL;
+  PyObject *types = NULL, *name = NULL;
   int donated = 0;
-  const char* name = NULL;
-  if (!PyArg_ParseTuple(args, "Opz", &types, &donated, &name)) return NULL;
+  if (!PyArg_ParseTuple(args, "OpO&", &types, &donated, jpp_py_to_name, &name)) {
+    return NULL;
+  }
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder) return NULL;
   type_list_t list = {0};
   uint32_t value = 0;
-  bool ok =
-      read_types(types, &list) && jpp_py_check(jpp_graph_builder_add_arg(
-                                      builder, list.types.data, donated, name, &value));
+  bool ok = builder && read_types(types, &list) &&
+            jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
+                                                   jpp_py_chars(name), &value));
+  Py_XDECREF(name);
   type_list_deinit(&list);
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
 static PyObject* graph_add_op(PyObject* self, PyObject* args) {
-  PyObject *inputs = NULL, *outputs = NULL;
+  PyObject *inputs = NULL, *outputs = NULL, *name = NULL, *where = NULL;
   unsigned int kind = 0, flags = 0;
   jpp_op_desc_t desc = {0};
-  if (!PyArg_ParseTuple(args, "IIIOOfzz", &kind, &flags, &desc.attr, &inputs, &outputs,
-                        &desc.cost, &desc.name, &desc.where)) {
+  if (!PyArg_ParseTuple(args, "IIIOOfO&O&", &kind, &flags, &desc.attr, &inputs, &outputs,
+                        &desc.cost, jpp_py_to_name, &name, jpp_py_to_name, &where)) {
     return NULL;
   }
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder) return NULL;
+  desc.name = jpp_py_chars(name);
+  desc.where = jpp_py_chars(where);
   desc.kind = (jpp_op_kind_t)kind;
   desc.flags = (uint8_t)flags;
   type_list_t list = {0};
   uint32_t* input_ids = NULL;
   uint32_t first = 0;
-  bool ok =
-      jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) && read_types(outputs, &list);
+  bool ok = builder && jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) &&
+            read_types(outputs, &list);
   if (ok) {
     desc.inputs = input_ids;
     desc.num_outputs = (uint32_t)list.types.count;
@@ -129,20 +130,26 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   }
   jpp_free(input_ids);
   type_list_deinit(&list);
+  Py_XDECREF(name);
+  Py_XDECREF(where);
   return ok ? PyLong_FromUnsignedLong(first) : NULL;
 }
 
 static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   jpp_loop_desc_t desc = {0};
-  if (!PyArg_ParseTuple(args, "IIzz", &desc.microbatches, &desc.stages, &desc.schedule,
-                        &desc.where)) {
+  PyObject *schedule = NULL, *where = NULL;
+  if (!PyArg_ParseTuple(args, "IIO&O&", &desc.microbatches, &desc.stages, jpp_py_to_name,
+                        &schedule, jpp_py_to_name, &where)) {
     return NULL;
   }
+  desc.schedule = jpp_py_chars(schedule);
+  desc.where = jpp_py_chars(where);
   jpp_graph_builder_t* builder = open_builder(self);
   uint32_t index = 0;
-  if (!builder) return NULL;
-  if (!jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index))) return NULL;
-  return PyLong_FromUnsignedLong(index);
+  bool ok = builder && jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index));
+  Py_XDECREF(schedule);
+  Py_XDECREF(where);
+  return ok ? PyLong_FromUnsignedLong(index) : NULL;
 }
 
 static bool read_results(PyObject* reduces, PyObject* values,
@@ -179,11 +186,13 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
 
 static PyObject* graph_add_output(PyObject* self, PyObject* args) {
   unsigned int value = 0;
-  const char* name = NULL;
-  if (!PyArg_ParseTuple(args, "Iz", &value, &name)) return NULL;
+  PyObject* name = NULL;
+  if (!PyArg_ParseTuple(args, "IO&", &value, jpp_py_to_name, &name)) return NULL;
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder) return NULL;
-  if (!jpp_py_check(jpp_graph_builder_add_output(builder, value, name))) return NULL;
+  bool ok = builder && jpp_py_check(jpp_graph_builder_add_output(builder, value,
+                                                                 jpp_py_chars(name)));
+  Py_XDECREF(name);
+  if (!ok) return NULL;
   Py_RETURN_NONE;
 }
 

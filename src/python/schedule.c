@@ -80,11 +80,12 @@ static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
 static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   (void)type;
   jpp_schedule_rows_t rows = {0};
-  PyObject* list = NULL;
-  if (!PyArg_ParseTuple(args, "sIIIO", &rows.name, &rows.stages, &rows.ranks,
+  PyObject *list = NULL, *name = NULL;
+  if (!PyArg_ParseTuple(args, "O&IIIO", jpp_py_to_name, &name, &rows.stages, &rows.ranks,
                         &rows.microbatches, &list)) {
     return NULL;
   }
+  rows.name = jpp_py_chars(name);
   task_vec_t tasks = {0};
   jpp_schedule_row_t* table = NULL;
   jpp_schedule_t* schedule = NULL;
@@ -92,6 +93,7 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
             read_rows(list, rows.ranks, &tasks, table);
   rows.rows = table;
   ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
+  Py_XDECREF(name);
   jpp_vec_deinit(&tasks);
   jpp_free(table);
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
