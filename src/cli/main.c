@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "cli/cli.h"
 
 enum {
@@ -190,6 +191,15 @@ static int exit_status(const jpp_status_t* status) {
   }
 }
 
+// Files and their names hold any bytes; who reads errors expects UTF-8.
+static void print_error(const jpp_status_t* status) {
+  const char* message = jpp_status_message(status);
+  jpp_str_t text = {0};
+  jpp_str_append_utf8(&text, message, strlen(message));
+  fprintf(stderr, "jaxpp: error: %s\n", text.error ? message : text.data);
+  jpp_str_deinit(&text);
+}
+
 int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
@@ -197,7 +207,7 @@ int main(int argc, char** argv) {
   size_t length = out.length;
   if (!status) status = jpp_str_finish(&out, &text);
   if (!status) status = write_out(text, length);
-  if (status) fprintf(stderr, "jaxpp: error: %s\n", jpp_status_message(status));
+  if (status) print_error(status);
   int result = exit_status(status);
   jpp_status_free(status);
   jpp_str_deinit(&out);

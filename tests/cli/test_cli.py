@@ -382,6 +382,28 @@ class CommandTest(unittest.TestCase):
                     json.loads(done.stdout.decode())
             xml.etree.ElementTree.parse(picture)
 
+    def test_errors_are_utf8_whatever_a_file_holds(self) -> None:
+        texts = ["0F0,0B0".encode("utf-16"), b"\xff\xfe\xfd", "0F0,\U0001f600".encode()[:-1]]
+        texts += [bytes(range(256)), b"0F0," + b"\xc3\xa9" * 40]
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.fsencode(folder) + b"/caf\xe9.csv"
+            for text in texts:
+                with open(file, "wb") as out:
+                    out.write(text)
+                for command in ["verify", "plan", "plot"]:
+                    done = subprocess.run(
+                        [os.fsencode(COMMAND), command.encode(), file],
+                        capture_output=True,
+                        check=False,
+                    )
+                    self.assertEqual(done.returncode, 2, (text, done.stderr))
+                    self.assertIn(".csv:1", done.stderr.decode())
+            os.remove(file)
+            done = subprocess.run(
+                [os.fsencode(COMMAND), b"verify", file], capture_output=True, check=False
+            )
+            self.assertIn("caf\ufffd.csv: No such file", done.stderr.decode())
+
     def test_a_file_without_an_end_is_an_error(self) -> None:
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
