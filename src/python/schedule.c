@@ -111,11 +111,31 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   return jpp_py_wrap_schedule(schedule);
 }
 
+// Puts a JaxppError in the place of a TypeError; others, as Ctrl-C, stay.
+static void refuse_costs(PyObject* item, uint32_t stage) {
+  if (!item || !PyErr_ExceptionMatches(PyExc_TypeError)) return;
+  PyErr_Clear();
+  PyObject* text = PyObject_ASCII(item);
+  PyObject* ascii = text ? PyUnicode_AsASCIIString(text) : NULL;
+  if (ascii) {
+    jpp_py_raise(
+        jpp_status_make(JPP_INVALID_ARGUMENT,
+                        "stage %u: expected costs as three numbers (forward, input "
+                        "gradient, weight gradient), found %.80s",
+                        stage, PyBytes_AsString(ascii)));
+  }
+  Py_XDECREF(ascii);
+  Py_XDECREF(text);
+}
+
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
   for (uint32_t s = 0; s < stages; ++s) {
     PyObject* item = PySequence_GetItem(list, s);
-    bool ok = item && PyArg_ParseTuple(item, "ddd", &costs[s].forward, &costs[s].backward,
-                                       &costs[s].weight);
+    PyObject* tuple = item ? PySequence_Tuple(item) : NULL;
+    bool ok = tuple && PyArg_ParseTuple(tuple, "ddd", &costs[s].forward,
+                                        &costs[s].backward, &costs[s].weight);
+    if (!ok) refuse_costs(item, s);
+    Py_XDECREF(tuple);
     Py_XDECREF(item);
     if (!ok) return false;
   }

@@ -48,6 +48,12 @@ def test_costs_are_times(cost: float) -> None:
         Searched([COSTS[0], (1.0, cost, 1.0)], 2, seconds=0).build(2, 2)
 
 
+@pytest.mark.parametrize("cost", [(1.0, 2.0), 3, ("a", 1, 1), None, (1, 2, 3, 4)])
+def test_costs_are_three_numbers(cost: object) -> None:
+    with pytest.raises(jaxpp.JaxppError, match="stage 1: expected costs as three numbers"):
+        Searched([COSTS[0], cost], 2, seconds=0).build(2, 2)  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("text", [b"0F0,0B0\r\n", b"\xef\xbb\xbf0F0,0B0"])
 def test_csv_files_in_odd_places(tmp_path: pathlib.Path, text: bytes) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.csv"
