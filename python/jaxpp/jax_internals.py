@@ -18,12 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import config, effects, pjit, source_info_util
+from jax._src import core as jax_core
+from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_internals
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.tree_util import broadcast_prefix
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
@@ -32,6 +34,7 @@ from jaxlib.mlir.dialects import stablehlo
 __all__ = [
     "LoweredModule",
     "broadcast_prefix",
+    "changed_jaxpr",
     "context_mesh",
     "current_line",
     "drop_unused",
@@ -43,6 +46,7 @@ __all__ = [
     "is_unspecified",
     "is_user_file",
     "serialized_compile_options",
+    "stacked_aval",
     "user_line",
     "without_constants",
 ]
@@ -71,6 +75,18 @@ def without_constants(jaxpr: Jaxpr) -> Jaxpr:
     return pe.convert_constvars_jaxpr(jaxpr)
 
 
+def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
+    """A jaxpr with other `invars`, `outvars` or `eqns`, of which debug information is
+    forgotten."""
+    names = closed.jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+def stacked_aval(aval: Any, length: int) -> Any:
+    """The abstract value of `length` such values along a new first axis."""
+    return jax_core.unmapped_aval(length, 0, aval)
+
+
 def is_unspecified(sharding: Any) -> bool:
     """Whether a jit says nothing about the sharding of an argument or result."""
     return sharding is UNSPECIFIED or sharding is None
@@ -82,6 +98,9 @@ def is_ordered(effect: Any) -> bool:
 
 
 # --- The context mesh -------------------------------------------------------------------
+
+# Where JAX keeps the context mesh: `config` until 0.10.2, then `mesh`.
+_contexts = mesh_lib if hasattr(mesh_lib, "abstract_mesh_context_manager") else config
 
 # While a step is traced: the whole mesh, and a rank's, which it stands for.
 _meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVar(
@@ -97,16 +116,16 @@ def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]
     others are refused. Where the function that is traced inside names `whole`, it means
     `mesh`.
     """
-    abstract = None if mesh is None else mesh.abstract_mesh
-    abstract_before = config.abstract_mesh_context_manager.swap_local(abstract)
-    devices_before = config.device_context.swap_local(None)
+    abstract = mesh_lib.empty_abstract_mesh if mesh is None else mesh.abstract_mesh
+    abstract_before = _contexts.abstract_mesh_context_manager.swap_local(abstract)
+    devices_before = _contexts.device_context.swap_local(mesh_lib.empty_concrete_mesh)
     token = _meant.set(None if mesh is None or whole is None else (whole, mesh))
     try:
         yield
     finally:
         _meant.reset(token)
-        config.device_context.set_local(devices_before)
-        config.abstract_mesh_context_manager.set_local(abstract_before)
+        _contexts.device_context.set_local(devices_before)
+        _contexts.abstract_mesh_context_manager.set_local(abstract_before)
 
 
 def _meant_mesh(mesh: Any) -> Any:
@@ -183,8 +202,12 @@ def serialized_compile_options(
     """A CompileOptionsProto for one SPMD program on these devices, or for any one device."""
     options = xla_client.CompileOptions()
     build = options.executable_build_options
-    if user_options:
-        options.env_option_overrides = list(user_options.items())
+    overrides = dict(user_options or {})
+    if len(device_ids) > 1 and jax.__version_info__ >= (0, 11):
+        # On there; a module in portable form is then refused its use, with a line in the
+        # plugin's log for each task.
+        overrides.setdefault("xla_enable_hlo_sharding_v3", False)
+    options.env_option_overrides = list(overrides.items())
     if len(device_ids) == 1:
         options.compile_portable_executable = True
         return options.SerializeAsString()

@@ -1,0 +1,346 @@
+"""Equations that are taken apart, so that each rank and each task gets what it needs of them.
+
+Outside the loops the branches of a `cond` become ops of their own that know their condition
+(`Branch`), and for each result a choice between what the branches make: the planner places
+them one by one, as if there were no condition. A `scan` or `while_loop` becomes one op for
+each result (`Part`).
+
+In a loop's body the transpose of a scan over layers gives input gradients and weight gradients
+at once. It becomes two parts: a scan that gives what the stage before waits for and keeps of
+each iteration what the second scan needs, which gives the rest.
+
+What the planner leaves in one task is put together again when that task is lowered
+(`evaluation.py`): nothing is computed twice, and what a condition skips stays skipped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from jaxpp.jax_internals import changed_jaxpr, drop_unused_outputs, stacked_aval
+
+__all__ = ["Branch", "Conditional", "Part", "PartOp", "Splitter", "Whole", "inlined_call"]
+
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+_REMAT = {"remat", "remat2", "checkpoint"}
+
+
+def inlined_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    """What an equation calls, if it does no more than that."""
+    if eqn.primitive.name in _REMAT:
+        return eqn.params["jaxpr"]
+    if eqn.primitive.name not in _INLINED:
+        return None
+    return next((eqn.params[k] for k in ("jaxpr", "call_jaxpr") if k in eqn.params), None)
+
+
+def is_recomputation(eqn: JaxprEqn) -> bool:
+    """A rematerialised backward."""
+    return eqn.primitive.name in _REMAT and bool(eqn.params.get("differentiated"))
+
+
+# --- Conditions -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False)
+class Conditional:
+    """A cond or switch whose branches are ops of their own."""
+
+    index: Any  # operand: which branch runs
+    num_branches: int
+    result_avals: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """Where an op stands: in a branch, or with `number` None in the choice between them."""
+
+    conditional: Conditional
+    number: int | None
+
+
+# --- Parts ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False)
+class Whole:
+    """An equation that became several ops."""
+
+    eqn: JaxprEqn
+
+    def part_with(self, results: Iterable[int]) -> PartOp:
+        """What gives these results and no more than has to be computed for them."""
+        wanted = set(results)
+        used = [k in wanted for k in range(len(self.eqn.outvars))]
+        if self.eqn.primitive.name == "while":
+            taken, given, params = _reduce_while(self.eqn, used)
+        else:
+            taken, reduced = drop_unused_outputs(self.eqn, used)
+            assert reduced is not None
+            position = {id(v): k for k, v in enumerate(self.eqn.outvars)}
+            given, params = [position[id(v)] for v in reduced.outvars], reduced.params
+        operands = tuple(k for k, t in enumerate(taken) if t)
+        part = Part(self, operands, tuple(given))
+        return PartOp(part, params, [self.eqn.outvars[k].aval for k in given])
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which operands of the whole an op has, in order, and which results it gives.
+
+    Numbers beyond the whole's own stand for what one part hands to another.
+    """
+
+    whole: Whole
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class PartOp:
+    """A part as an equation: the whole's primitive with other parameters."""
+
+    part: Part
+    params: dict[str, Any]
+    avals: list[Any]
+
+
+def _keep(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    return [v for v, kept in zip(values, mask, strict=True) if kept]
+
+
+def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> tuple[set[int], set[int]]:
+    """The equations, by number, and the variables, by id, that some results depend on."""
+    variables = {id(v) for v in results if isinstance(v, Var)}
+    numbers = set()
+    for number in reversed(range(len(eqns))):
+        eqn = eqns[number]
+        if eqn.effects or any(id(v) in variables for v in eqn.outvars):
+            numbers.add(number)
+            variables.update(id(v) for v in eqn.invars if isinstance(v, Var))
+    return numbers, variables
+
+
+def _reduce_while(
+    eqn: JaxprEqn, used: Sequence[bool]
+) -> tuple[list[bool], list[int], dict[str, Any]]:
+    """A while loop over the part of its state only that the used results need."""
+    params = eqn.params
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    _, of_condition = _needed(condition.jaxpr.eqns, condition.jaxpr.outvars)
+    state_of_condition = condition.jaxpr.invars[num_cond:]
+    state = [u or id(v) in of_condition for u, v in zip(used, state_of_condition, strict=True)]
+    while True:
+        _, of_body = _needed(body.jaxpr.eqns, _keep(body.jaxpr.outvars, state))
+        inputs = [id(v) in of_body for v in body.jaxpr.invars]
+        more = [s or i for s, i in zip(state, inputs[num_body:], strict=True)]
+        if more == state:
+            break
+        state = more
+    consts = inputs[:num_body]
+    reduced = {
+        **params,
+        "cond_jaxpr": changed_jaxpr(
+            condition, invars=_keep(condition.jaxpr.invars, [True] * num_cond + state)
+        ),
+        "body_jaxpr": changed_jaxpr(
+            body,
+            invars=_keep(body.jaxpr.invars, consts + state),
+            outvars=_keep(body.jaxpr.outvars, state),
+            eqns=_live(body.jaxpr.eqns, _keep(body.jaxpr.outvars, state)),
+        ),
+        "body_nconsts": sum(consts),
+    }
+    given = [k for k, s in enumerate(state) if s]
+    return [True] * num_cond + consts + state, given, reduced
+
+
+def _live(eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> list[JaxprEqn]:
+    numbers, _ = _needed(eqns, results)
+    return [eqns[k] for k in sorted(numbers)]
+
+
+# --- A scan's input gradients and its weight gradients ----------------------------------
+
+
+def _evaluate_inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    env: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        called = inlined_call(eqn)
+        if called is None:
+            with eqn.ctx.manager:
+                outs = eqn.primitive.bind(
+                    *operands, **eqn.primitive.get_bind_params(eqn.params)
+                )
+            outs = outs if eqn.primitive.multiple_results else [outs]
+        else:
+            if is_recomputation(eqn) and eqn.params.get("prevent_cse", True):
+                operands = list(jax.lax.optimization_barrier(tuple(operands)))
+            inner = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+            outs = _evaluate_inlined(inner.jaxpr, inner.consts, operands)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same with calls opened; recomputations stay behind a barrier."""
+    if not any(inlined_call(eqn) for eqn in closed.jaxpr.eqns):
+        return closed
+
+    def run(*args: Any) -> list[Any]:
+        return _evaluate_inlined(closed.jaxpr, closed.consts, args)
+
+    return jax.make_jaxpr(run)(*[v.aval for v in closed.jaxpr.invars])
+
+
+class _ScanBody:
+    """A scan's body, cut in what gives the first results and what gives the rest."""
+
+    def __init__(self, eqn: JaxprEqn, first: Sequence[bool]) -> None:
+        params = eqn.params
+        self.closed = _inlined(params["jaxpr"])
+        self.jaxpr = self.closed.jaxpr
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        self.num_carry = num_carry
+        self.consts = self.jaxpr.invars[:num_consts]
+        self.carry = self.jaxpr.invars[num_consts : num_consts + num_carry]
+        self.first = self._close(list(first))
+        outvars = self.jaxpr.outvars
+        self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.first))
+        # Results that the first part computes anyhow are the first's.
+        made = {id(v) for k in self.first_eqns for v in self.jaxpr.eqns[k].outvars}
+        for k in range(num_carry, len(outvars)):
+            self.first[k] = self.first[k] or id(outvars[k]) in made
+        rest = [not f for f in self.first]
+        all_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, rest))
+        self.invariant = self._invariant_eqns()
+        self.rest_eqns = (all_eqns - self.first_eqns) | (all_eqns & self.invariant)
+        self.rest = rest
+
+    def _close(self, wanted: list[bool]) -> list[bool]:
+        """With every state that the wanted results depend on."""
+        while True:
+            _, variables = _needed(self.jaxpr.eqns, _keep(self.jaxpr.outvars, wanted))
+            more = [
+                w or (k < self.num_carry and id(self.carry[k]) in variables)
+                for k, w in enumerate(wanted)
+            ]
+            if more == wanted:
+                return wanted
+            wanted = more
+
+    def _invariant_eqns(self) -> set[int]:
+        """Those of the constants alone: computed in both parts rather than kept."""
+        known = {id(v) for v in (*self.consts, *self.jaxpr.constvars)}
+        found = set()
+        for number, eqn in enumerate(self.jaxpr.eqns):
+            if all(isinstance(v, Literal) or id(v) in known for v in eqn.invars):
+                known.update(id(v) for v in eqn.outvars)
+                found.add(number)
+        return found
+
+    def kept(self) -> list[Var]:
+        """What the first part makes of an iteration, or had of its state, and the rest
+        uses."""
+        eqns = self.jaxpr.eqns
+        made = {id(v): v for k in self.first_eqns - self.rest_eqns for v in eqns[k].outvars}
+        made.update((id(v), v) for k, v in enumerate(self.carry) if self.first[k])
+        used = [v for k in sorted(self.rest_eqns) for v in eqns[k].invars]
+        used += _keep(self.jaxpr.outvars, self.rest)
+        found = {id(v): v for v in used if isinstance(v, Var) and id(v) in made}
+        return list(found.values())
+
+    def part(
+        self, numbers: set[int], results: Sequence[bool], extra: Sequence[Var], kept: Any
+    ) -> tuple[list[bool], ClosedJaxpr]:
+        """Which of the body's operands some equations and results use, and the body of
+        these, which gives `extra` too and takes `kept` as its last inputs."""
+        eqns = [self.jaxpr.eqns[k] for k in sorted(numbers)]
+        outvars = [*_keep(self.jaxpr.outvars, results), *extra]
+        used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in outvars}
+        start = len(self.consts)
+        taken = []
+        for k, v in enumerate(self.jaxpr.invars):
+            state = k - start
+            if 0 <= state < self.num_carry:
+                taken.append(results[state])
+            else:
+                taken.append(id(v) in used)
+        invars = [*_keep(self.jaxpr.invars, taken), *kept]
+        return taken, changed_jaxpr(self.closed, invars=invars, outvars=outvars, eqns=eqns)
+
+
+def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+    """The first results of a scan in one part, the rest in another; None if all of them
+    come from the same work."""
+    if eqn.effects or not any(first) or all(first):
+        return None
+    body = _ScanBody(eqn, first)
+    if not any(body.rest):
+        return None
+    params, num_carry = eqn.params, body.num_carry
+    kept = body.kept()
+    num_results, num_operands = len(eqn.outvars), len(eqn.invars)
+    whole = Whole(eqn)
+
+    def part(
+        numbers: set[int], results: Sequence[bool], extra: Sequence[Var], taken_kept: Any
+    ) -> PartOp:
+        taken, closed = body.part(numbers, results, extra, taken_kept)
+        operands = [k for k, t in enumerate(taken) if t]
+        operands += range(num_operands, num_operands + len(taken_kept))
+        given = [k for k, r in enumerate(results) if r]
+        given += range(num_results, num_results + len(extra))
+        avals = [eqn.outvars[k].aval for k, r in enumerate(results) if r]
+        avals += [stacked_aval(v.aval, params["length"]) for v in extra]
+        new_params = {
+            **params,
+            "jaxpr": closed,
+            "num_consts": sum(taken[: params["num_consts"]]),
+            "num_carry": sum(results[:num_carry]),
+        }
+        return PartOp(Part(whole, tuple(operands), tuple(given)), new_params, avals)
+
+    return (
+        part(body.first_eqns, body.first, kept, ()),
+        part(body.rest_eqns, body.rest, (), kept),
+    )
+
+
+class Splitter:
+    """Takes equations apart; equal ones of several stages into the same parts."""
+
+    def __init__(self) -> None:
+        self._scans: dict[Any, Any] = {}
+
+    def by_result(self, eqn: JaxprEqn) -> list[PartOp]:
+        """A part for each result of a scan or while loop outside the loops."""
+        whole = Whole(eqn)
+        return [whole.part_with([k]) for k in range(len(eqn.outvars))]
+
+    def scan(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+        """A scan in two parts, the `first` results and the rest, if that can be."""
+        body = eqn.params["jaxpr"]
+        rest = tuple((k, v) for k, v in eqn.params.items() if k != "jaxpr")
+        key = (id(body.jaxpr), rest, tuple(first))
+        if key not in self._scans:
+            self._scans[key] = eqn, _split_scan(eqn, first)
+        found = self._scans[key][1]
+        if found is None:
+            return None
+        whole = Whole(eqn)
+        return tuple(
+            dataclasses.replace(p, part=dataclasses.replace(p.part, whole=whole)) for p in found
+        )
