@@ -55,7 +55,7 @@ static PyObject* none_or_u32(uint32_t number) {
 }
 
 static PyObject* task_to_tuple(const jpp_task_t* task) {
-  return Py_BuildValue("(sIINNNNN)", task->name, task->kind, task->rank,
+  return Py_BuildValue("(NIINNNNN)", jpp_py_text(task->name), task->kind, task->rank,
                        none_or_u32(task->loop), none_or_u32(task->stage),
                        jpp_py_from_u32s(task->ops, task->num_ops),
                        jpp_py_from_u32s(task->inputs, task->num_inputs),
