@@ -474,21 +474,7 @@ class CsvSchedule(BaseSchedule):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-<<<<<<< HEAD
         self.path, text = _read_text(path)
-=======
-        # A path may hold any bytes; what is printed of it is UTF-8.
-        self.path = os.fsencode(path).decode("utf-8", "backslashreplace")
-        try:
-            with open(path, "rb") as file:
-                text = file.read()
-        except OSError as error:
-            raise make_error(
-                "schedule",
-                f"CsvSchedule: {self.path}: expected a CSV file to read, found: "
-                f"{error.strerror}",
-            ) from None
->>>>>>> helper-c
         self._schedule = _core.Schedule.from_csv(self.path, text)
         stages, self.mpmd_dim, self.n_mubatches = self._schedule.sizes()
         super().__init__(stages)
@@ -543,7 +529,6 @@ class Searched(BaseSchedule):
         latency: float = 0.0,
         seconds: float = 2.0,
     ) -> None:
-<<<<<<< HEAD
         self._costs = _check_costs(costs)
         super().__init__(len(self._costs))
         self.mpmd_dim = check_count("Searched: mpmd_dim", mpmd_dim)
@@ -558,20 +543,6 @@ class Searched(BaseSchedule):
                 raise make_error(
                     "schedule",
                     f"Searched: {name}={shorten(given)}; expected a number from 0 on",
-=======
-        super().__init__(len(costs))
-        self.mpmd_dim = mpmd_dim
-        self._costs = list(costs)
-        if not isinstance(seconds, int | float) or not 0 <= seconds < 1e6:
-            raise make_error(
-                "schedule", f"Searched: seconds={seconds!r}; expected a number of at least 0"
-            )
-        sizes = {"memory_limit": memory_limit, "activation_bytes": activation_bytes}
-        for name, value in sizes.items():
-            if not isinstance(value, int) or not 0 <= value < 2**63:
-                raise make_error(
-                    "schedule", f"Searched: {name}={value!r}; expected a number of bytes"
->>>>>>> helper-c
                 )
         self._options = (latency, memory_limit, activation_bytes, seconds)
         self._found: dict[int, _core.Schedule] = {}

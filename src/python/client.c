@@ -29,19 +29,11 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
   jpp_pjrt_options_t options = {0};
   PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;
-<<<<<<< HEAD
   if (!PyArg_ParseTuple(args, "O&O!", PyUnicode_FSConverter, &path, &PyDict_Type,
                         &dict)) {
     return NULL;
   }
   options.plugin_path = PyBytes_AsString(path);
-=======
-  if (!PyArg_ParseTuple(args, "O&O!", jpp_py_to_path, &path, &PyDict_Type, &dict)) {
-    return NULL;
-  }
-  if (!path) return PyErr_Format(PyExc_TypeError, "expected the path of a plugin");
-  options.plugin_path = jpp_py_chars(path);
->>>>>>> helper-c
   option_vec_t list = {0};
   bool ok = true;
   while (ok && PyDict_Next(dict, &at, &key, &value)) ok = read_option(key, value, &list);
@@ -56,11 +48,7 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     if (!jpp_py_check(status)) Py_CLEAR(self);
   }
   jpp_vec_deinit(&list);
-<<<<<<< HEAD
   Py_DECREF(path);
-=======
-  Py_XDECREF(path);
->>>>>>> helper-c
   return (PyObject*)self;
 }
 
@@ -96,16 +84,9 @@ static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* 
 
 static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options;
-<<<<<<< HEAD
   PyObject* kept = NULL;
   const char *folder = NULL, *key = NULL;
   if (!PyArg_ParseTuple(args, "y*y*Oyz", &code, &options, &kept, &folder, &key)) {
-=======
-  PyObject *kept = NULL, *folder = NULL;
-  const char* key = NULL;
-  if (!PyArg_ParseTuple(args, "y*y*OO&z", &code, &options, &kept, jpp_py_to_path, &folder,
-                        &key)) {
->>>>>>> helper-c
     return NULL;
   }
   jpp_compile_request_t request = {.code = code.buf,
@@ -118,13 +99,8 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-<<<<<<< HEAD
     status = compile(client, &request, folder, key, &executable, &outcome);
-=======
-    status = compile(client, &request, jpp_py_chars(folder), key, &executable);
->>>>>>> helper-c
   Py_END_ALLOW_THREADS
-  Py_XDECREF(folder);
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
   if (!jpp_py_check(status)) return NULL;

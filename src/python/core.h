@@ -20,25 +20,9 @@
 PyObject* jpp_py_raise(jpp_status_t* status);
 // The same for a status that may be NULL; false if it raised.
 bool jpp_py_check(jpp_status_t* status);
-<<<<<<< HEAD
 // A str of text in any encoding: bytes that are no UTF-8 stand escaped in it.
 PyObject* jpp_py_text(const char* text);
 // Makes `text` a str and frees it.
-=======
-// For PyArg_ParseTuple()'s "O&": a str of any characters as a new bytes object without
-// NULs, None as NULL. What is no UTF-8 (a lone surrogate) and NULs become backslash
-// escapes.
-int jpp_py_to_name(PyObject* object, void* out_bytes);
-// The same for a path: the bytes that the file system knows. JaxppError for a NUL, and
-// for characters that no path has.
-int jpp_py_to_path(PyObject* object, void* out_bytes);
-// NULL for NULL.
-const char* jpp_py_chars(PyObject* bytes);
-
-// A str of any bytes: those that are no UTF-8 become \xNN.
-PyObject* jpp_py_text(const char* text);
-// The same, and frees `text`.
->>>>>>> helper-c
 PyObject* jpp_py_take_text(char* text);
 
 // A str as UTF-8, for the library; what that or a C string can not hold is escaped.

@@ -4,7 +4,6 @@
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   (void)kwargs;
-<<<<<<< HEAD
   jpp_py_utf8_t name = {0};
   unsigned int ranks = 0;
   if (!PyArg_ParseTuple(args, "O&I", jpp_py_utf8_converter, &name, &ranks)) return NULL;
@@ -13,16 +12,6 @@ static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs)
     Py_CLEAR(self);
   }
   jpp_py_utf8_release(&name);
-=======
-  PyObject* name = NULL;
-  unsigned int ranks = 0;
-  if (!PyArg_ParseTuple(args, "O&I", jpp_py_to_name, &name, &ranks)) return NULL;
-  jpp_py_graph_t* self = jpp_py_new(type);
-  bool ok = self && jpp_py_check(jpp_graph_builder_create(jpp_py_chars(name), ranks,
-                                                          &self->builder));
-  Py_XDECREF(name);
-  if (!ok) Py_CLEAR(self);
->>>>>>> helper-c
   return (PyObject*)self;
 }
 
@@ -99,9 +88,8 @@ static bool read_types(PyObject* sequence, type_list_t* list) {
 }
 
 static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
-  PyObject *types = NULL, *name = NULL;
+  PyObject* types = NULL;
   int donated = 0;
-<<<<<<< HEAD
   jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
   if (!builder ||
@@ -113,28 +101,15 @@ static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
   bool ok = read_types(types, &list) &&
             jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
                                                    name.text, &value));
-=======
-  if (!PyArg_ParseTuple(args, "OpO&", &types, &donated, jpp_py_to_name, &name)) {
-    return NULL;
-  }
-  jpp_graph_builder_t* builder = open_builder(self);
-  type_list_t list = {0};
-  uint32_t value = 0;
-  bool ok = builder && read_types(types, &list) &&
-            jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
-                                                   jpp_py_chars(name), &value));
-  Py_XDECREF(name);
->>>>>>> helper-c
   type_list_deinit(&list);
   jpp_py_utf8_release(&name);
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
 static PyObject* graph_add_op(PyObject* self, PyObject* args) {
-  PyObject *inputs = NULL, *outputs = NULL, *name = NULL, *where = NULL;
+  PyObject *inputs = NULL, *outputs = NULL;
   unsigned int kind = 0, flags = 0;
   jpp_op_desc_t desc = {0};
-<<<<<<< HEAD
   jpp_py_utf8_t name = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
   if (!builder || !PyArg_ParseTuple(args, "IIIOOfO&O&", &kind, &flags, &desc.attr,
@@ -144,22 +119,13 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   }
   desc.name = name.text;
   desc.where = where.text;
-=======
-  if (!PyArg_ParseTuple(args, "IIIOOfO&O&", &kind, &flags, &desc.attr, &inputs, &outputs,
-                        &desc.cost, jpp_py_to_name, &name, jpp_py_to_name, &where)) {
-    return NULL;
-  }
-  jpp_graph_builder_t* builder = open_builder(self);
-  desc.name = jpp_py_chars(name);
-  desc.where = jpp_py_chars(where);
->>>>>>> helper-c
   desc.kind = (jpp_op_kind_t)kind;
   desc.flags = (uint8_t)flags;
   type_list_t list = {0};
   uint32_t* input_ids = NULL;
   uint32_t first = 0;
-  bool ok = builder && jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) &&
-            read_types(outputs, &list);
+  bool ok =
+      jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) && read_types(outputs, &list);
   if (ok) {
     desc.inputs = input_ids;
     desc.num_outputs = (uint32_t)list.types.count;
@@ -168,19 +134,13 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   }
   jpp_free(input_ids);
   type_list_deinit(&list);
-<<<<<<< HEAD
   jpp_py_utf8_release(&name);
   jpp_py_utf8_release(&where);
-=======
-  Py_XDECREF(name);
-  Py_XDECREF(where);
->>>>>>> helper-c
   return ok ? PyLong_FromUnsignedLong(first) : NULL;
 }
 
 static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   jpp_loop_desc_t desc = {0};
-<<<<<<< HEAD
   jpp_py_utf8_t schedule = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
   if (!builder || !PyArg_ParseTuple(args, "IIO&O&", &desc.microbatches, &desc.stages,
@@ -194,20 +154,6 @@ static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   bool ok = jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index));
   jpp_py_utf8_release(&schedule);
   jpp_py_utf8_release(&where);
-=======
-  PyObject *schedule = NULL, *where = NULL;
-  if (!PyArg_ParseTuple(args, "IIO&O&", &desc.microbatches, &desc.stages, jpp_py_to_name,
-                        &schedule, jpp_py_to_name, &where)) {
-    return NULL;
-  }
-  desc.schedule = jpp_py_chars(schedule);
-  desc.where = jpp_py_chars(where);
-  jpp_graph_builder_t* builder = open_builder(self);
-  uint32_t index = 0;
-  bool ok = builder && jpp_py_check(jpp_graph_builder_begin_loop(builder, &desc, &index));
-  Py_XDECREF(schedule);
-  Py_XDECREF(where);
->>>>>>> helper-c
   return ok ? PyLong_FromUnsignedLong(index) : NULL;
 }
 
@@ -245,7 +191,6 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
 
 static PyObject* graph_add_output(PyObject* self, PyObject* args) {
   unsigned int value = 0;
-<<<<<<< HEAD
   jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
   if (!builder || !PyArg_ParseTuple(args, "IO&", &value, jpp_py_utf8_converter, &name)) {
@@ -253,14 +198,6 @@ static PyObject* graph_add_output(PyObject* self, PyObject* args) {
   }
   bool ok = jpp_py_check(jpp_graph_builder_add_output(builder, value, name.text));
   jpp_py_utf8_release(&name);
-=======
-  PyObject* name = NULL;
-  if (!PyArg_ParseTuple(args, "IO&", &value, jpp_py_to_name, &name)) return NULL;
-  jpp_graph_builder_t* builder = open_builder(self);
-  bool ok = builder && jpp_py_check(jpp_graph_builder_add_output(builder, value,
-                                                                 jpp_py_chars(name)));
-  Py_XDECREF(name);
->>>>>>> helper-c
   if (!ok) return NULL;
   Py_RETURN_NONE;
 }

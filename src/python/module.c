@@ -17,10 +17,6 @@ PyObject* jpp_py_raise(jpp_status_t* status) {
   PyObject* type = is_nan ? jpp_py_types.nan_error : jpp_py_types.error;
   PyObject* message = jpp_py_text(jpp_status_message(status));
   PyObject* error = message ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
-<<<<<<< HEAD
-=======
-  Py_XDECREF(message);
->>>>>>> helper-c
   PyObject* name = PyUnicode_FromString(code);
   Py_XDECREF(message);
   jpp_status_free(status);
@@ -32,60 +28,6 @@ PyObject* jpp_py_raise(jpp_status_t* status) {
   return NULL;
 }
 
-<<<<<<< HEAD
-=======
-const char* jpp_py_chars(PyObject* bytes) {
-  return bytes ? PyBytes_AsString(bytes) : NULL;
-}
-
-static bool has_nul(PyObject* bytes) {
-  return memchr(PyBytes_AsString(bytes), 0, (size_t)PyBytes_Size(bytes)) != NULL;
-}
-
-static PyObject* escape_nuls(PyObject* bytes) {
-  if (!bytes || !has_nul(bytes)) return bytes;
-  PyObject* escaped = PyObject_CallMethod(bytes, "replace", "y#y#", "", (Py_ssize_t)1,
-                                          "\\x00", (Py_ssize_t)4);
-  Py_DECREF(bytes);
-  return escaped;
-}
-
-int jpp_py_to_name(PyObject* object, void* out_bytes) {
-  PyObject** bytes = out_bytes;
-  if (!object) {
-    Py_CLEAR(*bytes);
-    return 1;
-  }
-  *bytes = NULL;
-  if (object == Py_None) return 1;
-  if (!PyUnicode_Check(object)) {
-    PyErr_Format(PyExc_TypeError, "expected a str or None, found %R", object);
-    return 0;
-  }
-  *bytes = escape_nuls(PyUnicode_AsEncodedString(object, "utf-8", "backslashreplace"));
-  return *bytes ? Py_CLEANUP_SUPPORTED : 0;
-}
-
-int jpp_py_to_path(PyObject* object, void* out_bytes) {
-  PyObject** bytes = out_bytes;
-  if (!object || object == Py_None) return jpp_py_to_name(object, out_bytes);
-  *bytes = PyUnicode_Check(object) ? PyUnicode_EncodeFSDefault(object) : NULL;
-  if (*bytes && !has_nul(*bytes)) return Py_CLEANUP_SUPPORTED;
-  PyErr_Clear();
-  Py_CLEAR(*bytes);
-  PyObject* text = PyObject_ASCII(object);
-  PyObject* ascii = text ? PyUnicode_AsASCIIString(text) : NULL;
-  if (ascii) {
-    jpp_py_raise(jpp_status_make(JPP_INVALID_ARGUMENT,
-                                 "expected a path of a file, found %s",
-                                 PyBytes_AsString(ascii)));
-  }
-  Py_XDECREF(ascii);
-  Py_XDECREF(text);
-  return 0;
-}
-
->>>>>>> helper-c
 PyObject* jpp_py_text(const char* text) {
   return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
 }

@@ -28,7 +28,7 @@ static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_byte
     Py_BEGIN_ALLOW_THREADS
       status = jpp_program_build(staged, &options, &self->plan);
     Py_END_ALLOW_THREADS
-    ok = jpp_py_check_search(status);
+    ok = jpp_py_check(status);
   }
   jpp_free(table);
   jpp_free(bytes);
@@ -185,7 +185,7 @@ static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double 
     Py_BEGIN_ALLOW_THREADS
       status = jpp_check_search(step, &options, &result);
     Py_END_ALLOW_THREADS
-    ok = jpp_py_check(status);
+    ok = jpp_py_check_search(status);
   }
   jpp_free(table);
   return ok ? found_to_tuple(&result) : NULL;

@@ -80,7 +80,6 @@ static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
 static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   (void)type;
   jpp_schedule_rows_t rows = {0};
-<<<<<<< HEAD
   PyObject* list = NULL;
   jpp_py_utf8_t name = {0};
   if (!PyArg_ParseTuple(args, "O&IIIO", jpp_py_utf8_converter, &name, &rows.stages,
@@ -88,14 +87,6 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
     return NULL;
   }
   rows.name = name.text;
-=======
-  PyObject *list = NULL, *name = NULL;
-  if (!PyArg_ParseTuple(args, "O&IIIO", jpp_py_to_name, &name, &rows.stages, &rows.ranks,
-                        &rows.microbatches, &list)) {
-    return NULL;
-  }
-  rows.name = jpp_py_chars(name);
->>>>>>> helper-c
   task_vec_t tasks = {0};
   jpp_schedule_row_t* table = NULL;
   jpp_schedule_t* schedule = NULL;
@@ -103,7 +94,6 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
             read_rows(list, rows.ranks, &tasks, table);
   rows.rows = table;
   ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
-  Py_XDECREF(name);
   jpp_vec_deinit(&tasks);
   jpp_free(table);
   jpp_py_utf8_release(&name);
