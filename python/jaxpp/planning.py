@@ -288,6 +288,8 @@ def trace_step(
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
     traced = front.plan(graph, schedules, donated, limits)
+    for note in traced.staged.notes():
+        warn(note, note.split(": ", 1)[0])
     for found in founds:
         found.peak_bytes = [peak for _, peak, _ in traced.plan.summary()]
     return traced

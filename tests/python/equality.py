@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
 
@@ -123,6 +123,13 @@ def usual_specs(problem: Problem, mesh: Any) -> tuple[Any, None, Any]:
     return jax.tree.map(of_param, problem.params), None, jax.tree.map(of_batch, problem.batch)
 
 
+def _on_one_rank(tree: Any, specs: Any, mesh: Any) -> Any:
+    def put(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        return jax.device_put(leaf, NamedSharding(mesh.lowering_mesh(), spec))
+
+    return jax.tree.map(put, tree, specs)
+
+
 def assert_trains_equal(
     problem: Problem,
     schedule: Any,
@@ -137,17 +144,24 @@ def assert_trains_equal(
     `reduce_aux` makes of the plain side's stacked aux what `aux_operation` makes of ours.
     Returns the pipelined step, compiled.
     """
-    if mesh.lowering_mesh().size > 1:
-        options = {"in_specs": usual_specs(problem, mesh), **options}
+    params, batch = problem.params, problem.batch
+    if mesh.lowering_mesh().size > 1 and "in_specs" not in options:
+        # Plain JAX is sharded the same on the devices of one rank: sums over shards are
+        # rounded in another order than sums on one device.
+        specs = usual_specs(problem, mesh)
+        options = {"in_specs": specs, **options}
+        params = _on_one_rank(problem.params, specs[0], mesh)
+        batch = _on_one_rank(problem.batch, specs[2], mesh)
     ours = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, schedule), mpmd_mesh=mesh, **options
     )
     plain = plain_step(problem)
-    a = b = (problem.params, problem.optimizer.init(problem.params))
+    a = (problem.params, problem.optimizer.init(problem.params))
+    b = (params, a[1])
     for step in range(steps):
         *a, loss_a, aux_a = ours(*a, problem.batch)
         with mesh.lowering_mesh():  # for constraints that name its axes
-            *b, loss_b, aux_b = plain(*b, problem.batch)
+            *b, loss_b, aux_b = plain(*b, batch)
         assert difference(loss_a, loss_b) < tolerance, f"loss of step {step}"
         assert difference(aux_a, reduce_aux(aux_b)) < tolerance, f"aux of step {step}"
         assert difference(a[0], b[0]) < tolerance, f"parameters of step {step}"

@@ -1,0 +1,235 @@
+"""Control flow outside the loops: every rank does its own part of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpp.api as jaxpp
+import models
+from equality import Problem, assert_trains_equal
+
+SCHEDULE = jaxpp.Std1F1B(2)
+ADAM = optax.adamw(1e-2, eps=1e-3)
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), ADAM)
+
+
+def of_updates(update: Callable[..., Any], init: Any = lambda params: ()) -> Any:
+    return optax.GradientTransformation(init, update)
+
+
+def by_scan(grads: Any, state: Any, params: Any) -> Any:
+    def body(params: Any, _: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), None
+
+    after, _ = jax.lax.scan(body, params, None, length=3)
+    return jax.tree.map(jnp.subtract, after, params), state
+
+
+def by_while(grads: Any, state: Any, params: Any) -> Any:
+    def body(carry: Any) -> Any:
+        return carry[0] + 1, jax.tree.map(lambda p, g: p - 0.01 * g, carry[1], grads)
+
+    _, after = jax.lax.while_loop(lambda carry: carry[0] < 3, body, (0, params))
+    return jax.tree.map(jnp.subtract, after, params), state
+
+
+def by_switch(grads: Any, count: Any, params: Any) -> Any:
+    branches = [
+        lambda: jax.tree.map(lambda g: -0.1 * g, grads),
+        lambda: jax.tree.map(jnp.zeros_like, grads),
+        lambda: jax.tree.map(lambda p: -0.1 * p, params),
+    ]
+    return jax.lax.switch(count % 4, branches), count + 1
+
+
+OPTIMIZERS = {
+    "if finite": optax.apply_if_finite(ADAM, 3),
+    "clipped, if finite": optax.apply_if_finite(CLIPPED, 3),
+    "every second": optax.MultiSteps(ADAM, 2).gradient_transformation(),
+    "nested": optax.apply_if_finite(
+        optax.MultiSteps(CLIPPED, 2).gradient_transformation(), 3
+    ),
+    "scan": of_updates(by_scan),
+    "while": of_updates(by_while),
+    "switch": of_updates(by_switch, lambda params: jnp.int32(0)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_stays_with_its_rank(name: str, any_mesh2: Any) -> None:
+    problem = models.mlp([1, 1], 4)
+    problem.optimizer = OPTIMIZERS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        step = assert_trains_equal(problem, SCHEDULE, any_mesh2, steps=4, tolerance=3e-5)
+    state = problem.optimizer.init(problem.params)
+    params, state, *_ = step(problem.params, state, problem.batch)
+    for tree in (params, state):
+        placed = {leaf.mpmd_idxs for leaf in jax.tree.leaves(tree) if leaf.ndim == 2}
+        assert placed <= {(0,), (1,)}
+    assert [leaf.mpmd_idxs for leaf in jax.tree.leaves(params)] == [(0,), (0,), (1,), (1,)]
+
+
+def test_a_gradient_that_is_not_finite_is_skipped(mesh2: Any) -> None:
+    problem = models.mlp([1, 1], 4)
+    problem.optimizer = OPTIMIZERS["clipped, if finite"]
+    bad = dict(problem.batch, x=problem.batch["x"].at[1, 0, 0].set(jnp.nan))
+    step = assert_trains_equal(problem, SCHEDULE, mesh2, steps=1)
+    params = problem.params
+    after, state, *_ = step(params, problem.optimizer.init(params), bad)
+    assert int(state.notfinite_count) == 1
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_branch_that_is_not_taken_does_not_run(mesh2: Any) -> None:
+    called = []
+
+    def update(grads: Any, count: Any, params: Any) -> Any:
+        def shout() -> Any:
+            jax.debug.callback(lambda: called.append(1))
+            return jax.tree.map(jnp.negative, grads)
+
+        quiet = lambda: jax.tree.map(jnp.zeros_like, grads)  # noqa: E731
+        return jax.lax.cond(count == 1, shout, quiet), count + 1
+
+    problem = models.mlp([1, 1], 2)
+    problem.optimizer = of_updates(update, lambda params: jnp.int32(0))
+    step = assert_trains_equal(problem, SCHEDULE, mesh2, steps=1)
+    called.clear()
+    state = (problem.params, jnp.int32(0))
+    counts = []
+    for _ in range(3):
+        *state, loss, _ = step(*state, problem.batch)
+        float(loss)
+        counts.append(len(called))
+    assert counts == [0, 1, 1]
+
+
+def large(reduce: Callable[..., Any]) -> Problem:
+    problem = models.mlp([1, 1], 2)
+    keys = jax.random.split(models.key(0), 2)
+    problem.params = [
+        {"w": jax.random.normal(k, (16, 16)) / 4, "b": jnp.zeros(16), "more": jnp.ones(40_000)}
+        for k in keys
+    ]
+    inner = problem.loss
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        value, aux = inner(params, mb, i, mark)
+        return value, aux
+
+    problem.optimizer = of_updates(reduce)
+    return Problem(loss, problem.params, problem.batch, problem.optimizer)
+
+
+def test_what_has_to_move_is_named(mesh2: Any) -> None:
+    def sorted_together(grads: Any, state: Any, params: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            everything = jnp.concatenate([x.ravel() for x in jax.tree.leaves(carry)])
+            order = jnp.sort(everything)[0]
+            return jax.tree.map(lambda x: x - 1e-3 * order, carry), None
+
+        both = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        after, _ = jax.lax.scan(body, both, None, length=2)
+        return jax.tree.map(jnp.subtract, after, params), state
+
+    with pytest.warns(UserWarning, match=r"test_outside.py:\d+: scan uses arrays that live"):
+        assert_trains_equal(large(sorted_together), SCHEDULE, mesh2, steps=1)
+
+
+# --- Scans in a stage -------------------------------------------------------------------
+
+
+def scanned(body_wrap: Any, stage_wrap: Any, with_aux: bool = False) -> Problem:
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        def body(x: Any, p: Any) -> Any:
+            y = models.layer(p, x)
+            return y, jnp.abs(y).max()
+
+        def stage(p: Any, x: Any) -> Any:
+            return jax.lax.scan(body_wrap(body), x, p)
+
+        x, largest = mb["x"], []
+        for p in params:
+            x, each = stage_wrap(stage)(p, x)
+            largest.append(each)
+            x = mark(x)
+        return models.mse(x, mb["y"]), largest if with_aux else ()
+
+    stages = [
+        jax.tree.map(lambda *ws: jnp.stack(ws), *models.weights(3, seed=s)) for s in (0, 1)
+    ]
+    return Problem(loss, stages, models.batch(4), aux_operation=jaxpp.Max if with_aux else ())
+
+
+WRAPS = {
+    "plain": (lambda f: f, lambda f: f),
+    "checkpoint inside": (jax.checkpoint, lambda f: f),
+    "checkpoint around": (lambda f: f, jax.checkpoint),
+    "both": (jax.checkpoint, jax.checkpoint),
+    "jit": (jax.jit, jax.jit),
+}
+
+
+def scans_by_task(step: Any, problem: Problem) -> dict[str, int]:
+    compiled = step.compile(
+        problem.params, problem.optimizer.init(problem.params), problem.batch
+    )
+    ops = compiled._traced.graph.ops
+    tasks = compiled._traced.staged.tasks()
+    return {
+        task[0]: sum(op in ops and ops[op].primitive.name == "scan" for op in task[5])
+        for task in tasks
+    }
+
+
+@pytest.mark.parametrize("wraps", WRAPS.values(), ids=WRAPS)
+def test_weight_gradients_of_a_scan_can_wait(wraps: Any, any_mesh2: Any) -> None:
+    problem = scanned(*wraps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        step = assert_trains_equal(problem, jaxpp.ZeroBubble(2), any_mesh2)
+    scans = scans_by_task(step, problem)
+    assert scans["bwd_w_1"] == 1
+    assert scans["bwd_i_1"] >= 1
+
+
+def test_a_scan_is_one_scan_where_nothing_waits(mesh2: Any) -> None:
+    problem = scanned(*WRAPS["plain"])
+    step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2)
+    compiled = step.compile(
+        problem.params, problem.optimizer.init(problem.params), problem.batch
+    )
+    lowerer_text = compiled.task_text("bwd_1")
+    assert lowerer_text.count("stablehlo.while") == 1
+
+
+def test_scan_with_results_of_every_layer(any_mesh2: Any) -> None:
+    problem = scanned(*WRAPS["plain"], with_aux=True)
+    reduce_aux = lambda aux: [np.max(a, 0) for a in aux]  # noqa: E731
+    assert_trains_equal(problem, jaxpp.ZeroBubble(2), any_mesh2, reduce_aux=reduce_aux)
+
+
+def test_gradients_that_can_not_wait_are_named(mesh2: Any) -> None:
+    """A cond gives the gradients of its input and of its weights from one op."""
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        x = mb["x"]
+        for p in params:
+            keep = jnp.mean(x) > -10.0
+            x = jax.lax.cond(keep, models.layer, lambda p, x: x, p, x)
+            x = mark(x)
+        return models.mse(x, mb["y"]), ()
+
+    problem = Problem(loss, models.weights(2), models.batch(4))
+    with pytest.warns(UserWarning, match=r"test_outside.py:\d+: cond gives input gradients"):
+        assert_trains_equal(problem, jaxpp.ZeroBubble(2), mesh2)
