@@ -222,6 +222,13 @@ def run_loop(
     try:
         with noting_marks() as bound:
             closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
+    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, tracing.py finds it
+        raise make_error(
+            "unsupported",
+            f"{title}: a function inside closes over a traced value, which JAX can not hand on; "
+            "expected it to be one of the function's arguments. This happens with "
+            "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
+        ) from error
     except (TypeError, ValueError, IndexError) as error:
         if note:
             error.add_note(f"{title}: {note}")
