@@ -8,7 +8,8 @@
 //
 // A graph is immutable once made, and lives in one arena. The builder, which the parser
 // uses too, checks every invariant as soon as it can be broken: JPP_GRAPH_ERROR names the
-// op. After an error only destroy the builder.
+// op. After an error, and once it has finished, only destroy the builder: other calls
+// give JPP_INVALID_ARGUMENT.
 #ifndef JAXPP_GRAPH_H_
 #define JAXPP_GRAPH_H_
 
@@ -195,7 +196,8 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
 //   out %6 "[0]"
 //
-// f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters, digits, '_' and '.'.
+// f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters,
+// digits, '_' and '.'.
 
 // The caller frees *out_text with jpp_text_free().
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,

@@ -78,6 +78,22 @@ typedef struct jpp_staged_loop {
   const uint32_t* weight;      // [stages] task ids of bwd_w
 } jpp_staged_loop_t;
 
+// What a user would rather know than find out from a profile.
+typedef enum jpp_partition_note_kind {
+  JPP_NOTE_MOVES,    // an op outside the loops uses arrays of several ranks: `bytes` move
+  JPP_NOTE_UNSPLIT,  // input and weight gradients come from one op, so that those of the
+                     // weights can not wait: `share` of the backward of `stage`
+} jpp_partition_note_kind_t;
+
+typedef struct jpp_partition_note {
+  uint8_t kind;    // jpp_partition_note_kind_t
+  uint32_t op;     // the first of those that stand on one line of the user's
+  uint32_t rank;   // JPP_NOTE_MOVES: to where
+  uint64_t bytes;  // in a step
+  uint32_t stage;  // JPP_NOTE_UNSPLIT
+  float share;     // 0 to 1, of the stage's cost
+} jpp_partition_note_t;
+
 typedef struct jpp_staged {
   const jpp_graph_t* graph;  // borrowed: must outlive this
   uint32_t ranks;
@@ -95,6 +111,8 @@ typedef struct jpp_staged {
   const jpp_staged_loop_t* loops;     // [graph->num_loops]
   const jpp_staged_value_t* args;     // [graph->num_args] where each must be given
   const jpp_staged_value_t* outputs;  // [graph->num_outputs] where each is left
+  uint32_t num_notes;
+  const jpp_partition_note_t* notes;
 } jpp_staged_t;
 
 typedef struct jpp_loop_placement {
@@ -114,6 +132,9 @@ JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
                                     const jpp_partition_options_t* options,
                                     jpp_staged_t** out_staged) JPP_MUST_USE;
 JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
+// One note as a sentence that begins with the user's line; free with jpp_text_free().
+JPP_API jpp_status_t* jpp_staged_print_note(const jpp_staged_t* staged, uint32_t note,
+                                            char** out_text) JPP_MUST_USE;
 // Text; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_staged_print(const jpp_staged_t* staged,
                                        char** out_text) JPP_MUST_USE;

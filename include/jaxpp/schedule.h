@@ -4,8 +4,9 @@
 // A schedule has one row (a list of tasks) per rank. Built-in schedules come from
 // jpp_schedule_build(), lists that a user wrote from jpp_schedule_from_rows(). Whatever
 // its origin, a schedule is immutable, and jpp_schedule_verify() proves it before
-// anything is planned from it. An "entry" is a position in a row, counted from 0, idle
-// entries included; a FusedTask of n tasks takes n entries.
+// anything is planned from it. An "entry" is a place in a row, counted from 0; a
+// FusedTask of n tasks takes n entries. An idle entry stands for any number of idle
+// steps, so that waiting takes no memory; what people read counts these steps one by one.
 #ifndef JAXPP_SCHEDULE_H_
 #define JAXPP_SCHEDULE_H_
 
@@ -22,8 +23,13 @@ typedef struct jpp_schedule_task {
   bool joins_next;   // part of a FusedTask together with the next entry of the row
   uint16_t latency;  // relative units, see jpp_task_default_latency(); 0 when idle
   uint32_t stage;
-  uint32_t microbatch;
+  uint32_t microbatch;  // of an idle entry: the idle steps that it stands for, less 1
 } jpp_schedule_task_t;
+
+// 1 for a task; for an idle entry, the idle steps that it stands for.
+static inline uint64_t jpp_task_steps(const jpp_schedule_task_t* task) {
+  return task->kind == JPP_TASK_IDLE ? (uint64_t)task->microbatch + 1 : 1;
+}
 
 typedef struct jpp_schedule_row {
   const jpp_schedule_task_t* tasks;
@@ -124,6 +130,15 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 // The tasks of a FusedTask are taken one after another here; jpp_schedule_timeline() can
 // take them as one. Time and memory are linear in the number of tasks.
 JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;
+
+// The same for a loop that has a sum over its microbatches. Sums are taken in the order
+// of the microbatches, so that a step's result does not depend on its schedule, which the
+// planner insists on: so proves besides that the backwards of each stage (its BWD_W where
+// they are split), which sum gradients, and the forwards of the last stage, which sum
+// losses, run in that order. Of other sums, as of an auxiliary loss in an earlier stage,
+// only the planner knows.
+JPP_API jpp_status_t* jpp_schedule_verify_sums(const jpp_schedule_t* schedule)
+    JPP_MUST_USE;
 
 // --- Reading it ---
 

@@ -14,14 +14,19 @@
 
 #include "jaxpp/schedule.h"
 
-// Reads a schedule and proves it, the communication included where there is any:
+// Reads a schedule and proves it:
+//   - jpp_schedule_verify();
+//   - a pair starts when both of its halves may start, and no rank waits for ever then;
+// and where there is communication:
 //   - a SEND follows its computation, a RECV comes before it, each once; nothing is sent
-//     between stages of one rank, and everything else that is needed is;
+//     between stages of one rank, everything else that is needed is, and nothing is
+//     received that no rank sends;
 //   - a channel (sender, receiver) delivers in order: RECVs are in the order of the
 //   SENDs;
 //   - no rank waits for ever when a SEND waits for one of `slots` places on its channel,
 //   a
-//     RECV is only posted, and a computation waits for its message.
+//     RECV is only posted, a computation waits for its message (a pair for those of both
+//     halves), and a WAIT_SEND until the receiver's RECV has taken the message.
 // Where some backwards of a stage are whole and others in parts, the whole ones become
 // BWD_I and BWD_W side by side. `file` is named in errors; *out_slots (may be NULL) gets
 // the least number of slots, 0 without communication.
@@ -32,8 +37,11 @@ JPP_API jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text,
                                             size_t length, uint32_t* out_slots,
                                             jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
-// Writes it with CRLF. With `communication` each SEND follows its computation and RECVs
-// stand before the computation that needs the last of them. Free with jpp_text_free().
+// Writes it with CRLF; FusedTasks of a forward and a backward become pairs. With
+// `communication` each SEND follows its computation and RECVs stand before the
+// computation that needs the last of them. What is written is proved first:
+// JPP_SCHEDULE_ERROR where the schedule is wrong, or a pair could not start because one
+// half needs what the other makes elsewhere. Free with jpp_text_free().
 JPP_API jpp_status_t* jpp_schedule_print_csv(const jpp_schedule_t* schedule,
                                              bool communication,
                                              char** out_text) JPP_MUST_USE;

@@ -22,7 +22,7 @@ typedef struct jpp_search_options {
   double latency;             // from a task's end to a use on another rank
   uint64_t memory_limit;      // of a rank's activations, bytes; 0: none
   uint64_t activation_bytes;  // of one stage and microbatch; 0: 1
-  double seconds;             // to search for
+  double seconds;             // to search for, at least 0
   uint64_t seed;
   bool whole_backwards;  // none in two parts
   // May be NULL. Says whether a schedule that would be the best so far is acceptable:
@@ -32,7 +32,10 @@ typedef struct jpp_search_options {
                           bool* out_accept);
   // May be NULL. Called about once a second from the caller's thread; may not block.
   void (*progress)(void* context, const jpp_search_progress_t* progress);
-  void* context;
+  // May be NULL. Called many times a second from the caller's thread, between two
+  // schedules; its error ends the search.
+  jpp_status_t* (*poll)(void* context);
+  void* context;  // of all three
 } jpp_search_options_t;
 
 typedef struct jpp_search_result {
@@ -46,6 +49,7 @@ typedef struct jpp_search_result {
   uint64_t tried;
 } jpp_search_result_t;
 
+// JPP_INVALID_ARGUMENT for sizes of 0, and for costs, a latency or seconds that are none.
 // JPP_OUT_OF_MEMORY when not even one microbatch at a time fits on the ranks, or nothing
 // was acceptable.
 JPP_API jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,

@@ -18,7 +18,10 @@
 #include "jaxpp/schedule.h"
 
 // What one microbatch takes: a FWD forward, a BWD_I backward, a BWD_W weight, a BWD
-// backward + weight. None is negative.
+// backward + weight. None is negative. Times are 0 or from JPP_SHORTEST_TIME to
+// JPP_LONGEST_TIME: so sums stay finite, and shares do not vanish.
+#define JPP_SHORTEST_TIME 1e-100
+#define JPP_LONGEST_TIME 1e100
 typedef struct jpp_cost {
   double forward;
   double backward;
@@ -64,8 +67,8 @@ typedef struct jpp_simulation {
                 // longest rank's begin to end + optimizer
 } jpp_simulation_t;
 
-// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for a cost that is negative
-// or no number, and for too many streams. Time is linear in the tasks (with several
+// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for a time that is none, and
+// for too many streams. Time is linear in the tasks (with several
 // streams times their number and a sort), memory 8 bytes a task beside the index.
 JPP_API jpp_status_t* jpp_schedule_simulate(
     const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +14,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.callbacks import redirect_callbacks
+from jaxpp.evaluation import MadeOp, run_ops
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
 
-__all__ = ["LoweredTask", "TaskLowerer", "run_op"]
+__all__ = ["LoweredTask", "TaskLowerer"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,25 +29,6 @@ class LoweredTask:
     code: bytes
     callbacks: tuple[_core.Callback, ...]  # whose addresses are in the code
     text: Callable[[], str]
-
-
-def _bind(op: FrontOp, operands: Sequence[Any], mesh: MpmdMesh) -> list[Any]:
-    """Evaluates one equation on tracers, on a rank's mesh instead of the whole one."""
-    if op.primitive.name == "sharding_constraint" and mesh.lowering_mesh().size == 1:
-        return list(operands)
-    bound = op.primitive.get_bind_params(op.params)
-    # Before jax 0.10 functions among the parameters came apart from the rest.
-    functions, bind_params = ([], bound) if isinstance(bound, dict) else bound
-    with op.context.manager if op.context else contextlib.nullcontext():
-        outs = op.primitive.bind(*functions, *operands, **bind_params)
-    return list(outs) if op.primitive.multiple_results else [outs]
-
-
-def run_op(op: FrontOp, env: dict[int, Any], mesh: MpmdMesh) -> None:
-    """Evaluates an op of the graph; operands and outputs are in `env` by value id."""
-    operands = [o.val if isinstance(o, Literal) else env[o] for o in op.operands]
-    for k, out in enumerate(_bind(op, operands, mesh)):
-        env[op.first_output + k] = out
 
 
 def _param_key(param: Any) -> Any:
@@ -110,36 +92,37 @@ class TaskLowerer:
 
     # --- Evaluating a task ---
 
-    def _run_made_op(self, op: int, env: dict[int, Any]) -> None:
-        kind, attr, loop, inputs, first, _ = self.staged.op(op)
-        values = [env[v] for v in inputs]
-        if kind == SUM:
-            total = values[0]
-            for value in values[1:]:
-                total = jax.lax.add(total, value)
-            env[first] = total
-            return
-        front = self.graph.loops[loop]
-        operation = front.operations[attr]
-        if kind == INIT:
-            value = front.value_avals[attr]
-            struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
-            env[first] = operation.state(front.length, struct)
-        elif kind == ACCUMULATE:
-            index = values[2] if len(values) > 2 else None
-            env[first] = operation.update(values[0], values[1], index)
+    def _made_op(self, op: int) -> MadeOp:
+        kind, attr, loop, inputs, first, count = self.staged.op(op)
+
+        def run(env: dict[int, Any]) -> None:
+            values = [env[v] for v in inputs]
+            if kind == SUM:
+                env[first] = functools.reduce(jax.lax.add, values)
+                return
+            front = self.graph.loops[loop]
+            operation = front.operations[attr]
+            if kind == INIT:
+                value = front.value_avals[attr]
+                struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
+                env[first] = operation.state(front.length, struct)
+            elif kind == ACCUMULATE:
+                index = values[2] if len(values) > 2 else None
+                env[first] = operation.update(values[0], values[1], index)
+
+        return MadeOp(tuple(inputs), tuple(range(first, first + count)), run)
 
     def _is_made(self, op: int) -> bool:
         return op not in self.graph.ops or self.staged.op(op)[0] == SUM
 
     def _task_function(self, task: _Task) -> Callable[..., list[Any]]:
+        ops = [
+            self._made_op(op) if self._is_made(op) else self._resolved(op) for op in task.ops
+        ]
+
         def run(*args: Any) -> list[Any]:
             env = dict(zip(task.inputs, args, strict=True))
-            for op in task.ops:
-                if self._is_made(op):
-                    self._run_made_op(op, env)
-                else:
-                    run_op(self._resolved(op), env, self.mesh)
+            run_ops(ops, env, set(task.outputs), self.mesh, self.avals.__getitem__)
             return [env[v] for v in task.outputs]
 
         run.__name__ = task.name
@@ -154,7 +137,7 @@ class TaskLowerer:
 
     # --- What makes two tasks the same ---
 
-    def _op_key(self, op: int, local: dict[int, int]) -> Any:
+    def _op_key(self, op: int, local: dict[Any, int]) -> Any:
         kind, attr, loop, inputs, first, count = self.staged.op(op)
         key: tuple[Any, ...]
         if self._is_made(op):
@@ -174,15 +157,30 @@ class TaskLowerer:
                 _literal_key(o) if isinstance(o, Literal) else local[o] for o in front.operands
             )
             key = (front.primitive, _param_key(front.params), operands)
+            key += self._split_key(front, local)
         for k in range(count):
             local[first + k] = len(local)
         return key
+
+    @staticmethod
+    def _split_key(op: FrontOp, local: dict[Any, int]) -> tuple[Any, ...]:
+        """Which ops of a task belong together again."""
+        key: list[Any] = []
+        for branch in op.branches:
+            index = branch.conditional.index
+            at = _literal_key(index) if isinstance(index, Literal) else local[index]
+            conditional = local.setdefault(branch.conditional, len(local))
+            key.append((conditional, branch.number, at))
+        if op.part is not None:
+            whole = local.setdefault(op.part.whole, len(local))
+            key.append((whole, op.part.operands, op.part.results))
+        return tuple(key)
 
     def _value_key(self, value: int) -> Any:
         return str(self.avals[value]), None if self.specs is None else self.specs[value]
 
     def _task_key(self, task: _Task, donations: Sequence[int | None]) -> Any:
-        local = {v: k for k, v in enumerate(task.inputs)}
+        local: dict[Any, int] = {v: k for k, v in enumerate(task.inputs)}
         inputs = tuple(self._value_key(v) for v in task.inputs)
         ops = tuple(self._op_key(op, local) for op in task.ops)
         outputs = tuple((local[v], self._value_key(v)) for v in task.outputs)

@@ -516,6 +516,7 @@ class Searched(BaseSchedule):
       memory_limit: bytes of activations a rank may keep; 0: any.
       activation_bytes: of one stage and microbatch.
       latency: from a task's end to its use on another rank, in the unit of the costs.
+      seconds: to search for. Ctrl-C ends the search.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
+from jaxpp.evaluation import run_op
 from jaxpp.jax_internals import LoweredModule, context_mesh
-from jaxpp.lowering import run_op
 from jaxpp.mesh import MpmdMesh
 from jaxpp.tracing import FrontLoop, Graph, physical_type
 

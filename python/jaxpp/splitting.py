@@ -24,7 +24,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp.jax_internals import changed_jaxpr, drop_unused_outputs, stacked_aval
 
-__all__ = ["Branch", "Conditional", "Part", "PartOp", "Splitter", "Whole", "inlined_call"]
+__all__ = [
+    "Branch",
+    "Conditional",
+    "Part",
+    "PartOp",
+    "Splitter",
+    "Whole",
+    "inlined_call",
+    "is_recomputation",
+]
 
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 _REMAT = {"remat", "remat2", "checkpoint"}
@@ -53,7 +62,6 @@ class Conditional:
 
     index: Any  # operand: which branch runs
     num_branches: int
-    result_avals: list[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +94,8 @@ class Whole:
             given, params = [position[id(v)] for v in reduced.outvars], reduced.params
         operands = tuple(k for k, t in enumerate(taken) if t)
         part = Part(self, operands, tuple(given))
-        return PartOp(part, params, [self.eqn.outvars[k].aval for k in given])
+        avals = [self.eqn.outvars[k].aval for k in given]
+        return PartOp(part, tuple(sorted(wanted)), params, avals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +112,13 @@ class Part:
 
 @dataclasses.dataclass
 class PartOp:
-    """A part as an equation: the whole's primitive with other parameters."""
+    """A part as an equation: the whole's primitive with other parameters.
+
+    `own`: those results of the whole that are taken from this part; others it gives too.
+    """
 
     part: Part
+    own: tuple[int, ...]
     params: dict[str, Any]
     avals: list[Any]
 
@@ -311,7 +324,8 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
             "num_consts": sum(taken[: params["num_consts"]]),
             "num_carry": sum(results[:num_carry]),
         }
-        return PartOp(Part(whole, tuple(operands), tuple(given)), new_params, avals)
+        own = tuple(k for k in given if k < num_results)
+        return PartOp(Part(whole, tuple(operands), tuple(given)), own, new_params, avals)
 
     return (
         part(body.first_eqns, body.first, kept, ()),

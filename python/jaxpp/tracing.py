@@ -27,6 +27,15 @@ from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.nested import refuse_traced, step_p
 from jaxpp.operations import Operation, kind_of
 from jaxpp.primitives import loop_p
+from jaxpp.splitting import (
+    Branch,
+    Conditional,
+    Part,
+    PartOp,
+    Splitter,
+    inlined_call,
+    is_recomputation,
+)
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
 
@@ -37,8 +46,6 @@ _CHEAP, _BACKWARD, _EFFECT = 1, 2, 4
 # Ops on this few bytes are computed again where they are needed, not sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-_REMAT = {"remat", "remat2", "checkpoint"}
 _MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
 _WRITE_OUT = {
@@ -59,7 +66,15 @@ class FrontOp:
     params: dict[str, Any]
     operands: tuple[Operand, ...]
     first_output: int
+    num_outputs: int
     context: Any = None  # the JAX settings that the equation was traced under
+    branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
+    part: Part | None = None  # of an equation that became several ops
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it chooses between what branches made; operands are the cases."""
+        return bool(self.branches) and self.branches[-1].number is None
 
 
 @dataclasses.dataclass
@@ -111,8 +126,12 @@ def where_of(eqn: JaxprEqn) -> str | None:
     return user_line(eqn.source_info.traceback)
 
 
-def _flops(eqn: JaxprEqn) -> float:
-    """Floating point operations, roughly: products exactly, one an element otherwise."""
+def _flops(eqn: JaxprEqn, params: dict[str, Any] | None = None) -> float:
+    """Floating point operations, roughly: products exactly, one an element otherwise.
+
+    `params`: those of a part of the equation, instead of its own.
+    """
+    params = eqn.params if params is None else params
     outs = sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
     name = eqn.primitive.name
     if name == "dot_general":
@@ -122,8 +141,8 @@ def _flops(eqn: JaxprEqn) -> float:
     if name == "conv_general_dilated":
         kernel = eqn.invars[1].aval.shape
         return 2.0 * outs * math.prod(kernel) / max(1, max(kernel))
-    inner = [_jaxpr_flops(j) for p in eqn.params.values() for j in _jaxprs_in(p)]
-    return float(outs) + max(inner, default=0.0) * eqn.params.get("length", 1)
+    inner = [_jaxpr_flops(j) for p in params.values() for j in _jaxprs_in(p)]
+    return float(outs) + max(inner, default=0.0) * params.get("length", 1)
 
 
 def _jaxpr_flops(jaxpr: Jaxpr) -> float:
@@ -161,16 +180,45 @@ def _is_plain_jit(eqn: JaxprEqn) -> bool:
 
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     """What an equation calls, if it is to be opened."""
-    name = eqn.primitive.name
-    if name in _REMAT:
-        return eqn.params["jaxpr"]
-    if name not in _INLINED:
-        return None
-    called = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr") if k in eqn.params), None)
-    if called is None:
-        return None
+    called = inlined_call(eqn)
+    if called is None or "in_shardings" not in eqn.params or _is_plain_jit(eqn):
+        return called
     jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-    return called if _is_plain_jit(eqn) or _holds(jaxpr, _MARKS | {loop_p}) else None
+    return called if _holds(jaxpr, _MARKS | {loop_p}) else None
+
+
+def _holds_loop_or_mark(eqn: JaxprEqn) -> JaxprEqn | None:
+    inner = (j for p in eqn.params.values() for j in _jaxprs_in(p))
+    return next(filter(None, (_holds(j, _MARKS | {loop_p}) for j in inner)), None)
+
+
+def _is_backward(eqn: JaxprEqn) -> bool:
+    """Whether autodiff wrote it."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
+    """Which arguments of a body the used results and the backward marks in it depend on.
+
+    For each scan, the last one first, appends to `found` which of its results those are.
+    """
+    needed = {v for v, u in zip(jaxpr.outvars, used, strict=True) if u and isinstance(v, Var)}
+    for eqn in reversed(jaxpr.eqns):
+        outs = [v in needed for v in eqn.outvars]
+        called = None if eqn.primitive in _MARKS else _called(eqn)
+        if eqn.primitive is mark_backward_p:
+            ins = [True] * len(eqn.invars)
+        elif called is not None:
+            inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
+            ins = _scans_for_marks(inner, outs, found)
+        else:
+            ins = [any(outs)] * len(eqn.invars)
+        if eqn.primitive.name == "scan":
+            found.append(outs)
+        needed.update(
+            v for v, i in zip(eqn.invars, ins, strict=True) if i and isinstance(v, Var)
+        )
+    return [v in needed for v in jaxpr.invars]
 
 
 class _Builder:
@@ -190,6 +238,9 @@ class _Builder:
         self.num_marks = 0
         self.loop_title: str | None = None  # of the loop whose body is walked
         self.recomputing = False
+        self.splitter = Splitter()
+        self.branches: tuple[Branch, ...] = ()  # around what is walked
+        self.scans_for_marks: Iterator[list[bool]] = iter(())  # of the body, in order
 
     # --- Values ---
 
@@ -224,6 +275,8 @@ class _Builder:
             called = eqn.params["body"] if eqn.primitive is loop_p else _called(eqn)
             if called is not None:
                 self.collect_consts(called)
+            for branch in eqn.params.get("branches", ()):
+                self.collect_consts(branch)
 
     def _define(self, first: int, avals: Sequence[Any]) -> None:
         for k, aval in enumerate(avals):
@@ -253,11 +306,75 @@ class _Builder:
         if eqn.primitive in _MARKS:
             return self.add_mark(eqn, operands)
         called = _called(eqn)
-        if called is None:
+        if called is not None:
+            if is_recomputation(eqn):
+                return self.add_recomputation(eqn, called, operands)
+            return self.walk(called, operands)
+        if eqn.primitive.name == "scan" and self.outside is not None:
+            return self.add_scan(eqn, operands, next(self.scans_for_marks))
+        if self.outside is None and not _holds_loop_or_mark(eqn):
+            if eqn.primitive.name == "cond":
+                return self.add_conditional(eqn, operands)
+            if eqn.primitive.name in ("scan", "while") and not eqn.effects:
+                return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
+        return self.add_call(eqn, operands)
+
+    def add_conditional(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """A cond outside the loops: every equation of its branches is placed by itself."""
+        index, *rest = operands
+        conditional = Conditional(index, len(eqn.params["branches"]))
+        around = self.branches
+        cases = []
+        for number, branch in enumerate(eqn.params["branches"]):
+            self.branches = (*around, Branch(conditional, number))
+            cases.append(self.walk(branch, rest))
+        self.branches = (*around, Branch(conditional, None))
+        chosen = []
+        for out, *values in zip(eqn.outvars, *cases, strict=True):
+            same = all(v is values[0] or v == values[0] for v in values)
+            if same and isinstance(values[0], int):
+                chosen.append(values[0])
+            else:
+                choose = jax.lax.select_n_p
+                chosen.append(self._add(eqn, choose, {}, values, [out.aval]))
+        self.branches = around
+        return chosen
+
+    def add_scan(
+        self, eqn: JaxprEqn, operands: list[Operand], for_marks: list[bool]
+    ) -> list[Operand]:
+        """A scan in a body. That of a backward pass becomes two: what the stage before waits
+        for, and the rest, which may come later."""
+        backward = _is_backward(eqn)
+        parts = self.splitter.scan(eqn, for_marks) if backward or self.recomputing else None
+        if parts is None:
             return self.add_call(eqn, operands)
-        if eqn.primitive.name in _REMAT and eqn.params.get("differentiated"):
-            return self.add_recomputation(eqn, called, operands)
-        return self.walk(called, operands)
+        self._refuse_hidden_marks(eqn)
+        check_equation(eqn, where_of(eqn))
+        return self.add_parts(eqn, operands, parts, _BACKWARD if backward else 0)
+
+    def add_parts(
+        self,
+        eqn: JaxprEqn,
+        operands: list[Operand],
+        parts: Sequence[PartOp],
+        flags: int = 0,
+    ) -> list[Operand]:
+        """An equation as several ops."""
+        handed: dict[int, Operand] = dict(enumerate(operands))
+        results: dict[int, Operand] = {}
+        num_operands, num_results = len(operands), len(eqn.outvars)
+        for op in parts:
+            taken = [handed[k] for k in op.part.operands]
+            first = self._add(
+                eqn, eqn.primitive, op.params, taken, op.avals, flags, part=op.part
+            )
+            for k, result in enumerate(op.part.results):
+                if result >= num_results:
+                    handed[num_operands + result - num_results] = first + k
+                elif result in op.own:
+                    results[result] = first + k
+        return [results[k] for k in range(num_results)]
 
     def add_recomputation(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
@@ -285,12 +402,12 @@ class _Builder:
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, where_of(eqn))
         flags = _CHEAP if self._is_cheap(eqn) else 0
-        if "transpose(" in str(eqn.source_info.name_stack):
+        if _is_backward(eqn):
             flags |= _BACKWARD
         if eqn.effects:
             flags |= _EFFECT
         avals = [v.aval for v in eqn.outvars]
-        kind = ADD if self._is_sum(eqn, operands) else CALL
+        kind = ADD if self._is_sum(eqn, operands) and self._may_regroup(eqn) else CALL
         if eqn.primitive is place_p and self.outside is None:
             kind = PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
@@ -341,6 +458,9 @@ class _Builder:
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
+        scans: list[list[bool]] = []
+        _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
+        self.scans_for_marks = reversed(scans)
         outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
         self.outside = None
         state_avals = [v.aval for v in eqn.outvars]
@@ -376,14 +496,27 @@ class _Builder:
         flags: int = 0,
         kind: int = CALL,
         attr: int = 0,
+        part: Part | None = None,
     ) -> int:
         values = [o for o in operands if isinstance(o, int)]
+        branches = () if kind == ADD else self.branches
+        indices = (branch.conditional.index for branch in branches)
+        guards = [index for index in indices if isinstance(index, int)]
         types = [physical_type(a) for a in avals]
-        cost = _flops(eqn) if eqn and kind == CALL else 0.0
+        cost = _flops(eqn, params) if eqn and kind == CALL else 0.0
         where = where_of(eqn) if eqn else None
-        first = self.core.add_op(kind, flags, attr, values, types, cost, primitive.name, where)
+        first = self.core.add_op(
+            kind, flags, attr, values + guards, types, cost, primitive.name, where
+        )
         self.ops[self.num_ops] = FrontOp(
-            primitive, params, tuple(operands), first, eqn.ctx if eqn else None
+            primitive,
+            params,
+            tuple(operands),
+            first,
+            len(avals),
+            eqn.ctx if eqn else None,
+            branches,
+            part,
         )
         self.num_ops += 1
         self._define(first, avals)
@@ -402,6 +535,11 @@ class _Builder:
         params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
         primitive = jax.lax.convert_element_type_p
         return self._add(None, primitive, params, [operand], [aval], _CHEAP)
+
+    def _may_regroup(self, eqn: JaxprEqn) -> bool:
+        """Under a condition only sums of scalars (norms) are sums to the planner: they are
+        computed whatever the condition says."""
+        return not self.branches or eqn.outvars[0].aval.shape == ()
 
     @staticmethod
     def _is_sum(eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/bytes.h"
 #include "jaxpp/status.h"
 
 // Zeroed memory, or JPP_OUT_OF_MEMORY. `size` 0 gives a unique pointer.
@@ -15,7 +16,7 @@ JPP_API void jpp_free(void* memory);
 
 // Zeroed array of `count` elements of *out's type.
 #define JPP_ALLOC_ARRAY(count, out) \
-  jpp_alloc((size_t)(count) * sizeof(**(out)), (void**)(out))
+  jpp_alloc(jpp_bytes_multiply((count), sizeof(**(out))), (void**)(out))
 
 // For tests: the allocation after `successes` more ones fails, once. Negative: never.
 JPP_API void jpp_alloc_fail_after(int64_t successes);

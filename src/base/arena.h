@@ -32,6 +32,6 @@ JPP_API jpp_status_t* jpp_arena_strdup(jpp_arena_t* arena, const char* text,
 
 // Zeroed array of `count` elements of *out's type.
 #define JPP_ARENA_ARRAY(arena, count, out) \
-  jpp_arena_alloc((arena), (size_t)(count) * sizeof(**(out)), (void**)(out))
+  jpp_arena_alloc((arena), jpp_bytes_multiply((count), sizeof(**(out))), (void**)(out))
 
 #endif  // JPP_BASE_ARENA_H_

@@ -6,7 +6,7 @@ jpp_status_t* jpp_vec_reserve_bytes(void** data, size_t count, size_t* capacity,
   if (needed <= *capacity) return NULL;
   size_t grown = *capacity ? *capacity * 2 : 8;
   if (grown < needed) grown = needed;
-  JPP_RETURN_IF_ERROR(jpp_realloc(data, grown * element_size));
+  JPP_RETURN_IF_ERROR(jpp_realloc(data, jpp_bytes_multiply(grown, element_size)));
   *capacity = grown;
   return NULL;
 }

@@ -62,6 +62,14 @@ static void note_live(jpp_walk_t* w, uint32_t point) {
   memcpy(w->actor->bytes_at_peak, w->live_of, sizeof(w->live_of));
 }
 
+// The parts of a sum that fits fit as well, so that taking away what was added is exact.
+static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
+  w->live = jpp_bytes_add(w->live, bytes);
+  w->live_of[kind] = jpp_bytes_add(w->live_of[kind], bytes);
+  if (jpp_bytes_fit(w->live)) return NULL;
+  return jpp_walk_fail(w, "2^63 bytes or more are live; no device has as many");
+}
+
 jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
   char old[JPP_CHECK_TEXT_SIZE], text[JPP_CHECK_TEXT_SIZE];
   jpp_content_t* at = &w->registers[reg];
@@ -72,9 +80,7 @@ jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content
         jpp_check_content_text(w->c, at, old));
   }
   *at = content;
-  w->live += content_bytes(w, &content);
-  w->live_of[content.kind] += content_bytes(w, &content);
-  return NULL;
+  return add_live(w, content.kind, content_bytes(w, &content));
 }
 
 void jpp_walk_drop(jpp_walk_t* w, uint32_t reg) {
@@ -157,14 +163,16 @@ static jpp_status_t* begin(jpp_walk_t* w) {
   uint64_t reserved = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) {
     const jpp_plan_channel_t* channel = &w->c->plan->channels[i];
-    if (channel->dst == w->program->rank) reserved += channel->slots * channel->max_bytes;
+    if (channel->dst != w->program->rank) continue;
+    reserved =
+        jpp_bytes_add(reserved, jpp_bytes_multiply(channel->slots, channel->max_bytes));
   }
   if (reserved != w->program->reserved_bytes) {
     return jpp_walk_fail(w, "receive slots take %llu bytes, the plan says %llu",
                          (unsigned long long)reserved,
                          (unsigned long long)w->program->reserved_bytes);
   }
-  w->live = w->live_of[JPP_BYTES_RECEIVE_SLOTS] = reserved;
+  JPP_RETURN_IF_ERROR(add_live(w, JPP_BYTES_RECEIVE_SLOTS, reserved));
   JPP_RETURN_IF_ERROR(take_inputs(w));
   JPP_RETURN_IF_ERROR(take_constants(w));
   note_live(w, 0);
@@ -240,7 +248,7 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
   }
   jpp_check_channel_t* channel = &w->c->channels[w->instr->target];
   ++channel->messages;
-  channel->bytes += w->c->plan->value_bytes[end.value];
+  channel->bytes = jpp_bytes_add(channel->bytes, w->c->plan->value_bytes[end.value]);
   return JPP_VEC_PUSH(&w->c->ends[w->instr->target].sends, end);
 }
 

@@ -86,6 +86,11 @@ jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_re
 
 jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                                      jpp_memory_point_t* out_points) {
+  if (rank >= plan->ranks) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "memory curve: the plan has ranks 0 to %u, found rank %u",
+                           plan->ranks - 1, rank);
+  }
   jpp_checker_t c;
   jpp_arena_t arena;
   jpp_arena_init(&arena);

@@ -225,6 +225,11 @@ static void report(void* context, const jpp_search_progress_t* progress) {
   if (a->options->progress) a->options->progress(a->options->context, progress);
 }
 
+static jpp_status_t* poll(void* context) {
+  const acceptor_t* a = context;
+  return a->options->poll ? a->options->poll(a->options->context) : NULL;
+}
+
 // What the search could not know: how much would have been enough.
 static jpp_status_t* refuse(const acceptor_t* a, jpp_status_t* status) {
   bool memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;
@@ -257,6 +262,7 @@ jpp_status_t* jpp_check_search(const jpp_check_search_t* step,
   jpp_search_options_t under_limits = *options;
   under_limits.accept = step->limits ? accept : NULL;
   under_limits.progress = report;
+  under_limits.poll = poll;
   under_limits.context = &a;
   *out_result = (jpp_search_result_t){0};
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(step->graph->num_loops, &a.schedules));

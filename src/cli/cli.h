@@ -96,11 +96,18 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,
                                  jpp_simulation_t** out_simulation) JPP_MUST_USE;
 
-// The costs of --costs FILE, [stages]; free with jpp_free().
-jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
-                                 jpp_cost_t** out_costs) JPP_MUST_USE;
+// Whether words[0] of a command is a file rather than the name of a schedule.
+bool jpp_cli_names_file(const char* name);
 
-// A whole file, NUL-ended; free with jpp_free().
+// The costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says whether it
+// is a trace with whole backwards, of which half is taken for each kind of gradient.
+jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
+                                 jpp_cost_t** out_costs, bool* out_halved) JPP_MUST_USE;
+// Says so on standard error.
+void jpp_cli_note_halves(const char* file);
+
+// A whole file ("-": standard input), NUL-ended, without a byte order mark; free with
+// jpp_free(). Errors begin with its name; JPP_INVALID_ARGUMENT for more than 1 GiB.
 jpp_status_t* jpp_cli_read_file(const char* file, char** out_text,
                                 size_t* out_length) JPP_MUST_USE;
 

@@ -1,5 +1,39 @@
 #include "cli/json.h"
 
+#include <string.h>
+
+#include "base/utf8.h"
+
+// Whether memory was out since jpp_json_begin() or jpp_json_read().
+static bool g_out_of_memory;
+
+static void* json_allocate(size_t size) {
+  void* memory = NULL;
+  jpp_status_t* status = jpp_alloc(size, &memory);
+  if (status) g_out_of_memory = true;
+  jpp_status_free(status);
+  return memory;
+}
+
+void jpp_json_begin(void) {
+  g_out_of_memory = false;
+  json_set_alloc_funcs(json_allocate, jpp_free);
+}
+
+static jpp_status_t* out_of_memory(void) {
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
+}
+
+jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
+                            json_t** out_value) {
+  json_error_t error;
+  jpp_json_begin();
+  *out_value = json_loadb(text, length, 0, &error);
+  if (*out_value) return NULL;
+  if (g_out_of_memory) return jpp_status_annotate(out_of_memory(), "%s", file);
+  return jpp_status_make(JPP_PARSE_ERROR, "%s:%d: %s", file, error.line, error.text);
+}
+
 static int append_chunk(const char* chunk, size_t size, void* user) {
   jpp_str_t* out = user;
   jpp_str_append_n(out, chunk, size);
@@ -7,11 +41,13 @@ static int append_chunk(const char* chunk, size_t size, void* user) {
 }
 
 jpp_status_t* jpp_json_take(json_t* value, jpp_str_t* out) {
-  if (!value) return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
+  if (!value) return out_of_memory();
   int failed = json_dump_callback(value, append_chunk, out, JSON_INDENT(1));
   json_decref(value);
   if (failed && !out->error) {
-    return jpp_status_make(JPP_INTERNAL_ERROR, "JSON could not be written");
+    return g_out_of_memory
+               ? out_of_memory()
+               : jpp_status_make(JPP_INTERNAL_ERROR, "JSON could not be written");
   }
   jpp_str_append(out, "\n");
   return NULL;
@@ -29,7 +65,18 @@ json_t* jpp_json_ids(const uint32_t* ids, uint32_t count) {
   return list;
 }
 
-json_t* jpp_json_text(const char* text) { return text ? json_string(text) : json_null(); }
+json_t* jpp_json_text(const char* text) {
+  if (!text) return json_null();
+  if (jpp_utf8_is_valid(text, strlen(text))) return json_string_nocheck(text);
+  jpp_str_t str = {0};
+  char* repaired = NULL;
+  jpp_str_append_utf8(&str, text, strlen(text));
+  jpp_status_t* status = jpp_str_finish(&str, &repaired);
+  json_t* value = status ? NULL : json_string_nocheck(repaired);
+  jpp_status_free(status);
+  jpp_free(repaired);
+  return value;
+}
 
 json_t* jpp_json_id(uint32_t id) {
   return id == UINT32_MAX ? json_null() : json_integer(id);

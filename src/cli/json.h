@@ -1,4 +1,5 @@
-// Small helpers over jansson.
+// Small helpers over jansson. Its memory is this library's (base/alloc.h), so that
+// running out of it is told from a text that is no JSON.
 #ifndef JPP_CLI_JSON_H_
 #define JPP_CLI_JSON_H_
 
@@ -6,14 +7,22 @@
 
 #include "base/str.h"
 
+// Reads a text; `file` is named in errors ("FILE:LINE: ..."). JPP_PARSE_ERROR,
+// JPP_OUT_OF_MEMORY. Free with json_decref().
+jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
+                            json_t** out_value) JPP_MUST_USE;
+
+// Before the first value is made, from the command's only thread.
+void jpp_json_begin(void);
 // Appends the value's text and frees the value. JPP_OUT_OF_MEMORY for NULL, which is what
-// jansson gives when memory is out.
+// the functions here and jansson's give when memory is out: texts are UTF-8 and numbers
+// finite by then.
 jpp_status_t* jpp_json_take(json_t* value, jpp_str_t* out) JPP_MUST_USE;
 // Appends to an array and takes over the value. The array becomes NULL when either is.
 void jpp_json_append(json_t** list, json_t* value);
 // An array of numbers.
 json_t* jpp_json_ids(const uint32_t* ids, uint32_t count);
-// null for NULL.
+// null for NULL; U+FFFD for bytes that are no UTF-8.
 json_t* jpp_json_text(const char* text);
 // null for JPP_NONE.
 json_t* jpp_json_id(uint32_t id);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "cli/cli.h"
 
 enum {
@@ -31,7 +32,7 @@ static const jpp_cli_command_t kCommands[] = {
      "find a schedule for stages that are not alike", jpp_cli_schedule_search},
     {"plot", "NAME|FILE", 1,
      kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR,
-     "a picture of a schedule", jpp_cli_plot},
+     "a picture of a schedule or a trace", jpp_cli_plot},
     {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
      jpp_cli_drift},
 };
@@ -42,16 +43,20 @@ static void append_usage(const jpp_cli_command_t* command, jpp_str_t* out) {
                   command->words);
 }
 
+static void append_command_line(const jpp_cli_command_t* command, jpp_str_t* out) {
+  size_t start = out->length;
+  jpp_str_append(out, "  ");
+  append_usage(command, out);
+  int used = (int)(out->length - start);
+  jpp_str_appendf(out, "%*s%s\n", used < 32 ? 32 - used : 1, "", command->help);
+}
+
 static void append_help(jpp_str_t* out) {
   jpp_str_append(out,
                  "jaxpp: plans of pipeline-parallel training steps\n\n"
                  "usage: jaxpp COMMAND [FLAGS]\n\n");
   for (size_t i = 0; i < kCommandCount; ++i) {
-    size_t start = out->length;
-    jpp_str_append(out, "  ");
-    append_usage(&kCommands[i], out);
-    int used = (int)(out->length - start);
-    jpp_str_appendf(out, "%*s%s\n", used < 32 ? 32 - used : 1, "", kCommands[i].help);
+    append_command_line(&kCommands[i], out);
   }
   jpp_str_append(out,
                  "\n  jaxpp COMMAND --help          a command's flags\n"
@@ -85,6 +90,58 @@ static jpp_status_t* unknown_command(const char* word) {
                          word);
 }
 
+static bool is_help(const char* word) {
+  return !strcmp(word, "--help") || !strcmp(word, "-h") || !strcmp(word, "help");
+}
+
+// How many commands begin with the word: "schedule list", "schedule show".
+static int count_group(const char* word) {
+  size_t length = strlen(word);
+  int count = 0;
+  for (size_t i = 0; i < kCommandCount; ++i) {
+    const char* name = kCommands[i].name;
+    count += !strncmp(name, word, length) && name[length] == ' ';
+  }
+  return count;
+}
+
+static void append_group_help(const char* word, jpp_str_t* out) {
+  size_t length = strlen(word);
+  for (size_t i = 0; i < kCommandCount; ++i) {
+    const char* name = kCommands[i].name;
+    if (!strncmp(name, word, length) && name[length] == ' ') {
+      append_command_line(&kCommands[i], out);
+    }
+  }
+  jpp_str_appendf(out, "\n  jaxpp %s COMMAND --help    a command's flags\n", word);
+}
+
+// `words` begins with a group and no command of it follows.
+static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
+  if (count == 1 || is_help(words[1])) {
+    append_group_help(words[0], out);
+    return NULL;
+  }
+  jpp_str_t str = {0};
+  char* text = NULL;
+  const char* separator = "";
+  size_t length = strlen(words[0]);
+  for (size_t i = 0; i < kCommandCount; ++i) {
+    const char* name = kCommands[i].name;
+    if (strncmp(name, words[0], length) != 0 || name[length] != ' ') continue;
+    jpp_str_appendf(&str, "%s%s", separator, name + length + 1);
+    separator = ", ";
+  }
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  jpp_status_t* status = jpp_status_make(
+      JPP_INVALID_ARGUMENT,
+      "jaxpp %s: expected one of %s behind it, found '%s'; jaxpp %s --help says what "
+      "they do",
+      words[0], text, words[1], words[0]);
+  jpp_free(text);
+  return status;
+}
+
 static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
                                  char* const* words, jpp_str_t* out) {
   jpp_cli_options_t options;
@@ -95,7 +152,7 @@ static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
 }
 
 static jpp_status_t* run(int count, char* const* words, jpp_str_t* out) {
-  if (!count || !strcmp(words[0], "--help") || !strcmp(words[0], "help")) {
+  if (!count || is_help(words[0])) {
     append_help(out);
     return NULL;
   }
@@ -107,7 +164,7 @@ static jpp_status_t* run(int count, char* const* words, jpp_str_t* out) {
     int used = match_command(&kCommands[i], count, words);
     if (used) return run_command(&kCommands[i], count - used, words + used, out);
   }
-  return unknown_command(words[0]);
+  return count_group(words[0]) ? run_group(count, words, out) : unknown_command(words[0]);
 }
 
 static jpp_status_t* write_out(const char* text, size_t length) {
@@ -134,6 +191,15 @@ static int exit_status(const jpp_status_t* status) {
   }
 }
 
+// Files and their names hold any bytes; who reads errors expects UTF-8.
+static void print_error(const jpp_status_t* status) {
+  const char* message = jpp_status_message(status);
+  jpp_str_t text = {0};
+  jpp_str_append_utf8(&text, message, strlen(message));
+  fprintf(stderr, "jaxpp: error: %s\n", text.error ? message : text.data);
+  jpp_str_deinit(&text);
+}
+
 int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
@@ -141,7 +207,7 @@ int main(int argc, char** argv) {
   size_t length = out.length;
   if (!status) status = jpp_str_finish(&out, &text);
   if (!status) status = write_out(text, length);
-  if (status) fprintf(stderr, "jaxpp: error: %s\n", jpp_status_message(status));
+  if (status) print_error(status);
   int result = exit_status(status);
   jpp_status_free(status);
   jpp_str_deinit(&out);

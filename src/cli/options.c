@@ -164,7 +164,7 @@ static jpp_status_t* unknown_flag(const jpp_cli_command_t* command, const char* 
 // Reads the flag at words[*at], "--name value" or "--name=value"; *at moves to its end.
 static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
                                 char* const* words, int* at, jpp_cli_options_t* options) {
-  const char* word = words[*at];
+  const char* word = !strcmp(words[*at], "-h") ? "--help" : words[*at];
   size_t length = strcspn(word, "=");
   const char* value = word[length] ? word + length + 1 : NULL;
   const flag_t* flag = find_flag(command->flags | JPP_FLAG_HELP, word, length);
@@ -210,8 +210,8 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out) {
   for (size_t i = 0; i < kFlagCount; ++i) {
     const flag_t* flag = &kFlags[i];
     if (!(flags & flag->bit)) continue;
-    int width = 20 - (int)strlen(flag->name);
-    jpp_str_appendf(out, "  %s %-*s%s\n", flag->name, width,
-                    flag->value ? flag->value : "", flag->help);
+    const char* value = flag->value ? flag->value : "";
+    int width = 23 - (int)strlen(flag->name);
+    jpp_str_appendf(out, "  %s %-*s %s\n", flag->name, width, value, flag->help);
   }
 }

@@ -27,15 +27,15 @@ static const char* op_kind_name(uint8_t kind) {
 }
 
 static json_t* op_json(const jpp_op_t* op) {
-  return json_pack("{s:s, s:s, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
-                   op_kind_name(op->kind), "name", op->name ? op->name : "", "attr",
-                   (json_int_t)op->attr, "loop", jpp_json_id(op->loop), "inputs",
-                   jpp_json_ids(op->inputs, op->num_inputs), "first_output",
-                   (json_int_t)op->first_output, "num_outputs",
-                   (json_int_t)op->num_outputs, "cheap", (op->flags & JPP_OP_CHEAP) != 0,
-                   "backward", (op->flags & JPP_OP_BACKWARD) != 0, "effect",
-                   (op->flags & JPP_OP_EFFECT) != 0, "cost", (double)op->cost, "where",
-                   jpp_json_text(op->where));
+  return json_pack(
+      "{s:s, s:o, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
+      op_kind_name(op->kind), "name", jpp_json_text(op->name ? op->name : ""), "attr",
+      (json_int_t)op->attr, "loop", jpp_json_id(op->loop), "inputs",
+      jpp_json_ids(op->inputs, op->num_inputs), "first_output",
+      (json_int_t)op->first_output, "num_outputs", (json_int_t)op->num_outputs, "cheap",
+      (op->flags & JPP_OP_CHEAP) != 0, "backward", (op->flags & JPP_OP_BACKWARD) != 0,
+      "effect", (op->flags & JPP_OP_EFFECT) != 0, "cost", (double)op->cost, "where",
+      jpp_json_text(op->where));
 }
 
 static json_t* ops_json(const jpp_op_t* ops, uint32_t count) {
@@ -48,8 +48,8 @@ static json_t* values_json(const jpp_value_t* values, uint32_t count) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < count; ++i) {
     const jpp_value_t* value = &values[i];
-    json_array_append_new(
-        list,
+    jpp_json_append(
+        &list,
         json_pack("{s:o, s:I, s:o, s:o, s:o}", "type", type_json(&value->type), "bytes",
                   (json_int_t)value->bytes, "producer", jpp_json_id(value->producer),
                   "loop", jpp_json_id(value->loop), "name", jpp_json_text(value->name)));
@@ -89,9 +89,9 @@ static json_t* graph_json(const jpp_planned_t* planned) {
                     json_pack("{s:I, s:o}", "value", (json_int_t)graph->outputs[i].value,
                               "name", jpp_json_text(graph->outputs[i].name)));
   }
-  return json_pack("{s:s, s:I, s:o, s:o, s:o, s:o, s:o}", "name", graph->name, "ranks",
-                   (json_int_t)graph->ranks, "values",
-                   values_json(graph->values, graph->num_values), "ops",
+  return json_pack("{s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "name",
+                   jpp_json_text(graph->name), "ranks", (json_int_t)graph->ranks,
+                   "values", values_json(graph->values, graph->num_values), "ops",
                    ops_json(graph->ops, graph->num_ops), "loops", loops, "args", args,
                    "outputs", outputs);
 }
@@ -104,9 +104,10 @@ static json_t* schedule_json(const jpp_schedule_t* schedule) {
   json_t* rows = status ? NULL : json_loads(text, 0, NULL);
   jpp_status_free(status);
   jpp_text_free(text);
-  return json_pack("{s:s, s:I, s:I, s:I, s:o, s:o}", "name", schedule->name, "stages",
-                   (json_int_t)schedule->stages, "ranks", (json_int_t)schedule->ranks,
-                   "microbatches", (json_int_t)schedule->microbatches, "stage_rank",
+  return json_pack("{s:o, s:I, s:I, s:I, s:o, s:o}", "name",
+                   jpp_json_text(schedule->name), "stages", (json_int_t)schedule->stages,
+                   "ranks", (json_int_t)schedule->ranks, "microbatches",
+                   (json_int_t)schedule->microbatches, "stage_rank",
                    jpp_json_ids(schedule->stage_rank, schedule->stages), "rows", rows);
 }
 
@@ -140,13 +141,14 @@ static json_t* ends_json(const jpp_staged_t* staged, const jpp_staged_value_t* e
 
 static json_t* task_json(const jpp_task_t* task) {
   static const char* const kKinds[] = {"idle", "fwd", "bwd", "bwd_i", "bwd_w", "outer"};
-  return json_pack(
-      "{s:s, s:s, s:I, s:o, s:o, s:I, s:o, s:o, s:o, s:f}", "name", task->name, "kind",
-      kKinds[task->kind], "rank", (json_int_t)task->rank, "loop", jpp_json_id(task->loop),
-      "stage", jpp_json_id(task->stage), "phase", (json_int_t)task->phase, "ops",
-      jpp_json_ids(task->ops, task->num_ops), "inputs",
-      jpp_json_ids(task->inputs, task->num_inputs), "outputs",
-      jpp_json_ids(task->outputs, task->num_outputs), "cost", (double)task->cost);
+  return json_pack("{s:o, s:s, s:I, s:o, s:o, s:I, s:o, s:o, s:o, s:f}", "name",
+                   jpp_json_text(task->name), "kind", kKinds[task->kind], "rank",
+                   (json_int_t)task->rank, "loop", jpp_json_id(task->loop), "stage",
+                   jpp_json_id(task->stage), "phase", (json_int_t)task->phase, "ops",
+                   jpp_json_ids(task->ops, task->num_ops), "inputs",
+                   jpp_json_ids(task->inputs, task->num_inputs), "outputs",
+                   jpp_json_ids(task->outputs, task->num_outputs), "cost",
+                   (double)task->cost);
 }
 
 static json_t* accumulator_json(const jpp_accumulator_t* acc) {
@@ -350,6 +352,7 @@ static const part_json_t kParts[JPP_PART_COUNT] = {
 
 jpp_status_t* jpp_part_print_json(const jpp_planned_t* planned, jpp_part_t part,
                                   jpp_str_t* out) {
+  jpp_json_begin();
   if (part < JPP_PART_COUNT) return jpp_json_take(kParts[part](planned), out);
   json_t* all = json_object();
   for (part = 0; part < JPP_PART_COUNT; ++part) {

@@ -1,40 +1,16 @@
 #include "cli/planned.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
+#include "cli/cli.h"
 
 // --- Reading --------------------------------------------------------------------------
 
-static jpp_status_t* read_stream(FILE* stream, jpp_str_t* text) {
-  char chunk[1 << 14];
-  size_t got = 0;
-  while ((got = fread(chunk, 1, sizeof(chunk), stream)) > 0) {
-    jpp_str_append_n(text, chunk, got);
-  }
-  if (!ferror(stream)) return NULL;
-  return jpp_status_make(JPP_INVALID_ARGUMENT, "%s", strerror(errno));
-}
-
-static jpp_status_t* read_file(const char* file, jpp_str_t* text) {
-  if (!strcmp(file, "-")) return read_stream(stdin, text);
-  FILE* stream = fopen(file, "r");
-  if (!stream) return jpp_status_make(JPP_INVALID_ARGUMENT, "%s", strerror(errno));
-  jpp_status_t* status = read_stream(stream, text);
-  fclose(stream);
-  return status;
-}
-
 static jpp_status_t* parse_file(const char* file, jpp_graph_t** out_graph) {
   *out_graph = NULL;
-  jpp_str_t text = {0};
-  char* data = NULL;
-  jpp_status_t* status = jpp_status_annotate(read_file(file, &text), "%s", file);
-  size_t length = text.length;
-  if (!status) status = jpp_str_finish(&text, &data);
-  if (!status) status = jpp_graph_parse(data, length, file, out_graph);
-  jpp_str_deinit(&text);
-  jpp_free(data);
+  char* text = NULL;
+  size_t length = 0;
+  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  jpp_status_t* status = jpp_graph_parse(text, length, file, out_graph);
+  jpp_free(text);
   return status;
 }
 

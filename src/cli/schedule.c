@@ -14,6 +14,7 @@ static jpp_status_t* append_text(char* text, jpp_str_t* out) {
 }
 
 static jpp_status_t* list_json(jpp_str_t* out) {
+  jpp_json_begin();
   json_t* list = json_array();
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
@@ -62,14 +63,36 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t*
 }
 
 // Listing every message of a schedule beyond this takes long, and no plan is that large.
-enum { kMostPairs = 1 << 21, kMostRanks = 2048 };
+enum { kMostPairs = 1 << 21 };
+
+static bool has_backward(const jpp_schedule_t* schedule) {
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      if (schedule->rows[r].tasks[i].kind > JPP_TASK_FWD) return true;
+    }
+  }
+  return false;
+}
+
+// Backwards sum gradients; whether a loop without any has a sum is not the schedule's to
+// say.
+static jpp_status_t* prove_sums(const jpp_schedule_t* schedule, jpp_str_t* note) {
+  jpp_status_t* status = jpp_schedule_verify_sums(schedule);
+  if (!status || jpp_status_code(status) != JPP_SCHEDULE_ERROR) return status;
+  if (has_backward(schedule)) {
+    return jpp_status_annotate(status, "schedule %s", schedule->name);
+  }
+  jpp_str_appendf(note, "only for a loop without a sum: %s\n",
+                  jpp_status_message(status));
+  jpp_status_free(status);
+  return NULL;
+}
 
 static jpp_status_t* prove(const jpp_cli_options_t* options,
                            const jpp_schedule_t* schedule, uint32_t slots,
-                           jpp_str_t* out) {
-  bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs &&
-               schedule->ranks <= kMostRanks;
-  JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
+                           jpp_str_t* note, jpp_str_t* out) {
+  bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs;
+  JPP_RETURN_IF_ERROR(prove_sums(schedule, note));
   if (options->memory_limit) {
     uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;
     JPP_RETURN_IF_ERROR(
@@ -88,6 +111,7 @@ static jpp_status_t* prove(const jpp_cli_options_t* options,
                     slots == 1 ? "is" : "are");
   }
   jpp_str_append(out, "\n");
+  if (note->length) jpp_str_append(out, note->data);
   return NULL;
 }
 
@@ -95,7 +119,9 @@ jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options, jpp_str_t* out) {
   uint32_t slots = 0;
   jpp_schedule_t* schedule = NULL;
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
-  jpp_status_t* status = prove(options, schedule, slots, out);
+  jpp_str_t note = {0};
+  jpp_status_t* status = prove(options, schedule, slots, &note, out);
+  jpp_str_deinit(&note);
   jpp_schedule_destroy(schedule);
   return status;
 }

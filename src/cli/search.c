@@ -5,11 +5,16 @@
 #include "jaxpp/schedule_csv.h"
 #include "jaxpp/schedule_search.h"
 
+// By how many percent a makespan is over the lower bound.
+static double percent_over(double makespan, double bound) {
+  return bound > 0 ? 100 * (makespan / bound - 1) : 0;
+}
+
 static void print_progress(void* context, const jpp_search_progress_t* progress) {
   (void)context;
   fprintf(stderr, "%.0f s: %llu schedules tried, makespan %.6g, %.1f%% over the bound\n",
           progress->seconds, (unsigned long long)progress->tried, progress->makespan,
-          100 * (progress->makespan / progress->bound - 1));
+          percent_over(progress->makespan, progress->bound));
 }
 
 static jpp_status_t* print_result(const jpp_cli_options_t* options,
@@ -32,13 +37,13 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
     return NULL;
   }
   jpp_str_appendf(out, "makespan %.6g, %.1f%% over the lower bound %.6g; %llu tried\n",
-                  result->makespan, 100 * (result->makespan / result->bound - 1),
+                  result->makespan, percent_over(result->makespan, result->bound),
                   result->bound, (unsigned long long)result->tried);
   if (result->built_in) {
     jpp_str_appendf(out,
                     "best built-in schedule that fits: %s, makespan %.6g (%+.1f%%)\n",
                     result->built_in, result->built_in_makespan,
-                    100 * (result->built_in_makespan / result->makespan - 1));
+                    percent_over(result->built_in_makespan, result->makespan));
   } else {
     jpp_str_append(out, "no built-in schedule fits\n");
   }
@@ -48,14 +53,36 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
   return NULL;
 }
 
-jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_t* out) {
-  if (!options->stages || !options->ranks || !options->microbatches || !options->costs) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "schedule search: expected --stages N, --ranks N, "
-                           "--microbatches N and --costs FILE");
+// Names what is missing, and nothing else.
+static jpp_status_t* check_flags(const jpp_cli_options_t* options) {
+  const struct {
+    bool given;
+    const char* flag;
+  } flags[] = {{options->stages, "--stages N"},
+               {options->ranks, "--ranks N"},
+               {options->microbatches, "--microbatches N"},
+               {options->costs, "--costs FILE"}};
+  jpp_str_t missing = {0};
+  for (size_t i = 0; i < sizeof(flags) / sizeof(*flags); ++i) {
+    if (flags[i].given) continue;
+    jpp_str_appendf(&missing, "%s%s", missing.length ? ", " : "", flags[i].flag);
   }
+  if (!missing.length) return NULL;
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&missing, &text));
+  jpp_status_t* status =
+      jpp_status_make(JPP_INVALID_ARGUMENT, "schedule search: expected %s", text);
+  jpp_free(text);
+  return status;
+}
+
+jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_t* out) {
+  JPP_RETURN_IF_ERROR(check_flags(options));
   jpp_cost_t* costs = NULL;
-  JPP_RETURN_IF_ERROR(jpp_cli_read_costs(options->costs, options->stages, &costs));
+  bool halved = false;
+  JPP_RETURN_IF_ERROR(
+      jpp_cli_read_costs(options->costs, options->stages, &costs, &halved));
+  if (halved) jpp_cli_note_halves(options->costs);
   jpp_search_options_t search = {.stages = options->stages,
                                  .ranks = options->ranks,
                                  .microbatches = options->microbatches,

@@ -35,7 +35,8 @@ static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t*
 static uint64_t bytes_sent(const jpp_check_report_t* report, uint32_t rank) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
-    if (report->plan->channels[i].src == rank) bytes += report->channels[i].bytes;
+    if (report->plan->channels[i].src == rank)
+      bytes = jpp_bytes_add(bytes, report->channels[i].bytes);
   }
   return bytes;
 }

@@ -11,7 +11,13 @@ struct jpp_graph_builder {
   JPP_VEC(jpp_graph_arg_t) args;
   JPP_VEC(jpp_graph_output_t) outputs;
   uint32_t open_loop;  // JPP_NONE outside a body
+  bool failed;         // some call gave an error
 };
+
+enum { kMostDims = 32 };
+
+// Values, ops and numbers that a text form holds too.
+static const double kLargestCost = 1e28;  // sums of 2^32 of them are floats
 
 static jpp_arena_t* builder_arena(jpp_graph_builder_t* builder) {
   return &builder->storage->arena;
@@ -20,6 +26,10 @@ static jpp_arena_t* builder_arena(jpp_graph_builder_t* builder) {
 jpp_status_t* jpp_graph_builder_create(const char* name, uint32_t ranks,
                                        jpp_graph_builder_t** out_builder) {
   *out_builder = NULL;
+  if (ranks > INT32_MAX) {
+    return jpp_status_make(
+        JPP_MESH_ERROR, "graph builder: expected fewer than 2^31 ranks, found %u", ranks);
+  }
   jpp_graph_builder_t* builder = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &builder));
   builder->open_loop = JPP_NONE;
@@ -60,9 +70,51 @@ static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
                        .outputs = builder->outputs.data};
 }
 
+// Whether calls may go on.
+static jpp_status_t* check_open(const jpp_graph_builder_t* builder) {
+  if (builder->storage && !builder->failed) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "graph builder: %s; expected no call but destroy behind that",
+                         builder->storage ? "a call has failed" : "it has finished");
+}
+
+// Remembers that a call failed; hands its status on.
+static jpp_status_t* note(jpp_graph_builder_t* builder, jpp_status_t* status) {
+  builder->failed = builder->failed || status;
+  return status;
+}
+
+static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
+  if (!jpp_dtype_bits(type->dtype)) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "value %%%u: element type %d is none that dtype.h lists",
+                           value, (int)type->dtype);
+  }
+  if (type->ndim > kMostDims) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "value %%%u: expected at most %d dimensions, found %u", value,
+                           kMostDims, type->ndim);
+  }
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    if (type->dims[i] >= 0 && type->dims[i] <= JPP_MOST_DIM) continue;
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "value %%%u: dimension %u is %lld; expected 0 to 2^53", value,
+                           i, (long long)type->dims[i]);
+  }
+  if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
+  return jpp_status_make(JPP_GRAPH_ERROR,
+                         "value %%%u (%s of %u dimensions) has more than 2^63 bytes",
+                         value, jpp_dtype_name(type->dtype), type->ndim);
+}
+
 static jpp_status_t* builder_add_value(jpp_graph_builder_t* builder,
                                        const jpp_type_t* type, uint32_t producer,
                                        const char* name) {
+  uint32_t id = (uint32_t)builder->values.count;
+  if (builder->values.count >= JPP_NONE) {
+    return jpp_status_make(JPP_UNSUPPORTED, "a graph holds up to 2^32 - 1 values");
+  }
+  JPP_RETURN_IF_ERROR(check_type(type, id));
   jpp_value_t value = {.type = *type, .producer = producer, .loop = builder->open_loop};
   value.bytes = jpp_type_bytes(type);
   JPP_RETURN_IF_ERROR(jpp_arena_copy(builder_arena(builder), type->dims,
@@ -72,9 +124,9 @@ static jpp_status_t* builder_add_value(jpp_graph_builder_t* builder,
   return JPP_VEC_PUSH(&builder->values, value);
 }
 
-jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
-                                        const jpp_type_t* type, bool donated,
-                                        const char* name, uint32_t* out_value) {
+static jpp_status_t* add_arg(jpp_graph_builder_t* builder, const jpp_type_t* type,
+                             bool donated, const char* name, uint32_t* out_value) {
+  JPP_RETURN_IF_ERROR(check_open(builder));
   *out_value = (uint32_t)builder->values.count;
   if (builder->open_loop != JPP_NONE) {
     return jpp_status_make(JPP_GRAPH_ERROR,
@@ -87,9 +139,15 @@ jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                       (jpp_graph_arg_t){.value = *out_value, .donated = donated});
 }
 
-jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
-                                       const jpp_op_desc_t* desc,
-                                       uint32_t* out_first_output) {
+jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
+                                        const jpp_type_t* type, bool donated,
+                                        const char* name, uint32_t* out_value) {
+  return note(builder, add_arg(builder, type, donated, name, out_value));
+}
+
+// An op of any kind.
+static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* desc,
+                            uint32_t* out_first_output) {
   *out_first_output = (uint32_t)builder->values.count;
   jpp_op_t op = {
       .kind = (uint8_t)desc->kind,
@@ -115,9 +173,36 @@ jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
   return jpp_graph_verify_op(&view, id);
 }
 
-jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
-                                           const jpp_loop_desc_t* desc,
-                                           uint32_t* out_index) {
+static jpp_status_t* add_front_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* desc,
+                                  uint32_t* out_first_output) {
+  JPP_RETURN_IF_ERROR(check_open(builder));
+  const char* where = desc->where ? desc->where : "?";
+  if ((uint32_t)desc->kind > JPP_OP_PLACE) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "op %zu (%s, %s): kind %d is added by %s; expected a call, a "
+                           "mark, an @add or a @place",
+                           builder->ops.count, desc->name ? desc->name : "op", where,
+                           (int)desc->kind,
+                           desc->kind == JPP_OP_LOOP ? "end_loop" : "the planner only");
+  }
+  if (!(desc->cost >= 0 && (double)desc->cost <= kLargestCost)) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "op %zu (%s, %s): expected a cost of 0 to %g, found %g",
+                           builder->ops.count, desc->name ? desc->name : "op", where,
+                           kLargestCost, (double)desc->cost);
+  }
+  return add_op(builder, desc, out_first_output);
+}
+
+jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
+                                       const jpp_op_desc_t* desc,
+                                       uint32_t* out_first_output) {
+  return note(builder, add_front_op(builder, desc, out_first_output));
+}
+
+static jpp_status_t* begin_loop(jpp_graph_builder_t* builder, const jpp_loop_desc_t* desc,
+                                uint32_t* out_index) {
+  JPP_RETURN_IF_ERROR(check_open(builder));
   *out_index = (uint32_t)builder->values.count;
   if (builder->open_loop != JPP_NONE) {
     return jpp_status_make(JPP_UNSUPPORTED,
@@ -129,6 +214,13 @@ jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
     return jpp_status_make(JPP_MICROBATCH_ERROR,
                            "loop at %s has 0 microbatches; expected at least 1",
                            desc->where ? desc->where : "?");
+  }
+  if (desc->microbatches > INT32_MAX || desc->stages > INT32_MAX) {
+    return jpp_status_make(JPP_MICROBATCH_ERROR,
+                           "loop at %s has %u microbatches and %u stages; expected fewer "
+                           "than 2^31 of each",
+                           desc->where ? desc->where : "?", desc->microbatches,
+                           desc->stages);
   }
   jpp_loop_t loop = {
       .op = JPP_NONE,
@@ -146,13 +238,27 @@ jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
   return builder_add_value(builder, &index_type, JPP_NONE, NULL);
 }
 
-jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
-                                         const jpp_loop_result_t* results,
-                                         const jpp_type_t* types, uint32_t num_results,
-                                         uint32_t* out_first_output) {
+jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
+                                           const jpp_loop_desc_t* desc,
+                                           uint32_t* out_index) {
+  return note(builder, begin_loop(builder, desc, out_index));
+}
+
+static jpp_status_t* end_loop(jpp_graph_builder_t* builder,
+                              const jpp_loop_result_t* results, const jpp_type_t* types,
+                              uint32_t num_results, uint32_t* out_first_output) {
   *out_first_output = (uint32_t)builder->values.count;
+  JPP_RETURN_IF_ERROR(check_open(builder));
   if (builder->open_loop == JPP_NONE) {
     return jpp_status_make(JPP_GRAPH_ERROR, "a loop ends that never began");
+  }
+  for (uint32_t i = 0; i < num_results; ++i) {
+    if (results[i].reduce <= JPP_REDUCE_CUSTOM) continue;
+    return jpp_status_make(
+        JPP_GRAPH_ERROR,
+        "loop %u, result %u: %u is no kind of reduction; expected add, "
+        "max, concat or custom",
+        builder->open_loop, i, results[i].reduce);
   }
   uint32_t id = builder->open_loop;
   builder->open_loop = JPP_NONE;
@@ -170,16 +276,29 @@ jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
       .name = "loop",
       .where = loop->where,
   };
-  return jpp_graph_builder_add_op(builder, &desc, out_first_output);
+  return add_op(builder, &desc, out_first_output);
 }
 
-jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_t value,
-                                           const char* name) {
+jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
+                                         const jpp_loop_result_t* results,
+                                         const jpp_type_t* types, uint32_t num_results,
+                                         uint32_t* out_first_output) {
+  return note(builder, end_loop(builder, results, types, num_results, out_first_output));
+}
+
+static jpp_status_t* add_output(jpp_graph_builder_t* builder, uint32_t value,
+                                const char* name) {
+  JPP_RETURN_IF_ERROR(check_open(builder));
   jpp_graph_output_t output = {.value = value};
   JPP_RETURN_IF_ERROR(jpp_arena_strdup(builder_arena(builder), name, &output.name));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->outputs, output));
   jpp_graph_t view = builder_view(builder);
   return jpp_graph_verify_output(&view, view.num_outputs - 1);
+}
+
+jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_t value,
+                                           const char* name) {
+  return note(builder, add_output(builder, value, name));
 }
 
 // The vecs' storage moves into the arena, so that the graph is one artefact.
@@ -201,14 +320,12 @@ static jpp_status_t* builder_move_arrays(jpp_graph_builder_t* builder) {
 jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                                        jpp_graph_t** out_graph) {
   *out_graph = NULL;
-  if (!builder->storage) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "the builder has already finished");
-  }
+  JPP_RETURN_IF_ERROR(check_open(builder));
   if (builder->open_loop != JPP_NONE) {
     return jpp_status_make(JPP_GRAPH_ERROR, "loop %u is never closed",
                            builder->open_loop);
   }
-  JPP_RETURN_IF_ERROR(builder_move_arrays(builder));
+  JPP_RETURN_IF_ERROR(note(builder, builder_move_arrays(builder)));
   *out_graph = &builder->storage->graph;
   builder->storage = NULL;
   return NULL;

@@ -4,7 +4,10 @@
 
 uint64_t jpp_type_bytes(const jpp_type_t* type) {
   uint64_t elements = 1;
-  for (uint32_t i = 0; i < type->ndim; ++i) elements *= (uint64_t)type->dims[i];
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    if (!type->dims[i]) return 0;
+    elements = jpp_bytes_multiply(elements, (uint64_t)type->dims[i]);
+  }
   return jpp_dtype_device_bytes(type->dtype, elements);
 }
 

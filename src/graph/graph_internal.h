@@ -5,6 +5,9 @@
 #include "base/arena.h"
 #include "jaxpp/graph.h"
 
+// The largest dimension: the text form reads numbers as doubles.
+#define JPP_MOST_DIM ((int64_t)1 << 53)
+
 typedef struct jpp_graph_storage {
   jpp_graph_t graph;
   jpp_arena_t arena;

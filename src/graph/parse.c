@@ -70,6 +70,18 @@ static jpp_status_t* parse_u32(parser_t* p, const char* what, uint32_t* out_numb
   return NULL;
 }
 
+static jpp_status_t* parse_dim(parser_t* p, int64_t* out_dim) {
+  jpp_token_t token = p->lexer.token;
+  double number = 0;
+  JPP_RETURN_IF_ERROR(parse_number(p, "a dimension", &number));
+  if (number > (double)JPP_MOST_DIM || number != (double)(int64_t)number) {
+    return jpp_lexer_error(&p->lexer, &token,
+                           "dimension is not a whole number up to 2^53");
+  }
+  *out_dim = (int64_t)number;
+  return NULL;
+}
+
 static jpp_status_t* parse_dims(parser_t* p, jpp_type_t* type) {
   int64_t dims[32];
   while (!at_punct(p, "]")) {
@@ -79,9 +91,7 @@ static jpp_status_t* parse_dims(parser_t* p, jpp_type_t* type) {
     if (type->ndim == 32) {
       return jpp_lexer_error(&p->lexer, &p->lexer.token, "more than 32 dimensions");
     }
-    uint32_t dim = 0;
-    JPP_RETURN_IF_ERROR(parse_u32(p, "a dimension", &dim));
-    dims[type->ndim++] = dim;
+    JPP_RETURN_IF_ERROR(parse_dim(p, &dims[type->ndim++]));
   }
   JPP_RETURN_IF_ERROR(
       jpp_arena_copy(&p->arena, dims, type->ndim * sizeof(*dims), (void**)&type->dims));
@@ -90,9 +100,7 @@ static jpp_status_t* parse_dims(parser_t* p, jpp_type_t* type) {
 
 static jpp_status_t* check_size(const parser_t* p, const jpp_token_t* token,
                                 const jpp_type_t* type) {
-  double bytes = jpp_dtype_bits(type->dtype) / 8.0;
-  for (uint32_t i = 0; i < type->ndim; ++i) bytes *= (double)type->dims[i];
-  if (bytes < 9e18) return NULL;
+  if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
   return jpp_lexer_error(&p->lexer, token, "type has more than 2^63 bytes");
 }
 
@@ -222,7 +230,9 @@ static jpp_status_t* parse_op_attributes(parser_t* p, jpp_op_desc_t* desc) {
       JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
     } else if (at_word(p, "cost")) {
       JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+      jpp_token_t token = p->lexer.token;
       JPP_RETURN_IF_ERROR(parse_number(p, "a cost", &cost));
+      if (cost > 1e28) return jpp_lexer_error(&p->lexer, &token, "cost is over 1e28");
       desc->cost = (float)cost;
     } else if (at_word(p, "at")) {
       JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));

@@ -51,6 +51,7 @@ static jpp_status_t* split_loops(jpp_partitioner_t* p) {
       uint32_t loop = op->attr;
       JPP_RETURN_IF_ERROR(check_placement(p->graph, loop, p->options));
       JPP_RETURN_IF_ERROR(jpp_partition_assign_stages(p, loop));
+      JPP_RETURN_IF_ERROR(jpp_partition_note_unsplit(p, loop));
       JPP_RETURN_IF_ERROR(jpp_partition_make_tasks(p, loop));
       JPP_RETURN_IF_ERROR(jpp_partition_reduce(p, loop));
     } else if (p->segment[id] == JPP_SEGMENT_OUTER || p->outer_copy[id]) {
@@ -103,12 +104,14 @@ static jpp_status_t* hand_over(jpp_partitioner_t* p, jpp_staged_t* staged) {
   staged->num_ops = (uint32_t)p->ops.count;
   staged->num_tasks = (uint32_t)p->tasks.count;
   staged->num_accumulators = (uint32_t)p->accumulators.count;
+  staged->num_notes = (uint32_t)p->notes.count;
   JPP_RETURN_IF_ERROR(fill_scopes(p, &staged->scopes));
   JPP_RETURN_IF_ERROR(fill_ends(p, staged));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->values, p->arena, &staged->values));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->origins, p->arena, &staged->origins));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->ops, p->arena, &staged->ops));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->tasks, p->arena, &staged->tasks));
+  JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&p->notes, p->arena, &staged->notes));
   return JPP_VEC_TO_ARENA(&p->accumulators, p->arena, &staged->accumulators);
 }
 
@@ -138,6 +141,7 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
   jpp_status_t* status = run_passes(&partitioner, &storage->staged);
   jpp_vec_deinit(&partitioner.values);
   jpp_vec_deinit(&partitioner.origins);
+  jpp_vec_deinit(&partitioner.notes);
   jpp_vec_deinit(&partitioner.ops);
   jpp_vec_deinit(&partitioner.tasks);
   jpp_vec_deinit(&partitioner.made);

@@ -45,6 +45,7 @@ typedef struct jpp_partitioner {
   JPP_VEC(jpp_task_t) tasks;
   JPP_VEC(jpp_partition_made_t) made;  // ops made for stage tasks
   JPP_VEC(jpp_accumulator_t) accumulators;
+  JPP_VEC(jpp_partition_note_t) notes;
   jpp_staged_loop_t* loops;
   jpp_u32_vec_t outer;  // ops outside and loop ops, in an order that can run
 
@@ -64,6 +65,9 @@ jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
 // stages.c: the segment of every other op of a body, and its part of the backward.
 jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p,
                                           uint32_t loop) JPP_MUST_USE;
+// notes.c: where input and weight gradients of a loop can not be told apart.
+jpp_status_t* jpp_partition_note_unsplit(jpp_partitioner_t* p,
+                                         uint32_t loop) JPP_MUST_USE;
 // tasks.c: makes the stage tasks of a loop, still empty.
 jpp_status_t* jpp_partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
 // reduce.c: accumulators of a loop's results, and the sums after it.
@@ -76,6 +80,11 @@ jpp_status_t* jpp_partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
 jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // outputs.c: outputs of every task, once all inputs are known.
 jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
+
+// notes.c: called for an op outside once it is placed; `bytes` of its operands are not at
+// home on `rank`, where it runs.
+jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
+                                       uint64_t bytes) JPP_MUST_USE;
 
 // --- Shared by passes -----------------------------------------------------------------
 

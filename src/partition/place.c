@@ -339,7 +339,20 @@ static void choose_phase(placer_t* c, uint32_t id) {
   c->p->phase[id] = phase;
 }
 
-static void place_backward(placer_t* c) {
+// Bytes of operands that are not at home where a large op runs; sums, which are
+// regrouped, and what the user placed himself apart.
+static uint64_t bytes_moved(const placer_t* c, const jpp_op_t* op, uint32_t rank) {
+  if (op->kind != JPP_OP_CALL) return 0;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    bool here = !c->anchored[value] || jpp_ranks_has(home_at(c, value), rank);
+    if (!here) bytes += c->p->values.data[value].bytes;
+  }
+  return bytes;
+}
+
+static jpp_status_t* place_backward(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (size_t i = c->order.count; i-- > 0;) {
     uint32_t id = c->order.data[i];
@@ -348,6 +361,8 @@ static void place_backward(placer_t* c) {
     choose_ranks(c, id);
     if (jpp_ranks_first(jpp_run_at(p, id), p->words) == JPP_NONE) continue;
     choose_phase(c, id);
+    uint32_t rank = jpp_ranks_first(jpp_run_at(p, id), p->words);
+    JPP_RETURN_IF_ERROR(jpp_partition_note_moves(p, id, rank, bytes_moved(c, op, rank)));
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       uint32_t value = op->inputs[k];
       jpp_ranks_unite(jpp_need_at(p, value), jpp_run_at(p, id), p->words);
@@ -356,6 +371,7 @@ static void place_backward(placer_t* c) {
       }
     }
   }
+  return NULL;
 }
 
 // Outputs that no op outside makes: arguments and loop results.
@@ -398,7 +414,7 @@ static jpp_status_t* place(placer_t* c) {
   anchor_accumulators(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));
-  place_backward(c);
+  JPP_RETURN_IF_ERROR(place_backward(c));
   need_of_plain_outputs(c);
   jpp_u32_vec_t replaced = p->outer;
   p->outer = c->order;

@@ -1,6 +1,7 @@
 #include "graph/print.h"
 
 #include "base/str.h"
+#include "partition/notes.h"
 #include "partition/partitioner.h"
 
 static void append_values(jpp_str_t* str, const char* label, const jpp_staged_t* staged,
@@ -72,5 +73,10 @@ jpp_status_t* jpp_staged_print(const jpp_staged_t* staged, char** out_text) {
     append_accumulator(&str, staged, &staged->accumulators[i]);
   }
   append_ends(&str, staged);
+  for (uint32_t i = 0; i < staged->num_notes; ++i) {
+    jpp_str_append(&str, "note ");
+    jpp_note_append(&str, staged, &staged->notes[i]);
+    jpp_str_append(&str, "\n");
+  }
   return jpp_str_finish(&str, out_text);
 }

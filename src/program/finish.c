@@ -31,6 +31,15 @@ static jpp_status_t* release_register(finisher_t* f, uint32_t id) {
   return JPP_VEC_PUSH(&f->free, f->reg[id]);
 }
 
+static jpp_status_t* add_live(finisher_t* f, uint64_t bytes) {
+  f->live_bytes = jpp_bytes_add(f->live_bytes, bytes);
+  if (jpp_bytes_fit(f->live_bytes)) return NULL;
+  return jpp_status_make(JPP_OUT_OF_MEMORY,
+                         "2^63 bytes or more are live at instruction %zu; no device has "
+                         "as many: is a shape wrong?",
+                         f->instrs.count);
+}
+
 static void note_peak(finisher_t* f) {
   if (f->live_bytes <= f->program->peak_bytes) return;
   f->program->peak_bytes = f->live_bytes;
@@ -85,13 +94,13 @@ static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr) 
 
 static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
   jpp_instr_t instr = f->draft->instrs.data[at];
-  const uint32_t* ids = f->draft->operands.data + instr.first_operand;
   uint32_t first = (uint32_t)f->operands.count;
   uint32_t count = instr.num_args + instr.num_results;
+  const uint32_t* ids = count ? &f->draft->operands.data[instr.first_operand] : NULL;
   for (uint32_t i = 0; i < count; ++i) {
     if (i >= instr.num_args) {
       take_register(f, ids[i]);
-      f->live_bytes += bytes_of(f, ids[i]);
+      JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, ids[i])));
     }
     JPP_RETURN_IF_ERROR(push_operand(f, ids[i]));
   }
@@ -114,14 +123,14 @@ static jpp_status_t* place_given(finisher_t* f) {
   for (size_t i = 0; i < f->draft->inputs.count; ++i) {
     uint32_t id = f->draft->inputs.data[i].reg;
     take_register(f, id);
-    f->live_bytes += bytes_of(f, id);
+    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, id)));
     if (virtual_at(f, id)->last_use == JPP_NONE && !is_kept(f, id)) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->dead, id));
     }
   }
   for (size_t i = 0; i < f->draft->constants.count; ++i) {
     take_register(f, f->draft->constants.data[i].reg);
-    f->live_bytes += bytes_of(f, f->draft->constants.data[i].reg);
+    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, f->draft->constants.data[i].reg)));
   }
   note_peak(f);
   return delete_dead(f);
@@ -151,7 +160,8 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < b->channels.count; ++i) {
     const jpp_plan_channel_t* channel = &b->channels.data[i].channel;
-    if (channel->dst == rank) bytes += channel->slots * channel->max_bytes;
+    if (channel->dst != rank) continue;
+    bytes = jpp_bytes_add(bytes, jpp_bytes_multiply(channel->slots, channel->max_bytes));
   }
   return bytes;
 }
@@ -159,7 +169,8 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
 static jpp_status_t* finish_program(finisher_t* f) {
   jpp_program_t* program = f->program;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(f->draft->virtuals.count, &f->reg));
-  f->live_bytes = program->reserved_bytes = reserved_bytes(f->b, program->rank);
+  program->reserved_bytes = reserved_bytes(f->b, program->rank);
+  JPP_RETURN_IF_ERROR(add_live(f, program->reserved_bytes));
   JPP_RETURN_IF_ERROR(place_given(f));
   for (uint32_t at = 0; at < f->draft->instrs.count; ++at) {
     JPP_RETURN_IF_ERROR(finish_instr(f, at));

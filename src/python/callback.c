@@ -89,10 +89,12 @@ static const char* text_of_raised(void) {
 static XLA_FFI_Error* call(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
   PyObject* views = make_views(self, frame);
   PyObject* answer = views ? PyObject_CallObject(self->function, views) : NULL;
+  jpp_py_utf8_t utf8 = {0};
   const char* text = NULL;
-  if (answer && answer != Py_None) text = PyUnicode_AsUTF8AndSize(answer, NULL);
+  if (answer && jpp_py_utf8_converter(answer, &utf8)) text = utf8.text;
   if (answer != Py_None && !text) text = text_of_raised();
   XLA_FFI_Error* error = text ? make_error(frame, text) : NULL;
+  jpp_py_utf8_release(&utf8);
   Py_XDECREF(answer);
   Py_XDECREF(views);
   return error;

@@ -41,6 +41,11 @@ bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_cou
 bool jpp_py_to_u64s(PyObject* sequence, uint32_t count, uint64_t** out_values);
 // [(forward, input gradient, weight gradient)] into `costs`. False if it raised.
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
+// jpp_search_options_t.poll, for a thread that has released the GIL: a signal handler
+// that raises (Ctrl-C) ends the search.
+jpp_status_t* jpp_py_poll(void* context);
+// jpp_py_check() of a search; a handler's exception stays the one that is raised.
+bool jpp_py_check_search(jpp_status_t* status);
 // A Schedule that owns `schedule`; destroys it and gives NULL if it raised.
 PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule);
 // A list of ints.

@@ -176,7 +176,7 @@ static bool read_search(const jpp_check_search_t* step, PyObject* list,
 }
 
 static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double seconds) {
-  jpp_search_options_t options = {.seconds = seconds};
+  jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
   bool ok = read_search(step, costs, &options, &table);
@@ -185,7 +185,7 @@ static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double 
     Py_BEGIN_ALLOW_THREADS
       status = jpp_check_search(step, &options, &result);
     Py_END_ALLOW_THREADS
-    ok = jpp_py_check(status);
+    ok = jpp_py_check_search(status);
   }
   jpp_free(table);
   return ok ? found_to_tuple(&result) : NULL;

@@ -467,9 +467,9 @@ static const jpp_trace_t* last_trace(PyObject* object) {
 
 static PyObject* run_to_tuple(const jpp_trace_t* trace, const jpp_trace_run_t* run) {
   long microbatch = run->microbatch == JPP_NONE ? -1 : (long)run->microbatch;
-  return Py_BuildValue("(IslLLL)", run->rank, trace->plan->staged->tasks[run->task].name,
-                       microbatch, (long long)run->issued, (long long)run->start,
-                       (long long)run->end);
+  return Py_BuildValue(
+      "(INlLLL)", run->rank, jpp_py_text(trace->plan->staged->tasks[run->task].name),
+      microbatch, (long long)run->issued, (long long)run->start, (long long)run->end);
 }
 
 static PyObject* runtime_trace(PyObject* object, PyObject* unused) {

@@ -70,10 +70,9 @@ static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
     Py_XDECREF(row);
     if (!ok) return false;
   }
-  const jpp_schedule_task_t* at = tasks->data;
-  for (uint32_t r = 0; r < ranks; ++r) {
-    rows[r].tasks = at;
-    at += rows[r].count;
+  size_t at = 0;
+  for (uint32_t r = 0; r < ranks; at += rows[r++].count) {
+    rows[r].tasks = rows[r].count ? &tasks->data[at] : NULL;
   }
   return true;
 }
@@ -116,15 +115,49 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
+// Puts a JaxppError in the place of a TypeError; others, as Ctrl-C, stay.
+static void refuse_costs(PyObject* item, uint32_t stage) {
+  if (!item || !PyErr_ExceptionMatches(PyExc_TypeError)) return;
+  PyErr_Clear();
+  PyObject* text = PyObject_ASCII(item);
+  PyObject* ascii = text ? PyUnicode_AsASCIIString(text) : NULL;
+  if (ascii) {
+    jpp_py_raise(
+        jpp_status_make(JPP_INVALID_ARGUMENT,
+                        "stage %u: expected costs as three numbers (forward, input "
+                        "gradient, weight gradient), found %.80s",
+                        stage, PyBytes_AsString(ascii)));
+  }
+  Py_XDECREF(ascii);
+  Py_XDECREF(text);
+}
+
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
   for (uint32_t s = 0; s < stages; ++s) {
     PyObject* item = PySequence_GetItem(list, s);
-    bool ok = item && PyArg_ParseTuple(item, "ddd", &costs[s].forward, &costs[s].backward,
-                                       &costs[s].weight);
+    PyObject* tuple = item ? PySequence_Tuple(item) : NULL;
+    bool ok = tuple && PyArg_ParseTuple(tuple, "ddd", &costs[s].forward,
+                                        &costs[s].backward, &costs[s].weight);
+    if (!ok) refuse_costs(item, s);
+    Py_XDECREF(tuple);
     Py_XDECREF(item);
     if (!ok) return false;
   }
   return true;
+}
+
+jpp_status_t* jpp_py_poll(void* context) {
+  (void)context;
+  PyGILState_STATE state = PyGILState_Ensure();
+  bool raised = PyErr_CheckSignals() < 0;
+  PyGILState_Release(state);
+  return raised ? jpp_status_make(JPP_CANCELLED, "search: interrupted") : NULL;
+}
+
+bool jpp_py_check_search(jpp_status_t* status) {
+  if (!PyErr_Occurred()) return jpp_py_check(status);
+  jpp_status_free(status);
+  return false;
 }
 
 static PyObject* schedule_search(PyObject* type, PyObject* args) {
@@ -144,12 +177,13 @@ static PyObject* schedule_search(PyObject* type, PyObject* args) {
   options.costs = costs;
   options.memory_limit = limit;
   options.activation_bytes = bytes;
+  options.poll = jpp_py_poll;
   if (ok) {
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
       status = jpp_schedule_search(&options, &result);
     Py_END_ALLOW_THREADS
-    ok = jpp_py_check(status);
+    ok = jpp_py_check_search(status);
   }
   jpp_free(costs);
   return ok ? jpp_py_wrap_schedule(result.schedule) : NULL;
@@ -181,14 +215,22 @@ static PyObject* schedule_verify(PyObject* object, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject* task_to_tuple(const jpp_schedule_task_t* task) {
+  bool idle = task->kind == JPP_TASK_IDLE;
+  return Py_BuildValue("(IOIII)", task->kind, task->joins_next ? Py_True : Py_False,
+                       task->latency, task->stage, idle ? 0 : task->microbatch);
+}
+
+// Idle steps one by one.
 static PyObject* row_to_list(const jpp_schedule_row_t* row) {
-  PyObject* list = PyList_New(row->count);
+  PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {
-    const jpp_schedule_task_t* task = &row->tasks[i];
-    PyObject* item =
-        Py_BuildValue("(IOIII)", task->kind, task->joins_next ? Py_True : Py_False,
-                      task->latency, task->stage, task->microbatch);
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
+    PyObject* item = task_to_tuple(&row->tasks[i]);
+    if (!item) Py_CLEAR(list);
+    for (uint64_t step = 0; list && step < jpp_task_steps(&row->tasks[i]); ++step) {
+      if (PyList_Append(list, item) < 0) Py_CLEAR(list);
+    }
+    Py_XDECREF(item);
   }
   return list;
 }

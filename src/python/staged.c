@@ -55,7 +55,7 @@ static PyObject* none_or_u32(uint32_t number) {
 }
 
 static PyObject* task_to_tuple(const jpp_task_t* task) {
-  return Py_BuildValue("(sIINNNNN)", task->name, task->kind, task->rank,
+  return Py_BuildValue("(NIINNNNN)", jpp_py_text(task->name), task->kind, task->rank,
                        none_or_u32(task->loop), none_or_u32(task->stage),
                        jpp_py_from_u32s(task->ops, task->num_ops),
                        jpp_py_from_u32s(task->inputs, task->num_inputs),
@@ -137,6 +137,19 @@ static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   return jpp_py_from_u32s(staged_of(object)->origins, staged_of(object)->num_values);
 }
 
+static PyObject* staged_notes(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_staged_t* staged = staged_of(object);
+  PyObject* list = PyList_New(staged->num_notes);
+  for (uint32_t i = 0; list && i < staged->num_notes; ++i) {
+    char* text = NULL;
+    bool ok = jpp_py_check(jpp_staged_print_note(staged, i, &text));
+    PyObject* item = ok ? jpp_py_take_text(text) : NULL;
+    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
+  }
+  return list;
+}
+
 static PyObject* staged_text(PyObject* object, PyObject* unused) {
   (void)unused;
   char* text = NULL;
@@ -155,6 +168,7 @@ static PyMethodDef kMethods[] = {
     {"outputs", staged_outputs, METH_NOARGS, "[(value, ranks)]"},
     {"origins", staged_origins, METH_NOARGS,
      "For every value that of the graph whose type and sharding it has."},
+    {"notes", staged_notes, METH_NOARGS, "What the partition costs, a sentence each."},
     {"text", staged_text, METH_NOARGS, "The staged graph's text form."},
     {NULL, NULL, 0, NULL},
 };

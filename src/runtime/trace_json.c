@@ -2,7 +2,7 @@
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 #include <stdio.h>
 
-#include "base/str.h"
+#include "base/utf8.h"
 #include "runtime/actor.h"
 
 const char* jpp_trace_run_name(const jpp_trace_t* trace, const jpp_trace_run_t* run,
@@ -14,18 +14,6 @@ const char* jpp_trace_run_name(const jpp_trace_t* trace, const jpp_trace_run_t* 
     snprintf(buffer, JPP_TRACE_NAME_SIZE, "%s__%u", task, run->microbatch);
   }
   return buffer;
-}
-
-static void append_escaped(jpp_str_t* str, const char* text) {
-  for (const unsigned char* c = (const unsigned char*)text; *c; ++c) {
-    if (*c < 0x20) {
-      jpp_str_appendf(str, "\\u%04x", *c);
-    } else if (*c == '"' || *c == '\\') {
-      jpp_str_appendf(str, "\\%c", *c);
-    } else {
-      jpp_str_append_n(str, (const char*)c, 1);
-    }
-  }
 }
 
 static const char* category(const jpp_task_t* task) {
@@ -43,10 +31,9 @@ static void append_run(jpp_str_t* str, const jpp_trace_t* trace,
                        const jpp_trace_run_t* run) {
   const jpp_task_t* task = &trace->plan->staged->tasks[run->task];
   char name[JPP_TRACE_NAME_SIZE];
-  jpp_str_append(str, ",\n{\"ph\":\"X\",\"name\":\"");
-  append_escaped(str, jpp_trace_run_name(trace, run, name));
-  jpp_str_appendf(str, "\",\"cat\":\"%s\",\"pid\":0,\"tid\":%u", category(task),
-                  run->rank);
+  jpp_str_append(str, ",\n{\"ph\":\"X\",\"name\":");
+  jpp_str_append_json(str, jpp_trace_run_name(trace, run, name));
+  jpp_str_appendf(str, ",\"cat\":\"%s\",\"pid\":0,\"tid\":%u", category(task), run->rank);
   append_time(str, "ts", run->start);
   append_time(str, "dur", run->end - run->start);
   jpp_str_append(str, ",\"args\":{");
@@ -58,9 +45,9 @@ static void append_run(jpp_str_t* str, const jpp_trace_t* trace,
 
 static void append_metadata(jpp_str_t* str, const jpp_trace_t* trace) {
   jpp_str_append(str, "{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":");
-  jpp_str_append(str, "{\"name\":\"");
-  append_escaped(str, trace->plan->staged->graph->name);
-  jpp_str_append(str, "\"}}");
+  jpp_str_append(str, "{\"name\":");
+  jpp_str_append_json(str, trace->plan->staged->graph->name);
+  jpp_str_append(str, "}}");
   for (uint32_t r = 0; r < trace->plan->ranks; ++r) {
     jpp_str_appendf(str,
                     ",\n{\"ph\":\"M\",\"pid\":0,\"tid\":%u,\"name\":\"thread_name\","

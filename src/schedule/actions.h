@@ -50,6 +50,9 @@ static inline bool jpp_action_is_recv(const jpp_action_t* action) {
   return action->kind == JPP_ACTION_RECV_F || action->kind == JPP_ACTION_RECV_B;
 }
 
+// Of a forward: it, its SEND, RECV or WAIT_SEND.
+bool jpp_action_is_forward(const jpp_action_t* action);
+
 enum { JPP_ACTION_NAME_SIZE = 48 };
 // "3F1", "0SEND_F3", "2UNSHARD"; returns `buffer`.
 const char* jpp_action_name(const jpp_action_t* action,
@@ -63,5 +66,15 @@ jpp_status_t* jpp_actions_place(const jpp_schedule_t* schedule, jpp_arena_t* are
 // is 0 when there is none.
 jpp_status_t* jpp_actions_verify(const jpp_actions_t* actions, jpp_arena_t* scratch,
                                  uint32_t* out_slots) JPP_MUST_USE;
+
+// JPP_SCHEDULE_ERROR "FILE:LINE: cell N, ACTION: WHY".
+jpp_status_t* jpp_actions_fail(const jpp_actions_t* actions, uint32_t rank,
+                               const jpp_action_t* action, const char* why) JPP_MUST_USE;
+
+// The part of jpp_actions_verify() that looks at all ranks together, for lists in which
+// every SEND has its RECV: channels deliver in order, no rank waits for ever, and the
+// least number of slots with which that holds.
+jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
+                              uint32_t* out_slots) JPP_MUST_USE;
 
 #endif  // JPP_SCHEDULE_ACTIONS_H_

@@ -48,6 +48,11 @@ bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind)
 }
 
 void jpp_row_put_idle(jpp_row_writer_t* writer) {
+  jpp_schedule_task_t* last = writer->count ? &writer->tasks[writer->count - 1] : NULL;
+  if (last && last->kind == JPP_TASK_IDLE) {
+    ++last->microbatch;
+    return;
+  }
   if (writer->count == writer->capacity) return;
   writer->tasks[writer->count++] = (jpp_schedule_task_t){.kind = JPP_TASK_IDLE};
 }

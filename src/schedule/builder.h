@@ -23,6 +23,7 @@ uint32_t jpp_row_next(const jpp_row_writer_t* writer, uint32_t stage,
                       jpp_task_kind_t kind);
 // Appends the next microbatch of (stage, kind); false and nothing when used up.
 bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind);
+// An idle step; those that follow each other share an entry.
 void jpp_row_put_idle(jpp_row_writer_t* writer);
 // Makes the last entry part of a FusedTask with the one that comes next.
 void jpp_row_join(jpp_row_writer_t* writer);

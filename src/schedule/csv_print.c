@@ -23,6 +23,7 @@ typedef struct placer {
   inbox_vec_t inboxes;
   uint8_t* received[2];  // [stages][microbatches]: the RECV of the forward, the backward
   action_vec_t actions;
+  uint32_t cells;  // so many cells of the rank's line are filled
 } placer_t;
 
 // Where the result of a task goes; the stage's own rank: nowhere.
@@ -60,6 +61,12 @@ static jpp_status_t* find_inbox(placer_t* placer, uint32_t sender, inbox_t** out
   return list_messages(placer, *out_inbox);
 }
 
+static jpp_status_t* place_action(placer_t* placer, jpp_action_t action) {
+  action.cell = placer->cells + 1;
+  if (!action.joins_next) ++placer->cells;
+  return JPP_VEC_PUSH(&placer->actions, action);
+}
+
 // Posts the RECVs of a channel up to the one that the task needs, if that is not posted.
 static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t* task) {
   const jpp_schedule_t* schedule = placer->schedule;
@@ -75,7 +82,7 @@ static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t*
     jpp_action_t recv = inbox->messages.data[inbox->posted++];
     bool backward = recv.kind == JPP_ACTION_RECV_B;
     placer->received[backward][recv.stage * microbatches + recv.microbatch] = 1;
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&placer->actions, recv));
+    JPP_RETURN_IF_ERROR(place_action(placer, recv));
   }
   return NULL;
 }
@@ -88,7 +95,7 @@ static jpp_status_t* place_send(placer_t* placer, const jpp_schedule_task_t* tas
   jpp_action_t send = {.kind = forward ? JPP_ACTION_SEND_F : JPP_ACTION_SEND_B,
                        .stage = task->stage,
                        .microbatch = task->microbatch};
-  return JPP_VEC_PUSH(&placer->actions, send);
+  return place_action(placer, send);
 }
 
 // The RECVs of tasks that run together, the tasks, their SENDs.
@@ -103,7 +110,7 @@ static jpp_status_t* place_unit(placer_t* placer, uint32_t begin, uint32_t end) 
                            .joins_next = i + 1 < end,
                            .stage = tasks[i].stage,
                            .microbatch = tasks[i].microbatch};
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&placer->actions, action));
+    JPP_RETURN_IF_ERROR(place_action(placer, action));
   }
   for (uint32_t i = begin; i < end; ++i) {
     JPP_RETURN_IF_ERROR(place_send(placer, &tasks[i]));
@@ -144,6 +151,7 @@ static jpp_status_t* place_rank(placer_t* placer, jpp_arena_t* arena,
   jpp_action_t* actions = NULL;
   if (!status) status = JPP_VEC_TO_ARENA(&placer->actions, arena, &actions);
   *list = (jpp_action_list_t){actions, (uint32_t)placer->actions.count, placer->rank + 1};
+  placer->cells = 0;
   for (size_t i = 0; i < placer->inboxes.count; ++i) {
     jpp_vec_deinit(&placer->inboxes.data[i].messages);
   }
@@ -169,18 +177,19 @@ jpp_status_t* jpp_actions_place(const jpp_schedule_t* schedule, jpp_arena_t* are
 }
 
 static jpp_status_t* place_and_verify(const jpp_schedule_t* schedule,
-                                      jpp_arena_t* scratch, uint32_t* out_slots) {
-  jpp_actions_t actions;
+                                      jpp_arena_t* scratch, jpp_actions_t* out_actions,
+                                      uint32_t* out_slots) {
   JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
-  JPP_RETURN_IF_ERROR(jpp_actions_place(schedule, scratch, &actions));
-  return jpp_actions_verify(&actions, scratch, out_slots);
+  JPP_RETURN_IF_ERROR(jpp_actions_place(schedule, scratch, out_actions));
+  return jpp_actions_verify(out_actions, scratch, out_slots);
 }
 
 jpp_status_t* jpp_schedule_slots(const jpp_schedule_t* schedule, uint32_t* out_slots) {
   *out_slots = 0;
   jpp_arena_t scratch;
+  jpp_actions_t actions;
   jpp_arena_init(&scratch);
-  jpp_status_t* status = place_and_verify(schedule, &scratch, out_slots);
+  jpp_status_t* status = place_and_verify(schedule, &scratch, &actions, out_slots);
   jpp_arena_deinit(&scratch);
   return status;
 }
@@ -222,6 +231,10 @@ static void append_tasks(const jpp_schedule_row_t* row, jpp_str_t* str) {
       append_pair(task_action(&row->tasks[i]), task_action(&row->tasks[i + 1]), str);
     } else if (row->tasks[i].kind != JPP_TASK_IDLE) {
       append_action(task_action(&row->tasks[i]), str);
+    } else {
+      for (uint32_t step = 0; step < row->tasks[i].microbatch; ++step) {
+        jpp_str_append(str, ",");
+      }
     }
     i += size;
   }
@@ -243,34 +256,43 @@ static void append_actions(const jpp_action_list_t* list, jpp_str_t* str) {
   end_row(first, str);
 }
 
-static jpp_status_t* append_communication(const jpp_schedule_t* schedule,
-                                          jpp_str_t* str) {
-  jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
-  jpp_actions_t actions;
-  jpp_status_t* status = jpp_schedule_verify(schedule);
-  if (!status) status = jpp_actions_place(schedule, &scratch, &actions);
-  for (uint32_t r = 0; !status && r < schedule->ranks; ++r) {
-    append_actions(&actions.lists[r], str);
+static bool has_pairs(const jpp_schedule_t* schedule) {
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    for (uint32_t i = 0; i < schedule->rows[r].count; ++i) {
+      if (pair_size(&schedule->rows[r], i) > 1) return true;
+    }
   }
-  jpp_arena_deinit(&scratch);
-  return status;
+  return false;
+}
+
+// What is written is proved as a reader would prove it: where the tasks of a pair have to
+// run one after another, no list with the pair runs.
+static jpp_status_t* append_rows(const jpp_schedule_t* schedule, bool communication,
+                                 jpp_arena_t* scratch, jpp_str_t* str) {
+  jpp_actions_t actions;
+  uint32_t slots = 0;
+  if (communication || has_pairs(schedule)) {
+    JPP_RETURN_IF_ERROR(place_and_verify(schedule, scratch, &actions, &slots));
+  }
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    if (communication) {
+      append_actions(&actions.lists[r], str);
+    } else {
+      append_tasks(&schedule->rows[r], str);
+    }
+  }
+  return NULL;
 }
 
 jpp_status_t* jpp_schedule_print_csv(const jpp_schedule_t* schedule, bool communication,
                                      char** out_text) {
   *out_text = NULL;
   jpp_str_t str = {0};
-  if (communication) {
-    jpp_status_t* status = append_communication(schedule, &str);
-    if (status) {
-      jpp_str_deinit(&str);
-      return status;
-    }
-  } else {
-    for (uint32_t r = 0; r < schedule->ranks; ++r) {
-      append_tasks(&schedule->rows[r], &str);
-    }
-  }
-  return jpp_str_finish(&str, out_text);
+  jpp_arena_t scratch;
+  jpp_arena_init(&scratch);
+  jpp_status_t* status = append_rows(schedule, communication, &scratch, &str);
+  jpp_arena_deinit(&scratch);
+  if (!status) return jpp_str_finish(&str, out_text);
+  jpp_str_deinit(&str);
+  return status;
 }

@@ -4,6 +4,7 @@
 
 #include "jaxpp/schedule_csv.h"
 #include "schedule/actions.h"
+#include "schedule/order.h"
 
 typedef JPP_VEC(jpp_action_t) action_vec_t;
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
@@ -18,6 +19,8 @@ typedef struct reader {
   list_vec_t lists;      // their `actions` are set when all lines are read
   JPP_VEC(uint32_t) task_counts;
   uint32_t stages, microbatches;  // one more than the largest
+  bool has_pairs;
+  size_t line_tasks;  // tasks of the lines before
 } reader_t;
 
 typedef struct cell {
@@ -152,17 +155,27 @@ static jpp_status_t* read_pair(reader_t* reader, cell_t cell) {
   if (first.stage == second.stage && first.microbatch == second.microbatch) {
     return bad_cell(reader, cell, "the backward of the pair needs its forward");
   }
-  first.joins_next = true;
+  first.joins_next = reader->has_pairs = true;
   JPP_RETURN_IF_ERROR(add_action(reader, first));
   return add_action(reader, second);
+}
+
+// Idle cells that follow each other share an entry.
+static jpp_status_t* add_idle(reader_t* reader) {
+  size_t count = reader->tasks.count;
+  jpp_schedule_task_t* last =
+      count > reader->line_tasks ? &reader->tasks.data[count - 1] : NULL;
+  if (last && last->kind == JPP_TASK_IDLE) {
+    ++last->microbatch;
+    return NULL;
+  }
+  return JPP_VEC_PUSH(&reader->tasks, (jpp_schedule_task_t){.kind = JPP_TASK_IDLE});
 }
 
 static jpp_status_t* read_cell(reader_t* reader, cell_t cell) {
   while (cell.at < cell.end && *cell.at == ' ') ++cell.at;
   while (cell.at < cell.end && cell.end[-1] == ' ') --cell.end;
-  if (cell.at == cell.end) {
-    return JPP_VEC_PUSH(&reader->tasks, (jpp_schedule_task_t){.kind = JPP_TASK_IDLE});
-  }
+  if (cell.at == cell.end) return add_idle(reader);
   if (*cell.at == '(') return read_pair(reader, cell);
   jpp_action_t action;
   JPP_RETURN_IF_ERROR(read_action(reader, cell, &action));
@@ -171,6 +184,7 @@ static jpp_status_t* read_cell(reader_t* reader, cell_t cell) {
 
 static jpp_status_t* read_line(reader_t* reader, cell_t line) {
   size_t actions = reader->actions.count, tasks = reader->tasks.count;
+  reader->line_tasks = tasks;
   if (line.at == line.end) {
     return jpp_status_make(JPP_PARSE_ERROR,
                            "%s:%u: an empty line; expected the actions of a rank",
@@ -279,10 +293,10 @@ static jpp_status_t* make_schedule(reader_t* reader, jpp_arena_t* scratch,
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &rows));
   JPP_RETURN_IF_ERROR(place_stages(reader, stage_rank));
   JPP_RETURN_IF_ERROR(split_mixed(reader, scratch, tasks));
-  const jpp_schedule_task_t* at = tasks->data;
-  for (uint32_t r = 0; r < ranks; ++r) {
-    rows[r] = (jpp_schedule_row_t){at, reader->task_counts.data[r]};
-    at += rows[r].count;
+  size_t at = 0;
+  for (uint32_t r = 0; r < ranks; at += rows[r++].count) {
+    uint32_t count = reader->task_counts.data[r];
+    rows[r] = (jpp_schedule_row_t){count ? &tasks->data[at] : NULL, count};
   }
   const char* slash = strrchr(reader->file, '/');
   jpp_schedule_rows_t from = {.name = slash ? slash + 1 : reader->file,
@@ -310,11 +324,13 @@ static jpp_status_t* add_place(const reader_t* reader, jpp_status_t* status) {
 static jpp_status_t* prove(reader_t* reader, jpp_arena_t* scratch,
                            const jpp_schedule_t* schedule, uint32_t* out_slots) {
   jpp_status_t* status = jpp_schedule_verify(schedule);
+  if (!status && reader->has_pairs) status = jpp_schedule_verify_units(schedule, true);
   if (status) return add_place(reader, status);
-  const jpp_action_t* at = reader->actions.data;
+  size_t at = 0;
   for (size_t r = 0; r < reader->lists.count; ++r) {
-    reader->lists.data[r].actions = at;
-    at += reader->lists.data[r].count;
+    jpp_action_list_t* list = &reader->lists.data[r];
+    list->actions = list->count ? &reader->actions.data[at] : NULL;
+    at += list->count;
   }
   jpp_actions_t actions = {schedule, reader->file, reader->lists.data};
   return jpp_actions_verify(&actions, scratch, out_slots);
@@ -343,8 +359,9 @@ jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text, size_t l
   uint32_t slots = 0;
   reader_t reader = {.file = file};
   task_vec_t tasks = {0};
-  jpp_status_t* status =
-      read_csv(&reader, (cell_t){text, text + length}, &tasks, &slots, out_schedule);
+  cell_t all = {text, text + length};
+  if (length >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) all.at += 3;  // U+FEFF
+  jpp_status_t* status = read_csv(&reader, all, &tasks, &slots, out_schedule);
   jpp_vec_deinit(&tasks);
   jpp_vec_deinit(&reader.actions);
   jpp_vec_deinit(&reader.tasks);

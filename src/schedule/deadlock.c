@@ -167,26 +167,36 @@ static const jpp_schedule_task_t* need_of(const search_t* search, const wait_t* 
   return &row_of(search, wait->need_rank)->tasks[wait->need_entry];
 }
 
+static unsigned long long position_of(const search_t* search, const wait_t* wait) {
+  return jpp_row_position(row_of(search, wait->rank), wait->entry);
+}
+
+static unsigned long long need_position_of(const search_t* search, const wait_t* wait) {
+  return jpp_row_position(row_of(search, wait->need_rank), wait->need_entry);
+}
+
 static void print_own_wait(const search_t* search, jpp_str_t* str) {
   const wait_t* wait = &search->cycle[0];
   char task[JPP_TASK_NAME_SIZE], need[JPP_TASK_NAME_SIZE];
   jpp_task_name(task_of(search, wait), task);
   jpp_task_name(need_of(search, wait), need);
   jpp_str_appendf(str,
-                  "schedule deadlocks: rank %u lists %s (entry %u) before %s (entry %u), "
-                  "which it needs; put %s first",
-                  wait->rank, task, wait->entry, need, wait->need_entry, need);
+                  "schedule deadlocks: rank %u lists %s (entry %llu) before %s (entry "
+                  "%llu), which it needs; put %s first",
+                  wait->rank, task, position_of(search, wait), need,
+                  need_position_of(search, wait), need);
 }
 
 static void print_wait(const search_t* search, const wait_t* wait, jpp_str_t* str) {
   char task[JPP_TASK_NAME_SIZE], need[JPP_TASK_NAME_SIZE];
   bool first =
       wait->entry < unit_end(search, wait->rank, search->order->done[wait->rank]);
-  jpp_str_appendf(str, "\n  rank %u %s %s (entry %u): it needs %s of rank %u (entry %u)",
+  jpp_str_appendf(str,
+                  "\n  rank %u %s %s (entry %llu): it needs %s of rank %u (entry %llu)",
                   wait->rank, first ? "stops at" : "can not pass",
-                  jpp_task_name(task_of(search, wait), task), wait->entry,
+                  jpp_task_name(task_of(search, wait), task), position_of(search, wait),
                   jpp_task_name(need_of(search, wait), need), wait->need_rank,
-                  wait->need_entry);
+                  need_position_of(search, wait));
 }
 
 // How late a task comes in the chain of its microbatch: all forwards, then all backwards.

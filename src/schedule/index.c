@@ -8,35 +8,47 @@ typedef struct place {
   uint32_t entry;
 } place_t;
 
+uint64_t jpp_row_position(const jpp_schedule_row_t* row, uint32_t entry) {
+  uint64_t position = 0;
+  for (uint32_t i = 0; i < entry; ++i) position += jpp_task_steps(&row->tasks[i]);
+  return position;
+}
+
+static unsigned long long position_of(const place_t* place, uint32_t entry) {
+  return jpp_row_position(&place->schedule->rows[place->rank], entry);
+}
+
 static jpp_status_t* check_range(const place_t* place) {
   const jpp_schedule_task_t* task = place->task;
   const jpp_schedule_t* schedule = place->schedule;
   char name[JPP_TASK_NAME_SIZE];
   jpp_task_name(task, name);
   if (task->kind > JPP_TASK_BWD_W) {
-    return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "rank %u, entry %u: %u is no kind of task (expected FWD, BWD, "
-                           "BWD_I, BWD_W or idle)",
-                           place->rank, place->entry, task->kind);
+    return jpp_status_make(
+        JPP_SCHEDULE_ERROR,
+        "rank %u, entry %llu: %u is no kind of task (expected FWD, BWD, "
+        "BWD_I, BWD_W or idle)",
+        place->rank, position_of(place, place->entry), task->kind);
   }
   if (task->stage >= schedule->stages) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "rank %u, entry %u: %s names stage %u, and the schedule has "
+                           "rank %u, entry %llu: %s names stage %u, and the schedule has "
                            "stages 0 to %u",
-                           place->rank, place->entry, name, task->stage,
-                           schedule->stages - 1);
+                           place->rank, position_of(place, place->entry), name,
+                           task->stage, schedule->stages - 1);
   }
   if (task->microbatch >= schedule->microbatches) {
-    return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "rank %u, entry %u: %s names microbatch %u, and the loop has "
-                           "microbatches 0 to %u",
-                           place->rank, place->entry, name, task->microbatch,
-                           schedule->microbatches - 1);
+    return jpp_status_make(
+        JPP_SCHEDULE_ERROR,
+        "rank %u, entry %llu: %s names microbatch %u, and the loop has "
+        "microbatches 0 to %u",
+        place->rank, position_of(place, place->entry), name, task->microbatch,
+        schedule->microbatches - 1);
   }
   if (!task->latency) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "rank %u, entry %u: %s has latency 0 (expected at least 1)",
-                           place->rank, place->entry, name);
+                           "rank %u, entry %llu: %s has latency 0 (expected at least 1)",
+                           place->rank, position_of(place, place->entry), name);
   }
   return NULL;
 }
@@ -53,9 +65,9 @@ static jpp_status_t* check_join(const place_t* place) {
   char name[JPP_TASK_NAME_SIZE];
   return jpp_status_make(
       JPP_SCHEDULE_ERROR,
-      "rank %u, entry %u: %s is fused with the next entry, and %s (a FusedTask holds "
+      "rank %u, entry %llu: %s is fused with the next entry, and %s (a FusedTask holds "
       "tasks only)",
-      place->rank, place->entry, jpp_task_name(place->task, name),
+      place->rank, position_of(place, place->entry), jpp_task_name(place->task, name),
       last ? "the list ends there" : "one of the two is idle");
 }
 
@@ -64,11 +76,11 @@ static jpp_status_t* check_rank(const place_t* place) {
   if (expected == place->rank) return NULL;
   char name[JPP_TASK_NAME_SIZE];
   return jpp_status_make(JPP_SCHEDULE_ERROR,
-                         "%s is in the list of rank %u (entry %u), but stage %u is on "
+                         "%s is in the list of rank %u (entry %llu), but stage %u is on "
                          "rank %u; all tasks of a "
                          "stage belong to one rank",
-                         jpp_task_name(place->task, name), place->rank, place->entry,
-                         place->task->stage, expected);
+                         jpp_task_name(place->task, name), place->rank,
+                         position_of(place, place->entry), place->task->stage, expected);
 }
 
 static jpp_status_t* note_form(const place_t* place, jpp_schedule_index_t* index) {
@@ -83,11 +95,12 @@ static jpp_status_t* note_form(const place_t* place, jpp_schedule_index_t* index
   char name[JPP_TASK_NAME_SIZE];
   return jpp_status_make(
       JPP_SCHEDULE_ERROR,
-      "stage %u: %s (rank %u, entry %u) is %s, but an earlier backward of the stage is "
+      "stage %u: %s (rank %u, entry %llu) is %s, but an earlier backward of the stage is "
       "%s; "
       "the backwards of a stage are all whole (BWD) or all split (BWD_I and BWD_W)",
-      task->stage, jpp_task_name(task, name), place->rank, place->entry,
-      whole ? "whole" : "split", whole ? "split" : "whole");
+      task->stage, jpp_task_name(task, name), place->rank,
+      position_of(place, place->entry), whole ? "whole" : "split",
+      whole ? "split" : "whole");
 }
 
 static jpp_status_t* note_entry(const place_t* place, jpp_schedule_index_t* index) {
@@ -101,8 +114,9 @@ static jpp_status_t* note_entry(const place_t* place, jpp_schedule_index_t* inde
   char name[JPP_TASK_NAME_SIZE];
   return jpp_status_make(
       JPP_SCHEDULE_ERROR,
-      "rank %u: %s is listed twice, as entries %u and %u; each task runs once",
-      place->rank, jpp_task_name(task, name), *entry - 1, place->entry);
+      "rank %u: %s is listed twice, as entries %llu and %llu; each task runs once",
+      place->rank, jpp_task_name(task, name), position_of(place, *entry - 1),
+      position_of(place, place->entry));
 }
 
 static jpp_status_t* index_row(uint32_t rank, jpp_schedule_index_t* index) {

@@ -49,6 +49,9 @@ static inline uint32_t* jpp_schedule_index_entry(const jpp_schedule_index_t* ind
   return &index->entry[row * schedule->microbatches + microbatch];
 }
 
+// Where an entry stands when idle steps are counted one by one, as people count them.
+uint64_t jpp_row_position(const jpp_schedule_row_t* row, uint32_t entry);
+
 // One past the last entry of the FusedTask that begins at `entry` (entry + 1 if none
 // does).
 static inline uint32_t jpp_row_unit_end(const jpp_schedule_row_t* row, uint32_t entry) {

@@ -1,6 +1,6 @@
 // jpp_schedule_check_memory().
 #include "base/alloc.h"
-#include "jaxpp/schedule.h"
+#include "schedule/index.h"
 
 // The rank that keeps most, and how much that is.
 static jpp_status_t* find_peak(const jpp_schedule_t* schedule, uint32_t* out_rank,
@@ -58,26 +58,28 @@ jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
   uint32_t rank, peak = 0, smallest;
   const char* name = NULL;
   JPP_RETURN_IF_ERROR(find_peak(schedule, &rank, &peak));
-  unsigned long long bytes = peak * (unsigned long long)activation_bytes;
+  unsigned long long bytes = jpp_bytes_multiply(peak, activation_bytes);
   if (bytes <= limit) return NULL;
   JPP_RETURN_IF_ERROR(find_smallest(schedule, &name, &smallest));
-  unsigned long long least = smallest * (unsigned long long)activation_bytes;
+  unsigned long long least = jpp_bytes_multiply(smallest, activation_bytes);
   const jpp_schedule_row_t* row = &schedule->rows[rank];
   uint32_t entry = peak_entry(row, peak);
+  unsigned long long position = jpp_row_position(row, entry);
   char task[JPP_TASK_NAME_SIZE];
   jpp_task_name(&row->tasks[entry], task);
   if (name && least <= limit) {
-    return jpp_status_make(JPP_OUT_OF_MEMORY,
-                           "schedule %s: rank %u keeps %u activations (%llu bytes) at %s "
-                           "(entry %u), %llu bytes over the limit of %llu; %s fits with "
-                           "%llu",
-                           schedule->name, rank, peak, bytes, task, entry, bytes - limit,
-                           (unsigned long long)limit, name, least);
+    return jpp_status_make(
+        JPP_OUT_OF_MEMORY,
+        "schedule %s: rank %u keeps %u activations (%llu bytes) at %s "
+        "(entry %llu), %llu bytes over the limit of %llu; %s fits with "
+        "%llu",
+        schedule->name, rank, peak, bytes, task, position, bytes - limit,
+        (unsigned long long)limit, name, least);
   }
   return jpp_status_make(JPP_OUT_OF_MEMORY,
                          "schedule %s: rank %u keeps %u activations (%llu bytes) at %s "
-                         "(entry %u), %llu bytes over the limit of %llu; no built-in "
+                         "(entry %llu), %llu bytes over the limit of %llu; no built-in "
                          "schedule of these sizes fits, more ranks or stages keep less",
-                         schedule->name, rank, peak, bytes, task, entry, bytes - limit,
+                         schedule->name, rank, peak, bytes, task, position, bytes - limit,
                          (unsigned long long)limit);
 }

@@ -1,5 +1,5 @@
-// Order: runs a schedule in the mind. Ranks go through their rows, each as far as the
-// tasks it needs allow; if some rank never gets to the end, the schedule deadlocks.
+// Order: dry-runs a schedule. Ranks go through their rows, each as far as the tasks it
+// needs allow; if some rank never gets to the end, the schedule deadlocks.
 #ifndef JPP_SCHEDULE_ORDER_H_
 #define JPP_SCHEDULE_ORDER_H_
 
@@ -36,6 +36,11 @@ static inline bool jpp_schedule_order_ran(const jpp_schedule_order_t* order,
 // JPP_SCHEDULE_ERROR.
 jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order,
                                      jpp_arena_t* scratch) JPP_MUST_USE;
+
+// jpp_schedule_verify(), which takes the tasks of a FusedTask one after another, or the
+// same with each FusedTask as one task: it starts when all of its tasks may start.
+jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule,
+                                        bool fused_as_one) JPP_MUST_USE;
 
 // The error for an order that stopped short: the shortest cycle of needs and row orders
 // among all tasks that never start. Where there are so many that this would take long,

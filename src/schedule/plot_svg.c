@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/str.h"
+#include "base/utf8.h"
 #include "jaxpp/schedule_plot.h"
 #include "schedule/simulation.h"
 
@@ -70,21 +70,11 @@ static double row_top(const plot_t* plot, uint32_t rank) {
   return kTop + rank * (plot->row + kCurve + kRowGap);
 }
 
-static void append_escaped(jpp_str_t* str, const char* text) {
-  for (; *text; ++text) {
-    if (*text == '<' || *text == '&') {
-      jpp_str_append(str, *text == '<' ? "&lt;" : "&amp;");
-    } else {
-      jpp_str_append_n(str, text, 1);
-    }
-  }
-}
-
 static void append_title(const plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_appendf(plot->str, "<text " TITLE " x=\"12\" y=\"20\">");
-  append_escaped(plot->str, schedule->name);
+  jpp_str_append_xml(plot->str, schedule->name);
   jpp_str_appendf(plot->str,
                   ": %u stages, %u ranks, %u microbatches</text>\n"
                   "<text x=\"12\" y=\"38\">makespan %.6g, bubble %.6g (%.6g inside a "

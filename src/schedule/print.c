@@ -13,6 +13,14 @@ typedef struct row_style {
   const char* fused_end;
 } row_style_t;
 
+static void print_idle(const jpp_schedule_task_t* task, const row_style_t* style,
+                       jpp_str_t* str) {
+  for (uint64_t step = 0; step < jpp_task_steps(task); ++step) {
+    if (step) jpp_str_append(str, style->between);
+    jpp_str_append(str, style->idle);
+  }
+}
+
 static void print_row(const jpp_schedule_row_t* row, const row_style_t* style,
                       jpp_str_t* str) {
   for (uint32_t i = 0; i < row->count;) {
@@ -23,7 +31,7 @@ static void print_row(const jpp_schedule_row_t* row, const row_style_t* style,
     for (uint32_t k = i; k < end; ++k) {
       if (k > i) jpp_str_append(str, ", ");
       if (row->tasks[k].kind == JPP_TASK_IDLE) {
-        jpp_str_append(str, style->idle);
+        print_idle(&row->tasks[k], style, str);
       } else {
         style->task(&row->tasks[k], str);
       }

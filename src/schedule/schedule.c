@@ -220,9 +220,9 @@ static jpp_status_t* call_back(const jpp_schedule_rows_t* rows, jpp_schedule_nex
     }
     out[rank].count = (uint32_t)(tasks->count - before);
   }
-  const jpp_schedule_task_t* at = tasks->data;
+  size_t at = 0;
   for (uint32_t rank = 0; rank < rows->ranks; at += out[rank++].count) {
-    out[rank].tasks = at;
+    out[rank].tasks = out[rank].count ? &tasks->data[at] : NULL;
   }
   return NULL;
 }

@@ -3,6 +3,7 @@
 
 #include "jaxpp/schedule_search.h"
 #include "schedule/greedy.h"
+#include "schedule/simulation.h"
 
 // What a list schedule is made from.
 typedef struct recipe {
@@ -18,7 +19,7 @@ typedef struct search {
   jpp_greedy_cost_t* split_costs;  // [stages], in ticks
   jpp_greedy_cost_t* whole_costs;
   uint32_t link;
-  double start, last_report;
+  double start, last_report, last_poll;
   uint64_t random;
   recipe_t best;   // behind result->schedule, unless that is built in
   recipe_t trial;  // changed from the best
@@ -72,12 +73,20 @@ static jpp_status_t* simulate(const search_t* search, const jpp_schedule_t* sche
   return NULL;
 }
 
+static jpp_status_t* poll(search_t* search) {
+  double seconds = now() - search->start;
+  if (!search->options->poll || seconds - search->last_poll < 0.02) return NULL;
+  search->last_poll = seconds;
+  return search->options->poll(search->options->context);
+}
+
 // Takes the schedule over, as the best one or to destroy it.
 static jpp_status_t* consider(search_t* search, jpp_schedule_t* schedule,
                               bool* out_better) {
   double makespan = 0;
   bool fits = false;
-  jpp_status_t* status = simulate(search, schedule, &makespan, &fits);
+  jpp_status_t* status = poll(search);
+  if (!status) status = simulate(search, schedule, &makespan, &fits);
   ++search->result->tried;
   jpp_search_result_t* result = search->result;
   *out_better =
@@ -285,6 +294,7 @@ static jpp_status_t* improve(search_t* search) {
   while (!is_over(search)) {
     copy_recipe(search, &search->best, &search->trial);
     for (uint32_t i = random_below(search, 4) + 1; i-- > 0;) mutate(search);
+    JPP_RETURN_IF_ERROR(poll(search));
     JPP_RETURN_IF_ERROR(try_trial(search));
     report(search);
   }
@@ -309,9 +319,11 @@ static double ticks_per_unit(const jpp_search_options_t* options) {
   return fmin(1000 / shortest, 1e8 / longest);
 }
 
+enum { kMostTicks = 1000000000 };  // more only for a latency far beyond all costs
+
 static uint32_t ticks(double cost, double per_unit) {
   double found = nearbyint(cost * per_unit);
-  return found < 1 ? 1 : (uint32_t)found;
+  return found < 1 ? 1 : found < kMostTicks ? (uint32_t)found : kMostTicks;
 }
 
 static jpp_status_t* prepare(search_t* search) {
@@ -365,13 +377,17 @@ static jpp_status_t* check_options(const jpp_search_options_t* options) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "search: expected at least 1 stage, rank and microbatch");
   }
-  for (uint32_t s = 0; s < options->stages; ++s) {
-    double work = stage_work(&options->costs[s]);
-    if (isfinite(work) && work >= 0) continue;
+  if (!isfinite(options->seconds) || options->seconds < 0) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "stage %u: costs are numbers of at least 0", s);
+                           "search: expected a number of seconds of at least 0, found %g",
+                           options->seconds);
   }
-  return NULL;
+  if (!jpp_simulation_takes(options->latency)) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "search: expected a latency of 0 or from %g to %g, found %g",
+                           JPP_SHORTEST_TIME, JPP_LONGEST_TIME, options->latency);
+  }
+  return jpp_simulation_check_costs(options->costs, options->stages);
 }
 
 jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,

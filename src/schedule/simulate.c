@@ -1,6 +1,5 @@
-#include <math.h>
-
 #include "jaxpp/schedule_simulate.h"
+#include "schedule/channels.h"
 #include "schedule/order.h"
 #include "schedule/simulation.h"
 
@@ -18,7 +17,7 @@ typedef struct simulator {
   uint8_t* on_stack;   // [ranks]
   uint32_t num_stack;  // each rank at most once
   // Only with a transfer time:
-  uint32_t* channel[2];  // [stages]: of the forward to the next, the backward to the last
+  jpp_schedule_channels_t channels;
   double* channel_free;  // [channels]
   double* arrival[2];    // [stages][microbatches]
 } simulator_t;
@@ -108,12 +107,13 @@ static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* t
                    double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
   bool forward = task->kind == JPP_TASK_FWD;
-  if (forward ? task->stage + 1 == sim->schedule->stages : !task->stage) return 0;
-  uint32_t to = sim->schedule->stage_rank[forward ? task->stage + 1 : task->stage - 1];
+  uint32_t next = jpp_schedule_next_stage(sim->schedule, task->stage, forward);
+  uint32_t to = sim->schedule->stage_rank[next];
   if (to == rank) return 0;
   push(sim, to);
   if (!sim->arrival[0]) return 0;
-  double* channel_free = &sim->channel_free[sim->channel[!forward][task->stage]];
+  const uint32_t* channels = forward ? sim->channels.forward : sim->channels.backward;
+  double* channel_free = &sim->channel_free[channels[task->stage]];
   double sent = (end > *channel_free ? end : *channel_free) + sim->options->transfer;
   *channel_free = sent;
   size_t at = (size_t)task->stage * sim->schedule->microbatches + task->microbatch;
@@ -163,55 +163,15 @@ static jpp_status_t* run(simulator_t* sim, jpp_arena_t* scratch) {
 
 // --- Setting up -----------------------------------------------------------------------
 
-static uint32_t target(const jpp_schedule_t* schedule, uint32_t stage, bool forward) {
-  if (forward ? stage + 1 == schedule->stages : !stage)
-    return schedule->stage_rank[stage];
-  return schedule->stage_rank[forward ? stage + 1 : stage - 1];
-}
-
-// The stages of rank 0, then those of rank 1, and so on.
-static jpp_status_t* stages_by_rank(const jpp_schedule_t* schedule, jpp_arena_t* scratch,
-                                    uint32_t** out_stages) {
-  uint32_t* at = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks + 1, &at));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, out_stages));
-  for (uint32_t s = 0; s < schedule->stages; ++s) ++at[schedule->stage_rank[s] + 1];
-  for (uint32_t r = 0; r < schedule->ranks; ++r) at[r + 1] += at[r];
-  for (uint32_t s = 0; s < schedule->stages; ++s) {
-    (*out_stages)[at[schedule->stage_rank[s]]++] = s;
-  }
-  return NULL;
-}
-
-// A channel's number plus 1 stands at its receiver; numbers up to `known_before` are of
-// other senders.
-static jpp_status_t* number_channels(simulator_t* sim, jpp_arena_t* scratch) {
-  const jpp_schedule_t* schedule = sim->schedule;
-  uint32_t *stages = NULL, *known = NULL, count = 0, known_before = 0;
-  JPP_RETURN_IF_ERROR(stages_by_rank(schedule, scratch, &stages));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &known));
-  uint32_t sender = UINT32_MAX;
-  for (uint32_t i = 0; i < schedule->stages; ++i) {
-    if (schedule->stage_rank[stages[i]] != sender) known_before = count;
-    sender = schedule->stage_rank[stages[i]];
-    for (uint32_t way = 0; way < 2; ++way) {
-      uint32_t to = target(schedule, stages[i], way == 0);
-      if (known[to] <= known_before) known[to] = ++count;
-      sim->channel[way][stages[i]] = known[to] - 1;
-    }
-  }
-  return JPP_ARENA_ARRAY(scratch, count, &sim->channel_free);
-}
-
 static jpp_status_t* prepare_channels(simulator_t* sim, jpp_arena_t* scratch) {
   if (!(sim->options->transfer > 0)) return NULL;
   size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
   for (uint32_t way = 0; way < 2; ++way) {
-    JPP_RETURN_IF_ERROR(
-        JPP_ARENA_ARRAY(scratch, sim->schedule->stages, &sim->channel[way]));
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
   }
-  return number_channels(sim, scratch);
+  jpp_schedule_channels_t* channels = &sim->channels;
+  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(sim->schedule, scratch, channels));
+  return JPP_ARENA_ARRAY(scratch, channels->count, &sim->channel_free);
 }
 
 static jpp_status_t* prepare_streams(simulator_t* sim, jpp_arena_t* arena,
@@ -243,33 +203,41 @@ static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* 
 
 enum { kMostStreams = 64 };
 
-static bool is_cost(double cost) { return isfinite(cost) && cost >= 0; }
+bool jpp_simulation_takes(double time) {
+  return time == 0 || (time >= JPP_SHORTEST_TIME && time <= JPP_LONGEST_TIME);
+}
 
-static jpp_status_t* check_costs(const jpp_schedule_t* schedule,
-                                 const jpp_simulate_options_t* options,
-                                 const jpp_cost_t* costs) {
-  for (uint32_t s = 0; s < schedule->stages; ++s) {
+jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs, uint32_t stages) {
+  for (uint32_t s = 0; s < stages; ++s) {
     const jpp_cost_t* cost = &costs[s];
-    if (is_cost(cost->forward) && is_cost(cost->backward) && is_cost(cost->weight)) {
+    if (jpp_simulation_takes(cost->forward) && jpp_simulation_takes(cost->backward) &&
+        jpp_simulation_takes(cost->weight)) {
       continue;
     }
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "stage %u: costs are numbers of at least 0, found %g,%g,%g", s,
-                           cost->forward, cost->backward, cost->weight);
+                           "stage %u: costs are numbers of at least 0, and of %g to %g "
+                           "where they are not 0, found %g,%g,%g",
+                           s, JPP_SHORTEST_TIME, JPP_LONGEST_TIME, cost->forward,
+                           cost->backward, cost->weight);
   }
+  return NULL;
+}
+
+static jpp_status_t* check_options(const jpp_simulate_options_t* options) {
   if (options->streams > kMostStreams) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected at most %d streams a rank, found %u", kMostStreams,
                            options->streams);
   }
-  if (is_cost(options->latency) && is_cost(options->transfer) &&
-      is_cost(options->optimizer)) {
+  if (jpp_simulation_takes(options->latency) && jpp_simulation_takes(options->transfer) &&
+      jpp_simulation_takes(options->optimizer)) {
     return NULL;
   }
   return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "latency, transfer and optimizer are numbers of at least 0, "
-                         "found %g, %g and %g",
-                         options->latency, options->transfer, options->optimizer);
+                         "latency, transfer and optimizer are numbers of at least 0, and "
+                         "of %g to %g where they are not 0, found %g, %g and %g",
+                         JPP_SHORTEST_TIME, JPP_LONGEST_TIME, options->latency,
+                         options->transfer, options->optimizer);
 }
 
 static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
@@ -288,7 +256,8 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
                             whole->weight / share};
   }
   *out_costs = costs;
-  return check_costs(schedule, options, costs);
+  JPP_RETURN_IF_ERROR(check_options(options));
+  return jpp_simulation_check_costs(costs, schedule->stages);
 }
 
 static jpp_status_t* simulate(const jpp_schedule_t* schedule,

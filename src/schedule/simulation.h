@@ -11,6 +11,12 @@ typedef struct jpp_simulation_storage {
   bool has_backward;  // of its schedule, which is not forward only
 } jpp_simulation_storage_t;
 
+// Whether it is one of the times that a simulation takes.
+bool jpp_simulation_takes(double time);
+// JPP_INVALID_ARGUMENT that names the first stage of `stages` with another one.
+jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs,
+                                         uint32_t stages) JPP_MUST_USE;
+
 // Fills in what the simulation says beside when its tasks start; stages_of: [ranks].
 jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
                                  const jpp_simulate_options_t* options,

@@ -2,7 +2,7 @@
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 #include <math.h>
 
-#include "base/str.h"
+#include "base/utf8.h"
 #include "jaxpp/schedule_simulate.h"
 
 // Sums of fractions as 1/3 miss the round number by rounding errors.
@@ -83,7 +83,7 @@ static void append_trace_names(const jpp_simulation_t* simulation, uint32_t stre
                   "%s{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":"
                   "{\"name\":",
                   stream ? ",\n" : "", stream);
-  jpp_str_append_quoted(str, simulation->schedule->name);
+  jpp_str_append_json(str, simulation->schedule->name);
   jpp_str_append(str, "}}");
   for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
     jpp_str_appendf(str,

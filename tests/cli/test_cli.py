@@ -4,12 +4,15 @@ test_cli.py COMMAND GRAPHS
 """
 
 import json
+import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 COMMAND = ""
 GRAPHS = pathlib.Path()
@@ -200,6 +203,17 @@ class CommandTest(unittest.TestCase):
             self.assert_refused(2, "zbv.csv:1: cell 2, 'x'", "verify", file)
         self.assert_refused(2, "No such file", "verify", "/nonexistent.csv")
 
+    def test_sums_take_their_microbatches_in_order(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "x.csv")
+            file.write_text("0F0,0F1,0B1,0B0\n")
+            message = "schedule x.csv: rank 0 runs bwd_0__1 (entry 2) where bwd_0__0 is due"
+            self.assert_refused(1, message, "verify", str(file))
+            file.write_text("0F1,0F0\n")
+            done = run("verify", str(file))
+            self.assertEqual(done.returncode, 0)
+            self.assertIn("\nonly for a loop without a sum: rank 0 runs fwd_0__1", done.stdout)
+
     def test_plot_and_drift(self) -> None:
         sizes = ["--stages=4", "--microbatches=6"]
         with tempfile.TemporaryDirectory() as folder:
@@ -239,6 +253,174 @@ class CommandTest(unittest.TestCase):
             costs.write_text("0 1 1 1\n9 1 1 1\n")
             self.assert_refused(2, "costs:2: expected", "schedule", "search", *sizes)
         self.assert_refused(2, "--costs FILE", "schedule", "search", "--stages=2")
+
+    def test_costs_are_whole_and_numbers(self) -> None:
+        sizes = ["--stages=2", "--microbatches=2"]
+        refused = {
+            b"0 1 1 1\n": "costs:1: the file ends without costs of stage 1",
+            b"": "costs:1: the file ends without costs of stage 0",
+            b"0 1 1 1\n\n1 1 1 1\n0 2 2 2\n": "costs:4: stage 0 has its costs in line 1",
+            b"0 1 1 1\n2 1 1 1\n": "costs:2: expected 'STAGE F B W' with a stage below 2",
+            b"0 1 1 1\n1 1 1\n": "costs:2: expected",
+            b"0 1 1 1\n1 1 1 1 1\n": "costs:2: expected",
+            b"0 1 1 1\n1 nan 1 1\n": "costs:2: expected",
+            b"0 1 1 1\n1 1 inf 1\n": "costs:2: expected",
+            b"0 1 1 1\n1 -1 1 1\n": "costs:2: expected",
+            b"0 1 1 1\n-1 1 1 1\n": "costs:2: expected",
+            b"4294967296 1 1 1\n1 1 1 1\n": "costs:1: expected",
+            b"0 1 1 1\n1 1 1 1\0 and more\n": "costs:2: expected text, found a NUL byte",
+            b"0 1e308 1e308 1e308\n1 1 1 1\n": "of 1e-100 to 1e+100 where they are not 0",
+            b"0 5e-324 1 1\n1 1 1 1\n": "of 1e-100 to 1e+100 where they are not 0",
+            b"{\n}": "costs:1: expected traceEvents",
+            b"{\n": "costs:2: ",
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            costs = pathlib.Path(folder, "costs")
+            for data, message in refused.items():
+                costs.write_bytes(data)
+                for command in ["simulate", "plot"]:
+                    flags = [*sizes, "--costs", str(costs)]
+                    self.assert_refused(2, message, command, "1f1b", *flags)
+            expected = run("simulate", "1f1b", *sizes, "--json").stdout
+            for data in [
+                b"0 1 1 1\n1 1 1 1",
+                b"\xef\xbb\xbf1 1 1 1\r\n0 1 1 1 # first\r\n",
+                b"# caf\xe9\n\n\t0  1.0 1e0 1 \n1 1 1 1\n",
+            ]:
+                costs.write_bytes(data)
+                done = run("simulate", "1f1b", *sizes, "--costs", str(costs), "--json")
+                self.assertEqual((done.stdout, done.stderr), (expected, ""))
+
+    def test_a_trace_with_whole_backwards_says_what_is_assumed(self) -> None:
+        sizes = ["--stages=2", "--microbatches=3"]
+        with tempfile.TemporaryDirectory() as folder:
+            whole, split = f"{folder}/whole.json", f"{folder}/split.json"
+            run("plot", "1f1b", *sizes, "-o", whole)
+            run("plot", "zb-h1", *sizes, "-o", split)
+            done = run("simulate", "zb-h1", *sizes, "--costs", whole, "--json")
+            self.assertIn("whole.json has whole backwards only; assumed that half", done.stderr)
+            again = run("simulate", "zb-h1", *sizes, "--costs", split, "--json")
+            self.assertEqual((again.stdout, again.stderr), (done.stdout, ""))
+            more = ["--stages=1", "--microbatches=3", "--costs", whole]
+            self.assert_refused(2, "the trace has stage 1", "simulate", "1f1b", *more)
+
+    def test_plot_draws_a_trace(self) -> None:
+        sizes = ["--stages=4", "--microbatches=6"]
+        with tempfile.TemporaryDirectory() as folder:
+            trace, picture = f"{folder}/a.json", pathlib.Path(folder, "a.svg")
+            run("plot", "zb-h1", *sizes, "-o", trace)
+            done = run("plot", trace)
+            self.assertIn("72 task runs", done.stdout)
+            for rank in range(4):
+                self.assertRegex(done.stdout, rf"rank +{rank}  \S+ ")
+            self.assertIn("\x1b[34m", run("plot", trace, "--color").stdout)
+            self.assertEqual(run("plot", trace, "-o", str(picture)).returncode, 0)
+            root = xml.etree.ElementTree.parse(picture).getroot()
+            titles = [e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}title")]
+            self.assertEqual(len(titles), 72)
+            self.assertTrue(any(t.startswith("bwd_w_3__5: rank 3") for t in titles))
+            self.assert_refused(2, "drawn as .svg", "plot", trace, "-o", f"{folder}/a.png")
+            self.assert_refused(2, "found JSON: a trace is for", "verify", trace)
+            # Events as other programs write them: odd names, bad threads, no length.
+            odd = pathlib.Path(folder, "odd.json")
+            event = {"ph": "X", "name": "<a & b>\u0001", "tid": 4294967294, "ts": 5, "dur": 0}
+            odd.write_text(json.dumps([event]))
+            self.assertIn("rank 4294967294", run("plot", str(odd)).stdout)
+            run("plot", str(odd), "-o", str(picture))
+            xml.etree.ElementTree.parse(picture)
+            for bad in [{"tid": -1}, {"tid": "1"}, {"dur": -1}, {"ts": 1e300}, {"dur": 1e16}]:
+                odd.write_text(json.dumps({"traceEvents": [event, event | bad]}))
+                self.assert_refused(2, "odd.json:1: traceEvents[1]", "plot", str(odd))
+
+    def test_drift_takes_any_ranks(self) -> None:
+        events = [
+            {"ph": "X", "name": f"fwd_0__{i}", "tid": i * 1000, "ts": i, "dur": 1}
+            for i in range(1000)
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "a.json")
+            file.write_text(json.dumps({"traceEvents": events}))
+            done = run("drift", str(file), str(file))
+        self.assertIn("1000 of 1000 predicted tasks", done.stdout)
+        self.assertIn("... and 936 more ranks", done.stdout)
+        self.assertLess(len(done.stdout), 10000)
+
+    def test_groups_and_what_is_missing(self) -> None:
+        for words in [["schedule"], ["schedule", "--help"], ["schedule", "-h"]]:
+            done = run(*words)
+            self.assertEqual(done.returncode, 0)
+            for command in ["list", "show", "search"]:
+                self.assertIn(f"jaxpp schedule {command}", done.stdout)
+        self.assert_refused(2, "expected one of list, show, search", "schedule", "1f1b")
+        self.assertEqual(run("plan", "-h").stdout, run("plan", "--help").stdout)
+        sizes = ["--stages=2", "--ranks=2", "--microbatches=2", "--costs=x"]
+        for i, flag in enumerate(
+            ["--stages N", "--ranks N", "--microbatches N", "--costs FILE"]
+        ):
+            given = sizes[:i] + sizes[i + 1 :]
+            message = f"schedule search: expected {flag}\n"
+            self.assert_refused(2, message, "schedule", "search", *given)
+        self.assert_refused(2, "expected --stages N (and", "verify", "gpipe", sizes[2])
+        self.assert_refused(2, "expected --microbatches N (and", "verify", "gpipe", sizes[0])
+        self.assert_refused(2, "there is no such file; jaxpp schedule list", "verify", "nofile")
+        self.assertIn("--message-bytes BYTES    of a", run("simulate", "--help").stdout)
+
+    def test_names_are_any_bytes(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.fsencode(folder) + b"/caf\xe9<&.csv"
+            with open(file, "wb") as out:
+                out.write(b"\xef\xbb\xbf0F0,0B0\r\n")
+            picture = pathlib.Path(folder, "picture.svg")
+            flags = {b"simulate": b"--trace", b"plot": b"-o=" + os.fsencode(picture)}
+            for command, flag in flags.items():
+                done = subprocess.run(
+                    [os.fsencode(COMMAND), command, file, flag],
+                    capture_output=True,
+                    check=True,
+                )
+                if command == b"simulate":
+                    json.loads(done.stdout.decode())
+            xml.etree.ElementTree.parse(picture)
+
+    def test_errors_are_utf8_whatever_a_file_holds(self) -> None:
+        texts = ["0F0,0B0".encode("utf-16"), b"\xff\xfe\xfd", "0F0,\U0001f600".encode()[:-1]]
+        texts += [bytes(range(256)), b"0F0," + b"\xc3\xa9" * 40]
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.fsencode(folder) + b"/caf\xe9.csv"
+            for text in texts:
+                with open(file, "wb") as out:
+                    out.write(text)
+                for command in ["verify", "plan", "plot"]:
+                    done = subprocess.run(
+                        [os.fsencode(COMMAND), command.encode(), file],
+                        capture_output=True,
+                        check=False,
+                    )
+                    self.assertEqual(done.returncode, 2, (text, done.stderr))
+                    self.assertIn(".csv:1", done.stderr.decode())
+            os.remove(file)
+            done = subprocess.run(
+                [os.fsencode(COMMAND), b"verify", file], capture_output=True, check=False
+            )
+            self.assertIn("caf\ufffd.csv: No such file", done.stderr.decode())
+
+    def test_a_file_without_an_end_is_an_error(self) -> None:
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
+
+        sanitized = b"__asan_init" in pathlib.Path(COMMAND).read_bytes()
+        if sanitized or b"__tsan_init" in pathlib.Path(COMMAND).read_bytes():
+            return  # these take address space by the terabyte
+        for command in [["verify"], ["plan"], ["plot"]]:
+            done = subprocess.run(
+                [COMMAND, *command, "/dev/zero"],
+                capture_output=True,
+                text=True,
+                check=False,
+                preexec_fn=limit,
+            )
+            self.assertIn("/dev/zero: host memory", done.stderr)
+            self.assertEqual(done.returncode, 1)
 
     def test_files_of_torch_are_read(self) -> None:
         for file in pathlib.Path("../shared/torch_csv").glob("*.csv"):

@@ -24,13 +24,13 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jax.sharding import NamedSharding, PartitionSpec
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-import jaxpp.api as jaxpp
-from equality import difference, make_mesh
+import jaxpp.api as jaxpp  # noqa: E402
+from equality import difference, make_mesh  # noqa: E402
 
 _WIDTH, _SAMPLES = 16, 4
 

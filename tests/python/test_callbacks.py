@@ -191,6 +191,20 @@ def test_an_exception_in_a_callback_fails_the_step_once_and_the_next_works(mesh2
     _assert_same(_run(mesh2, between), _run(mesh2, lambda x: x, plain=True))
 
 
+def test_what_a_callback_raises_is_any_text(mesh2):
+    def check(x):
+        raise ValueError("caf\udce9 \ud800")
+
+    def between(x):
+        jax.debug.callback(check, x)
+        return x
+
+    with pytest.raises(jaxpp.JaxppError) as caught:
+        _run(mesh2, between)
+    assert r"ValueError: caf\udce9 \ud800" in str(caught.value)
+    str(caught.value).encode()
+
+
 @pytest.mark.parametrize("option", ["ordered", "partitioned"])
 def test_what_a_pipeline_can_not_promise_is_refused_by_line(mesh2, option):
     def between(x):

@@ -1,6 +1,6 @@
 #include "base/arena.h"
 #include "base/finite.h"
-#include "base/str.h"
+#include "base/utf8.h"
 #include "base/vec.h"
 #include "jaxpp/dtype.h"
 #include "test_util.h"
@@ -154,6 +154,83 @@ static void test_small_types_are_packed_on_a_device(void** state) {
   assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_C128, 5), 80);
 }
 
+// What two numbers of bytes come to, by 128 bits.
+static uint64_t capped(unsigned __int128 bytes) {
+  return bytes < JPP_MOST_BYTES ? (uint64_t)bytes : JPP_MOST_BYTES;
+}
+
+static void test_bytes_stay_at_the_largest_number(void** state) {
+  (void)state;
+  uint64_t numbers[3 * 64], random = 1;
+  for (uint32_t i = 0; i < 64; ++i) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    numbers[3 * i] = (1ull << i) - 1;
+    numbers[3 * i + 1] = 1ull << i;
+    numbers[3 * i + 2] = random >> i;
+  }
+  for (uint32_t i = 0; i < 3 * 64; ++i) {
+    for (uint32_t j = 0; j < 3 * 64; ++j) {
+      unsigned __int128 a = numbers[i], b = numbers[j];
+      assert_int_equal(jpp_bytes_add(numbers[i], numbers[j]), capped(a + b));
+      assert_int_equal(jpp_bytes_multiply(numbers[i], numbers[j]), capped(a * b));
+    }
+    assert_int_equal(jpp_bytes_fit(numbers[i]), numbers[i] < JPP_MOST_BYTES);
+  }
+}
+
+// Every text of up to three bytes, by what its code points are: the same bytes come out
+// of encoding them again.
+static bool is_utf8_of(const unsigned char* bytes, size_t length) {
+  static const uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  uint32_t code = 0;
+  size_t size = 0;
+  for (; size < length && (size == 0 || (bytes[size] & 0xc0) == 0x80); ++size) {
+    code = size ? code << 6 | (bytes[size] & 0x3f) : bytes[0];
+  }
+  if (size != length) return false;
+  static const uint32_t kHeads[] = {0, 0, 0xc0 << 6, 0xe0 << 12, 0xf0u << 18};
+  code -= kHeads[length];
+  if (length == 1) return code < 0x80;
+  bool surrogate = code >= 0xd800 && code < 0xe000;
+  uint32_t limit = length == 2 ? 0x800 : length == 3 ? 0x10000 : 0x110000;
+  return code >= kLeast[length] && code < limit && !surrogate;
+}
+
+static void test_utf8_is_told_from_other_bytes(void** state) {
+  (void)state;
+  for (uint32_t bits = 0; bits < 1u << 24; bits += bits % 251 == 0 ? 1 : 7) {
+    const unsigned char bytes[] = {bits >> 16 & 0xff, bits >> 8 & 0xff, bits & 0xff,
+                                   0x80 | (bits * 31 & 0x3f)};
+    for (size_t length = 1; length <= 4; ++length) {
+      bool whole = jpp_utf8_character((const char*)bytes, length) == length;
+      if (whole != is_utf8_of(bytes, length)) {
+        fail_msg("%02x %02x %02x %02x, %zu bytes", bytes[0], bytes[1], bytes[2], bytes[3],
+                 length);
+      }
+    }
+  }
+}
+
+static void assert_escaped(void (*append)(jpp_str_t*, const char*), const char* text,
+                           const char* expected) {
+  jpp_str_t str = {0};
+  char* out = NULL;
+  append(&str, text);
+  ASSERT_OK(jpp_str_finish(&str, &out));
+  assert_string_equal(out, expected);
+  assert_true(jpp_utf8_is_valid(out, strlen(out)));
+  jpp_free(out);
+}
+
+static void test_texts_that_leave_are_utf8(void** state) {
+  (void)state;
+  const char* text = "a\"\\\n\x01<&>\xc3\xa9\xff\xc3";
+  assert_escaped(jpp_str_append_json, text,
+                 "\"a\\\"\\\\\\u000a\\u0001<&>\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\"");
+  assert_escaped(jpp_str_append_xml, text,
+                 "a&quot;\\\n\xef\xbf\xbd&lt;&amp;&gt;\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_status_carries_code_and_context),
@@ -165,6 +242,9 @@ int main(void) {
       cmocka_unit_test(test_str_quotes_and_reports_lost_memory),
       cmocka_unit_test(test_dtype_names_round_trip),
       cmocka_unit_test(test_small_types_are_packed_on_a_device),
+      cmocka_unit_test(test_utf8_is_told_from_other_bytes),
+      cmocka_unit_test(test_texts_that_leave_are_utf8),
+      cmocka_unit_test(test_bytes_stay_at_the_largest_number),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -196,6 +196,49 @@ static void test_searches_keep_their_limits(void** state) {
   plan_free(&planned);
 }
 
+static void assert_too_large(const char* text, const char* why) {
+  planned_t planned;
+  ASSERT_FAILS(plan_text(text, NULL, &planned), JPP_OUT_OF_MEMORY, why);
+  plan_free(&planned);
+}
+
+// Sums of bytes that 64 bits do not hold once came out small, and proved.
+static void test_peaks_beyond_all_memory_are_refused(void** state) {
+  (void)state;
+  assert_too_large(
+      "graph \"g\" ranks 1\n"
+      "arg %0 u8[2147483647,2147483647]\narg %1 u8[2147483647,2147483647]\n"
+      "arg %2 u8[2147483647,2147483647]\narg %3 u8[2147483647,2147483647]\n"
+      "arg %4 u8[2147483647,2147483647]\n"
+      "%5:u8[16] = f(%0, %1, %2, %3, %4)\nout %5\n",
+      "rank 0: 2^63 bytes or more are live at instruction 0");
+  assert_too_large(
+      "graph \"g\" ranks 1\narg %0 f32[]\n"
+      "%1:u8[2147483647,2147483647] = f(%0)\n%2:u8[2147483647,2147483647] = f(%0)\n"
+      "%3:u8[2147483647,2147483647] = f(%0)\n%4:u8[2147483647,2147483647] = f(%0)\n"
+      "%5:u8[16] = g(%1, %2, %3, %4)\nout %1\nout %2\nout %3\nout %4\nout %5\n",
+      "rank 0: 2^63 bytes or more are live at instruction 0");
+  // Receive slots: a number of messages times their size.
+  assert_too_large(
+      "graph \"g\" ranks 2\narg %0 f32[2,2]\n"
+      "loop microbatches 4 stages 2 schedule \"gpipe\" index %1 {\n"
+      "  %2:u8[2147483647,2147483647] = f(%0, %1)\n"
+      "  %3:u8[2147483647,2147483647] = @mark 0 (%2)\n"
+      "  %4:f32[] = g(%3)\n  %5:f32[] = @mark 1 (%4)\n"
+      "} %6:f32[] = add %5\nout %6\n",
+      "2^63 bytes or more are live");
+}
+
+static void test_a_rank_that_is_none_has_no_curve(void** state) {
+  (void)state;
+  planned_t planned;
+  jpp_memory_point_t point;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  ASSERT_FAILS(jpp_check_memory_curve(planned.plan, 2, &point), JPP_INVALID_ARGUMENT,
+               "the plan has ranks 0 to 1, found rank 2");
+  plan_free(&planned);
+}
+
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   planned_t planned;
@@ -222,6 +265,8 @@ int main(void) {
       cmocka_unit_test(test_the_peak_itself_is_within_the_limit),
       cmocka_unit_test(test_the_schedule_that_is_named_fits),
       cmocka_unit_test(test_searches_keep_their_limits),
+      cmocka_unit_test(test_peaks_beyond_all_memory_are_refused),
+      cmocka_unit_test(test_a_rank_that_is_none_has_no_curve),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

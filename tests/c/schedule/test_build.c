@@ -194,8 +194,34 @@ static void test_table_lists_every_schedule_once(void** state) {
   assert_null(jpp_schedule_info_at(jpp_schedule_info_count()));
 }
 
+// What waits takes no memory: entries are as many as tasks, whatever the idle steps,
+// which are printed one by one.
+static void test_idle_steps_share_an_entry(void** state) {
+  (void)state;
+  static const char* const kNames[] = {"gpipe", "1f1b", "eager-1f1b", "zb-h1"};
+  for (size_t i = 0; i < 4; ++i) {
+    jpp_schedule_t* schedule = build(kNames[i], 40, 40, 2);
+    for (uint32_t r = 0; r < 40; ++r) {
+      const jpp_schedule_row_t* row = &schedule->rows[r];
+      assert_true(row->count <= 2 * 3 * 2 + 1);
+      for (uint32_t k = 1; k < row->count; ++k) {
+        assert_true(row->tasks[k].kind || row->tasks[k - 1].kind);
+      }
+    }
+    jpp_schedule_destroy(schedule);
+  }
+  jpp_schedule_t* schedule = build("1f1b", 4, 4, 1);
+  char* text = text_of(schedule);
+  assert_non_null(strstr(text, "rank 1: . fwd_1__0 . . . . bwd_1__0 .\n"));
+  // Positions count every idle step.
+  ASSERT_FAILS(jpp_schedule_check_memory(schedule, 2, 1), JPP_OUT_OF_MEMORY, "(entry 0)");
+  jpp_text_free(text);
+  jpp_schedule_destroy(schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_idle_steps_share_an_entry),
       cmocka_unit_test(test_rows_are_those_of_the_tutorial),
       cmocka_unit_test(test_schedules_are_as_their_golden_files),
       cmocka_unit_test(test_every_size_verifies),

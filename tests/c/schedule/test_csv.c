@@ -185,6 +185,31 @@ static void test_a_rank_that_does_nothing_is_read_back(void** state) {
   }
 }
 
+// Lists without any task, and lists of communication alone.
+static void test_lists_without_tasks_are_refused(void** state) {
+  (void)state;
+  const jpp_status_code_t code = JPP_SCHEDULE_ERROR;
+  assert_refused("0SEND_F0", code, "dir/x.csv:1: stage 0: fwd_0__0 is missing");
+  assert_refused("0SEND_F0\n1RECV_F0,1F0\n", code, "fwd_0__0 is missing");
+  assert_refused(",\n0RECV_B0\n,,\n", code, "dir/x.csv:2: stage 0: fwd_0__0");
+  assert_refused("0UNSHARD\n", JPP_PARSE_ERROR, "no computation");
+  static const jpp_schedule_row_t kRows[2] = {{0}};
+  const uint32_t stage_rank[] = {0, 1};
+  jpp_schedule_rows_t rows = {.stages = 2,
+                              .ranks = 2,
+                              .microbatches = 1,
+                              .rows = kRows,
+                              .stage_rank = stage_rank};
+  jpp_schedule_t* schedule = NULL;
+  char* text = NULL;
+  ASSERT_OK(jpp_schedule_from_rows(&rows, &schedule));
+  ASSERT_FAILS(jpp_schedule_verify(schedule), code, "is missing");
+  ASSERT_OK(jpp_schedule_print_csv(schedule, false, &text));
+  assert_string_equal(text, ",\r\n,\r\n");
+  jpp_text_free(text);
+  jpp_schedule_destroy(schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_what_is_written_is_read_back),
@@ -194,6 +219,7 @@ int main(void) {
       cmocka_unit_test(test_wrong_schedules_are_refused),
       cmocka_unit_test(test_a_rank_that_does_nothing_is_read_back),
       cmocka_unit_test(test_slots_are_the_least_that_are_enough),
+      cmocka_unit_test(test_lists_without_tasks_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

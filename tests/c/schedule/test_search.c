@@ -136,8 +136,54 @@ static void test_pictures_show_streams(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+static jpp_status_t* interrupt(void* context) {
+  uint32_t* polls = context;
+  if (++*polls < 3) return NULL;
+  return jpp_status_make(JPP_CANCELLED, "enough");
+}
+
+static void test_a_poll_ends_the_search(void** state) {
+  (void)state;
+  uint32_t polls = 0;
+  jpp_search_options_t options = {.stages = 8,
+                                  .ranks = 4,
+                                  .microbatches = 8,
+                                  .costs = kUneven,
+                                  .seconds = 1e6,
+                                  .poll = interrupt,
+                                  .context = &polls};
+  jpp_search_result_t result;
+  ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_CANCELLED, "enough");
+  assert_int_equal(polls, 3);
+  assert_null(result.schedule);
+}
+
+static void test_a_search_has_an_end(void** state) {
+  (void)state;
+  static const double kBad[] = {NAN, INFINITY, -INFINITY, -1};
+  jpp_search_options_t options = {
+      .stages = 8, .ranks = 4, .microbatches = 8, .costs = kUneven};
+  jpp_search_result_t result;
+  for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
+    options.seconds = kBad[i];
+    ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
+                 "expected a number of seconds of at least 0");
+    options.seconds = 0;
+    options.latency = kBad[i];
+    ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
+                 "expected a latency");
+    options.latency = 0;
+  }
+  // A latency far beyond the costs.
+  options.latency = 1e100;
+  ASSERT_OK(jpp_schedule_search(&options, &result));
+  jpp_schedule_destroy(result.schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_poll_ends_the_search),
+      cmocka_unit_test(test_a_search_has_an_end),
       cmocka_unit_test(test_uneven_stages_are_beaten),
       cmocka_unit_test(test_limits_are_kept),
       cmocka_unit_test(test_every_size_is_served),

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "jaxpp/schedule_plot.h"
 #include "jaxpp/schedule_simulate.h"
 #include "schedule_util.h"
 
@@ -352,6 +353,47 @@ static void test_costs_may_differ_by_stage(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+// Times whose sums or shares a double does not hold: the picture's axis once went on for
+// ever, and the makespan was printed as inf.
+static void test_times_are_of_a_size_that_can_be_summed(void** state) {
+  (void)state;
+  static const double kBad[] = {INFINITY, NAN, -1e-9, 1e308, 1e101, 1e-101, 5e-324};
+  static const double kGood[] = {0, 1e-100, 1, 1e100};
+  jpp_schedule_t* schedule = build("zb-h1", 4, 4, 64);
+  for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
+    for (uint32_t field = 0; field < 6; ++field) {
+      jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}};
+      double* fields[] = {&options.rank_cost.forward, &options.rank_cost.backward,
+                          &options.rank_cost.weight,  &options.latency,
+                          &options.transfer,          &options.optimizer};
+      *fields[field] = kBad[i];
+      jpp_simulation_t* simulation = NULL;
+      ASSERT_FAILS(jpp_schedule_simulate(schedule, &options, &simulation),
+                   JPP_INVALID_ARGUMENT,
+                   "numbers of at least 0, and of 1e-100 to 1e+100");
+    }
+  }
+  for (uint32_t n = 0; n < 256; ++n) {
+    jpp_simulate_options_t options = {
+        .rank_cost = {kGood[n % 4], kGood[n / 4 % 4], kGood[n / 16 % 4]},
+        .latency = kGood[n / 64 % 4]};
+    jpp_simulation_t* simulation = NULL;
+    char *text = NULL, *json = NULL;
+    ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+    assert_true(isfinite(simulation->makespan) && isfinite(simulation->utilisation));
+    ASSERT_OK(jpp_plot_svg(simulation, &text));
+    assert_null(strstr(text, "nan"));
+    assert_null(strstr(text, "inf"));
+    ASSERT_OK(jpp_simulation_print_json(simulation, &json));
+    assert_null(strstr(json, "nan"));
+    assert_null(strstr(json, "inf"));
+    jpp_text_free(text);
+    jpp_text_free(json);
+    jpp_simulation_destroy(simulation);
+  }
+  jpp_schedule_destroy(schedule);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_bubbles_are_exact),
@@ -363,6 +405,7 @@ int main(void) {
       cmocka_unit_test(test_optimizer_waits_for_all_or_not),
       cmocka_unit_test(test_transfers_take_turns_on_a_channel),
       cmocka_unit_test(test_costs_may_differ_by_stage),
+      cmocka_unit_test(test_times_are_of_a_size_that_can_be_summed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,6 +99,17 @@ static void test_a_callback_makes_rows(void** state) {
                JPP_INVALID_ARGUMENT, "rank 0: the callback has made");
 }
 
+// 4,096 activations of 4,096 TiB are 2^64 bytes, which 64 bits took for none.
+static void test_activations_beyond_all_memory_are_over_any_limit(void** state) {
+  (void)state;
+  for (uint32_t microbatches = 4095; microbatches <= 4097; ++microbatches) {
+    jpp_schedule_t* schedule = build("gpipe", 1, 1, microbatches);
+    ASSERT_FAILS(jpp_schedule_check_memory(schedule, 1ull << 52, 1 << 30),
+                 JPP_OUT_OF_MEMORY, "rank 0 keeps 409");
+    jpp_schedule_destroy(schedule);
+  }
+}
+
 static void test_forward_only_and_split_backwards_are_accepted(void** state) {
   (void)state;
   assert_accepted(2, 2, 2,
@@ -487,6 +498,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_user_rows_are_copied_and_placed),
       cmocka_unit_test(test_a_callback_makes_rows),
+      cmocka_unit_test(test_activations_beyond_all_memory_are_over_any_limit),
       cmocka_unit_test(test_forward_only_and_split_backwards_are_accepted),
       cmocka_unit_test(test_placement_must_exist),
       cmocka_unit_test(test_wrong_tasks_are_named),

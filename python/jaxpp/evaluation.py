@@ -1,0 +1,236 @@
+"""Evaluates ops of the graph on tracers, to lower them.
+
+Ops that were taken apart (`splitting.py`) are put together again where several of them stand in
+one task: parts of a scan run as one scan, and ops of a branch under one condition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from jaxpp.mesh import MpmdMesh
+from jaxpp.splitting import Branch, Conditional, Whole
+from jaxpp.tracing import FrontOp
+
+__all__ = ["MadeOp", "run_op", "run_ops"]
+
+_Env = dict[int, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeOp:
+    """An op that the planner made: `run` adds its outputs to the environment."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    run: Callable[[_Env], None]
+    branches: tuple[Branch, ...] = ()
+    part: None = None
+
+
+_Op = FrontOp | MadeOp
+
+
+def _bind(op: FrontOp, params: dict[str, Any], operands: Sequence[Any], mesh: MpmdMesh) -> Any:
+    """Evaluates one equation on tracers."""
+    if op.primitive.name == "sharding_constraint" and mesh.lowering_mesh().size == 1:
+        return list(operands)
+    bound = op.primitive.get_bind_params(params)
+    with op.context.manager if op.context else contextlib.nullcontext():
+        outs = op.primitive.bind(*operands, **bound)
+    return list(outs) if op.primitive.multiple_results else [outs]
+
+
+def _read(operand: Any, env: _Env) -> Any:
+    return operand.val if isinstance(operand, Literal) else env[operand]
+
+
+def run_op(op: FrontOp, env: _Env, mesh: MpmdMesh) -> None:
+    """Evaluates an op by itself, and a branch's whatever the condition says; operands and
+    outputs are in `env` by value id."""
+    operands = [_read(o, env) for o in op.operands]
+    if op.is_choice:
+        index = _read(op.branches[-1].conditional.index, env)
+        env[op.first_output] = _choice(index, operands)
+        return
+    for k, out in enumerate(_bind(op, op.params, operands, mesh)):
+        env[op.first_output + k] = out
+
+
+def _choice(index: Any, cases: Sequence[Any]) -> Any:
+    """One of several values that are all there."""
+    dtype = next((c.dtype for c in cases if hasattr(c, "aval")), None)
+    arrays = [c if hasattr(c, "aval") else jnp.asarray(c, dtype) for c in cases]
+    return jax.lax.select_n(jnp.asarray(index), *arrays)
+
+
+def _run_together(ops: Sequence[FrontOp], env: _Env, mesh: MpmdMesh) -> None:
+    """Evaluates parts of one equation as one."""
+    whole = ops[0].part.whole
+    num_operands, num_results = len(whole.eqn.invars), len(whole.eqn.outvars)
+    operands: dict[int, Any] = {}
+    for op in ops:
+        operands.update(zip(op.part.operands, op.operands, strict=True))
+    wanted = {r for op in ops for r in op.part.results if r < num_results}
+    merged = whole.part_with(wanted)
+    given = [_read(operands[k], env) for k in merged.part.operands if k < num_operands]
+    outs = _bind(ops[0], merged.params, given, mesh)
+    by_result = dict(zip(merged.part.results, outs, strict=True))
+    for op in ops:
+        for k, result in enumerate(op.part.results):
+            if result in by_result:
+                env[op.first_output + k] = by_result[result]
+
+
+# --- Conditions -------------------------------------------------------------------------
+
+
+def _values_in(op: _Op) -> list[int]:
+    if isinstance(op, MadeOp):
+        return list(op.inputs)
+    indices = [branch.conditional.index for branch in op.branches]
+    return [o for o in (*op.operands, *indices) if isinstance(o, int)]
+
+
+def _values_out(op: _Op) -> range | tuple[int, ...]:
+    if isinstance(op, MadeOp):
+        return op.outputs
+    return range(op.first_output, op.first_output + op.num_outputs)
+
+
+def _inside(op: _Op) -> _Op:
+    return dataclasses.replace(op, branches=op.branches[1:])
+
+
+@dataclasses.dataclass
+class _Runner:
+    env: _Env
+    mesh: MpmdMesh
+    aval_of: Callable[[int], Any]
+
+    def _condition(
+        self, conditional: Conditional, ops: Sequence[_Op], wanted: Collection[int]
+    ) -> None:
+        """Runs ops of a conditional under one condition, and gives the wanted values."""
+        index = _read(conditional.index, self.env)
+        if all(op.branches[0].number is None for op in ops):
+            for op in ops:
+                run_op(op, self.env, self.mesh)
+            return
+        chosen = {op.first_output: op for op in ops if op.branches[0].number is None}
+        made_in = {
+            v: op.branches[0].number
+            for op in ops
+            if op.branches[0].number is not None
+            for v in _values_out(op)
+        }
+        results = [v for op in ops for v in _values_out(op) if v in wanted]
+
+        def run_branch(number: int) -> list[Any]:
+            runner = _Runner(dict(self.env), self.mesh, self.aval_of)
+            inside = [_inside(op) for op in ops if op.branches[0].number == number]
+            cases = {v: op.operands[number] for v, op in chosen.items()}
+            own = {v for v, branch in made_in.items() if branch == number}
+            needed = {c for c in cases.values() if isinstance(c, int)} | own
+            runner.run(inside, needed)
+
+            def result(value: int) -> Any:
+                aval = self.aval_of(value)
+                if value in cases:
+                    return _typed(_read(cases[value], runner.env), aval)
+                return runner.env[value] if value in own else _zeros(aval)
+
+            return [result(v) for v in results]
+
+        branches = [lambda n=n: run_branch(n) for n in range(conditional.num_branches)]
+        self.env.update(zip(results, jax.lax.switch(index, branches), strict=True))
+
+    def run(self, ops: Sequence[_Op], wanted: Collection[int]) -> None:
+        """Evaluates ops in their order, but what was taken apart together.
+
+        `wanted`: the values that somebody else uses.
+        """
+        users: dict[int, int] = {}  # of values: how many ops of these have yet to use it
+        for op in ops:
+            for v in _values_in(op):
+                users[v] = users.get(v, 0) + 1
+        wholes: dict[Whole, list[FrontOp]] = {}
+        for op in ops:
+            if op.part is not None and not op.branches:
+                wholes.setdefault(op.part.whole, []).append(op)
+        pending: dict[Conditional, list[_Op]] = {}
+
+        def flush(conditional: Conditional) -> None:
+            group = pending.pop(conditional)
+            for op in group:
+                for v in _values_in(op):
+                    users[v] -= 1
+            outside = {
+                v for op in group for v in _values_out(op) if users.get(v) or v in wanted
+            }
+            self._condition(conditional, group, outside)
+
+        def flush_makers(op: _Op, but: Conditional | None) -> None:
+            values = set(_values_in(op))
+            for conditional, group in list(pending.items()):
+                if conditional is but or conditional not in pending:
+                    continue
+                if any(v in values for g in group for v in _values_out(g)):
+                    flush(conditional)
+
+        for op in ops:
+            if op.branches:
+                conditional = op.branches[0].conditional
+                flush_makers(op, conditional)
+                pending.setdefault(conditional, []).append(op)
+                continue
+            flush_makers(op, None)
+            for v in _values_in(op):
+                users[v] -= 1
+            if isinstance(op, MadeOp):
+                op.run(self.env)
+            elif op.part is None or len(wholes[op.part.whole]) == 1:
+                run_op(op, self.env, self.mesh)
+            elif op is wholes[op.part.whole][0]:
+                _run_together(wholes[op.part.whole], self.env, self.mesh)
+        for conditional in list(pending):
+            flush(conditional)
+
+
+def _typed(value: Any, aval: Any) -> Any:
+    """A literal as an array of the type that the other branches give."""
+    return value if hasattr(value, "aval") else jnp.asarray(value, aval.dtype)
+
+
+def _zeros(aval: Any) -> Any:
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(aval.shape, aval.dtype)
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    zeros = jnp.zeros(data.shape, data.dtype)
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(aval))
+
+
+def run_ops(
+    ops: Sequence[_Op],
+    env: _Env,
+    wanted: Collection[int],
+    mesh: MpmdMesh,
+    aval_of: Callable[[int], Any],
+) -> None:
+    """Evaluates the ops of a task.
+
+    Args:
+      ops: in an order that can run.
+      env: the task's inputs by value id; gets what is computed.
+      wanted: the task's outputs.
+      mesh: where it runs.
+      aval_of: the abstract value of a value id.
+    """
+    _Runner(env, mesh, aval_of).run(ops, wanted)

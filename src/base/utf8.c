@@ -1,0 +1,111 @@
+#include "base/utf8.h"
+
+#include <string.h>
+
+static const char kReplacement[] = "\xef\xbf\xbd";  // U+FFFD
+
+// The well-formed sequences of The Unicode Standard, table 3-7: by the first byte, how
+// many follow and which values the second may have.
+static size_t sequence_length(unsigned char first, unsigned char* out_low,
+                              unsigned char* out_high) {
+  *out_low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  *out_high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (first < 0x80) return 1;
+  if (first < 0xc2) return 0;
+  if (first < 0xe0) return 2;
+  if (first < 0xf0) return 3;
+  return first < 0xf5 ? 4 : 0;
+}
+
+size_t jpp_utf8_character(const char* text, size_t length) {
+  const unsigned char* bytes = (const unsigned char*)text;
+  unsigned char low, high;
+  if (!length) return 0;
+  size_t size = sequence_length(bytes[0], &low, &high);
+  if (size > length) return 0;
+  for (size_t i = 1; i < size; ++i) {
+    if (bytes[i] < low || bytes[i] > high) return 0;
+    low = 0x80;
+    high = 0xbf;
+  }
+  return size;
+}
+
+bool jpp_utf8_is_valid(const char* text, size_t length) {
+  for (size_t at = 0, size; at < length; at += size) {
+    size = jpp_utf8_character(text + at, length - at);
+    if (!size) return false;
+  }
+  return true;
+}
+
+// How a character is written; NULL: as it is.
+typedef const char* (*escape_t)(char c, char buffer[8]);
+
+static void append_escaped(jpp_str_t* str, const char* text, size_t length,
+                           escape_t escape) {
+  size_t plain = 0;  // what is before `at` and not appended yet begins here
+  for (size_t at = 0; at < length;) {
+    char buffer[8];
+    size_t size = jpp_utf8_character(text + at, length - at);
+    const char* other = size ? escape(text[at], buffer) : kReplacement;
+    if (other) {
+      jpp_str_append_n(str, text + plain, at - plain);
+      jpp_str_append(str, other);
+      plain = at + 1;
+    }
+    at += size ? size : 1;
+  }
+  jpp_str_append_n(str, text + plain, length - plain);
+}
+
+static const char* escape_nothing(char c, char buffer[8]) {
+  (void)c;
+  (void)buffer;
+  return NULL;
+}
+
+static const char* escape_json(char c, char buffer[8]) {
+  static const char kDigits[] = "0123456789abcdef";
+  switch (c) {
+    case '"':
+      return "\\\"";
+    case '\\':
+      return "\\\\";
+    default:
+      if ((unsigned char)c >= 0x20) return NULL;
+  }
+  const char code[] = {'\\', 'u', '0', '0', kDigits[c >> 4], kDigits[c & 15], 0};
+  memcpy(buffer, code, sizeof(code));
+  return buffer;
+}
+
+static const char* escape_xml(char c, char buffer[8]) {
+  (void)buffer;
+  switch (c) {
+    case '<':
+      return "&lt;";
+    case '>':
+      return "&gt;";
+    case '&':
+      return "&amp;";
+    case '"':
+      return "&quot;";
+    default:
+      return (unsigned char)c < 0x20 && !strchr("\t\n\r", c) ? kReplacement : NULL;
+  }
+}
+
+void jpp_str_append_utf8(jpp_str_t* str, const char* text, size_t length) {
+  append_escaped(str, text, length, escape_nothing);
+}
+
+void jpp_str_append_json(jpp_str_t* str, const char* text) {
+  jpp_str_append(str, "\"");
+  append_escaped(str, text, strlen(text), escape_json);
+  jpp_str_append(str, "\"");
+}
+
+void jpp_str_append_xml(jpp_str_t* str, const char* text) {
+  append_escaped(str, text, strlen(text), escape_xml);
+}

@@ -1,0 +1,55 @@
+// Files that commands read.
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+// More than any schedule, graph or trace has, and less than memory.
+enum { kMostBytes = 1 << 30 };
+
+// Stops when memory or patience does: a device may never end.
+static jpp_status_t* read_stream(FILE* stream, jpp_str_t* text) {
+  char chunk[1 << 16];
+  size_t got = 0;
+  errno = 0;
+  while (!text->error && (got = fread(chunk, 1, sizeof(chunk), stream)) > 0) {
+    jpp_str_append_n(text, chunk, got);
+    if (text->length <= kMostBytes) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "more than %d bytes; expected a schedule, graph or trace",
+                           kMostBytes);
+  }
+  if (!ferror(stream)) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT, "%s", strerror(errno));
+}
+
+static jpp_status_t* read_named(const char* file, jpp_str_t* text) {
+  if (!strcmp(file, "-")) return read_stream(stdin, text);
+  FILE* stream = fopen(file, "r");
+  if (!stream) return jpp_status_make(JPP_INVALID_ARGUMENT, "%s", strerror(errno));
+  jpp_status_t* status = read_stream(stream, text);
+  fclose(stream);
+  return status;
+}
+
+// Some editors begin a file with the mark U+FEFF.
+static void skip_byte_order_mark(char* text, size_t* length) {
+  if (*length < 3 || memcmp(text, "\xef\xbb\xbf", 3) != 0) return;
+  *length -= 3;
+  memmove(text, text + 3, *length + 1);
+}
+
+jpp_status_t* jpp_cli_read_file(const char* file, char** out_text, size_t* out_length) {
+  *out_text = NULL;
+  *out_length = 0;
+  jpp_str_t text = {0};
+  jpp_status_t* status = read_named(file, &text);
+  size_t length = text.length;
+  if (!status) status = jpp_str_finish(&text, out_text);
+  jpp_str_deinit(&text);
+  if (status) return jpp_status_annotate(status, "%s", file);
+  skip_byte_order_mark(*out_text, &length);
+  *out_length = length;
+  return NULL;
+}

@@ -1,0 +1,97 @@
+#include "cli/trace.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const double kMostTime = 1e15;  // 31 years of microseconds
+
+bool jpp_cli_is_trace(const char* text) {
+  char first = text[strspn(text, " \n\r\t")];
+  return first == '{' || first == '[';
+}
+
+static bool is_time(double time, double least) {
+  return time >= least && time <= kMostTime;
+}
+
+static uint32_t number_or_none(const json_t* number) {
+  json_int_t value = json_is_integer(number) ? json_integer_value(number) : -1;
+  return value >= 0 && value < JPP_NONE ? (uint32_t)value : JPP_NONE;
+}
+
+// False for what is no run of a task.
+static bool read_event(const json_t* item, jpp_cli_event_t* out_event) {
+  const char* phase = json_string_value(json_object_get(item, "ph"));
+  const json_t* args = json_object_get(item, "args");
+  *out_event = (jpp_cli_event_t){
+      .name = json_string_value(json_object_get(item, "name")),
+      .rank = number_or_none(json_object_get(item, "tid")),
+      .stage = number_or_none(json_object_get(args, "stage")),
+      .microbatch = number_or_none(json_object_get(args, "microbatch")),
+      .start = json_number_value(json_object_get(item, "ts")),
+      .duration = json_number_value(json_object_get(item, "dur")),
+  };
+  return phase && !strcmp(phase, "X") && out_event->name;
+}
+
+static jpp_status_t* add_event(const char* file, size_t index, jpp_cli_event_t event,
+                               jpp_cli_trace_t* trace) {
+  if (event.rank == JPP_NONE || !is_time(event.start, -kMostTime) ||
+      !is_time(event.duration, 0)) {
+    return jpp_status_make(JPP_PARSE_ERROR,
+                           "%s:1: traceEvents[%zu], '%.60s': expected a rank as tid, and "
+                           "ts and dur (at least 0) of at most %g microseconds",
+                           file, index, event.name, kMostTime);
+  }
+  bool first = !trace->events.count;
+  double end = event.start + event.duration;
+  if (first || event.start < trace->begin) trace->begin = event.start;
+  if (first || end > trace->end) trace->end = end;
+  return JPP_VEC_PUSH(&trace->events, event);
+}
+
+jpp_status_t* jpp_cli_trace_parse(const char* file, const char* text, size_t length,
+                                  jpp_cli_trace_t* out_trace) {
+  *out_trace = (jpp_cli_trace_t){0};
+  JPP_RETURN_IF_ERROR(jpp_json_read(file, text, length, &out_trace->root));
+  const json_t* events = json_is_array(out_trace->root)
+                             ? out_trace->root
+                             : json_object_get(out_trace->root, "traceEvents");
+  for (size_t i = 0; i < json_array_size(events); ++i) {
+    jpp_cli_event_t event;
+    if (!read_event(json_array_get(events, i), &event)) continue;
+    JPP_RETURN_IF_ERROR(add_event(file, i, event, out_trace));
+  }
+  if (out_trace->events.count) return NULL;
+  return jpp_status_make(JPP_PARSE_ERROR, "%s:1: expected traceEvents with ph \"X\"",
+                         file);
+}
+
+jpp_status_t* jpp_cli_trace_read(const char* file, jpp_cli_trace_t* out_trace) {
+  *out_trace = (jpp_cli_trace_t){0};
+  char* text = NULL;
+  size_t length = 0;
+  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  jpp_status_t* status = jpp_cli_trace_parse(file, text, length, out_trace);
+  jpp_free(text);
+  return status;
+}
+
+void jpp_cli_trace_deinit(jpp_cli_trace_t* trace) {
+  jpp_vec_deinit(&trace->events);
+  json_decref(trace->root);
+  trace->root = NULL;
+}
+
+static int compare_events(const void* left, const void* right) {
+  const jpp_cli_event_t *a = left, *b = right;
+  if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+  return (a->start > b->start) - (a->start < b->start);
+}
+
+void jpp_cli_trace_sort(jpp_cli_trace_t* trace) {
+  qsort(trace->events.data, trace->events.count, sizeof(*trace->events.data),
+        compare_events);
+}

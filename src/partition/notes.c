@@ -1,0 +1,136 @@
+// Notes: what the partition costs and the user may not expect. Two kinds, each once for a
+// line of the user's: arrays that move because an op outside the loops uses those of
+// several ranks, and backward ops that keep weight gradients from waiting.
+#include "partition/notes.h"
+
+#include <string.h>
+
+#include "partition/partitioner.h"
+
+enum { kFewBytes = 64 << 10 };  // moves of less are not worth a word
+static const float kSmallShare = 0.1f;
+
+static bool same_line(const jpp_partitioner_t* p, uint32_t a, uint32_t b) {
+  const char* x = p->ops.data[a].where;
+  const char* y = p->ops.data[b].where;
+  return x && y && strcmp(x, y) == 0;
+}
+
+jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
+                                       uint64_t bytes) {
+  if (bytes < kFewBytes) return NULL;
+  for (size_t i = 0; i < p->notes.count; ++i) {
+    jpp_partition_note_t* note = &p->notes.data[i];
+    if (note->kind != JPP_NOTE_MOVES || !same_line(p, note->op, op)) continue;
+    note->bytes += bytes;
+    return NULL;
+  }
+  jpp_partition_note_t note = {
+      .kind = JPP_NOTE_MOVES, .op = op, .rank = rank, .bytes = bytes};
+  return JPP_VEC_PUSH(&p->notes, note);
+}
+
+// --- Gradients that can not be told apart ---------------------------------------------
+
+enum { kUsedForInputs = 1, kUsedForWeights = 2 };  // of a value
+
+static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) {
+  uint32_t segment = p->segment[op];
+  return jpp_segment_is_stage(segment) && segment >= p->loops[loop].stages;
+}
+
+static void find_uses(const jpp_partitioner_t* p, uint32_t loop_id, uint8_t* uses) {
+  const jpp_loop_t* loop = &p->graph->loops[loop_id];
+  for (uint32_t id = loop->first_op; id < loop->op; ++id) {
+    const jpp_op_t* op = &p->ops.data[id];
+    bool for_weights = is_backward(p, loop_id, id) && p->weight_part[id];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      uses[op->inputs[i]] |= for_weights ? kUsedForWeights : kUsedForInputs;
+    }
+  }
+  for (uint32_t i = 0; i < loop->num_results; ++i) {
+    uses[p->alias[loop->results[i].value]] |= kUsedForWeights;
+  }
+}
+
+// Does the op, of the input-gradient part, make what only weight gradients use?
+static bool gives_both(const jpp_partitioner_t* p, uint32_t loop, uint32_t id,
+                       const uint8_t* uses) {
+  if (!is_backward(p, loop, id) || p->weight_part[id]) return false;
+  bool inputs = false, weights = false;
+  for (uint32_t k = 0; k < p->ops.data[id].num_outputs; ++k) {
+    uint8_t use = uses[p->ops.data[id].first_output + k];
+    inputs = inputs || (use & kUsedForInputs);
+    weights = weights || use == kUsedForWeights;
+  }
+  return inputs && weights;
+}
+
+static jpp_status_t* note_unsplit_op(jpp_partitioner_t* p, uint32_t op, uint32_t stage,
+                                     float share) {
+  if (share < kSmallShare) return NULL;
+  for (size_t i = 0; i < p->notes.count; ++i) {
+    jpp_partition_note_t* note = &p->notes.data[i];
+    if (note->kind != JPP_NOTE_UNSPLIT || !same_line(p, note->op, op)) continue;
+    if (share > note->share) {
+      note->share = share;
+      note->stage = stage;
+    }
+    return NULL;
+  }
+  jpp_partition_note_t note = {
+      .kind = JPP_NOTE_UNSPLIT, .op = op, .stage = stage, .share = share};
+  return JPP_VEC_PUSH(&p->notes, note);
+}
+
+jpp_status_t* jpp_partition_note_unsplit(jpp_partitioner_t* p, uint32_t loop_id) {
+  if (!p->options->loops[loop_id].split_backward) return NULL;
+  const jpp_loop_t* loop = &p->graph->loops[loop_id];
+  uint32_t stages = p->loops[loop_id].stages;
+  uint8_t* uses = NULL;  // [graph values]
+  double* costs = NULL;  // [stages] of the backward
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->graph->num_values, &uses));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, stages, &costs));
+  find_uses(p, loop_id, uses);
+  for (uint32_t id = loop->first_op; id < loop->op; ++id) {
+    if (!is_backward(p, loop_id, id)) continue;
+    costs[2 * stages - 1 - p->segment[id]] += p->ops.data[id].cost;
+  }
+  for (uint32_t id = loop->first_op; id < loop->op; ++id) {
+    if (!gives_both(p, loop_id, id, uses)) continue;
+    uint32_t stage = 2 * stages - 1 - p->segment[id];
+    float share = costs[stage] > 0 ? (float)(p->ops.data[id].cost / costs[stage]) : 0;
+    JPP_RETURN_IF_ERROR(note_unsplit_op(p, id, stage, share));
+  }
+  return NULL;
+}
+
+// --- Text -----------------------------------------------------------------------------
+
+void jpp_note_append(jpp_str_t* str, const jpp_staged_t* staged,
+                     const jpp_partition_note_t* note) {
+  const jpp_op_t* op = &staged->ops[note->op];
+  jpp_str_appendf(str, "%s: %s ", op->where ? op->where : "?", op->name);
+  if (note->kind == JPP_NOTE_MOVES) {
+    jpp_str_appendf(
+        str,
+        "uses arrays that live on several ranks, so %.3g MiB move to rank %u in "
+        "every step; compute it for each array by itself, or for what they "
+        "were reduced to",
+        (double)note->bytes / (1 << 20), note->rank);
+    return;
+  }
+  jpp_str_appendf(
+      str,
+      "gives input gradients and weight gradients together, so %.0f %% of the "
+      "backward of stage %u can not wait for a bubble, as the schedule wants; "
+      "write the layers out, or take a schedule without BWD_W",
+      100 * (double)note->share, note->stage);
+}
+
+jpp_status_t* jpp_staged_print_note(const jpp_staged_t* staged, uint32_t note,
+                                    char** out_text) {
+  jpp_str_t str = {0};
+  jpp_note_append(&str, staged, &staged->notes[note]);
+  return jpp_str_finish(&str, out_text);
+}
