@@ -225,8 +225,8 @@ def run_loop(
     except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, tracing.py finds it
         raise make_error(
             "unsupported",
-            f"{title}: a function inside closes over a traced value, which JAX can not hand on; "
-            "expected it to be one of the function's arguments. This happens with "
+            f"{title}: a function inside closes over a traced value, which JAX can not hand "
+            "on; expected it to be one of the function's arguments. This happens with "
             "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
         ) from error
     except (TypeError, ValueError, IndexError) as error:
