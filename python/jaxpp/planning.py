@@ -55,7 +55,9 @@ class Traced:
         return self.plan.text()
 
 
-def _refuse_pipeline_axis(spec: Any, what: str, mesh: MpmdMesh) -> None:
+def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
+    over_all = isinstance(given, NamedSharding) and given.mesh == mesh.jax_mesh
+    spec = given.spec if over_all else given
     if not isinstance(spec, PartitionSpec):
         return
     axis = mesh.mpmd_axis_name

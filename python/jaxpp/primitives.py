@@ -229,15 +229,23 @@ def run_loop(
     operations = _match_operations(operation, result, length, title)
     if operation is _DEFAULT:
         _warn_of_stacked_gradients(closed, result, operations, title)
-    outs = loop_p.bind(
-        *closed.consts,
-        body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
-        length=length,
-        schedule=schedule,
-        operations=operations,
-        title=title,
-        mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
-    )
+    try:
+        outs = loop_p.bind(
+            *closed.consts,
+            body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
+            length=length,
+            schedule=schedule,
+            operations=operations,
+            title=title,
+            mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
+        )
+    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, tracing.py finds it
+        raise make_error(
+            "unsupported",
+            f"{title}: a function inside closes over a traced value, which JAX can not hand "
+            "on; expected it to be one of the function's arguments. This happens with "
+            "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
+        ) from error
     return jax.tree.unflatten(jax.tree.structure(result), outs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
@@ -206,6 +207,13 @@ sharded(
     "in_specs of xs: P('stage',) names 'stage', the pipeline axis of the mesh",
     "expected axes of a rank's mesh: 'data', 'model'",
     in_specs=(P(), P("stage")),
+)
+case(
+    "A sharding that names the pipeline axis",
+    "sharding",
+    lambda: train(TWO, in_shardings=(None, NamedSharding(mesh().jax_mesh, P("stage")))),
+    "in_specs of xs: P('stage',) names 'stage', the pipeline axis of the mesh",
+    "expected P()",
 )
 sharded(
     "A result's spec that names the pipeline axis",

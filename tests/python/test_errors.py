@@ -100,7 +100,8 @@ def _document() -> str:
         "Everything that JaxPP refuses raises `jaxpp.JaxppError`. Its `code` is one of the "
         "headings below; the message names the line of your code or the argument, what was "
         "expected and what was found. Nothing has run by then, and the process goes on "
-        "working. What your own function raises while it is traced comes through unchanged.",
+        "working. What your own function raises while it is traced comes through as it is, "
+        "with a note (`__notes__`) if its microbatches are single examples.",
         "",
         "This page is written by `tests/python/test_errors.py` (with `JPP_UPDATE_DOCS=1`), "
         "from the steps in `tests/python/mistakes.py`.",
