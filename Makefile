@@ -37,8 +37,8 @@ SECONDS := 300
 fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300
 	@$(PYTHON) tools/fuzz.py --seconds $(SECONDS)
 
-fmt: $(VENV)/.installed ## format C and Python in place
-	git ls-files '*.c' '*.h' | xargs clang-format -i
+fmt: ## format C and Python in place
+	git ls-files '*.c' '*.h' | xargs $(VENV)/bin/clang-format -i
 	$(VENV)/bin/ruff format python tests examples benchmarks tools
 	$(VENV)/bin/ruff check --fix python tests examples benchmarks tools
 

@@ -26,7 +26,6 @@ need gcc command -v cc
 need libjansson-dev has_header jansson.h
 need libcmocka-dev sh -c "printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | cc -E -x c -"
 need pkg-config command -v pkg-config
-need clang-format command -v clang-format
 need clang command -v clang
 need libclang-rt-dev has_fuzzer
 need python3-venv python3 -c "import ensurepip, venv"

@@ -1,8 +1,7 @@
 // What only a real plugin does: shared by clients, refuses options, runs FFI handlers,
 // and fails while it works.
-#include <xla/ffi/api/c_api.h>
-
 #include "driver_under_test.h"
+#include "ffi_handler.h"
 
 static int create_client(void** state) {
   *state = test_client_create("pjrt");
@@ -42,23 +41,6 @@ static void test_fake_calls_refuse_other_clients(void** state) {
   jpp_fake_stats_t stats;
   ASSERT_FAILS(jpp_fake_stats(*state, &stats), JPP_INVALID_ARGUMENT,
                "expected a client of driver fake, found pjrt");
-}
-
-static XLA_FFI_Error* ffi_fail(XLA_FFI_CallFrame* frame, const char* message,
-                               XLA_FFI_Error_Code code) {
-  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE,
-                                    .message = message,
-                                    .errc = code};
-  return frame->api->XLA_FFI_Error_Create(&args);
-}
-
-static bool ffi_answer_metadata(XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* base = frame->extension_start;
-  if (!base || base->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)base)->metadata;
-  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-  return true;
 }
 
 // Adds one to its only argument.

@@ -2,9 +2,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <xla/ffi/api/c_api.h>
 
 #include "device/driver_under_test.h"
+#include "device/ffi_handler.h"
 #include "model.h"
 
 enum { kOutputs = 16 };
@@ -72,22 +72,17 @@ static void test_schedules_give_the_same_numbers(void** state) {
 
 static _Atomic int g_calls_left;
 
-static XLA_FFI_Error* ffi_fail_once(XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Extension_Base* base = frame->extension_start;
-  if (base && base->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)base)->metadata;
-    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-    return NULL;
-  }
+static float* ffi_copy_argument(const XLA_FFI_CallFrame* frame) {
   const XLA_FFI_Buffer* source = frame->args.args[0];
   const XLA_FFI_Buffer* result = frame->rets.rets[0];
-  memcpy(result->data, source->data, 4 * sizeof(float));
+  return memcpy(result->data, source->data, 4 * sizeof(float));
+}
+
+static XLA_FFI_Error* ffi_fail_once(XLA_FFI_CallFrame* frame) {
+  if (ffi_answer_metadata(frame)) return NULL;
+  ffi_copy_argument(frame);
   if (atomic_fetch_sub(&g_calls_left, 1) != 1) return NULL;
-  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE,
-                                    .message = "out of luck",
-                                    .errc = XLA_FFI_Error_Code_INTERNAL};
-  return frame->api->XLA_FFI_Error_Create(&args);
+  return ffi_fail(frame, "out of luck", XLA_FFI_Error_Code_INTERNAL);
 }
 
 static void test_a_failure_is_named_and_the_next_step_works(void** state) {
@@ -129,16 +124,11 @@ static _Atomic uint32_t g_bits;
 
 // Gives the bits of `g_bits` for the first element at the call that `g_calls_left` says.
 static XLA_FFI_Error* ffi_spoil_once(XLA_FFI_CallFrame* frame) {
-  int left = atomic_load(&g_calls_left);
-  atomic_store(&g_calls_left, 0);
-  XLA_FFI_Error* error = ffi_fail_once(frame);
-  atomic_store(&g_calls_left, left);
-  bool is_call = !frame->extension_start ||
-                 frame->extension_start->type != XLA_FFI_Extension_Metadata;
-  if (error || !is_call || atomic_fetch_sub(&g_calls_left, 1) != 1) return error;
+  if (ffi_answer_metadata(frame)) return NULL;
+  float* result = ffi_copy_argument(frame);
+  if (atomic_fetch_sub(&g_calls_left, 1) != 1) return NULL;
   uint32_t bits = atomic_load(&g_bits);
-  const XLA_FFI_Buffer* result = frame->rets.rets[0];
-  memcpy(result->data, &bits, sizeof(bits));
+  memcpy(result, &bits, sizeof(bits));
   return NULL;
 }
 
