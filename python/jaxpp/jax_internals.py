@@ -44,6 +44,7 @@ __all__ = [
     "exclude_from_user_lines",
     "host_call_targets",
     "is_ordered",
+    "on_one_mesh",
     "is_tracing",
     "is_unspecified",
     "is_user_file",
@@ -86,6 +87,16 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     forgotten."""
     names = closed.jaxpr.debug_info.with_unknown_names()
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The arrays; where one has the type of an explicit mesh and the other of none, both of
+    that mesh."""
+    meshes = [jax.typeof(x).sharding.mesh for x in (a, b)]
+    if meshes[0].empty == meshes[1].empty:
+        return a, b
+    whole = NamedSharding(meshes[0] if meshes[1].empty else meshes[1], PartitionSpec())
+    return jax.reshard(a, whole), jax.reshard(b, whole)
 
 
 def stacked_aval(aval: Any, length: int) -> Any:

@@ -17,6 +17,7 @@ from jaxpp.callbacks import redirect_callbacks
 from jaxpp.evaluation import MadeOp, run_ops
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
+from jaxpp.operations import accumulate
 from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
 
 __all__ = ["LoweredTask", "TaskLowerer"]
@@ -108,7 +109,7 @@ class TaskLowerer:
                 env[first] = operation.state(front.length, struct)
             elif kind == ACCUMULATE:
                 index = values[2] if len(values) > 2 else None
-                env[first] = operation.update(values[0], values[1], index)
+                env[first] = accumulate(operation, values[0], values[1], index)
 
         return MadeOp(tuple(inputs), tuple(range(first, first + count)), run)
 

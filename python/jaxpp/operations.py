@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Add", "Concat", "Max", "Operation", "normalize", "state_of"]
+from jaxpp.jax_internals import context_mesh, on_one_mesh
+
+__all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "state_of"]
 
 
 class Operation(Protocol):
@@ -25,6 +27,12 @@ class Operation(Protocol):
     def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
         """The state after microbatch `i` (an int32 scalar) gave `value`."""
         ...
+
+
+def accumulate(operation: Operation, state: Any, value: Any, i: Any) -> jax.Array:
+    """`operation.update`, also where only one of state and value lies on explicit axes."""
+    with context_mesh(None):
+        return operation.update(*on_one_mesh(state, value), i)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from jaxpp.errors import (
     make_error,
     shorten,
     tree_text,
+    warn,
     where_raised,
 )
 from jaxpp.jax_internals import broadcast_prefix, drop_unused

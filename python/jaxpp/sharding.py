@@ -22,6 +22,7 @@ from jaxpp.errors import make_error
 from jaxpp.evaluation import run_op
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
+from jaxpp.operations import accumulate
 from jaxpp.tracing import FrontLoop, Graph, physical_type
 
 __all__ = ["Specs", "infer_specs"]
@@ -100,7 +101,7 @@ def _reduce_once(loop: FrontLoop, env: dict[int, Any]) -> None:
     for k, operation in enumerate(loop.operations):
         aval = loop.value_avals[k]
         state = operation.state(loop.length, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        value = operation.update(state, env[loop.results[k]], env[loop.index])
+        value = accumulate(operation, state, env[loop.results[k]], env[loop.index])
         env[loop.first_output + k] = value
 
 

@@ -192,11 +192,6 @@ def _holds_loop_or_mark(eqn: JaxprEqn) -> JaxprEqn | None:
     return next(filter(None, (_holds(j, _MARKS | {loop_p}) for j in inner)), None)
 
 
-def _is_backward(eqn: JaxprEqn) -> bool:
-    """Whether autodiff wrote it."""
-    return "transpose(" in str(eqn.source_info.name_stack)
-
-
 def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
     """Which arguments of a body the used results and the backward marks in it depend on.
 
@@ -238,6 +233,7 @@ class _Builder:
         self.num_marks = 0
         self.loop_title: str | None = None  # of the loop whose body is walked
         self.recomputing = False
+        self.in_backward = False  # what is walked is called by what autodiff wrote
         self.splitter = Splitter()
         self.branches: tuple[Branch, ...] = ()  # around what is walked
         self.scans_for_marks: Iterator[list[bool]] = iter(())  # of the body, in order
@@ -307,9 +303,11 @@ class _Builder:
             return self.add_mark(eqn, operands)
         called = _called(eqn)
         if called is not None:
-            if is_recomputation(eqn):
-                return self.add_recomputation(eqn, called, operands)
-            return self.walk(called, operands)
+            outer, self.in_backward = self.in_backward, self.is_backward(eqn)
+            add = self.add_recomputation if is_recomputation(eqn) else self.add_called
+            outs = add(eqn, called, operands)
+            self.in_backward = outer
+            return outs
         if eqn.primitive.name == "scan" and self.outside is not None:
             return self.add_scan(eqn, operands, next(self.scans_for_marks))
         if self.outside is None and not _holds_loop_or_mark(eqn):
@@ -318,6 +316,15 @@ class _Builder:
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
+
+    def add_called(
+        self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
+    ) -> list[Operand]:
+        return self.walk(called, operands)
+
+    def is_backward(self, eqn: JaxprEqn) -> bool:
+        """Whether autodiff wrote the equation, or the call that it stands in."""
+        return self.in_backward or "transpose(" in str(eqn.source_info.name_stack)
 
     def add_conditional(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         """A cond outside the loops: every equation of its branches is placed by itself."""
@@ -345,7 +352,7 @@ class _Builder:
     ) -> list[Operand]:
         """A scan in a body. That of a backward pass becomes two: what the stage before waits
         for, and the rest, which may come later."""
-        backward = _is_backward(eqn)
+        backward = self.is_backward(eqn)
         parts = self.splitter.scan(eqn, for_marks) if backward or self.recomputing else None
         if parts is None:
             return self.add_call(eqn, operands)
@@ -402,7 +409,7 @@ class _Builder:
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, where_of(eqn))
         flags = _CHEAP if self._is_cheap(eqn) else 0
-        if _is_backward(eqn):
+        if self.is_backward(eqn):
             flags |= _BACKWARD
         if eqn.effects:
             flags |= _EFFECT

@@ -32,36 +32,49 @@ jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32
 
 // --- Gradients that can not be told apart ---------------------------------------------
 
-enum { kUsedForInputs = 1, kUsedForWeights = 2 };  // of a value
+// Of a value: used for input gradients; a weight gradient, but for work that is small
+// beside computing it (sums, changes of shape).
+enum { kForInputs = 1, kIsWeightGradient = 2 };
 
 static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) {
   uint32_t segment = p->segment[op];
   return jpp_segment_is_stage(segment) && segment >= p->loops[loop].stages;
 }
 
+// What an op of the weight-gradient part makes its operands.
+static uint8_t use_in_weight_part(const jpp_partitioner_t* p, const jpp_op_t* op,
+                                  const uint8_t* uses) {
+  double bytes = 0;
+  uint8_t use = 0;
+  for (uint32_t k = 0; k < op->num_outputs; ++k) {
+    bytes += (double)p->values.data[op->first_output + k].bytes;
+    use |= uses[op->first_output + k];
+  }
+  return op->cost <= bytes ? use & kIsWeightGradient : 0;
+}
+
 static void find_uses(const jpp_partitioner_t* p, uint32_t loop_id, uint8_t* uses) {
   const jpp_loop_t* loop = &p->graph->loops[loop_id];
-  for (uint32_t id = loop->first_op; id < loop->op; ++id) {
-    const jpp_op_t* op = &p->ops.data[id];
-    bool for_weights = is_backward(p, loop_id, id) && p->weight_part[id];
-    for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uses[op->inputs[i]] |= for_weights ? kUsedForWeights : kUsedForInputs;
-    }
-  }
   for (uint32_t i = 0; i < loop->num_results; ++i) {
-    uses[p->alias[loop->results[i].value]] |= kUsedForWeights;
+    uses[p->alias[loop->results[i].value]] |= kIsWeightGradient;
+  }
+  for (uint32_t id = loop->op; id-- > loop->first_op;) {
+    const jpp_op_t* op = &p->ops.data[id];
+    bool in_weight_part = is_backward(p, loop_id, id) && p->weight_part[id];
+    uint8_t use = in_weight_part ? use_in_weight_part(p, op, uses) : kForInputs;
+    for (uint32_t i = 0; i < op->num_inputs; ++i) uses[op->inputs[i]] |= use;
   }
 }
 
-// Does the op, of the input-gradient part, make what only weight gradients use?
+// Does the op, of the input-gradient part, make weight gradients too?
 static bool gives_both(const jpp_partitioner_t* p, uint32_t loop, uint32_t id,
                        const uint8_t* uses) {
   if (!is_backward(p, loop, id) || p->weight_part[id]) return false;
   bool inputs = false, weights = false;
   for (uint32_t k = 0; k < p->ops.data[id].num_outputs; ++k) {
     uint8_t use = uses[p->ops.data[id].first_output + k];
-    inputs = inputs || (use & kUsedForInputs);
-    weights = weights || use == kUsedForWeights;
+    inputs = inputs || (use & kForInputs);
+    weights = weights || use == kIsWeightGradient;
   }
   return inputs && weights;
 }
