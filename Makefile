@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt asan fuzz clean
+.PHONY: help demo test bench fmt asan random fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C
 	@$(PYTHON) benchmarks/steps.py
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
+
+CASES := 100
+random: $(VENV)/.installed ## CASES=100 random models, each also trained by plain JAX
+	@$(PYTHON) tests/python/random_models.py --cases $(CASES)
 
 SECONDS := 300
 fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300

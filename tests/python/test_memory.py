@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
@@ -99,3 +101,25 @@ def test_by_yield_takes_a_limit() -> None:
     jaxpp.mpmd_jit_by_yield(forward, make_mesh(2), memory_limit=2**20)(*args)
     with pytest.raises(jaxpp.JaxppError, match="memory limit: rank "):
         jaxpp.mpmd_jit_by_yield(forward, make_mesh(2), memory_limit=10)(*args)
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2}, {"data": 2, "model": 2}], ids=str)
+def test_the_command_says_what_the_run_proved(
+    axes: dict[str, int], command: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ranks of several devices too: the dump says how values are cut."""
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    mesh = make_mesh(2, **axes)
+    whole = P("data") if axes else P()
+    options = {"in_specs": (P(None, "model" if "model" in axes else None), P(None, *whole))}
+    step = jaxpp.mpmd_jit_with_loop(m.training_step(jaxpp.Std1F1B(2)), mesh, **options)
+    compiled = step.compile(m.params(2), m.batch(MICROBATCHES))
+    done = subprocess.run(
+        [command, "plan", tmp_path / "graph.jpp", "--after", "check"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (tmp_path / "check.txt").read_text()
+    peaks = [peak for _, peak, _ in compiled._traced.plan.summary()]
+    assert all(f"{peak} bytes" in done.stdout for peak in peaks)

@@ -1,0 +1,17 @@
+"""Random models, each trained as a pipeline and as plain JAX (`make random` runs more)."""
+
+from __future__ import annotations
+
+import pytest
+
+from random_models import run_seeds
+
+_FIRST, _GROUPS, _CASES = 1000, 8, 5  # 40 cases, always the same
+
+
+@pytest.mark.parametrize("group", range(_GROUPS))
+def test_random_models_train_to_the_same_numbers(group: int) -> None:
+    first = _FIRST + group * _CASES
+    print(f"seeds {first} to {first + _CASES - 1}")
+    failed = run_seeds(range(first, first + _CASES))
+    assert not failed, "\n".join(f"{case}\n{trace}" for case, trace in failed)
