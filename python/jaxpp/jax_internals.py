@@ -49,6 +49,7 @@ __all__ = [
     "element_type_name",
     "exclude_from_user_lines",
     "host_call_targets",
+    "is_of_a_closed_trace",
     "is_ordered",
     "is_tracing",
     "is_unspecified",
@@ -221,6 +222,11 @@ def settings_key() -> Any:
 def is_tracing() -> bool:
     """Whether the code that runs is being traced, differentiated or vmapped."""
     return not jax_core.trace_state_clean()
+
+
+def is_of_a_closed_trace(value: Any) -> bool:
+    """Whether JAX traced the value in a trace that it is done with, and refuses its use."""
+    return isinstance(value, jax_core.Tracer) and not value._trace.is_valid()
 
 
 # --- Lines of the user's code -----------------------------------------------------------
