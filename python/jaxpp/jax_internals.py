@@ -32,10 +32,16 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
+try:
+    from jax._src import flattree  # since 0.11.0
+except ImportError:
+    flattree = None
+
 __all__ = [
     "LoweredModule",
     "broadcast_prefix",
     "changed_jaxpr",
+    "changed_scan",
     "context_mesh",
     "current_line",
     "drop_unused",
@@ -43,6 +49,7 @@ __all__ = [
     "element_type_name",
     "exclude_from_user_lines",
     "host_call_targets",
+    "is_of_a_closed_trace",
     "is_ordered",
     "on_one_mesh",
     "is_tracing",
@@ -50,6 +57,7 @@ __all__ = [
     "is_user_file",
     "line_of",
     "name_after",
+    "scan_sizes",
     "serialized_compile_options",
     "settings_key",
     "stacked_aval",
@@ -102,6 +110,28 @@ def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 def stacked_aval(aval: Any, length: int) -> Any:
     """The abstract value of `length` such values along a new first axis."""
     return jax_core.unmapped_aval(length, 0, aval)
+
+
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many constants and how many states a scan takes."""
+    if flattree is None:
+        return params["num_consts"], params["num_carry"]
+    consts, states, _ = params["ft_in"].unpack()
+    return len(consts), len(states)
+
+
+def changed_scan(
+    params: Mapping[str, Any], body: ClosedJaxpr, num_consts: int, num_states: int
+) -> dict[str, Any]:
+    """The parameters of the scan with this body instead, which takes so many of each."""
+    if flattree is None:
+        sizes = {"num_consts": num_consts, "num_carry": num_states}
+        return {**params, "jaxpr": body, **sizes}
+    consts, states = flattree.nones(num_consts), flattree.nones(num_states)
+    slices = flattree.nones(len(body.in_avals) - num_consts - num_states)
+    stacked = flattree.nones(len(body.out_avals) - num_states)
+    ft_in = flattree.pack((consts, states, slices))
+    return {**params, "jaxpr": body, "ft_in": ft_in, "ft_out": flattree.pack((states, stacked))}
 
 
 def is_unspecified(sharding: Any) -> bool:
@@ -203,6 +233,11 @@ def settings_key() -> Any:
 def is_tracing() -> bool:
     """Whether the code that runs is being traced, differentiated or vmapped."""
     return not jax_core.trace_state_clean()
+
+
+def is_of_a_closed_trace(value: Any) -> bool:
+    """Whether JAX traced the value in a trace that it is done with, and refuses its use."""
+    return isinstance(value, jax_core.Tracer) and not value._trace.is_valid()
 
 
 # --- Lines of the user's code -----------------------------------------------------------

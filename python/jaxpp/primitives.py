@@ -12,10 +12,20 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxpp.errors import check_arrays, describe, here, make_error, shorten, tree_text, warn
+from jaxpp.errors import (
+    JaxppError,
+    check_arrays,
+    describe,
+    here,
+    make_error,
+    shorten,
+    tree_text,
+    warn,
+)
 from jaxpp.jax_internals import (
     broadcast_prefix,
     drop_unused,
+    is_of_a_closed_trace,
     name_after,
     user_line,
     without_constants,
@@ -226,6 +236,9 @@ def run_loop(
         if note:
             error.add_note(f"{title}: {note}")
         raise
+    for const in closed.consts:
+        if is_of_a_closed_trace(const):
+            raise closed_over_error(const)
     operations = _match_operations(operation, result, length, title)
     if operation is _DEFAULT:
         _warn_of_stacked_gradients(closed, result, operations, title)
@@ -247,6 +260,16 @@ def run_loop(
             "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
         ) from error
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def closed_over_error(value: jax.core.Tracer) -> JaxppError:
+    """For a function that kept a traced value after JAX was done with its trace."""
+    return make_error(
+        "unsupported",
+        f"a function inside the step closes over a traced value, {jax.typeof(value)}, which "
+        "JAX can not hand on; expected it to be one of the function's arguments. This happens "
+        "with jax.custom_vjp around a closure",
+    )
 
 
 def _has_loop(jaxpr: Jaxpr) -> bool:

@@ -22,7 +22,13 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals import changed_jaxpr, drop_unused_outputs, stacked_aval
+from jaxpp.jax_internals import (
+    changed_jaxpr,
+    changed_scan,
+    drop_unused_outputs,
+    scan_sizes,
+    stacked_aval,
+)
 
 __all__ = [
     "Branch",
@@ -222,10 +228,9 @@ class _ScanBody:
     """A scan's body, cut in what gives the first results and what gives the rest."""
 
     def __init__(self, eqn: JaxprEqn, first: Sequence[bool]) -> None:
-        params = eqn.params
-        self.closed = _inlined(params["jaxpr"])
+        self.closed = _inlined(eqn.params["jaxpr"])
         self.jaxpr = self.closed.jaxpr
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        num_consts, num_carry = scan_sizes(eqn.params)
         self.num_carry = num_carry
         self.consts = self.jaxpr.invars[:num_consts]
         self.carry = self.jaxpr.invars[num_consts : num_consts + num_carry]
@@ -318,12 +323,8 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
         given += range(num_results, num_results + len(extra))
         avals = [eqn.outvars[k].aval for k, r in enumerate(results) if r]
         avals += [stacked_aval(v.aval, params["length"]) for v in extra]
-        new_params = {
-            **params,
-            "jaxpr": closed,
-            "num_consts": sum(taken[: params["num_consts"]]),
-            "num_carry": sum(results[:num_carry]),
-        }
+        num_consts, num_states = sum(taken[: len(body.consts)]), sum(results[:num_carry])
+        new_params = changed_scan(params, closed, num_consts, num_states)
         own = tuple(k for k in given if k < num_results)
         return PartOp(Part(whole, tuple(operands), tuple(given)), own, new_params, avals)
 

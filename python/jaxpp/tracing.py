@@ -21,12 +21,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxpp import _core
 from jaxpp.cross import place_p
 from jaxpp.custom_calls import check_equation
-from jaxpp.errors import make_error, shorten
+from jaxpp.errors import make_error
 from jaxpp.jax_internals import is_unspecified, user_line
 from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.nested import refuse_traced, step_p
 from jaxpp.operations import Operation, kind_of
-from jaxpp.primitives import loop_p
+from jaxpp.primitives import closed_over_error, loop_p
 from jaxpp.splitting import (
     Branch,
     Conditional,
@@ -248,12 +248,7 @@ class _Builder:
     def add_const(self, const: Any) -> int:
         """A constant that the step closes over: an argument that never changes."""
         if isinstance(const, jax.core.Tracer):
-            raise make_error(
-                "unsupported",
-                "a function inside the step closes over a traced value "
-                f"({shorten(const)}), which JAX can not hand on; expected it to be one of the "
-                "function's arguments. This happens with jax.custom_vjp around a closure",
-            )
+            raise closed_over_error(const)
         if id(const) not in self.const_values:
             aval = jax.typeof(const)
             name = f"constant {len(self.consts)}"

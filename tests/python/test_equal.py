@@ -126,7 +126,9 @@ def test_bf16_compute_with_fp32_master_weights(any_mesh4):
         return models.mse(x.astype(jnp.float32), mb["y"]), ()
 
     problem = Problem(loss, models.weights(4), models.batch(4))
-    # bf16 products rounded in another order: 2^-8 relative, damped by the learning rate.
+    # Adam would make whole steps out of the rounding of gradients near zero.
+    problem.optimizer = optax.sgd(1e-2, momentum=0.9)
+    # bf16 sums rounded in another order: some units of 2^-8.
     assert_trains_equal(problem, jaxpp.Std1F1B(4), any_mesh4, tolerance=2e-2)
 
 

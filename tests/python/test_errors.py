@@ -119,13 +119,19 @@ def _document() -> str:
     return "\n".join(text) + "\n"
 
 
+def _without_value_numbers(text: str) -> str:
+    """How many values come before one differs between JAX's versions."""
+    return re.sub(r"%\d+", "%n", text)
+
+
 def test_docs_show_every_error() -> None:
     if len(MESSAGES) < len(CASES) + len(WARNINGS):
         pytest.skip("only some of the errors were raised")
     if os.environ.get("JPP_UPDATE_DOCS"):
         DOCS.parent.mkdir(exist_ok=True)
         DOCS.write_text(_document())
-    assert DOCS.read_text() == _document(), "run the tests with JPP_UPDATE_DOCS=1"
+    shown, raised = map(_without_value_numbers, (DOCS.read_text(), _document()))
+    assert shown == raised, "run the tests with JPP_UPDATE_DOCS=1"
 
 
 def test_titles_are_unique() -> None:
