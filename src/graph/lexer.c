@@ -101,7 +101,7 @@ static jpp_status_t* unexpected_character(const jpp_lexer_t* lexer, char c) {
   bool printable = c > ' ' && c < 0x7f;
   return jpp_status_make(JPP_PARSE_ERROR,
                          "%s:%u:%u: expected a name, a number, a string or one of "
-                         "()[]{},:=, found '%.*s' (byte 0x%02x)",
+                         "()[]{},:=/, found '%.*s' (byte 0x%02x)",
                          lexer->file, lexer->token.line, lexer->token.column, printable,
                          &c, (unsigned char)c);
 }
@@ -125,7 +125,7 @@ jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
     return jpp_lexer_error(lexer, &lexer->token, "a name must follow % or @");
   }
   if (c == '"') return lexer_take_string(lexer);
-  if (!c || !strchr("()[]{},:=", c)) {
+  if (!c || !strchr("()[]{},:=/", c)) {
     return unexpected_character(lexer, c);
   }
   lexer->token.kind = JPP_TOKEN_PUNCT;

@@ -54,6 +54,18 @@ static void test_a_loop_may_have_no_results(void** state) {
   jpp_text_free(printed);
 }
 
+static void test_shards_survive(void** state) {
+  (void)state;
+  const char* text =
+      "graph \"g\"\n"
+      "arg %0 f32[4,8]/4 \"w\" donated\n"
+      "%1:bf16[4]/2, %2:f32[] = f(%0)\n"
+      "out %1\n";
+  char* printed = print_of(text);
+  assert_string_equal(printed, text);
+  jpp_text_free(printed);
+}
+
 static void test_names_places_and_costs_survive(void** state) {
   (void)state;
   char* printed = print_of(
@@ -181,6 +193,7 @@ int main(void) {
       cmocka_unit_test(test_print_parse_print_is_stable),
       cmocka_unit_test(test_printed_graphs_are_as_their_golden_files),
       cmocka_unit_test(test_a_loop_may_have_no_results),
+      cmocka_unit_test(test_shards_survive),
       cmocka_unit_test(test_names_places_and_costs_survive),
       cmocka_unit_test(test_malformed_texts_are_refused_where_they_go_wrong),
       cmocka_unit_test(test_damaged_texts_do_no_harm),
