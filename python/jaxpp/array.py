@@ -19,7 +19,7 @@ from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.tracing import physical_type
 
-__all__ = ["MpmdArray", "Placement"]
+__all__ = ["MpmdArray", "PartedPlacement", "PartedValue", "Placement"]
 
 
 class Placement:
@@ -64,6 +64,10 @@ class Placement:
             self.dtype_name,
         )
 
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.ranks) > 1
+
     def read(self, value: _core.Value, rank: int) -> np.ndarray:
         """The whole array, from one rank's shards."""
         dtype = jnp.dtype(self.dtype_name)
@@ -82,6 +86,70 @@ class Placement:
         if math.prod(shape):
             value.read(rank, device, shard.reshape(-1).view(np.uint8))
         return shard
+
+    read_rank = read
+
+
+class PartedValue:
+    """The memory of an array that is stored by parts along axis 0."""
+
+    def __init__(self, values: list[_core.Value]) -> None:
+        self.values = values
+
+    @property
+    def deleted(self) -> bool:
+        return any(value.deleted for value in self.values)
+
+    @property
+    def fate(self) -> str:
+        return next(value.fate for value in self.values if value.deleted)
+
+    def delete(self) -> None:
+        for value in self.values:
+            value.delete()
+
+    def wait(self) -> None:
+        for value in self.values:
+            value.wait()
+
+
+class PartedPlacement:
+    """How an array lies that is stored by parts along axis 0, each on its own ranks."""
+
+    is_replicated = False
+
+    def __init__(self, parts: list[Placement], aval: Any) -> None:
+        self.parts = parts
+        self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
+        self.aval = aval
+        self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
+        self.sharding = MpmdSharding(self.mesh, self.ranks, self.spec)
+        self.dtype_name = parts[0].dtype_name
+        self.key = (tuple(aval.shape), aval.dtype, False)
+
+    def rows(self) -> list[slice]:
+        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
+        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def lies_like(self, other: Any) -> bool:
+        """Whether an array placed as `other` says need not move to lie so."""
+        if not isinstance(other, PartedPlacement) or other.devices is not self.devices:
+            return False
+        pairs = zip(self.parts, other.parts, strict=False)
+        return len(self.parts) == len(other.parts) and all(
+            a.aval.shape == b.aval.shape and (a.devices.per_rank == 1 or a.spec == b.spec)
+            for a, b in pairs
+        )
+
+    def read(self, value: PartedValue, rank: int) -> np.ndarray:
+        """The whole array, each part from its first rank."""
+        pairs = zip(self.parts, value.values, strict=True)
+        return np.concatenate([part.read(v, part.ranks[0]) for part, v in pairs])
+
+    def read_rank(self, value: PartedValue, rank: int) -> np.ndarray:
+        """The rows that lie on a rank."""
+        pairs = zip(self.parts, value.values, strict=True)
+        return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
 
 
 def _carrier(dtype: Any) -> Any:
@@ -116,7 +184,9 @@ class MpmdArray:
 
     __slots__ = ("_placement", "_value", "__weakref__")
 
-    def __init__(self, placement: Placement, value: _core.Value) -> None:
+    def __init__(
+        self, placement: Placement | PartedPlacement, value: _core.Value | PartedValue
+    ) -> None:
         self._placement = placement
         self._value = value
 
@@ -161,7 +231,7 @@ class MpmdArray:
 
     @property
     def is_mpmd_replicated(self) -> bool:
-        return len(self._placement.ranks) > 1
+        return self._placement.is_replicated
 
     @property
     def _is_keys(self) -> bool:
@@ -173,8 +243,8 @@ class MpmdArray:
         ranks = self._placement.ranks
         return self._placement.read(self._value, ranks[0] if rank is None else rank)
 
-    def _rank_array(self, rank: int) -> jax.Array:
-        host = self._read(rank)
+    def _rank_array(self, rank: int, host: np.ndarray | None = None) -> jax.Array:
+        host = self._read(rank) if host is None else host
         array = jax.device_put(host, self._placement.sharding.rank_sharding(rank))
         if self._is_keys:
             return _wrap_keys(array, self.dtype)
@@ -187,7 +257,10 @@ class MpmdArray:
     @property
     def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
         ranks = self._placement.ranks
-        return collections.OrderedDict((r, self._rank_array(r)) for r in ranks)
+        read = self._placement.read_rank  # of one that is stored by parts: the rank's rows
+        return collections.OrderedDict(
+            (r, self._rank_array(r, read(self._value, r))) for r in ranks
+        )
 
     @property
     def to_mpmd_local_array(self) -> Any:

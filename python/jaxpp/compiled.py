@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import MpmdArray, Placement
+from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
 from jaxpp.call import Options
 from jaxpp.compilation_cache import folder, key_of
 from jaxpp.custom_calls import has_callbacks
@@ -21,6 +21,7 @@ from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
+from jaxpp.stacked import Bounds
 from jaxpp.times import collecting, note_step
 
 __all__ = ["CompiledStep"]
@@ -157,6 +158,9 @@ class CompiledStep:
                 traced.staged.outputs(), traced.out_avals, strict=True
             )
         ]
+        self._by_parts = any(traced.argument_bounds) or any(traced.result_bounds)
+        self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
+        self._result_groups = self._groups(self._outputs, traced.result_bounds)
         constants = self._inputs[traced.graph.num_args :]
         self._constants = [
             self._upload(placement, const, f"constant {k} that the step closes over")
@@ -173,6 +177,26 @@ class CompiledStep:
     def _placement(self, value: int, aval: Any, ranks: Sequence[int]) -> Placement:
         spec = self._traced.specs.of(value)
         return Placement(self._devices, self._mesh, aval, ranks, spec)
+
+    @staticmethod
+    def _groups(
+        placements: Sequence[Placement], bounds: Sequence[Bounds | None]
+    ) -> list[tuple[int, Placement | PartedPlacement]]:
+        """For each of the step's own arguments or results the number of its first part, and
+        how it lies."""
+        groups: list[tuple[int, Placement | PartedPlacement]] = []
+        at = 0
+        for cut in bounds:
+            if cut is None:
+                groups.append((at, placements[at]))
+                at += 1
+                continue
+            parts = list(placements[at : at + len(cut) - 1])
+            shape = (cut[-1], *parts[0].aval.shape[1:])
+            aval = jax.core.ShapedArray(shape, parts[0].aval.dtype)
+            groups.append((at, PartedPlacement(parts, aval)))
+            at += len(parts)
+        return groups
 
     # --- Running ---
 
@@ -203,6 +227,50 @@ class CompiledStep:
                 raise
             raise explain(error, self._traced.plan, placement.ranks[0], name) from None
 
+    def _values_of_parts(
+        self, first: int, whole: PartedPlacement, leaf: Any
+    ) -> list[_core.Value]:
+        if type(leaf) is MpmdArray and whole.lies_like(leaf._placement):
+            return leaf._value.values
+        if type(leaf) is MpmdArray and leaf.is_deleted():
+            return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
+        host = leaf._read() if type(leaf) is MpmdArray else np.asarray(leaf)
+        return [
+            self._upload(part, host[rows], f"argument {self._traced.arg_names[first + k]}")
+            for k, (part, rows) in enumerate(zip(whole.parts, whole.rows(), strict=True))
+        ]
+
+    def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
+        if not self._by_parts:
+            return [self._value_of(i, leaf) for i, leaf in enumerate(leaves)]
+        values: list[_core.Value] = []
+        for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
+            if isinstance(placement, PartedPlacement):
+                values += self._values_of_parts(first, placement, leaf)
+            else:
+                values.append(self._value_of(first, leaf))
+        return values
+
+    def _arrays_of(self, results: list[_core.Value]) -> list[MpmdArray]:
+        if not self._by_parts:
+            return list(map(MpmdArray, self._outputs, results))
+        arrays = []
+        for first, placement in self._result_groups:
+            if isinstance(placement, PartedPlacement):
+                parts = results[first : first + len(placement.parts)]
+                arrays.append(MpmdArray(placement, PartedValue(parts)))
+            else:
+                arrays.append(MpmdArray(placement, results[first]))
+        return arrays
+
+    def _drop_donated(self, leaves: list[Any]) -> None:
+        """Arrays that were donated but had to be cut or joined first."""
+        for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
+            if type(leaf) is not MpmdArray or not self._traced.donated[first]:
+                continue
+            if isinstance(placement, PartedPlacement) or isinstance(leaf._value, PartedValue):
+                leaf.delete()
+
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
         name = self._traced.arg_names[position]
@@ -213,10 +281,12 @@ class CompiledStep:
         same_devices = given.devices is self._devices or (
             given.devices.layout == self._devices.layout
         )
-        if same_devices and (one_device or given.spec == placement.spec):
+        whole = type(given) is Placement
+        if whole and same_devices and (one_device or given.spec == placement.spec):
             return leaf._value
         value = self._upload(placement, leaf, f"argument {name}")
-        value.stands_for(leaf._value)
+        if not isinstance(leaf._value, PartedValue):
+            value.stands_for(leaf._value)
         return value
 
     def _run(
@@ -234,7 +304,7 @@ class CompiledStep:
         self, leaves: list[Any], step: Callable[..., list[_core.Value]] | None = None
     ) -> Any:
         """Runs on flat arguments whose shapes and dtypes are those compiled for."""
-        values = [self._value_of(i, leaf) for i, leaf in enumerate(leaves)]
+        values = self._values_of(leaves)
         self._runtime.set_checks(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
         times_wanted = collecting()
         if times_wanted:
@@ -243,8 +313,11 @@ class CompiledStep:
         if times_wanted:
             note_step(self._runtime.trace())
             self._runtime.set_tracing(self._tracing)
-        arrays = list(map(MpmdArray, self._outputs, results))
-        return self._traced.out_tree.unflatten(arrays)
+        if self._by_parts or any(
+            type(leaf) is MpmdArray and type(leaf._value) is PartedValue for leaf in leaves
+        ):
+            self._drop_donated(leaves)
+        return self._traced.out_tree.unflatten(self._arrays_of(results))
 
     def measure(self, leaves: list[Any]) -> list[Any]:
         """The costs of each loop's stages, from a few runs; leaves without a value are zeros.

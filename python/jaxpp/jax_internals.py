@@ -39,6 +39,7 @@ except ImportError:
 
 __all__ = [
     "LoweredModule",
+    "at_line_of",
     "broadcast_prefix",
     "changed_jaxpr",
     "changed_scan",
@@ -246,6 +247,12 @@ def is_of_a_closed_trace(value: Any) -> bool:
 def exclude_from_user_lines(folder: str) -> None:
     """Files in this folder are not the user's."""
     source_info_util.register_exclusion(folder)
+
+
+def at_line_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
+    """What is traced inside stands on the line, and in the name stack, of an equation."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
 
 def is_user_file(name: str) -> bool:

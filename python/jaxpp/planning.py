@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.auto import find_schedules, is_auto, trial_length
@@ -28,6 +28,7 @@ from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.primitives import warn_of_marks_without_loop
 from jaxpp.sharding import Specs, infer_specs
+from jaxpp.stacked import Bounds, part_step
 from jaxpp.tracing import FrontLoop, Graph, build_graph
 
 __all__ = ["Traced", "name_of", "trace_function", "trace_step"]
@@ -49,6 +50,9 @@ class Traced:
     out_avals: list[Any]
     arg_names: list[str]
     donated: list[bool]
+    # Of the step's own arguments and results, whose number this is: where they are cut.
+    argument_bounds: list[Bounds | None]
+    result_bounds: list[Bounds | None]
 
     @property
     def text(self) -> str:
@@ -204,6 +208,8 @@ class _Front:
     out_names: list[str]
     in_specs: list[Any]
     out_specs: list[Any]
+    argument_bounds: list[Bounds | None]
+    result_bounds: list[Bounds | None]
 
     def graph(self, donated: list[bool], **options: Any) -> Graph:
         ranks = self.mesh.mpmd_dim
@@ -238,7 +244,54 @@ class _Front:
             self.closed.out_avals,
             names,
             donated,
+            self.argument_bounds,
+            self.result_bounds,
         )
+
+
+def _by_parts(values: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[Any]:
+    """An entry a part instead of one a leaf."""
+    pairs = zip(values, bounds, strict=True)
+    return [v for v, cut in pairs for _ in range(len(cut) - 1 if cut else 1)]
+
+
+def _part_names(names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[str]:
+    found = []
+    for name, cut in zip(names, bounds, strict=True):
+        if cut is None:
+            found.append(name)
+        else:
+            found += [f"{name}[{a}:{b}]" for a, b in zip(cut, cut[1:], strict=False)]
+    return found
+
+
+def _cuts_rows(spec: PartitionSpec | None) -> bool:
+    return spec is not None and len(spec) > 0 and spec[0] is not None
+
+
+def _part_front(front: _Front) -> _Front:
+    """With the leaves that hold the weights of several stages by parts."""
+    mesh = front.mesh
+    explicit = any(t is AxisType.Explicit for t in mesh.jax_mesh.axis_types)
+    if mesh.mpmd_dim == 1 or explicit:
+        return front
+    with mesh.tracing_context():
+        found = part_step(front.closed, [not _cuts_rows(s) for s in front.in_specs])
+    if found is None:
+        return front
+    cut = zip(found.results, front.out_specs, strict=True)
+    if any(bounds and _cuts_rows(spec) for bounds, spec in cut):
+        return front
+    return dataclasses.replace(
+        front,
+        closed=found.closed,
+        arg_names=_part_names(front.arg_names, found.arguments),
+        out_names=_part_names(front.out_names, found.results),
+        in_specs=_by_parts(front.in_specs, found.arguments),
+        out_specs=_by_parts(front.out_specs, found.results),
+        argument_bounds=found.arguments,
+        result_bounds=found.results,
+    )
 
 
 def _trace_front(
@@ -257,9 +310,11 @@ def _trace_front(
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
     out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
-    return _Front(
-        name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs
+    whole = [None] * len(names), [None] * len(out_names)
+    front = _Front(
+        name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs, *whole
     )
+    return _part_front(front)
 
 
 def trace_step(
@@ -275,7 +330,7 @@ def trace_step(
     the costs of its stages.
     """
     front = _trace_front(fun, signature, call, options)
-    _, donated = signature.describe(call)
+    donated = _by_parts(signature.describe(call)[1], front.argument_bounds)
     graph = front.graph(donated)
     ranks = options.mesh.mpmd_dim
 
