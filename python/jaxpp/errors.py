@@ -41,7 +41,8 @@ exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
 
 def make_error(code: str, message: str) -> JaxppError:
     """An error to raise. `code` is one of the names in `jaxpp/status.h`."""
-    error = JaxppError(message)
+    # A path may have bytes that no text has.
+    error = JaxppError(message.encode(errors="backslashreplace").decode())
     error.code = code
     return error
 

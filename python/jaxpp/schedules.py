@@ -503,7 +503,7 @@ def _check_costs(given: Any) -> list[tuple[float, float, float]]:
         raise make_error(
             "schedule",
             f"Searched: costs={shorten(given)}; expected a list with (forward, input gradient, "
-            "weight gradient) of each stage, numbers from 0 on",
+            "weight gradient) of each stage, numbers of at least 0",
         )
     return [(float(f), float(i), float(w)) for f, i, w in rows]
 
@@ -536,13 +536,14 @@ class Searched(BaseSchedule):
         for name, given in counts.items():
             if not isinstance(given, int) or not 0 <= given < 2**63:
                 raise make_error(
-                    "schedule", f"Searched: {name}={shorten(given)}; expected bytes from 0 on"
+                    "schedule",
+                    f"Searched: {name}={shorten(given)}; expected a number of bytes",
                 )
         for name, given in {"latency": latency, "seconds": seconds}.items():
             if not _is_time(given):
                 raise make_error(
                     "schedule",
-                    f"Searched: {name}={shorten(given)}; expected a number from 0 on",
+                    f"Searched: {name}={shorten(given)}; expected a number of at least 0",
                 )
         self._options = (latency, memory_limit, activation_bytes, seconds)
         self._found: dict[int, _core.Schedule] = {}

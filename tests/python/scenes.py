@@ -190,7 +190,7 @@ def interrupted_and_forgotten() -> None:
     del step, train_noted
     gc.collect()
     jax.clear_caches()
-    while len(seen) < before + 5:
+    while len(seen) == before:  # few tasks had been issued by then if the machine is busy
         time.sleep(0.01)
     say("went on")
 

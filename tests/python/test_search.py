@@ -44,13 +44,13 @@ def test_bytes_are_bytes(sizes: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("cost", [math.nan, math.inf, -1.0, 1e200, 5e-324])
 def test_costs_are_times(cost: float) -> None:
-    with pytest.raises(jaxpp.JaxppError, match="stage 1: costs are numbers of at least 0"):
+    with pytest.raises(jaxpp.JaxppError, match="numbers of at least 0"):
         Searched([COSTS[0], (1.0, cost, 1.0)], 2, seconds=0).build(2, 2)
 
 
 @pytest.mark.parametrize("cost", [(1.0, 2.0), 3, ("a", 1, 1), None, (1, 2, 3, 4)])
 def test_costs_are_three_numbers(cost: object) -> None:
-    with pytest.raises(jaxpp.JaxppError, match="stage 1: expected costs as three numbers"):
+    with pytest.raises(jaxpp.JaxppError, match=r"expected a list with \(forward, "):
         Searched([COSTS[0], cost], 2, seconds=0).build(2, 2)  # type: ignore[list-item]
 
 
@@ -62,13 +62,13 @@ def test_csv_files_in_odd_places(tmp_path: pathlib.Path, text: bytes) -> None:
     assert CsvSchedule(os.fsdecode(path)).num_stages == 1
     with open(path, "wb") as file:
         file.write(text + b"\xff\xfe\x00,")
-    with pytest.raises(jaxpp.JaxppError, match=r"caf\\xe9.csv:\d: cell \d") as raised:
+    with pytest.raises(jaxpp.JaxppError, match=r"caf\\udce9.csv:\d: .*byte 0xff") as raised:
         CsvSchedule(os.fsdecode(path))
     str(raised.value).encode()
 
 
 def test_csv_file_that_is_not_there(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(jaxpp.JaxppError, match="none.csv: expected a CSV file.*No such file"):
+    with pytest.raises(jaxpp.JaxppError, match="none.csv': No such file.*expected a CSV file"):
         CsvSchedule(tmp_path / "none.csv")
     with pytest.raises(jaxpp.JaxppError, match="Is a directory"):
         CsvSchedule(tmp_path)
