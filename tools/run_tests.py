@@ -92,7 +92,9 @@ def ruff_check() -> tuple[int, int]:
 
 
 def pytest() -> tuple[int, int]:
-    code, output = run(sys.executable, "-m", "pytest", "-q", "-W", "ignore", "tests/python")
+    workers = str(max(2, os.cpu_count() or 1))
+    options = ("-q", "-W", "ignore", "-n", workers)
+    code, output = run(sys.executable, "-m", "pytest", *options, "tests/python")
     passed = re.search(r"(\d+) passed", output)
     failed = sum(int(n) for n in re.findall(r"(\d+) (?:failed|error)", output))
     return int(passed.group(1)) if passed else 0, failed or int(code != 0)

@@ -137,7 +137,7 @@ void jpp_note_append(jpp_str_t* str, const jpp_staged_t* staged,
       str,
       "gives input gradients and weight gradients together, so %.0f %% of the "
       "backward of stage %u can not wait for a bubble, as the schedule wants; "
-      "write the layers out, or take a schedule without BWD_W",
+      "compute them by operations of their own, or take a schedule without BWD_W",
       100 * (double)note->share, note->stage);
 }
 
