@@ -37,6 +37,7 @@ _ELEMENTWISE = {
     *("mul", "div", "rem", "max", "min", "add_any", "and", "or", "xor", "eq", "ne", "lt"),
     *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp"),
 }
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_sum": jax.lax.add,
     "reduce_max": jax.lax.max,
@@ -196,11 +197,13 @@ class _Evaluator:
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         if eqn.primitive.name == "pad" and (made := self.pad(eqn, operands)):
             return [made]
+        name = eqn.primitive.name
         if not any(isinstance(o, _Parted) for o in operands):
             if eqn.primitive is loop_p:
                 return self.loop(eqn, operands)
-            return self.plain(eqn, operands)
-        name = eqn.primitive.name
+            of_leaves = any(id(o) in self.tags for o in operands)
+            if not of_leaves or name not in ("cond", *_CALLS):
+                return self.plain(eqn, operands)
         if name == "slice":
             return [self.slice(eqn, operands[0])]
         if name in _ELEMENTWISE:
@@ -214,7 +217,7 @@ class _Evaluator:
         if name == "cond":
             return self.cond(eqn, operands)
         called = inlined_call(eqn)
-        if called is not None and name in ("jit", "pjit", "closed_call", "core_call"):
+        if called is not None and name in _CALLS:
             inner = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
             return self.run(inner.jaxpr, inner.consts, operands)
         return self.plain(eqn, [self.as_whole(o) for o in operands])
@@ -338,37 +341,50 @@ class _Evaluator:
     def cond(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         index, *rest = operands
         flat, make = _flatten(rest)
-        layouts: list[list[Any]] = []
+        found: list[list[Any]] = []  # what each branch gives
 
-        def run_branch(branch: ClosedJaxpr, whole: set[int], *args: Any) -> list[Any]:
-            outs = self.run(branch.jaxpr, branch.consts, make(args))
-            outs = [self.as_whole(o) if k in whole else o for k, o in enumerate(outs)]
-            layouts.append([o.bounds if isinstance(o, _Parted) else None for o in outs])
-            leaves.append([o.leaves if isinstance(o, _Parted) else () for o in outs])
-            return _flatten([_without_gaps(o) for o in outs])[0]
+        def run_branch(branch: ClosedJaxpr, cut: Sequence[Any], *args: Any) -> list[Any]:
+            given = make(args)
+            self.same_origins(rest, given)
+            outs = self.run(branch.jaxpr, branch.consts, given)
+            outs = [self.cut_like(o, like) for o, like in zip(outs, cut, strict=True)]
+            found.append(outs)
+            return _flatten(outs)[0]
 
-        def make_branches(whole: set[int]) -> list[Callable[..., Any]]:
-            branches = eqn.params["branches"]
-            return [functools.partial(run_branch, b, whole) for b in branches]
+        def branches(cut: Sequence[Any]) -> list[Callable[..., Any]]:
+            return [functools.partial(run_branch, b, cut) for b in eqn.params["branches"]]
 
-        # What the branches give whole or parted, each by itself, before they must agree.
-        leaves: list[list[Any]] = []
-        for branch in make_branches(set()):
+        # What one branch gives by parts all must give so: once to see, once to do it.
+        for branch in branches([None] * len(eqn.outvars)):
             jax.eval_shape(branch, *flat)
-        whole = {k for k, found in enumerate(zip(*layouts, strict=True)) if None in found}
-        layouts.clear()
-        leaves.clear()
-        outs = list(jax.lax.switch(index, make_branches(whole), *flat))
-        result: list[Any] = []
-        for k, (bounds, out) in enumerate(zip(layouts[0], eqn.outvars, strict=True)):
-            if bounds is None:
-                result.append(outs.pop(0))
-                continue
-            count = len(bounds) - 1
-            of = frozenset().union(*(each[k] for each in leaves))
-            result.append(_Parted(outs[:count], bounds, out.aval, of))
-            del outs[:count]
-        return result
+        cut = []
+        for outs in zip(*found, strict=True):
+            parted = [o for o in outs if isinstance(o, _Parted)]
+            leaves = frozenset().union(*(o.leaves for o in parted))
+            gaps = [None] * (len(parted[0].parts) if parted else 0)
+            cut.append(
+                dataclasses.replace(parted[0], parts=gaps, leaves=leaves) if parted else None
+            )
+        results = iter(jax.lax.switch(index, branches(cut), *flat))
+        return [
+            next(results)
+            if like is None
+            else dataclasses.replace(like, parts=[next(results) for _ in like.parts])
+            for like in cut
+        ]
+
+    def cut_like(self, value: Any, like: _Parted | None) -> Any:
+        """The value by the parts of `like`, without gaps."""
+        if like is None:
+            return value
+        parts = [self._part_of(value, like, k) for k in range(len(like.parts))]
+        return dataclasses.replace(like, parts=parts)
+
+    def same_origins(self, old: Sequence[Any], new: Sequence[Any]) -> None:
+        """Inside another trace values are made of the leaves that they were made of."""
+        for before, now in zip(old, new, strict=True):
+            if id(before) in self.tags:
+                self.tag(now, self.tags[id(before)])
 
     def loop(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         params = eqn.params
@@ -377,7 +393,9 @@ class _Evaluator:
 
         def run_body(*args: Any) -> list[Any]:
             *given, index = args
-            outs = self.run(params["body"].jaxpr, (), [*make(given), index])
+            given = make(given)
+            self.same_origins(operands, given)
+            outs = self.run(params["body"].jaxpr, (), [*given, index])
             outs = [
                 o if isinstance(operation, Add) else self.as_whole(o)
                 for o, operation in zip(outs, params["operations"], strict=True)
@@ -467,10 +485,11 @@ def part_step(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> PartedStep | None
     while parting.leaves:
         evaluator = _Evaluator(parting)
         found = _evaluate(closed, evaluator)
-        refused |= evaluator.refused
         more = {k for k in evaluator.wanted if may_cut[k]} - refused - parting.leaves
-        if not more and not parting.leaves & refused:
-            return found
+        if not more:
+            refused |= evaluator.refused
+            if not parting.leaves & refused:
+                return found
         parting = Parting(parting.bounds, (parting.leaves | more) - refused)
     return None
 
