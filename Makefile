@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt asan random fuzz clean
+.PHONY: help demo test bench fmt asan random soak fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C
 	@$(PYTHON) benchmarks/steps.py
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
+
+soak: $(VENV)/.installed ## longer: all Python tests on ranks of 2 and 4 devices, CASES=100 random models
+	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
+	TEST_AXES=data=2,model=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
+	$(MAKE) random CASES=$(CASES)
 
 CASES := 100
 random: $(VENV)/.installed ## CASES=100 random models, each also trained by plain JAX

@@ -7,6 +7,7 @@ this package takes part in it.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxpp.api as jaxpp
 
 
+def _axes_asked_for(ranks: int) -> dict[str, int]:
+    """TEST_AXES=data=2,model=2: what ranks have that a test says nothing of, if it fits."""
+    asked = os.environ.get("TEST_AXES", "")
+    axes = {name: int(n) for name, n in (a.split("=") for a in asked.split(",") if a)}
+    return axes if ranks * int(np.prod([*axes.values()])) <= len(jax.devices()) else {}
+
+
 def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
+    axes = axes or _axes_asked_for(ranks)
     shape = (ranks, *axes.values())
     count = int(np.prod(shape))
     devices = np.array(jax.devices()[:count]).reshape(shape)
