@@ -49,7 +49,10 @@ def test_transformer_under_every_schedule(name, any_mesh4):
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_transformer_under_remat_and_jit(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=8, microbatches=4, remat=True)
-    assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4)
+    # XLA splits sums over devices otherwise in a stage than in the whole step, and Adam
+    # magnifies it where a gradient is 1e-3 of its leaf's largest: two elements, to 5e-5.
+    tolerance = 1e-5 if any_mesh4.lowering_mesh().size == 1 else 1e-4
+    assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4, tolerance=tolerance)
 
 
 def test_uneven_stages(any_mesh4):
