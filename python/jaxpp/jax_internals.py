@@ -1,7 +1,7 @@
 """Everything that is taken from JAX's internals or read off the MLIR that JAX lowers to.
 
 JAX promises nothing about what stands here, so this is the one module to look at when a new
-release breaks something. All of it was run with jax 0.10.2, 0.11.0 and 0.11.2.
+release breaks something. All of it was run with jax 0.10.2 and 0.11.2.
 """
 
 from __future__ import annotations

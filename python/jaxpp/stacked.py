@@ -38,6 +38,7 @@ _ELEMENTWISE = {
     *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp"),
 }
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
+_REMATS = ("checkpoint", "remat", "remat2")
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_sum": jax.lax.add,
     "reduce_max": jax.lax.max,
@@ -202,7 +203,7 @@ class _Evaluator:
             if eqn.primitive is loop_p:
                 return self.loop(eqn, operands)
             of_leaves = any(id(o) in self.tags for o in operands)
-            if not of_leaves or name not in ("cond", *_CALLS):
+            if not of_leaves or name not in ("cond", *_CALLS, *_REMATS):
                 return self.plain(eqn, operands)
         if name == "slice":
             return [self.slice(eqn, operands[0])]
@@ -217,6 +218,8 @@ class _Evaluator:
         if name == "cond":
             return self.cond(eqn, operands)
         called = inlined_call(eqn)
+        if name in _REMATS:
+            return self.remat(eqn, operands)
         if called is not None and name in _CALLS:
             inner = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
             return self.run(inner.jaxpr, inner.consts, operands)
@@ -373,6 +376,35 @@ class _Evaluator:
             for like in cut
         ]
 
+    def traced(
+        self,
+        jaxpr: Jaxpr,
+        operands: Sequence[Any],
+        *more: Any,
+        parted: Sequence[bool] | None = None,
+    ) -> tuple[ClosedJaxpr, list[Any]]:
+        """A jaxpr on the parts of its operands, then on `more`; and what it gives, by parts
+        of which some are zeros and no result. `parted`: which results may be so."""
+        flat, make = _flatten(operands)
+        layouts: list[Any] = []
+
+        def run(*args: Any) -> list[Any]:
+            given = make(args[: len(flat)])
+            self.same_origins(operands, given)
+            outs = self.run(jaxpr, (), [*given, *args[len(flat) :]])
+            may = [True] * len(outs) if parted is None else parted
+            layouts[:] = [o if m else self.as_whole(o) for o, m in zip(outs, may, strict=True)]
+            return [x for o in layouts for x in _present(o)]
+
+        closed = jax.make_jaxpr(run)(*(_struct(jax.typeof(x)) for x in flat), *more)
+        return closed, layouts
+
+    def remat(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        closed, layouts = self.traced(eqn.params["jaxpr"], operands)
+        jaxpr = without_constants(drop_unused(closed.jaxpr))
+        flat = [*closed.consts, *_flatten(operands)[0]]
+        return _by_layout(self.bind(eqn, flat, jaxpr=jaxpr), layouts)
+
     def cut_like(self, value: Any, like: _Parted | None) -> Any:
         """The value by the parts of `like`, without gaps."""
         if like is None:
@@ -388,43 +420,24 @@ class _Evaluator:
 
     def loop(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         params = eqn.params
-        flat, make = _flatten(operands)
-        layouts: list[Any] = []
-
-        def run_body(*args: Any) -> list[Any]:
-            *given, index = args
-            given = make(given)
-            self.same_origins(operands, given)
-            outs = self.run(params["body"].jaxpr, (), [*given, index])
-            outs = [
-                o if isinstance(operation, Add) else self.as_whole(o)
-                for o, operation in zip(outs, params["operations"], strict=True)
-            ]
-            layouts[:] = outs
-            return [x for o in outs for x in _present(o)]
-
+        operations = params["operations"]
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        body = jax.make_jaxpr(run_body)(*(_struct(jax.typeof(x)) for x in flat), index)
+        added = [isinstance(operation, Add) for operation in operations]
+        body, layouts = self.traced(params["body"].jaxpr, operands, index, parted=added)
         jaxpr = without_constants(drop_unused(body.jaxpr))
-        operations = [
-            operation
-            for o, operation in zip(layouts, params["operations"], strict=True)
-            for _ in _present(o)
-        ]
+        pairs = zip(layouts, operations, strict=True)
         new_params = {
             **params,
             "body": ClosedJaxpr(jaxpr, ()),
-            "operations": tuple(operations),
+            "operations": tuple(op for o, op in pairs for _ in _present(o)),
         }
-        results = list(loop_p.bind(*body.consts, *flat, **new_params))
-        outs: list[Any] = []
-        for o in layouts:
-            if not isinstance(o, _Parted):
-                outs.append(results.pop(0))
-                continue
-            parts = [None if p is None else results.pop(0) for p in o.parts]
-            outs.append(dataclasses.replace(o, parts=parts))
-        return outs
+        flat = [*body.consts, *_flatten(operands)[0]]
+        return _by_layout(loop_p.bind(*flat, **new_params), layouts)
+
+
+def _by_layout(arrays: Sequence[Any], layouts: Sequence[Any]) -> list[Any]:
+    """Arrays as the values whose present parts they are."""
+    return _flatten(layouts)[1](arrays)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

@@ -16,6 +16,17 @@ import pytest  # noqa: E402
 from equality import make_mesh  # noqa: E402
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """What a test printed goes from worker to worker as UTF-8, whatever it printed."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode())
+        for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.fixture(scope="session")
 def mesh4():
     return make_mesh(4)

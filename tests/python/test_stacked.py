@@ -40,6 +40,10 @@ def in_bf16(p: Any, x: Any, start: int, stop: int) -> Any:
     return one_by_one(low, x.astype(jnp.bfloat16), start, stop).astype(jnp.float32)
 
 
+def rematerialised(p: Any, x: Any, start: int, stop: int) -> Any:
+    return jax.checkpoint(lambda p, x: by_scan(p, x, start, stop))(p, x)
+
+
 def problem_of(stage: Callable[..., Any], stages: int = 4, optimizer: Any = ADAM) -> Problem:
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x, rows = mb["x"], LAYERS // stages
@@ -68,7 +72,9 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("stage", [one_by_one, by_scan], ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "stage", [one_by_one, by_scan, rematerialised], ids=lambda s: s.__name__
+)
 def test_trains_as_plain_jax(name: str, stage: Any, any_mesh2: Any) -> None:
     problem = problem_of(stage, 2, OPTIMIZERS[name])
     step = assert_trains_equal(
