@@ -37,8 +37,12 @@ def mesh2():
     return make_mesh(2)
 
 
-# Tests that train end to end run on all of these: ranks of one device, of two and of four.
-_AXES = {"1-device": {}, "2-devices": {"data": 2}, "4-devices": {"data": 2, "model": 2}}
+# Tests that train end to end run on ranks of one device and of two; `make soak`, which sets
+# TEST_AXES, adds ranks of four, where `make test` has the random models, test_context_mesh.py
+# and test_sharded.py, for the sake of its time.
+_AXES = {"1-device": {}, "2-devices": {"data": 2}}
+if "TEST_AXES" in os.environ:
+    _AXES["4-devices"] = {"data": 2, "model": 2}
 
 
 def _meshes(ranks: int, request: pytest.FixtureRequest):

@@ -17,7 +17,7 @@ import jaxpp.api as jaxpp
 import models
 from equality import Problem, assert_trains_equal, make_mesh, no_mark
 
-AXES = {"1 device": {}, "2 devices": {"data": 2}, "4 devices": {"data": 2, "model": 2}}
+AXES = {"1 device": {}, "4 devices": {"data": 2, "model": 2}}
 SCHEDULE = jaxpp.Std1F1B(2)
 
 
