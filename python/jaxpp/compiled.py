@@ -18,6 +18,7 @@ from jaxpp.compilation_cache import folder, key_of
 from jaxpp.custom_calls import has_callbacks
 from jaxpp.devices import Devices
 from jaxpp.errors import JaxppError, make_error, warn
+from jaxpp.evaluation import zeros
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.lowering import LoweredTask, TaskLowerer
 from jaxpp.planning import Traced
@@ -115,14 +116,6 @@ class _Compiler:
                 "write to (jax_compilation_cache_dir)"
             )
         return executables
-
-
-def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
-    if not jax.dtypes.issubdtype(struct.dtype, jax.dtypes.prng_key):
-        return jax.numpy.zeros(struct.shape, struct.dtype)
-    data = jax.eval_shape(jax.random.key_data, struct)
-    zeros = jax.numpy.zeros(data.shape, data.dtype)
-    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(struct))
 
 
 class CompiledStep:
@@ -324,7 +317,7 @@ class CompiledStep:
 
         They are (forward, input gradient, weight gradient) in ms for a microbatch.
         """
-        leaves = [_zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
+        leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
         self.run_leaves(leaves)
         self.set_tracing()
         loops = range(len(self._traced.graph.loops))

@@ -19,7 +19,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.splitting import Branch, Conditional, Whole
 from jaxpp.tracing import FrontOp
 
-__all__ = ["MadeOp", "run_op", "run_ops"]
+__all__ = ["MadeOp", "run_op", "run_ops", "zeros"]
 
 _Env = dict[int, Any]
 
@@ -145,7 +145,7 @@ class _Runner:
                 aval = self.aval_of(value)
                 if value in cases:
                     return _typed(_read(cases[value], runner.env), aval)
-                return runner.env[value] if value in own else _zeros(aval)
+                return runner.env[value] if value in own else zeros(aval)
 
             return [result(v) for v in results]
 
@@ -209,12 +209,13 @@ def _typed(value: Any, aval: Any) -> Any:
     return value if hasattr(value, "aval") else jnp.asarray(value, aval.dtype)
 
 
-def _zeros(aval: Any) -> Any:
+def zeros(aval: Any) -> jax.Array:
+    """Zeros of an abstract value's shape and dtype; keys of zeros for keys."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(aval.shape, aval.dtype)
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    zeros = jnp.zeros(data.shape, data.dtype)
-    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(aval))
+    raw = jnp.zeros(data.shape, data.dtype)
+    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(aval))
 
 
 def run_ops(
