@@ -213,9 +213,10 @@ def zeros(aval: Any) -> jax.Array:
     """Zeros of an abstract value's shape and dtype; keys of zeros for keys."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(aval.shape, aval.dtype)
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    data = jax.eval_shape(jax.random.key_data, struct)
     raw = jnp.zeros(data.shape, data.dtype)
-    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(aval))
+    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(struct))
 
 
 def run_ops(
