@@ -216,7 +216,7 @@ def zeros(aval: Any) -> jax.Array:
     struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     data = jax.eval_shape(jax.random.key_data, struct)
     raw = jnp.zeros(data.shape, data.dtype)
-    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(struct))
+    return jax.random.wrap_key_data(raw, impl=aval.dtype._impl.name)
 
 
 def run_ops(
