@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpp import _core
 from jaxpp.devices import Devices
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.tracing import physical_type
 
@@ -164,10 +165,6 @@ def _to_host(array: Any, dtype_name: str) -> np.ndarray:
     return host.view(_carrier(host.dtype))
 
 
-def _wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
-    return jax.random.wrap_key_data(data, impl=dtype._impl.name)
-
-
 def _operand(other: Any) -> Any:
     return other._host() if isinstance(other, MpmdArray) else other
 
@@ -247,7 +244,7 @@ class MpmdArray:
         host = self._read(rank) if host is None else host
         array = jax.device_put(host, self._placement.sharding.rank_sharding(rank))
         if self._is_keys:
-            return _wrap_keys(array, self.dtype)
+            return wrap_keys(array, self.dtype)
         if self.weak_type:
             return jax.lax.convert_element_type_p.bind(
                 array, new_dtype=self.dtype, weak_type=True, sharding=None
@@ -290,7 +287,7 @@ class MpmdArray:
     def __jax_array__(self) -> jax.Array:
         """For `jnp.asarray(x)` and operators; the result is on JAX's default device."""
         host = jnp.asarray(self._read())
-        return _wrap_keys(host, self.dtype) if self._is_keys else host
+        return wrap_keys(host, self.dtype) if self._is_keys else host
 
     def _scalar(self, kind: str) -> Any:
         if self.size != 1:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from jaxpp.jax_internals import wrap_keys
 from jaxpp.mesh import MpmdMesh
 from jaxpp.splitting import Branch, Conditional, Whole
 from jaxpp.tracing import FrontOp
@@ -215,8 +216,7 @@ def zeros(aval: Any) -> jax.Array:
         return jnp.zeros(aval.shape, aval.dtype)
     struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     data = jax.eval_shape(jax.random.key_data, struct)
-    raw = jnp.zeros(data.shape, data.dtype)
-    return jax.random.wrap_key_data(raw, impl=aval.dtype._impl.name)
+    return wrap_keys(jnp.zeros(data.shape, data.dtype), aval.dtype)
 
 
 def run_ops(

@@ -65,6 +65,7 @@ __all__ = [
     "user_frames",
     "user_line",
     "without_constants",
+    "wrap_keys",
 ]
 
 # --- Jaxprs -----------------------------------------------------------------------------
@@ -106,6 +107,11 @@ def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         return a, b
     whole = NamedSharding(meshes[0] if meshes[1].empty else meshes[1], PartitionSpec())
     return jax.reshard(a, whole), jax.reshard(b, whole)
+
+
+def wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
+    """PRNG keys of the dtype from their data: `jax.random.key_impl` takes arrays alone."""
+    return jax.random.wrap_key_data(data, impl=dtype._impl.name)
 
 
 def stacked_aval(aval: Any, length: int) -> Any:

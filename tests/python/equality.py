@@ -154,22 +154,25 @@ def assert_trains_equal(
     Returns the pipelined step, compiled.
     """
     params, batch = problem.params, problem.batch
-    if mesh.lowering_mesh().size > 1 and "in_specs" not in options:
+    if "in_specs" not in options:
         # Plain JAX is sharded the same on the devices of one rank: sums over shards are
         # rounded in another order than sums on one device.
         specs = usual_specs(problem, mesh)
-        options = {"in_specs": specs, **options}
+        if mesh.lowering_mesh().size > 1:
+            options = {"in_specs": specs, **options}
         params = _on_one_rank(problem.params, specs[0], mesh)
         batch = _on_one_rank(problem.batch, specs[2], mesh)
     ours = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, schedule), mpmd_mesh=mesh, **options
     )
     plain = plain_step(problem)
+    on_one_rank = mesh.lowering_mesh()  # set for constraints that name its axes
     a = (problem.params, problem.optimizer.init(problem.params))
-    b = (params, a[1])
+    with jax.set_mesh(on_one_rank):
+        b = (params, problem.optimizer.init(params))
     for step in range(steps):
         *a, loss_a, aux_a = ours(*a, problem.batch)
-        with mesh.lowering_mesh():  # for constraints that name its axes
+        with jax.set_mesh(on_one_rank):
             *b, loss_b, aux_b = plain(*b, batch)
         assert difference(loss_a, loss_b) < tolerance, f"loss of step {step}"
         assert difference(aux_a, reduce_aux(aux_b)) < tolerance, f"aux of step {step}"

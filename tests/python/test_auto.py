@@ -165,3 +165,27 @@ def test_what_is_no_limit_is_refused() -> None:
         jaxpp.Auto(seconds=0)
     with pytest.raises(_core.JaxppError, match="use Searched where the costs are known"):
         jaxpp.Auto().tasks(4)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_measured_before_there_are_arrays(impl: str) -> None:
+    """Shapes of arrays and of PRNG keys are enough to measure a step with dropout."""
+
+    def loss(ws: Any, x: Any, key: Any) -> Any:
+        for w in ws:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w) * jax.random.bernoulli(key, 0.9, x.shape))
+        return (x**2).mean()
+
+    def step(ws: Any, keys: Any, batch: Any) -> Any:
+        def one(args: Any) -> Any:
+            return jax.value_and_grad(loss)(ws, *args)
+
+        auto = jaxpp.Auto(seconds=0.1)
+        return jaxpp.treduce(one, (batch, keys), schedule=auto, operation=jaxpp.Add)
+
+    args = (m.params(2), jax.random.split(jax.random.key(0, impl=impl), 4), m.batch(4))
+    structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
+    compiled = jaxpp.mpmd_jit_with_loop(step, make_mesh(2)).compile(*structs)
+    found, _ = compiled(*args)
+    plain = np.mean([loss(args[0], x, key) for x, key in zip(args[2], args[1], strict=True)])
+    assert np.isclose(float(found), 4 * plain, rtol=1e-5)

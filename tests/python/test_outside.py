@@ -15,7 +15,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import models
-from equality import Problem, assert_trains_equal
+from equality import Problem, assert_trains_equal, pipelined_step
 
 SCHEDULE = jaxpp.Std1F1B(2)
 ADAM = optax.adamw(1e-2, eps=1e-3)
@@ -111,6 +111,35 @@ def test_a_branch_that_is_not_taken_does_not_run(mesh2: Any) -> None:
         float(loss)
         counts.append(len(called))
     assert counts == [0, 1, 1]
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_that_a_branch_makes(impl: str, any_mesh2: Any) -> None:
+    """The noise of both ranks' weights is drawn from keys that one branch makes."""
+
+    def update(grads: Any, key: Any, params: Any) -> Any:
+        def noisy() -> Any:
+            first = jax.tree.leaves(grads)[0].sum().astype(jnp.int32)
+            after, *drawn = jax.random.split(jax.random.fold_in(key, 0 * first), 3)
+            noise = [jax.random.normal(one) for one in drawn]
+            updates = [
+                jax.tree.map(lambda g, n=n: -0.1 * g * n, leaf)
+                for leaf, n in zip(grads, noise, strict=True)
+            ]
+            return updates, after
+
+        still = lambda: (jax.tree.map(jnp.zeros_like, grads), key)  # noqa: E731
+        return jax.lax.cond(optax.global_norm(grads) > 1e-6, noisy, still)
+
+    problem = models.mlp([1, 1], 2)
+    key = jax.random.key(3, impl=impl)
+    problem.optimizer = of_updates(update, lambda params: key)
+    step = jaxpp.mpmd_jit_with_loop(pipelined_step(problem, SCHEDULE), mpmd_mesh=any_mesh2)
+    _, found, *_ = step(problem.params, key, problem.batch)
+    after = jax.random.split(jax.random.fold_in(key, 0), 3)[0]
+    np.testing.assert_array_equal(
+        jax.random.key_data(found.first_mpmd_replica), jax.random.key_data(after)
+    )
 
 
 def large(update: Callable[..., Any]) -> Problem:
