@@ -1,6 +1,6 @@
 // jaxpp._core.Plan: the programs of all actors.
 #include "base/vec.h"
-#include "jaxpp/check.h"
+#include "jaxpp/advise.h"
 #include "python/core.h"
 
 static bool read_schedules(PyObject* sequence, const jpp_schedule_t** schedules,
@@ -125,6 +125,34 @@ static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
+static jpp_status_t* measure_like(void* context, const jpp_staged_t* staged,
+                                  uint64_t* out_bytes) {
+  const jpp_plan_t* plan = context;
+  for (uint32_t v = 0; v < staged->num_values; ++v) out_bytes[v] = plan->value_bytes[v];
+  return NULL;
+}
+
+static jpp_status_t* check_limits(const jpp_plan_t* plan,
+                                  const jpp_check_report_t* report,
+                                  const jpp_schedule_t* const* schedules,
+                                  const uint64_t* limits) {
+  jpp_status_t* status = jpp_check_memory_limit(report, limits);
+  const jpp_graph_t* graph = plan->staged->graph;
+  jpp_loop_schedule_t* loops = NULL;
+  if (!status) return NULL;
+  jpp_status_t* failed = JPP_ALLOC_ARRAY(graph->num_loops, &loops);
+  for (uint32_t l = 0; loops && l < graph->num_loops; ++l) loops[l].given = schedules[l];
+  jpp_plan_options_t options = {.ranks = plan->ranks,
+                                .loops = loops,
+                                .memory_limits = limits,
+                                .measure = measure_like,
+                                .context = (void*)plan};
+  if (!failed) status = jpp_advise_fit(graph, &options, status);
+  jpp_status_free(failed);
+  jpp_free(loops);
+  return status;
+}
+
 // Proves the plan from its instruction lists alone; what the proof found, as text.
 static PyObject* plan_check(PyObject* object, PyObject* args) {
   const jpp_plan_t* plan = plan_of(object);
@@ -141,7 +169,7 @@ static PyObject* plan_check(PyObject* object, PyObject* args) {
   if (ok) {
     Py_BEGIN_ALLOW_THREADS
       status = jpp_check_plan(plan, &report);
-      if (!status && limits) status = jpp_check_memory_limit(report, schedules, limits);
+      if (!status && limits) status = check_limits(plan, report, schedules, limits);
     Py_END_ALLOW_THREADS
   }
   jpp_free(schedules);
@@ -163,7 +191,7 @@ static PyObject* found_to_tuple(jpp_search_result_t* result) {
 }
 
 // Fills in what a search needs of a loop's sizes; `schedules` has one of these sizes.
-static bool read_search(const jpp_check_search_t* step, PyObject* list,
+static bool read_search(const jpp_advise_search_t* step, PyObject* list,
                         jpp_search_options_t* options, jpp_cost_t** out_costs) {
   const jpp_schedule_t* like = step->schedules[step->loop];
   options->stages = like->stages;
@@ -175,7 +203,8 @@ static bool read_search(const jpp_check_search_t* step, PyObject* list,
   return ok;
 }
 
-static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double seconds) {
+static PyObject* search(const jpp_advise_search_t* step, PyObject* costs,
+                        double seconds) {
   jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
@@ -183,7 +212,7 @@ static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double 
   if (ok) {
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
-      status = jpp_check_search(step, &options, &result);
+      status = jpp_advise_search(step, &options, &result);
     Py_END_ALLOW_THREADS
     ok = jpp_py_check_search(status);
   }
@@ -193,7 +222,7 @@ static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double 
 
 static PyObject* plan_search(PyObject* object, PyObject* args) {
   PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
-  jpp_check_search_t step = {.like = plan_of(object)};
+  jpp_advise_search_t step = {.like = plan_of(object)};
   double seconds = 0;
   if (!PyArg_ParseTuple(args, "O!IOOOd", jpp_py_types.graph, &graph, &step.loop, &list,
                         &costs, &limits, &seconds)) {
