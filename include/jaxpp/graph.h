@@ -53,7 +53,11 @@ typedef enum jpp_op_kind {
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
   JPP_OP_ACCUMULATE,  // (state, value, index) -> state, of result `attr` of loop `loop`
   JPP_OP_SUM,         // (a, b, ...) -> ((a + b) + ...)
+  JPP_OP_KIND_COUNT,
 } jpp_op_kind_t;
+
+// "call", "mark", "mark_backward", "add", ...; lifetime static. NULL for what is no kind.
+JPP_API const char* jpp_op_kind_name(jpp_op_kind_t kind);
 
 enum {
   JPP_OP_CHEAP = 1,     // may be computed again wherever it is needed
@@ -82,8 +86,10 @@ typedef enum jpp_reduce_kind {
   JPP_REDUCE_MAX,
   JPP_REDUCE_CONCAT,
   JPP_REDUCE_CUSTOM,  // the front knows; state and value types may differ
+  JPP_REDUCE_KIND_COUNT,
 } jpp_reduce_kind_t;
 
+// "add", "max", "concat", "custom"; lifetime static. NULL for what is no kind.
 JPP_API const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind);
 
 typedef struct jpp_loop_result {

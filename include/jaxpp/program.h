@@ -20,7 +20,11 @@ typedef enum jpp_instr_kind {
   JPP_INSTR_SEND,    // one arg through channel `target`; the register stays
   JPP_INSTR_RECV,    // one result through channel `target`
   JPP_INSTR_DELETE,  // args die
+  JPP_INSTR_KIND_COUNT,
 } jpp_instr_kind_t;
+
+// "run", "send", "recv", "delete"; lifetime static. NULL for what is no kind.
+JPP_API const char* jpp_instr_kind_name(jpp_instr_kind_t kind);
 
 typedef struct jpp_instr {
   uint8_t kind;            // jpp_instr_kind_t

@@ -30,13 +30,15 @@ typedef struct jpp_runtime_options {
   uint32_t devices_per_rank;                 // >= 1
   const uint32_t* devices;                   // [ranks * devices_per_rank] client indices
   const jpp_task_executable_t* executables;  // [staged->num_tasks]
+  const char* transport;                     // the driver between ranks; NULL: "inproc"
   // 0 or 1: the caller's thread alone. More help only where a plugin's calls take long.
   uint32_t issue_threads;
 } jpp_runtime_options_t;
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables
 // must outlive the runtime. JPP_DEVICES_ERROR names a rank whose device is not there,
-// JPP_INVALID_ARGUMENT a task whose executable has another number of results.
+// JPP_INVALID_ARGUMENT a task whose executable has another number of results, or a
+// transport that there is not; JPP_UNSUPPORTED one that cannot connect ranks.
 JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                          jpp_runtime_t** out_runtime) JPP_MUST_USE;
 // Waits for nothing: no step may be running. NULL is fine.

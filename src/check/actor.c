@@ -287,7 +287,7 @@ static jpp_status_t* check_delete(jpp_walk_t* w) {
 
 static jpp_status_t* check_instr(jpp_walk_t* w) {
   JPP_RETURN_IF_ERROR(check_operands(w));
-  switch (w->instr->kind) {
+  switch ((jpp_instr_kind_t)w->instr->kind) {
     case JPP_INSTR_RUN:
       ++w->actor->runs;
       for (uint32_t i = 0; i < w->instr->num_args; ++i) {
@@ -303,10 +303,10 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
     case JPP_INSTR_DELETE:
       ++w->actor->deletes;
       return check_delete(w);
-    default:
-      return jpp_walk_fail(w, "kind %u is none of RUN, SEND, RECV, DELETE",
-                           w->instr->kind);
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
+  return jpp_walk_fail(w, "kind %u is none of RUN, SEND, RECV, DELETE", w->instr->kind);
 }
 
 // --- Behind the last instruction ------------------------------------------------------

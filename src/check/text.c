@@ -62,15 +62,8 @@ static void transfer_text(const jpp_checker_t* c, const jpp_program_t* program,
            value, send ? "to" : "from", (int)peer);
 }
 
-const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
-                                 const jpp_instr_t* instr,
-                                 char buffer[JPP_CHECK_TEXT_SIZE]) {
-  if (instr->kind == JPP_INSTR_DELETE) return "delete";
-  if (instr->kind > JPP_INSTR_DELETE) return "unknown instruction";
-  if (instr->kind != JPP_INSTR_RUN) {
-    transfer_text(c, program, instr, buffer);
-    return buffer;
-  }
+static void run_text(const jpp_checker_t* c, const jpp_instr_t* instr,
+                     char buffer[JPP_CHECK_TEXT_SIZE]) {
   bool known = instr->target < c->staged->num_tasks;
   const char* task = known ? c->staged->tasks[instr->target].name : "an unknown task";
   if (instr->microbatch == JPP_NONE) {
@@ -79,7 +72,25 @@ const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* pr
     snprintf(buffer, JPP_CHECK_TEXT_SIZE, "run of %s, microbatch %u", task,
              instr->microbatch);
   }
-  return buffer;
+}
+
+const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
+                                 const jpp_instr_t* instr,
+                                 char buffer[JPP_CHECK_TEXT_SIZE]) {
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      run_text(c, instr, buffer);
+      return buffer;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_RECV:
+      transfer_text(c, program, instr, buffer);
+      return buffer;
+    case JPP_INSTR_DELETE:
+      return "delete";
+    case JPP_INSTR_KIND_COUNT:
+      break;
+  }
+  return "unknown instruction";
 }
 
 jpp_status_t* jpp_walk_fail(const jpp_walk_t* w, const char* format, ...) {

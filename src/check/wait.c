@@ -29,15 +29,22 @@ static void wake(waiting_t* w, uint32_t rank) {
 
 // Takes the instruction if nothing holds it up.
 static bool step(waiting_t* w, const jpp_instr_t* instr) {
-  const jpp_plan_channel_t* channel = &w->c->plan->channels[instr->target];
-  if (instr->kind == JPP_INSTR_SEND) {
-    if (w->under_way[instr->target] == w->slots[instr->target]) return false;
-    ++w->under_way[instr->target];
-    wake(w, channel->dst);
-  } else if (instr->kind == JPP_INSTR_RECV) {
-    if (!w->under_way[instr->target]) return false;
-    --w->under_way[instr->target];
-    wake(w, channel->src);
+  const jpp_plan_channel_t* channels = w->c->plan->channels;
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_SEND:
+      if (w->under_way[instr->target] == w->slots[instr->target]) return false;
+      ++w->under_way[instr->target];
+      wake(w, channels[instr->target].dst);
+      break;
+    case JPP_INSTR_RECV:
+      if (!w->under_way[instr->target]) return false;
+      --w->under_way[instr->target];
+      wake(w, channels[instr->target].src);
+      break;
+    case JPP_INSTR_RUN:
+    case JPP_INSTR_DELETE:
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
   return true;
 }

@@ -96,8 +96,13 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,
                                  jpp_simulation_t** out_simulation) JPP_MUST_USE;
 
-// Whether words[0] of a command is a file rather than the name of a schedule.
+// Whether it is a file rather than the name of a built-in schedule.
 bool jpp_cli_names_file(const char* name);
+// A schedule's file; the sizes that the flags say must be its own. *out_slots (may be
+// NULL) as above.
+jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* file,
+                               uint32_t* out_slots,
+                               jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // The costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says whether it
 // is a trace with whole backwards, of which half is taken for each kind of gradient.

@@ -30,9 +30,9 @@ static jpp_status_t* check_size(const char* file, const char* flag, uint32_t giv
                          given, file, found);
 }
 
-static jpp_status_t* read_csv(const jpp_cli_options_t* options, uint32_t* out_slots,
-                              jpp_schedule_t** out_schedule) {
-  const char* file = options->words[0];
+jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* file,
+                               uint32_t* out_slots, jpp_schedule_t** out_schedule) {
+  *out_schedule = NULL;
   char* text = NULL;
   size_t length = 0;
   JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
@@ -65,7 +65,9 @@ jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_s
   *out_schedule = NULL;
   *out_slots = 0;
   const char* name = options->words[0];
-  if (jpp_cli_names_file(name)) return read_csv(options, out_slots, out_schedule);
+  if (jpp_cli_names_file(name)) {
+    return jpp_cli_read_csv(options, name, out_slots, out_schedule);
+  }
   if (!is_built_in(name)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "no schedule is named \"%s\", and there is no such file; "

@@ -29,7 +29,7 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_AFTER, "--after", "PART", FLAG_TEXT, FIELD(after),
      "print what one part made: graph, schedule, partition, program or check"},
     {JPP_FLAG_SCHEDULE, "--schedule", "NAME", FLAG_TEXT, FIELD(schedule),
-     "the loops' schedule, instead of the one in the file"},
+     "the loops' schedule, also as a CSV file, instead of the one in the graph"},
     {JPP_FLAG_STAGES, "--stages", "N", FLAG_U32, FIELD(stages), "pipeline stages"},
     {JPP_FLAG_RANKS, "--ranks", "N", FLAG_U32, FIELD(ranks), "pipeline ranks"},
     {JPP_FLAG_MICROBATCHES, "--microbatches", "N", FLAG_U32, FIELD(microbatches),

@@ -44,7 +44,8 @@ static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
           "prints the names",
           where);
     }
-    if (!options->stages && !loop->stages) {
+    bool in_file = options->schedule && jpp_cli_names_file(options->schedule);
+    if (!options->stages && !loop->stages && !in_file) {
       return jpp_status_make(JPP_INVALID_ARGUMENT,
                              "loop at %s does not say how many stages it has: say "
                              "--stages N",
@@ -69,45 +70,51 @@ static jpp_status_t* print(const jpp_cli_options_t* options, jpp_plan_part_t par
   return NULL;
 }
 
-// The same schedule for every loop, and the same limit for every rank.
-static jpp_status_t* fill_tables(const jpp_cli_options_t* options,
-                                 const jpp_graph_t* graph,
-                                 jpp_loop_schedule_t** out_loops, uint64_t** out_limits) {
-  if (options->schedule) {
-    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_loops, out_loops));
+// What is made of the flags for planning.
+typedef struct tables {
+  jpp_schedule_t* schedule;    // of --schedule FILE
+  jpp_loop_schedule_t* loops;  // [loops]; NULL without --schedule
+  uint64_t* limits;            // [ranks]; NULL without --memory-limit
+} tables_t;
+
+static void tables_deinit(tables_t* tables) {
+  jpp_schedule_destroy(tables->schedule);
+  jpp_free(tables->loops);
+  jpp_free(tables->limits);
+}
+
+// The same schedule for every loop, and the same limit for every rank. On failure what
+// was made stays in `tables`.
+static jpp_status_t* tables_init(const jpp_cli_options_t* options,
+                                 const jpp_graph_t* graph, tables_t* tables) {
+  const char* name = options->schedule;
+  uint32_t ranks = options->ranks ? options->ranks : graph->ranks;
+  *tables = (tables_t){0};
+  if (name) JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_loops, &tables->loops));
+  if (name && jpp_cli_names_file(name)) {
+    JPP_RETURN_IF_ERROR(jpp_cli_read_csv(options, name, NULL, &tables->schedule));
   }
-  for (uint32_t l = 0; *out_loops && l < graph->num_loops; ++l) {
-    (*out_loops)[l].built_in = options->schedule;
+  for (uint32_t l = 0; name && l < graph->num_loops; ++l) {
+    tables->loops[l] = (jpp_loop_schedule_t){.given = tables->schedule, .built_in = name};
   }
   if (!options->memory_limit) return NULL;
-  uint32_t ranks = options->ranks ? options->ranks : graph->ranks;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks, out_limits));
-  for (uint32_t r = 0; r < ranks; ++r) (*out_limits)[r] = options->memory_limit;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks, &tables->limits));
+  for (uint32_t r = 0; r < ranks; ++r) tables->limits[r] = options->memory_limit;
   return NULL;
 }
 
-static jpp_status_t* plan(const jpp_cli_options_t* options, jpp_plan_part_t part,
-                          const jpp_graph_t* graph, jpp_planned_t** out_planned) {
-  jpp_loop_schedule_t* loops = NULL;
-  uint64_t* limits = NULL;
-  *out_planned = NULL;
-  jpp_status_t* status = expect_sizes(options, graph);
-  if (!status) status = fill_tables(options, graph, &loops, &limits);
-  if (!status) {
-    bool all = part == JPP_PART_COUNT || limits;
-    jpp_plan_options_t planning = {.ranks = options->ranks,
-                                   .stages = options->stages,
-                                   .loops = loops,
-                                   .fuse_steady_state = options->fuse,
-                                   .channel_slots = options->slots,
-                                   .memory_limits = limits,
-                                   .last = all ? JPP_PART_CHECK : part};
-    status = jpp_plan_graph(graph, &planning, out_planned);
-    status = jpp_advise_fit(graph, &planning, status);
-  }
-  jpp_free(loops);
-  jpp_free(limits);
-  return status;
+static jpp_status_t* plan(const jpp_cli_options_t* options, const tables_t* tables,
+                          jpp_plan_part_t last, const jpp_graph_t* graph,
+                          jpp_planned_t** out_planned) {
+  jpp_plan_options_t planning = {.ranks = options->ranks,
+                                 .stages = options->stages,
+                                 .loops = tables->loops,
+                                 .fuse_steady_state = options->fuse,
+                                 .channel_slots = options->slots,
+                                 .memory_limits = tables->limits,
+                                 .last = tables->limits ? JPP_PART_CHECK : last};
+  jpp_status_t* status = jpp_plan_graph(graph, &planning, out_planned);
+  return jpp_advise_fit(graph, &planning, status);
 }
 
 static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
@@ -117,10 +124,15 @@ static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
   if (part == JPP_PART_GRAPH && !options->memory_limit) {
     return print(options, part, &(jpp_planned_t){.graph = graph}, out);
   }
+  JPP_RETURN_IF_ERROR(expect_sizes(options, graph));
+  tables_t tables;  // outlives the plan, which borrows its schedule
   jpp_planned_t* planned = NULL;
-  jpp_status_t* status = plan(options, part, graph, &planned);
+  jpp_plan_part_t last = part == JPP_PART_COUNT ? JPP_PART_CHECK : part;
+  jpp_status_t* status = tables_init(options, graph, &tables);
+  if (!status) status = plan(options, &tables, last, graph, &planned);
   if (!status) status = print(options, part, planned, out);
   jpp_planned_destroy(planned);
+  tables_deinit(&tables);
   return status;
 }
 

@@ -253,7 +253,7 @@ static jpp_status_t* end_loop(jpp_graph_builder_t* builder,
     return jpp_status_make(JPP_GRAPH_ERROR, "a loop ends that never began");
   }
   for (uint32_t i = 0; i < num_results; ++i) {
-    if (results[i].reduce <= JPP_REDUCE_CUSTOM) continue;
+    if (results[i].reduce < JPP_REDUCE_KIND_COUNT) continue;
     return jpp_status_make(
         JPP_GRAPH_ERROR,
         "loop %u, result %u: %u is no kind of reduction; expected add, "

@@ -16,9 +16,32 @@ bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
          (a->ndim == 0 || memcmp(a->dims, b->dims, a->ndim * sizeof(*a->dims)) == 0);
 }
 
+const char* jpp_op_kind_name(jpp_op_kind_t kind) {
+  static const char* const kNames[] = {
+      [JPP_OP_CALL] = "call",
+      [JPP_OP_MARK] = "mark",
+      [JPP_OP_MARK_BACKWARD] = "mark_backward",
+      [JPP_OP_ADD] = "add",
+      [JPP_OP_PLACE] = "place",
+      [JPP_OP_LOOP] = "loop",
+      [JPP_OP_INIT] = "init",
+      [JPP_OP_ACCUMULATE] = "accumulate",
+      [JPP_OP_SUM] = "sum",
+  };
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_OP_KIND_COUNT, "a name a kind");
+  return (unsigned)kind < JPP_OP_KIND_COUNT ? kNames[kind] : NULL;
+}
+
 const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind) {
-  static const char* const names[] = {"add", "max", "concat", "custom"};
-  return (unsigned)kind < 4 ? names[kind] : "invalid";
+  static const char* const kNames[] = {
+      [JPP_REDUCE_ADD] = "add",
+      [JPP_REDUCE_MAX] = "max",
+      [JPP_REDUCE_CONCAT] = "concat",
+      [JPP_REDUCE_CUSTOM] = "custom",
+  };
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_REDUCE_KIND_COUNT,
+                 "a name a kind");
+  return (unsigned)kind < JPP_REDUCE_KIND_COUNT ? kNames[kind] : NULL;
 }
 
 void jpp_graph_destroy(jpp_graph_t* graph) {

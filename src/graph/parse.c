@@ -184,21 +184,21 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
     return jpp_lexer_next(&p->lexer);
   }
   static const struct {
-    const char* name;
     jpp_op_kind_t kind;
     bool has_stage;
-  } kKinds[] = {
-      {"mark", JPP_OP_MARK, true},
-      {"mark_backward", JPP_OP_MARK_BACKWARD, true},
-      {"add", JPP_OP_ADD, false},
-      {"place", JPP_OP_PLACE, false},
+  } kMarkers[] = {
+      {JPP_OP_MARK, true},
+      {JPP_OP_MARK_BACKWARD, true},
+      {JPP_OP_ADD, false},
+      {JPP_OP_PLACE, false},
   };
-  for (size_t i = 0; i < sizeof(kKinds) / sizeof(kKinds[0]); ++i) {
-    if (!jpp_token_is(&token, JPP_TOKEN_MARKER, kKinds[i].name)) continue;
-    desc->kind = kKinds[i].kind;
-    desc->name = kKinds[i].name;
+  for (size_t i = 0; i < sizeof(kMarkers) / sizeof(*kMarkers); ++i) {
+    const char* name = jpp_op_kind_name(kMarkers[i].kind);
+    if (!jpp_token_is(&token, JPP_TOKEN_MARKER, name)) continue;
+    desc->kind = kMarkers[i].kind;
+    desc->name = name;
     JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
-    return kKinds[i].has_stage ? parse_u32(p, "a stage number", &desc->attr) : NULL;
+    return kMarkers[i].has_stage ? parse_u32(p, "a stage number", &desc->attr) : NULL;
   }
   return jpp_lexer_expected(&p->lexer,
                             "an op name, @mark, @mark_backward, @add or @place");
@@ -307,7 +307,7 @@ static jpp_status_t* parse_loop_head(parser_t* p) {
 }
 
 static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
-  for (int i = 0; i <= JPP_REDUCE_CUSTOM; ++i) {
+  for (int i = 0; i < JPP_REDUCE_KIND_COUNT; ++i) {
     if (!at_word(p, jpp_reduce_kind_name((jpp_reduce_kind_t)i))) continue;
     result->reduce = (uint8_t)i;
     JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));

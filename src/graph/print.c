@@ -19,7 +19,7 @@ static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32
 }
 
 static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
-  switch (op->kind) {
+  switch ((jpp_op_kind_t)op->kind) {
     case JPP_OP_MARK:
       jpp_str_appendf(str, "@mark %u ", op->attr);
       return;
@@ -41,7 +41,9 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
     case JPP_OP_SUM:
       jpp_str_append(str, "@sum");
       return;
-    default:
+    case JPP_OP_CALL:
+    case JPP_OP_LOOP:
+    case JPP_OP_KIND_COUNT:
       jpp_str_append(str, op->name);
   }
 }

@@ -49,14 +49,21 @@ static void append_transfer(jpp_str_t* str, const jpp_plan_t* plan,
 static void append_instr(jpp_str_t* str, const jpp_plan_t* plan,
                          const jpp_program_t* program, const jpp_instr_t* instr) {
   jpp_str_append(str, "  ");
-  if (instr->kind == JPP_INSTR_RUN) {
-    append_run(str, plan, program, instr);
-  } else if (instr->kind == JPP_INSTR_DELETE) {
-    jpp_str_append(str, "delete ");
-    append_operands(str, program, instr->first_operand, instr->num_args);
-    jpp_str_append(str, "\n");
-  } else {
-    append_transfer(str, plan, program, instr);
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      append_run(str, plan, program, instr);
+      break;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_RECV:
+      append_transfer(str, plan, program, instr);
+      break;
+    case JPP_INSTR_DELETE:
+      jpp_str_append(str, "delete ");
+      append_operands(str, program, instr->first_operand, instr->num_args);
+      jpp_str_append(str, "\n");
+      break;
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
 }
 

@@ -65,15 +65,22 @@ static void append_transfer(printer_t* p, const jpp_program_t* program,
 
 static void append_instr(printer_t* p, const jpp_program_t* program,
                          const jpp_instr_t* instr) {
-  if (instr->kind == JPP_INSTR_SEND) return;  // the receive shows the transfer
-  jpp_str_append(&p->str, "    ");
-  if (instr->kind == JPP_INSTR_RUN) {
-    append_task(p, program, instr);
-  } else if (instr->kind == JPP_INSTR_RECV) {
-    append_transfer(p, program, instr);
-  } else {
-    jpp_str_appendf(&p->str, "_:i32[] = delete[mpmd_idx=%u] ", program->rank);
-    append_registers(p, program, instr->first_operand, instr->num_args, false);
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      jpp_str_append(&p->str, "    ");
+      append_task(p, program, instr);
+      break;
+    case JPP_INSTR_RECV:
+      jpp_str_append(&p->str, "    ");
+      append_transfer(p, program, instr);
+      break;
+    case JPP_INSTR_DELETE:
+      jpp_str_appendf(&p->str, "    _:i32[] = delete[mpmd_idx=%u] ", program->rank);
+      append_registers(p, program, instr->first_operand, instr->num_args, false);
+      break;
+    case JPP_INSTR_SEND:  // the receive shows the transfer
+    case JPP_INSTR_KIND_COUNT:
+      return;
   }
   jpp_str_append(&p->str, "\n");
 }

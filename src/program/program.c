@@ -1,4 +1,17 @@
+// Program: builds the actors' lists in the order of the passes in builder.h.
 #include "program/builder.h"
+
+const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {
+  static const char* const kNames[] = {
+      [JPP_INSTR_RUN] = "run",
+      [JPP_INSTR_SEND] = "send",
+      [JPP_INSTR_RECV] = "recv",
+      [JPP_INSTR_DELETE] = "delete",
+  };
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_INSTR_KIND_COUNT,
+                 "a name a kind");
+  return (unsigned)kind < JPP_INSTR_KIND_COUNT ? kNames[kind] : NULL;
+}
 
 static jpp_status_t* copy_value_bytes(jpp_program_builder_t* b) {
   uint32_t values = b->staged->num_values;

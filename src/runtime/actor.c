@@ -10,22 +10,33 @@ static uint64_t operand_bytes(const jpp_actor_t* actor, const jpp_instr_t* instr
 
 // The memory of a donated arg lives on in a result, so it counts once.
 static int64_t live_bytes_added(const jpp_actor_t* actor, const jpp_instr_t* instr) {
-  const jpp_task_call_t* call = &actor->runtime->calls[instr->target];
+  const jpp_task_call_t* call = NULL;
   uint64_t more = 0, less = 0;
   for (uint32_t i = 0; i < instr->num_results; ++i) {
     more += operand_bytes(actor, instr, instr->num_args + i);
   }
-  if (instr->kind == JPP_INSTR_RUN) {
-    for (uint32_t i = 0; i < call->num_donated; ++i) {
-      less += operand_bytes(actor, instr, call->donated[i]);
-    }
-  } else if (instr->kind == JPP_INSTR_DELETE) {
-    for (uint32_t i = 0; i < instr->num_args; ++i) less += operand_bytes(actor, instr, i);
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      call = &actor->runtime->calls[instr->target];
+      for (uint32_t i = 0; i < call->num_donated; ++i) {
+        less += operand_bytes(actor, instr, call->donated[i]);
+      }
+      break;
+    case JPP_INSTR_DELETE:
+      for (uint32_t i = 0; i < instr->num_args; ++i) {
+        less += operand_bytes(actor, instr, i);
+      }
+      break;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_RECV:
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
   return (int64_t)(more - less);
 }
 
-static jpp_status_t* check_run(const jpp_actor_t* actor, const jpp_instr_t* instr) {
+static jpp_status_t* check_result_count(const jpp_actor_t* actor,
+                                        const jpp_instr_t* instr) {
   jpp_runtime_t* runtime = actor->runtime;
   const jpp_task_t* task = &runtime->plan->staged->tasks[instr->target];
   jpp_executable_t* executable = runtime->calls[instr->target].executable;
@@ -62,12 +73,19 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
                             .source = source,
                             .operands = actor->program->operands + instr->first_operand,
                             .live_bytes = live_bytes_added(actor, instr)};
-  if (instr->kind == JPP_INSTR_RUN) {
-    made.call = &actor->runtime->calls[instr->target];
-    made.run = actor->num_runs;
-  } else if (instr->kind != JPP_INSTR_DELETE) {
-    made.link = &actor->runtime->links[instr->target];
-    made.tag = message_tag(actor, instr);
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      made.call = &actor->runtime->calls[instr->target];
+      made.run = actor->num_runs;
+      break;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_RECV:
+      made.link = &actor->runtime->links[instr->target];
+      made.tag = message_tag(actor, instr);
+      break;
+    case JPP_INSTR_DELETE:
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
   return made;
 }
@@ -82,7 +100,7 @@ static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked) {
     const jpp_instr_t* instr = &program->instrs[i];
     bool run = instr->kind == JPP_INSTR_RUN;
     if (run && !checked[instr->target]) {
-      JPP_RETURN_IF_ERROR_IN(check_run(actor, instr), "rank %u", program->rank);
+      JPP_RETURN_IF_ERROR_IN(check_result_count(actor, instr), "rank %u", program->rank);
       checked[instr->target] = true;
     }
     if (run && !actor->runtime->calls[instr->target].executable) continue;

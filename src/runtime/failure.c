@@ -55,14 +55,22 @@ static void describe(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
   const jpp_instr_t* instr = &program->instrs[at];
   char buffer[kMicrobatchSize];
   const char* microbatch = microbatch_text(instr->microbatch, buffer);
-  if (instr->kind == JPP_INSTR_RUN) {
-    snprintf(text, kPlaceSize, "rank %u, instruction %u, %s%s", rank, at,
-             plan->staged->tasks[instr->target].name, microbatch);
-  } else if (instr->kind == JPP_INSTR_DELETE) {
-    snprintf(text, kPlaceSize, "rank %u, instruction %u, delete", rank, at);
-  } else {
-    describe_transfer(plan, program, at, microbatch, text);
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      snprintf(text, kPlaceSize, "rank %u, instruction %u, %s%s", rank, at,
+               plan->staged->tasks[instr->target].name, microbatch);
+      return;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_RECV:
+      describe_transfer(plan, program, at, microbatch, text);
+      return;
+    case JPP_INSTR_DELETE:
+      snprintf(text, kPlaceSize, "rank %u, instruction %u, delete", rank, at);
+      return;
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
+  snprintf(text, kPlaceSize, "rank %u, instruction %u", rank, at);
 }
 
 static void describe_in(const jpp_actor_t* actor, uint32_t at, char text[kPlaceSize]) {

@@ -196,8 +196,8 @@ static jpp_status_t* finish_outputs(jpp_actor_t* actor) {
 
 // --- The loop -------------------------------------------------------------------------
 
-static jpp_status_t* issue(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                           bool* out_done) {
+static jpp_status_t* issue_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                 bool* out_done) {
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
       *out_done = true;
@@ -210,6 +210,8 @@ static jpp_status_t* issue(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
       for (uint32_t i = 0; i < instr->num_args; ++i) {
         destroy_register(actor, instr->operands[i]);
       }
+      break;
+    case JPP_INSTR_KIND_COUNT:
       break;
   }
   *out_done = true;
@@ -247,7 +249,7 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
       if (has_run) return JPP_ADVANCE_SOME;
       has_run = true;
     }
-    jpp_status_t* status = issue(actor, instr, &done);
+    jpp_status_t* status = issue_instr(actor, instr, &done);
     if (status) return fail_instr(actor, instr, status);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
     if (actor->runtime->tracing) jpp_trace_count(actor, instr);

@@ -71,9 +71,9 @@ static void release_message(void* user, void* buffer) {
   jpp_client_buffer_destroy(user, buffer);
 }
 
-static jpp_status_t* open_links(jpp_runtime_t* runtime) {
+static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
   const jpp_plan_t* plan = runtime->plan;
-  JPP_RETURN_IF_ERROR(jpp_transport_create("inproc", &runtime->transport));
+  JPP_RETURN_IF_ERROR(jpp_transport_create(transport, &runtime->transport));
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&runtime->arena, plan->num_channels, &runtime->links));
   for (uint32_t i = 0; i < plan->num_channels; ++i) {
@@ -122,7 +122,8 @@ static jpp_status_t* create(jpp_runtime_t* runtime,
   uint32_t threads = options->issue_threads < ranks ? options->issue_threads : ranks;
   JPP_RETURN_IF_ERROR(copy_devices(runtime, options));
   JPP_RETURN_IF_ERROR(resolve_calls(runtime, options));
-  JPP_RETURN_IF_ERROR(open_links(runtime));
+  JPP_RETURN_IF_ERROR(
+      open_links(runtime, options->transport ? options->transport : "inproc"));
   for (uint32_t r = 0; r < ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_actor_resolve(runtime, r));
   }

@@ -36,8 +36,18 @@ static jpp_status_t* allocate_actor(jpp_actor_t* actor, jpp_trace_run_t* runs) {
 static void number_messages(jpp_actor_t* actor) {
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
     jpp_actor_instr_t* instr = &actor->instrs[i];
-    if (instr->kind == JPP_INSTR_SEND) instr->message = instr->link->sends++;
-    if (instr->kind == JPP_INSTR_RECV) instr->message = instr->link->recvs++;
+    switch ((jpp_instr_kind_t)instr->kind) {
+      case JPP_INSTR_SEND:
+        instr->message = instr->link->sends++;
+        break;
+      case JPP_INSTR_RECV:
+        instr->message = instr->link->recvs++;
+        break;
+      case JPP_INSTR_RUN:
+      case JPP_INSTR_DELETE:
+      case JPP_INSTR_KIND_COUNT:
+        break;
+    }
   }
 }
 
@@ -160,9 +170,17 @@ static int64_t* message_end(const jpp_actor_instr_t* instr, jpp_runtime_t* runti
 
 // When the registers that the instruction fills are full.
 static int64_t find_end(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool starts) {
-  if (instr->kind == JPP_INSTR_RUN) return actor->trace[instr->run].end;
-  bool received = instr->kind == JPP_INSTR_RECV && starts;
-  return received ? *message_end(instr, actor->runtime) : 0;
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      return actor->trace[instr->run].end;
+    case JPP_INSTR_RECV:
+      return starts ? *message_end(instr, actor->runtime) : 0;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_DELETE:
+    case JPP_INSTR_KIND_COUNT:
+      break;
+  }
+  return 0;
 }
 
 // Follows an actor's registers through its program. A message is there when the run that

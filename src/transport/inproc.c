@@ -75,7 +75,7 @@ static jpp_status_t* inproc_open_channel(jpp_transport_t* transport,
   return NULL;
 }
 
-static jpp_status_t* inproc_abort_status(inproc_channel_t* channel) {
+static jpp_status_t* inproc_set_abort_status(inproc_channel_t* channel) {
   return jpp_status_clone(atomic_load_explicit(&channel->aborted, memory_order_acquire));
 }
 
@@ -86,7 +86,7 @@ static uint32_t slot_after(const inproc_channel_t* channel, uint32_t slot) {
 static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* message,
                                      bool* out_done) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
-  JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
+  JPP_RETURN_IF_ERROR(inproc_set_abort_status(channel));
   uint64_t sent = atomic_load_explicit(&channel->sent, memory_order_relaxed);
   if (sent - channel->received_seen == channel->slot_count) {
     channel->received_seen =
@@ -122,12 +122,12 @@ static bool inproc_take(inproc_channel_t* channel, jpp_message_t* message) {
 static jpp_status_t* inproc_try_recv(jpp_channel_t* base, jpp_message_t* message,
                                      bool* out_done) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
-  JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
+  JPP_RETURN_IF_ERROR(inproc_set_abort_status(channel));
   *out_done = inproc_take(channel, message);
   return NULL;
 }
 
-static void inproc_abort(jpp_channel_t* base, const jpp_status_t* status) {
+static void inproc_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
   jpp_status_t* copy = jpp_status_clone(status);
   jpp_status_t* none = NULL;
@@ -169,7 +169,7 @@ const jpp_transport_vtable_t jpp_transport_inproc = {
     .open_channel = inproc_open_channel,
     .try_send = inproc_try_send,
     .try_recv = inproc_try_recv,
-    .set_abort = inproc_abort,
+    .set_abort = inproc_set_abort,
     .reset = inproc_reset,
     .close = inproc_close,
 };

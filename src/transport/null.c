@@ -1,8 +1,9 @@
 // The driver that does nothing: copy it to start another one.
 //
 // A driver is a file with a static function for each row of jpp_transport_vtable_t, the
-// table at the end, its declaration in driver.h and its line in the list of transport.c.
-// The conformance suite in tests/c/transport then runs on it once it is named there.
+// table at the end. Beside it, touch its declaration in driver.h, its line in the list of
+// transport.c, and meson.build. The conformance suite in tests/c/transport then runs on
+// it, and jpp_runtime_options_t.transport chooses it by name.
 #include "base/alloc.h"
 #include "transport/driver.h"
 
@@ -47,7 +48,7 @@ static jpp_status_t* null_try_recv(jpp_channel_t* channel, jpp_message_t* messag
 
 // Any thread. Keeps a copy of the status, unless one is kept already, where both ends see
 // it at their next call; a driver between processes tells the peer.
-static void null_abort(jpp_channel_t* channel, const jpp_status_t* status) {
+static void null_set_abort(jpp_channel_t* channel, const jpp_status_t* status) {
   (void)channel, (void)status;
 }
 
@@ -65,7 +66,7 @@ const jpp_transport_vtable_t jpp_transport_null = {
     .open_channel = null_open_channel,
     .try_send = null_try_send,
     .try_recv = null_try_recv,
-    .set_abort = null_abort,
+    .set_abort = null_set_abort,
     .reset = null_reset,
     .close = null_close,
 };

@@ -12,31 +12,16 @@ static json_t* type_json(const jpp_type_t* type) {
   return json_pack("{s:s, s:o}", "dtype", jpp_dtype_name(type->dtype), "shape", dims);
 }
 
-static const char* op_kind_name(uint8_t kind) {
-  static const char* const kNames[] = {
-      [JPP_OP_CALL] = "call",
-      [JPP_OP_MARK] = "mark",
-      [JPP_OP_MARK_BACKWARD] = "mark_backward",
-      [JPP_OP_ADD] = "add",
-      [JPP_OP_PLACE] = "place",
-      [JPP_OP_LOOP] = "loop",
-      [JPP_OP_INIT] = "init",
-      [JPP_OP_ACCUMULATE] = "accumulate",
-      [JPP_OP_SUM] = "sum",
-  };
-  return kind <= JPP_OP_SUM ? kNames[kind] : "?";
-}
-
 static json_t* op_json(const jpp_op_t* op) {
   return json_pack(
       "{s:s, s:o, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
-      op_kind_name(op->kind), "name", jpp_json_text(op->name ? op->name : ""), "attr",
-      (json_int_t)op->attr, "loop", jpp_json_id(op->loop), "inputs",
-      jpp_json_ids(op->inputs, op->num_inputs), "first_output",
-      (json_int_t)op->first_output, "num_outputs", (json_int_t)op->num_outputs, "cheap",
-      (op->flags & JPP_OP_CHEAP) != 0, "backward", (op->flags & JPP_OP_BACKWARD) != 0,
-      "effect", (op->flags & JPP_OP_EFFECT) != 0, "cost", (double)op->cost, "where",
-      jpp_json_text(op->where));
+      jpp_op_kind_name((jpp_op_kind_t)op->kind), "name",
+      jpp_json_text(op->name ? op->name : ""), "attr", (json_int_t)op->attr, "loop",
+      jpp_json_id(op->loop), "inputs", jpp_json_ids(op->inputs, op->num_inputs),
+      "first_output", (json_int_t)op->first_output, "num_outputs",
+      (json_int_t)op->num_outputs, "cheap", (op->flags & JPP_OP_CHEAP) != 0, "backward",
+      (op->flags & JPP_OP_BACKWARD) != 0, "effect", (op->flags & JPP_OP_EFFECT) != 0,
+      "cost", (double)op->cost, "where", jpp_json_text(op->where));
 }
 
 static json_t* ops_json(const jpp_op_t* ops, uint32_t count) {
@@ -177,14 +162,25 @@ static json_t* partition_json(const jpp_planned_t* planned) {
 
 // --- Program --------------------------------------------------------------------------
 
+static json_t* target_json(const jpp_instr_t* instr) {
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_RECV:
+      return json_integer(instr->target);
+    case JPP_INSTR_DELETE:
+    case JPP_INSTR_KIND_COUNT:
+      break;
+  }
+  return json_null();
+}
+
 static json_t* instr_json(const jpp_program_t* program, const jpp_instr_t* instr) {
-  static const char* const kKinds[] = {"run", "send", "recv", "delete"};
   const uint32_t* operands = program->operands + instr->first_operand;
-  json_t* target =
-      instr->kind == JPP_INSTR_DELETE ? json_null() : json_integer(instr->target);
-  return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "kind", kKinds[instr->kind],
-                   "target", target, "microbatch", jpp_json_id(instr->microbatch), "args",
-                   jpp_json_ids(operands, instr->num_args), "results",
+  return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "kind",
+                   jpp_instr_kind_name((jpp_instr_kind_t)instr->kind), "target",
+                   target_json(instr), "microbatch", jpp_json_id(instr->microbatch),
+                   "args", jpp_json_ids(operands, instr->num_args), "results",
                    jpp_json_ids(operands + instr->num_args, instr->num_results), "values",
                    jpp_json_ids(program->operand_values + instr->first_operand,
                                 instr->num_args + instr->num_results));

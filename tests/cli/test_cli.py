@@ -122,6 +122,21 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("actor 3:", done.stdout)
 
+    def test_plan_takes_a_schedule_as_csv(self) -> None:
+        sizes = ["--stages", "4", "--ranks", "4", "--microbatches", "6"]
+        mlp4 = graph("mlp4")
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "mine.csv")
+            file.write_text(run("schedule", "show", "zb-h1", *sizes, "--csv").stdout)
+            for after in ("partition", "program", "check"):
+                given = run("plan", mlp4, "--schedule", str(file), "--after", after)
+                built = run("plan", mlp4, "--schedule", "zb-h1", "--after", after)
+                self.assertEqual((given.returncode, given.stdout), (0, built.stdout))
+            short = file.read_text().replace("0F5,", ",")
+            file.write_text(short)
+            self.assert_refused(1, "mine.csv:1: stage 0", "plan", mlp4, "--schedule", str(file))
+            self.assert_refused(2, "No such file", "plan", mlp4, "--schedule", "./none.csv")
+
     def test_a_file_without_a_schedule_says_which_flag_to_give(self) -> None:
         text = pathlib.Path(graph("mlp2")).read_text().replace(' schedule "1f1b"', "")
         self.assert_refused(2, "--schedule NAME", "plan", "-", text=text)
@@ -315,6 +330,9 @@ class CommandTest(unittest.TestCase):
                 self.assertRegex(done.stdout, rf"rank +{rank}  \S+ ")
             self.assertIn("\x1b[34m", run("plot", trace, "--color").stdout)
             self.assertEqual(run("plot", trace, "-o", str(picture)).returncode, 0)
+            page = str(pathlib.Path(folder, "a.html"))
+            self.assertEqual(run("plot", trace, "-o", page).returncode, 0)
+            self.assertTrue(pathlib.Path(page).read_text().startswith("<!doctype html>"))
             root = xml.etree.ElementTree.parse(picture).getroot()
             titles = [e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}title")]
             self.assertEqual(len(titles), 72)

@@ -32,11 +32,11 @@ const jpp_schedule_info_t* jpp_schedule_info_at(uint32_t index) {
 
 uint32_t jpp_row_next(const jpp_row_writer_t* writer, uint32_t stage,
                       jpp_task_kind_t kind) {
-  return writer->next[(size_t)stage * kTaskKinds + kind];
+  return writer->next[(size_t)stage * kStageTaskKinds + kind];
 }
 
 bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind) {
-  uint32_t* next = &writer->next[(size_t)stage * kTaskKinds + kind];
+  uint32_t* next = &writer->next[(size_t)stage * kStageTaskKinds + kind];
   if (*next == writer->microbatches || writer->count == writer->capacity) return false;
   writer->tasks[writer->count++] = (jpp_schedule_task_t){
       .kind = (uint8_t)kind,
@@ -114,7 +114,7 @@ static jpp_status_t* fill_in(const jpp_schedule_builder_t* builder,
                              .microbatches = params->microbatches};
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, writer.capacity, &writer.tasks));
   JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(scratch, (size_t)params->stages * kTaskKinds, &writer.next));
+      JPP_ARENA_ARRAY(scratch, (size_t)params->stages * kStageTaskKinds, &writer.next));
   JPP_RETURN_IF_ERROR(write_rows(builder, params, &writer, draft));
   if (!builder->weight_limit) return NULL;
   return jpp_schedule_place_weights(draft, builder->weight_limit(params), scratch);

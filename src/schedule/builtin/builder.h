@@ -12,18 +12,19 @@ typedef struct jpp_row_writer {
   jpp_schedule_task_t* tasks;  // [capacity]
   uint64_t count;
   uint64_t capacity;
-  uint32_t* next;  // [stages][kTaskKinds]: the next microbatch
+  uint32_t* next;  // [stages][kStageTaskKinds]: the next microbatch
   uint32_t microbatches;
 } jpp_row_writer_t;
 
-enum { kTaskKinds = JPP_TASK_BWD_W + 1 };
+enum { kStageTaskKinds = JPP_TASK_BWD_W + 1 };
 
 // The microbatch that jpp_row_put() would hand out; `microbatches` when used up.
 uint32_t jpp_row_next(const jpp_row_writer_t* writer, uint32_t stage,
                       jpp_task_kind_t kind);
 // Appends the next microbatch of (stage, kind); false and nothing when used up.
 bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind);
-// An idle step; those that follow each other share an entry.
+// An idle step, which takes no time: it only shows where the rank waits. Those that
+// follow each other share an entry.
 void jpp_row_put_idle(jpp_row_writer_t* writer);
 // Makes the last entry part of a FusedTask with the one that comes next.
 void jpp_row_join(jpp_row_writer_t* writer);

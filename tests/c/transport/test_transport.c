@@ -2,6 +2,7 @@
 // is particular to the list of drivers.
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 
 #include "base/alloc.h"
 #include "jaxpp/transport.h"
@@ -247,7 +248,7 @@ static void test_drivers_are_listed_and_found_by_name(void** state) {
     ASSERT_OK(jpp_transport_create(jpp_transport_driver_name(count), &transport));
     jpp_transport_destroy(transport);
   }
-  assert_int_equal(count, 2);
+  assert_true(count >= 2);
   jpp_transport_t* transport = NULL;
   ASSERT_FAILS(jpp_transport_create("carrier-pigeon", &transport), JPP_INVALID_ARGUMENT,
                "expected transport inproc or null, found 'carrier-pigeon'");
@@ -265,27 +266,38 @@ static void test_null_says_that_it_is_unsupported(void** state) {
   jpp_transport_destroy(transport);
 }
 
-#define TEST_ON(driver, test) \
-  { #test " on " driver, test, NULL, NULL, (void*)driver }
+// What every driver that moves messages must pass.
+static const struct CMUnitTest kConformance[] = {
+    cmocka_unit_test(test_messages_come_in_order_up_to_the_slots),
+    cmocka_unit_test(test_message_without_buffers_carries_its_tag),
+    cmocka_unit_test(test_too_many_buffers_are_refused),
+    cmocka_unit_test(test_abort_reaches_both_ends_and_the_first_one_stays),
+    cmocka_unit_test(test_reset_leaves_nothing_to_receive),
+    cmocka_unit_test(test_reset_releases_what_waits_and_clears_the_abort),
+    cmocka_unit_test(test_two_threads_lose_and_reorder_nothing),
+    cmocka_unit_test(test_abort_from_a_third_thread_ends_a_waiting_receiver),
+    cmocka_unit_test(test_open_survives_every_failed_allocation),
+    cmocka_unit_test(test_channel_without_slots_is_refused),
+};
+enum { kConformanceCount = sizeof(kConformance) / sizeof(*kConformance), kMost = 128 };
 
-// One line in main() for each driver that moves messages.
-#define CONFORMANCE(driver)                                                    \
-  TEST_ON(driver, test_messages_come_in_order_up_to_the_slots),                \
-      TEST_ON(driver, test_message_without_buffers_carries_its_tag),           \
-      TEST_ON(driver, test_too_many_buffers_are_refused),                      \
-      TEST_ON(driver, test_abort_reaches_both_ends_and_the_first_one_stays),   \
-      TEST_ON(driver, test_reset_leaves_nothing_to_receive),                   \
-      TEST_ON(driver, test_reset_releases_what_waits_and_clears_the_abort),    \
-      TEST_ON(driver, test_two_threads_lose_and_reorder_nothing),              \
-      TEST_ON(driver, test_abort_from_a_third_thread_ends_a_waiting_receiver), \
-      TEST_ON(driver, test_open_survives_every_failed_allocation),             \
-      TEST_ON(driver, test_channel_without_slots_is_refused)
-
+// The suite on every driver that the library lists, but for the skeleton, which refuses.
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      CONFORMANCE("inproc"),
+  static char names[kMost][128];
+  struct CMUnitTest tests[kMost] = {
       cmocka_unit_test(test_drivers_are_listed_and_found_by_name),
       cmocka_unit_test(test_null_says_that_it_is_unsupported),
   };
-  return cmocka_run_group_tests_name("transport", tests, NULL, NULL);
+  size_t count = 2;
+  const char* driver;
+  for (uint32_t d = 0; (driver = jpp_transport_driver_name(d)); ++d) {
+    if (!strcmp(driver, "null")) continue;
+    for (size_t i = 0; i < kConformanceCount && count < kMost; ++i, ++count) {
+      tests[count] = kConformance[i];
+      snprintf(names[count], sizeof(*names), "%s on %s", kConformance[i].name, driver);
+      tests[count].name = names[count];
+      tests[count].initial_state = (void*)driver;
+    }
+  }
+  return _cmocka_run_group_tests("transport", tests, count, NULL, NULL);
 }
