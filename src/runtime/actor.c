@@ -1,5 +1,5 @@
 // An actor's program with everything looked up that a step would have to.
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 static uint64_t operand_bytes(const jpp_actor_t* actor, const jpp_instr_t* instr,
                               uint32_t index) {

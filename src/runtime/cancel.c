@@ -3,7 +3,7 @@
 #include <time.h>
 
 #include "base/alloc.h"
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 enum { kSliceNanoseconds = 50000000, kSecond = 1000000000 };
 

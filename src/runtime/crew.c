@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 enum { kYields = 64, kNapNanoseconds = 50000 };
 static const uint64_t kAllDone = UINT64_MAX;

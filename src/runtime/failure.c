@@ -1,9 +1,11 @@
 // Failures in words: where a step failed, and what it waits for when it can not go on.
+#include "runtime/failure.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "base/str.h"
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 enum { kPlaceSize = 256, kMicrobatchSize = 32 };
 

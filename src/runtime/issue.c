@@ -1,5 +1,7 @@
 // The instruction loop. Nothing here allocates, looks up or formats unless it fails.
-#include "runtime/actor.h"
+#include "runtime/failure.h"
+#include "runtime/nans.h"
+#include "runtime/state.h"
 
 static uint64_t take_order(jpp_runtime_t* runtime) {
   return atomic_fetch_add_explicit(&runtime->order, 1, memory_order_relaxed);

@@ -2,11 +2,13 @@
 // its floating results are read. Named is the first run that has one, for what it was
 // given had none unless the step's own arguments did, and of its results the one whose op
 // comes first.
+#include "runtime/nans.h"
+
 #include <stdio.h>
 
 #include "base/alloc.h"
 #include "base/finite.h"
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs) {
   unsigned what = (nans ? JPP_FIND_NANS : 0) | (infs ? JPP_FIND_INFS : 0);

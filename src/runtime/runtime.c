@@ -1,4 +1,4 @@
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 // --- Create ---------------------------------------------------------------------------
 

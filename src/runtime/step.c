@@ -1,5 +1,6 @@
 // A step: inputs into registers, issue, wait, outputs out of registers.
-#include "runtime/actor.h"
+#include "runtime/failure.h"
+#include "runtime/state.h"
 
 // The failure that was issued first: what depends on it fails later, with its message.
 typedef struct first_failure {

@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <time.h>
 
-#include "runtime/actor.h"
+#include "runtime/state.h"
 
 int64_t jpp_trace_now(void) {
   struct timespec now;

@@ -1,0 +1,19 @@
+// Failure: what failed and where, in words.
+#ifndef JPP_RUNTIME_FAILURE_H_
+#define JPP_RUNTIME_FAILURE_H_
+
+#include "runtime/actor.h"
+
+// Puts the place in front: "rank 2, instruction 14, bwd_2 of microbatch 3".
+jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
+                                 jpp_status_t* status);
+// "rank 2, output 3 ('loss')".
+jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,
+                                        jpp_status_t* status);
+// A message that is not the one the receiver was to get. Not located yet.
+jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
+                                   const jpp_actor_instr_t* instr, uint64_t found_tag);
+// What every actor that is not done waits for.
+jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime);
+
+#endif  // JPP_RUNTIME_FAILURE_H_
