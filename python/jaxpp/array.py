@@ -6,7 +6,7 @@ import collections
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,22 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.devices import Devices
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding
-from jaxpp.tracing import physical_type
 
-__all__ = ["MpmdArray", "PartedPlacement", "PartedValue", "Placement"]
+if TYPE_CHECKING:
+    from jaxpp.run.devices import Devices
+
+__all__ = ["MpmdArray", "PartedPlacement", "PartedValue", "Placement", "physical_type"]
+
+
+def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape in which an abstract value is stored."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return str(data.dtype), tuple(data.shape)
+    return str(aval.dtype), tuple(aval.shape)
 
 
 class Placement:

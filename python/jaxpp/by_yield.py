@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jaxpp import _core
 from jaxpp.errors import definition_line, make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.primitives import run_loop
 from jaxpp.schedules import OnePass, check_count
 from jaxpp.step import check_function, make_function, mpmd_jit_with_loop
+from jaxpp.trace.loop import run_loop
 
 __all__ = ["mpmd_jit_by_yield"]
 

@@ -26,13 +26,14 @@ from jaxpp.jax_internals import (
     broadcast_prefix,
     drop_unused,
     is_of_a_closed_trace,
+    is_transposed,
     name_after,
     user_line,
     without_constants,
 )
-from jaxpp.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
+from jaxpp.trace.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 
 __all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_loop"]
 
@@ -252,7 +253,7 @@ def run_loop(
             title=title,
             mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
         )
-    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, tracing.py finds it
+    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, graph.py finds it
         raise make_error(
             "unsupported",
             f"{title}: a function inside closes over a traced value, which JAX can not hand "
@@ -283,7 +284,7 @@ def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
     mark = first_mark(jaxpr)
     if mark is None or _has_loop(jaxpr):
         return
-    line = user_line(mark.source_info.traceback)
+    line = user_line(mark)
     warn(
         f"the stage mark at {line or '?'} stands outside treduce, and the step has no treduce: "
         "there is no pipeline, ranks compute the same or wait for each other. Run the function "
@@ -306,7 +307,7 @@ def _warn_of_stacked_gradients(
         eqn = None if isinstance(out, Literal) else made_by.get(out)
         if not (like_a_weight and eqn and type(operation) is Concat):
             continue
-        if "transpose(" in str(eqn.source_info.name_stack):
+        if is_transposed(eqn):
             warn(
                 f"{title}: result{jax.tree_util.keystr(path)}, {value.dtype}"
                 f"{list(value.shape)}, looks like the gradient of a weight, and the default "

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from jaxpp import _core
-from jaxpp.compilation_cache import plugin_key
-from jaxpp.custom_calls import register_handlers
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
+from jaxpp.run.compilation_cache import plugin_key
+from jaxpp.run.handlers import register_handlers
 
 __all__ = ["Devices", "devices_for"]
 

@@ -13,12 +13,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.callbacks import redirect_callbacks
-from jaxpp.evaluation import MadeOp, run_ops
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
-from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
+from jaxpp.plan.evaluation import MadeOp, run_ops
+from jaxpp.run.callbacks import redirect_callbacks
+from jaxpp.trace.graph import ACCUMULATE, INIT, SUM, FrontOp, Graph
 
 __all__ = ["LoweredTask", "TaskLowerer"]
 

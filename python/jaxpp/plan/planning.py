@@ -11,8 +11,6 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.auto import find_schedules, is_auto, trial_length
-from jaxpp.call import Call, Options, Signature, struct_of
 from jaxpp.errors import (
     JaxppError,
     annotate,
@@ -26,10 +24,12 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
-from jaxpp.primitives import warn_of_marks_without_loop
-from jaxpp.sharding import Specs, infer_specs
-from jaxpp.stacked import Bounds, part_step
-from jaxpp.tracing import FrontLoop, Graph, build_graph
+from jaxpp.plan.auto import find_schedules, is_auto, trial_length
+from jaxpp.plan.sharding import Specs, infer_specs
+from jaxpp.trace.call import Call, Options, Signature, struct_of
+from jaxpp.trace.graph import FrontLoop, Graph, build_graph
+from jaxpp.trace.loop import warn_of_marks_without_loop
+from jaxpp.trace.stacked import Bounds, part_step
 
 __all__ = ["Traced", "name_of", "trace_function", "trace_step"]
 

@@ -18,12 +18,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
+from jaxpp.array import physical_type
 from jaxpp.errors import make_error
-from jaxpp.evaluation import run_op
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
-from jaxpp.tracing import FrontLoop, Graph, physical_type
+from jaxpp.plan.evaluation import run_op
+from jaxpp.trace.graph import FrontLoop, Graph
 
 __all__ = ["Specs", "infer_specs"]
 

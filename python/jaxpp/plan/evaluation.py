@@ -1,7 +1,7 @@
 """Evaluates ops of the graph on tracers, to lower them.
 
-Ops that were taken apart (`splitting.py`) are put together again where several of them stand in
-one task: parts of a scan run as one scan, and ops of a branch under one condition.
+Ops that were taken apart (`trace/splitting.py`) are put together again where several of them
+stand in one task: parts of a scan run as one scan, and ops of a branch under one condition.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from jaxpp.jax_internals import wrap_keys
+from jaxpp.jax_internals import settings_of, wrap_keys
 from jaxpp.mesh import MpmdMesh
-from jaxpp.splitting import Branch, Conditional, Whole
-from jaxpp.tracing import FrontOp
+from jaxpp.trace.graph import FrontOp
+from jaxpp.trace.splitting import Branch, Conditional, Whole
 
 __all__ = ["MadeOp", "run_op", "run_ops", "zeros"]
 
@@ -44,7 +44,7 @@ def _bind(op: FrontOp, params: dict[str, Any], operands: Sequence[Any], mesh: Mp
     if op.primitive.name == "sharding_constraint" and mesh.lowering_mesh().size == 1:
         return list(operands)
     bound = op.primitive.get_bind_params(params)
-    with op.context.manager if op.context else contextlib.nullcontext():
+    with settings_of(op.eqn) if op.eqn else contextlib.nullcontext():
         outs = op.primitive.bind(*operands, **bound)
     return list(outs) if op.primitive.multiple_results else [outs]
 

@@ -19,15 +19,16 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
-from jaxpp.cross import place_p
-from jaxpp.custom_calls import check_equation
+from jaxpp.array import physical_type
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import is_unspecified, user_line
-from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
-from jaxpp.nested import refuse_traced, step_p
+from jaxpp.jax_internals import is_transposed, is_unspecified, user_line
 from jaxpp.operations import Operation, kind_of
-from jaxpp.primitives import closed_over_error, loop_p
-from jaxpp.splitting import (
+from jaxpp.trace.cross import place_p
+from jaxpp.trace.custom_calls import check_equation
+from jaxpp.trace.loop import closed_over_error, loop_p
+from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.trace.nested import refuse_traced, step_p
+from jaxpp.trace.splitting import (
     Branch,
     Conditional,
     Part,
@@ -37,7 +38,7 @@ from jaxpp.splitting import (
     is_recomputation,
 )
 
-__all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
+__all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 
 # jpp_op_kind_t and the flags of jpp_op_t
 CALL, MARK, MARK_BACKWARD, ADD, PLACE, LOOP, INIT, ACCUMULATE, SUM = range(9)
@@ -67,7 +68,7 @@ class FrontOp:
     operands: tuple[Operand, ...]
     first_output: int
     num_outputs: int
-    context: Any = None  # the JAX settings that the equation was traced under
+    eqn: JaxprEqn | None = None  # under whose settings of JAX it is evaluated
     branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
     part: Part | None = None  # of an equation that became several ops
 
@@ -106,24 +107,11 @@ class Graph:
     num_ops: int
 
 
-def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
-    """The element type and shape in which an abstract value is stored."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return str(data.dtype), tuple(data.shape)
-    return str(aval.dtype), tuple(aval.shape)
-
-
 def _bytes(aval: Any) -> int:
     if not hasattr(aval, "shape"):
         return 0
     dtype, shape = physical_type(aval)
     return math.prod(shape) * jnp.dtype(dtype).itemsize
-
-
-def where_of(eqn: JaxprEqn) -> str | None:
-    """The user's own line behind an equation, as file:line."""
-    return user_line(eqn.source_info.traceback)
 
 
 def _flops(eqn: JaxprEqn, params: dict[str, Any] | None = None) -> float:
@@ -319,7 +307,7 @@ class _Builder:
 
     def is_backward(self, eqn: JaxprEqn) -> bool:
         """Whether autodiff wrote the equation, or the call that it stands in."""
-        return self.in_backward or "transpose(" in str(eqn.source_info.name_stack)
+        return self.in_backward or is_transposed(eqn)
 
     def add_conditional(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         """A cond outside the loops: every equation of its branches is placed by itself."""
@@ -352,7 +340,7 @@ class _Builder:
         if parts is None:
             return self.add_call(eqn, operands)
         self._refuse_hidden_marks(eqn)
-        check_equation(eqn, where_of(eqn))
+        check_equation(eqn, user_line(eqn))
         return self.add_parts(eqn, operands, parts, _BACKWARD if backward else 0)
 
     def add_parts(
@@ -402,7 +390,7 @@ class _Builder:
 
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         self._refuse_hidden_marks(eqn)
-        check_equation(eqn, where_of(eqn))
+        check_equation(eqn, user_line(eqn))
         flags = _CHEAP if self._is_cheap(eqn) else 0
         if self.is_backward(eqn):
             flags |= _BACKWARD
@@ -506,7 +494,7 @@ class _Builder:
         guards = [index for index in indices if isinstance(index, int)]
         types = [physical_type(a) for a in avals]
         cost = _flops(eqn, params) if eqn and kind == CALL else 0.0
-        where = where_of(eqn) if eqn else None
+        where = user_line(eqn) if eqn else None
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, primitive.name, where
         )
@@ -516,7 +504,7 @@ class _Builder:
             tuple(operands),
             first,
             len(avals),
-            eqn.ctx if eqn else None,
+            eqn,
             branches,
             part,
         )
@@ -584,8 +572,8 @@ class _Builder:
                     remedy = f"Call {'treduce' if is_loop else 'mark_stage_end'} outside of it."
                 raise make_error(
                     "unsupported" if is_loop else "stage-marks",
-                    f"{'treduce' if is_loop else 'stage mark'} at {where_of(hidden)} stands "
-                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, {runs}.\n{remedy}",
+                    f"{'treduce' if is_loop else 'stage mark'} at {user_line(hidden)} stands "
+                    f"under `{eqn.primitive.name}` at {user_line(eqn)}, {runs}.\n{remedy}",
                 )
 
 

@@ -13,17 +13,17 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
-from jaxpp.call import Options
-from jaxpp.compilation_cache import folder, key_of
-from jaxpp.custom_calls import has_callbacks
-from jaxpp.devices import Devices
 from jaxpp.errors import JaxppError, make_error, warn
-from jaxpp.evaluation import zeros
 from jaxpp.jax_internals import serialized_compile_options
-from jaxpp.lowering import LoweredTask, TaskLowerer
-from jaxpp.planning import Traced
-from jaxpp.stacked import Bounds
-from jaxpp.times import collecting, note_step
+from jaxpp.plan.evaluation import zeros
+from jaxpp.plan.planning import Traced
+from jaxpp.run.compilation_cache import folder, key_of
+from jaxpp.run.devices import Devices
+from jaxpp.run.handlers import has_callbacks
+from jaxpp.run.lowering import LoweredTask, TaskLowerer
+from jaxpp.run.times import collecting, note_step
+from jaxpp.trace.call import Options
+from jaxpp.trace.stacked import Bounds
 
 __all__ = ["CompiledStep"]
 

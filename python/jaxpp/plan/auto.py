@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import memory_limits_of
 from jaxpp.errors import JaxppError, annotate, make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.schedules import BaseSchedule, FusedTask, OnePass, Task
-from jaxpp.tracing import Graph
+from jaxpp.trace.call import memory_limits_of
+from jaxpp.trace.graph import Graph
 
 __all__ = ["Auto", "Found", "find_schedules", "is_auto", "trial_length"]
 
