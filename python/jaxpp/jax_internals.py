@@ -492,13 +492,16 @@ class LoweredModule:
 
     # JAX 0.10.2, 0.11.2: mhlo.backend_config's index into the table of callbacks.
     def redirect_callbacks(
-        self, target: str, make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]]
+        self,
+        target: str,
+        attribute: str,
+        make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]],
     ) -> list[Any]:
         """Gives each call of `target` another handler's argument.
 
         `make` takes the Python function and the types of operands and results, each (name of
         the element type in MLIR, shape), and gives an object and its address; the address
-        becomes the call's only attribute.
+        becomes the call's only attribute, under the name `attribute`.
         """
         made = []
         with self._module.context:
@@ -511,8 +514,8 @@ class LoweredModule:
                 named = [[(str(t.element_type), tuple(t.shape)) for t in ts] for ts in types]
                 callback, address = make(self.callback_functions[index], *named)
                 u64 = ir.IntegerType.get_unsigned(64)
-                attribute = ir.DictAttr.get({"callback": ir.IntegerAttr.get(u64, address)})
-                op.attributes["mhlo.backend_config"] = attribute
+                named_address = {attribute: ir.IntegerAttr.get(u64, address)}
+                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(named_address)
                 made.append(callback)
         return made
 

@@ -48,12 +48,12 @@ __all__ = [
 
 
 class TaskType(enum.Enum):
-    """The part of a stage's work that a task does. Values are `jpp_task_kind_t`."""
+    """The part of a stage's work that a task does."""
 
-    FWD = 1
-    BWD = 2
-    BWD_I = 3  # gradients of the stage's inputs
-    BWD_W = 4  # gradients of the stage's weights
+    FWD = _core.TASK_FWD
+    BWD = _core.TASK_BWD
+    BWD_I = _core.TASK_BWD_I  # gradients of the stage's inputs
+    BWD_W = _core.TASK_BWD_W  # gradients of the stage's weights
 
     @property
     def default_latency(self) -> int:
@@ -105,10 +105,12 @@ class FusedTask(tuple):
 
 
 Row: TypeAlias = Sequence[Task | FusedTask | None]
+# As _core.ScheduleTask: kind, joins_next, latency, stage, microbatch.
 _CoreTask: TypeAlias = tuple[int, bool, int, int, int]
+_IDLE: _CoreTask = (_core.TASK_IDLE, False, 0, 0, 0)
 
 # The largest number the planner counts with; what is too large for a plan it says itself.
-_LARGEST = 2**31 - 1
+_LARGEST = _core.LARGEST_COUNT
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -176,9 +178,7 @@ class BaseSchedule:
         if len(rows) != mpmd_dim:
             raise _other_size(f"{name} lists tasks for", len(rows), mpmd_dim)
         flat = [_flatten_row(name, rank, row) for rank, row in enumerate(rows)]
-        schedule = _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
-        schedule.verify()
-        return schedule
+        return _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
 
     def _check_subclass(self, n_mubatches: int) -> None:
         """A user's subclass may forget `super().__init__` or an argument of `tasks`."""
@@ -231,8 +231,7 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
             "schedule",
             f"{where}: fwd_or_bwd={shorten(kind)}; expected TaskType.FWD, BWD, BWD_I or BWD_W",
         )
-    # The planner keeps latencies in 16 bits.
-    latency = min(operator.index(task.latency), 2**16 - 1)
+    latency = min(operator.index(task.latency), _core.LARGEST_LATENCY)
     stage, microbatch = operator.index(task.stage_id), operator.index(task.mubatch_idx)
     return (kind.value, joins_next, latency, stage, microbatch)
 
@@ -241,7 +240,7 @@ def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
     flat: list[_CoreTask] = []
     for position, entry in enumerate(row):
         if entry is None:
-            flat.append((0, False, 0, 0, 0))
+            flat.append(_IDLE)
             continue
         members = entry if isinstance(entry, tuple) else (entry,)
         for i, task in enumerate(members):
@@ -250,15 +249,15 @@ def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
     return flat
 
 
-def _unflatten_row(flat: list[_CoreTask]) -> list[Task | FusedTask | None]:
+def _unflatten_row(flat: list[_core.ScheduleTask]) -> list[Task | FusedTask | None]:
     row: list[Task | FusedTask | None] = []
     group: list[Task] = []
-    for kind, joins_next, latency, stage, microbatch in flat:
-        if kind == 0:
+    for task in flat:
+        if task.kind == _core.TASK_IDLE:
             row.append(None)
             continue
-        group.append(Task(stage, microbatch, TaskType(kind), latency))
-        if joins_next:
+        group.append(Task(task.stage, task.microbatch, TaskType(task.kind), task.latency))
+        if task.joins_next:
             continue
         row.append(group[0] if len(group) == 1 else FusedTask(group))
         group = []
@@ -476,8 +475,9 @@ class CsvSchedule(BaseSchedule):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path, text = _read_text(path)
         self._schedule = _core.Schedule.from_csv(self.path, text)
-        stages, self.mpmd_dim, self.n_mubatches = self._schedule.sizes()
-        super().__init__(stages)
+        sizes = self._schedule.sizes()
+        self.mpmd_dim, self.n_mubatches = sizes.ranks, sizes.microbatches
+        super().__init__(sizes.stages)
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         _check_size(self.path, "ranks", self.mpmd_dim, mpmd_dim)

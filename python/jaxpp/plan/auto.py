@@ -39,11 +39,12 @@ class Found:
     assumes: str  # what the times leave out of account here; "" if nothing is known
 
     def __str__(self) -> str:
-        stages, ranks, microbatches = self.schedule.sizes()
+        sizes = self.schedule.sizes()
         over = self.makespan / self.bound - 1 if self.bound else 0.0
         lines = [
-            f"{self.name}: {stages} stages on {ranks} ranks with {microbatches} microbatches: "
-            f"{self.makespan:.4g} ms, {over:.1%} over the lower bound, {self.tried} tried",
+            f"{self.name}: {sizes.stages} stages on {sizes.ranks} ranks with "
+            f"{sizes.microbatches} microbatches: {self.makespan:.4g} ms, {over:.1%} over the "
+            f"lower bound, {self.tried} tried",
             f"best built-in schedule that fits: {self.built_in or 'none'}"
             + (f", {self.built_in_makespan:.4g} ms" if self.built_in else ""),
         ]
@@ -152,7 +153,18 @@ def _search(
         found = like.search(graph.core, at, schedules, costs, limits, auto.seconds)
     except JaxppError as error:
         raise annotate(error, f"loop at {graph.loops[at].where}") from None
-    return Found(*found, costs, [], "")
+    return Found(
+        found.schedule,
+        found.name,
+        found.makespan,
+        found.bound,
+        found.built_in,
+        found.built_in_makespan,
+        found.tried,
+        costs,
+        [],
+        "",
+    )
 
 
 def _placeholders(

@@ -225,12 +225,12 @@ class _Front:
         memory_limits: list[int] | None,
     ) -> Traced:
         mesh, names, out_names = self.mesh, self.arg_names, self.out_names
-        staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
+        staged = _core.Staged(graph.core, schedules)
         specs = infer_specs(
             graph, staged, mesh, self.in_specs, self.out_specs, names, out_names
         )
         plan = _core.Plan(staged, schedules, specs.value_bytes)
-        proof = plan.check(schedules, memory_limits)
+        proof = plan.check(memory_limits)
         return Traced(
             graph,
             schedules,
@@ -349,5 +349,5 @@ def trace_step(
     for note in traced.staged.notes():
         warn(note, note.split(": ", 1)[0])
     for found in founds:
-        found.peak_bytes = [peak for _, peak, _ in traced.plan.summary()]
+        found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
     return traced

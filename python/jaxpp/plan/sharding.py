@@ -160,10 +160,10 @@ def _propagate(
 
 
 def _crossing_values(staged: _core.Staged) -> set[int]:
-    values = {v for v, _ in staged.args()} | {v for v, _ in staged.outputs()}
+    values = {placed.value for placed in (*staged.args(), *staged.outputs())}
     for task in staged.tasks():
-        values.update(task[6])
-        values.update(task[7])
+        values.update(task.inputs)
+        values.update(task.outputs)
     return values
 
 
@@ -193,8 +193,8 @@ def infer_specs(
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").
     """
     lowering_mesh = mesh.lowering_mesh()
-    args = [v for v, _ in staged.args()]
-    outputs = [v for v, _ in staged.outputs()]
+    args = [placed.value for placed in staged.args()]
+    outputs = [placed.value for placed in staged.outputs()]
     _check_given(
         in_specs, [graph.avals[v] for v in args[: len(names)]], names, lowering_mesh, "in_specs"
     )

@@ -97,4 +97,4 @@ def redirect_callbacks(module: LoweredModule) -> tuple[_core.Callback, ...]:
     alive."""
     if not module.callback_functions:
         return ()
-    return tuple(module.redirect_callbacks(TARGET, _make_callback))
+    return tuple(module.redirect_callbacks(TARGET, _core.CALLBACK_ATTRIBUTE, _make_callback))

@@ -54,23 +54,22 @@ class _Compiler:
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
-        self, pool: concurrent.futures.Executor, task: Any, donations: Any
+        self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
     ) -> concurrent.futures.Future[_core.Executable] | None:
-        rank, ops = task[2], task[5]
-        if not ops:
+        if not task.ops:
             return None
         lowered = self.lowerer.lower(task, donations)
         if lowered.callbacks and not has_callbacks(self.devices.client):
             raise make_error(
                 "unsupported",
-                f"task {task[0]} calls back into Python (jax.debug.print, a callback), which "
+                f"task {task.name} calls back into Python (jax.debug.print, a callback), which "
                 f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
                 "CPU plugin of PJRT API 0.115 or later, or remove the callback",
             )
         portable = self.devices.per_rank == 1
-        key = (lowered.code, None if portable else rank)
+        key = (lowered.code, None if portable else task.rank)
         if key not in self.futures:
-            ids = self.devices.ids[rank]
+            ids = self.devices.ids[task.rank]
             options = serialized_compile_options(ids, self.user_options)
             self.futures[key] = pool.submit(self._compile, lowered, options)
         return self.futures[key]
@@ -80,18 +79,18 @@ class _Compiler:
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
         key = key_of(lowered.text(), options, self.devices.plugin_key) if folder else None
         compile_ = self.devices.client.compile
-        executable, written = compile_(lowered.code, options, lowered.callbacks, folder, key)
-        if not written:
+        compiled = compile_(lowered.code, options, lowered.callbacks, folder, key)
+        if not compiled.written:
             self.all_written = False
-        return executable
+        return compiled.executable
 
     def _result(
-        self, task: Any, future: concurrent.futures.Future[_core.Executable]
+        self, task: _core.StagedTask, future: concurrent.futures.Future[_core.Executable]
     ) -> _core.Executable:
         try:
             return future.result()
         except JaxppError as error:
-            raise explain(error, self.traced.plan, task[2], f"task {task[0]}") from None
+            raise explain(error, self.traced.plan, task.rank, f"task {task.name}") from None
 
     def compile_all(self) -> list[_core.Executable | None]:
         tasks = self.traced.staged.tasks()
@@ -144,13 +143,9 @@ class CompiledStep:
             bool(os.environ.get("JPP_BENCHMARK")),
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
-        self._inputs = [self._placement(value, aval, ranks) for (value, ranks), aval in args]
-        self._outputs = [
-            self._placement(value, aval, ranks)
-            for (value, ranks), aval in zip(
-                traced.staged.outputs(), traced.out_avals, strict=True
-            )
-        ]
+        outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
+        self._inputs = [self._placement(placed, aval) for placed, aval in args]
+        self._outputs = [self._placement(placed, aval) for placed, aval in outputs]
         self._by_parts = any(traced.argument_bounds) or any(traced.result_bounds)
         self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
@@ -167,9 +162,9 @@ class CompiledStep:
         consts = [jax.typeof(c) for c in self._traced.graph.consts]
         return [*self._traced.in_avals, *consts]
 
-    def _placement(self, value: int, aval: Any, ranks: Sequence[int]) -> Placement:
-        spec = self._traced.specs.of(value)
-        return Placement(self._devices, self._mesh, aval, ranks, spec)
+    def _placement(self, placed: _core.PlacedValue, aval: Any) -> Placement:
+        spec = self._traced.specs.of(placed.value)
+        return Placement(self._devices, self._mesh, aval, placed.ranks, spec)
 
     @staticmethod
     def _groups(
@@ -384,5 +379,5 @@ def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None
     for i, schedule in enumerate(traced.schedules):
         write(f"schedule{i or ''}.txt", schedule.text())
     for task, row in zip(traced.staged.tasks(), traced.plan.donations(), strict=True):
-        if task[5]:
-            write(f"{task[0]}.mlir", compiler.lowerer.lower(task, row).text())
+        if task.ops:
+            write(f"{task.name}.mlir", compiler.lowerer.lower(task, row).text())

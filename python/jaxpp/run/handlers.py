@@ -29,9 +29,8 @@ def register_handlers(client: _core.Client) -> None:
     jaxlib's (LAPACK: qr, cholesky, eigh, svd, solve, ...), the user's
     (`jax.ffi.register_ffi_target`) and the one for callbacks into Python. A plugin for
     another device, or without an FFI extension that this library knows, gets none."""
-    platform, _, _ = client.info()
     known = _registered.setdefault(id(client), set())
-    if platform.lower() not in ("cpu", "host"):
+    if client.info().platform.lower() not in ("cpu", "host"):
         return
     for name, handler in _handlers().items():
         if name in known:

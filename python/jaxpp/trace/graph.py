@@ -40,10 +40,6 @@ from jaxpp.trace.splitting import (
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 
-# jpp_op_kind_t and the flags of jpp_op_t
-CALL, MARK, MARK_BACKWARD, ADD, PLACE, LOOP, INIT, ACCUMULATE, SUM = range(9)
-_CHEAP, _BACKWARD, _EFFECT = 1, 2, 4
-
 # Ops on this few bytes are computed again where they are needed, not sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
@@ -229,7 +225,7 @@ class _Builder:
     # --- Values ---
 
     def add_arg(self, aval: Any, donated: bool, name: str) -> int:
-        value = self.core.add_arg([physical_type(aval)], donated, name)
+        value = self.core.add_arg(physical_type(aval), donated, name)
         self.avals[value] = aval
         return value
 
@@ -341,7 +337,7 @@ class _Builder:
             return self.add_call(eqn, operands)
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, user_line(eqn))
-        return self.add_parts(eqn, operands, parts, _BACKWARD if backward else 0)
+        return self.add_parts(eqn, operands, parts, _core.FLAG_BACKWARD if backward else 0)
 
     def add_parts(
         self,
@@ -383,7 +379,7 @@ class _Builder:
             return operands
         avals = [self.avals[o] for o in varying]
         first = self._add(
-            eqn, jax.lax.optimization_barrier_p, {}, varying, avals, flags=_BACKWARD
+            eqn, jax.lax.optimization_barrier_p, {}, varying, avals, flags=_core.FLAG_BACKWARD
         )
         behind = {o: first + k for k, o in enumerate(varying)}
         return [behind.get(o, o) if isinstance(o, int) else o for o in operands]
@@ -391,15 +387,16 @@ class _Builder:
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, user_line(eqn))
-        flags = _CHEAP if self._is_cheap(eqn) else 0
+        flags = _core.FLAG_CHEAP if self._is_cheap(eqn) else 0
         if self.is_backward(eqn):
-            flags |= _BACKWARD
+            flags |= _core.FLAG_BACKWARD
         if eqn.effects:
-            flags |= _EFFECT
+            flags |= _core.FLAG_EFFECT
         avals = [v.aval for v in eqn.outvars]
-        kind = ADD if self._is_sum(eqn, operands) and self._may_regroup(eqn) else CALL
+        regroups = self._is_sum(eqn, operands) and self._may_regroup(eqn)
+        kind = _core.OP_ADD if regroups else _core.OP_CALL
         if eqn.primitive is place_p and self.outside is None:
-            kind = PLACE
+            kind = _core.OP_PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
         return list(range(first, first + len(avals)))
 
@@ -410,7 +407,7 @@ class _Builder:
             return operands  # the stage ended when this was computed first
         uid = eqn.params["uid"]
         if eqn.primitive is mark_p:
-            stage, kind = self.num_marks, MARK
+            stage, kind = self.num_marks, _core.OP_MARK
             self.num_marks += 1
             self.mark_stages.setdefault(uid, []).append(stage)
         else:
@@ -419,7 +416,7 @@ class _Builder:
             open_stages = self.mark_stages.get(uid)
             if not open_stages:
                 return operands
-            stage, kind = open_stages.pop(), MARK_BACKWARD
+            stage, kind = open_stages.pop(), _core.OP_MARK_BACKWARD
         values = [o for o in operands if isinstance(o, int)]
         avals = [self.avals[o] for o in values]
         first = self._add(eqn, eqn.primitive, eqn.params, values, avals, 0, kind, stage)
@@ -484,16 +481,16 @@ class _Builder:
         operands: Sequence[Operand],
         avals: Sequence[Any],
         flags: int = 0,
-        kind: int = CALL,
+        kind: int = _core.OP_CALL,
         attr: int = 0,
         part: Part | None = None,
     ) -> int:
         values = [o for o in operands if isinstance(o, int)]
-        branches = () if kind == ADD else self.branches
+        branches = () if kind == _core.OP_ADD else self.branches
         indices = (branch.conditional.index for branch in branches)
         guards = [index for index in indices if isinstance(index, int)]
         types = [physical_type(a) for a in avals]
-        cost = _flops(eqn, params) if eqn and kind == CALL else 0.0
+        cost = _flops(eqn, params) if eqn and kind == _core.OP_CALL else 0.0
         where = user_line(eqn) if eqn else None
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, primitive.name, where
@@ -524,7 +521,7 @@ class _Builder:
         aval = operand.aval
         params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
         primitive = jax.lax.convert_element_type_p
-        return self._add(None, primitive, params, [operand], [aval], _CHEAP)
+        return self._add(None, primitive, params, [operand], [aval], _core.FLAG_CHEAP)
 
     def _may_regroup(self, eqn: JaxprEqn) -> bool:
         """Under a condition only sums of scalars (norms) are sums to the planner: they are

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from jaxpp import _core
 from jaxpp.errors import (
     JaxppError,
     check_arrays,
@@ -40,7 +41,7 @@ __all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_
 _DEFAULT = (Concat(), Add)  # operations: of a loss, and of its gradients
 
 # A microbatch number is an int32.
-_MOST_MICROBATCHES = 2**31 - 1
+_MOST_MICROBATCHES = _core.LARGEST_COUNT
 
 # --- The loop ---------------------------------------------------------------------------
 
