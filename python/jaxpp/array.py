@@ -78,8 +78,9 @@ class Placement:
     def is_replicated(self) -> bool:
         return len(self.ranks) > 1
 
-    def read(self, value: _core.Value, rank: int) -> np.ndarray:
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, from one rank's shards."""
+        assert isinstance(value, _core.Value)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.per_rank == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
@@ -151,13 +152,15 @@ class PartedPlacement:
             for a, b in pairs
         )
 
-    def read(self, value: PartedValue, rank: int) -> np.ndarray:
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, each part from its first rank."""
+        assert isinstance(value, PartedValue)
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([part.read(v, part.ranks[0]) for part, v in pairs])
 
-    def read_rank(self, value: PartedValue, rank: int) -> np.ndarray:
+    def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The rows that lie on a rank."""
+        assert isinstance(value, PartedValue)
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
 

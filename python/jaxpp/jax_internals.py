@@ -14,6 +14,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import jax
@@ -331,7 +332,7 @@ def current_line() -> str | None:
     if line := _innermost_user_line(source_info_util.current().traceback):
         return line
     # JAX's traceback begins where it began to trace.
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None

@@ -67,7 +67,7 @@ class Task:
     stage_id: int
     mubatch_idx: int
     fwd_or_bwd: TaskType
-    latency: int | None = None
+    latency: int | None = None  # None: that of its kind
 
     def __post_init__(self) -> None:
         if not isinstance(self.fwd_or_bwd, TaskType):
@@ -84,7 +84,7 @@ class Task:
         return f"{self.fwd_or_bwd.name.lower()}_{self.stage_id}__{self.mubatch_idx}"
 
 
-class FusedTask(tuple):
+class FusedTask(tuple[Task, ...]):
     """Tasks that run one right after the other: `FusedTask([a, b])`."""
 
     __slots__ = ()
@@ -231,6 +231,7 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
             "schedule",
             f"{where}: fwd_or_bwd={shorten(kind)}; expected TaskType.FWD, BWD, BWD_I or BWD_W",
         )
+    assert task.latency is not None
     latency = min(operator.index(task.latency), _core.LARGEST_LATENCY)
     stage, microbatch = operator.index(task.stage_id), operator.index(task.mubatch_idx)
     return (kind.value, joins_next, latency, stage, microbatch)
@@ -490,7 +491,8 @@ class CsvSchedule(BaseSchedule):
 
 
 def _is_time(given: Any) -> bool:
-    return isinstance(given, numbers.Real) and 0 <= given < 1e30
+    time: Any = given if isinstance(given, numbers.Real) else -1
+    return bool(0 <= time < 1e30)
 
 
 def _check_costs(given: Any) -> list[tuple[float, float, float]]:
@@ -539,11 +541,11 @@ class Searched(BaseSchedule):
                     "schedule",
                     f"Searched: {name}={shorten(given)}; expected a number of bytes",
                 )
-        for name, given in {"latency": latency, "seconds": seconds}.items():
-            if not _is_time(given):
+        for name, time in {"latency": latency, "seconds": seconds}.items():
+            if not _is_time(time):
                 raise make_error(
                     "schedule",
-                    f"Searched: {name}={shorten(given)}; expected a number of at least 0",
+                    f"Searched: {name}={shorten(time)}; expected a number of at least 0",
                 )
         self._options = (latency, memory_limit, activation_bytes, seconds)
         self._found: dict[int, _core.Schedule] = {}

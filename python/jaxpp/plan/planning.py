@@ -310,7 +310,7 @@ def _trace_front(
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
     out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
-    whole = [None] * len(names), [None] * len(out_names)
+    whole: list[list[Bounds | None]] = [[None] * len(names), [None] * len(out_names)]
     front = _Front(
         name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs, *whole
     )

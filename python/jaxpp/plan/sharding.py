@@ -146,10 +146,10 @@ def _propagate(
         in_shardings=tuple(shardings(args, in_specs)),
         out_shardings=shardings(wanted, out_specs),
     )
-    avals = [[graph.avals[v] for v in values] for values in (args, wanted)]
+    arguments, results = ([graph.avals[v] for v in values] for values in (args, wanted))
     with context_mesh(lowering_mesh):
         module = LoweredModule(jitted.lower(*structs))
-    specs = module.propagated_specs(*avals, lowering_mesh)
+    specs = module.propagated_specs(arguments, results, lowering_mesh)
     found: dict[int, PartitionSpec] = {}
     for values, of_values in zip((args, wanted), specs, strict=True):
         found.update(zip(values, of_values, strict=True))

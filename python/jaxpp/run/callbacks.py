@@ -77,8 +77,8 @@ def _numpy_dtypes() -> dict[str, Any]:
     """By name in MLIR, what a whole number of bytes holds."""
     kinds = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     floats = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
-    eighths = ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz")
-    eighths = (*eighths, "e5m2", "e5m2fnuz", "e8m0fnu")
+    fours = ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz")
+    eighths = (*fours, "e5m2", "e5m2fnuz", "e8m0fnu")
     dtypes = map(np.dtype, (*kinds, *floats, *(f"float8_{e}" for e in eighths)))
     return {element_type_name(dtype): dtype for dtype in dtypes}
 

@@ -219,6 +219,7 @@ class CompiledStep:
         self, first: int, whole: PartedPlacement, leaf: Any
     ) -> list[_core.Value]:
         if type(leaf) is MpmdArray and whole.lies_like(leaf._placement):
+            assert isinstance(leaf._value, PartedValue)
             return leaf._value.values
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
@@ -269,12 +270,16 @@ class CompiledStep:
         same_devices = given.devices is self._devices or (
             given.devices.layout == self._devices.layout
         )
-        whole = type(given) is Placement
-        if whole and same_devices and (one_device or given.spec == placement.spec):
-            return leaf._value
+        there = leaf._value
+        if (
+            type(there) is _core.Value
+            and same_devices
+            and (one_device or given.spec == placement.spec)
+        ):
+            return there
         value = self._upload(placement, leaf, f"argument {name}")
-        if not isinstance(leaf._value, PartedValue):
-            value.stands_for(leaf._value)
+        if not isinstance(there, PartedValue):
+            value.stands_for(there)
         return value
 
     def _run(

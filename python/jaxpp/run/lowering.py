@@ -80,7 +80,7 @@ class TaskLowerer:
         self.specs = specs
         self.platform = platform
         # The planner's own values are typed like those of the graph that they are a part of.
-        self.avals = [graph.avals.get(origin) for origin in staged.origins()]
+        self.avals: list[Any] = [graph.avals.get(origin) for origin in staged.origins()]
         self._cache: dict[Any, LoweredTask] = {}
 
     # --- Evaluating a task ---
@@ -187,18 +187,18 @@ class TaskLowerer:
             self._cache[key] = self._lower(task, donations)
         return self._cache[key]
 
-    def _shardings(self, values: Sequence[int]) -> Any:
+    def _shardings(self, values: Sequence[int], specs: dict[int, PartitionSpec]) -> Any:
         mesh = self.mesh.lowering_mesh()
-        return [NamedSharding(mesh, self.specs[v]) for v in values]
+        return [NamedSharding(mesh, specs[v]) for v in values]
 
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         avals = [
             jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in task.inputs
         ]
-        options = {}
+        options: dict[str, Any] = {}
         if self.specs is not None:
-            options["in_shardings"] = tuple(self._shardings(task.inputs))
-            options["out_shardings"] = self._shardings(task.outputs)
+            options["in_shardings"] = tuple(self._shardings(task.inputs, self.specs))
+            options["out_shardings"] = self._shardings(task.outputs, self.specs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
         with context_mesh(self.mesh.lowering_mesh()):
             traced = function.trace(*avals)

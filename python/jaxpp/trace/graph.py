@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ _WRITE_OUT = {
 }
 
 # An operand of an op: a value id of the graph, or a constant of the equation.
-Operand = int | Literal
+Operand: TypeAlias = int | Literal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,6 @@ loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
 
-@loop_p.def_abstract_eval
 def _loop_abstract_eval(
     *avals: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
 ) -> list[Any]:
@@ -61,6 +60,9 @@ def _loop_abstract_eval(
         state_of(operation, length, value)
         for operation, value in zip(operations, body.out_avals, strict=True)
     ]
+
+
+loop_p.def_abstract_eval(_loop_abstract_eval)
 
 
 def _loop_in_order(
@@ -207,14 +209,15 @@ def run_loop(
     body: Callable[[jax.Array], Any],
     fun: Callable[..., Any],
     length: int,
-    schedule: BaseSchedule,
+    schedule: Any,
     operation: Any,
     title: str,
     note: str | None = None,
 ) -> Any:
     """A loop of `body(i)`, which runs the user's `fun`.
 
-    `title` is what messages call it, with the user's line: "treduce at FILE:LINE". `note` is
+    `schedule` is anything with a `build` like that of `BaseSchedule`. `title` is what messages
+    call it, with the user's line: "treduce at FILE:LINE". `note` is
     added to what `fun` raises.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
