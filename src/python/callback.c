@@ -163,13 +163,13 @@ static bool read_item_bytes(py_callback_t* self, PyObject* operands, PyObject* r
   bool ok = all && jpp_py_to_u32s(all, &self->item_bytes, &count);
   Py_XDECREF(all);
   if (!ok) return false;
-  self->num_operands = (uint32_t)PySequence_Size(operands);
+  self->num_operands = (uint32_t)PyList_Size(operands);
   self->num_results = count - self->num_operands;
   return true;
 }
 
 static PyObject* callback_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *function = NULL, *operands = NULL, *results = NULL;
   if (!PyArg_ParseTuple(args, "OO!O!:Callback", &function, &PyList_Type, &operands,
                         &PyList_Type, &results)) {

@@ -25,7 +25,7 @@ static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
 }
 
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   jpp_pjrt_options_t options = {0};
   PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;

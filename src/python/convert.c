@@ -80,6 +80,14 @@ int jpp_py_str_converter(PyObject* str, void* out_utf8) {
 
 void jpp_py_utf8_release(jpp_py_utf8_t* utf8) { Py_CLEAR(utf8->owner); }
 
+// --- Arguments ------------------------------------------------------------------------
+
+bool jpp_py_refuse_keywords(PyObject* kwargs) {
+  if (!kwargs || PyDict_Size(kwargs) == 0) return true;
+  PyErr_SetString(PyExc_TypeError, "expected arguments by position only");
+  return false;
+}
+
 // --- Numbers --------------------------------------------------------------------------
 
 static bool read_number(PyObject* object, uint64_t most, uint64_t* out_number) {

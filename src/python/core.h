@@ -40,6 +40,9 @@ int jpp_py_utf8_converter(PyObject* str_or_none, void* out_utf8);
 int jpp_py_str_converter(PyObject* str, void* out_utf8);  // refuses None
 void jpp_py_utf8_release(jpp_py_utf8_t* utf8);
 
+// False, with a TypeError, if a constructor was given any.
+bool jpp_py_refuse_keywords(PyObject* kwargs);
+
 // For PyArg_ParseTuple's "O&", with a uint32_t or a uint64_t: a whole number that fits,
 // else ValueError, or TypeError for what is none. (Its "I" and "K" drop bits instead.)
 int jpp_py_u32_converter(PyObject* number, void* out_u32);

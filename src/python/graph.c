@@ -3,7 +3,7 @@
 #include "python/core.h"
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   jpp_py_utf8_t name = {0};
   uint32_t ranks = 0;
   if (!PyArg_ParseTuple(args, "O&O&:Graph", jpp_py_utf8_converter, &name,

@@ -23,7 +23,7 @@ static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_byte
 }
 
 static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *staged = NULL, *schedules = NULL, *value_bytes = NULL;
   if (!PyArg_ParseTuple(args, "O!OO:Plan", jpp_py_types.staged, &staged, &schedules,
                         &value_bytes)) {

@@ -78,7 +78,7 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
 }
 
 static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
   uint32_t per_rank = 0, issue_threads = 0;
   int portable = 0, bare = 0;

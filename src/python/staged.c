@@ -23,7 +23,7 @@ static bool partition(jpp_py_staged_t* self, PyObject* schedules) {
 }
 
 static PyObject* staged_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *graph = NULL, *schedules = NULL;
   if (!PyArg_ParseTuple(args, "O!O:Staged", jpp_py_types.graph, &graph, &schedules)) {
     return NULL;
