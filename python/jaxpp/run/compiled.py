@@ -377,7 +377,9 @@ def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None
         (path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     path.mkdir(parents=True, exist_ok=True)
-    write("graph.jpp", traced.graph.core.text(traced.specs.value_bytes))
+    value_bytes = traced.specs.value_bytes  # the planner's own values come after the graph's
+    of_graph = None if value_bytes is None else value_bytes[: len(traced.graph.avals)]
+    write("graph.jpp", traced.graph.core.text(of_graph))
     write("partition.txt", traced.staged.text())
     write("program.txt", traced.plan.text())
     write("check.txt", traced.proof)
