@@ -17,7 +17,6 @@
 #define JAXPP_CHECK_H_
 
 #include "jaxpp/program.h"
-#include "jaxpp/schedule_search.h"
 
 // What live bytes are made of. What a loop does with an argument tells its kind:
 //
@@ -90,31 +89,8 @@ JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t ra
 
 // JPP_OUT_OF_MEMORY if the peak of some rank is over limits[rank] (bytes on each device
 // of the rank). The message names the rank that is over by most, the instruction, by how
-// much, and the kinds; and, of the built-in schedules that serve these stages, ranks and
-// microbatches, the one with the shortest simulated loops whose own plan fits, or else
-// the smallest limit that one fits. Each of them is planned for that, so an error takes
-// about as long as planning all of them. `schedules` are those of the plan, a loop each.
+// much, and the kinds.
 JPP_API jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
-                                             const jpp_schedule_t* const* schedules,
                                              const uint64_t* limits) JPP_MUST_USE;
-
-// A search for the schedule of one loop of a step.
-typedef struct jpp_check_search {
-  const jpp_graph_t* graph;
-  uint32_t loop;
-  const jpp_schedule_t* const* schedules;  // [loops]; that of `loop` is not read
-  // A plan of the same step under any schedules and numbers of microbatches: what the
-  // bytes of values on a device are taken from.
-  const jpp_plan_t* like;
-  const uint64_t* limits;  // [ranks] as in jpp_check_memory_limit(); NULL: none
-} jpp_check_search_t;
-
-// jpp_schedule_search(), under limits on all that the step keeps: each schedule that
-// would be the best so far is planned, and taken if its plan fits. `options` says the
-// rest; its accept and context are not read. JPP_OUT_OF_MEMORY names the smallest limit
-// that something of what was tried fits.
-JPP_API jpp_status_t* jpp_check_search(const jpp_check_search_t* step,
-                                       const jpp_search_options_t* options,
-                                       jpp_search_result_t* out_result) JPP_MUST_USE;
 
 #endif  // JAXPP_CHECK_H_

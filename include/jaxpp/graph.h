@@ -18,8 +18,7 @@
 
 #include "jaxpp/dtype.h"
 #include "jaxpp/status.h"
-
-#define JPP_NONE UINT32_MAX
+#include "jaxpp/task.h"
 
 typedef struct jpp_type {
   jpp_dtype_t dtype;
@@ -210,7 +209,5 @@ JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
 // `file` names the text in errors ("file:line:column: ...", JPP_PARSE_ERROR).
 JPP_API jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
                                       jpp_graph_t** out_graph) JPP_MUST_USE;
-// Frees a text that any printer of this library made.
-JPP_API void jpp_text_free(char* text);
 
 #endif  // JAXPP_GRAPH_H_

@@ -23,15 +23,7 @@
 #define JAXPP_PARTITION_H_
 
 #include "jaxpp/graph.h"
-
-typedef enum jpp_task_kind {
-  JPP_TASK_IDLE,   // in schedules only: a place where the rank waits
-  JPP_TASK_FWD,    // a stage's forward
-  JPP_TASK_BWD,    // its whole backward
-  JPP_TASK_BWD_I,  // input gradients only
-  JPP_TASK_BWD_W,  // weight gradients only
-  JPP_TASK_OUTER,  // outside the loops
-} jpp_task_kind_t;
+#include "jaxpp/task.h"
 
 typedef struct jpp_task {
   const char* name;  // "fwd_0", "bwd_i_2", "after_loop_0_3"
@@ -114,12 +106,6 @@ typedef struct jpp_staged {
   uint32_t num_notes;
   const jpp_partition_note_t* notes;
 } jpp_staged_t;
-
-typedef struct jpp_loop_placement {
-  uint32_t stages;
-  const uint32_t* stage_rank;  // [stages]
-  bool split_backward;         // bwd_i and bwd_w instead of bwd
-} jpp_loop_placement_t;
 
 typedef struct jpp_partition_options {
   uint32_t ranks;

@@ -14,7 +14,6 @@
 
 #include "jaxpp/device.h"
 #include "jaxpp/program.h"
-#include "jaxpp/schedule_simulate.h"
 
 typedef struct jpp_runtime jpp_runtime_t;
 
@@ -107,20 +106,9 @@ JPP_API void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled);
 // failed.
 JPP_API const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime);
 
-// Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
-// rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds. Free
-// with jpp_text_free().
-JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* trace,
-                                        char** out_text) JPP_MUST_USE;
 // What a stage of a loop took for one microbatch, in milliseconds: the mean over the runs
 // of each task, since a short run may be noted together with its neighbour. A whole
 // backward counts half as input gradient. `out_costs` has room for the loop's stages.
 JPP_API void jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop,
                              jpp_cost_t* out_costs);
-// A line a rank, `columns` wide; forwards show the microbatch's last digit, backwards a
-// letter for it, tasks outside loops '#', idle time '.'. With `color` ANSI colours by
-// kind.
-JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* trace, uint32_t columns,
-                                     bool color, char** out_text) JPP_MUST_USE;
-
 #endif  // JAXPP_RUNTIME_H_

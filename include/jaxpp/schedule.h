@@ -14,8 +14,8 @@
 #include <stdint.h>
 
 #include "jaxpp/export.h"
-#include "jaxpp/partition.h"
 #include "jaxpp/status.h"
+#include "jaxpp/task.h"
 
 // One stage's forward or backward for one microbatch, as a schedule lists it.
 typedef struct jpp_schedule_task {
@@ -45,9 +45,6 @@ typedef struct jpp_schedule {
   const jpp_schedule_row_t* rows;  // [ranks]
 } jpp_schedule_t;
 
-// FWD 1, BWD 2, BWD_I 1, BWD_W 1, idle 0.
-JPP_API uint16_t jpp_task_default_latency(jpp_task_kind_t kind);
-
 // The longest name is bwd_i_4294967295__4294967295.
 enum { JPP_TASK_NAME_SIZE = 32 };
 // Writes "fwd_2__0", "bwd_2__0", "bwd_i_2__0", "bwd_w_2__0" or "idle"; returns `buffer`.
@@ -67,13 +64,17 @@ typedef struct jpp_schedule_params {
 // Builds a built-in schedule by its name ("1f1b") or its Python class ("Std1F1B"). Free
 // it with jpp_schedule_destroy(). Built schedules always pass jpp_schedule_verify().
 //
-// JPP_INVALID_ARGUMENT: unknown name, a size of 0 or too large (stages * microbatches
-// over 2^28, ranks over 2^20), fuse_steady_state where it means nothing. JPP_MESH_ERROR:
-// stages and ranks do not fit each other. JPP_MICROBATCH_ERROR: dualpipe-v with fewer
-// microbatches than stages.
+// JPP_INVALID_ARGUMENT: no name or an unknown one, a size of 0 or too large (stages *
+// microbatches over 2^28, ranks over 2^20), fuse_steady_state where it means nothing.
+// JPP_MESH_ERROR: stages and ranks do not fit each other. JPP_MICROBATCH_ERROR:
+// dualpipe-v with fewer microbatches than stages.
 JPP_API jpp_status_t* jpp_schedule_build(const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// Whether this is how jpp_schedule_build() refuses sizes that the schedule does not serve
+// and another one might. Not for running out of memory; false for NULL.
+JPP_API bool jpp_schedule_is_misfit(const jpp_status_t* status);
 
 // A row of the table of built-in schedules; lifetime static.
 typedef struct jpp_schedule_info {
@@ -199,18 +200,5 @@ JPP_API jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
 // idle.
 JPP_API jpp_status_t* jpp_schedule_print(const jpp_schedule_t* schedule,
                                          char** out_text) JPP_MUST_USE;
-
-// A list per rank of null (idle), {"kind": "F"|"B"|"I"|"W", "stage": s, "microbatch": m}
-// or, for a FusedTask, a list of these. One line per rank.
-JPP_API jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule,
-                                              char** out_text) JPP_MUST_USE;
-
-// A picture of the timeline: a line per rank, a column per latency unit, "." for a
-// bubble. Forwards show the last digit of the microbatch; BWD and BWD_I a to j, BWD_W A
-// to J for the same digit. Lines are cut at JPP_SCHEDULE_DRAW_COLUMNS. Fails as
-// jpp_schedule_timeline().
-enum { JPP_SCHEDULE_DRAW_COLUMNS = 160 };
-JPP_API jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule,
-                                        char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_SCHEDULE_H_

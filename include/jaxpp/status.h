@@ -56,6 +56,9 @@ JPP_API const char* jpp_status_message(const jpp_status_t* status);
 JPP_API const char* jpp_status_code_name(jpp_status_code_t code);
 JPP_API void jpp_status_free(jpp_status_t* status);
 
+// Frees a text that any function of this library made. Takes NULL.
+JPP_API void jpp_text_free(char* text);
+
 #define JPP_RETURN_IF_ERROR(expr)                    \
   do {                                               \
     jpp_status_t* jpp_status_local_ = (expr);        \

@@ -88,3 +88,5 @@ void jpp_str_deinit(jpp_str_t* str) {
   jpp_status_free(str->error);
   *str = (jpp_str_t){0};
 }
+
+void jpp_text_free(char* text) { jpp_free(text); }

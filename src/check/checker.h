@@ -6,7 +6,6 @@
 //   channels.c  pairs what actor.c saw go in and out of each channel
 //   wait.c      lets all actors run, sends blocking, and finds cycles and slots
 //   limit.c     compares the peaks with a limit
-//   fit.c       finds a schedule that fits it
 #ifndef JPP_CHECK_CHECKER_H_
 #define JPP_CHECK_CHECKER_H_
 

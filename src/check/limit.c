@@ -1,5 +1,5 @@
+// The memory limit: each rank's proved peak against what its devices have.
 #include "check/checker.h"
-#include "check/fit.h"
 
 // The rank that is over its limit by most; JPP_NONE when none is.
 static uint32_t find_worst(const jpp_check_report_t* report, const uint64_t* limits,
@@ -38,55 +38,16 @@ static void append_rank(const jpp_check_report_t* report, uint32_t rank, uint64_
   jpp_check_append_kinds(actor->bytes_at_peak, str);
 }
 
-static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
-  jpp_str_appendf(str, "of %u stages on %u ranks with %u microbatches", schedule->stages,
-                  schedule->ranks, schedule->microbatches);
-}
-
-// Whether the rank would be within its limit without activations.
-static bool activations_exceed(const jpp_check_actor_t* actor, uint64_t limit) {
-  return actor->bytes_at_peak[JPP_BYTES_ACTIVATIONS] >= actor->peak_bytes - limit;
-}
-
-static void append_fit(const jpp_fit_t* fit, const jpp_schedule_t* schedule,
-                       bool advise_checkpoint, jpp_str_t* str) {
-  if (fit->name) {
-    jpp_str_appendf(str, "\nschedule %s ", fit->name);
-    append_sizes(schedule, str);
-    jpp_str_appendf(
-        str,
-        " fits: no rank needs more than %llu bytes; by the graph's costs it takes "
-        "%.2f times as long as %s",
-        (unsigned long long)fit->peak, fit->slowdown, schedule->name);
-    return;
-  }
-  jpp_str_append(str, "\nno built-in schedule ");
-  append_sizes(schedule, str);
-  jpp_str_appendf(str, " fits; the smallest limit that one fits is %llu bytes, with %s. ",
-                  (unsigned long long)fit->smallest, fit->smallest_name);
-  jpp_str_append(str, advise_checkpoint
-                          ? "jax.checkpoint around the layers of a stage, more ranks, or "
-                            "smaller microbatches need less"
-                          : "More ranks, or smaller microbatches, need less");
-}
-
 jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
-                                     const jpp_schedule_t* const* schedules,
                                      const uint64_t* limits) {
   uint32_t count = 0;
   uint32_t worst = find_worst(report, limits, &count);
   if (worst == JPP_NONE) return NULL;
-  jpp_fit_t fit;
-  JPP_RETURN_IF_ERROR(jpp_check_find_fit(report->plan, schedules, limits, &fit));
   jpp_str_t str = {0};
   append_rank(report, worst, limits[worst], &str);
   if (count > 1) {
     jpp_str_appendf(&str, "\n%u other rank%s over as well", count - 1,
                     count == 2 ? " is" : "s are");
-  }
-  if (report->plan->staged->graph->num_loops) {
-    bool checkpoint = activations_exceed(&report->actors[worst], limits[worst]);
-    append_fit(&fit, schedules[0], checkpoint, &str);
   }
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));

@@ -4,9 +4,9 @@
 #ifndef JPP_CLI_CLI_H_
 #define JPP_CLI_CLI_H_
 
+#include "base/json.h"
 #include "base/str.h"
-#include "cli/planned.h"
-#include "jaxpp/schedule_simulate.h"
+#include "jaxpp/simulate.h"
 
 enum { JPP_CLI_MAX_WORDS = 3 };
 

@@ -203,6 +203,7 @@ static void print_error(const jpp_status_t* status) {
 int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
+  jpp_json_use_base_alloc();
   jpp_status_t* status = run(argc - 1, argv + 1, &out);
   size_t length = out.length;
   if (!status) status = jpp_str_finish(&out, &text);

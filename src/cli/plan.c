@@ -2,47 +2,132 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "jaxpp/advise.h"
+#include "jaxpp/view.h"
 
-static jpp_status_t* find_part(const char* name, jpp_part_t* out_part) {
+static jpp_status_t* find_part(const char* name, jpp_plan_part_t* out_part) {
   for (*out_part = 0; *out_part < JPP_PART_COUNT; ++*out_part) {
-    if (!strcmp(name, jpp_part_name(*out_part))) return NULL;
+    if (!strcmp(name, jpp_plan_part_name(*out_part))) return NULL;
   }
   return jpp_status_make(
       JPP_INVALID_ARGUMENT,
       "--after: expected graph, schedule, partition, program or check, found '%s'", name);
 }
 
-static jpp_status_t* make_request(const jpp_cli_options_t* options,
-                                  jpp_plan_request_t* out_request) {
-  *out_request = (jpp_plan_request_t){.file = options->words[0],
-                                      .schedule = options->schedule,
-                                      .stages = options->stages,
-                                      .ranks = options->ranks,
-                                      .slots = options->slots,
-                                      .fuse = options->fuse,
-                                      .memory_limit = options->memory_limit,
-                                      .last = JPP_PART_COUNT - 1};
-  return options->after && !options->memory_limit
-             ? find_part(options->after, &out_request->last)
-             : NULL;
+static jpp_status_t* read_graph(const char* file, jpp_graph_t** out_graph) {
+  *out_graph = NULL;
+  char* text = NULL;
+  size_t length = 0;
+  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  jpp_status_t* status = jpp_graph_parse(text, length, file, out_graph);
+  jpp_free(text);
+  return status;
 }
 
-static jpp_status_t* print_plan(const jpp_cli_options_t* options,
-                                const jpp_planned_t* planned, jpp_str_t* out) {
-  jpp_part_t part = JPP_PART_COUNT;
-  if (options->after) JPP_RETURN_IF_ERROR(find_part(options->after, &part));
-  if (options->json) return jpp_part_print_json(planned, part, out);
-  if (options->after) return jpp_part_print(planned, part, out);
-  jpp_planned_summarize(planned, out);
+// What the graph does not say must be said on the command line.
+static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
+                                  const jpp_graph_t* graph) {
+  if (!options->ranks && !graph->ranks) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: the graph does not say how many ranks it is for: say "
+                           "--ranks N",
+                           options->words[0]);
+  }
+  for (uint32_t l = 0; l < graph->num_loops; ++l) {
+    const jpp_loop_t* loop = &graph->loops[l];
+    const char* where = loop->where ? loop->where : "?";
+    if (!options->schedule && !loop->schedule) {
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT,
+          "loop at %s names no schedule (the program that wrote the file "
+          "kept its task lists): say --schedule NAME; jaxpp schedule list "
+          "prints the names",
+          where);
+    }
+    if (!options->stages && !loop->stages) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "loop at %s does not say how many stages it has: say "
+                             "--stages N",
+                             where);
+    }
+  }
   return NULL;
 }
 
+static jpp_status_t* print(const jpp_cli_options_t* options, jpp_plan_part_t part,
+                           const jpp_planned_t* planned, jpp_str_t* out) {
+  char* text = NULL;
+  if (options->json) {
+    JPP_RETURN_IF_ERROR(jpp_planned_print_json(planned, part, &text));
+  } else if (options->after) {
+    JPP_RETURN_IF_ERROR(jpp_planned_print(planned, part, &text));
+  } else {
+    JPP_RETURN_IF_ERROR(jpp_planned_summarize(planned, &text));
+  }
+  jpp_str_append(out, text);
+  jpp_text_free(text);
+  return NULL;
+}
+
+// The same schedule for every loop, and the same limit for every rank.
+static jpp_status_t* fill_tables(const jpp_cli_options_t* options,
+                                 const jpp_graph_t* graph,
+                                 jpp_loop_schedule_t** out_loops, uint64_t** out_limits) {
+  if (options->schedule) {
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_loops, out_loops));
+  }
+  for (uint32_t l = 0; *out_loops && l < graph->num_loops; ++l) {
+    (*out_loops)[l].built_in = options->schedule;
+  }
+  if (!options->memory_limit) return NULL;
+  uint32_t ranks = options->ranks ? options->ranks : graph->ranks;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks, out_limits));
+  for (uint32_t r = 0; r < ranks; ++r) (*out_limits)[r] = options->memory_limit;
+  return NULL;
+}
+
+static jpp_status_t* plan(const jpp_cli_options_t* options, jpp_plan_part_t part,
+                          const jpp_graph_t* graph, jpp_planned_t** out_planned) {
+  jpp_loop_schedule_t* loops = NULL;
+  uint64_t* limits = NULL;
+  *out_planned = NULL;
+  jpp_status_t* status = expect_sizes(options, graph);
+  if (!status) status = fill_tables(options, graph, &loops, &limits);
+  if (!status) {
+    bool all = part == JPP_PART_COUNT || limits;
+    jpp_plan_options_t planning = {.ranks = options->ranks,
+                                   .stages = options->stages,
+                                   .loops = loops,
+                                   .fuse_steady_state = options->fuse,
+                                   .channel_slots = options->slots,
+                                   .memory_limits = limits,
+                                   .last = all ? JPP_PART_CHECK : part};
+    status = jpp_plan_graph(graph, &planning, out_planned);
+    status = jpp_advise_fit(graph, &planning, status);
+  }
+  jpp_free(loops);
+  jpp_free(limits);
+  return status;
+}
+
+static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
+                                    const jpp_graph_t* graph, jpp_str_t* out) {
+  jpp_plan_part_t part = JPP_PART_COUNT;
+  if (options->after) JPP_RETURN_IF_ERROR(find_part(options->after, &part));
+  if (part == JPP_PART_GRAPH && !options->memory_limit) {
+    return print(options, part, &(jpp_planned_t){.graph = graph}, out);
+  }
+  jpp_planned_t* planned = NULL;
+  jpp_status_t* status = plan(options, part, graph, &planned);
+  if (!status) status = print(options, part, planned, out);
+  jpp_planned_destroy(planned);
+  return status;
+}
+
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) {
-  jpp_plan_request_t request;
-  JPP_RETURN_IF_ERROR(make_request(options, &request));
-  jpp_planned_t planned;
-  jpp_status_t* status = jpp_planned_init(&request, &planned);
-  if (!status) status = print_plan(options, &planned, out);
-  jpp_planned_deinit(&planned);
+  jpp_graph_t* graph = NULL;
+  jpp_status_t* status = read_graph(options->words[0], &graph);
+  if (!status) status = plan_and_print(options, graph, out);
+  jpp_graph_destroy(graph);
   return status;
 }

@@ -5,7 +5,7 @@
 
 #include "cli/cli.h"
 #include "cli/trace.h"
-#include "jaxpp/schedule_plot.h"
+#include "jaxpp/view.h"
 
 enum { kColumns = 120 };
 

@@ -1,9 +1,10 @@
 // jaxpp schedule search.
+#include "jaxpp/search.h"
+
 #include <stdio.h>
 
 #include "cli/cli.h"
 #include "jaxpp/schedule_csv.h"
-#include "jaxpp/schedule_search.h"
 
 // By how many percent a makespan is over the lower bound.
 static double percent_over(double makespan, double bound) {

@@ -3,8 +3,8 @@
 #ifndef JPP_CLI_TRACE_H_
 #define JPP_CLI_TRACE_H_
 
+#include "base/json.h"
 #include "base/vec.h"
-#include "cli/json.h"
 #include "jaxpp/graph.h"
 
 // A complete event: one run of a task.

@@ -27,5 +27,3 @@ void jpp_graph_destroy(jpp_graph_t* graph) {
   jpp_arena_deinit(&storage->arena);
   jpp_free(storage);
 }
-
-void jpp_text_free(char* text) { jpp_free(text); }

@@ -6,18 +6,12 @@
 
 static jpp_status_t* add_task(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32_t loop,
                               uint32_t stage, uint32_t* out_task) {
-  static const char* const prefixes[] = {
-      [JPP_TASK_FWD] = "fwd",
-      [JPP_TASK_BWD] = "bwd",
-      [JPP_TASK_BWD_I] = "bwd_i",
-      [JPP_TASK_BWD_W] = "bwd_w",
-  };
   *out_task = (uint32_t)p->tasks.count;
   jpp_task_t task = {.kind = (uint8_t)kind, .loop = loop, .stage = stage, .phase = loop};
   task.rank = p->loops[loop].stage_rank[stage];
   jpp_str_t name = {0};
   if (loop) jpp_str_appendf(&name, "loop%u_", loop);
-  jpp_str_appendf(&name, "%s_%u", prefixes[kind], stage);
+  jpp_str_appendf(&name, "%s_%u", jpp_task_kind_name(kind), stage);
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&name, &text));
   jpp_status_t* status = jpp_arena_strdup(p->arena, text, &task.name);

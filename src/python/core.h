@@ -17,7 +17,7 @@
 #include "jaxpp/program.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/schedule.h"
-#include "jaxpp/schedule_simulate.h"
+#include "jaxpp/simulate.h"
 
 // Raises jaxpp.JaxppError with the status's code and message; frees the status. Returns
 // NULL, so that a method can return the call.

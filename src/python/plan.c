@@ -1,7 +1,7 @@
 // jaxpp._core.Plan: the programs of all actors, with their proof, and searches for a
 // schedule that plan a step anew.
 #include "base/vec.h"
-#include "jaxpp/check.h"
+#include "jaxpp/advise.h"
 #include "python/core.h"
 
 static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_bytes) {
@@ -112,6 +112,34 @@ static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
+static jpp_status_t* measure_like(void* context, const jpp_staged_t* staged,
+                                  uint64_t* out_bytes) {
+  const jpp_plan_t* plan = context;
+  for (uint32_t v = 0; v < staged->num_values; ++v) out_bytes[v] = plan->value_bytes[v];
+  return NULL;
+}
+
+static jpp_status_t* check_limits(const jpp_plan_t* plan,
+                                  const jpp_check_report_t* report,
+                                  const jpp_schedule_t* const* schedules,
+                                  const uint64_t* limits) {
+  jpp_status_t* status = jpp_check_memory_limit(report, limits);
+  const jpp_graph_t* graph = plan->staged->graph;
+  jpp_loop_schedule_t* loops = NULL;
+  if (!status) return NULL;
+  jpp_status_t* failed = JPP_ALLOC_ARRAY(graph->num_loops, &loops);
+  for (uint32_t l = 0; loops && l < graph->num_loops; ++l) loops[l].given = schedules[l];
+  jpp_plan_options_t options = {.ranks = plan->ranks,
+                                .loops = loops,
+                                .memory_limits = limits,
+                                .measure = measure_like,
+                                .context = (void*)plan};
+  if (!failed) status = jpp_advise_fit(graph, &options, status);
+  jpp_status_free(failed);
+  jpp_free(loops);
+  return status;
+}
+
 // Proves the plan from its instruction lists alone; what the proof found, as text.
 static PyObject* plan_check(PyObject* object, PyObject* memory_limits) {
   const jpp_py_plan_t* self = (jpp_py_plan_t*)object;
@@ -122,7 +150,7 @@ static PyObject* plan_check(PyObject* object, PyObject* memory_limits) {
   jpp_status_t* status = NULL;
   Py_BEGIN_ALLOW_THREADS
     status = jpp_check_plan(plan, &report);
-    if (!status && limits) status = jpp_check_memory_limit(report, self->table, limits);
+    if (!status && limits) status = check_limits(plan, report, self->table, limits);
   Py_END_ALLOW_THREADS
   jpp_free(limits);
   char* text = NULL;
@@ -145,7 +173,7 @@ static PyObject* found_to_record(jpp_search_result_t* result) {
 }
 
 // Fills in what a search needs of a loop's sizes; `schedules` has one of these sizes.
-static bool read_search(const jpp_check_search_t* step, PyObject* list,
+static bool read_search(const jpp_advise_search_t* step, PyObject* list,
                         jpp_search_options_t* options, jpp_cost_t** out_costs) {
   const jpp_schedule_t* like = step->schedules[step->loop];
   options->stages = like->stages;
@@ -157,7 +185,8 @@ static bool read_search(const jpp_check_search_t* step, PyObject* list,
   return ok;
 }
 
-static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double seconds) {
+static PyObject* search(const jpp_advise_search_t* step, PyObject* costs,
+                        double seconds) {
   jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
@@ -165,7 +194,7 @@ static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double 
   if (ok) {
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
-      status = jpp_check_search(step, &options, &result);
+      status = jpp_advise_search(step, &options, &result);
     Py_END_ALLOW_THREADS
     ok = jpp_py_check_search(status);
   }
@@ -174,7 +203,7 @@ static PyObject* search(const jpp_check_search_t* step, PyObject* costs, double 
 }
 
 // The plan is of a trial of the graph, with fewer microbatches but the same values.
-static bool check_like(const jpp_check_search_t* step) {
+static bool check_like(const jpp_advise_search_t* step) {
   const jpp_graph_t* like = step->like->staged->graph;
   const jpp_graph_t* graph = step->graph;
   if (!graph) {
@@ -189,7 +218,7 @@ static bool check_like(const jpp_check_search_t* step) {
          jpp_py_check_count("loops of the graph", like->num_loops, graph->num_loops);
 }
 
-static bool check_ranks(const jpp_check_search_t* step) {
+static bool check_ranks(const jpp_advise_search_t* step) {
   for (uint32_t l = 0; l < step->graph->num_loops; ++l) {
     if (!jpp_py_check_count("ranks of a schedule", step->like->ranks,
                             step->schedules[l]->ranks)) {
@@ -201,7 +230,7 @@ static bool check_ranks(const jpp_check_search_t* step) {
 
 static PyObject* plan_search(PyObject* object, PyObject* args) {
   PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
-  jpp_check_search_t step = {.like = plan_of(object)};
+  jpp_advise_search_t step = {.like = plan_of(object)};
   double seconds = 0;
   if (!PyArg_ParseTuple(args, "O!O&OOOd", jpp_py_types.graph, &graph,
                         jpp_py_u32_converter, &step.loop, &list, &costs, &limits,

@@ -3,8 +3,9 @@
 #include <time.h>
 
 #include "base/arena.h"
+#include "benchmarks/bare.h"
+#include "jaxpp/view.h"
 #include "python/core.h"
-#include "runtime/bare.h"
 
 typedef struct runtime_object {
   PyObject ob_base;

@@ -5,7 +5,8 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "jaxpp/schedule_csv.h"
-#include "jaxpp/schedule_search.h"
+#include "jaxpp/search.h"
+#include "jaxpp/view.h"
 #include "python/core.h"
 
 PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule) {

@@ -229,9 +229,5 @@ jpp_status_t* jpp_trace_watch(jpp_actor_t* actor, uint32_t run,
 // All events are ready: waits for their callbacks.
 void jpp_trace_drain(jpp_runtime_t* runtime);
 void jpp_trace_finish(jpp_runtime_t* runtime);
-// "fwd_2__0", "after_loop_0_1"; returns `buffer`.
-enum { JPP_TRACE_NAME_SIZE = 96 };
-const char* jpp_trace_run_name(const jpp_trace_t* trace, const jpp_trace_run_t* run,
-                               char buffer[JPP_TRACE_NAME_SIZE]);
 
 #endif  // JPP_RUNTIME_ACTOR_H_

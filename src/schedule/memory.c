@@ -1,6 +1,42 @@
-// jpp_schedule_check_memory().
+// Memory: how many activations a rank keeps at once, counted along its row.
 #include "base/alloc.h"
 #include "schedule/index.h"
+
+static bool is_forward_only(const jpp_schedule_t* schedule) {
+  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
+    const jpp_schedule_row_t* row = &schedule->rows[rank];
+    for (uint32_t i = 0; i < row->count; ++i) {
+      if (row->tasks[i].kind > JPP_TASK_FWD) return false;
+    }
+  }
+  return true;
+}
+
+static uint32_t row_peak(const jpp_schedule_row_t* row, bool forward_only) {
+  uint32_t live = 0, peak = 0;
+  for (uint32_t i = 0; i < row->count; ++i) {
+    switch (row->tasks[i].kind) {
+      case JPP_TASK_FWD:
+        if (++live > peak) peak = live;
+        if (forward_only) --live;
+        break;
+      case JPP_TASK_BWD:
+      case JPP_TASK_BWD_W:
+        if (live) --live;
+        break;
+      default:
+        break;
+    }
+  }
+  return peak;
+}
+
+void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule, uint32_t* out_peaks) {
+  bool forward_only = is_forward_only(schedule);
+  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
+    out_peaks[rank] = row_peak(&schedule->rows[rank], forward_only);
+  }
+}
 
 // The rank that keeps most, and how much that is.
 static jpp_status_t* find_peak(const jpp_schedule_t* schedule, uint32_t* out_rank,
@@ -39,10 +75,11 @@ static jpp_status_t* find_smallest(const jpp_schedule_t* schedule, const char** 
     const char* name = jpp_schedule_info_at(i)->name;
     jpp_schedule_t* other = NULL;
     jpp_status_t* status = jpp_schedule_build(name, &params, &other);
-    if (status) {  // not of these sizes
+    if (jpp_schedule_is_misfit(status)) {
       jpp_status_free(status);
       continue;
     }
+    JPP_RETURN_IF_ERROR(status);
     uint32_t rank, peak = 0;
     status = find_peak(other, &rank, &peak);
     jpp_schedule_destroy(other);

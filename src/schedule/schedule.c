@@ -7,33 +7,13 @@
 // Keeps 3 * stages * microbatches and every row's count far inside uint32_t.
 enum { kMaxPairs = 1 << 28, kMaxRanks = 1 << 20 };
 
-uint16_t jpp_task_default_latency(jpp_task_kind_t kind) {
-  switch (kind) {
-    case JPP_TASK_FWD:
-    case JPP_TASK_BWD_I:
-    case JPP_TASK_BWD_W:
-      return 1;
-    case JPP_TASK_BWD:
-      return 2;
-    case JPP_TASK_IDLE:
-    case JPP_TASK_OUTER:
-      break;
-  }
-  return 0;
-}
-
 const char* jpp_task_name(const jpp_schedule_task_t* task,
                           char buffer[JPP_TASK_NAME_SIZE]) {
-  static const char* const kPrefixes[] = {
-      [JPP_TASK_FWD] = "fwd",
-      [JPP_TASK_BWD] = "bwd",
-      [JPP_TASK_BWD_I] = "bwd_i",
-      [JPP_TASK_BWD_W] = "bwd_w",
-  };
   if (task->kind == JPP_TASK_IDLE || task->kind > JPP_TASK_BWD_W) {
     snprintf(buffer, JPP_TASK_NAME_SIZE, task->kind ? "kind_%u" : "idle", task->kind);
   } else {
-    snprintf(buffer, JPP_TASK_NAME_SIZE, "%s_%u__%u", kPrefixes[task->kind], task->stage,
+    snprintf(buffer, JPP_TASK_NAME_SIZE, "%s_%u__%u",
+             jpp_task_kind_name((jpp_task_kind_t)task->kind), task->stage,
              task->microbatch);
   }
   return buffer;

@@ -1,28 +1,6 @@
-// jpp_schedule_verify() and jpp_schedule_timeline(): the same run, without and with
-// times.
+// Timeline: the dry run with times, its rows merged into one list by start.
 #include "schedule/order.h"
 #include "schedule/schedule.h"
-
-static jpp_status_t* verify_in(const jpp_schedule_t* schedule, bool fused_as_one,
-                               jpp_arena_t* scratch) {
-  jpp_schedule_index_t index;
-  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
-  jpp_schedule_order_t order = {.index = &index, .fused_as_one = fused_as_one};
-  return jpp_schedule_order_run(&order, scratch);
-}
-
-jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule,
-                                        bool fused_as_one) {
-  jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
-  jpp_status_t* status = verify_in(schedule, fused_as_one, &scratch);
-  jpp_arena_deinit(&scratch);
-  return status;
-}
-
-jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) {
-  return jpp_schedule_verify_units(schedule, false);
-}
 
 // A heap of ranks, the one whose next task starts first (then the lowest) at the top.
 typedef struct merge {

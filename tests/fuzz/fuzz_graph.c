@@ -1,7 +1,6 @@
 // The text form of graphs, and the planner on what it lets through.
-#include "cli/planned.h"
 #include "fuzz.h"
-#include "jaxpp/graph.h"
+#include "jaxpp/plan.h"
 
 enum { kMany = 64 };
 
@@ -27,15 +26,6 @@ static void check_round_trip(const jpp_graph_t* graph) {
   jpp_text_free(again);
 }
 
-static void plan(const uint8_t* data, size_t size) {
-  fuzz_file_t file = fuzz_file_open(data, size);
-  jpp_plan_request_t request = {.file = file.path, .last = JPP_PART_CHECK};
-  jpp_planned_t planned;
-  fuzz_ok(jpp_planned_init(&request, &planned));
-  jpp_planned_deinit(&planned);
-  fuzz_file_close(&file);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   jpp_graph_t* graph = NULL;
   if (!fuzz_ok(jpp_graph_parse((const char*)data, size, "input", &graph))) {
@@ -43,8 +33,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   check_round_trip(graph);
-  bool small = is_small(graph);
+  jpp_planned_t* planned = NULL;
+  if (is_small(graph)) fuzz_ok(jpp_plan_graph(graph, NULL, &planned));
+  jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);
-  if (small) plan(data, size);
   return 0;
 }

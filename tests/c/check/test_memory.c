@@ -81,118 +81,16 @@ static void test_casts_of_weights_are_weights(void** state) {
 
 // --- Limits ---------------------------------------------------------------------------
 
-static jpp_status_t* limit_all(const planned_t* planned, uint64_t bytes) {
-  uint64_t limits[16];
-  for (uint32_t r = 0; r < planned->ranks; ++r) limits[r] = bytes;
-  return jpp_check_memory_limit(planned->report,
-                                (const jpp_schedule_t* const*)planned->schedules, limits);
-}
-
-static void append_refusal(const char* graph, const char* schedule, uint64_t bytes,
-                           char* text, size_t size) {
-  planned_t planned;
-  ASSERT_OK(plan_file(graph, &(plan_options_t){.schedule = schedule}, &planned));
-  jpp_status_t* status = limit_all(&planned, bytes);
-  assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
-  size_t at = strlen(text);
-  snprintf(text + at, size - at, "# %s, %s, %llu bytes\n%s\n\n", graph,
-           schedule ? schedule : "as it says", (unsigned long long)bytes,
-           jpp_status_message(status));
-  jpp_status_free(status);
-  plan_free(&planned);
-}
-
-static void test_refusals_are_as_their_golden_file(void** state) {
-  (void)state;
-  char text[8192] = "";
-  append_refusal("mlp4", "gpipe", 520, text, sizeof(text));
-  append_refusal("mlp4", "gpipe", 300, text, sizeof(text));
-  append_refusal("interleaved", NULL, 540, text, sizeof(text));
-  append_refusal("two_loops", NULL, 900, text, sizeof(text));
-  append_refusal("forward", NULL, 500, text, sizeof(text));
-  assert_golden("check/limits.txt", text);
-}
-
 static void test_the_peak_itself_is_within_the_limit(void** state) {
   (void)state;
   planned_t planned;
   ASSERT_OK(plan_file("mlp4", NULL, &planned));
   uint64_t limits[4];
   for (uint32_t r = 0; r < 4; ++r) limits[r] = planned.report->actors[r].peak_bytes;
-  const jpp_schedule_t* const* schedules =
-      (const jpp_schedule_t* const*)planned.schedules;
-  ASSERT_OK(jpp_check_memory_limit(planned.report, schedules, limits));
+  ASSERT_OK(jpp_check_memory_limit(planned.report, limits));
   --limits[2];
-  ASSERT_FAILS(jpp_check_memory_limit(planned.report, schedules, limits),
-               JPP_OUT_OF_MEMORY, "memory limit: rank 2: expected at most 419 bytes");
-  plan_free(&planned);
-}
-
-// What is said to fit, fits.
-static void test_the_schedule_that_is_named_fits(void** state) {
-  (void)state;
-  planned_t planned;
-  ASSERT_OK(plan_file("mlp4", &(plan_options_t){.schedule = "gpipe"}, &planned));
-  jpp_status_t* status = limit_all(&planned, 520);
-  char name[64] = "";
-  const char* at = strstr(jpp_status_message(status), "\nschedule ");
-  assert_non_null(at);
-  assert_int_equal(sscanf(at, "\nschedule %63s", name), 1);
-  jpp_status_free(status);
-  plan_free(&planned);
-  ASSERT_OK(plan_file("mlp4", &(plan_options_t){.schedule = name}, &planned));
-  ASSERT_OK(limit_all(&planned, 520));
-  plan_free(&planned);
-}
-
-// --- Searches -------------------------------------------------------------------------
-
-static jpp_status_t* search(const planned_t* like, uint64_t limit,
-                            jpp_search_result_t* out_result) {
-  static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {3, 3, 3}};
-  uint64_t limits[] = {limit, limit};
-  jpp_check_search_t step = {.graph = like->graph,
-                             .schedules = (const jpp_schedule_t* const*)like->schedules,
-                             .like = like->plan,
-                             .limits = limit ? limits : NULL};
-  jpp_search_options_t options = {
-      .stages = 4, .ranks = 2, .microbatches = 4, .costs = kCosts, .seconds = 0.05};
-  return jpp_check_search(&step, &options, out_result);
-}
-
-static uint64_t peak_under(jpp_schedule_t* schedule) {
-  planned_t planned = {.ranks = 2, .schedules = {schedule}};
-  char* text = graph_text("interleaved");
-  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &planned.graph));
-  free(text);
-  ASSERT_OK(plan_scheduled(&planned, 0));
-  uint64_t peak = planned.plan->programs[0].peak_bytes;
-  uint64_t other = planned.plan->programs[1].peak_bytes;
-  plan_free(&planned);  // the schedule too
-  return peak > other ? peak : other;
-}
-
-// A limit makes the search find something else, and longer, that really fits; what it
-// calls the smallest is one it finds.
-static void test_searches_keep_their_limits(void** state) {
-  (void)state;
-  planned_t planned;
-  jpp_search_result_t result;
-  ASSERT_OK(plan_file("interleaved", NULL, &planned));
-  ASSERT_OK(search(&planned, 0, &result));
-  double fastest = result.makespan;
-  uint64_t free_peak = peak_under(result.schedule);
-  jpp_status_t* status = search(&planned, 1, &result);
-  assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
-  const char* at = strstr(jpp_status_message(status), "smallest takes ");
-  unsigned long long least = 0;
-  assert_non_null(at);
-  assert_int_equal(sscanf(at, "smallest takes %llu", &least), 1);
-  jpp_status_free(status);
-  assert_true(least < free_peak);
-  ASSERT_OK(search(&planned, least, &result));
-  assert_true(result.makespan >= fastest);
-  assert_true(peak_under(result.schedule) <= least);
+  ASSERT_FAILS(jpp_check_memory_limit(planned.report, limits), JPP_OUT_OF_MEMORY,
+               "memory limit: rank 2: expected at most 419 bytes");
   plan_free(&planned);
 }
 
@@ -239,35 +137,14 @@ static void test_a_rank_that_is_none_has_no_curve(void** state) {
   plan_free(&planned);
 }
 
-static void test_every_allocation_may_fail(void** state) {
-  (void)state;
-  planned_t planned;
-  ASSERT_OK(plan_file("mlp2", NULL, &planned));
-  int64_t n = 0;
-  for (bool done = false; !done; n += 7) {
-    jpp_alloc_fail_after(n);
-    jpp_status_t* status = limit_all(&planned, 1);
-    assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
-    done = strstr(jpp_status_message(status), "memory limit") != NULL;
-    jpp_status_free(status);
-  }
-  jpp_alloc_fail_after(-1);
-  assert_true(n > 100);
-  plan_free(&planned);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_curves_reach_the_peak),
       cmocka_unit_test(test_updated_weights_are_weights),
       cmocka_unit_test(test_casts_of_weights_are_weights),
-      cmocka_unit_test(test_refusals_are_as_their_golden_file),
       cmocka_unit_test(test_the_peak_itself_is_within_the_limit),
-      cmocka_unit_test(test_the_schedule_that_is_named_fits),
-      cmocka_unit_test(test_searches_keep_their_limits),
       cmocka_unit_test(test_peaks_beyond_all_memory_are_refused),
       cmocka_unit_test(test_a_rank_that_is_none_has_no_curve),
-      cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -328,8 +328,8 @@ static void test_a_backward_that_no_schedule_runs_is_an_error(void** state) {
   planned_t planned = {.ranks = 2};
   char* text = graph_text("mlp2");
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &planned.graph));
-  ASSERT_OK(jpp_schedule_from_rows(&rows, &planned.schedules[0]));
-  ASSERT_OK(jpp_schedule_verify(planned.schedules[0]));
+  ASSERT_OK(jpp_schedule_from_rows(&rows, &planned.given[0]));
+  ASSERT_OK(jpp_schedule_verify(planned.given[0]));
   ASSERT_FAILS(plan_scheduled(&planned, 0), JPP_SCHEDULE_ERROR,
                "loop at train.py:10 has a backward pass, its schedule 'user' runs none");
   plan_free(&planned);

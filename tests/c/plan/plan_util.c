@@ -19,18 +19,24 @@ char* graph_text(const char* name) {
   return text;
 }
 
+static jpp_status_t* plan_with(planned_t* planned, const jpp_plan_options_t* options) {
+  JPP_RETURN_IF_ERROR(jpp_plan_graph(planned->graph, options, &planned->made));
+  planned->ranks = planned->made->ranks;
+  planned->schedules = planned->made->schedules;
+  planned->staged = planned->made->staged;
+  planned->plan = planned->made->plan;
+  planned->report = planned->made->report;
+  return NULL;
+}
+
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
-  jpp_loop_placement_t placements[PLAN_MAX_LOOPS];
+  jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
-    placements[i] = jpp_schedule_placement(planned->schedules[i]);
+    loops[i].given = planned->given[i];
   }
-  jpp_partition_options_t partition = {.ranks = planned->ranks, .loops = placements};
-  JPP_RETURN_IF_ERROR(jpp_partition(planned->graph, &partition, &planned->staged));
-  jpp_program_options_t program = {
-      .schedules = (const jpp_schedule_t* const*)planned->schedules,
-      .channel_slots = slots};
-  JPP_RETURN_IF_ERROR(jpp_program_build(planned->staged, &program, &planned->plan));
-  return jpp_check_plan(planned->plan, &planned->report);
+  jpp_plan_options_t options = {
+      .ranks = planned->ranks, .loops = loops, .channel_slots = slots};
+  return plan_with(planned, &options);
 }
 
 jpp_status_t* plan_text(const char* text, const plan_options_t* options,
@@ -39,19 +45,15 @@ jpp_status_t* plan_text(const char* text, const plan_options_t* options,
   if (!options) options = &kDefaults;
   *out_planned = (planned_t){0};
   JPP_RETURN_IF_ERROR(jpp_graph_parse(text, strlen(text), "test", &out_planned->graph));
-  const jpp_graph_t* graph = out_planned->graph;
-  out_planned->ranks = options->ranks ? options->ranks : graph->ranks;
-  for (uint32_t i = 0; i < graph->num_loops; ++i) {
-    const jpp_loop_t* loop = &graph->loops[i];
-    jpp_schedule_params_t params = {
-        .stages = options->stages ? options->stages : loop->stages,
-        .ranks = out_planned->ranks,
-        .microbatches = loop->microbatches};
-    JPP_RETURN_IF_ERROR(
-        jpp_schedule_build(options->schedule ? options->schedule : loop->schedule,
-                           &params, &out_planned->schedules[i]));
+  jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
+  for (uint32_t i = 0; i < out_planned->graph->num_loops; ++i) {
+    loops[i].built_in = options->schedule;
   }
-  return plan_scheduled(out_planned, options->slots);
+  jpp_plan_options_t planning = {.ranks = options->ranks,
+                                 .stages = options->stages,
+                                 .loops = loops,
+                                 .channel_slots = options->slots};
+  return plan_with(out_planned, &planning);
 }
 
 jpp_status_t* plan_file(const char* name, const plan_options_t* options,
@@ -63,11 +65,9 @@ jpp_status_t* plan_file(const char* name, const plan_options_t* options,
 }
 
 void plan_free(planned_t* planned) {
-  jpp_check_report_destroy(planned->report);
-  jpp_plan_destroy(planned->plan);
-  jpp_staged_destroy(planned->staged);
+  jpp_planned_destroy(planned->made);
   for (uint32_t i = 0; i < PLAN_MAX_LOOPS; ++i) {
-    jpp_schedule_destroy(planned->schedules[i]);
+    jpp_schedule_destroy(planned->given[i]);
   }
   jpp_graph_destroy(planned->graph);
   *planned = (planned_t){0};

@@ -2,7 +2,7 @@
 #ifndef TESTS_C_PLAN_UTIL_H_
 #define TESTS_C_PLAN_UTIL_H_
 
-#include "jaxpp/check.h"
+#include "jaxpp/plan.h"
 
 // What to plan with; 0 and NULL: what the text says.
 typedef struct plan_options {
@@ -10,26 +10,26 @@ typedef struct plan_options {
   uint32_t stages, ranks, slots;
 } plan_options_t;
 
-// One loop's schedule is enough for all loops of the same microbatches: each gets its
-// own.
 enum { PLAN_MAX_LOOPS = 4 };
 
 typedef struct planned {
-  jpp_graph_t* graph;
+  jpp_graph_t* graph;                     // owned
+  jpp_schedule_t* given[PLAN_MAX_LOOPS];  // owned; NULL where the planner built one
+  jpp_planned_t* made;                    // owned, what follows is its
   uint32_t ranks;
-  jpp_schedule_t* schedules[PLAN_MAX_LOOPS];
-  jpp_staged_t* staged;
-  jpp_plan_t* plan;
-  jpp_check_report_t* report;
+  const jpp_schedule_t* const* schedules;
+  const jpp_staged_t* staged;
+  const jpp_plan_t* plan;
+  const jpp_check_report_t* report;
 } planned_t;
 
-// Each goes as far as it can; what was made is in *out_planned also after a failure.
+// Free *out_planned with plan_free() also after a failure.
 jpp_status_t* plan_text(const char* text, const plan_options_t* options,
                         planned_t* out_planned);
 // A file of tests/golden/graphs, by its name without ".jpp".
 jpp_status_t* plan_file(const char* name, const plan_options_t* options,
                         planned_t* out_planned);
-// Schedules to plan.
+// The graph and the given schedules, on planned->ranks.
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots);
 void plan_free(planned_t* planned);
 

@@ -257,8 +257,7 @@ static void try_seed(uint64_t seed) {
     jpp_schedule_params_t params = {.stages = maker.stages,
                                     .ranks = planned.ranks,
                                     .microbatches = maker.microbatches};
-    ASSERT_OK(
-        jpp_schedule_build(kShapes[shape].schedule, &params, &planned.schedules[i]));
+    ASSERT_OK(jpp_schedule_build(kShapes[shape].schedule, &params, &planned.given[i]));
   }
   jpp_status_t* status = plan_scheduled(&planned, pick(3));
   if (status) fail_with_graph(&planned, seed, jpp_status_message(status));

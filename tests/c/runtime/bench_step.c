@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "benchmarks/bare.h"
 #include "device/driver_under_test.h"
 #include "model.h"
-#include "runtime/bare.h"
 
 typedef enum way { WAY_BARE, WAY_RUNTIME, WAY_TRACED, WAY_COUNT } way_t;
 

@@ -87,32 +87,16 @@ const char kModelOutputs[] =
 
 // --- Plan -----------------------------------------------------------------------------
 
-static jpp_schedule_t* build_schedule(const model_t* model, uint32_t loop) {
-  const jpp_loop_t* body = &model->graph->loops[loop];
-  jpp_schedule_params_t params = {.stages = body->stages,
-                                  .ranks = model->options.ranks,
-                                  .microbatches = body->microbatches};
-  const char* name = model->options.schedule ? model->options.schedule : body->schedule;
-  jpp_schedule_t* schedule = NULL;
-  ASSERT_OK(jpp_schedule_build(name, &params, &schedule));
-  return schedule;
-}
-
 static void plan(model_t* model) {
-  uint32_t loops = model->graph->num_loops;
-  jpp_schedule_t* schedules[4] = {NULL};
-  jpp_loop_placement_t placements[4] = {0};
-  assert_true(loops <= 4);
-  for (uint32_t i = 0; i < loops; ++i) {
-    schedules[i] = build_schedule(model, i);
-    placements[i] = jpp_schedule_placement(schedules[i]);
+  jpp_loop_schedule_t loops[4] = {0};
+  assert_true(model->graph->num_loops <= 4);
+  for (uint32_t i = 0; i < model->graph->num_loops; ++i) {
+    loops[i].built_in = model->options.schedule;
   }
-  jpp_partition_options_t partition = {.ranks = model->options.ranks,
-                                       .loops = placements};
-  ASSERT_OK(jpp_partition(model->graph, &partition, &model->staged));
-  jpp_program_options_t program = {.schedules = (const jpp_schedule_t* const*)schedules};
-  ASSERT_OK(jpp_program_build(model->staged, &program, &model->plan));
-  for (uint32_t i = 0; i < loops; ++i) jpp_schedule_destroy(schedules[i]);
+  jpp_plan_options_t options = {.ranks = model->options.ranks, .loops = loops};
+  ASSERT_OK(jpp_plan_graph(model->graph, &options, &model->planned));
+  model->staged = model->planned->staged;
+  model->plan = model->planned->plan;
 }
 
 // --- Executables ----------------------------------------------------------------------
@@ -230,8 +214,7 @@ void model_destroy(model_t* model) {
   free(model->inputs);
   free(model->outputs);
   free(model->executables);
-  jpp_plan_destroy(model->plan);
-  jpp_staged_destroy(model->staged);
+  jpp_planned_destroy(model->planned);
   jpp_graph_destroy(model->graph);
   free(model);
 }

@@ -8,8 +8,8 @@
 #define TESTS_C_RUNTIME_MODEL_H_
 
 #include "jaxpp/device_fake.h"
+#include "jaxpp/plan.h"
 #include "jaxpp/runtime.h"
-#include "jaxpp/schedule.h"
 #include "test_util.h"
 
 typedef struct model_options {
@@ -28,8 +28,9 @@ typedef struct model_options {
 typedef struct model {
   model_options_t options;
   jpp_graph_t* graph;
-  jpp_staged_t* staged;
-  jpp_plan_t* plan;
+  jpp_planned_t* planned;
+  const jpp_staged_t* staged;  // of it
+  const jpp_plan_t* plan;      // of it
   jpp_client_t* client;
   uint32_t devices[JPP_FAKE_MAX_DEVICES];
   jpp_task_executable_t* executables;

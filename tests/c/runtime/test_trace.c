@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "golden.h"
+#include "jaxpp/view.h"
 #include "model.h"
 
 enum { kOutputs = 16 };

@@ -3,6 +3,7 @@
 
 #include "base/str.h"
 #include "golden.h"
+#include "jaxpp/view.h"
 #include "schedule_util.h"
 
 static void assert_row(const char* name, uint32_t stages, uint32_t ranks, uint32_t rank,

@@ -1,0 +1,77 @@
+// Plan: the one door to the planner, from a graph to a proved plan.
+//
+// In: a graph, and for each of its loops a schedule or what to build or search one from.
+// Out: what every part of the planner made, in the order in which it was made, the last
+// of them the proof. Graph, options and what they point to are only read; several threads
+// may plan at once, also the same graph.
+#ifndef JAXPP_PLAN_H_
+#define JAXPP_PLAN_H_
+
+#include "jaxpp/check.h"
+#include "jaxpp/search.h"
+
+// What the planner makes, in order.
+typedef enum jpp_plan_part {
+  JPP_PART_GRAPH,
+  JPP_PART_SCHEDULE,
+  JPP_PART_PARTITION,
+  JPP_PART_PROGRAM,
+  JPP_PART_CHECK,
+  JPP_PART_COUNT,
+} jpp_plan_part_t;
+
+// "graph", "schedule", "partition", "program", "check"; lifetime static. NULL for what is
+// no part.
+JPP_API const char* jpp_plan_part_name(jpp_plan_part_t part);
+
+// Where a loop's schedule comes from: the first of these that is not NULL. With none the
+// loop's own name is built, as the graph has it.
+typedef struct jpp_loop_schedule {
+  const jpp_schedule_t* given;  // borrowed, must outlive the result; proved again
+  const char* built_in;         // a name, of the loop's sizes
+  // The options of a search; its sizes are not read, they are the loop's.
+  const jpp_search_options_t* search;
+} jpp_loop_schedule_t;
+
+typedef struct jpp_plan_options {
+  uint32_t ranks;                    // 0: as many as the graph says
+  uint32_t stages;                   // of loops whose schedule is built; 0: the loop's
+  const jpp_loop_schedule_t* loops;  // [graph->num_loops]; NULL: each loop's own name
+  bool fuse_steady_state;            // as in jpp_schedule_params_t
+  uint32_t channel_slots;            // at least so many a channel; 0: 2
+  const uint64_t* memory_limits;     // [ranks] bytes on each device; NULL: none
+  // Called once the partition is known: writes the bytes of every value on one device,
+  // [staged->num_values]. NULL: by the types' shards. From the caller's thread; its error
+  // ends the planning.
+  jpp_status_t* (*measure)(void* context, const jpp_staged_t* staged,
+                           uint64_t* out_bytes);
+  void* context;
+  jpp_plan_part_t last;  // from schedule on: nothing behind it is made; 0: all of it
+} jpp_plan_options_t;
+
+// Later parts than options->last are NULL.
+typedef struct jpp_planned {
+  const jpp_graph_t* graph;  // borrowed
+  uint32_t ranks;
+  const jpp_schedule_t* const* schedules;  // [graph->num_loops]
+  const jpp_staged_t* staged;
+  const jpp_plan_t* plan;
+  const jpp_check_report_t* report;
+} jpp_planned_t;
+
+// Plans a step: schedules are built and proved, the graph is partitioned by them, the
+// programs are made and proved, and their peaks are held against the limits. The graph
+// must outlive the result, which owns the rest; free it with jpp_planned_destroy().
+//
+// JPP_INVALID_ARGUMENT: neither options nor graph say the ranks, or a loop's stages or
+// schedule; otherwise the errors of jpp_schedule_build(), jpp_schedule_verify(),
+// jpp_partition() and jpp_program_build(). JPP_OUT_OF_MEMORY: a rank's peak is over its
+// limit; jpp_advise_fit() says what would do. JPP_PROGRAM_ERROR is a defect of the
+// planner: its plan failed its proof.
+JPP_API jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph,
+                                     const jpp_plan_options_t* options,
+                                     jpp_planned_t** out_planned) JPP_MUST_USE;
+// Takes NULL.
+JPP_API void jpp_planned_destroy(jpp_planned_t* planned);
+
+#endif  // JAXPP_PLAN_H_

@@ -1,0 +1,68 @@
+// Simulation: when every task of a schedule runs, and what that costs in time and memory.
+//
+// Each rank runs its list in order, one task at a time; a task starts when its rank is
+// free and what it needs is there. A need on another rank is there `latency` after the
+// channel carried it; a channel (sender, receiver) carries one message at a time, in the
+// order of the sender's list, for `transfer` each. Times have the unit of the costs.
+//
+// With several streams a rank runs that many tasks at once, and none slows another: what
+// comes out is a bound on what overlapping can win. Stream 0 takes forwards, whole
+// backwards and input gradients; the others take weight gradients and the later members
+// of FusedTasks (the second of a pair that overlaps), each on the stream that is free
+// first, the lowest of these. Tasks of one stream run in the order of the list; a task
+// waits for its stream and for what it needs, on its own rank too, but not for tasks
+// before it in the list that run on other streams.
+#ifndef JAXPP_SIMULATE_H_
+#define JAXPP_SIMULATE_H_
+
+#include "jaxpp/schedule.h"
+
+typedef struct jpp_simulate_options {
+  const jpp_cost_t* stage_costs;  // [stages]; NULL: rank_cost shared by a rank's stages
+  jpp_cost_t rank_cost;           // of all stages of a rank together
+  double latency;
+  double transfer;   // bytes / bandwidth
+  bool no_overlap;   // a rank (its stream) stands still while it sends
+  uint32_t streams;  // of each rank, up to 64; 0: 1
+  double optimizer;
+  // Ranks update when their own gradients are there, instead of all together; the next
+  // step follows at once (post-validation, arXiv 2401.10241, section 4).
+  bool optimizer_free;
+} jpp_simulate_options_t;
+
+typedef struct jpp_simulated_rank {
+  double work;   // the time its tasks take; of several streams: when at least one runs
+  double begin;  // of its first task
+  double end;    // of its last task
+  // Largest number of microbatches whose activations it keeps; a stage of a rank that has
+  // v stages counts 1 / v, and a BWD or BWD_W frees. With forwards only: 1 / v.
+  double peak;
+  uint32_t peak_entry;  // of the row: the forward at which the peak is reached first
+} jpp_simulated_rank_t;
+
+typedef struct jpp_simulation {
+  const jpp_schedule_t* schedule;     // borrowed
+  const jpp_cost_t* stage_costs;      // [stages]
+  const jpp_simulated_rank_t* ranks;  // [ranks]
+  const double* const* starts;        // [ranks][row count]; idle entries: the one before
+  uint32_t streams;
+  const uint8_t* const* stream_of;  // [ranks][row count]; NULL with one stream
+  uint64_t tasks;
+  double makespan;       // end of the last task
+  double bubble_global;  // makespan less the work of the rank that works most
+  double bubble_span;    // the most that a rank waits between its first and last task
+  double utilisation;    // all work / (ranks * makespan)
+  double step;  // time from step to step: makespan + optimizer, or, when free, the
+                // longest rank's begin to end + optimizer
+} jpp_simulation_t;
+
+// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for a time that is none, and
+// for too many streams. Time is linear in the tasks (with several
+// streams times their number and a sort), memory 8 bytes a task beside the index.
+JPP_API jpp_status_t* jpp_schedule_simulate(
+    const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,
+    jpp_simulation_t** out_simulation) JPP_MUST_USE;
+// Takes NULL.
+JPP_API void jpp_simulation_destroy(jpp_simulation_t* simulation);
+
+#endif  // JAXPP_SIMULATE_H_

@@ -1,0 +1,93 @@
+// View: everything that a person looks at, of schedules, simulations and measured steps:
+// pictures for the terminal, as SVG and as HTML, Chrome traces, JSON. Nothing is decided
+// here, and nothing but commands and front ends reads it.
+//
+// All texts are freed with jpp_text_free(). Functions only read what they are given, so
+// any threads may call them at once.
+#ifndef JAXPP_VIEW_H_
+#define JAXPP_VIEW_H_
+
+#include "jaxpp/plan.h"
+#include "jaxpp/runtime.h"
+#include "jaxpp/schedule.h"
+#include "jaxpp/simulate.h"
+
+//===-- Plans ----------------------------------------------------------------------===//
+
+// One part of a plan in its text form; schedules with a picture each.
+// JPP_INVALID_ARGUMENT for a part that was not made.
+JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
+                                        jpp_plan_part_t part,
+                                        char** out_text) JPP_MUST_USE;
+// The same as JSON; JPP_PART_COUNT: an object with all parts. Bytes of names that are no
+// UTF-8 become U+FFFD.
+JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
+                                             jpp_plan_part_t part,
+                                             char** out_text) JPP_MUST_USE;
+// A few lines for people: sizes, stages a rank, transfers, peak bytes by kind. For a
+// plan with all its parts.
+JPP_API jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
+                                            char** out_text) JPP_MUST_USE;
+
+//===-- Schedules ------------------------------------------------------------------===//
+
+// A list per rank of null (idle), {"kind": "F"|"B"|"I"|"W", "stage": s, "microbatch": m}
+// or, for a FusedTask, a list of these. One line per rank.
+JPP_API jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule,
+                                              char** out_text) JPP_MUST_USE;
+
+// A picture of the timeline: a line per rank, a column per latency unit, "." for a
+// bubble. Forwards show the last digit of the microbatch; BWD and BWD_I a to j, BWD_W A
+// to J for the same digit. Lines are cut at JPP_SCHEDULE_DRAW_COLUMNS. Fails as
+// jpp_schedule_timeline().
+enum { JPP_SCHEDULE_DRAW_COLUMNS = 160 };
+JPP_API jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule,
+                                        char** out_text) JPP_MUST_USE;
+
+//===-- Simulations ----------------------------------------------------------------===//
+
+// An object with makespan, bubble_global, bubble_span, step, peak_microbatches (a list),
+// utilisation and tasks.
+JPP_API jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
+                                                char** out_text) JPP_MUST_USE;
+// A few lines for a person.
+JPP_API jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation,
+                                           char** out_text) JPP_MUST_USE;
+// The Chrome trace format of jpp_trace_to_json(); a unit of time is a millisecond.
+// Streams are processes, ranks their threads.
+JPP_API jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
+                                              char** out_text) JPP_MUST_USE;
+
+// One row a rank with its tasks: forwards, backwards (of inputs) and weight gradients in
+// three colours, later stages of a rank darker, microbatch numbers where they fit,
+// bubbles in the background's colour, streams one above the other; below each row what it
+// keeps over time; title and legend. JPP_INVALID_ARGUMENT for more tasks than a picture
+// can show (1,000,000).
+JPP_API jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation,
+                                   char** out_text) JPP_MUST_USE;
+
+// The same as a page of one file, without network: the wheel zooms, dragging moves, a
+// task under the pointer is described.
+JPP_API jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation,
+                                    char** out_text) JPP_MUST_USE;
+
+// A line a rank, and one more for each further stream, `columns` wide: forwards show the
+// microbatch's last digit, backwards a letter, weight gradients a capital one, bubbles
+// '.'. With `color` ANSI colours by kind.
+JPP_API jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t columns,
+                                    bool color, char** out_text) JPP_MUST_USE;
+
+//===-- Measured steps -------------------------------------------------------------===//
+
+// Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
+// rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds.
+JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* trace,
+                                        char** out_text) JPP_MUST_USE;
+
+// A line a rank, `columns` wide; forwards show the microbatch's last digit, backwards a
+// letter for it, tasks outside loops '#', idle time '.'. With `color` ANSI colours by
+// kind.
+JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* trace, uint32_t columns,
+                                     bool color, char** out_text) JPP_MUST_USE;
+
+#endif  // JAXPP_VIEW_H_

@@ -1,0 +1,67 @@
+// A value that the planner makes has the type and the sharding of its origin in the
+// graph, and so its bytes: what one plan of a step measured serves all its plans.
+#include "advise/candidates.h"
+
+#include "base/alloc.h"
+
+jpp_status_t* jpp_candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
+                                  const jpp_plan_t* like, const uint64_t* limits) {
+  *candidates =
+      (jpp_candidates_t){.graph = graph, .ranks = like->ranks, .limits = limits};
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &candidates->origin_bytes));
+  for (uint32_t v = 0; v < like->staged->num_values; ++v) {
+    uint32_t origin = like->staged->origins[v];
+    if (origin >= graph->num_values || !like->value_bytes[v]) continue;
+    candidates->origin_bytes[origin] = like->value_bytes[v];
+  }
+  return NULL;
+}
+
+void jpp_candidates_deinit(jpp_candidates_t* candidates) {
+  jpp_free(candidates->origin_bytes);
+  candidates->origin_bytes = NULL;
+}
+
+static jpp_status_t* measure(void* context, const jpp_staged_t* staged,
+                             uint64_t* out_bytes) {
+  const jpp_candidates_t* candidates = context;
+  for (uint32_t v = 0; v < staged->num_values; ++v) {
+    uint64_t known = candidates->origin_bytes[staged->origins[v]];
+    out_bytes[v] = known ? known : staged->values[v].bytes;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
+                                  const jpp_schedule_t* const* schedules,
+                                  jpp_planned_t** out_planned) {
+  uint32_t loops = candidates->graph->num_loops;
+  jpp_loop_schedule_t* sources = NULL;
+  *out_planned = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &sources));
+  for (uint32_t l = 0; l < loops; ++l) sources[l].given = schedules[l];
+  jpp_plan_options_t options = {.ranks = candidates->ranks,
+                                .loops = sources,
+                                .measure = measure,
+                                .context = (void*)candidates,
+                                .last = JPP_PART_PROGRAM};
+  jpp_status_t* status = jpp_plan_graph(candidates->graph, &options, out_planned);
+  jpp_free(sources);
+  return status;
+}
+
+bool jpp_candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
+                        const char* name, uint64_t* out_peak) {
+  bool fits = true;
+  *out_peak = 0;
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    uint64_t peak = plan->programs[r].peak_bytes;
+    if (peak > candidates->limits[r]) fits = false;
+    if (peak > *out_peak) *out_peak = peak;
+  }
+  if (!candidates->smallest_name || *out_peak < candidates->smallest) {
+    candidates->smallest_name = name;
+    candidates->smallest = *out_peak;
+  }
+  return fits;
+}

@@ -1,0 +1,203 @@
+// Which built-in schedule would fit: the step is planned under each that serves its
+// loops' sizes, and of those within the limits the one that simulates shortest wins.
+#include <string.h>
+
+#include "advise/candidates.h"
+#include "base/str.h"
+
+typedef struct fitter {
+  jpp_candidates_t candidates;
+  const jpp_planned_t* planned;  // under its own schedules, over the limits
+  double own;                    // its simulated time
+  const char* best_name;         // of what fits; NULL: nothing does
+  double best;                   // its simulated time
+  uint64_t best_peak;            // of the rank of it that needs most
+} fitter_t;
+
+// --- Simulated time -------------------------------------------------------------------
+
+static jpp_cost_t stage_cost(const jpp_staged_t* staged, uint32_t loop, uint32_t stage) {
+  const jpp_staged_loop_t* at = &staged->loops[loop];
+  jpp_cost_t cost = {.forward = (double)staged->tasks[at->forward[stage]].cost};
+  if (at->has_backward) cost.backward = (double)staged->tasks[at->backward[stage]].cost;
+  if (at->split_backward) cost.weight = (double)staged->tasks[at->weight[stage]].cost;
+  return cost;
+}
+
+static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
+                                   double* out_makespan) {
+  const jpp_schedule_t* schedule = planned->schedules[loop];
+  jpp_cost_t* costs = NULL;
+  jpp_simulation_t* simulation = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->stages, &costs));
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    costs[s] = stage_cost(planned->staged, loop, s);
+  }
+  jpp_simulate_options_t options = {.stage_costs = costs};
+  jpp_status_t* status = jpp_schedule_simulate(schedule, &options, &simulation);
+  jpp_free(costs);
+  if (!status) *out_makespan = simulation->makespan;
+  jpp_simulation_destroy(simulation);
+  return status;
+}
+
+// The loops' time, one after the other, in the unit of the graph's costs.
+static jpp_status_t* simulate(const jpp_planned_t* planned, double* out_makespan) {
+  *out_makespan = 0;
+  for (uint32_t l = 0; l < planned->graph->num_loops; ++l) {
+    double makespan = 0;
+    JPP_RETURN_IF_ERROR(simulate_loop(planned, l, &makespan));
+    *out_makespan += makespan;
+  }
+  return NULL;
+}
+
+// --- Built-in schedules ---------------------------------------------------------------
+
+// One of the name for each loop. *out_serves is false when it has not the loops' sizes.
+static jpp_status_t* build_schedules(const char* name, const jpp_planned_t* like,
+                                     jpp_schedule_t** schedules, bool* out_serves) {
+  *out_serves = false;
+  for (uint32_t l = 0; l < like->graph->num_loops; ++l) {
+    const jpp_schedule_t* own = like->schedules[l];
+    jpp_schedule_params_t params = {
+        .stages = own->stages, .ranks = own->ranks, .microbatches = own->microbatches};
+    jpp_status_t* status = jpp_schedule_build(name, &params, &schedules[l]);
+    if (jpp_schedule_is_misfit(status)) {
+      jpp_status_free(status);
+      return NULL;
+    }
+    JPP_RETURN_IF_ERROR(status);
+  }
+  *out_serves = true;
+  return NULL;
+}
+
+static jpp_status_t* compare(fitter_t* f, const char* name,
+                             const jpp_schedule_t* const* schedules) {
+  jpp_planned_t* planned = NULL;
+  uint64_t peak = 0;
+  double makespan = 0;
+  JPP_RETURN_IF_ERROR(jpp_candidates_plan(&f->candidates, schedules, &planned));
+  bool fits = jpp_candidates_fit(&f->candidates, planned->plan, name, &peak);
+  jpp_status_t* status = fits ? simulate(planned, &makespan) : NULL;
+  jpp_planned_destroy(planned);
+  if (status || !fits || (f->best_name && makespan >= f->best)) return status;
+  f->best_name = name;
+  f->best = makespan;
+  f->best_peak = peak;
+  return NULL;
+}
+
+static jpp_status_t* try_built_in(fitter_t* f, const char* name) {
+  uint32_t loops = f->planned->graph->num_loops;
+  jpp_schedule_t** schedules = NULL;
+  bool serves = false;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &schedules));
+  jpp_status_t* status = build_schedules(name, f->planned, schedules, &serves);
+  if (serves) status = compare(f, name, (const jpp_schedule_t* const*)schedules);
+  for (uint32_t l = 0; l < loops; ++l) jpp_schedule_destroy(schedules[l]);
+  jpp_free(schedules);
+  return status;
+}
+
+static jpp_status_t* find_fit(fitter_t* f) {
+  uint64_t peak = 0;
+  jpp_candidates_fit(&f->candidates, f->planned->plan, f->planned->schedules[0]->name,
+                     &peak);
+  JPP_RETURN_IF_ERROR(simulate(f->planned, &f->own));
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    JPP_RETURN_IF_ERROR(try_built_in(f, jpp_schedule_info_at(i)->name));
+  }
+  return NULL;
+}
+
+// --- The text -------------------------------------------------------------------------
+
+static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
+  jpp_str_appendf(str, "of %u stages on %u ranks with %u microbatches", schedule->stages,
+                  schedule->ranks, schedule->microbatches);
+}
+
+// Whether the rank that is over by most would be within its limit without activations.
+static bool activations_exceed(const jpp_check_report_t* report, const uint64_t* limits) {
+  const jpp_check_actor_t* worst = NULL;
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    const jpp_check_actor_t* actor = &report->actors[r];
+    if (actor->peak_bytes <= limits[r] || actor->peak_bytes - limits[r] <= most) continue;
+    most = actor->peak_bytes - limits[r];
+    worst = actor;
+  }
+  return worst && worst->bytes_at_peak[JPP_BYTES_ACTIVATIONS] >= most;
+}
+
+static void append_fit(const fitter_t* f, jpp_str_t* str) {
+  const jpp_schedule_t* own = f->planned->schedules[0];
+  if (f->best_name) {
+    jpp_str_appendf(str, "\nschedule %s ", f->best_name);
+    append_sizes(own, str);
+    jpp_str_appendf(
+        str,
+        " fits: no rank needs more than %llu bytes; by the graph's costs it takes "
+        "%.2f times as long as %s",
+        (unsigned long long)f->best_peak, f->own > 0 ? f->best / f->own : 1, own->name);
+    return;
+  }
+  jpp_str_append(str, "\nno built-in schedule ");
+  append_sizes(own, str);
+  jpp_str_appendf(str, " fits; the smallest limit that one fits is %llu bytes, with %s. ",
+                  (unsigned long long)f->candidates.smallest,
+                  f->candidates.smallest_name);
+  jpp_str_append(str, activations_exceed(f->planned->report, f->candidates.limits)
+                          ? "jax.checkpoint around the layers of a stage, more ranks, or "
+                            "smaller microbatches need less"
+                          : "More ranks, or smaller microbatches, need less");
+}
+
+static jpp_status_t* append_advice(const jpp_planned_t* planned, const uint64_t* limits,
+                                   jpp_str_t* str) {
+  fitter_t f = {.planned = planned};
+  jpp_status_t* status =
+      jpp_candidates_init(&f.candidates, planned->graph, planned->plan, limits);
+  if (!status) status = find_fit(&f);
+  if (!status) append_fit(&f, str);
+  jpp_candidates_deinit(&f.candidates);
+  return status;
+}
+
+// The status with its advice; another one where that could not be found out.
+static jpp_status_t* advise(const jpp_planned_t* planned, const uint64_t* limits,
+                            jpp_status_t* status) {
+  jpp_str_t str = {0};
+  jpp_str_append(&str, jpp_status_message(status));
+  jpp_status_t* failed = append_advice(planned, limits, &str);
+  char* text = NULL;
+  if (failed) {
+    jpp_str_deinit(&str);
+  } else {
+    failed = jpp_str_finish(&str, &text);
+  }
+  if (!failed) failed = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
+  jpp_free(text);
+  jpp_status_free(status);
+  return failed;
+}
+
+jpp_status_t* jpp_advise_fit(const jpp_graph_t* graph, const jpp_plan_options_t* options,
+                             jpp_status_t* status) {
+  bool memory = status && jpp_status_code(status) == JPP_OUT_OF_MEMORY;
+  if (!memory || !options || !options->memory_limits || !graph->num_loops) return status;
+  jpp_plan_options_t unlimited = *options;
+  unlimited.memory_limits = NULL;
+  unlimited.last = JPP_PART_CHECK;
+  jpp_planned_t* planned = NULL;
+  jpp_status_t* again = jpp_plan_graph(graph, &unlimited, &planned);
+  if (!again) again = jpp_check_memory_limit(planned->report, options->memory_limits);
+  // Otherwise it was not the limits that refused, but the host's memory.
+  bool by_limits = !strcmp(jpp_status_message(again), jpp_status_message(status));
+  if (by_limits) status = advise(planned, options->memory_limits, status);
+  jpp_status_free(again);
+  jpp_planned_destroy(planned);
+  return status;
+}

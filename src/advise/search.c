@@ -1,0 +1,80 @@
+// Search under memory limits: a schedule counts only if the step planned under it fits.
+#include "advise/candidates.h"
+#include "base/alloc.h"
+
+typedef struct acceptor {
+  jpp_candidates_t candidates;
+  const jpp_schedule_t** schedules;  // [loops]
+  uint32_t loop;
+  const jpp_search_options_t* options;  // the caller's
+} acceptor_t;
+
+static jpp_status_t* accept(void* context, const jpp_schedule_t* schedule,
+                            bool* out_accept) {
+  acceptor_t* a = context;
+  jpp_planned_t* planned = NULL;
+  uint64_t peak = 0;
+  a->schedules[a->loop] = schedule;
+  *out_accept = false;
+  JPP_RETURN_IF_ERROR(jpp_candidates_plan(&a->candidates, a->schedules, &planned));
+  *out_accept = jpp_candidates_fit(&a->candidates, planned->plan, schedule->name, &peak);
+  jpp_planned_destroy(planned);
+  return NULL;
+}
+
+static void report(void* context, const jpp_search_progress_t* progress) {
+  const acceptor_t* a = context;
+  if (a->options->progress) a->options->progress(a->options->context, progress);
+}
+
+static jpp_status_t* poll(void* context) {
+  const acceptor_t* a = context;
+  return a->options->poll ? a->options->poll(a->options->context) : NULL;
+}
+
+// The search does not know how much would have been enough: the candidates do.
+static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) {
+  const jpp_candidates_t* candidates = &a->candidates;
+  bool memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;
+  if (!memory || !candidates->smallest_name) return status;
+  uint64_t least = candidates->limits[0];
+  for (uint32_t r = 1; r < a->options->ranks; ++r) {
+    if (candidates->limits[r] < least) least = candidates->limits[r];
+  }
+  jpp_status_free(status);
+  return jpp_status_make(
+      JPP_OUT_OF_MEMORY,
+      "memory limit: expected a schedule of %u stages on %u ranks with %u microbatches "
+      "that takes at most %llu bytes on each device, found none; of what was tried, the "
+      "smallest takes %llu bytes. More ranks, or smaller microbatches, need less",
+      a->options->stages, a->options->ranks, a->options->microbatches,
+      (unsigned long long)least, (unsigned long long)candidates->smallest);
+}
+
+static jpp_status_t* search(const jpp_advise_search_t* step,
+                            const jpp_search_options_t* options, acceptor_t* a,
+                            jpp_search_result_t* out_result) {
+  uint32_t loops = step->graph->num_loops;
+  JPP_RETURN_IF_ERROR(
+      jpp_candidates_init(&a->candidates, step->graph, step->like, step->limits));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
+  for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
+  jpp_search_options_t under_limits = *options;
+  under_limits.accept = step->limits ? accept : NULL;
+  under_limits.progress = report;
+  under_limits.poll = poll;
+  under_limits.context = a;
+  return jpp_schedule_search(&under_limits, out_result);
+}
+
+jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
+                                const jpp_search_options_t* options,
+                                jpp_search_result_t* out_result) {
+  acceptor_t a = {.loop = step->loop, .options = options};
+  *out_result = (jpp_search_result_t){0};
+  jpp_status_t* status = search(step, options, &a, out_result);
+  if (status) status = explain_refusal(&a, status);
+  jpp_candidates_deinit(&a.candidates);
+  jpp_free(a.schedules);
+  return status;
+}

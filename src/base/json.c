@@ -1,0 +1,77 @@
+// JSON by jansson, whose NULL for a value that could not be made becomes a status.
+#include "base/json.h"
+
+#include <string.h>
+
+#include "base/utf8.h"
+
+// Whether memory was out since jpp_json_read() began, which jansson does not always say.
+static bool g_out_of_memory;
+
+static void* allocate(size_t size) {
+  void* memory = NULL;
+  jpp_status_free(jpp_alloc(size, &memory));
+  if (!memory) g_out_of_memory = true;
+  return memory;
+}
+
+void jpp_json_use_base_alloc(void) { json_set_alloc_funcs(allocate, jpp_free); }
+
+static jpp_status_t* out_of_memory(void) {
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
+}
+
+jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
+                            json_t** out_value) {
+  json_error_t error;
+  g_out_of_memory = false;
+  *out_value = json_loadb(text, length, 0, &error);
+  if (*out_value) return NULL;
+  if (g_out_of_memory || json_error_code(&error) == json_error_out_of_memory) {
+    return jpp_status_annotate(out_of_memory(), "%s", file);
+  }
+  return jpp_status_make(JPP_PARSE_ERROR, "%s:%d: %s", file, error.line, error.text);
+}
+
+static int append_chunk(const char* chunk, size_t size, void* user) {
+  jpp_str_t* out = user;
+  jpp_str_append_n(out, chunk, size);
+  return out->error ? -1 : 0;
+}
+
+jpp_status_t* jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
+  if (!value) return out_of_memory();
+  int failed = json_dump_callback(value, append_chunk, out, flags);
+  json_decref(value);
+  // What can be made can be written, but for the memory that writing takes.
+  return failed && !out->error ? out_of_memory() : NULL;
+}
+
+void jpp_json_append(json_t** list, json_t* value) {
+  if (!json_array_append_new(*list, value)) return;
+  json_decref(*list);
+  *list = NULL;
+}
+
+json_t* jpp_json_ids(const uint32_t* ids, uint32_t count) {
+  json_t* list = json_array();
+  for (uint32_t i = 0; i < count; ++i) jpp_json_append(&list, json_integer(ids[i]));
+  return list;
+}
+
+json_t* jpp_json_text(const char* text) {
+  if (!text) return json_null();
+  if (jpp_utf8_is_valid(text, strlen(text))) return json_string_nocheck(text);
+  jpp_str_t str = {0};
+  char* repaired = NULL;
+  jpp_str_append_utf8(&str, text, strlen(text));
+  jpp_status_t* status = jpp_str_finish(&str, &repaired);
+  json_t* value = status ? NULL : json_string_nocheck(repaired);
+  jpp_status_free(status);
+  jpp_free(repaired);
+  return value;
+}
+
+json_t* jpp_json_id(uint32_t id) {
+  return id == UINT32_MAX ? json_null() : json_integer(id);
+}

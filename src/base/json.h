@@ -1,0 +1,30 @@
+// Small helpers over jansson, with which all JSON is read and written.
+#ifndef JPP_BASE_JSON_H_
+#define JPP_BASE_JSON_H_
+
+#include <jansson.h>
+
+#include "base/str.h"
+
+// Reads a text; `file` is named in errors ("FILE:LINE: ..."). JPP_PARSE_ERROR,
+// JPP_OUT_OF_MEMORY. One thread at a time. Free with json_decref().
+jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
+                            json_t** out_value) JPP_MUST_USE;
+
+// Gives jansson this library's memory (base/alloc.h), for the whole process: before the
+// first value is made, and only by a program that owns its process.
+void jpp_json_use_base_alloc(void);
+// Appends the value's text and frees the value; flags: jansson's JSON_INDENT(1) and the
+// like. JPP_OUT_OF_MEMORY for NULL, which is what the functions here and jansson's give
+// when memory is out: texts are UTF-8 and numbers finite by then.
+jpp_status_t* jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) JPP_MUST_USE;
+// Appends to an array and takes over the value. The array becomes NULL when either is.
+void jpp_json_append(json_t** list, json_t* value);
+// An array of numbers.
+json_t* jpp_json_ids(const uint32_t* ids, uint32_t count);
+// null for NULL; U+FFFD for bytes that are no UTF-8.
+json_t* jpp_json_text(const char* text);
+// null for JPP_NONE.
+json_t* jpp_json_id(uint32_t id);
+
+#endif  // JPP_BASE_JSON_H_

@@ -1,0 +1,161 @@
+// The parts of the planner, one after the other; each reads only what the ones before it
+// made.
+#include "jaxpp/plan.h"
+
+#include "base/alloc.h"
+
+typedef struct planned_storage {
+  jpp_planned_t planned;  // first: what the caller holds
+  jpp_schedule_t** made;  // [loops] NULL: that schedule is the caller's
+  const jpp_schedule_t** schedules;
+  jpp_staged_t* staged;
+  jpp_plan_t* plan;
+  jpp_check_report_t* report;
+} planned_storage_t;
+
+const char* jpp_plan_part_name(jpp_plan_part_t part) {
+  static const char* const kNames[] = {
+      [JPP_PART_GRAPH] = "graph",         [JPP_PART_SCHEDULE] = "schedule",
+      [JPP_PART_PARTITION] = "partition", [JPP_PART_PROGRAM] = "program",
+      [JPP_PART_CHECK] = "check",
+  };
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_PART_COUNT, "a name a part");
+  return (unsigned)part < JPP_PART_COUNT ? kNames[part] : NULL;
+}
+
+// --- Schedules ------------------------------------------------------------------------
+
+static jpp_status_t* search_schedule(const jpp_search_options_t* options,
+                                     const jpp_schedule_params_t* params,
+                                     jpp_schedule_t** out_schedule) {
+  jpp_search_options_t search = *options;
+  jpp_search_result_t result = {0};
+  search.stages = params->stages;
+  search.ranks = params->ranks;
+  search.microbatches = params->microbatches;
+  jpp_status_t* status = jpp_schedule_search(&search, &result);
+  *out_schedule = result.schedule;
+  return status;
+}
+
+static jpp_status_t* choose_schedule(const jpp_plan_options_t* options, uint32_t loop,
+                                     planned_storage_t* storage) {
+  const jpp_loop_t* at = &storage->planned.graph->loops[loop];
+  jpp_loop_schedule_t source = {0};
+  if (options->loops) source = options->loops[loop];
+  if (!source.given) {
+    jpp_schedule_params_t params = {
+        .stages = options->stages ? options->stages : at->stages,
+        .ranks = storage->planned.ranks,
+        .microbatches = at->microbatches,
+        .fuse_steady_state = options->fuse_steady_state};
+    bool searches = source.search && !source.built_in;
+    const char* name = source.built_in ? source.built_in : at->schedule;
+    jpp_schedule_t** made = &storage->made[loop];
+    jpp_status_t* status = searches ? search_schedule(source.search, &params, made)
+                                    : jpp_schedule_build(name, &params, made);
+    JPP_RETURN_IF_ERROR_IN(status, "loop at %s", at->where ? at->where : "?");
+  }
+  storage->schedules[loop] = source.given ? source.given : storage->made[loop];
+  return jpp_schedule_verify(storage->schedules[loop]);
+}
+
+static jpp_status_t* choose_schedules(const jpp_plan_options_t* options,
+                                      planned_storage_t* storage) {
+  uint32_t loops = storage->planned.graph->num_loops;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &storage->made));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &storage->schedules));
+  storage->planned.schedules = storage->schedules;
+  for (uint32_t l = 0; l < loops; ++l) {
+    JPP_RETURN_IF_ERROR(choose_schedule(options, l, storage));
+  }
+  return NULL;
+}
+
+// --- Partition and program ------------------------------------------------------------
+
+static jpp_status_t* partition(planned_storage_t* storage) {
+  const jpp_planned_t* planned = &storage->planned;
+  uint32_t loops = planned->graph->num_loops;
+  jpp_loop_placement_t* placements = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &placements));
+  for (uint32_t l = 0; l < loops; ++l) {
+    placements[l] = jpp_schedule_placement(planned->schedules[l]);
+  }
+  jpp_partition_options_t options = {.ranks = planned->ranks, .loops = placements};
+  jpp_status_t* status = jpp_partition(planned->graph, &options, &storage->staged);
+  jpp_free(placements);
+  return status;
+}
+
+static jpp_status_t* build_program(const jpp_plan_options_t* options,
+                                   planned_storage_t* storage) {
+  const jpp_staged_t* staged = storage->staged;
+  jpp_program_options_t program = {.schedules = storage->planned.schedules,
+                                   .channel_slots = options->channel_slots};
+  uint64_t* bytes = NULL;
+  jpp_status_t* status = NULL;
+  if (options->measure) {
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &bytes));
+    program.value_bytes = bytes;
+    status = options->measure(options->context, staged, bytes);
+  }
+  if (!status) status = jpp_program_build(staged, &program, &storage->plan);
+  jpp_free(bytes);
+  return status;
+}
+
+// --- The way through ------------------------------------------------------------------
+
+static jpp_status_t* make_parts(const jpp_plan_options_t* options,
+                                planned_storage_t* storage) {
+  jpp_planned_t* planned = &storage->planned;
+  jpp_plan_part_t last = options->last ? options->last : JPP_PART_CHECK;
+  planned->ranks = options->ranks ? options->ranks : planned->graph->ranks;
+  if (!planned->ranks) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "neither graph nor options say how many ranks there are");
+  }
+  JPP_RETURN_IF_ERROR(choose_schedules(options, storage));
+  if (last < JPP_PART_PARTITION) return NULL;
+  JPP_RETURN_IF_ERROR(partition(storage));
+  planned->staged = storage->staged;
+  if (last < JPP_PART_PROGRAM) return NULL;
+  JPP_RETURN_IF_ERROR(build_program(options, storage));
+  planned->plan = storage->plan;
+  if (last < JPP_PART_CHECK) return NULL;
+  JPP_RETURN_IF_ERROR(jpp_check_plan(storage->plan, &storage->report));
+  planned->report = storage->report;
+  if (!options->memory_limits) return NULL;
+  return jpp_check_memory_limit(storage->report, options->memory_limits);
+}
+
+jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph, const jpp_plan_options_t* options,
+                             jpp_planned_t** out_planned) {
+  static const jpp_plan_options_t kDefaults = {0};
+  *out_planned = NULL;
+  planned_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  storage->planned.graph = graph;
+  jpp_status_t* status = make_parts(options ? options : &kDefaults, storage);
+  if (status) {
+    jpp_planned_destroy(&storage->planned);
+    return status;
+  }
+  *out_planned = &storage->planned;
+  return NULL;
+}
+
+void jpp_planned_destroy(jpp_planned_t* planned) {
+  if (!planned) return;
+  planned_storage_t* storage = (planned_storage_t*)planned;
+  jpp_check_report_destroy(storage->report);
+  jpp_plan_destroy(storage->plan);
+  jpp_staged_destroy(storage->staged);
+  for (uint32_t l = 0; storage->made && l < planned->graph->num_loops; ++l) {
+    jpp_schedule_destroy(storage->made[l]);
+  }
+  jpp_free(storage->made);
+  jpp_free(storage->schedules);
+  jpp_free(storage);
+}

@@ -1,0 +1,292 @@
+// The ranks of a schedule with communication run together: finds out whether some wait
+// for each other for ever, and how many slots a channel needs.
+//
+// A SEND puts its message into one of the channel's slots and waits for a free one; a
+// RECV is only posted, and takes the oldest message out of its slot once there is one. A
+// computation waits for its message, a pair for those of both halves: it starts when both
+// may. A WAIT_SEND waits until the message has left its slot.
+#include "base/str.h"
+#include "schedule/channels.h"
+#include "schedule/csv/actions.h"
+
+enum { kLongestListing = 9 };  // longer cycles are cut
+
+// RECVs are in the order of the SENDs, so the counts of both are all there is to know of
+// a channel.
+typedef struct runner {
+  const jpp_actions_t* actions;
+  const jpp_schedule_t* schedule;
+  jpp_schedule_channels_t channels;
+  uint32_t slots;
+  uint32_t* sent;     // [channels]
+  uint32_t* posted;   // [channels]
+  uint32_t* number;   // [2][stages][microbatches]: of a message on its channel, by sender
+  uint32_t* next;     // [ranks]: action
+  uint32_t* stack;    // ranks that may be able to go on
+  uint8_t* on_stack;  // [ranks]
+  uint32_t num_stack;
+} runner_t;
+
+// The result of one stage's forward or backward for one microbatch.
+typedef struct message {
+  uint32_t stage;  // that sends it
+  uint32_t microbatch;
+  bool forward;
+} message_t;
+
+// What a SEND sends, a WAIT_SEND waits to get rid of, a RECV gets and a COMPUTE needs.
+static message_t message_of(const runner_t* run, const jpp_action_t* action) {
+  bool forward = jpp_action_is_forward(action);
+  bool comes = action->kind == JPP_ACTION_COMPUTE || jpp_action_is_recv(action);
+  uint32_t stage = action->stage;
+  if (comes) stage = jpp_schedule_next_stage(run->schedule, stage, !forward);
+  return (message_t){stage, action->microbatch, forward};
+}
+
+static uint32_t sender_of(const runner_t* run, message_t message) {
+  return run->schedule->stage_rank[message.stage];
+}
+
+static uint32_t receiver_of(const runner_t* run, message_t message) {
+  return run->schedule->stage_rank[jpp_schedule_next_stage(run->schedule, message.stage,
+                                                           message.forward)];
+}
+
+static uint32_t channel_of(const runner_t* run, message_t message) {
+  return (message.forward ? run->channels.forward
+                          : run->channels.backward)[message.stage];
+}
+
+static uint32_t* number_of(const runner_t* run, message_t message) {
+  size_t row = message.forward ? message.stage : run->schedule->stages + message.stage;
+  return &run->number[row * run->schedule->microbatches + message.microbatch];
+}
+
+static void push_rank(runner_t* run, uint32_t rank) {
+  if (run->on_stack[rank]) return;
+  run->on_stack[rank] = 1;
+  run->stack[run->num_stack++] = rank;
+}
+
+// --- Running --------------------------------------------------------------------------
+
+// Whether a computation's message has not been sent yet.
+static bool lacks_message(const runner_t* run, uint32_t rank,
+                          const jpp_action_t* action) {
+  if (action->task == JPP_TASK_BWD_W) return false;
+  message_t message = message_of(run, action);
+  if (sender_of(run, message) == rank) return false;
+  return run->sent[channel_of(run, message)] <= *number_of(run, message);
+}
+
+// The first action from the rank's next one on, of the same pair, that has to wait; NULL
+// when none has.
+static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
+  const jpp_action_t* action = &run->actions->lists[rank].actions[run->next[rank]];
+  message_t message = message_of(run, action);
+  uint32_t channel = channel_of(run, message);
+  switch ((jpp_action_kind_t)action->kind) {
+    case JPP_ACTION_COMPUTE:
+      for (;; ++action) {
+        if (lacks_message(run, rank, action)) return action;
+        if (!action->joins_next) return NULL;
+      }
+    case JPP_ACTION_SEND_F:
+    case JPP_ACTION_SEND_B: {
+      uint32_t sent = run->sent[channel], posted = run->posted[channel];
+      return sent >= posted && sent - posted >= run->slots ? action : NULL;
+    }
+    case JPP_ACTION_WAIT_SEND_F:
+    case JPP_ACTION_WAIT_SEND_B:
+      return run->posted[channel] <= *number_of(run, message) ? action : NULL;
+    default:
+      return NULL;
+  }
+}
+
+// Takes the rank's next action, which need not wait.
+static void take_next(runner_t* run, uint32_t rank) {
+  const jpp_action_t* action = &run->actions->lists[rank].actions[run->next[rank]];
+  message_t message = message_of(run, action);
+  if (jpp_action_is_send(action)) {
+    ++run->sent[channel_of(run, message)];
+    push_rank(run, receiver_of(run, message));
+  } else if (jpp_action_is_recv(action)) {
+    ++run->posted[channel_of(run, message)];
+    push_rank(run, sender_of(run, message));
+  }
+  while (action->joins_next) {
+    ++action;
+    ++run->next[rank];
+  }
+  ++run->next[rank];
+}
+
+static bool is_done(const runner_t* run, uint32_t rank) {
+  return run->next[rank] == run->actions->lists[rank].count;
+}
+
+// A rank that is not done, once none gets any further; JPP_NONE when all are done.
+static uint32_t run_with(runner_t* run, uint32_t slots) {
+  uint32_t ranks = run->schedule->ranks;
+  run->slots = slots;
+  for (uint32_t i = 0; i < run->channels.count; ++i) run->sent[i] = run->posted[i] = 0;
+  for (uint32_t r = 0; r < ranks; ++r) run->next[r] = 0;
+  for (uint32_t r = ranks; r-- > 0;) push_rank(run, r);
+  while (run->num_stack) {
+    uint32_t r = run->stack[--run->num_stack];
+    run->on_stack[r] = 0;
+    while (!is_done(run, r) && !find_waiting(run, r)) take_next(run, r);
+  }
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (!is_done(run, r)) return r;
+  }
+  return JPP_NONE;
+}
+
+// --- Ranks that wait for each other ---------------------------------------------------
+
+// Of the other rank: the SEND that makes the message come, or the RECV that makes it
+// leave.
+static const jpp_action_t* find_end(const runner_t* run, uint32_t rank, message_t message,
+                                    bool send) {
+  const jpp_action_list_t* list = &run->actions->lists[rank];
+  for (uint32_t i = run->next[rank]; i < list->count; ++i) {
+    const jpp_action_t* action = &list->actions[i];
+    bool kind = send ? jpp_action_is_send(action) : jpp_action_is_recv(action);
+    if (!kind || action->microbatch != message.microbatch) continue;
+    message_t found = message_of(run, action);
+    if (found.stage == message.stage && found.forward == message.forward) return action;
+  }
+  return NULL;
+}
+
+// The rank that `rank` waits for. With slots for all messages no SEND waits, so a rank
+// waits for a message, or for its own to leave.
+static uint32_t waits_for(const runner_t* run, uint32_t rank) {
+  const jpp_action_t* action = find_waiting(run, rank);
+  message_t message = message_of(run, action);
+  bool computes = action->kind == JPP_ACTION_COMPUTE;
+  return computes ? sender_of(run, message) : receiver_of(run, message);
+}
+
+static void append_wait(const runner_t* run, uint32_t rank, jpp_str_t* str) {
+  const jpp_action_t* action = find_waiting(run, rank);
+  bool computes = action->kind == JPP_ACTION_COMPUTE;
+  uint32_t other = waits_for(run, rank);
+  const jpp_action_t* need = find_end(run, other, message_of(run, action), computes);
+  char name[JPP_ACTION_NAME_SIZE], needed[JPP_ACTION_NAME_SIZE];
+  jpp_str_appendf(str, "\n  rank %u (line %u) stops at cell %u, %s", rank,
+                  run->actions->lists[rank].line, action->cell,
+                  jpp_action_name(action, name));
+  if (!need) return;
+  jpp_str_appendf(str, ": it needs %s of rank %u (line %u, cell %u)",
+                  jpp_action_name(need, needed), other, run->actions->lists[other].line,
+                  need->cell);
+}
+
+// Follows the waits from a rank that stands still; `on_stack` marks those seen.
+static uint32_t find_cycle(runner_t* run, uint32_t rank, uint32_t* out_length) {
+  while (!run->on_stack[rank]) {
+    run->on_stack[rank] = 1;
+    rank = waits_for(run, rank);
+  }
+  *out_length = 1;
+  for (uint32_t r = waits_for(run, rank); r != rank; r = waits_for(run, r)) {
+    ++*out_length;
+  }
+  return rank;
+}
+
+static jpp_status_t* deadlock(runner_t* run, uint32_t stuck) {
+  uint32_t length = 0, rank = find_cycle(run, stuck, &length);
+  jpp_str_t str = {0};
+  jpp_str_appendf(&str, "%u ranks wait for each other, however many slots a channel has",
+                  length);
+  for (uint32_t i = 0; i < length && i < kLongestListing; ++i) {
+    append_wait(run, rank, &str);
+    rank = waits_for(run, rank);
+  }
+  if (length > kLongestListing) {
+    jpp_str_appendf(&str, "\n  ... and so on over %u more ranks",
+                    length - kLongestListing);
+    while (length-- > kLongestListing) rank = waits_for(run, rank);
+  }
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  jpp_status_t* status =
+      jpp_actions_fail(run->actions, rank, find_waiting(run, rank), text);
+  jpp_free(text);
+  return status;
+}
+
+// --- Slots ----------------------------------------------------------------------------
+
+// With slots for all messages of a channel no SEND waits, so more change nothing. With
+// more slots a rank that could go on still can: halving finds the least number.
+static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* out_slots) {
+  uint32_t stuck = run_with(run, most);
+  if (stuck != JPP_NONE) return deadlock(run, stuck);
+  uint32_t too_few = 0, enough = 1;
+  while (enough < most && run_with(run, enough) != JPP_NONE) {
+    too_few = enough;
+    enough = enough > most / 2 ? most : 2 * enough;
+  }
+  while (enough - too_few > 1) {
+    uint32_t middle = too_few + (enough - too_few) / 2;
+    *(run_with(run, middle) == JPP_NONE ? &enough : &too_few) = middle;
+  }
+  *out_slots = enough;
+  return NULL;
+}
+
+static void number_messages(runner_t* run) {
+  for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
+    const jpp_action_list_t* list = &run->actions->lists[r];
+    for (uint32_t i = 0; i < list->count; ++i) {
+      if (!jpp_action_is_recv(&list->actions[i])) continue;
+      message_t message = message_of(run, &list->actions[i]);
+      *number_of(run, message) = run->posted[channel_of(run, message)]++;
+    }
+  }
+}
+
+// Every SEND has the number that its RECV has; `sent` counts, the largest count comes
+// out.
+static jpp_status_t* check_order(runner_t* run, uint32_t* out_most) {
+  *out_most = 1;
+  for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
+    const jpp_action_list_t* list = &run->actions->lists[r];
+    for (uint32_t i = 0; i < list->count; ++i) {
+      if (!jpp_action_is_send(&list->actions[i])) continue;
+      message_t message = message_of(run, &list->actions[i]);
+      uint32_t* sent = &run->sent[channel_of(run, message)];
+      if (*number_of(run, message) != (*sent)++) {
+        return jpp_actions_fail(run->actions, r, &list->actions[i],
+                                "a channel delivers in order, and the receiver's RECVs "
+                                "are in another order than these SENDs");
+      }
+      if (*sent > *out_most) *out_most = *sent;
+    }
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
+                              uint32_t* out_slots) {
+  *out_slots = 0;
+  const jpp_schedule_t* schedule = actions->schedule;
+  runner_t run = {.actions = actions, .schedule = schedule};
+  size_t pairs = (size_t)schedule->stages * schedule->microbatches;
+  uint32_t ranks = schedule->ranks, most = 0;
+  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(schedule, scratch, &run.channels));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.sent));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.posted));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * pairs, &run.number));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &run.next));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &run.stack));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &run.on_stack));
+  number_messages(&run);
+  JPP_RETURN_IF_ERROR(check_order(&run, &most));
+  return find_least_slots(&run, most, out_slots);
+}

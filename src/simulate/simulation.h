@@ -1,0 +1,38 @@
+// How a simulation is stored: the public struct first, its arena behind it.
+#ifndef JPP_SIMULATE_SIMULATION_H_
+#define JPP_SIMULATE_SIMULATION_H_
+
+#include "base/arena.h"
+#include "jaxpp/simulate.h"
+
+typedef struct jpp_simulation_storage {
+  jpp_simulation_t simulation;
+  jpp_arena_t arena;
+  bool has_backward;  // of its schedule, which is not forward only
+} jpp_simulation_storage_t;
+
+// Whether it is one of the times that a simulation takes.
+bool jpp_simulation_takes(double time);
+// JPP_INVALID_ARGUMENT that names the first stage of `stages` with another one.
+jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs,
+                                         uint32_t stages) JPP_MUST_USE;
+
+// Fills in what the simulation says beside when its tasks start; stages_of: [ranks].
+jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
+                                 const jpp_simulate_options_t* options,
+                                 const uint32_t* stages_of,
+                                 jpp_arena_t* scratch) JPP_MUST_USE;
+
+// A rank begins to keep the activations of a stage and microbatch, or ends to.
+typedef struct jpp_kept_event {
+  double time;
+  uint32_t entry;  // whose start or end it is
+  int change;      // 1 or -1
+} jpp_kept_event_t;
+
+// All of a rank, by time, ends first. In `scratch`.
+jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
+                                  jpp_arena_t* scratch, jpp_kept_event_t** out_events,
+                                  uint32_t* out_count) JPP_MUST_USE;
+
+#endif  // JPP_SIMULATE_SIMULATION_H_

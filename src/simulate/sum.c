@@ -1,0 +1,178 @@
+// What a simulation comes to, once it is known when every task starts.
+#include <stdlib.h>
+
+#include "simulate/simulation.h"
+
+static double end_of(const jpp_simulation_t* simulation, uint32_t rank, uint32_t entry) {
+  const jpp_schedule_task_t* task = &simulation->schedule->rows[rank].tasks[entry];
+  double cost = jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
+  return simulation->starts[rank][entry] + cost;
+}
+
+static bool has_backward(const jpp_simulation_t* simulation) {
+  return ((const jpp_simulation_storage_t*)simulation)->has_backward;
+}
+
+static bool frees(const jpp_schedule_task_t* task, bool backward) {
+  return task->kind == JPP_TASK_BWD || task->kind == JPP_TASK_BWD_W ||
+         (task->kind == JPP_TASK_FWD && !backward);
+}
+
+// --- One stream: the row is in order of time ------------------------------------------
+
+static void sum_row(const jpp_simulation_t* simulation, uint32_t r, bool backward,
+                    jpp_simulated_rank_t* rank, uint32_t* out_peak) {
+  const jpp_schedule_row_t* row = &simulation->schedule->rows[r];
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < row->count; ++i) {
+    const jpp_schedule_task_t* task = &row->tasks[i];
+    if (task->kind == JPP_TASK_IDLE) continue;
+    rank->work += jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
+    if (task->kind == JPP_TASK_FWD && ++kept > *out_peak) {
+      *out_peak = kept;
+      rank->peak_entry = i;
+    }
+    if (frees(task, backward)) --kept;
+  }
+}
+
+// --- Several streams ------------------------------------------------------------------
+
+static int compare_events(const void* left, const void* right) {
+  const jpp_kept_event_t *a = left, *b = right;
+  if (a->time != b->time) return a->time < b->time ? -1 : 1;
+  if (a->change != b->change) return a->change - b->change;
+  return (a->entry > b->entry) - (a->entry < b->entry);
+}
+
+jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
+                                  jpp_arena_t* scratch, jpp_kept_event_t** out_events,
+                                  uint32_t* out_count) {
+  const jpp_schedule_row_t* row = &simulation->schedule->rows[rank];
+  bool backward = has_backward(simulation);
+  *out_count = 0;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * (size_t)row->count, out_events));
+  for (uint32_t i = 0; i < row->count; ++i) {
+    if (row->tasks[i].kind == JPP_TASK_FWD) {
+      (*out_events)[(*out_count)++] =
+          (jpp_kept_event_t){simulation->starts[rank][i], i, 1};
+    }
+    if (frees(&row->tasks[i], backward)) {
+      (*out_events)[(*out_count)++] =
+          (jpp_kept_event_t){end_of(simulation, rank, i), i, -1};
+    }
+  }
+  qsort(*out_events, *out_count, sizeof(**out_events), compare_events);
+  return NULL;
+}
+
+static jpp_status_t* find_peak(const jpp_simulation_t* simulation, uint32_t r,
+                               jpp_arena_t* scratch, jpp_simulated_rank_t* rank,
+                               uint32_t* out_peak) {
+  jpp_kept_event_t* events = NULL;
+  uint32_t count = 0;
+  int64_t kept = 0;
+  JPP_RETURN_IF_ERROR(jpp_simulation_kept(simulation, r, scratch, &events, &count));
+  for (uint32_t i = 0; i < count; ++i) {
+    kept += events[i].change;
+    if (kept <= (int64_t)*out_peak) continue;
+    *out_peak = (uint32_t)kept;
+    rank->peak_entry = events[i].entry;
+  }
+  return NULL;
+}
+
+typedef struct span {
+  double start, end;
+} span_t;
+
+static int compare_spans(const void* left, const void* right) {
+  const span_t *a = left, *b = right;
+  return (a->start > b->start) - (a->start < b->start);
+}
+
+// The time in which at least one stream runs.
+static jpp_status_t* sum_busy(const jpp_simulation_t* simulation, uint32_t r,
+                              jpp_arena_t* scratch, double* out_busy) {
+  const jpp_schedule_row_t* row = &simulation->schedule->rows[r];
+  span_t* spans = NULL;
+  uint32_t count = 0;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, row->count, &spans));
+  for (uint32_t i = 0; i < row->count; ++i) {
+    if (row->tasks[i].kind == JPP_TASK_IDLE) continue;
+    spans[count++] = (span_t){simulation->starts[r][i], end_of(simulation, r, i)};
+  }
+  qsort(spans, count, sizeof(*spans), compare_spans);
+  double until = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    double from = spans[i].start > until ? spans[i].start : until;
+    if (spans[i].end <= from) continue;
+    *out_busy += spans[i].end - from;
+    until = spans[i].end;
+  }
+  return NULL;
+}
+
+// --- All ------------------------------------------------------------------------------
+
+static void find_ends(const jpp_simulation_t* simulation, uint32_t r,
+                      jpp_simulated_rank_t* rank, uint64_t* tasks) {
+  const jpp_schedule_row_t* row = &simulation->schedule->rows[r];
+  bool begun = false;
+  for (uint32_t i = 0; i < row->count; ++i) {
+    if (row->tasks[i].kind == JPP_TASK_IDLE) continue;
+    ++*tasks;
+    double start = simulation->starts[r][i], end = end_of(simulation, r, i);
+    if (!begun || start < rank->begin) rank->begin = start;
+    if (end > rank->end) rank->end = end;
+    begun = true;
+  }
+}
+
+static jpp_status_t* sum_rank(jpp_simulation_t* simulation, uint32_t r, uint32_t stages,
+                              bool backward, jpp_arena_t* scratch,
+                              jpp_simulated_rank_t* rank) {
+  uint32_t peak = 0;
+  find_ends(simulation, r, rank, &simulation->tasks);
+  if (simulation->streams == 1) {
+    sum_row(simulation, r, backward, rank, &peak);
+  } else {
+    JPP_RETURN_IF_ERROR(find_peak(simulation, r, scratch, rank, &peak));
+    JPP_RETURN_IF_ERROR(sum_busy(simulation, r, scratch, &rank->work));
+  }
+  rank->peak = stages ? (double)peak / stages : 0;
+  return NULL;
+}
+
+static void sum_all(const jpp_simulate_options_t* options, jpp_simulation_t* out) {
+  double most = 0, all = 0, longest = 0;
+  for (uint32_t r = 0; r < out->schedule->ranks; ++r) {
+    const jpp_simulated_rank_t* rank = &out->ranks[r];
+    double waits = rank->end - rank->begin - rank->work;
+    if (rank->end > out->makespan) out->makespan = rank->end;
+    if (rank->work > most) most = rank->work;
+    if (waits > out->bubble_span) out->bubble_span = waits;
+    if (rank->end - rank->begin > longest) longest = rank->end - rank->begin;
+    all += rank->work;
+  }
+  out->bubble_global = out->makespan - most;
+  double capacity = out->makespan * out->schedule->ranks;
+  out->utilisation = capacity > 0 ? all / capacity : 1;
+  out->step = (options->optimizer_free ? longest : out->makespan) + options->optimizer;
+}
+
+jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
+                                 const jpp_simulate_options_t* options,
+                                 const uint32_t* stages_of, jpp_arena_t* scratch) {
+  jpp_simulation_t* out = &storage->simulation;
+  uint32_t count = out->schedule->ranks;
+  jpp_simulated_rank_t* ranks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, count, &ranks));
+  bool backward = has_backward(out);
+  for (uint32_t r = 0; r < count; ++r) {
+    JPP_RETURN_IF_ERROR(sum_rank(out, r, stages_of[r], backward, scratch, &ranks[r]));
+  }
+  out->ranks = ranks;
+  sum_all(options, out);
+  return NULL;
+}

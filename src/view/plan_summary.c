@@ -1,0 +1,117 @@
+// A plan in a few lines: sizes, stages a rank, transfers, peaks.
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/str.h"
+#include "jaxpp/view.h"
+#include "view/planned.h"
+
+enum { kNumberWidth = 10 };  // "1023.9 MiB"
+
+static void append_bytes(uint64_t bytes, jpp_str_t* out) {
+  static const char* const kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  double scaled = (double)bytes;
+  int unit = 0;
+  for (; scaled >= 1024 && unit < 4; ++unit) scaled /= 1024;
+  jpp_str_appendf(out, unit ? "%.1f %s" : "%.0f %s", scaled, kUnits[unit]);
+}
+
+static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t* out) {
+  const jpp_schedule_t* schedule = planned->schedules[index];
+  const jpp_loop_t* loop = &planned->graph->loops[index];
+  jpp_str_appendf(out, "loop at %s: schedule %s, %u stages, %u microbatches%s\n",
+                  loop->where ? loop->where : "?", schedule->name, schedule->stages,
+                  schedule->microbatches,
+                  planned->staged->loops[index].has_backward ? "" : ", forward only");
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    const char* separator = "";
+    jpp_str_appendf(out, "  rank %u: stages ", r);
+    for (uint32_t s = 0; s < schedule->stages; ++s) {
+      if (schedule->stage_rank[s] != r) continue;
+      jpp_str_appendf(out, "%s%u", separator, s);
+      separator = ", ";
+    }
+    jpp_str_append(out, "\n");
+  }
+}
+
+static uint64_t bytes_sent(const jpp_check_report_t* report, uint32_t rank) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
+    if (report->plan->channels[i].src == rank)
+      bytes = jpp_bytes_add(bytes, report->channels[i].bytes);
+  }
+  return bytes;
+}
+
+static void append_actor(const jpp_check_report_t* report, uint32_t rank,
+                         jpp_str_t* out) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  jpp_str_appendf(out, "actor %u: %u task runs, %u sends (", rank, actor->runs,
+                  actor->sends);
+  append_bytes(bytes_sent(report, rank), out);
+  jpp_str_appendf(out, "), %u receives, peak ", actor->recvs);
+  append_bytes(actor->peak_bytes, out);
+  jpp_str_append(out, "\n");
+}
+
+// --- Memory at the peaks --------------------------------------------------------------
+
+static bool any_of_kind(const jpp_check_report_t* report, int kind) {
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    if (report->actors[r].bytes_at_peak[kind]) return true;
+  }
+  return false;
+}
+
+// Right-aligned; kinds have their names' width.
+static void append_cell(uint64_t bytes, int width, jpp_str_t* out) {
+  jpp_str_t cell = {0};
+  append_bytes(bytes, &cell);
+  jpp_str_appendf(out, "  %*s", width, cell.data ? cell.data : "");
+  jpp_str_deinit(&cell);
+}
+
+static int column_width(int kind) {
+  int width = (int)strlen(jpp_bytes_kind_name((jpp_bytes_kind_t)kind));
+  return width < kNumberWidth ? kNumberWidth : width;
+}
+
+static void append_peak(const jpp_check_report_t* report, uint32_t rank, jpp_str_t* out) {
+  const jpp_check_actor_t* actor = &report->actors[rank];
+  jpp_str_appendf(out, "%4u", rank);
+  for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) {
+    if (!any_of_kind(report, k)) continue;
+    append_cell(actor->bytes_at_peak[k], column_width(k), out);
+  }
+  append_cell(actor->peak_bytes, kNumberWidth, out);
+  jpp_str_appendf(out, "  %u\n", actor->peak_instr);
+}
+
+static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
+  jpp_str_append(out, "memory at the peak of each rank, on each of its devices:\nrank");
+  for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) {
+    if (!any_of_kind(report, k)) continue;
+    jpp_str_appendf(out, "  %*s", column_width(k),
+                    jpp_bytes_kind_name((jpp_bytes_kind_t)k));
+  }
+  jpp_str_appendf(out, "  %*s  instruction\n", kNumberWidth, "all");
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) append_peak(report, r, out);
+}
+
+jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned, char** out_text) {
+  const jpp_staged_t* staged = planned->staged;
+  const jpp_graph_t* graph = planned->graph;
+  jpp_str_t str = {0};
+  *out_text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, JPP_PART_CHECK));
+  jpp_str_appendf(&str, "graph %s: %u ops, %u values, %u arguments, %u outputs\n",
+                  graph->name, graph->num_ops, graph->num_values, graph->num_args,
+                  graph->num_outputs);
+  for (uint32_t i = 0; i < graph->num_loops; ++i) append_loop(planned, i, &str);
+  jpp_str_appendf(&str, "%u tasks, %u accumulators, %u channels\n", staged->num_tasks,
+                  staged->num_accumulators, planned->plan->num_channels);
+  for (uint32_t r = 0; r < planned->ranks; ++r) append_actor(planned->report, r, &str);
+  append_peaks(planned->report, &str);
+  return jpp_str_finish(&str, out_text);
+}

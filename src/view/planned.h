@@ -1,0 +1,11 @@
+// What the views of a plan share.
+#ifndef JPP_VIEW_PLANNED_H_
+#define JPP_VIEW_PLANNED_H_
+
+#include "jaxpp/plan.h"
+
+// JPP_INVALID_ARGUMENT unless the part was made.
+jpp_status_t* jpp_planned_expect(const jpp_planned_t* planned,
+                                 jpp_plan_part_t part) JPP_MUST_USE;
+
+#endif  // JPP_VIEW_PLANNED_H_

@@ -1,0 +1,115 @@
+// A schedule as JSON, and its timeline as a picture made of characters.
+#include <string.h>
+
+#include "base/json.h"
+#include "jaxpp/view.h"
+#include "schedule/index.h"
+
+// --- JSON -----------------------------------------------------------------------------
+
+static json_t* task_json(const jpp_schedule_task_t* task) {
+  static const char* const kKinds[] = {[JPP_TASK_FWD] = "F",
+                                       [JPP_TASK_BWD] = "B",
+                                       [JPP_TASK_BWD_I] = "I",
+                                       [JPP_TASK_BWD_W] = "W"};
+  return json_pack("{s:s, s:I, s:I}", "kind", kKinds[task->kind], "stage",
+                   (json_int_t)task->stage, "microbatch", (json_int_t)task->microbatch);
+}
+
+// Idle steps one by one, as people count them.
+static void append_entry(const jpp_schedule_task_t* task, json_t** list) {
+  if (task->kind != JPP_TASK_IDLE) {
+    jpp_json_append(list, task_json(task));
+    return;
+  }
+  for (uint64_t step = 0; *list && step < jpp_task_steps(task); ++step) {
+    jpp_json_append(list, json_null());
+  }
+}
+
+static json_t* row_json(const jpp_schedule_row_t* row) {
+  json_t* list = json_array();
+  for (uint32_t i = 0, end; list && i < row->count; i = end) {
+    end = jpp_row_unit_end(row, i);
+    json_t* fused = end - i > 1 ? json_array() : NULL;
+    for (uint32_t k = i; k < end; ++k) {
+      append_entry(&row->tasks[k], end - i > 1 ? &fused : &list);
+    }
+    if (end - i > 1) jpp_json_append(&list, fused);
+  }
+  return list;
+}
+
+jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out_text) {
+  jpp_str_t str = {0};
+  *out_text = NULL;
+  jpp_str_append(&str, "[");
+  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
+    if (rank) jpp_str_append(&str, ",\n ");
+    jpp_status_t* status = jpp_json_take(row_json(&schedule->rows[rank]), 0, &str);
+    if (!status) continue;
+    jpp_str_deinit(&str);
+    return status;
+  }
+  jpp_str_append(&str, "]\n");
+  return jpp_str_finish(&str, out_text);
+}
+
+// --- The picture ----------------------------------------------------------------------
+
+static char task_mark(const jpp_schedule_task_t* task) {
+  static const char kFirst[] = {
+      [JPP_TASK_IDLE] = '.',  [JPP_TASK_FWD] = '0',   [JPP_TASK_BWD] = 'a',
+      [JPP_TASK_BWD_I] = 'a', [JPP_TASK_BWD_W] = 'A',
+  };
+  return (char)(kFirst[task->kind] + task->microbatch % 10);
+}
+
+static void fill_cells(const jpp_schedule_t* schedule,
+                       const jpp_schedule_timeline_t* timeline, uint32_t columns,
+                       char* cells) {
+  memset(cells, '.', (size_t)schedule->ranks * columns);
+  for (uint64_t i = 0; i < timeline->count; ++i) {
+    const jpp_schedule_slot_t* slot = &timeline->slots[i];
+    char mark = task_mark(&schedule->rows[slot->rank].tasks[slot->index]);
+    uint64_t end = slot->end < columns ? slot->end : columns;
+    for (uint64_t t = slot->start; t < end; ++t) {
+      cells[(size_t)slot->rank * columns + t] = mark;
+    }
+  }
+}
+
+static void print_cells(const jpp_schedule_t* schedule, uint64_t length, uint32_t columns,
+                        const char* cells, jpp_str_t* str) {
+  jpp_str_appendf(str, "%s: %u stages, %u ranks, %u microbatches, %llu units of time",
+                  schedule->name, schedule->stages, schedule->ranks,
+                  schedule->microbatches, (unsigned long long)length);
+  if (columns < length) jpp_str_appendf(str, " (the first %u drawn)", columns);
+  jpp_str_append(str,
+                 "\n0-9 forward, a-j backward (of inputs), A-J of weights, . bubble\n");
+  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
+    jpp_str_appendf(str, "rank %3u  ", rank);
+    jpp_str_append_n(str, cells + (size_t)rank * columns, columns);
+    jpp_str_append(str, "\n");
+  }
+}
+
+jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule, char** out_text) {
+  *out_text = NULL;
+  jpp_schedule_timeline_t* timeline = NULL;
+  JPP_RETURN_IF_ERROR(jpp_schedule_timeline(schedule, NULL, &timeline));
+  uint32_t columns = timeline->length < JPP_SCHEDULE_DRAW_COLUMNS
+                         ? (uint32_t)timeline->length
+                         : JPP_SCHEDULE_DRAW_COLUMNS;
+  char* cells = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY((size_t)schedule->ranks * columns, &cells);
+  if (!status) {
+    fill_cells(schedule, timeline, columns, cells);
+    jpp_str_t str = {0};
+    print_cells(schedule, timeline->length, columns, cells, &str);
+    status = jpp_str_finish(&str, out_text);
+  }
+  jpp_free(cells);
+  jpp_schedule_timeline_destroy(timeline);
+  return status;
+}

@@ -1,0 +1,132 @@
+// A simulation as JSON, as text, and as a Chrome trace:
+// https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+#include <math.h>
+
+#include "base/utf8.h"
+#include "jaxpp/view.h"
+
+// Sums of fractions as 1/3 miss the round number by rounding errors.
+static double rounded(double value) {
+  double near = nearbyint(value * 1e9) / 1e9;
+  return fabs(near - value) <= 1e-12 * (1 + fabs(value)) ? near : value;
+}
+
+static void append_number(jpp_str_t* str, const char* key, double value) {
+  jpp_str_appendf(str, "  \"%s\": %.12g,\n", key, rounded(value));
+}
+
+jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
+                                        char** out_text) {
+  jpp_str_t str = {0};
+  jpp_str_append(&str, "{\n");
+  append_number(&str, "makespan", simulation->makespan);
+  append_number(&str, "bubble_global", simulation->bubble_global);
+  append_number(&str, "bubble_span", simulation->bubble_span);
+  append_number(&str, "step", simulation->step);
+  append_number(&str, "utilisation", simulation->utilisation);
+  jpp_str_appendf(&str, "  \"tasks\": %llu,\n  \"peak_microbatches\": [",
+                  (unsigned long long)simulation->tasks);
+  for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
+    jpp_str_appendf(&str, "%s%.12g", r ? ", " : "", rounded(simulation->ranks[r].peak));
+  }
+  jpp_str_append(&str, "]\n}\n");
+  return jpp_str_finish(&str, out_text);
+}
+
+enum { kMostRanks = 64 };
+
+static void append_rank(const jpp_simulation_t* simulation, uint32_t r, jpp_str_t* str) {
+  const jpp_simulated_rank_t* rank = &simulation->ranks[r];
+  double waits = rank->end - rank->begin - rank->work;
+  jpp_str_appendf(str, "%4u %10.6g %10.6g %10.6g %10.6g %10.6g", r, rank->begin,
+                  rank->end, rank->work, rounded(waits), rank->peak);
+  if (simulation->schedule->rows[r].count) {
+    char name[JPP_TASK_NAME_SIZE];
+    jpp_str_appendf(
+        str, " at %s",
+        jpp_task_name(&simulation->schedule->rows[r].tasks[rank->peak_entry], name));
+  }
+  jpp_str_append(str, "\n");
+}
+
+jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** out_text) {
+  const jpp_schedule_t* schedule = simulation->schedule;
+  jpp_str_t str = {0};
+  jpp_str_appendf(&str,
+                  "schedule %s: %u stages, %u ranks, %u microbatches, %llu tasks%s\n",
+                  schedule->name, schedule->stages, schedule->ranks,
+                  schedule->microbatches, (unsigned long long)simulation->tasks,
+                  simulation->streams > 1 ? ", several streams a rank" : "");
+  jpp_str_appendf(&str,
+                  "makespan %.6g, bubble %.6g (of all), %.6g (inside a rank), step %.6g, "
+                  "utilisation %.1f%%\n",
+                  rounded(simulation->makespan), rounded(simulation->bubble_global),
+                  rounded(simulation->bubble_span), rounded(simulation->step),
+                  100 * simulation->utilisation);
+  jpp_str_append(&str,
+                 "rank      begin        end       work      waits  peak microbatches\n");
+  for (uint32_t r = 0; r < schedule->ranks && r < kMostRanks; ++r) {
+    append_rank(simulation, r, &str);
+  }
+  if (schedule->ranks > kMostRanks) {
+    jpp_str_appendf(&str, "... and %u more ranks\n", schedule->ranks - kMostRanks);
+  }
+  return jpp_str_finish(&str, out_text);
+}
+
+// --- Chrome trace ---------------------------------------------------------------------
+
+// Streams are processes of the trace, ranks their threads.
+static void append_trace_names(const jpp_simulation_t* simulation, uint32_t stream,
+                               jpp_str_t* str) {
+  jpp_str_appendf(str,
+                  "%s{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":"
+                  "{\"name\":",
+                  stream ? ",\n" : "", stream);
+  jpp_str_append_json(str, simulation->schedule->name);
+  jpp_str_append(str, "}}");
+  for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
+    jpp_str_appendf(str,
+                    ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%u,\"name\":\"thread_name\","
+                    "\"args\":{\"name\":\"rank %u\"}}",
+                    stream, r, r);
+    jpp_str_appendf(str,
+                    ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%u,"
+                    "\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%u}}",
+                    stream, r, r);
+  }
+}
+
+static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
+                              jpp_str_t* str) {
+  const jpp_schedule_row_t* row = &simulation->schedule->rows[r];
+  for (uint32_t i = 0; i < row->count; ++i) {
+    const jpp_schedule_task_t* task = &row->tasks[i];
+    if (task->kind == JPP_TASK_IDLE) continue;
+    char name[JPP_TASK_NAME_SIZE];
+    double took = jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
+    jpp_str_appendf(
+        str,
+        ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%u,"
+        "\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,"
+        "\"args\":{\"microbatch\":%u,\"stage\":%u}}",
+        jpp_task_name(task, name), task->kind == JPP_TASK_FWD ? "forward" : "backward",
+        simulation->stream_of ? simulation->stream_of[r][i] : 0, r,
+        simulation->starts[r][i] * 1000, took * 1000, task->microbatch, task->stage);
+  }
+}
+
+jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
+                                      char** out_text) {
+  const jpp_schedule_t* schedule = simulation->schedule;
+  jpp_str_t str = {0};
+  jpp_str_append(&str, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+  for (uint32_t s = 0; s < simulation->streams; ++s) {
+    append_trace_names(simulation, s, &str);
+  }
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    append_trace_rank(simulation, r, &str);
+  }
+  jpp_str_append(&str, "\n]}\n");
+  return jpp_str_finish(&str, out_text);
+}

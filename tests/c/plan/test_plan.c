@@ -1,0 +1,194 @@
+// The one door to the planner: what its options mean, and what it refuses.
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "plan_util.h"
+#include "test_util.h"
+
+static jpp_graph_t* parse(const char* text) {
+  jpp_graph_t* graph = NULL;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
+  return graph;
+}
+
+static jpp_graph_t* parse_file(const char* name) {
+  char* text = graph_text(name);
+  jpp_graph_t* graph = parse(text);
+  free(text);
+  return graph;
+}
+
+static void test_parts_are_made_up_to_the_last(void** state) {
+  (void)state;
+  jpp_graph_t* graph = parse_file("mlp4");
+  for (int last = JPP_PART_SCHEDULE; last < JPP_PART_COUNT; ++last) {
+    jpp_plan_options_t options = {.last = (jpp_plan_part_t)last};
+    jpp_planned_t* planned = NULL;
+    ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+    assert_ptr_equal(planned->graph, graph);
+    assert_int_equal(planned->ranks, graph->ranks);
+    assert_non_null(planned->schedules[0]);
+    assert_int_equal(planned->staged != NULL, last >= JPP_PART_PARTITION);
+    assert_int_equal(planned->plan != NULL, last >= JPP_PART_PROGRAM);
+    assert_int_equal(planned->report != NULL, last >= JPP_PART_CHECK);
+    jpp_planned_destroy(planned);
+  }
+  jpp_graph_destroy(graph);
+}
+
+static void refuse(const char* text, const jpp_plan_options_t* options,
+                   jpp_status_code_t code, const char* message) {
+  jpp_graph_t* graph = parse(text);
+  jpp_planned_t* planned = (jpp_planned_t*)graph;  // must become NULL
+  ASSERT_FAILS(jpp_plan_graph(graph, options, &planned), code, message);
+  assert_null(planned);
+  jpp_graph_destroy(graph);
+}
+
+#define LOOP(ranks, sizes)                              \
+  "graph \"g\" " ranks                                  \
+  "\narg %0 f32[]\n"                                    \
+  "loop microbatches 2 " sizes                          \
+  " index %1 at \"f.py:3\" {\n"                         \
+  "  %2:f32[] = f(%0, %1)\n  %3:f32[] = @mark 0 (%2)\n" \
+  "  %4:f32[] = g(%3)\n  %5:f32[] = @mark 1 (%4)\n} %6:f32[] = add %5\nout %6\n"
+
+static void test_what_nobody_says_is_asked_for(void** state) {
+  (void)state;
+  refuse(LOOP("", "stages 2 schedule \"1f1b\""), NULL, JPP_INVALID_ARGUMENT,
+         "how many ranks");
+  refuse(LOOP("ranks 2", "stages 2"), NULL, JPP_INVALID_ARGUMENT,
+         "loop at f.py:3: expected the name of a schedule, found none");
+  refuse(LOOP("ranks 2", "schedule \"1f1b\""), NULL, JPP_INVALID_ARGUMENT,
+         "loop at f.py:3: schedule 1f1b: needs at least 1 stage");
+  refuse(LOOP("ranks 2", "stages 2 schedule \"2f2b\""), NULL, JPP_INVALID_ARGUMENT,
+         "no schedule is named \"2f2b\"");
+}
+
+static void test_a_loop_takes_what_it_is_given(void** state) {
+  (void)state;
+  static const jpp_cost_t kCosts[] = {{1, 1, 1}, {2, 2, 2}};
+  jpp_search_options_t search = {.costs = kCosts, .seconds = 0};
+  jpp_loop_schedule_t loop = {.built_in = "gpipe", .search = &search};
+  jpp_plan_options_t options = {.loops = &loop};
+  jpp_graph_t* graph = parse(LOOP("ranks 2", "stages 2 schedule \"1f1b\""));
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  assert_string_equal(planned->schedules[0]->name, "gpipe");
+  jpp_planned_destroy(planned);
+  loop.built_in = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  assert_int_equal(planned->schedules[0]->microbatches, 2);
+  jpp_planned_destroy(planned);
+  jpp_schedule_params_t params = {.stages = 2, .ranks = 2, .microbatches = 2};
+  jpp_schedule_t* schedule = NULL;
+  ASSERT_OK(jpp_schedule_build("eager-1f1b", &params, &schedule));
+  loop.given = schedule;
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  assert_ptr_equal(planned->schedules[0], schedule);
+  jpp_planned_destroy(planned);
+  jpp_schedule_destroy(schedule);
+  jpp_graph_destroy(graph);
+}
+
+static void test_given_schedules_are_proved(void** state) {
+  (void)state;
+  static const jpp_schedule_task_t kTasks[2][2] = {
+      {{.kind = JPP_TASK_FWD}, {.kind = JPP_TASK_FWD}},
+      {{.kind = JPP_TASK_FWD, .stage = 1},
+       {.kind = JPP_TASK_FWD, .stage = 1, .microbatch = 1}},
+  };
+  static const jpp_schedule_row_t kRows[] = {{kTasks[0], 2}, {kTasks[1], 2}};
+  jpp_schedule_rows_t rows = {.stages = 2, .ranks = 2, .microbatches = 2, .rows = kRows};
+  jpp_loop_schedule_t loop = {0};
+  jpp_schedule_t* schedule = NULL;
+  ASSERT_OK(jpp_schedule_from_rows(&rows, &schedule));
+  loop.given = schedule;
+  refuse(LOOP("ranks 2", "stages 2"), &(jpp_plan_options_t){.loops = &loop},
+         JPP_SCHEDULE_ERROR, "fwd_0__0");
+  jpp_schedule_destroy(schedule);
+}
+
+// --- Bytes ----------------------------------------------------------------------------
+
+static jpp_status_t* one_byte_each(void* context, const jpp_staged_t* staged,
+                                   uint64_t* out_bytes) {
+  *(const jpp_graph_t**)context = staged->graph;
+  for (uint32_t v = 0; v < staged->num_values; ++v) out_bytes[v] = 1;
+  return NULL;
+}
+
+static jpp_status_t* cannot_measure(void* context, const jpp_staged_t* staged,
+                                    uint64_t* out_bytes) {
+  (void)context, (void)staged, (void)out_bytes;
+  return jpp_status_make(JPP_CANCELLED, "not now");
+}
+
+static void test_bytes_are_those_that_were_measured(void** state) {
+  (void)state;
+  jpp_graph_t* graph = parse_file("mlp4");
+  const jpp_graph_t* seen = NULL;
+  jpp_plan_options_t options = {.measure = one_byte_each, .context = &seen};
+  jpp_planned_t *whole = NULL, *measured = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &whole));
+  ASSERT_OK(jpp_plan_graph(graph, &options, &measured));
+  assert_ptr_equal(seen, graph);
+  for (uint32_t v = 0; v < measured->staged->num_values; ++v) {
+    assert_int_equal(measured->plan->value_bytes[v], 1);
+  }
+  assert_true(measured->report->actors[0].peak_bytes <
+              whole->report->actors[0].peak_bytes);
+  jpp_planned_destroy(whole);
+  jpp_planned_destroy(measured);
+  options.measure = cannot_measure;
+  ASSERT_FAILS(jpp_plan_graph(graph, &options, &measured), JPP_CANCELLED, "not now");
+  jpp_graph_destroy(graph);
+}
+
+static void test_limits_hold_for_the_peaks(void** state) {
+  (void)state;
+  jpp_graph_t* graph = parse_file("mlp4");
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
+  uint64_t limits[4];
+  for (uint32_t r = 0; r < 4; ++r) limits[r] = planned->report->actors[r].peak_bytes;
+  jpp_planned_destroy(planned);
+  jpp_plan_options_t options = {.memory_limits = limits};
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  jpp_planned_destroy(planned);
+  --limits[3];
+  ASSERT_FAILS(jpp_plan_graph(graph, &options, &planned), JPP_OUT_OF_MEMORY,
+               "memory limit: rank 3");
+  jpp_graph_destroy(graph);
+}
+
+static void test_every_allocation_may_fail(void** state) {
+  (void)state;
+  jpp_graph_t* graph = parse_file("two_loops");
+  int64_t n = 0;
+  for (bool done = false; !done; n += 3) {
+    jpp_planned_t* planned = NULL;
+    jpp_alloc_fail_after(n);
+    jpp_status_t* status = jpp_plan_graph(graph, NULL, &planned);
+    done = !status;
+    if (status) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+    jpp_status_free(status);
+    jpp_planned_destroy(planned);
+  }
+  jpp_alloc_fail_after(-1);
+  assert_true(n > 100);
+  jpp_graph_destroy(graph);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_parts_are_made_up_to_the_last),
+      cmocka_unit_test(test_what_nobody_says_is_asked_for),
+      cmocka_unit_test(test_a_loop_takes_what_it_is_given),
+      cmocka_unit_test(test_given_schedules_are_proved),
+      cmocka_unit_test(test_bytes_are_those_that_were_measured),
+      cmocka_unit_test(test_limits_hold_for_the_peaks),
+      cmocka_unit_test(test_every_allocation_may_fail),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

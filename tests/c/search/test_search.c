@@ -1,0 +1,194 @@
+// The search: proved, never worse than what is built in, better on uneven stages, inside
+// its limit. Pictures too.
+#include <math.h>
+#include <stdlib.h>
+
+#include "jaxpp/search.h"
+#include "jaxpp/view.h"
+#include "schedule_util.h"
+
+static const jpp_cost_t kUneven[] = {{1.6, 1.6, 1.44}, {1, 1, .9},      {1, 1, .9},
+                                     {1, 1, .9},       {1, 1, .9},      {1, 1, .9},
+                                     {1, 1, .9},       {2.2, 2.2, 1.98}};
+
+static void count_reports(void* context, const jpp_search_progress_t* progress) {
+  assert_true(progress->makespan >= progress->bound);
+  ++*(uint32_t*)context;
+}
+
+static jpp_search_result_t search(jpp_search_options_t options) {
+  jpp_search_result_t result;
+  ASSERT_OK(jpp_schedule_search(&options, &result));
+  ASSERT_OK(jpp_schedule_verify(result.schedule));
+  assert_true(result.makespan >= result.bound * (1 - 1e-9));
+  if (result.built_in) assert_true(result.makespan <= result.built_in_makespan);
+  return result;
+}
+
+static void test_uneven_stages_are_beaten(void** state) {
+  (void)state;
+  uint32_t reports = 0;
+  jpp_search_result_t result = search((jpp_search_options_t){.stages = 8,
+                                                             .ranks = 4,
+                                                             .microbatches = 8,
+                                                             .costs = kUneven,
+                                                             .seconds = 1.2,
+                                                             .progress = count_reports,
+                                                             .context = &reports});
+  assert_non_null(result.built_in);
+  assert_true(result.makespan < result.built_in_makespan);
+  assert_true(reports >= 1);
+  jpp_schedule_destroy(result.schedule);
+}
+
+static void test_limits_are_kept(void** state) {
+  (void)state;
+  for (uint64_t most = 3; most < 9; ++most) {
+    jpp_search_result_t result = search((jpp_search_options_t){.stages = 8,
+                                                               .ranks = 4,
+                                                               .microbatches = 6,
+                                                               .costs = kUneven,
+                                                               .latency = 0.1,
+                                                               .memory_limit = most * 10,
+                                                               .activation_bytes = 10,
+                                                               .seconds = 0.05});
+    uint32_t peaks[4];
+    jpp_schedule_peak_microbatches(result.schedule, peaks);
+    for (uint32_t r = 0; r < 4; ++r) assert_true(peaks[r] <= most);
+    jpp_schedule_destroy(result.schedule);
+  }
+  jpp_search_options_t options = {.stages = 8,
+                                  .ranks = 4,
+                                  .microbatches = 6,
+                                  .costs = kUneven,
+                                  .memory_limit = 1,
+                                  .seconds = 0.05};
+  jpp_search_result_t result;
+  ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_OUT_OF_MEMORY,
+               "no schedule of 8 stages on 4 ranks fits");
+  assert_null(result.schedule);
+}
+
+static void test_every_size_is_served(void** state) {
+  (void)state;
+  for (uint32_t n = 0; n < 4 * 4 * 3; ++n) {
+    jpp_search_result_t result = search((jpp_search_options_t){.stages = n % 4 + 1,
+                                                               .ranks = n / 4 % 4 + 1,
+                                                               .microbatches = n / 16 + 1,
+                                                               .costs = kUneven,
+                                                               .seconds = 0.005,
+                                                               .whole_backwards = n % 2});
+    jpp_schedule_destroy(result.schedule);
+  }
+}
+
+// Each task is drawn once, each rank has a curve, and nothing comes from elsewhere.
+static void test_pictures_hold_every_task(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("v-half", 8, 4, 6);
+  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  char *svg = NULL, *html = NULL, *text = NULL;
+  ASSERT_OK(jpp_plot_svg(simulation, &svg));
+  ASSERT_OK(jpp_plot_html(simulation, &html));
+  ASSERT_OK(jpp_plot_text(simulation, 100, true, &text));
+  uint64_t tasks = 0, curves = 0;
+  for (const char* c = svg; (c = strstr(c, " stroke=\"#fff\"")); ++c) ++tasks;
+  for (const char* c = svg; (c = strstr(c, "<path fill=\"#c9b8e0\"")); ++c) ++curves;
+  assert_int_equal(tasks, simulation->tasks);
+  assert_int_equal(curves, 4);
+  assert_null(strstr(svg, "class="));  // not every renderer reads style sheets
+  assert_non_null(strstr(svg, "v-half: 8 stages, 4 ranks, 6 microbatches"));
+  assert_non_null(strstr(html, "<script>"));
+  assert_null(strstr(html, "src="));
+  assert_non_null(strstr(text, "rank   3  "));
+  jpp_text_free(svg);
+  jpp_text_free(html);
+  jpp_text_free(text);
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
+}
+
+// The two streams of a rank are drawn one above the other, and traced apart.
+static void test_pictures_show_streams(void** state) {
+  (void)state;
+  jpp_schedule_t* schedule = build("zb-v", 4, 2, 2);
+  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .streams = 2};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+  char *svg = NULL, *text = NULL, *trace = NULL;
+  ASSERT_OK(jpp_plot_svg(simulation, &svg));
+  ASSERT_OK(jpp_plot_text(simulation, 40, false, &text));
+  ASSERT_OK(jpp_simulation_to_trace(simulation, &trace));
+  uint64_t lower = 0, beside = 0, lines = 0;
+  for (const char* c = svg; (c = strstr(c, "\" height=\"16\"><title>bwd_w_")); ++c)
+    ++lower;
+  for (const char* c = trace; (c = strstr(c, "\"pid\":1,\"tid\":")); ++c) ++beside;
+  for (const char* c = text; (c = strchr(c, '\n')); ++c) ++lines;
+  assert_int_equal(lower, 4 * 2);
+  assert_int_equal(beside, 4 * 2 + 2 * 2);  // weight gradients, and two ranks' names
+  assert_int_equal(lines, 2 + 2 * 2);
+  jpp_text_free(svg);
+  jpp_text_free(text);
+  jpp_text_free(trace);
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
+}
+
+static jpp_status_t* interrupt(void* context) {
+  uint32_t* polls = context;
+  if (++*polls < 3) return NULL;
+  return jpp_status_make(JPP_CANCELLED, "enough");
+}
+
+static void test_a_poll_ends_the_search(void** state) {
+  (void)state;
+  uint32_t polls = 0;
+  jpp_search_options_t options = {.stages = 8,
+                                  .ranks = 4,
+                                  .microbatches = 8,
+                                  .costs = kUneven,
+                                  .seconds = 1e6,
+                                  .poll = interrupt,
+                                  .context = &polls};
+  jpp_search_result_t result;
+  ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_CANCELLED, "enough");
+  assert_int_equal(polls, 3);
+  assert_null(result.schedule);
+}
+
+static void test_a_search_has_an_end(void** state) {
+  (void)state;
+  static const double kBad[] = {NAN, INFINITY, -INFINITY, -1};
+  jpp_search_options_t options = {
+      .stages = 8, .ranks = 4, .microbatches = 8, .costs = kUneven};
+  jpp_search_result_t result;
+  for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
+    options.seconds = kBad[i];
+    ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
+                 "expected a number of seconds of at least 0");
+    options.seconds = 0;
+    options.latency = kBad[i];
+    ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
+                 "expected a latency");
+    options.latency = 0;
+  }
+  // A latency far beyond the costs.
+  options.latency = 1e100;
+  ASSERT_OK(jpp_schedule_search(&options, &result));
+  jpp_schedule_destroy(result.schedule);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_poll_ends_the_search),
+      cmocka_unit_test(test_a_search_has_an_end),
+      cmocka_unit_test(test_uneven_stages_are_beaten),
+      cmocka_unit_test(test_limits_are_kept),
+      cmocka_unit_test(test_every_size_is_served),
+      cmocka_unit_test(test_pictures_hold_every_task),
+      cmocka_unit_test(test_pictures_show_streams),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

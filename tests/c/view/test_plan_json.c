@@ -1,0 +1,94 @@
+// Plans as JSON: all of it, whatever bytes a name holds, or an error.
+#include "base/alloc.h"
+#include "base/json.h"
+#include "base/utf8.h"
+#include "jaxpp/view.h"
+#include "test_util.h"
+
+// Names of every kind with a byte that is no UTF-8, as the text form writes it and plain.
+static const char kGraph[] =
+    "graph \"g\\xff\" ranks 2\n"
+    "arg %0 f32[2] \"a\xfe\"\n"
+    "loop microbatches 2 stages 2 schedule \"1f1b\" index %1 at \"f\\xe9.py:1\" {\n"
+    "  %2:f32[2] = f(%0, %1) cost 2 at \"f\xc3.py:2\"\n"
+    "  %3:f32[2] = @mark 0 (%2)\n"
+    "  %4:f32[2] = g(%3)\n"
+    "  %5:f32[2] = @mark 1 (%4)\n"
+    "} %6:f32[2] = add %5\n"
+    "out %6 \"o\\x80\"\n";
+
+static jpp_planned_t* plan(jpp_graph_t** out_graph) {
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_graph_parse(kGraph, sizeof(kGraph) - 1, "test", out_graph));
+  ASSERT_OK(jpp_plan_graph(*out_graph, NULL, &planned));
+  return planned;
+}
+
+static void test_names_are_utf8_and_nothing_is_left_out(void** state) {
+  (void)state;
+  jpp_graph_t* source = NULL;
+  jpp_planned_t* planned = plan(&source);
+  char* text = NULL;
+  ASSERT_OK(jpp_planned_print_json(planned, JPP_PART_COUNT, &text));
+  assert_true(jpp_utf8_is_valid(text, strlen(text)));
+  json_t* all = NULL;
+  ASSERT_OK(jpp_json_read("x", text, strlen(text), &all));
+  json_t* graph = json_object_get(all, "graph");
+  assert_string_equal(json_string_value(json_object_get(graph, "name")), "g\xef\xbf\xbd");
+  assert_int_equal(json_array_size(json_object_get(graph, "values")), source->num_values);
+  json_t* value = json_array_get(json_object_get(graph, "values"), 0);
+  assert_string_equal(json_string_value(json_object_get(value, "name")), "a\xef\xbf\xbd");
+  json_decref(all);
+  jpp_text_free(text);
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(source);
+}
+
+// With the n-th allocation failing there is the same text, or an error that says so.
+static void test_every_allocation_may_fail(void** state) {
+  (void)state;
+  jpp_graph_t* graph = NULL;
+  jpp_planned_t* planned = plan(&graph);
+  char* whole = NULL;
+  jpp_json_use_base_alloc();
+  ASSERT_OK(jpp_planned_print_json(planned, JPP_PART_COUNT, &whole));
+  uint32_t fine = 0, failed = 0;
+  for (int64_t n = 0; fine < 20; n += 1 + n / 16) {
+    char* text = NULL;
+    json_t* value = NULL;
+    jpp_alloc_fail_after(n);
+    jpp_status_t* status = jpp_planned_print_json(planned, JPP_PART_COUNT, &text);
+    if (!status) status = jpp_json_read("x", text, strlen(text), &value);
+    jpp_alloc_fail_after(-1);
+    if (status) {
+      assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+      ++failed;
+    } else {
+      assert_string_equal(text, whole);
+      ++fine;
+    }
+    jpp_status_free(status);
+    json_decref(value);
+    jpp_text_free(text);
+  }
+  assert_true(failed > 50);
+  jpp_text_free(whole);
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(graph);
+}
+
+static void test_a_text_that_is_no_json_is_none(void** state) {
+  (void)state;
+  json_t* value = NULL;
+  ASSERT_FAILS(jpp_json_read("f", "{\n\"a\": x}", 9, &value), JPP_PARSE_ERROR, "f:2: ");
+  ASSERT_FAILS(jpp_json_read("f", "{\"\xff\": 1}", 8, &value), JPP_PARSE_ERROR, "f:1: ");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_names_are_utf8_and_nothing_is_left_out),
+      cmocka_unit_test(test_every_allocation_may_fail),
+      cmocka_unit_test(test_a_text_that_is_no_json_is_none),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
