@@ -86,7 +86,8 @@ static const char* text_of_raised(void) {
 }
 
 // Under the GIL.
-static XLA_FFI_Error* call(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
+static XLA_FFI_Error* call_function(const py_callback_t* self,
+                                    const XLA_FFI_CallFrame* frame) {
   PyObject* views = make_views(self, frame);
   PyObject* answer = views ? PyObject_CallObject(self->function, views) : NULL;
   jpp_py_utf8_t utf8 = {0};
@@ -107,7 +108,7 @@ static XLA_FFI_Error* call_with_gil(const XLA_FFI_CallFrame* frame) {
     return make_error(frame, "a callback into Python with other operands or results");
   }
   PyGILState_STATE state = PyGILState_Ensure();
-  XLA_FFI_Error* error = call(self, frame);
+  XLA_FFI_Error* error = call_function(self, frame);
   PyGILState_Release(state);
   return error;
 }
@@ -129,7 +130,7 @@ static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
 }
 
 // Any thread of the plugin, or one that issues a step; the GIL is not held.
-static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
+static XLA_FFI_Error* handle_custom_call(XLA_FFI_CallFrame* frame) {
   if (answer_metadata(frame)) return NULL;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
   atomic_fetch_add(&g_inside, 1);
@@ -142,7 +143,7 @@ static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
 
 PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
-  return PyCapsule_New((void*)handle, NULL, NULL);
+  return PyCapsule_New((void*)handle_custom_call, NULL, NULL);
 }
 
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused) {

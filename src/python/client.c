@@ -72,10 +72,11 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
 }
 
 // Without a folder ("") it only compiles.
-static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* request,
-                             const char* folder, const char* key,
-                             jpp_executable_t** out_executable,
-                             jpp_cache_outcome_t* out_outcome) {
+static jpp_status_t* load_or_compile(jpp_client_t* client,
+                                     const jpp_compile_request_t* request,
+                                     const char* folder, const char* key,
+                                     jpp_executable_t** out_executable,
+                                     jpp_cache_outcome_t* out_outcome) {
   *out_outcome = JPP_CACHE_NOT_KEPT;
   if (!*folder) return jpp_client_compile(client, request, out_executable);
   return jpp_client_compile_cached(client, request, folder, key, out_executable,
@@ -104,7 +105,7 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = compile(client, &request, folder, key, &executable, &outcome);
+    status = load_or_compile(client, &request, folder, key, &executable, &outcome);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);

@@ -4,7 +4,8 @@
 #include "jaxpp/advise.h"
 #include "python/core.h"
 
-static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_bytes) {
+static bool build_programs(jpp_py_plan_t* self, PyObject* schedules,
+                           PyObject* value_bytes) {
   const jpp_staged_t* staged = ((jpp_py_staged_t*)self->staged)->staged;
   self->schedules =
       jpp_py_read_schedules(schedules, staged->graph->num_loops, &self->table);
@@ -32,7 +33,7 @@ static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   jpp_py_plan_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->staged = Py_NewRef(staged);
-  if (build(self, schedules, value_bytes)) return (PyObject*)self;
+  if (build_programs(self, schedules, value_bytes)) return (PyObject*)self;
   Py_DECREF(self);
   return NULL;
 }
@@ -185,8 +186,8 @@ static bool read_search(const jpp_advise_search_t* step, PyObject* list,
   return ok;
 }
 
-static PyObject* search(const jpp_advise_search_t* step, PyObject* costs,
-                        double seconds) {
+static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* costs,
+                                 double seconds) {
   jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
@@ -246,7 +247,7 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   bool ok = kept && check_ranks(&step) &&
             jpp_py_to_u64s(limits, "memory limits", step.like->ranks, &bytes);
   step.limits = bytes;
-  PyObject* found = ok ? search(&step, costs, seconds) : NULL;
+  PyObject* found = ok ? search_for_loop(&step, costs, seconds) : NULL;
   jpp_free(schedules);
   jpp_free(bytes);
   Py_XDECREF(kept);

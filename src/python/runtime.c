@@ -177,48 +177,52 @@ static const char* arg_name(const call_t* call, uint32_t arg) {
   return name ? name : "?";
 }
 
+static bool is_donated(const call_t* call, uint32_t arg) {
+  return call->self->plan->staged->graph->args[arg].donated;
+}
+
 // The Value that the user has: an argument may be a copy made for this step.
 static jpp_py_value_t* root_of(const call_t* call, uint32_t arg) {
   jpp_py_value_t* value = call->args[arg];
   return value->origin ? (jpp_py_value_t*)value->origin : value;
 }
 
-static bool refuse_deleted(const call_t* call, uint32_t arg) {
+static void raise_deleted(const call_t* call, uint32_t arg) {
   jpp_py_raise(jpp_status_make(
       JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
       arg_name(call, arg), jpp_py_value_fate(root_of(call, arg))));
-  return false;
 }
 
-static bool refuse_twice(const call_t* call, uint32_t arg, uint32_t other) {
+// `arg` stands before `other`.
+static void raise_used_twice(const call_t* call, uint32_t arg, uint32_t other) {
   jpp_py_raise(jpp_status_make(
       JPP_DONATED_ERROR,
       "arguments %s and %s are the same array, which %s donates; expected a donated "
       "array once",
       arg_name(call, arg), arg_name(call, other),
-      call->self->plan->staged->graph->args[arg].donated ? "the first" : "the second"));
-  return false;
+      is_donated(call, arg) ? "the first" : "the second"));
 }
 
 // Says why the array of `arg`, already deleted, can not be used: it was before this call,
-// or another argument, below `claimed`, donates it too.
-static bool refuse(const call_t* call, uint32_t arg, uint32_t claimed) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
-  for (uint32_t b = 0; b < claimed; ++b) {
-    if (b == arg || !args[b].donated || root_of(call, b) != root_of(call, arg)) continue;
-    return b < arg ? refuse_twice(call, b, arg) : refuse_twice(call, arg, b);
+// or another argument, one of the `marked` first ones, donates it too.
+static void raise_unusable(const call_t* call, uint32_t arg, uint32_t marked) {
+  for (uint32_t b = 0; b < marked; ++b) {
+    if (b == arg || !is_donated(call, b) || root_of(call, b) != root_of(call, arg)) {
+      continue;
+    }
+    raise_used_twice(call, b < arg ? b : arg, b < arg ? arg : b);
+    return;
   }
-  return refuse_deleted(call, arg);
+  raise_deleted(call, arg);
 }
 
 // Another thread may be reading what this call donates. Releases the GIL while it waits;
 // nothing is claimed yet. False: a signal handler raised.
 static bool wait_for_readers(const call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   const struct timespec pause = {.tv_nsec = 20000};
   for (uint32_t a = 0; a < call->num_args;) {
     const jpp_py_value_t* value = root_of(call, a);
-    if (!args[a].donated || value->deleted || !value->pins) {
+    if (!is_donated(call, a) || value->deleted || !value->pins) {
       ++a;
       continue;
     }
@@ -231,37 +235,50 @@ static bool wait_for_readers(const call_t* call) {
   return true;
 }
 
-// Marks donated arguments as deleted; whoever else still wants one of them is refused,
-// and then nothing is marked.
-static bool claim_donated(call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
-  uint32_t claimed = 0;
+// Marks the arrays of donated arguments as deleted, in order, up to the first one that is
+// already. Returns that argument, or num_args.
+static uint32_t mark_donated(const call_t* call) {
+  for (uint32_t a = 0; a < call->num_args; ++a) {
+    if (!is_donated(call, a)) continue;
+    if (root_of(call, a)->deleted) return a;
+    root_of(call, a)->deleted = true;
+  }
+  return call->num_args;
+}
+
+// Those of the `marked` first arguments.
+static void unmark_donated(const call_t* call, uint32_t marked) {
+  for (uint32_t a = 0; a < marked; ++a) {
+    if (is_donated(call, a)) root_of(call, a)->deleted = false;
+  }
+}
+
+// The first argument that is only read and whose array is deleted; num_args: none.
+static uint32_t find_deleted_reader(const call_t* call) {
+  for (uint32_t a = 0; a < call->num_args; ++a) {
+    if (!is_donated(call, a) && root_of(call, a)->deleted) return a;
+  }
+  return call->num_args;
+}
+
+// Claims all donated arguments for this call, or none. Readers are looked at when all are
+// marked, so that an array which one argument donates and another one reads is refused
+// whichever comes first.
+static bool claim_donated(const call_t* call) {
   if (!wait_for_readers(call)) return false;
-  for (; claimed < call->num_args; ++claimed) {
-    if (!args[claimed].donated) continue;
-    if (root_of(call, claimed)->deleted) break;
-    root_of(call, claimed)->deleted = true;
-  }
-  uint32_t refused = claimed;
-  for (uint32_t b = 0; claimed == call->num_args && b < call->num_args; ++b) {
-    if (args[b].donated || !root_of(call, b)->deleted) continue;
-    refused = b;
-    break;
-  }
+  uint32_t marked = mark_donated(call);
+  uint32_t refused = marked < call->num_args ? marked : find_deleted_reader(call);
   if (refused == call->num_args) return true;
-  refuse(call, refused, claimed);
-  for (uint32_t b = 0; b < claimed; ++b) {
-    if (args[b].donated) root_of(call, b)->deleted = false;
-  }
+  raise_unusable(call, refused, marked);
+  unmark_donated(call, marked);
   return false;
 }
 
 // A donated argument that was copied for this step: the copy is used, the memory of what
 // the user has is freed all the same.
 static void drop_origins(call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   for (uint32_t a = 0; a < call->num_args; ++a) {
-    if (!args[a].donated || !call->args[a]->origin) continue;
+    if (!is_donated(call, a) || !call->args[a]->origin) continue;
     call->args[a]->deleted = true;
     jpp_py_value_drop_buffers(root_of(call, a));
   }
@@ -383,9 +400,8 @@ static bool handle_signals(void* user) {
 
 // What a step took and gave nothing for.
 static void lose_donated(const call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   for (uint32_t a = 0; a < call->num_args; ++a) {
-    if (args[a].donated) root_of(call, a)->lost = call->args[a]->lost = true;
+    if (is_donated(call, a)) root_of(call, a)->lost = call->args[a]->lost = true;
   }
 }
 
@@ -435,7 +451,7 @@ static void call_deinit(call_t* call) {
   jpp_arena_deinit(&call->arena);
 }
 
-static PyObject* step(PyObject* object, PyObject* list, bool bare) {
+static PyObject* call_step(PyObject* object, PyObject* list, bool bare) {
   call_t call = {.self = (runtime_object_t*)object};
   PyObject* results = NULL;
   if (!jpp_py_check(jpp_process_check())) return NULL;
@@ -453,11 +469,11 @@ static PyObject* step(PyObject* object, PyObject* list, bool bare) {
 }
 
 static PyObject* runtime_step(PyObject* object, PyObject* list) {
-  return step(object, list, false);
+  return call_step(object, list, false);
 }
 
 static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {
-  if (((runtime_object_t*)object)->bare) return step(object, list, true);
+  if (((runtime_object_t*)object)->bare) return call_step(object, list, true);
   return PyErr_Format(PyExc_RuntimeError, "the runtime was made without a bare loop");
 }
 

@@ -4,7 +4,7 @@
 #include "python/core.h"
 
 // The placement of each loop comes from its schedule.
-static bool partition(jpp_py_staged_t* self, PyObject* schedules) {
+static bool partition_graph(jpp_py_staged_t* self, PyObject* schedules) {
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   uint32_t loops = graph->num_loops;
   const jpp_schedule_t** table = NULL;
@@ -33,7 +33,7 @@ static PyObject* staged_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
   jpp_py_staged_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->graph = Py_NewRef(graph);
-  if (partition(self, schedules)) return (PyObject*)self;
+  if (partition_graph(self, schedules)) return (PyObject*)self;
   Py_DECREF(self);
   return NULL;
 }

@@ -76,8 +76,8 @@ static bool check_alive(const jpp_py_value_t* self) {
 
 // --- Upload ---------------------------------------------------------------------------
 
-static bool upload(PyObject* client, PyObject* data, jpp_dtype_t dtype, uint32_t device,
-                   jpp_buffer_t** out_buffer) {
+static bool upload_shard(PyObject* client, PyObject* data, jpp_dtype_t dtype,
+                         uint32_t device, jpp_buffer_t** out_buffer) {
   Py_buffer view;
   *out_buffer = NULL;
   if (PyObject_GetBuffer(data, &view, PyBUF_STRIDED_RO) < 0) return false;
@@ -113,10 +113,11 @@ static bool upload_all(jpp_py_value_t* self, PyObject* shards, jpp_dtype_t dtype
                        const uint32_t* devices) {
   uint32_t count = self->num_ranks * self->devices_per_rank;
   for (uint32_t i = 0; i < count; ++i) {
-    PyObject* shard = PyList_GetItem(shards, i);
-    if (!shard || !upload(self->client, shard, dtype, devices[i], &self->buffers[i])) {
-      return false;
-    }
+    PyObject* shard = Py_XNewRef(PyList_GetItem(shards, i));
+    bool ok = shard &&
+              upload_shard(self->client, shard, dtype, devices[i], &self->buffers[i]);
+    Py_XDECREF(shard);
+    if (!ok) return false;
   }
   return true;
 }
