@@ -260,6 +260,10 @@ class Schedule:
         name: str, stages: int, ranks: int, microbatches: int, fuse_steady_state: bool, /
     ) -> Schedule: ...
     @staticmethod
+    def one_pass(
+        stages: int, ranks: int, microbatches: int, split_backward: bool, /
+    ) -> Schedule: ...
+    @staticmethod
     def from_rows(
         name: str, stages: int, ranks: int, microbatches: int, rows: list[list[_Task]], /
     ) -> Schedule: ...

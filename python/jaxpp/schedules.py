@@ -421,27 +421,6 @@ def _check_size(name: str, what: str, expected: int, found: int) -> None:
     )
 
 
-class OnePass(BaseSchedule):
-    """Microbatch after microbatch, each forward, then backward; stage s on rank s mod ranks.
-
-    With `split`, backwards are in two parts, weight gradients behind all the others.
-    """
-
-    def __init__(self, num_stages: int, mpmd_dim: int, split: bool = False) -> None:
-        super().__init__(num_stages)
-        self.mpmd_dim = mpmd_dim
-        self.backwards = [TaskType.BWD_I, TaskType.BWD_W] if split else [TaskType.BWD]
-
-    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
-        rows: list[list[Task | FusedTask | None]] = [[] for _ in range(self.mpmd_dim)]
-        for microbatch in range(n_mubatches):
-            for kind in [TaskType.FWD, *self.backwards]:
-                stages = range(self.num_stages)
-                for stage in stages if kind is TaskType.FWD else reversed(stages):
-                    rows[stage % self.mpmd_dim].append(Task(stage, microbatch, kind))
-        return rows
-
-
 def _read_text(path: Any) -> tuple[str, str]:
     """A file's name for messages, and what is in it."""
     try:

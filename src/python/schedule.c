@@ -63,6 +63,22 @@ static PyObject* schedule_build(PyObject* type, PyObject* args) {
   return jpp_py_wrap_schedule(schedule);
 }
 
+static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
+  (void)type;
+  jpp_schedule_params_t params = {0};
+  int split_backward = 0;
+  if (!PyArg_ParseTuple(args, "O&O&O&p", jpp_py_u32_converter, &params.stages,
+                        jpp_py_u32_converter, &params.ranks, jpp_py_u32_converter,
+                        &params.microbatches, &split_backward)) {
+    return NULL;
+  }
+  jpp_schedule_t* schedule = NULL;
+  if (!jpp_py_check(jpp_schedule_one_pass(&params, split_backward, &schedule))) {
+    return NULL;
+  }
+  return jpp_py_wrap_schedule(schedule);
+}
+
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
 
 // `item` is a ScheduleTask or a tuple like it.
@@ -316,6 +332,9 @@ static PyMethodDef kMethods[] = {
     {"build", schedule_build, METH_VARARGS | METH_STATIC,
      "build(name, stages, ranks, microbatches, fuse_steady_state, /)\n--\n\n"
      "A built-in schedule."},
+    {"one_pass", schedule_one_pass, METH_VARARGS | METH_STATIC,
+     "one_pass(stages, ranks, microbatches, split_backward, /)\n--\n\n"
+     "One microbatch after the other, each forward and back."},
     {"from_rows", schedule_from_rows, METH_VARARGS | METH_STATIC,
      "from_rows(name, stages, ranks, microbatches, rows, /)\n--\n\n"
      "A schedule of a list of ScheduleTasks per rank."},

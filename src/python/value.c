@@ -114,8 +114,8 @@ static bool upload_all(jpp_py_value_t* self, PyObject* shards, jpp_dtype_t dtype
   uint32_t count = self->num_ranks * self->devices_per_rank;
   for (uint32_t i = 0; i < count; ++i) {
     PyObject* shard = Py_XNewRef(PyList_GetItem(shards, i));
-    bool ok = shard &&
-              upload_shard(self->client, shard, dtype, devices[i], &self->buffers[i]);
+    bool ok =
+        shard && upload_shard(self->client, shard, dtype, devices[i], &self->buffers[i]);
     Py_XDECREF(shard);
     if (!ok) return false;
   }

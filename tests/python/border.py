@@ -247,6 +247,14 @@ def cases(step: Step) -> list[Case]:
             ("anything", 0),
         ),
         Case(
+            "Schedule.one_pass",
+            lambda: _core.Schedule.one_pass,
+            ("number", 2),
+            ("number", 2),
+            ("number", 4),
+            ("anything", 0),
+        ),
+        Case(
             "Schedule.from_rows",
             lambda: _core.Schedule.from_rows,
             ("text, not None", "r"),

@@ -11,7 +11,7 @@ from typing import Any
 from jaxpp import _core
 from jaxpp.errors import JaxppError, annotate, make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.schedules import BaseSchedule, FusedTask, OnePass, Task
+from jaxpp.schedules import BaseSchedule, FusedTask, Task
 from jaxpp.trace.call import memory_limits_of
 from jaxpp.trace.graph import Graph
 
@@ -131,7 +131,7 @@ def _one_pass(loop: Any, ranks: int, length: int) -> _core.Schedule:
             f"loop at {loop.where}: Auto: expected a stage mark at the end of each stage "
             "(mark_stage_end), found none",
         )
-    return OnePass(loop.num_marks, ranks, split=True).build(length, ranks)
+    return _core.Schedule.one_pass(loop.num_marks, ranks, length, True)
 
 
 def shared_cores(mesh: MpmdMesh) -> str:
