@@ -79,15 +79,42 @@ JPP_API jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t
 
 //===-- Measured steps -------------------------------------------------------------===//
 
+// One run of a task.
+typedef struct jpp_span {
+  const char* name;  // borrowed: "bwd_i_2__0"
+  uint8_t kind;      // jpp_task_kind_t
+  uint32_t rank;
+  uint32_t microbatch;  // JPP_NONE: it has none
+  double start, end;    // ms
+} jpp_span_t;
+
+typedef struct jpp_spans {
+  const char* title;
+  const jpp_span_t* spans;  // [count] by rank, then start
+  size_t count;
+  uint32_t ranks;     // rows that are drawn also without spans; 0: only those with some
+  double begin, end;  // of the picture, ms
+} jpp_spans_t;
+
+// A line a rank, `columns` wide, with the share of the time in which it is busy: forwards
+// show the microbatch's last digit, backwards a letter for it, tasks outside loops '#',
+// idle time '.'. With `color` ANSI colours by kind. JPP_INVALID_ARGUMENT for no columns
+// and for no time.
+JPP_API jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns,
+                                     bool color, char** out_text) JPP_MUST_USE;
+// The same as a picture, and as a page like that of jpp_plot_html().
+// JPP_INVALID_ARGUMENT for more spans than a picture can show (1,000,000).
+JPP_API jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans,
+                                    char** out_text) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
+                                     char** out_text) JPP_MUST_USE;
+
+// A traced step by jpp_spans_draw(), under its graph's name.
+JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* trace, uint32_t columns,
+                                     bool color, char** out_text) JPP_MUST_USE;
 // Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
 // rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds.
 JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* trace,
                                         char** out_text) JPP_MUST_USE;
-
-// A line a rank, `columns` wide; forwards show the microbatch's last digit, backwards a
-// letter for it, tasks outside loops '#', idle time '.'. With `color` ANSI colours by
-// kind.
-JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* trace, uint32_t columns,
-                                     bool color, char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_VIEW_H_

@@ -109,11 +109,23 @@ typedef struct stage_means {
   mean_t forward, whole, input, weight;
 } stage_means_t;
 
-static mean_t* mean_of(stage_means_t* means, const char* name) {
-  if (!strncmp(name, "fwd", 3)) return &means->forward;
-  if (!strncmp(name, "bwd_i", 5)) return &means->input;
-  if (!strncmp(name, "bwd_w", 5)) return &means->weight;
-  return strncmp(name, "bwd", 3) ? NULL : &means->whole;
+// NULL for what is no stage's task.
+static mean_t* mean_of(stage_means_t* means, jpp_task_kind_t kind) {
+  switch (kind) {
+    case JPP_TASK_FWD:
+      return &means->forward;
+    case JPP_TASK_BWD:
+      return &means->whole;
+    case JPP_TASK_BWD_I:
+      return &means->input;
+    case JPP_TASK_BWD_W:
+      return &means->weight;
+    case JPP_TASK_IDLE:
+    case JPP_TASK_OUTER:
+    case JPP_TASK_KIND_COUNT:
+      break;
+  }
+  return NULL;
 }
 
 static double milliseconds(const mean_t* mean) {
@@ -149,7 +161,7 @@ static jpp_status_t* add_events(const costs_reader_t* reader,
           "to %u",
           reader->file, event->stage, event->name, reader->stages - 1);
     }
-    mean_t* mean = mean_of(&means[event->stage], event->name);
+    mean_t* mean = mean_of(&means[event->stage], jpp_cli_event_kind(event));
     if (!mean) continue;
     mean->sum += event->duration;
     ++mean->count;

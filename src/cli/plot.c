@@ -27,55 +27,69 @@ static jpp_status_t* write_file(const char* file, const char* text) {
   return jpp_status_make(JPP_INVALID_ARGUMENT, "-o: %s: %s", file, strerror(error));
 }
 
-static jpp_status_t* draw(const jpp_cli_options_t* options,
-                          const jpp_simulation_t* simulation, jpp_str_t* out) {
-  char* text = NULL;
-  const char* file = options->output;
-  if (!file) {
-    JPP_RETURN_IF_ERROR(jpp_plot_text(simulation, kColumns, options->color, &text));
-    jpp_str_append(out, text);
-    jpp_text_free(text);
-    return NULL;
+// One of the pictures, the one that -o's name ends in.
+typedef struct picture {
+  const char* ending;
+  jpp_status_t* (*of_simulation)(const jpp_simulation_t* simulation, char** out_text);
+  jpp_status_t* (*of_spans)(const jpp_spans_t* spans, char** out_text);
+} picture_t;
+
+static const picture_t kPictures[] = {
+    {".svg", jpp_plot_svg, jpp_spans_svg},
+    {".html", jpp_plot_html, jpp_spans_html},
+    {".json", jpp_simulation_to_trace, NULL},  // a trace is JSON already
+};
+
+static jpp_status_t* find_picture(const char* file, bool of_trace,
+                                  const picture_t** out_picture) {
+  for (size_t i = 0; i < sizeof(kPictures) / sizeof(*kPictures); ++i) {
+    *out_picture = &kPictures[i];
+    if (of_trace && !kPictures[i].of_spans) continue;
+    if (ends_with(file, kPictures[i].ending)) return NULL;
   }
-  if (ends_with(file, ".html")) {
-    JPP_RETURN_IF_ERROR(jpp_plot_html(simulation, &text));
-  } else if (ends_with(file, ".svg")) {
-    JPP_RETURN_IF_ERROR(jpp_plot_svg(simulation, &text));
-  } else if (ends_with(file, ".json")) {
-    JPP_RETURN_IF_ERROR(jpp_simulation_to_trace(simulation, &text));
-  } else {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "-o: expected a name that ends in .svg, .html or .json, found "
-                           "'%s'",
-                           file);
-  }
-  jpp_status_t* status = write_file(file, text);
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         of_trace ? "-o: a trace is drawn as .svg, as .html or in the "
+                                    "terminal, found '%s'"
+                                  : "-o: expected a name that ends in .svg, .html or "
+                                    ".json, found '%s'",
+                         file);
+}
+
+// Writes a text that was made to the file, or to the terminal without one.
+static jpp_status_t* put(jpp_status_t* status, char* text, const char* file,
+                         jpp_str_t* out) {
+  if (!status && file) status = write_file(file, text);
+  if (!status && !file) jpp_str_append(out, text);
   jpp_text_free(text);
   return status;
+}
+
+static jpp_status_t* draw(const jpp_cli_options_t* options,
+                          const jpp_simulation_t* simulation, jpp_str_t* out) {
+  const picture_t* picture = NULL;
+  const char* file = options->output;
+  char* text = NULL;
+  if (file) JPP_RETURN_IF_ERROR(find_picture(file, false, &picture));
+  jpp_status_t* status = file
+                             ? picture->of_simulation(simulation, &text)
+                             : jpp_plot_text(simulation, kColumns, options->color, &text);
+  return put(status, text, file, out);
 }
 
 // --- A trace --------------------------------------------------------------------------
 
 static jpp_status_t* draw_trace(const jpp_cli_options_t* options, jpp_cli_trace_t* trace,
                                 jpp_str_t* out) {
+  const picture_t* picture = NULL;
   const char* file = options->output;
-  if (!file) {
-    jpp_cli_trace_draw(trace, options->words[0], kColumns, options->color, out);
-    return NULL;
-  }
-  if (!ends_with(file, ".svg")) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "-o: a trace is drawn as .svg or in the terminal, found '%s'",
-                           file);
-  }
-  jpp_str_t str = {0};
+  jpp_spans_t spans;
   char* text = NULL;
-  jpp_status_t* status = jpp_cli_trace_draw_svg(trace, options->words[0], &str);
-  if (!status) status = jpp_str_finish(&str, &text);
-  if (!status) status = write_file(file, text);
-  jpp_str_deinit(&str);
-  jpp_free(text);
-  return status;
+  if (file) JPP_RETURN_IF_ERROR(find_picture(file, true, &picture));
+  JPP_RETURN_IF_ERROR(jpp_cli_trace_spans(trace, options->words[0], &spans));
+  jpp_status_t* status = file ? picture->of_spans(&spans, &text)
+                              : jpp_spans_draw(&spans, kColumns, options->color, &text);
+  jpp_free((void*)spans.spans);
+  return put(status, text, file, out);
 }
 
 // Whether words[0] is a trace. If so, draws it.

@@ -1,3 +1,4 @@
+// Traces as the runtime and the simulator write them, read back.
 #include "cli/trace.h"
 
 #include <stdlib.h>
@@ -94,4 +95,38 @@ static int compare_events(const void* left, const void* right) {
 void jpp_cli_trace_sort(jpp_cli_trace_t* trace) {
   qsort(trace->events.data, trace->events.count, sizeof(*trace->events.data),
         compare_events);
+}
+
+jpp_task_kind_t jpp_cli_event_kind(const jpp_cli_event_t* event) {
+  // "bwd_i_2" begins as "bwd" does: the longer names first.
+  static const jpp_task_kind_t kKinds[] = {JPP_TASK_FWD, JPP_TASK_BWD_I, JPP_TASK_BWD_W,
+                                           JPP_TASK_BWD};
+  for (size_t i = 0; i < sizeof(kKinds) / sizeof(*kKinds); ++i) {
+    const char* name = jpp_task_kind_name(kKinds[i]);
+    if (!strncmp(event->name, name, strlen(name))) return kKinds[i];
+  }
+  return JPP_TASK_OUTER;
+}
+
+jpp_status_t* jpp_cli_trace_spans(jpp_cli_trace_t* trace, const char* title,
+                                  jpp_spans_t* out_spans) {
+  jpp_span_t* spans = NULL;
+  *out_spans = (jpp_spans_t){.title = title, .count = trace->events.count};
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->events.count, &spans));
+  jpp_cli_trace_sort(trace);
+  for (size_t i = 0; i < trace->events.count; ++i) {
+    const jpp_cli_event_t* event = &trace->events.data[i];
+    spans[i] = (jpp_span_t){.name = event->name,
+                            .kind = jpp_cli_event_kind(event),
+                            .rank = event->rank,
+                            .microbatch = event->microbatch,
+                            .start = event->start / 1000,
+                            .end = (event->start + event->duration) / 1000};
+  }
+  out_spans->spans = spans;
+  out_spans->begin = trace->begin / 1000;
+  // Runs that take no time are still drawn, on an axis of a microsecond.
+  bool some = trace->end > trace->begin;
+  out_spans->end = (some ? trace->end : trace->begin + 1) / 1000;
+  return NULL;
 }

@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 #include "base/vec.h"
-#include "jaxpp/graph.h"
+#include "jaxpp/view.h"
 
 // A complete event: one run of a task.
 typedef struct jpp_cli_event {
@@ -34,10 +34,11 @@ void jpp_cli_trace_deinit(jpp_cli_trace_t* trace);
 // Sorts the events by rank, then by start.
 void jpp_cli_trace_sort(jpp_cli_trace_t* trace);
 
-// A picture of a trace, for the terminal or as SVG. Sorts its events.
-void jpp_cli_trace_draw(jpp_cli_trace_t* trace, const char* title, uint32_t columns,
-                        bool color, jpp_str_t* out);
-jpp_status_t* jpp_cli_trace_draw_svg(jpp_cli_trace_t* trace, const char* title,
-                                     jpp_str_t* out) JPP_MUST_USE;
+// The kind that the event's name says; JPP_TASK_OUTER for names of no stage's task.
+jpp_task_kind_t jpp_cli_event_kind(const jpp_cli_event_t* event);
+
+// The events as spans, for pictures; sorts them. Free the spans with jpp_free().
+jpp_status_t* jpp_cli_trace_spans(jpp_cli_trace_t* trace, const char* title,
+                                  jpp_spans_t* out_spans) JPP_MUST_USE;
 
 #endif  // JPP_CLI_TRACE_H_

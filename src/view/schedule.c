@@ -1,9 +1,8 @@
 // A schedule as JSON, and its timeline as a picture made of characters.
-#include <string.h>
-
 #include "base/json.h"
 #include "jaxpp/view.h"
 #include "schedule/index.h"
+#include "view/terminal.h"
 
 // --- JSON -----------------------------------------------------------------------------
 
@@ -57,39 +56,32 @@ jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out
 
 // --- The picture ----------------------------------------------------------------------
 
-static char task_mark(const jpp_schedule_task_t* task) {
-  static const char kFirst[] = {
-      [JPP_TASK_IDLE] = '.',  [JPP_TASK_FWD] = '0',   [JPP_TASK_BWD] = 'a',
-      [JPP_TASK_BWD_I] = 'a', [JPP_TASK_BWD_W] = 'A',
-  };
-  return (char)(kFirst[task->kind] + task->microbatch % 10);
-}
-
 static void fill_cells(const jpp_schedule_t* schedule,
                        const jpp_schedule_timeline_t* timeline, uint32_t columns,
-                       char* cells) {
-  memset(cells, '.', (size_t)schedule->ranks * columns);
+                       jpp_cell_t* cells) {
   for (uint64_t i = 0; i < timeline->count; ++i) {
     const jpp_schedule_slot_t* slot = &timeline->slots[i];
-    char mark = task_mark(&schedule->rows[slot->rank].tasks[slot->index]);
+    const jpp_schedule_task_t* task = &schedule->rows[slot->rank].tasks[slot->index];
+    jpp_cell_t cell = {.busy = true,
+                       .ink = jpp_ink_of((jpp_task_kind_t)task->kind),
+                       .microbatch = task->microbatch};
     uint64_t end = slot->end < columns ? slot->end : columns;
     for (uint64_t t = slot->start; t < end; ++t) {
-      cells[(size_t)slot->rank * columns + t] = mark;
+      cells[(size_t)slot->rank * columns + t] = cell;
     }
   }
 }
 
-static void print_cells(const jpp_schedule_t* schedule, uint64_t length, uint32_t columns,
-                        const char* cells, jpp_str_t* str) {
+static void append_picture(const jpp_schedule_t* schedule, uint64_t length,
+                           uint32_t columns, const jpp_cell_t* cells, jpp_str_t* str) {
   jpp_str_appendf(str, "%s: %u stages, %u ranks, %u microbatches, %llu units of time",
                   schedule->name, schedule->stages, schedule->ranks,
                   schedule->microbatches, (unsigned long long)length);
   if (columns < length) jpp_str_appendf(str, " (the first %u drawn)", columns);
-  jpp_str_append(str,
-                 "\n0-9 forward, a-j backward (of inputs), A-J of weights, . bubble\n");
+  jpp_str_append(str, "\n" JPP_TERMINAL_LEGEND ". bubble\n");
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     jpp_str_appendf(str, "rank %3u  ", rank);
-    jpp_str_append_n(str, cells + (size_t)rank * columns, columns);
+    jpp_terminal_append(cells + (size_t)rank * columns, columns, false, str);
     jpp_str_append(str, "\n");
   }
 }
@@ -101,12 +93,12 @@ jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule, char** out_text)
   uint32_t columns = timeline->length < JPP_SCHEDULE_DRAW_COLUMNS
                          ? (uint32_t)timeline->length
                          : JPP_SCHEDULE_DRAW_COLUMNS;
-  char* cells = NULL;
+  jpp_cell_t* cells = NULL;  // all idle
+  jpp_str_t str = {0};
   jpp_status_t* status = JPP_ALLOC_ARRAY((size_t)schedule->ranks * columns, &cells);
   if (!status) {
     fill_cells(schedule, timeline, columns, cells);
-    jpp_str_t str = {0};
-    print_cells(schedule, timeline->length, columns, cells, &str);
+    append_picture(schedule, timeline->length, columns, cells, &str);
     status = jpp_str_finish(&str, out_text);
   }
   jpp_free(cells);

@@ -1,9 +1,9 @@
-// A simulation as JSON, as text, and as a Chrome trace:
-// https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+// A simulation as JSON, as text, and as a Chrome trace.
 #include <math.h>
 
-#include "base/utf8.h"
+#include "base/str.h"
 #include "jaxpp/view.h"
+#include "view/chrome.h"
 
 // Sums of fractions as 1/3 miss the round number by rounding errors.
 static double rounded(double value) {
@@ -76,27 +76,6 @@ jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** ou
 
 // --- Chrome trace ---------------------------------------------------------------------
 
-// Streams are processes of the trace, ranks their threads.
-static void append_trace_names(const jpp_simulation_t* simulation, uint32_t stream,
-                               jpp_str_t* str) {
-  jpp_str_appendf(str,
-                  "%s{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":"
-                  "{\"name\":",
-                  stream ? ",\n" : "", stream);
-  jpp_str_append_json(str, simulation->schedule->name);
-  jpp_str_append(str, "}}");
-  for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
-    jpp_str_appendf(str,
-                    ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%u,\"name\":\"thread_name\","
-                    "\"args\":{\"name\":\"rank %u\"}}",
-                    stream, r, r);
-    jpp_str_appendf(str,
-                    ",\n{\"ph\":\"M\",\"pid\":%u,\"tid\":%u,"
-                    "\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%u}}",
-                    stream, r, r);
-  }
-}
-
 static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
                               jpp_str_t* str) {
   const jpp_schedule_row_t* row = &simulation->schedule->rows[r];
@@ -105,28 +84,31 @@ static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
     if (task->kind == JPP_TASK_IDLE) continue;
     char name[JPP_TASK_NAME_SIZE];
     double took = jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
-    jpp_str_appendf(
-        str,
-        ",\n{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%u,"
-        "\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,"
-        "\"args\":{\"microbatch\":%u,\"stage\":%u}}",
-        jpp_task_name(task, name), task->kind == JPP_TASK_FWD ? "forward" : "backward",
-        simulation->stream_of ? simulation->stream_of[r][i] : 0, r,
-        simulation->starts[r][i] * 1000, took * 1000, task->microbatch, task->stage);
+    jpp_chrome_event_t event = {
+        .name = jpp_task_name(task, name),
+        .kind = task->kind,
+        .process = simulation->stream_of ? simulation->stream_of[r][i] : 0,
+        .rank = r,
+        .start = simulation->starts[r][i] * 1000,
+        .duration = took * 1000,
+        .stage = task->stage,
+        .microbatch = task->microbatch};
+    jpp_chrome_append_event(&event, str);
   }
 }
 
+// Streams are processes of the trace, ranks their threads.
 jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
                                       char** out_text) {
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
-  jpp_str_append(&str, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+  jpp_chrome_begin(&str);
   for (uint32_t s = 0; s < simulation->streams; ++s) {
-    append_trace_names(simulation, s, &str);
+    jpp_chrome_append_process(schedule->name, s, schedule->ranks, &str);
   }
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     append_trace_rank(simulation, r, &str);
   }
-  jpp_str_append(&str, "\n]}\n");
+  jpp_chrome_end(&str);
   return jpp_str_finish(&str, out_text);
 }

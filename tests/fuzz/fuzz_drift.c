@@ -6,12 +6,15 @@
 
 static void draw_svg(const uint8_t* data, size_t size) {
   jpp_cli_trace_t trace;
-  jpp_str_t out = {0};
-  if (fuzz_ok(jpp_cli_trace_parse("input", (const char*)data, size, &trace))) {
-    FUZZ_CHECK(fuzz_ok(jpp_cli_trace_draw_svg(&trace, "input", &out)));
-    FUZZ_CHECK(jpp_utf8_is_valid(out.data, out.length));
+  jpp_spans_t spans = {0};
+  char* text = NULL;
+  if (fuzz_ok(jpp_cli_trace_parse("input", (const char*)data, size, &trace)) &&
+      fuzz_ok(jpp_cli_trace_spans(&trace, "input", &spans))) {
+    FUZZ_CHECK(fuzz_ok(jpp_spans_svg(&spans, &text)));
+    FUZZ_CHECK(jpp_utf8_is_valid(text, strlen(text)));
   }
-  jpp_str_deinit(&out);
+  jpp_text_free(text);
+  jpp_free((void*)spans.spans);
   jpp_cli_trace_deinit(&trace);
 }
 

@@ -1,10 +1,12 @@
-// The SVG and the HTML page around it.
+// A simulated schedule as SVG: what each rank runs, and what it keeps, over time.
 #include <math.h>
 #include <stdio.h>
 
 #include "base/utf8.h"
 #include "jaxpp/view.h"
 #include "simulate/simulation.h"
+#include "view/ink.h"
+#include "view/page.h"
 
 enum {
   kLeft = 64,  // of the time axis
@@ -29,24 +31,11 @@ typedef struct plot {
   jpp_str_t* str;
 } plot_t;
 
-typedef enum ink { INK_FORWARD, INK_BACKWARD, INK_WEIGHT } ink_t;
-
-// From light (a rank's first stage) to dark.
-static const char* const kInks[3][4] = {
-    {"#a9cdf2", "#7fb2e6", "#5795d4", "#3579ba"},
-    {"#b0dfb4", "#86c98d", "#5cb067", "#3b9148"},
-    {"#fbd09a", "#f5b566", "#e99a3c", "#cf7f1e"},
-};
 // Colours are attributes, not classes, so that every renderer shows them.
 #define TITLE "font-size=\"15\" font-weight=\"bold\""
 #define NUMBER "font-size=\"10\" text-anchor=\"middle\""
 #define GREY "fill=\"#666\""
 #define KEPT "fill=\"#c9b8e0\" stroke=\"#8465b0\" stroke-width=\".8\""
-
-static ink_t task_ink(const jpp_schedule_task_t* task) {
-  if (task->kind == JPP_TASK_FWD) return INK_FORWARD;
-  return task->kind == JPP_TASK_BWD_W ? INK_WEIGHT : INK_BACKWARD;
-}
 
 static uint32_t stages_of(const jpp_schedule_t* schedule, uint32_t rank,
                           uint32_t below_stage) {
@@ -93,18 +82,13 @@ static void append_key(const plot_t* plot, double x, const char* style,
 }
 
 static void append_legend(const plot_t* plot) {
-  static const struct {
-    double width;
-    const char* text;
-  } kTasks[] = {[INK_FORWARD] = {90, "forward"},
-                [INK_BACKWARD] = {155, "backward (of inputs)"},
-                [INK_WEIGHT] = {125, "weight gradient"}};
   double x = 12;
-  for (uint32_t i = 0; i < sizeof(kTasks) / sizeof(*kTasks); ++i) {
+  for (int name = JPP_INK_FORWARD; name <= JPP_INK_WEIGHT; ++name) {
+    const jpp_ink_t* ink = jpp_ink((jpp_ink_name_t)name);
     char fill[32];
-    snprintf(fill, sizeof(fill), "fill=\"%s\"", kInks[i][1]);
-    append_key(plot, x, fill, kTasks[i].text);
-    x += kTasks[i].width;
+    snprintf(fill, sizeof(fill), "fill=\"%s\"", ink->fills[1]);
+    append_key(plot, x, fill, ink->legend);
+    x += ink->legend_width;
   }
   append_key(plot, x, KEPT, "microbatches kept");
   x += 125;
@@ -113,6 +97,10 @@ static void append_legend(const plot_t* plot) {
                   " x=\"%.0f\" y=\"57\">later stages of a rank are "
                   "darker</text>\n",
                   x + 20);
+}
+
+static const char* fill_of(const jpp_schedule_task_t* task, const uint32_t* shades) {
+  return jpp_ink(jpp_ink_of((jpp_task_kind_t)task->kind))->fills[shades[task->stage]];
 }
 
 // One task; its number where it fits.
@@ -131,8 +119,8 @@ static void append_task(const plot_t* plot, uint32_t rank, uint32_t entry,
                   "<rect fill=\"%s\" stroke=\"#fff\" stroke-width=\".8\" x=\"%.2f\" "
                   "y=\"%.0f\" width=\"%.2f\" height=\"%.0f\">"
                   "<title>%s: rank %u, %.6g to %.6g</title></rect>\n",
-                  kInks[task_ink(task)][shades[task->stage]], x, y, width, height,
-                  jpp_task_name(task, name), rank, start, start + took);
+                  fill_of(task, shades), x, y, width, height, jpp_task_name(task, name),
+                  rank, start, start + took);
   double digits = task->microbatch < 10 ? 1 : floor(log10(task->microbatch)) + 1;
   if (width < 6 * digits + 3) return;
   jpp_str_appendf(plot->str,
@@ -270,45 +258,10 @@ jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation, char** out_text) 
   return finish(status, &str, out_text);
 }
 
-static const char kPageHead[] =
-    "<!doctype html>\n<html><head><meta charset=\"utf-8\"><title>schedule</title>\n"
-    "<style>html,body{margin:0;height:100%;overflow:hidden}svg{width:100%;height:100%;"
-    "cursor:grab}#tip{position:fixed;display:none;background:#222;color:#fff;"
-    "font:12px sans-serif;padding:4px 8px;border-radius:4px;pointer-events:none}"
-    "</style></head><body>\n<div id=\"tip\"></div>\n";
-
-// Zoom and pan move the view box; the description is a task's <title>.
-static const char kPageTail[] =
-    "<script>\n"
-    "const svg=document.querySelector('svg'),tip=document.getElementById('tip');\n"
-    "const full=svg.viewBox.baseVal;let x=0,y=0,w=full.width,h=full.height,drag=null;\n"
-    "const W=w,H=h;svg.removeAttribute('width');svg.removeAttribute('height');\n"
-    "svg.setAttribute('preserveAspectRatio','xMinYMin meet');\n"
-    "const titles=new Map();for(const t of svg.querySelectorAll('title')){"
-    "titles.set(t.parentNode,t.textContent);}\n"
-    "for(const t of [...svg.querySelectorAll('title')])t.remove();\n"
-    "const show=()=>svg.setAttribute('viewBox',`${x} ${y} ${w} ${h}`);\n"
-    "const unit=()=>1/svg.getScreenCTM().a;\n"
-    "svg.addEventListener('wheel',e=>{e.preventDefault();"
-    "const k=Math.exp(e.deltaY/500),u=unit(),b=svg.getBoundingClientRect();"
-    "const px=x+(e.clientX-b.left)*u,py=y+(e.clientY-b.top)*u;"
-    "if(w*k>4*W||w*k<W/500)return;x=px-(px-x)*k;y=py-(py-y)*k;w*=k;h*=k;show();},"
-    "{passive:false});\n"
-    "svg.addEventListener('pointerdown',e=>drag=[e.clientX,e.clientY]);\n"
-    "addEventListener('pointerup',()=>drag=null);\n"
-    "svg.addEventListener('dblclick',()=>{x=y=0;w=W;h=H;show();});\n"
-    "svg.addEventListener('pointermove',e=>{if(drag){const u=unit();"
-    "x-=(e.clientX-drag[0])*u;y-=(e.clientY-drag[1])*u;drag=[e.clientX,e.clientY];show();"
-    "}"
-    "const t=titles.get(e.target);tip.style.display=t?'block':'none';if(t){"
-    "tip.textContent=t;tip.style.left=Math.min(e.clientX+12,innerWidth-tip.offsetWidth-4)"
-    "+'px';tip.style.top=e.clientY+14+'px';}});\n"
-    "</script></body></html>\n";
-
 jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text) {
   jpp_str_t str = {0};
-  jpp_str_append(&str, kPageHead);
+  jpp_page_begin(&str);
   jpp_status_t* status = append_svg(simulation, &str);
-  jpp_str_append(&str, kPageTail);
+  jpp_page_end(&str);
   return finish(status, &str, out_text);
 }

@@ -1,0 +1,22 @@
+// Terminal: rows of characters, a column a share of the time.
+#ifndef JPP_VIEW_TERMINAL_H_
+#define JPP_VIEW_TERMINAL_H_
+
+#include "base/str.h"
+#include "view/ink.h"
+
+// What a column shows.
+typedef struct jpp_cell {
+  bool busy;            // false: nothing runs
+  uint8_t ink;          // jpp_ink_name_t
+  uint32_t microbatch;  // JPP_NONE: it has none
+} jpp_cell_t;
+
+#define JPP_TERMINAL_LEGEND "0-9 forward, a-j backward (of inputs), A-J of weights, "
+
+// Forwards show the last digit of the microbatch, backwards a letter for it, others '#',
+// what is not busy '.'. Ends in the terminal's own colour.
+void jpp_terminal_append(const jpp_cell_t* cells, uint32_t columns, bool color,
+                         jpp_str_t* str);
+
+#endif  // JPP_VIEW_TERMINAL_H_
