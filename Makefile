@@ -22,7 +22,7 @@ $(VENV)/.installed: $(SOURCES)
 demo: $(VENV)/.installed ## train a small transformer as a pipeline, beside plain JAX
 	@$(PYTHON) examples/demo.py
 
-test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats, pytest
+test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats, types, pytest
 	@$(PYTHON) tools/run_tests.py
 
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers

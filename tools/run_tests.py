@@ -91,6 +91,13 @@ def ruff_check() -> tuple[int, int]:
     return one("ruff", "check", *folders)
 
 
+def mypy() -> tuple[int, int]:
+    """The front under mypy's strict rules, and the extension as it is against its stub."""
+    stub = ("mypy.stubtest", "jaxpp._core", "--mypy-config-file", "pyproject.toml")
+    results = [one(sys.executable, "-m", "mypy"), one(sys.executable, "-m", *stub)]
+    return sum(passed for passed, _ in results), sum(failed for _, failed in results)
+
+
 def pytest() -> tuple[int, int]:
     workers = str(max(2, os.cpu_count() or 1))
     options = ("-q", "-W", "ignore", "-n", workers)
@@ -107,6 +114,7 @@ PARTS: dict[str, Callable[[], tuple[int, int]]] = {
     "fuzz": lambda: one(sys.executable, "tools/fuzz.py"),
     "clang-format": format_check,
     "ruff": ruff_check,
+    "mypy": mypy,
     "pytest": pytest,
 }
 

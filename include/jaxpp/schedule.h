@@ -115,6 +115,14 @@ JPP_API jpp_status_t* jpp_schedule_from_callback(
     const jpp_schedule_rows_t* rows, jpp_schedule_next_t next, void* context,
     jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
+// One microbatch after the other, each forward through all stages and back, stage s on
+// rank s mod ranks; nothing overlaps. With `split_backward` weight gradients come behind
+// all input gradients of the microbatch. `fuse_steady_state` is not read. Needs no proof.
+// JPP_INVALID_ARGUMENT for a size of 0 or too large.
+JPP_API jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
+                                            bool split_backward,
+                                            jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
 // Takes NULL.
 JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 

@@ -1,15 +1,13 @@
 """Every name that a step's author writes, as `jaxpp.api` has them."""
 
 from jaxpp.array import MpmdArray
-from jaxpp.auto import Auto
 from jaxpp.by_yield import mpmd_jit_by_yield
-from jaxpp.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
 from jaxpp.errors import JaxppError, NanError
-from jaxpp.marks import mark_stage_end, pipeline_enter_stage
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
-from jaxpp.primitives import treduce, treduce_i
-from jaxpp.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
+from jaxpp.plan.auto import Auto
+from jaxpp.run.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
+from jaxpp.run.times import collect_task_times_ms
 from jaxpp.schedules import (
     V1F1B,
     BaseSchedule,
@@ -34,7 +32,9 @@ from jaxpp.schedules import (
     ZeroBubbleV,
 )
 from jaxpp.step import mpmd_jit_with_loop
-from jaxpp.times import collect_task_times_ms
+from jaxpp.trace.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
+from jaxpp.trace.loop import treduce, treduce_i
+from jaxpp.trace.marks import mark_stage_end, pipeline_enter_stage
 
 __all__ = [
     "Add",

@@ -6,7 +6,7 @@ import collections
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,22 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.devices import Devices
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding
-from jaxpp.tracing import physical_type
 
-__all__ = ["MpmdArray", "PartedPlacement", "PartedValue", "Placement"]
+if TYPE_CHECKING:
+    from jaxpp.run.devices import Devices
+
+__all__ = ["MpmdArray", "PartedPlacement", "PartedValue", "Placement", "physical_type"]
+
+
+def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape in which an abstract value is stored."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return str(data.dtype), tuple(data.shape)
+    return str(aval.dtype), tuple(aval.shape)
 
 
 class Placement:
@@ -69,8 +78,9 @@ class Placement:
     def is_replicated(self) -> bool:
         return len(self.ranks) > 1
 
-    def read(self, value: _core.Value, rank: int) -> np.ndarray:
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, from one rank's shards."""
+        assert isinstance(value, _core.Value)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.per_rank == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
@@ -142,13 +152,15 @@ class PartedPlacement:
             for a, b in pairs
         )
 
-    def read(self, value: PartedValue, rank: int) -> np.ndarray:
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, each part from its first rank."""
+        assert isinstance(value, PartedValue)
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([part.read(v, part.ranks[0]) for part, v in pairs])
 
-    def read_rank(self, value: PartedValue, rank: int) -> np.ndarray:
+    def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The rows that lie on a rank."""
+        assert isinstance(value, PartedValue)
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
 

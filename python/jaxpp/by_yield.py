@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jaxpp import _core
 from jaxpp.errors import definition_line, make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.primitives import run_loop
-from jaxpp.schedules import OnePass, check_count
+from jaxpp.schedules import check_count
 from jaxpp.step import check_function, make_function, mpmd_jit_with_loop
+from jaxpp.trace.loop import run_loop
 
 __all__ = ["mpmd_jit_by_yield"]
 
@@ -53,7 +53,7 @@ class _AsMarked:
                 "marks (one at the end of each stage; the last may be left out), found "
                 f"{num_marks}. Leave it out for as many stages as there are marks",
             )
-        return OnePass(stages, mpmd_dim).build(n_mubatches, mpmd_dim)
+        return _core.Schedule.one_pass(stages, mpmd_dim, n_mubatches, False)
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         return self.build_for(n_mubatches, mpmd_dim, 0)

@@ -1,7 +1,8 @@
 """Everything that is taken from JAX's internals or read off the MLIR that JAX lowers to.
 
 JAX promises nothing about what stands here, so this is the one module to look at when a new
-release breaks something. All of it was run with jax 0.10.2 and 0.11.2.
+release breaks something. A line "JAX 0.10.2, 0.11.2: ..." above a definition names what it
+takes from JAX, and the releases of JAX in which that was there and did what is said here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import jax
@@ -32,8 +34,9 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
+# JAX 0.11.2; none in 0.10.2: how a scan says which of its operands are constants and states.
 try:
-    from jax._src import flattree  # since 0.11.0
+    from jax._src import flattree
 except ImportError:
     flattree = None
 
@@ -54,6 +57,7 @@ __all__ = [
     "is_ordered",
     "on_one_mesh",
     "is_tracing",
+    "is_transposed",
     "is_unspecified",
     "is_user_file",
     "line_of",
@@ -61,6 +65,7 @@ __all__ = [
     "scan_sizes",
     "serialized_compile_options",
     "settings_key",
+    "settings_of",
     "stacked_aval",
     "user_frames",
     "user_line",
@@ -71,12 +76,14 @@ __all__ = [
 # --- Jaxprs -----------------------------------------------------------------------------
 
 
+# JAX 0.10.2, 0.11.2: partial_eval.dce_jaxpr.
 def drop_unused(jaxpr: Jaxpr, used: Sequence[bool] | None = None) -> Jaxpr:
     """The jaxpr without equations that no (used) result needs; its arguments stay."""
     used = [True] * len(jaxpr.outvars) if used is None else list(used)
     return pe.dce_jaxpr(jaxpr, used, instantiate=True)[0]
 
 
+# JAX 0.10.2, 0.11.2: partial_eval.dce_rules.
 def drop_unused_outputs(
     eqn: JaxprEqn, used: Sequence[bool]
 ) -> tuple[list[bool], JaxprEqn | None]:
@@ -87,11 +94,13 @@ def drop_unused_outputs(
     return rule(list(used), eqn)
 
 
+# JAX 0.10.2, 0.11.2: partial_eval.convert_constvars_jaxpr.
 def without_constants(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr with its constants as first arguments."""
     return pe.convert_constvars_jaxpr(jaxpr)
 
 
+# JAX 0.10.2, 0.11.2: Jaxpr.replace, Jaxpr.debug_info.
 def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     """A jaxpr with other `invars`, `outvars` or `eqns`, of which debug information is
     forgotten."""
@@ -99,6 +108,8 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
 
 
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, its mesh empty where the array is on no
+# explicit mesh.
 def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The arrays; where one has the type of an explicit mesh and the other of none, both of
     that mesh."""
@@ -109,16 +120,19 @@ def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.reshard(a, whole), jax.reshard(b, whole)
 
 
+# JAX 0.10.2, 0.11.2: the `_impl` of a key's dtype.
 def wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
     """PRNG keys of the dtype from their data: `jax.random.key_impl` takes arrays alone."""
     return jax.random.wrap_key_data(data, impl=dtype._impl.name)
 
 
+# JAX 0.10.2, 0.11.2: core.unmapped_aval.
 def stacked_aval(aval: Any, length: int) -> Any:
     """The abstract value of `length` such values along a new first axis."""
     return jax_core.unmapped_aval(length, 0, aval)
 
 
+# JAX 0.10.2, 0.11.2: a scan's num_consts and num_carry (0.10.2), or ft_in (0.11.2).
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many constants and how many states a scan takes."""
     if flattree is None:
@@ -127,6 +141,7 @@ def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(consts), len(states)
 
 
+# JAX 0.10.2, 0.11.2: as in `scan_sizes`; flattree.nones and flattree.pack (0.11.2).
 def changed_scan(
     params: Mapping[str, Any], body: ClosedJaxpr, num_consts: int, num_states: int
 ) -> dict[str, Any]:
@@ -141,11 +156,25 @@ def changed_scan(
     return {**params, "jaxpr": body, "ft_in": ft_in, "ft_out": flattree.pack((states, stacked))}
 
 
+# JAX 0.10.2, 0.11.2: how autodiff names what it writes in an equation's name stack.
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Whether autodiff wrote the equation, in a transposition."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+# JAX 0.10.2, 0.11.2: the `ctx` of an equation.
+def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+    """The settings of JAX that an equation was traced under, for `with`."""
+    return eqn.ctx.manager
+
+
+# JAX 0.10.2, 0.11.2: sharding_impls.UNSPECIFIED.
 def is_unspecified(sharding: Any) -> bool:
     """Whether a jit says nothing about the sharding of an argument or result."""
     return sharding is UNSPECIFIED or sharding is None
 
 
+# JAX 0.10.2, 0.11.2: effects.ordered_effects.
 def is_ordered(effect: Any) -> bool:
     """Whether calls with this effect must keep their order."""
     return effects.ordered_effects.contains(effect)
@@ -153,7 +182,7 @@ def is_ordered(effect: Any) -> bool:
 
 # --- The context mesh -------------------------------------------------------------------
 
-# Where JAX keeps the context mesh: `config` until 0.10.2, then `mesh`.
+# Where JAX keeps the context mesh: jax._src.config in JAX 0.10.2, jax._src.mesh in 0.11.2.
 _contexts = mesh_lib if hasattr(mesh_lib, "abstract_mesh_context_manager") else config
 
 # While a step is traced: the whole mesh, and a rank's, which it stands for.
@@ -162,6 +191,8 @@ _meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVa
 )
 
 
+# JAX 0.10.2, 0.11.2: abstract_mesh_context_manager and device_context, states of one thread
+# with swap_local and set_local.
 @contextlib.contextmanager
 def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]:
     """Whatever `jax.set_mesh` said, the context mesh is `mesh`, abstractly, or none.
@@ -214,7 +245,8 @@ def _replace_argument(
     setattr(module, name, replaced)
 
 
-# Where shard_map, with_sharding_constraint and jit, and reshard look at what they were given.
+# JAX 0.10.2, 0.11.2: where shard_map, with_sharding_constraint and jit, and reshard look at
+# what they were given.
 _replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
 _replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
 _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
@@ -222,6 +254,8 @@ _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
 # --- JAX's settings ---------------------------------------------------------------------
 
 
+# JAX 0.10.2, 0.11.2: config.trace_context, config.default_prng_impl, and `context_mesh`'s
+# states.
 def settings_key() -> Any:
     """Equal while JAX would trace and lower a function to the same program.
 
@@ -237,11 +271,13 @@ def settings_key() -> Any:
         _contexts.abstract_mesh_context_manager.set_local(abstract_mesh)
 
 
+# JAX 0.10.2, 0.11.2: core.trace_state_clean.
 def is_tracing() -> bool:
     """Whether the code that runs is being traced, differentiated or vmapped."""
     return not jax_core.trace_state_clean()
 
 
+# JAX 0.10.2, 0.11.2: the `_trace` of a tracer and its is_valid.
 def is_of_a_closed_trace(value: Any) -> bool:
     """Whether JAX traced the value in a trace that it is done with, and refuses its use."""
     return isinstance(value, jax_core.Tracer) and not value._trace.is_valid()
@@ -250,43 +286,53 @@ def is_of_a_closed_trace(value: Any) -> bool:
 # --- Lines of the user's code -----------------------------------------------------------
 
 
+# JAX 0.10.2, 0.11.2: source_info_util.register_exclusion, which takes the beginning of paths.
 def exclude_from_user_lines(folder: str) -> None:
     """Files in this folder are not the user's."""
     source_info_util.register_exclusion(folder)
 
 
+# JAX 0.10.2, 0.11.2: source_info_util.current_name_stack and user_context.
 def at_line_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
     """What is traced inside stands on the line, and in the name stack, of an equation."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
 
+# JAX 0.10.2, 0.11.2: source_info_util.is_user_filename.
 def is_user_file(name: str) -> bool:
     return source_info_util.is_user_filename(name)
 
 
-def user_frames(traceback: Any) -> list[Any]:
-    """The user's own frames behind a JAX traceback, innermost first; equal if the same call."""
-    return list(source_info_util.user_frames(traceback))
+# JAX 0.10.2, 0.11.2: the traceback in an equation's source_info, source_info_util.user_frames.
+def user_frames(eqn: JaxprEqn) -> list[Any]:
+    """The user's own frames behind an equation, innermost first; equal if the same call."""
+    return list(source_info_util.user_frames(eqn.source_info.traceback))
 
 
+# JAX 0.10.2, 0.11.2: file_name and start_line of such a frame.
 def line_of(frame: Any) -> str:
     """A frame as file:line."""
     return f"{frame.file_name}:{frame.start_line}" if frame != "?" else frame
 
 
-def user_line(traceback: Any) -> str | None:
-    """The user's own line behind a JAX traceback, as file:line."""
+def _innermost_user_line(traceback: Any) -> str | None:
     frame = source_info_util.user_frame(traceback)
     return line_of(frame) if frame else None
 
 
+def user_line(eqn: JaxprEqn) -> str | None:
+    """The user's own line behind an equation, as file:line."""
+    return _innermost_user_line(eqn.source_info.traceback)
+
+
+# JAX 0.10.2, 0.11.2: source_info_util.current, user_frame.
 def current_line() -> str | None:
     """The user's own line that is running, as file:line."""
-    if line := user_line(source_info_util.current().traceback):
+    if line := _innermost_user_line(source_info_util.current().traceback):
         return line
     # JAX's traceback begins where it began to trace.
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
@@ -295,6 +341,7 @@ def current_line() -> str | None:
 # --- What JAX's own messages call a function --------------------------------------------
 
 
+# JAX 0.10.2, 0.11.2: api_util.debug_info and save_wrapped_fun_debug_info.
 def name_after(
     run: Callable[..., Any],
     fun: Callable[..., Any],
@@ -312,11 +359,14 @@ def name_after(
 # --- XLA's client -----------------------------------------------------------------------
 
 
+# JAX 0.10.2, 0.11.2: jaxlib's xla_client.custom_call_targets.
 def host_call_targets() -> dict[str, Any]:
     """All custom-call handlers that this process has registered for the CPU, by name."""
     return xla_client.custom_call_targets("Host")
 
 
+# JAX 0.10.2, 0.11.2: xla_client.CompileOptions with its executable_build_options,
+# DeviceAssignment.
 def serialized_compile_options(
     device_ids: Sequence[int], user_options: dict[str, Any] | None
 ) -> bytes:
@@ -347,6 +397,7 @@ _DIMENSION = re.compile(r"\{([^}]*)\}")
 _AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
 
 
+# JAX 0.10.2, 0.11.2: how MLIR prints Shardy's attributes.
 def _parse_sharding(text: str) -> list[tuple[str, ...]]:
     """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
     inside = text[text.index("[") : text.index("]") + 1]
@@ -372,6 +423,7 @@ def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
+# JAX 0.10.2, 0.11.2: the name of the operation and of its attribute.
 def _callback_ops(op: Any, target: str) -> Iterator[Any]:
     """Custom calls of `target`; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
     for region in op.regions:
@@ -385,6 +437,8 @@ def _callback_ops(op: Any, target: str) -> Iterator[Any]:
                 yield from _callback_ops(inner, target)
 
 
+# JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
+# method.
 class LoweredModule:
     """A function of JAX lowered to a StableHLO module, which may still be changed."""
 
@@ -402,6 +456,7 @@ class LoweredModule:
                 return function
         raise AssertionError("a module without main")
 
+    # JAX 0.10.2, 0.11.2: tf.aliasing_output, as JAX itself writes it.
     def set_aliases(self, donations: Sequence[int | None]) -> None:
         """Tells XLA which argument's memory each output takes over; an entry an argument."""
         if all(d is None for d in donations):
@@ -417,6 +472,7 @@ class LoweredModule:
                 rows.append(ir.DictAttr.get(attributes))
             main.arg_attrs = ir.ArrayAttr.get(rows)
 
+    # JAX 0.10.2, 0.11.2: jaxlib's pass manager with Shardy's pipeline; sdy.sharding.
     def propagated_specs(
         self, arguments: Sequence[Any], results: Sequence[Any], mesh: Mesh
     ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
@@ -435,14 +491,18 @@ class LoweredModule:
                 specs(main.attributes["res_attrs"], results),
             )
 
+    # JAX 0.10.2, 0.11.2: mhlo.backend_config's index into the table of callbacks.
     def redirect_callbacks(
-        self, target: str, make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]]
+        self,
+        target: str,
+        attribute: str,
+        make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]],
     ) -> list[Any]:
         """Gives each call of `target` another handler's argument.
 
         `make` takes the Python function and the types of operands and results, each (name of
         the element type in MLIR, shape), and gives an object and its address; the address
-        becomes the call's only attribute.
+        becomes the call's only attribute, under the name `attribute`.
         """
         made = []
         with self._module.context:
@@ -455,16 +515,19 @@ class LoweredModule:
                 named = [[(str(t.element_type), tuple(t.shape)) for t in ts] for ts in types]
                 callback, address = make(self.callback_functions[index], *named)
                 u64 = ir.IntegerType.get_unsigned(64)
-                attribute = ir.DictAttr.get({"callback": ir.IntegerAttr.get(u64, address)})
-                op.attributes["mhlo.backend_config"] = attribute
+                named_address = {attribute: ir.IntegerAttr.get(u64, address)}
+                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(named_address)
                 made.append(callback)
         return made
 
+    # JAX 0.10.2, 0.11.2: an operation's clone.
     def printer(self) -> Callable[[], str]:
         """Prints the module as it is now."""
         copy = self._module.operation.clone()
         return lambda: str(copy)
 
+    # JAX 0.10.2, 0.11.2: interpreters.mlir.module_to_bytecode; serialize_portable_artifact of
+    # jaxlib's stablehlo and of its XLA.
     def into_bytecode(self) -> bytes:
         """A form that plugins of other versions of XLA read; the module is used up."""
         twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
@@ -477,6 +540,7 @@ class LoweredModule:
         return stablehlo.serialize_portable_artifact(self._module, version)
 
 
+# JAX 0.10.2, 0.11.2: interpreters.mlir.make_ir_context and dtype_to_ir_type.
 def element_type_name(dtype: Any) -> str:
     """The name of a dtype's element type in MLIR."""
     with mlir.make_ir_context():

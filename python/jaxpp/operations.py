@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxpp import _core
 from jaxpp.jax_internals import context_mesh, on_one_mesh
 
 __all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "state_of"]
@@ -102,9 +103,7 @@ class Concat:
         return None
 
 
-# jpp_reduce_kind_t
-_KINDS = {Add: 0, Max: 1, Concat: 2}
-_CUSTOM = 3
+_KINDS = {Add: _core.REDUCE_ADD, Max: _core.REDUCE_MAX, Concat: _core.REDUCE_CONCAT}
 
 
 def normalize(operation: Any) -> Operation | None:
@@ -130,4 +129,4 @@ def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedAr
 
 def kind_of(operation: Operation) -> int:
     """The operation's number in the planner."""
-    return _KINDS.get(type(operation), _CUSTOM)
+    return _KINDS.get(type(operation), _core.REDUCE_CUSTOM)

@@ -48,12 +48,12 @@ __all__ = [
 
 
 class TaskType(enum.Enum):
-    """The part of a stage's work that a task does. Values are `jpp_task_kind_t`."""
+    """The part of a stage's work that a task does."""
 
-    FWD = 1
-    BWD = 2
-    BWD_I = 3  # gradients of the stage's inputs
-    BWD_W = 4  # gradients of the stage's weights
+    FWD = _core.TASK_FWD
+    BWD = _core.TASK_BWD
+    BWD_I = _core.TASK_BWD_I  # gradients of the stage's inputs
+    BWD_W = _core.TASK_BWD_W  # gradients of the stage's weights
 
     @property
     def default_latency(self) -> int:
@@ -67,7 +67,7 @@ class Task:
     stage_id: int
     mubatch_idx: int
     fwd_or_bwd: TaskType
-    latency: int | None = None
+    latency: int | None = None  # None: that of its kind
 
     def __post_init__(self) -> None:
         if not isinstance(self.fwd_or_bwd, TaskType):
@@ -84,7 +84,7 @@ class Task:
         return f"{self.fwd_or_bwd.name.lower()}_{self.stage_id}__{self.mubatch_idx}"
 
 
-class FusedTask(tuple):
+class FusedTask(tuple[Task, ...]):
     """Tasks that run one right after the other: `FusedTask([a, b])`."""
 
     __slots__ = ()
@@ -105,10 +105,12 @@ class FusedTask(tuple):
 
 
 Row: TypeAlias = Sequence[Task | FusedTask | None]
+# As _core.ScheduleTask: kind, joins_next, latency, stage, microbatch.
 _CoreTask: TypeAlias = tuple[int, bool, int, int, int]
+_IDLE: _CoreTask = (_core.TASK_IDLE, False, 0, 0, 0)
 
 # The largest number the planner counts with; what is too large for a plan it says itself.
-_LARGEST = 2**31 - 1
+_LARGEST = _core.LARGEST_COUNT
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -176,9 +178,7 @@ class BaseSchedule:
         if len(rows) != mpmd_dim:
             raise _other_size(f"{name} lists tasks for", len(rows), mpmd_dim)
         flat = [_flatten_row(name, rank, row) for rank, row in enumerate(rows)]
-        schedule = _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
-        schedule.verify()
-        return schedule
+        return _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
 
     def _check_subclass(self, n_mubatches: int) -> None:
         """A user's subclass may forget `super().__init__` or an argument of `tasks`."""
@@ -231,8 +231,8 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
             "schedule",
             f"{where}: fwd_or_bwd={shorten(kind)}; expected TaskType.FWD, BWD, BWD_I or BWD_W",
         )
-    # The planner keeps latencies in 16 bits.
-    latency = min(operator.index(task.latency), 2**16 - 1)
+    assert task.latency is not None
+    latency = min(operator.index(task.latency), _core.LARGEST_LATENCY)
     stage, microbatch = operator.index(task.stage_id), operator.index(task.mubatch_idx)
     return (kind.value, joins_next, latency, stage, microbatch)
 
@@ -241,7 +241,7 @@ def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
     flat: list[_CoreTask] = []
     for position, entry in enumerate(row):
         if entry is None:
-            flat.append((0, False, 0, 0, 0))
+            flat.append(_IDLE)
             continue
         members = entry if isinstance(entry, tuple) else (entry,)
         for i, task in enumerate(members):
@@ -250,15 +250,15 @@ def _flatten_row(name: str, rank: int, row: Row) -> list[_CoreTask]:
     return flat
 
 
-def _unflatten_row(flat: list[_CoreTask]) -> list[Task | FusedTask | None]:
+def _unflatten_row(flat: list[_core.ScheduleTask]) -> list[Task | FusedTask | None]:
     row: list[Task | FusedTask | None] = []
     group: list[Task] = []
-    for kind, joins_next, latency, stage, microbatch in flat:
-        if kind == 0:
+    for task in flat:
+        if task.kind == _core.TASK_IDLE:
             row.append(None)
             continue
-        group.append(Task(stage, microbatch, TaskType(kind), latency))
-        if joins_next:
+        group.append(Task(task.stage, task.microbatch, TaskType(task.kind), task.latency))
+        if task.joins_next:
             continue
         row.append(group[0] if len(group) == 1 else FusedTask(group))
         group = []
@@ -421,27 +421,6 @@ def _check_size(name: str, what: str, expected: int, found: int) -> None:
     )
 
 
-class OnePass(BaseSchedule):
-    """Microbatch after microbatch, each forward, then backward; stage s on rank s mod ranks.
-
-    With `split`, backwards are in two parts, weight gradients behind all the others.
-    """
-
-    def __init__(self, num_stages: int, mpmd_dim: int, split: bool = False) -> None:
-        super().__init__(num_stages)
-        self.mpmd_dim = mpmd_dim
-        self.backwards = [TaskType.BWD_I, TaskType.BWD_W] if split else [TaskType.BWD]
-
-    def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
-        rows: list[list[Task | FusedTask | None]] = [[] for _ in range(self.mpmd_dim)]
-        for microbatch in range(n_mubatches):
-            for kind in [TaskType.FWD, *self.backwards]:
-                stages = range(self.num_stages)
-                for stage in stages if kind is TaskType.FWD else reversed(stages):
-                    rows[stage % self.mpmd_dim].append(Task(stage, microbatch, kind))
-        return rows
-
-
 def _read_text(path: Any) -> tuple[str, str]:
     """A file's name for messages, and what is in it."""
     try:
@@ -476,8 +455,9 @@ class CsvSchedule(BaseSchedule):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path, text = _read_text(path)
         self._schedule = _core.Schedule.from_csv(self.path, text)
-        stages, self.mpmd_dim, self.n_mubatches = self._schedule.sizes()
-        super().__init__(stages)
+        sizes = self._schedule.sizes()
+        self.mpmd_dim, self.n_mubatches = sizes.ranks, sizes.microbatches
+        super().__init__(sizes.stages)
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         _check_size(self.path, "ranks", self.mpmd_dim, mpmd_dim)
@@ -490,7 +470,8 @@ class CsvSchedule(BaseSchedule):
 
 
 def _is_time(given: Any) -> bool:
-    return isinstance(given, numbers.Real) and 0 <= given < 1e30
+    time: Any = given if isinstance(given, numbers.Real) else -1
+    return bool(0 <= time < 1e30)
 
 
 def _check_costs(given: Any) -> list[tuple[float, float, float]]:
@@ -539,11 +520,11 @@ class Searched(BaseSchedule):
                     "schedule",
                     f"Searched: {name}={shorten(given)}; expected a number of bytes",
                 )
-        for name, given in {"latency": latency, "seconds": seconds}.items():
-            if not _is_time(given):
+        for name, time in {"latency": latency, "seconds": seconds}.items():
+            if not _is_time(time):
                 raise make_error(
                     "schedule",
-                    f"Searched: {name}={shorten(given)}; expected a number of at least 0",
+                    f"Searched: {name}={shorten(time)}; expected a number of at least 0",
                 )
         self._options = (latency, memory_limit, activation_bytes, seconds)
         self._found: dict[int, _core.Schedule] = {}

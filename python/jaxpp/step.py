@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import (
+from jaxpp.errors import (
+    make_error,
+    shorten,
+)
+from jaxpp.jax_internals import is_tracing, settings_key
+from jaxpp.mesh import MpmdMesh
+from jaxpp.plan.planning import Traced, name_of, trace_function, trace_step
+from jaxpp.run.compiled import CompiledStep
+from jaxpp.run.devices import devices_for
+from jaxpp.trace.call import (
     Call,
     Options,
     Signature,
@@ -20,16 +29,7 @@ from jaxpp.call import (
     static_key,
     struct_key,
 )
-from jaxpp.compiled import CompiledStep
-from jaxpp.devices import devices_for
-from jaxpp.errors import (
-    make_error,
-    shorten,
-)
-from jaxpp.jax_internals import is_tracing, settings_key
-from jaxpp.mesh import MpmdMesh
-from jaxpp.nested import bind_step
-from jaxpp.planning import Traced, name_of, trace_function, trace_step
+from jaxpp.trace.nested import bind_step
 
 __all__ = ["MpmdFunction", "mpmd_jit_with_loop"]
 

@@ -19,7 +19,7 @@ typedef struct py_callback {
   uint32_t num_operands, num_results;
 } py_callback_t;
 
-static const char kAttribute[] = "callback";
+const char jpp_py_callback_attribute[] = "callback";
 
 // Any thread may be in a call. A thread of the plugin that asks for the GIL while the
 // interpreter goes down is ended in the middle of the plugin, so first nobody may enter
@@ -41,8 +41,8 @@ static py_callback_t* find_callback(const XLA_FFI_CallFrame* frame) {
   for (int64_t i = 0; i < frame->attrs.size; ++i) {
     const XLA_FFI_ByteSpan* name = frame->attrs.names[i];
     if (frame->attrs.types[i] != XLA_FFI_AttrType_SCALAR) continue;
-    if (name->len != strlen(kAttribute)) continue;
-    if (memcmp(name->ptr, kAttribute, name->len) != 0) continue;
+    if (name->len != strlen(jpp_py_callback_attribute)) continue;
+    if (memcmp(name->ptr, jpp_py_callback_attribute, name->len) != 0) continue;
     const XLA_FFI_Scalar* scalar = frame->attrs.attrs[i];
     return (py_callback_t*)(uintptr_t) * (const uint64_t*)scalar->value;
   }
@@ -86,7 +86,8 @@ static const char* text_of_raised(void) {
 }
 
 // Under the GIL.
-static XLA_FFI_Error* call(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
+static XLA_FFI_Error* call_function(const py_callback_t* self,
+                                    const XLA_FFI_CallFrame* frame) {
   PyObject* views = make_views(self, frame);
   PyObject* answer = views ? PyObject_CallObject(self->function, views) : NULL;
   jpp_py_utf8_t utf8 = {0};
@@ -107,7 +108,7 @@ static XLA_FFI_Error* call_with_gil(const XLA_FFI_CallFrame* frame) {
     return make_error(frame, "a callback into Python with other operands or results");
   }
   PyGILState_STATE state = PyGILState_Ensure();
-  XLA_FFI_Error* error = call(self, frame);
+  XLA_FFI_Error* error = call_function(self, frame);
   PyGILState_Release(state);
   return error;
 }
@@ -129,7 +130,7 @@ static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
 }
 
 // Any thread of the plugin, or one that issues a step; the GIL is not held.
-static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
+static XLA_FFI_Error* handle_custom_call(XLA_FFI_CallFrame* frame) {
   if (answer_metadata(frame)) return NULL;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
   atomic_fetch_add(&g_inside, 1);
@@ -142,7 +143,7 @@ static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
 
 PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
-  return PyCapsule_New((void*)handle, NULL, NULL);
+  return PyCapsule_New((void*)handle_custom_call, NULL, NULL);
 }
 
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused) {
@@ -163,17 +164,20 @@ static bool read_item_bytes(py_callback_t* self, PyObject* operands, PyObject* r
   bool ok = all && jpp_py_to_u32s(all, &self->item_bytes, &count);
   Py_XDECREF(all);
   if (!ok) return false;
-  self->num_operands = (uint32_t)PySequence_Size(operands);
+  self->num_operands = (uint32_t)PyList_Size(operands);
   self->num_results = count - self->num_operands;
   return true;
 }
 
 static PyObject* callback_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *function = NULL, *operands = NULL, *results = NULL;
-  if (!PyArg_ParseTuple(args, "OO!O!", &function, &PyList_Type, &operands, &PyList_Type,
-                        &results)) {
+  if (!PyArg_ParseTuple(args, "OO!O!:Callback", &function, &PyList_Type, &operands,
+                        &PyList_Type, &results)) {
     return NULL;
+  }
+  if (!PyCallable_Check(function)) {
+    return PyErr_Format(PyExc_TypeError, "expected a function, found %.100R", function);
   }
   py_callback_t* self = jpp_py_new(type);
   if (!self) return NULL;
@@ -182,8 +186,21 @@ static PyObject* callback_new(PyTypeObject* type, PyObject* args, PyObject* kwar
   return (PyObject*)self;
 }
 
+static int callback_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((py_callback_t*)object)->function);
+  return 0;
+}
+
+// No executable that names it can be run any more.
+static int callback_clear(PyObject* object) {
+  Py_CLEAR(((py_callback_t*)object)->function);
+  return 0;
+}
+
 static void callback_dealloc(PyObject* object) {
   py_callback_t* self = (py_callback_t*)object;
+  PyObject_GC_UnTrack(object);
   Py_XDECREF(self->function);
   jpp_free(self->item_bytes);
   jpp_py_free(object);
@@ -195,15 +212,22 @@ static PyObject* callback_address(PyObject* object, PyObject* unused) {
 }
 
 static PyMethodDef kMethods[] = {
-    {"address", callback_address, METH_NOARGS, "what the custom call's attribute holds"},
+    {"address", callback_address, METH_NOARGS,
+     "address($self, /)\n--\n\nWhat CALLBACK_ATTRIBUTE of the custom call holds."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc,
+     "Callback(function, operands, results, /)\n--\n\n"
+     "A function for compiled tasks, and the bytes of an element of each of its "
+     "operands and results."},
     {Py_tp_new, (void*)callback_new},
     {Py_tp_dealloc, (void*)callback_dealloc},
+    {Py_tp_traverse, (void*)callback_traverse},
+    {Py_tp_clear, (void*)callback_clear},
     {Py_tp_methods, kMethods},
     {0, NULL},
 };
 PyType_Spec jpp_py_callback_spec = {"jaxpp._core.Callback", sizeof(py_callback_t), 0,
-                                    Py_TPFLAGS_DEFAULT, kSlots};
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};

@@ -1,4 +1,4 @@
-// jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled.
+// jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled for its devices.
 #include "base/vec.h"
 #include "python/core.h"
 
@@ -25,11 +25,11 @@ static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
 }
 
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   jpp_pjrt_options_t options = {0};
   PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;
-  if (!PyArg_ParseTuple(args, "O&O!", PyUnicode_FSConverter, &path, &PyDict_Type,
+  if (!PyArg_ParseTuple(args, "O&O!:Client", PyUnicode_FSConverter, &path, &PyDict_Type,
                         &dict)) {
     return NULL;
   }
@@ -57,25 +57,26 @@ static void client_dealloc(PyObject* object) {
   jpp_py_free(object);
 }
 
+static PyObject* make_device(const void* devices, uint64_t index) {
+  const jpp_device_info_t* device = &((const jpp_device_info_t*)devices)[index];
+  return JPP_PY_RECORD(JPP_PY_DEVICE_INFO, PyLong_FromLong(device->id),
+                       jpp_py_text(device->kind));
+}
+
 static PyObject* client_info(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_client_info_t* info = jpp_client_info(((jpp_py_client_t*)object)->client);
-  PyObject* devices = PyList_New(info->device_count);
-  for (uint32_t i = 0; devices && i < info->device_count; ++i) {
-    PyObject* item =
-        Py_BuildValue("(iN)", info->devices[i].id, jpp_py_text(info->devices[i].kind));
-    if (!item || PyList_SetItem(devices, i, item) < 0) Py_CLEAR(devices);
-  }
-  if (!devices) return NULL;
-  return Py_BuildValue("(NNN)", jpp_py_text(info->platform_name),
-                       jpp_py_text(info->platform_version), devices);
+  return JPP_PY_RECORD(JPP_PY_CLIENT_INFO, jpp_py_text(info->platform_name),
+                       jpp_py_text(info->platform_version),
+                       jpp_py_make_list(info->device_count, make_device, info->devices));
 }
 
 // Without a folder ("") it only compiles.
-static jpp_status_t* compile(jpp_client_t* client, const jpp_compile_request_t* request,
-                             const char* folder, const char* key,
-                             jpp_executable_t** out_executable,
-                             jpp_cache_outcome_t* out_outcome) {
+static jpp_status_t* load_or_compile(jpp_client_t* client,
+                                     const jpp_compile_request_t* request,
+                                     const char* folder, const char* key,
+                                     jpp_executable_t** out_executable,
+                                     jpp_cache_outcome_t* out_outcome) {
   *out_outcome = JPP_CACHE_NOT_KEPT;
   if (!*folder) return jpp_client_compile(client, request, out_executable);
   return jpp_client_compile_cached(client, request, folder, key, out_executable,
@@ -89,6 +90,11 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   if (!PyArg_ParseTuple(args, "y*y*Oyz", &code, &options, &kept, &folder, &key)) {
     return NULL;
   }
+  if (*folder && !key) {
+    PyBuffer_Release(&code);
+    PyBuffer_Release(&options);
+    return PyErr_Format(PyExc_TypeError, "expected a key with the folder, found None");
+  }
   jpp_compile_request_t request = {.code = code.buf,
                                    .code_size = (size_t)code.len,
                                    .format = "mlir",
@@ -99,7 +105,7 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = compile(client, &request, folder, key, &executable, &outcome);
+    status = load_or_compile(client, &request, folder, key, &executable, &outcome);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
@@ -112,19 +118,21 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   self->executable = executable;
   self->client = Py_NewRef(object);
   self->kept = Py_NewRef(kept);
-  PyObject* written = outcome == JPP_CACHE_NOT_WRITTEN ? Py_False : Py_True;
-  return Py_BuildValue("(NO)", self, written);
+  return JPP_PY_RECORD(JPP_PY_COMPILED, (PyObject*)self,
+                       PyBool_FromLong(outcome != JPP_CACHE_NOT_WRITTEN));
 }
 
 static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
   jpp_custom_call_t call = {0};
   PyObject* capsule = NULL;
-  unsigned int traits = 0;
-  if (!PyArg_ParseTuple(args, "ssOI", &call.name, &call.platform, &capsule, &traits)) {
+  if (!PyArg_ParseTuple(args, "ssOO&", &call.name, &call.platform, &capsule,
+                        jpp_py_u32_converter, &call.traits)) {
     return NULL;
   }
+  if (!PyCapsule_CheckExact(capsule)) {
+    return PyErr_Format(PyExc_TypeError, "expected a capsule, found %.100R", capsule);
+  }
   call.handler = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
-  call.traits = traits;
   if (!call.handler) return NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   if (!jpp_py_check(jpp_client_register_custom_call(client, &call))) return NULL;
@@ -132,19 +140,22 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 }
 
 static PyMethodDef kMethods[] = {
-    {"info", client_info, METH_NOARGS, "(platform, version, [(id, kind)])"},
+    {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
-     "(StableHLO, serialized CompileOptionsProto, kept, folder, key) -> (Executable, "
-     "which keeps `kept` alive; False if it could not be written to the folder). With a "
-     "folder, as bytes: loads what was compiled under the key before, or leaves it "
-     "there. Releases "
-     "the GIL"},
+     "compile($self, code, options, kept, folder, key, /)\n--\n\n"
+     "Compiles StableHLO under a serialized CompileOptionsProto; the Executable keeps "
+     "`kept` alive. With a folder, as bytes: loads what was compiled under the key "
+     "before, "
+     "or leaves it there; b\"\": none. Releases the GIL."},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
-     "(name, platform, capsule, traits): an XLA FFI handler for this plugin"},
+     "register_custom_call($self, name, platform, handler, traits, /)\n--\n\n"
+     "Gives the plugin an XLA FFI handler, a capsule."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc,
+     "Client(plugin, options, /)\n--\n\nA PJRT plugin, made with its options."},
     {Py_tp_new, (void*)client_new},
     {Py_tp_dealloc, (void*)client_dealloc},
     {Py_tp_methods, kMethods},
@@ -153,8 +164,24 @@ static PyType_Slot kSlots[] = {
 PyType_Spec jpp_py_client_spec = {"jaxpp._core.Client", sizeof(jpp_py_client_t), 0,
                                   Py_TPFLAGS_DEFAULT, kSlots};
 
+// --- Executable -----------------------------------------------------------------------
+
+static int executable_traverse(PyObject* object, visitproc visit, void* arg) {
+  jpp_py_executable_t* self = (jpp_py_executable_t*)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->kept);
+  return 0;
+}
+
+// Nobody can run it any more.
+static int executable_clear(PyObject* object) {
+  Py_CLEAR(((jpp_py_executable_t*)object)->kept);
+  return 0;
+}
+
 static void executable_dealloc(PyObject* object) {
   jpp_py_executable_t* self = (jpp_py_executable_t*)object;
+  PyObject_GC_UnTrack(object);
   if (self->client) {
     jpp_client_executable_destroy(((jpp_py_client_t*)self->client)->client,
                                   self->executable);
@@ -165,9 +192,13 @@ static void executable_dealloc(PyObject* object) {
 }
 
 static PyType_Slot kExecutableSlots[] = {
+    {Py_tp_doc, "A compiled task."},
     {Py_tp_dealloc, (void*)executable_dealloc},
+    {Py_tp_traverse, (void*)executable_traverse},
+    {Py_tp_clear, (void*)executable_clear},
     {0, NULL},
 };
 PyType_Spec jpp_py_executable_spec = {
     "jaxpp._core.Executable", sizeof(jpp_py_executable_t), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, kExecutableSlots};
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    kExecutableSlots};

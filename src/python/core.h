@@ -1,7 +1,11 @@
 // The CPython extension jaxpp._core: thin objects over the C library, on the limited API.
 //
 // Every type here owns one C object and keeps alive what that object borrows. Anything
-// that compiles, runs or waits releases the GIL.
+// that compiles, runs or waits releases the GIL. Arguments are checked here, kinds and
+// lengths and ranges: the library below may take them as they come.
+//
+// Types that hold objects of any kind (a Callback its function) take part in garbage
+// collection; the others hold each other in one direction only and are in no cycle.
 #ifndef JPP_PYTHON_CORE_H_
 #define JPP_PYTHON_CORE_H_
 
@@ -31,14 +35,30 @@ typedef struct jpp_py_utf8 {
   PyObject* owner;   // of an escaped text, else NULL
 } jpp_py_utf8_t;
 // For PyArg_ParseTuple's "O&", with a jpp_py_utf8_t. The text lives as long as the
-// argument; release it.
+// argument; release it, but not where PyArg_ParseTuple raised.
 int jpp_py_utf8_converter(PyObject* str_or_none, void* out_utf8);
+int jpp_py_str_converter(PyObject* str, void* out_utf8);  // refuses None
 void jpp_py_utf8_release(jpp_py_utf8_t* utf8);
 
-// A sequence of ints into a jpp_alloc()ed array. False if it raised.
+// False, with a TypeError, if a constructor was given any.
+bool jpp_py_refuse_keywords(PyObject* kwargs);
+
+// For PyArg_ParseTuple's "O&", with a uint32_t or a uint64_t: a whole number that fits,
+// else ValueError, or TypeError for what is none. (Its "I" and "K" drop bits instead.)
+int jpp_py_u32_converter(PyObject* number, void* out_u32);
+int jpp_py_u64_converter(PyObject* number, void* out_u64);
+
+// A sequence of whole numbers into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
-// The same for `count` larger numbers; None gives NULL.
-bool jpp_py_to_u64s(PyObject* sequence, uint32_t count, uint64_t** out_values);
+// The same for `count` larger numbers; None gives NULL. `what` stands in messages.
+bool jpp_py_to_u64s(PyObject* sequence, const char* what, uint32_t count,
+                    uint64_t** out_values);
+// ValueError unless they are equal.
+bool jpp_py_check_count(const char* what, uint64_t expected, uint64_t found);
+// `count` Schedules into a jpp_alloc()ed table. Returns a tuple that keeps them alive;
+// NULL if it raised.
+PyObject* jpp_py_read_schedules(PyObject* sequence, uint32_t count,
+                                const jpp_schedule_t*** out_table);
 // [(forward, input gradient, weight gradient)] into `costs`. False if it raised.
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
 // jpp_search_options_t.poll, for a thread that has released the GIL: a signal handler
@@ -50,11 +70,48 @@ bool jpp_py_check_search(jpp_status_t* status);
 PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule);
 // A list of ints.
 PyObject* jpp_py_from_u32s(const uint32_t* values, uint32_t count);
+// None for JPP_NONE.
+PyObject* jpp_py_none_or_u32(uint32_t number);
+// A list of what `make` gives for 0 .. count - 1; NULL if that gave NULL.
+PyObject* jpp_py_make_list(uint64_t count,
+                           PyObject* (*make)(const void* context, uint64_t index),
+                           const void* context);
 
 // tp_alloc of a heap type, without arguments.
 void* jpp_py_new(PyTypeObject* type);
 // Frees the memory of a heap type's object and drops the reference to its type.
 void jpp_py_free(PyObject* self);
+
+// --- Records --------------------------------------------------------------------------
+
+// What methods return instead of tuples that are read by index: PyStructSequence types,
+// described in records.c.
+typedef enum jpp_py_record {
+  JPP_PY_STAGED_TASK,
+  JPP_PY_STAGED_OP,
+  JPP_PY_PLACED_VALUE,
+  JPP_PY_RANK_SUMMARY,
+  JPP_PY_SEARCH_RESULT,
+  JPP_PY_DEVICE_INFO,
+  JPP_PY_CLIENT_INFO,
+  JPP_PY_COMPILED,
+  JPP_PY_SCHEDULE_SIZES,
+  JPP_PY_SCHEDULE_TASK,
+  JPP_PY_STAGE_COSTS,
+  JPP_PY_TASK_RUN,
+  JPP_PY_RECORD_COUNT
+} jpp_py_record_t;
+
+// Makes the types and adds them to the module. False if it raised.
+bool jpp_py_add_records(PyObject* module);
+// A record with these fields, as many as its type has; takes over the references. NULL if
+// one of them is NULL, for which somebody has raised.
+PyObject* jpp_py_make_record(jpp_py_record_t record, PyObject* const* fields);
+#define JPP_PY_RECORD(record, ...) jpp_py_make_record(record, (PyObject*[]){__VA_ARGS__})
+// Adds the library's enums and limits to the module, as ints. False if it raised.
+bool jpp_py_add_constants(PyObject* module);
+
+// --- Types ----------------------------------------------------------------------------
 
 // The types, made once when the module is loaded.
 typedef struct jpp_py_types {
@@ -69,7 +126,9 @@ extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
     jpp_py_runtime_spec, jpp_py_callback_spec;
 
-// callback.c: module functions.
+// callback.c: the attribute of a custom call that holds a Callback's address, and module
+// functions.
+extern const char jpp_py_callback_attribute[];
 PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused);
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused);
 
@@ -94,6 +153,8 @@ typedef struct jpp_py_plan {
   PyObject ob_base;
   jpp_plan_t* plan;
   PyObject* staged;
+  PyObject* schedules;           // a tuple, [loops]
+  const jpp_schedule_t** table;  // [loops] what it holds
 } jpp_py_plan_t;
 
 typedef struct jpp_py_client {
@@ -105,7 +166,7 @@ typedef struct jpp_py_executable {
   PyObject ob_base;
   jpp_executable_t* executable;
   PyObject* client;
-  PyObject* kept;  // what its code names by address
+  PyObject* kept;  // of any kind: what its code names by address
 } jpp_py_executable_t;
 
 // The shards of one array on the devices of some ranks.

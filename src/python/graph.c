@@ -1,12 +1,15 @@
-// jaxpp._core.Graph: the builder of jaxpp/graph.h, then the graph.
+// jaxpp._core.Graph: the builder of jaxpp/graph.h, and once it is finished the graph.
 #include "base/vec.h"
 #include "python/core.h"
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   jpp_py_utf8_t name = {0};
-  unsigned int ranks = 0;
-  if (!PyArg_ParseTuple(args, "O&I", jpp_py_utf8_converter, &name, &ranks)) return NULL;
+  uint32_t ranks = 0;
+  if (!PyArg_ParseTuple(args, "O&O&:Graph", jpp_py_utf8_converter, &name,
+                        jpp_py_u32_converter, &ranks)) {
+    return NULL;
+  }
   jpp_py_graph_t* self = jpp_py_new(type);
   if (self && !jpp_py_check(jpp_graph_builder_create(name.text, ranks, &self->builder))) {
     Py_CLEAR(self);
@@ -59,6 +62,10 @@ static bool read_type(PyObject* item, type_list_t* list) {
   const char* dtype = NULL;
   Py_ssize_t length = 0;
   PyObject* dims = NULL;
+  if (!PyTuple_Check(item)) {
+    PyErr_Format(PyExc_TypeError, "expected a type as (dtype, dims), found %.100R", item);
+    return false;
+  }
   if (!PyArg_ParseTuple(item, "s#O", &dtype, &length, &dims)) return false;
   jpp_type_t type = {.dtype = jpp_dtype_parse(dtype, (uint32_t)length)};
   if (type.dtype == JPP_DTYPE_INVALID) {
@@ -70,6 +77,14 @@ static bool read_type(PyObject* item, type_list_t* list) {
          jpp_py_check(JPP_VEC_PUSH(&list->types, type));
 }
 
+static void set_dims(type_list_t* list) {
+  size_t at = 0;
+  for (size_t i = 0; i < list->types.count; ++i) {
+    list->types.data[i].dims = list->dims.data + at;
+    at += list->types.data[i].ndim;
+  }
+}
+
 static bool read_types(PyObject* sequence, type_list_t* list) {
   Py_ssize_t count = PySequence_Size(sequence);
   if (count < 0) return false;
@@ -79,42 +94,48 @@ static bool read_types(PyObject* sequence, type_list_t* list) {
     Py_XDECREF(item);
     if (!ok) return false;
   }
-  size_t at = 0;
-  for (size_t i = 0; i < list->types.count; ++i) {
-    list->types.data[i].dims = list->dims.data + at;
-    at += list->types.data[i].ndim;
-  }
+  set_dims(list);
   return true;
 }
 
 static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
-  PyObject* types = NULL;
+  PyObject* type = NULL;
   int donated = 0;
   jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
   if (!builder ||
-      !PyArg_ParseTuple(args, "OpO&", &types, &donated, jpp_py_utf8_converter, &name)) {
+      !PyArg_ParseTuple(args, "OpO&", &type, &donated, jpp_py_utf8_converter, &name)) {
     return NULL;
   }
   type_list_t list = {0};
   uint32_t value = 0;
-  bool ok = read_types(types, &list) &&
-            jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
-                                                   name.text, &value));
+  bool ok = read_type(type, &list);
+  set_dims(&list);
+  ok = ok && jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
+                                                    name.text, &value));
   type_list_deinit(&list);
   jpp_py_utf8_release(&name);
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
+static bool check_bits(const char* what, uint32_t found, uint32_t known) {
+  if (!(found & ~known)) return true;
+  PyErr_Format(PyExc_ValueError, "%s: expected a sum of the bits of %u, found %u", what,
+               known, found);
+  return false;
+}
+
 static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   PyObject *inputs = NULL, *outputs = NULL;
-  unsigned int kind = 0, flags = 0;
+  uint32_t kind = 0, flags = 0;
   jpp_op_desc_t desc = {0};
   jpp_py_utf8_t name = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder || !PyArg_ParseTuple(args, "IIIOOfO&O&", &kind, &flags, &desc.attr,
-                                    &inputs, &outputs, &desc.cost, jpp_py_utf8_converter,
-                                    &name, jpp_py_utf8_converter, &where)) {
+  if (!builder ||
+      !PyArg_ParseTuple(args, "O&O&O&OOfO&O&", jpp_py_u32_converter, &kind,
+                        jpp_py_u32_converter, &flags, jpp_py_u32_converter, &desc.attr,
+                        &inputs, &outputs, &desc.cost, jpp_py_utf8_converter, &name,
+                        jpp_py_utf8_converter, &where)) {
     return NULL;
   }
   desc.name = name.text;
@@ -124,8 +145,9 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   type_list_t list = {0};
   uint32_t* input_ids = NULL;
   uint32_t first = 0;
-  bool ok =
-      jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) && read_types(outputs, &list);
+  bool ok = check_bits("flags", flags, JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT) &&
+            jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) &&
+            read_types(outputs, &list);
   if (ok) {
     desc.inputs = input_ids;
     desc.num_outputs = (uint32_t)list.types.count;
@@ -143,9 +165,10 @@ static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   jpp_loop_desc_t desc = {0};
   jpp_py_utf8_t schedule = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder || !PyArg_ParseTuple(args, "IIO&O&", &desc.microbatches, &desc.stages,
-                                    jpp_py_utf8_converter, &schedule,
-                                    jpp_py_utf8_converter, &where)) {
+  if (!builder ||
+      !PyArg_ParseTuple(args, "O&O&O&O&", jpp_py_u32_converter, &desc.microbatches,
+                        jpp_py_u32_converter, &desc.stages, jpp_py_utf8_converter,
+                        &schedule, jpp_py_utf8_converter, &where)) {
     return NULL;
   }
   desc.schedule = schedule.text;
@@ -157,16 +180,19 @@ static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   return ok ? PyLong_FromUnsignedLong(index) : NULL;
 }
 
+// As many kinds as values.
 static bool read_results(PyObject* reduces, PyObject* values,
                          jpp_loop_result_t** out_results, uint32_t* out_count) {
-  uint32_t *kinds = NULL, *ids = NULL;
-  uint32_t kind_count = 0;
+  uint32_t *kinds = NULL, *ids = NULL, kind_count = 0;
   *out_results = NULL;
-  bool ok = jpp_py_to_u32s(reduces, &kinds, &kind_count) &&
-            jpp_py_to_u32s(values, &ids, out_count) &&
-            jpp_py_check(JPP_ALLOC_ARRAY(kind_count, out_results));
-  for (uint32_t i = 0; ok && i < kind_count && i < *out_count; ++i) {
-    (*out_results)[i] = (jpp_loop_result_t){.reduce = (uint8_t)kinds[i], .value = ids[i]};
+  bool ok = jpp_py_to_u32s(values, &ids, out_count) &&
+            jpp_py_to_u32s(reduces, &kinds, &kind_count) &&
+            jpp_py_check_count("kinds of reductions", *out_count, kind_count) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(*out_count, out_results));
+  for (uint32_t i = 0; ok && i < *out_count; ++i) {
+    // What is no kind stays none in 8 bits.
+    uint8_t kind = kinds[i] <= UINT8_MAX ? (uint8_t)kinds[i] : UINT8_MAX;
+    (*out_results)[i] = (jpp_loop_result_t){.reduce = kind, .value = ids[i]};
   }
   jpp_free(kinds);
   jpp_free(ids);
@@ -182,6 +208,7 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
   jpp_loop_result_t* results = NULL;
   uint32_t count = 0, first = 0;
   bool ok = read_results(reduces, values, &results, &count) && read_types(types, &list) &&
+            jpp_py_check_count("types of results", count, list.types.count) &&
             jpp_py_check(jpp_graph_builder_end_loop(builder, results, list.types.data,
                                                     count, &first));
   jpp_free(results);
@@ -190,10 +217,11 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
 }
 
 static PyObject* graph_add_output(PyObject* self, PyObject* args) {
-  unsigned int value = 0;
+  uint32_t value = 0;
   jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder || !PyArg_ParseTuple(args, "IO&", &value, jpp_py_utf8_converter, &name)) {
+  if (!builder || !PyArg_ParseTuple(args, "O&O&", jpp_py_u32_converter, &value,
+                                    jpp_py_utf8_converter, &name)) {
     return NULL;
   }
   bool ok = jpp_py_check(jpp_graph_builder_add_output(builder, value, name.text));
@@ -213,7 +241,6 @@ static PyObject* graph_finish(PyObject* object, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
-// (device_bytes=None): a number for each value of the graph.
 static PyObject* graph_text(PyObject* object, PyObject* args) {
   PyObject* device_bytes = Py_None;
   if (!PyArg_ParseTuple(args, "|O", &device_bytes)) return NULL;
@@ -221,7 +248,8 @@ static PyObject* graph_text(PyObject* object, PyObject* args) {
   char* text = NULL;
   uint64_t* bytes = NULL;
   if (!self->graph) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
-  if (!jpp_py_to_u64s(device_bytes, self->graph->num_values, &bytes)) return NULL;
+  if (!jpp_py_to_u64s(device_bytes, "bytes of values", self->graph->num_values, &bytes))
+    return NULL;
   jpp_status_t* status = bytes ? jpp_graph_print_sharded(self->graph, bytes, &text)
                                : jpp_graph_print(self->graph, &text);
   jpp_free(bytes);
@@ -230,21 +258,31 @@ static PyObject* graph_text(PyObject* object, PyObject* args) {
 }
 
 static PyMethodDef kMethods[] = {
-    {"add_arg", graph_add_arg, METH_VARARGS, "([(dtype, dims)], donated, name) -> value"},
+    {"add_arg", graph_add_arg, METH_VARARGS,
+     "add_arg($self, type, donated, name, /)\n--\n\n"
+     "Adds an argument of a type (dtype, dims); gives its value id."},
     {"add_op", graph_add_op, METH_VARARGS,
-     "(kind, flags, attr, inputs, [(dtype, dims)], cost, name, where) -> first output"},
+     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, /)\n--\n\n"
+     "Adds an op with outputs of these types; gives the first one's value id."},
     {"begin_loop", graph_begin_loop, METH_VARARGS,
-     "(microbatches, stages, schedule, where) -> index value"},
+     "begin_loop($self, microbatches, stages, schedule, where, /)\n--\n\n"
+     "Ops from here on are a loop's body; gives the value id of the microbatch number."},
     {"end_loop", graph_end_loop, METH_VARARGS,
-     "(reduce kinds, values, [(dtype, dims)]) -> first output"},
-    {"add_output", graph_add_output, METH_VARARGS, "(value, name)"},
-    {"finish", graph_finish, METH_NOARGS, "Checks the graph and ends building."},
+     "end_loop($self, reduces, values, types, /)\n--\n\n"
+     "Ends the body, whose values are reduced; gives the first result's value id."},
+    {"add_output", graph_add_output, METH_VARARGS,
+     "add_output($self, value, name, /)\n--\n\nMakes a value a result of the step."},
+    {"finish", graph_finish, METH_NOARGS, "finish($self, /)\n--\n\nEnds the building."},
     {"text", graph_text, METH_VARARGS,
-     "(device bytes of every value, or None) -> the graph's text form"},
+     "text($self, device_bytes=None, /)\n--\n\n"
+     "The graph's text form; with the bytes on one device of every value, if given."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc,
+     "Graph(name, ranks, /)\n--\n\nA step for the planner, under construction, "
+     "then finished."},
     {Py_tp_new, (void*)graph_new},
     {Py_tp_dealloc, (void*)graph_dealloc},
     {Py_tp_methods, kMethods},

@@ -1,116 +1,8 @@
-#include <string.h>
-
-#include "base/alloc.h"
+// The module jaxpp._core: its types, records, constants and functions, made when Python
+// imports it.
 #include "python/core.h"
 
 jpp_py_types_t jpp_py_types;
-
-bool jpp_py_check(jpp_status_t* status) {
-  if (!status) return true;
-  jpp_py_raise(status);
-  return false;
-}
-
-PyObject* jpp_py_raise(jpp_status_t* status) {
-  const char* code = jpp_status_code_name(jpp_status_code(status));
-  bool is_nan = jpp_status_code(status) == JPP_NAN_ERROR;
-  PyObject* type = is_nan ? jpp_py_types.nan_error : jpp_py_types.error;
-  PyObject* message = jpp_py_text(jpp_status_message(status));
-  PyObject* error = message ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
-  PyObject* name = PyUnicode_FromString(code);
-  Py_XDECREF(message);
-  jpp_status_free(status);
-  if (error && name && PyObject_SetAttrString(error, "code", name) == 0) {
-    PyErr_SetObject(type, error);
-  }
-  Py_XDECREF(name);
-  Py_XDECREF(error);
-  return NULL;
-}
-
-PyObject* jpp_py_text(const char* text) {
-  return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
-}
-
-PyObject* jpp_py_take_text(char* text) {
-  PyObject* str = jpp_py_text(text);
-  jpp_text_free(text);
-  return str;
-}
-
-static PyObject* escape(PyObject* str) {
-  PyObject* bytes = PyUnicode_AsEncodedString(str, "utf-8", "backslashreplace");
-  if (!bytes) return NULL;
-  PyObject* escaped = PyObject_CallMethod(bytes, "replace", "y#y#", "\0", (Py_ssize_t)1,
-                                          "\\0", (Py_ssize_t)2);
-  Py_DECREF(bytes);
-  return escaped;
-}
-
-int jpp_py_utf8_converter(PyObject* str_or_none, void* out_utf8) {
-  jpp_py_utf8_t* out = out_utf8;
-  *out = (jpp_py_utf8_t){0};
-  if (str_or_none == Py_None) return 1;
-  if (!PyUnicode_Check(str_or_none)) {
-    PyErr_SetString(PyExc_TypeError, "expected a str or None");
-    return 0;
-  }
-  Py_ssize_t size = 0;
-  out->text = PyUnicode_AsUTF8AndSize(str_or_none, &size);
-  if (out->text && strlen(out->text) == (size_t)size) return 1;
-  PyErr_Clear();
-  out->owner = escape(str_or_none);
-  out->text = out->owner ? PyBytes_AsString(out->owner) : NULL;
-  return out->text != NULL;
-}
-
-void jpp_py_utf8_release(jpp_py_utf8_t* utf8) { Py_CLEAR(utf8->owner); }
-
-bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count) {
-  *out_values = NULL;
-  Py_ssize_t count = PySequence_Size(sequence);
-  *out_count = 0;
-  if (count < 0) return false;
-  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, out_values))) return false;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(sequence, i);
-    unsigned long number = item ? PyLong_AsUnsignedLong(item) : 0;
-    Py_XDECREF(item);
-    if (PyErr_Occurred()) {
-      jpp_free(*out_values);
-      *out_values = NULL;
-      return false;
-    }
-    (*out_values)[i] = (uint32_t)number;
-  }
-  *out_count = (uint32_t)count;
-  return true;
-}
-
-bool jpp_py_to_u64s(PyObject* sequence, uint32_t count, uint64_t** out_values) {
-  *out_values = NULL;
-  if (sequence == Py_None) return true;
-  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, out_values))) return false;
-  for (uint32_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(sequence, i);
-    if (item) (*out_values)[i] = PyLong_AsUnsignedLongLong(item);
-    Py_XDECREF(item);
-    if (!PyErr_Occurred()) continue;
-    jpp_free(*out_values);
-    *out_values = NULL;
-    return false;
-  }
-  return true;
-}
-
-PyObject* jpp_py_from_u32s(const uint32_t* values, uint32_t count) {
-  PyObject* list = PyList_New(count);
-  for (uint32_t i = 0; list && i < count; ++i) {
-    PyObject* number = PyLong_FromUnsignedLong(values[i]);
-    if (!number || PyList_SetItem(list, i, number) < 0) Py_CLEAR(list);
-  }
-  return list;
-}
 
 void* jpp_py_new(PyTypeObject* type) {
   allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -157,7 +49,8 @@ static bool add_nan_error(PyObject* module) {
 
 static int module_exec(PyObject* module) {
   jpp_py_types_t* t = &jpp_py_types;
-  bool ok = add_error(module) && add_nan_error(module) &&
+  bool ok = add_error(module) && add_nan_error(module) && jpp_py_add_records(module) &&
+            jpp_py_add_constants(module) &&
             add_type(module, "Graph", &jpp_py_graph_spec, &t->graph) &&
             add_type(module, "Schedule", &jpp_py_schedule_spec, &t->schedule) &&
             add_type(module, "Staged", &jpp_py_staged_spec, &t->staged) &&
@@ -179,12 +72,14 @@ static PyObject* check_process(PyObject* module, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"check_process", check_process, METH_NOARGS,
-     "(): raises in a process forked after the devices were in use"},
+     "check_process($module, /)\n--\n\n"
+     "Raises in a process forked after the devices were in use."},
     {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
-     "() -> capsule of the XLA FFI handler that calls a Callback by its address"},
+     "callback_handler($module, /)\n--\n\n"
+     "A capsule of the XLA FFI handler that calls a Callback by its address."},
     {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,
-     "(): from now on callbacks fail; returns when none runs. For the interpreter's "
-     "exit"},
+     "callbacks_close($module, /)\n--\n\n"
+     "From now on callbacks fail; returns when none runs. For the interpreter's exit."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,51 +1,39 @@
-// jaxpp._core.Plan: the programs of all actors.
+// jaxpp._core.Plan: the programs of all actors, with their proof, and searches for a
+// schedule that plan a step anew.
 #include "base/vec.h"
 #include "jaxpp/advise.h"
 #include "python/core.h"
 
-static bool read_schedules(PyObject* sequence, const jpp_schedule_t** schedules,
-                           uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(sequence, i);
-    if (!item) return false;
-    schedules[i] = ((jpp_py_schedule_t*)item)->schedule;
-    Py_DECREF(item);  // the caller's sequence still holds it
-  }
-  return true;
-}
-
-static bool build(jpp_py_plan_t* self, PyObject* schedules, PyObject* value_bytes) {
+static bool build_programs(jpp_py_plan_t* self, PyObject* schedules,
+                           PyObject* value_bytes) {
   const jpp_staged_t* staged = ((jpp_py_staged_t*)self->staged)->staged;
-  uint32_t loops = staged->graph->num_loops;
-  const jpp_schedule_t** table = NULL;
+  self->schedules =
+      jpp_py_read_schedules(schedules, staged->graph->num_loops, &self->table);
+  if (!self->schedules) return false;
   uint64_t* bytes = NULL;
-  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &table)) &&
-            read_schedules(schedules, table, loops) &&
-            jpp_py_to_u64s(value_bytes, staged->num_values, &bytes);
-  if (ok) {
-    jpp_program_options_t options = {.schedules = table, .value_bytes = bytes};
-    jpp_status_t* status = NULL;
-    Py_BEGIN_ALLOW_THREADS
-      status = jpp_program_build(staged, &options, &self->plan);
-    Py_END_ALLOW_THREADS
-    ok = jpp_py_check(status);
+  if (!jpp_py_to_u64s(value_bytes, "bytes of values", staged->num_values, &bytes)) {
+    return false;
   }
-  jpp_free(table);
+  jpp_program_options_t options = {.schedules = self->table, .value_bytes = bytes};
+  jpp_status_t* status = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_program_build(staged, &options, &self->plan);
+  Py_END_ALLOW_THREADS
   jpp_free(bytes);
-  return ok;
+  return jpp_py_check(status);
 }
 
 static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *staged = NULL, *schedules = NULL, *value_bytes = NULL;
-  if (!PyArg_ParseTuple(args, "O!OO", jpp_py_types.staged, &staged, &schedules,
+  if (!PyArg_ParseTuple(args, "O!OO:Plan", jpp_py_types.staged, &staged, &schedules,
                         &value_bytes)) {
     return NULL;
   }
   jpp_py_plan_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->staged = Py_NewRef(staged);
-  if (build(self, schedules, value_bytes)) return (PyObject*)self;
+  if (build_programs(self, schedules, value_bytes)) return (PyObject*)self;
   Py_DECREF(self);
   return NULL;
 }
@@ -53,6 +41,8 @@ static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
 static void plan_dealloc(PyObject* object) {
   jpp_py_plan_t* self = (jpp_py_plan_t*)object;
   jpp_plan_destroy(self->plan);
+  jpp_free(self->table);
+  Py_XDECREF(self->schedules);
   Py_XDECREF(self->staged);
   jpp_py_free(object);
 }
@@ -61,48 +51,46 @@ static const jpp_plan_t* plan_of(PyObject* object) {
   return ((jpp_py_plan_t*)object)->plan;
 }
 
-// For each task a list: None, or the output that takes over the input's memory.
-static PyObject* task_donations(const jpp_plan_t* plan, uint32_t task) {
-  uint32_t count = plan->staged->tasks[task].num_inputs;
-  PyObject* list = PyList_New(count);
-  for (uint32_t i = 0; list && i < count; ++i) {
-    uint32_t output = plan->bindings[task].donated_to[i];
-    PyObject* item =
-        output == JPP_NONE ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(output);
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+static PyObject* make_donation(const void* donated_to, uint64_t input) {
+  return jpp_py_none_or_u32(((const uint32_t*)donated_to)[input]);
+}
+
+static PyObject* make_donations(const void* context, uint64_t task) {
+  const jpp_plan_t* plan = context;
+  return jpp_py_make_list(plan->staged->tasks[task].num_inputs, make_donation,
+                          plan->bindings[task].donated_to);
 }
 
 static PyObject* plan_donations(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_plan_t* plan = plan_of(object);
-  PyObject* list = PyList_New(plan->staged->num_tasks);
-  for (uint32_t t = 0; list && t < plan->staged->num_tasks; ++t) {
-    PyObject* item = task_donations(plan, t);
-    if (!item || PyList_SetItem(list, t, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return jpp_py_make_list(plan->staged->num_tasks, make_donations, plan);
+}
+
+static PyObject* make_summary(const void* programs, uint64_t rank) {
+  const jpp_program_t* program = &((const jpp_program_t*)programs)[rank];
+  return JPP_PY_RECORD(JPP_PY_RANK_SUMMARY, PyLong_FromUnsignedLong(program->num_instrs),
+                       PyLong_FromUnsignedLongLong(program->peak_bytes),
+                       PyLong_FromUnsignedLongLong(program->reserved_bytes));
 }
 
 static PyObject* plan_summary(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_plan_t* plan = plan_of(object);
-  PyObject* list = PyList_New(plan->ranks);
-  for (uint32_t r = 0; list && r < plan->ranks; ++r) {
-    const jpp_program_t* program = &plan->programs[r];
-    PyObject* item = Py_BuildValue("(IKK)", program->num_instrs,
-                                   (unsigned long long)program->peak_bytes,
-                                   (unsigned long long)program->reserved_bytes);
-    if (!item || PyList_SetItem(list, r, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return jpp_py_make_list(plan->ranks, make_summary, plan->programs);
 }
 
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
-  unsigned int rank = 0;
+  uint32_t rank = 0;
   jpp_py_utf8_t message = {0};
-  if (!PyArg_ParseTuple(args, "IO&", &rank, jpp_py_utf8_converter, &message)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&O&", jpp_py_u32_converter, &rank, jpp_py_str_converter,
+                        &message)) {
+    return NULL;
+  }
+  if (rank >= plan_of(object)->ranks) {
+    jpp_py_utf8_release(&message);
+    return PyErr_Format(PyExc_IndexError, "no rank %u", rank);
+  }
   jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", message.text);
   jpp_py_utf8_release(&message);
   status = jpp_plan_explain_memory(plan_of(object), rank, status);
@@ -154,40 +142,35 @@ static jpp_status_t* check_limits(const jpp_plan_t* plan,
 }
 
 // Proves the plan from its instruction lists alone; what the proof found, as text.
-static PyObject* plan_check(PyObject* object, PyObject* args) {
-  const jpp_plan_t* plan = plan_of(object);
-  PyObject *list = NULL, *memory_limits = NULL;
-  if (!PyArg_ParseTuple(args, "OO", &list, &memory_limits)) return NULL;
-  uint32_t loops = plan->staged->graph->num_loops;
-  const jpp_schedule_t** schedules = NULL;
+static PyObject* plan_check(PyObject* object, PyObject* memory_limits) {
+  const jpp_py_plan_t* self = (jpp_py_plan_t*)object;
+  const jpp_plan_t* plan = self->plan;
   uint64_t* limits = NULL;
-  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(loops, &schedules)) &&
-            read_schedules(list, schedules, loops) &&
-            jpp_py_to_u64s(memory_limits, plan->ranks, &limits);
+  if (!jpp_py_to_u64s(memory_limits, "memory limits", plan->ranks, &limits)) return NULL;
   jpp_check_report_t* report = NULL;
   jpp_status_t* status = NULL;
-  if (ok) {
-    Py_BEGIN_ALLOW_THREADS
-      status = jpp_check_plan(plan, &report);
-      if (!status && limits) status = check_limits(plan, report, schedules, limits);
-    Py_END_ALLOW_THREADS
-  }
-  jpp_free(schedules);
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_check_plan(plan, &report);
+    if (!status && limits) status = check_limits(plan, report, self->table, limits);
+  Py_END_ALLOW_THREADS
   jpp_free(limits);
-  if (!ok) return NULL;
   char* text = NULL;
   if (!status) status = jpp_check_report_print(report, &text);
   jpp_check_report_destroy(report);
   return jpp_py_check(status) ? jpp_py_take_text(text) : NULL;
 }
 
-static PyObject* found_to_tuple(jpp_search_result_t* result) {
-  const char* name = result->schedule->name;
-  PyObject* schedule = jpp_py_wrap_schedule(result->schedule);
-  if (!schedule) return NULL;
-  return Py_BuildValue("(NsddzdK)", schedule, name, result->makespan, result->bound,
-                       result->built_in, result->built_in_makespan,
-                       (unsigned long long)result->tried);
+// --- Search ---------------------------------------------------------------------------
+
+static PyObject* found_to_record(jpp_search_result_t* result) {
+  PyObject* name = jpp_py_text(result->schedule->name);
+  PyObject* built_in =
+      result->built_in ? jpp_py_text(result->built_in) : Py_NewRef(Py_None);
+  return JPP_PY_RECORD(JPP_PY_SEARCH_RESULT, jpp_py_wrap_schedule(result->schedule), name,
+                       PyFloat_FromDouble(result->makespan),
+                       PyFloat_FromDouble(result->bound), built_in,
+                       PyFloat_FromDouble(result->built_in_makespan),
+                       PyLong_FromUnsignedLongLong(result->tried));
 }
 
 // Fills in what a search needs of a loop's sizes; `schedules` has one of these sizes.
@@ -203,8 +186,8 @@ static bool read_search(const jpp_advise_search_t* step, PyObject* list,
   return ok;
 }
 
-static PyObject* search(const jpp_advise_search_t* step, PyObject* costs,
-                        double seconds) {
+static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* costs,
+                                 double seconds) {
   jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
@@ -217,55 +200,87 @@ static PyObject* search(const jpp_advise_search_t* step, PyObject* costs,
     ok = jpp_py_check_search(status);
   }
   jpp_free(table);
-  return ok ? found_to_tuple(&result) : NULL;
+  return ok ? found_to_record(&result) : NULL;
+}
+
+// The plan is of a trial of the graph, with fewer microbatches but the same values.
+static bool check_like(const jpp_advise_search_t* step) {
+  const jpp_graph_t* like = step->like->staged->graph;
+  const jpp_graph_t* graph = step->graph;
+  if (!graph) {
+    PyErr_SetString(PyExc_RuntimeError, "finish() the graph first");
+    return false;
+  }
+  if (step->loop >= graph->num_loops) {
+    PyErr_Format(PyExc_IndexError, "no loop %u", step->loop);
+    return false;
+  }
+  return jpp_py_check_count("values of the graph", like->num_values, graph->num_values) &&
+         jpp_py_check_count("loops of the graph", like->num_loops, graph->num_loops);
+}
+
+static bool check_ranks(const jpp_advise_search_t* step) {
+  for (uint32_t l = 0; l < step->graph->num_loops; ++l) {
+    if (!jpp_py_check_count("ranks of a schedule", step->like->ranks,
+                            step->schedules[l]->ranks)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 static PyObject* plan_search(PyObject* object, PyObject* args) {
   PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
   jpp_advise_search_t step = {.like = plan_of(object)};
   double seconds = 0;
-  if (!PyArg_ParseTuple(args, "O!IOOOd", jpp_py_types.graph, &graph, &step.loop, &list,
-                        &costs, &limits, &seconds)) {
+  if (!PyArg_ParseTuple(args, "O!O&OOOd", jpp_py_types.graph, &graph,
+                        jpp_py_u32_converter, &step.loop, &list, &costs, &limits,
+                        &seconds)) {
     return NULL;
   }
   step.graph = ((jpp_py_graph_t*)graph)->graph;
-  if (!step.graph || step.loop >= step.graph->num_loops) {
-    return PyErr_Format(PyExc_IndexError, "no loop %u", step.loop);
-  }
+  if (!check_like(&step)) return NULL;
   const jpp_schedule_t** schedules = NULL;
   uint64_t* bytes = NULL;
-  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(step.graph->num_loops, &schedules)) &&
-            read_schedules(list, schedules, step.graph->num_loops) &&
-            jpp_py_to_u64s(limits, step.like->ranks, &bytes);
+  PyObject* kept = jpp_py_read_schedules(list, step.graph->num_loops, &schedules);
   step.schedules = schedules;
+  bool ok = kept && check_ranks(&step) &&
+            jpp_py_to_u64s(limits, "memory limits", step.like->ranks, &bytes);
   step.limits = bytes;
-  PyObject* found = ok ? search(&step, costs, seconds) : NULL;
+  PyObject* found = ok ? search_for_loop(&step, costs, seconds) : NULL;
   jpp_free(schedules);
   jpp_free(bytes);
+  Py_XDECREF(kept);
   return found;
 }
 
 static PyMethodDef kMethods[] = {
-    {"check", plan_check, METH_VARARGS,
-     "(schedules, bytes a rank may take or None) -> what the proof found. Proves that it "
-     "runs: no deadlock, no use before definition, no leak, peak bytes within limits."},
+    {"check", plan_check, METH_O,
+     "check($self, memory_limits, /)\n--\n\n"
+     "Proves that it runs: no deadlock, no use before definition, no leak, peak bytes "
+     "within limits (a number for each rank, or None). Gives what the proof found."},
     {"donations", plan_donations, METH_NOARGS,
-     "A list per task of None or the output that takes over the input's memory."},
+     "donations($self, /)\n--\n\n"
+     "For every input of every task None, or the output that takes over its memory."},
     {"summary", plan_summary, METH_NOARGS,
-     "A list per rank of (instructions, peak bytes, bytes of receive slots)."},
+     "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"search", plan_search, METH_VARARGS,
-     "(graph, loop, schedules, costs of the loop's stages, bytes a rank may take or "
-     "None, "
-     "seconds) -> (Schedule, name, makespan, bound, best built-in, its makespan, tried), "
-     "with this plan's bytes of values"},
+     "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
+     "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
-     "(rank, message): an out-of-memory message with what the plan says of the rank."},
-    {"program_text", plan_program_text, METH_NOARGS, "All actors, as a jaxpr."},
-    {"text", plan_text, METH_NOARGS, "The programs' text form."},
+     "explain_memory($self, rank, message, /)\n--\n\n"
+     "An out-of-memory message with what the plan says of the rank."},
+    {"program_text", plan_program_text, METH_NOARGS,
+     "program_text($self, /)\n--\n\nAll actors, as a jaxpr."},
+    {"text", plan_text, METH_NOARGS, "text($self, /)\n--\n\nThe programs' text form."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc,
+     "Plan(staged, schedules, value_bytes, /)\n--\n\n"
+     "What every rank does in a step; `value_bytes`: of every value on one "
+     "device, or None."},
     {Py_tp_new, (void*)plan_new},
     {Py_tp_dealloc, (void*)plan_dealloc},
     {Py_tp_methods, kMethods},

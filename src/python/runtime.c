@@ -1,4 +1,5 @@
-// jaxpp._core.Runtime: a step is one call, with the GIL released.
+// jaxpp._core.Runtime: a step is one call, with the GIL released. Donated arguments are
+// claimed before anything runs, all of them or none.
 #include <time.h>
 
 #include "base/arena.h"
@@ -11,24 +12,33 @@ typedef struct runtime_object {
   jpp_runtime_t* runtime;
   jpp_bare_t* bare;        // NULL but for benchmarks
   const jpp_plan_t* plan;  // of plan_object
-  PyObject *client, *plan_object, *executables;
+  PyObject *client, *plan_object;
+  PyObject* executables;  // a tuple, [tasks]: an Executable or None
   uint32_t devices_per_rank;
   uint32_t* output_ranks;  // [outputs of the step] how many ranks hold it
   unsigned long handling;  // the thread that runs signal handlers inside a step; 0: none
 } runtime_object_t;
 
+enum { kMostColumns = 1 << 20 };  // of a drawing
+
 // --- Making ---------------------------------------------------------------------------
 
-static bool read_executables(PyObject* sequence, bool portable, uint32_t count,
+// self->executables, of which there must be `count`.
+static bool read_executables(const runtime_object_t* self, bool portable, uint32_t count,
                              jpp_task_executable_t* table) {
+  Py_ssize_t found = PyTuple_Size(self->executables);
+  if (!jpp_py_check_count("executables", count, (uint64_t)found)) return false;
   for (uint32_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(sequence, i);
-    if (!item) return false;
-    if (item != Py_None) {
-      table[i].executable = ((jpp_py_executable_t*)item)->executable;
-      table[i].portable = portable;
+    PyObject* item = PyTuple_GetItem(self->executables, i);
+    if (item == Py_None) continue;
+    if (!Py_IS_TYPE(item, jpp_py_types.executable) ||
+        ((jpp_py_executable_t*)item)->client != self->client) {
+      PyErr_Format(PyExc_TypeError,
+                   "executable %u: expected None or an Executable of this client", i);
+      return false;
     }
-    Py_DECREF(item);  // self->executables holds it
+    table[i].executable = ((jpp_py_executable_t*)item)->executable;
+    table[i].portable = portable;
   }
   return true;
 }
@@ -54,9 +64,11 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
   uint32_t *device_ids = NULL, count = 0;
   uint32_t tasks = self->plan->staged->num_tasks;
   jpp_task_executable_t* table = NULL;
+  uint64_t expected = (uint64_t)self->plan->ranks * self->devices_per_rank;
   bool ok = jpp_py_to_u32s(devices, &device_ids, &count) &&
+            jpp_py_check_count("devices of the ranks", expected, count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
-            read_executables(self->executables, portable, tasks, table);
+            read_executables(self, portable, tasks, table);
   options.devices = device_ids;
   options.executables = table;
   ok = ok && jpp_py_check(jpp_runtime_create(&options, &self->runtime)) &&
@@ -66,25 +78,25 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
   return ok;
 }
 
-// (client, plan, devices_per_rank, devices, executables, portable, issue_threads, bare)
 static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
-  unsigned int per_rank = 0, issue_threads = 0;
+  uint32_t per_rank = 0, issue_threads = 0;
   int portable = 0, bare = 0;
-  if (!PyArg_ParseTuple(args, "O!O!IOOpIp", jpp_py_types.client, &client,
-                        jpp_py_types.plan, &plan, &per_rank, &devices, &executables,
-                        &portable, &issue_threads, &bare)) {
+  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&p:Runtime", jpp_py_types.client, &client,
+                        jpp_py_types.plan, &plan, jpp_py_u32_converter, &per_rank,
+                        &devices, &executables, &portable, jpp_py_u32_converter,
+                        &issue_threads, &bare)) {
     return NULL;
   }
   runtime_object_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->client = Py_NewRef(client);
   self->plan_object = Py_NewRef(plan);
-  self->executables = Py_NewRef(executables);
+  self->executables = PySequence_Tuple(executables);
   self->plan = ((jpp_py_plan_t*)plan)->plan;
   self->devices_per_rank = per_rank;
-  if (count_output_ranks(self) &&
+  if (self->executables && count_output_ranks(self) &&
       make_runtime(self, devices, portable, issue_threads, bare)) {
     return (PyObject*)self;
   }
@@ -92,12 +104,29 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   return NULL;
 }
 
-static void runtime_dealloc(PyObject* object) {
+// An executable may keep a callback whose function calls the step again.
+static int runtime_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((runtime_object_t*)object)->executables);
+  return 0;
+}
+
+// Ends the runtime, which borrows the executables; nobody can call it any more.
+static int runtime_clear(PyObject* object) {
   runtime_object_t* self = (runtime_object_t*)object;
   jpp_runtime_destroy(self->runtime);
   jpp_bare_destroy(self->bare);
+  self->runtime = NULL;
+  self->bare = NULL;
+  Py_CLEAR(self->executables);
+  return 0;
+}
+
+static void runtime_dealloc(PyObject* object) {
+  runtime_object_t* self = (runtime_object_t*)object;
+  PyObject_GC_UnTrack(object);
+  runtime_clear(object);
   jpp_free(self->output_ranks);
-  Py_XDECREF(self->executables);
   Py_XDECREF(self->plan_object);
   Py_XDECREF(self->client);
   jpp_py_free(object);
@@ -148,48 +177,52 @@ static const char* arg_name(const call_t* call, uint32_t arg) {
   return name ? name : "?";
 }
 
+static bool is_donated(const call_t* call, uint32_t arg) {
+  return call->self->plan->staged->graph->args[arg].donated;
+}
+
 // The Value that the user has: an argument may be a copy made for this step.
 static jpp_py_value_t* root_of(const call_t* call, uint32_t arg) {
   jpp_py_value_t* value = call->args[arg];
   return value->origin ? (jpp_py_value_t*)value->origin : value;
 }
 
-static bool refuse_deleted(const call_t* call, uint32_t arg) {
+static void raise_deleted(const call_t* call, uint32_t arg) {
   jpp_py_raise(jpp_status_make(
       JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
       arg_name(call, arg), jpp_py_value_fate(root_of(call, arg))));
-  return false;
 }
 
-static bool refuse_twice(const call_t* call, uint32_t arg, uint32_t other) {
+// `arg` stands before `other`.
+static void raise_used_twice(const call_t* call, uint32_t arg, uint32_t other) {
   jpp_py_raise(jpp_status_make(
       JPP_DONATED_ERROR,
       "arguments %s and %s are the same array, which %s donates; expected a donated "
       "array once",
       arg_name(call, arg), arg_name(call, other),
-      call->self->plan->staged->graph->args[arg].donated ? "the first" : "the second"));
-  return false;
+      is_donated(call, arg) ? "the first" : "the second"));
 }
 
 // Says why the array of `arg`, already deleted, can not be used: it was before this call,
-// or another argument, below `claimed`, donates it too.
-static bool refuse(const call_t* call, uint32_t arg, uint32_t claimed) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
-  for (uint32_t b = 0; b < claimed; ++b) {
-    if (b == arg || !args[b].donated || root_of(call, b) != root_of(call, arg)) continue;
-    return b < arg ? refuse_twice(call, b, arg) : refuse_twice(call, arg, b);
+// or another argument, one of the `marked` first ones, donates it too.
+static void raise_unusable(const call_t* call, uint32_t arg, uint32_t marked) {
+  for (uint32_t b = 0; b < marked; ++b) {
+    if (b == arg || !is_donated(call, b) || root_of(call, b) != root_of(call, arg)) {
+      continue;
+    }
+    raise_used_twice(call, b < arg ? b : arg, b < arg ? arg : b);
+    return;
   }
-  return refuse_deleted(call, arg);
+  raise_deleted(call, arg);
 }
 
 // Another thread may be reading what this call donates. Releases the GIL while it waits;
 // nothing is claimed yet. False: a signal handler raised.
 static bool wait_for_readers(const call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   const struct timespec pause = {.tv_nsec = 20000};
   for (uint32_t a = 0; a < call->num_args;) {
     const jpp_py_value_t* value = root_of(call, a);
-    if (!args[a].donated || value->deleted || !value->pins) {
+    if (!is_donated(call, a) || value->deleted || !value->pins) {
       ++a;
       continue;
     }
@@ -202,37 +235,50 @@ static bool wait_for_readers(const call_t* call) {
   return true;
 }
 
-// Marks donated arguments as deleted; whoever else still wants one of them is refused,
-// and then nothing is marked.
-static bool claim_donated(call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
-  uint32_t claimed = 0;
+// Marks the arrays of donated arguments as deleted, in order, up to the first one that is
+// already. Returns that argument, or num_args.
+static uint32_t mark_donated(const call_t* call) {
+  for (uint32_t a = 0; a < call->num_args; ++a) {
+    if (!is_donated(call, a)) continue;
+    if (root_of(call, a)->deleted) return a;
+    root_of(call, a)->deleted = true;
+  }
+  return call->num_args;
+}
+
+// Those of the `marked` first arguments.
+static void unmark_donated(const call_t* call, uint32_t marked) {
+  for (uint32_t a = 0; a < marked; ++a) {
+    if (is_donated(call, a)) root_of(call, a)->deleted = false;
+  }
+}
+
+// The first argument that is only read and whose array is deleted; num_args: none.
+static uint32_t find_deleted_reader(const call_t* call) {
+  for (uint32_t a = 0; a < call->num_args; ++a) {
+    if (!is_donated(call, a) && root_of(call, a)->deleted) return a;
+  }
+  return call->num_args;
+}
+
+// Claims all donated arguments for this call, or none. Readers are looked at when all are
+// marked, so that an array which one argument donates and another one reads is refused
+// whichever comes first.
+static bool claim_donated(const call_t* call) {
   if (!wait_for_readers(call)) return false;
-  for (; claimed < call->num_args; ++claimed) {
-    if (!args[claimed].donated) continue;
-    if (root_of(call, claimed)->deleted) break;
-    root_of(call, claimed)->deleted = true;
-  }
-  uint32_t refused = claimed;
-  for (uint32_t b = 0; claimed == call->num_args && b < call->num_args; ++b) {
-    if (args[b].donated || !root_of(call, b)->deleted) continue;
-    refused = b;
-    break;
-  }
+  uint32_t marked = mark_donated(call);
+  uint32_t refused = marked < call->num_args ? marked : find_deleted_reader(call);
   if (refused == call->num_args) return true;
-  refuse(call, refused, claimed);
-  for (uint32_t b = 0; b < claimed; ++b) {
-    if (args[b].donated) root_of(call, b)->deleted = false;
-  }
+  raise_unusable(call, refused, marked);
+  unmark_donated(call, marked);
   return false;
 }
 
 // A donated argument that was copied for this step: the copy is used, the memory of what
 // the user has is freed all the same.
 static void drop_origins(call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   for (uint32_t a = 0; a < call->num_args; ++a) {
-    if (!args[a].donated || !call->args[a]->origin) continue;
+    if (!is_donated(call, a) || !call->args[a]->origin) continue;
     call->args[a]->deleted = true;
     jpp_py_value_drop_buffers(root_of(call, a));
   }
@@ -354,9 +400,8 @@ static bool handle_signals(void* user) {
 
 // What a step took and gave nothing for.
 static void lose_donated(const call_t* call) {
-  const jpp_graph_arg_t* args = call->self->plan->staged->graph->args;
   for (uint32_t a = 0; a < call->num_args; ++a) {
-    if (args[a].donated) root_of(call, a)->lost = call->args[a]->lost = true;
+    if (is_donated(call, a)) root_of(call, a)->lost = call->args[a]->lost = true;
   }
 }
 
@@ -406,7 +451,7 @@ static void call_deinit(call_t* call) {
   jpp_arena_deinit(&call->arena);
 }
 
-static PyObject* step(PyObject* object, PyObject* list, bool bare) {
+static PyObject* call_step(PyObject* object, PyObject* list, bool bare) {
   call_t call = {.self = (runtime_object_t*)object};
   PyObject* results = NULL;
   if (!jpp_py_check(jpp_process_check())) return NULL;
@@ -424,11 +469,11 @@ static PyObject* step(PyObject* object, PyObject* list, bool bare) {
 }
 
 static PyObject* runtime_step(PyObject* object, PyObject* list) {
-  return step(object, list, false);
+  return call_step(object, list, false);
 }
 
 static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {
-  if (((runtime_object_t*)object)->bare) return step(object, list, true);
+  if (((runtime_object_t*)object)->bare) return call_step(object, list, true);
   return PyErr_Format(PyExc_RuntimeError, "the runtime was made without a bare loop");
 }
 
@@ -439,12 +484,6 @@ static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
 }
 
 // --- What happened --------------------------------------------------------------------
-
-static PyObject* runtime_cancel(PyObject* object, PyObject* unused) {
-  (void)unused;
-  jpp_runtime_cancel(((runtime_object_t*)object)->runtime);
-  Py_RETURN_NONE;
-}
 
 static PyObject* runtime_set_checks(PyObject* object, PyObject* args) {
   int nans = 0, infs = 0;
@@ -466,28 +505,32 @@ static const jpp_trace_t* last_trace(PyObject* object) {
   return trace;
 }
 
-static PyObject* run_to_tuple(const jpp_trace_t* trace, const jpp_trace_run_t* run) {
+static PyObject* make_run(const void* context, uint64_t index) {
+  const jpp_trace_t* trace = context;
+  const jpp_trace_run_t* run = &trace->runs[index];
   long microbatch = run->microbatch == JPP_NONE ? -1 : (long)run->microbatch;
-  return Py_BuildValue(
-      "(INlLLL)", run->rank, jpp_py_text(trace->plan->staged->tasks[run->task].name),
-      microbatch, (long long)run->issued, (long long)run->start, (long long)run->end);
+  return JPP_PY_RECORD(JPP_PY_TASK_RUN, PyLong_FromUnsignedLong(run->rank),
+                       jpp_py_text(trace->plan->staged->tasks[run->task].name),
+                       PyLong_FromLong(microbatch), PyLong_FromLongLong(run->issued),
+                       PyLong_FromLongLong(run->start), PyLong_FromLongLong(run->end));
 }
 
 static PyObject* runtime_trace(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_trace_t* trace = last_trace(object);
-  PyObject* list = trace ? PyList_New((Py_ssize_t)trace->num_runs) : NULL;
-  for (uint64_t i = 0; list && i < trace->num_runs; ++i) {
-    PyObject* item = run_to_tuple(trace, &trace->runs[i]);
-    if (!item || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return trace ? jpp_py_make_list(trace->num_runs, make_run, trace) : NULL;
 }
 
-// A list per stage of (forward, input gradient, weight gradient) in ms.
+static PyObject* make_costs(const void* costs, uint64_t stage) {
+  const jpp_cost_t* cost = &((const jpp_cost_t*)costs)[stage];
+  return JPP_PY_RECORD(JPP_PY_STAGE_COSTS, PyFloat_FromDouble(cost->forward),
+                       PyFloat_FromDouble(cost->backward),
+                       PyFloat_FromDouble(cost->weight));
+}
+
 static PyObject* runtime_costs(PyObject* object, PyObject* args) {
-  unsigned int loop = 0;
-  if (!PyArg_ParseTuple(args, "I", &loop)) return NULL;
+  uint32_t loop = 0;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &loop)) return NULL;
   const jpp_trace_t* trace = last_trace(object);
   if (!trace) return NULL;
   const jpp_staged_t* staged = trace->plan->staged;
@@ -498,12 +541,7 @@ static PyObject* runtime_costs(PyObject* object, PyObject* args) {
   jpp_cost_t* costs = NULL;
   if (!jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs))) return NULL;
   jpp_trace_costs(trace, loop, costs);
-  PyObject* list = PyList_New(stages);
-  for (uint32_t s = 0; list && s < stages; ++s) {
-    PyObject* item =
-        Py_BuildValue("(ddd)", costs[s].forward, costs[s].backward, costs[s].weight);
-    if (!item || PyList_SetItem(list, s, item) < 0) Py_CLEAR(list);
-  }
+  PyObject* list = jpp_py_make_list(stages, make_costs, costs);
   jpp_free(costs);
   return list;
 }
@@ -517,54 +555,71 @@ static PyObject* runtime_trace_json(PyObject* object, PyObject* unused) {
 }
 
 static PyObject* runtime_trace_draw(PyObject* object, PyObject* args) {
-  unsigned int columns = 0;
+  uint32_t columns = 0;
   int color = 0;
-  if (!PyArg_ParseTuple(args, "Ip", &columns, &color)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&p", jpp_py_u32_converter, &columns, &color)) return NULL;
+  if (columns > kMostColumns) {
+    return PyErr_Format(PyExc_ValueError, "expected at most %d columns, found %u",
+                        kMostColumns, columns);
+  }
   const jpp_trace_t* trace = last_trace(object);
   char* text = NULL;
   if (!trace || !jpp_py_check(jpp_trace_draw(trace, columns, color, &text))) return NULL;
   return jpp_py_take_text(text);
 }
 
+static PyObject* make_peak(const void* peaks, uint64_t rank) {
+  return PyLong_FromUnsignedLongLong(((const uint64_t*)peaks)[rank]);
+}
+
 static PyObject* runtime_trace_peaks(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_trace_t* trace = last_trace(object);
-  PyObject* list = trace ? PyList_New(trace->plan->ranks) : NULL;
-  for (uint32_t r = 0; list && r < trace->plan->ranks; ++r) {
-    PyObject* item = PyLong_FromUnsignedLongLong(trace->peak_live_bytes[r]);
-    if (!item || PyList_SetItem(list, r, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  if (!trace) return NULL;
+  return jpp_py_make_list(trace->plan->ranks, make_peak, trace->peak_live_bytes);
 }
 
 static PyMethodDef kMethods[] = {
     {"step", runtime_step, METH_O,
-     "([Value]) -> [Value]; KeyError(argument) if one is not on the ranks that need it"},
-    {"bare_step", runtime_bare_step, METH_O, "The yardstick of benchmarks."},
+     "step($self, values, /)\n--\n\n"
+     "Runs a step on a list of Values, one an argument; gives one for each result. "
+     "KeyError(argument) if one is not on the ranks that need it."},
+    {"bare_step", runtime_bare_step, METH_O,
+     "bare_step($self, values, /)\n--\n\nThe yardstick of benchmarks."},
     {"bare_instructions", runtime_instructions, METH_NOARGS,
+     "bare_instructions($self, /)\n--\n\n"
      "Runs, sends and deletions of a step, as the bare loop makes them."},
-    {"cancel", runtime_cancel, METH_NOARGS, "Stops the running step."},
     {"set_checks", runtime_set_checks, METH_VARARGS,
-     "(nans, infs): refuse such results, from the next step on."},
-    {"set_tracing", runtime_set_tracing, METH_O, "From the next step on."},
+     "set_checks($self, nans, infs, /)\n--\n\n"
+     "Refuses such results, from the next step on."},
+    {"set_tracing", runtime_set_tracing, METH_O,
+     "set_tracing($self, enabled, /)\n--\n\nFrom the next step on."},
     {"trace", runtime_trace, METH_NOARGS,
-     "[(rank, task, microbatch or -1, issued, start, end)] of the last traced step, in "
-     "ns"},
+     "trace($self, /)\n--\n\nThe TaskRuns of the last traced step."},
     {"costs", runtime_costs, METH_VARARGS,
-     "(loop) -> for each stage (forward, input gradient, weight gradient) in ms, of the "
-     "last traced step."},
-    {"trace_json", runtime_trace_json, METH_NOARGS, "The same for Perfetto."},
-    {"trace_draw", runtime_trace_draw, METH_VARARGS, "(columns, color) -> text"},
+     "costs($self, loop, /)\n--\n\nThe StageCosts of a loop in the last traced step."},
+    {"trace_json", runtime_trace_json, METH_NOARGS,
+     "trace_json($self, /)\n--\n\nThe last traced step for Perfetto."},
+    {"trace_draw", runtime_trace_draw, METH_VARARGS,
+     "trace_draw($self, columns, color, /)\n--\n\nThe last traced step, a line a rank."},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,
+     "trace_peaks($self, /)\n--\n\n"
      "Live bytes at each rank's peak, counted in the last traced step."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc,
+     "Runtime(client, plan, devices_per_rank, devices, executables, portable, "
+     "issue_threads, bare, /)\n--\n\n"
+     "A plan ready to run; `executables`: of every task, None where it has no "
+     "ops; devices are [rank][device], flat."},
     {Py_tp_new, (void*)runtime_new},
     {Py_tp_dealloc, (void*)runtime_dealloc},
+    {Py_tp_traverse, (void*)runtime_traverse},
+    {Py_tp_clear, (void*)runtime_clear},
     {Py_tp_methods, kMethods},
     {0, NULL},
 };
 PyType_Spec jpp_py_runtime_spec = {"jaxpp._core.Runtime", sizeof(runtime_object_t), 0,
-                                   Py_TPFLAGS_DEFAULT, kSlots};
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};

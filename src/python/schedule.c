@@ -1,4 +1,5 @@
-// jaxpp._core.Schedule: a built-in schedule or a user's rows.
+// jaxpp._core.Schedule: a built-in schedule, a user's rows or CSV file, or what a search
+// found. Whatever Python holds as a Schedule has passed its proof.
 #include <string.h>
 
 #include "base/str.h"
@@ -18,6 +19,29 @@ PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule) {
   return (PyObject*)self;
 }
 
+PyObject* jpp_py_read_schedules(PyObject* sequence, uint32_t count,
+                                const jpp_schedule_t*** out_table) {
+  *out_table = NULL;
+  PyObject* tuple = PySequence_Tuple(sequence);
+  if (!tuple) return NULL;
+  bool ok = jpp_py_check_count("schedules", count, (uint64_t)PyTuple_Size(tuple)) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(count, out_table));
+  for (uint32_t i = 0; ok && i < count; ++i) {
+    PyObject* item = PyTuple_GetItem(tuple, i);
+    ok = Py_IS_TYPE(item, jpp_py_types.schedule);
+    if (ok) {
+      (*out_table)[i] = ((jpp_py_schedule_t*)item)->schedule;
+    } else {
+      PyErr_Format(PyExc_TypeError, "expected a Schedule, found %.100R", item);
+    }
+  }
+  if (ok) return tuple;
+  jpp_free(*out_table);
+  *out_table = NULL;
+  Py_DECREF(tuple);
+  return NULL;
+}
+
 static void schedule_dealloc(PyObject* object) {
   jpp_schedule_destroy(((jpp_py_schedule_t*)object)->schedule);
   jpp_py_free(object);
@@ -28,7 +52,8 @@ static PyObject* schedule_build(PyObject* type, PyObject* args) {
   const char* name = NULL;
   jpp_schedule_params_t params = {0};
   int fuse = 0;
-  if (!PyArg_ParseTuple(args, "sIIIp", &name, &params.stages, &params.ranks,
+  if (!PyArg_ParseTuple(args, "sO&O&O&p", &name, jpp_py_u32_converter, &params.stages,
+                        jpp_py_u32_converter, &params.ranks, jpp_py_u32_converter,
                         &params.microbatches, &fuse)) {
     return NULL;
   }
@@ -38,31 +63,66 @@ static PyObject* schedule_build(PyObject* type, PyObject* args) {
   return jpp_py_wrap_schedule(schedule);
 }
 
+static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
+  (void)type;
+  jpp_schedule_params_t params = {0};
+  int split_backward = 0;
+  if (!PyArg_ParseTuple(args, "O&O&O&p", jpp_py_u32_converter, &params.stages,
+                        jpp_py_u32_converter, &params.ranks, jpp_py_u32_converter,
+                        &params.microbatches, &split_backward)) {
+    return NULL;
+  }
+  jpp_schedule_t* schedule = NULL;
+  if (!jpp_py_check(jpp_schedule_one_pass(&params, split_backward, &schedule))) {
+    return NULL;
+  }
+  return jpp_py_wrap_schedule(schedule);
+}
+
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
 
-// Appends a row of (kind, joins_next, latency, stage, microbatch).
+// `item` is a ScheduleTask or a tuple like it.
+static bool read_task(PyObject* item, jpp_schedule_task_t* task) {
+  uint32_t kind = 0, latency = 0;
+  int joins = 0;
+  if (!PyTuple_Check(item)) {
+    PyErr_Format(PyExc_TypeError, "expected a ScheduleTask, found %.100R", item);
+    return false;
+  }
+  if (!PyArg_ParseTuple(item, "O&pO&O&O&", jpp_py_u32_converter, &kind, &joins,
+                        jpp_py_u32_converter, &latency, jpp_py_u32_converter,
+                        &task->stage, jpp_py_u32_converter, &task->microbatch)) {
+    return false;
+  }
+  if (kind > JPP_TASK_BWD_W || latency > UINT16_MAX) {
+    PyErr_Format(PyExc_ValueError,
+                 "expected a kind of 0 to %d and a latency of 0 to %d, found %u and %u",
+                 JPP_TASK_BWD_W, UINT16_MAX, kind, latency);
+    return false;
+  }
+  task->kind = (uint8_t)kind;
+  task->joins_next = joins;
+  task->latency = (uint16_t)latency;
+  return true;
+}
+
+// Appends a row.
 static bool read_row(PyObject* row, task_vec_t* tasks, uint32_t* out_count) {
   *out_count = 0;
   Py_ssize_t count = PySequence_Size(row);
   if (count < 0) return false;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PySequence_GetItem(row, i);
-    unsigned int kind = 0, latency = 0;
-    int joins = 0;
     jpp_schedule_task_t task = {0};
-    bool ok = item && PyArg_ParseTuple(item, "IpIII", &kind, &joins, &latency,
-                                       &task.stage, &task.microbatch);
+    bool ok = item && read_task(item, &task);
     Py_XDECREF(item);
-    if (!ok) return false;
-    task.kind = (uint8_t)kind;
-    task.joins_next = joins;
-    task.latency = (uint16_t)latency;
-    if (!jpp_py_check(JPP_VEC_PUSH(tasks, task))) return false;
+    if (!ok || !jpp_py_check(JPP_VEC_PUSH(tasks, task))) return false;
   }
   *out_count = (uint32_t)count;
   return true;
 }
 
+// A row for each rank; `list` has as many.
 static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
                       jpp_schedule_row_t* rows) {
   for (uint32_t r = 0; r < ranks; ++r) {
@@ -83,22 +143,28 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
   jpp_schedule_rows_t rows = {0};
   PyObject* list = NULL;
   jpp_py_utf8_t name = {0};
-  if (!PyArg_ParseTuple(args, "O&IIIO", jpp_py_utf8_converter, &name, &rows.stages,
-                        &rows.ranks, &rows.microbatches, &list)) {
+  if (!PyArg_ParseTuple(args, "O&O&O&O&O!", jpp_py_str_converter, &name,
+                        jpp_py_u32_converter, &rows.stages, jpp_py_u32_converter,
+                        &rows.ranks, jpp_py_u32_converter, &rows.microbatches,
+                        &PyList_Type, &list)) {
     return NULL;
   }
   rows.name = name.text;
   task_vec_t tasks = {0};
   jpp_schedule_row_t* table = NULL;
   jpp_schedule_t* schedule = NULL;
-  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(rows.ranks, &table)) &&
+  bool ok = jpp_py_check_count("rows", rows.ranks, (uint64_t)PyList_Size(list)) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(rows.ranks, &table)) &&
             read_rows(list, rows.ranks, &tasks, table);
   rows.rows = table;
   ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
+  ok = ok && jpp_py_check(jpp_schedule_verify(schedule));
   jpp_vec_deinit(&tasks);
   jpp_free(table);
   jpp_py_utf8_release(&name);
-  return ok ? jpp_py_wrap_schedule(schedule) : NULL;
+  if (ok) return jpp_py_wrap_schedule(schedule);
+  jpp_schedule_destroy(schedule);
+  return NULL;
 }
 
 static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
@@ -107,7 +173,7 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   const char* text = NULL;
   Py_ssize_t length = 0;
   jpp_schedule_t* schedule = NULL;
-  if (!PyArg_ParseTuple(args, "O&s#", jpp_py_utf8_converter, &file, &text, &length)) {
+  if (!PyArg_ParseTuple(args, "O&s#", jpp_py_str_converter, &file, &text, &length)) {
     return NULL;
   }
   bool ok = jpp_py_check(
@@ -134,6 +200,10 @@ static void refuse_costs(PyObject* item, uint32_t stage) {
 }
 
 bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs) {
+  Py_ssize_t count = PySequence_Size(list);
+  if (count < 0 || !jpp_py_check_count("costs of stages", stages, (uint64_t)count)) {
+    return false;
+  }
   for (uint32_t s = 0; s < stages; ++s) {
     PyObject* item = PySequence_GetItem(list, s);
     PyObject* tuple = item ? PySequence_Tuple(item) : NULL;
@@ -165,19 +235,20 @@ static PyObject* schedule_search(PyObject* type, PyObject* args) {
   (void)type;
   jpp_search_options_t options = {0};
   PyObject* list = NULL;
-  unsigned long long limit = 0, bytes = 0;
-  if (!PyArg_ParseTuple(args, "IIIOdKKd", &options.stages, &options.ranks,
-                        &options.microbatches, &list, &options.latency, &limit, &bytes,
-                        &options.seconds)) {
+  if (!PyArg_ParseTuple(args, "O&O&O&O!dO&O&d", jpp_py_u32_converter, &options.stages,
+                        jpp_py_u32_converter, &options.ranks, jpp_py_u32_converter,
+                        &options.microbatches, &PyList_Type, &list, &options.latency,
+                        jpp_py_u64_converter, &options.memory_limit, jpp_py_u64_converter,
+                        &options.activation_bytes, &options.seconds)) {
     return NULL;
   }
   jpp_cost_t* costs = NULL;
   jpp_search_result_t result = {0};
-  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(options.stages, &costs)) &&
+  bool ok = jpp_py_check_count("costs of stages", options.stages,
+                               (uint64_t)PyList_Size(list)) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(options.stages, &costs)) &&
             jpp_py_read_costs(list, options.stages, costs);
   options.costs = costs;
-  options.memory_limit = limit;
-  options.activation_bytes = bytes;
   options.poll = jpp_py_poll;
   if (ok) {
     jpp_status_t* status = NULL;
@@ -204,29 +275,25 @@ static PyObject* schedule_csv(PyObject* object, PyObject* args) {
 static PyObject* schedule_sizes(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)object)->schedule;
-  return Py_BuildValue("(III)", schedule->stages, schedule->ranks,
-                       schedule->microbatches);
+  return JPP_PY_RECORD(JPP_PY_SCHEDULE_SIZES, PyLong_FromUnsignedLong(schedule->stages),
+                       PyLong_FromUnsignedLong(schedule->ranks),
+                       PyLong_FromUnsignedLong(schedule->microbatches));
 }
 
-static PyObject* schedule_verify(PyObject* object, PyObject* unused) {
-  (void)unused;
-  if (!jpp_py_check(jpp_schedule_verify(((jpp_py_schedule_t*)object)->schedule))) {
-    return NULL;
-  }
-  Py_RETURN_NONE;
-}
-
-static PyObject* task_to_tuple(const jpp_schedule_task_t* task) {
+static PyObject* task_to_record(const jpp_schedule_task_t* task) {
   bool idle = task->kind == JPP_TASK_IDLE;
-  return Py_BuildValue("(IOIII)", task->kind, task->joins_next ? Py_True : Py_False,
-                       task->latency, task->stage, idle ? 0 : task->microbatch);
+  return JPP_PY_RECORD(JPP_PY_SCHEDULE_TASK, PyLong_FromUnsignedLong(task->kind),
+                       PyBool_FromLong(task->joins_next),
+                       PyLong_FromUnsignedLong(task->latency),
+                       PyLong_FromUnsignedLong(task->stage),
+                       PyLong_FromUnsignedLong(idle ? 0 : task->microbatch));
 }
 
 // Idle steps one by one.
 static PyObject* row_to_list(const jpp_schedule_row_t* row) {
   PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {
-    PyObject* item = task_to_tuple(&row->tasks[i]);
+    PyObject* item = task_to_record(&row->tasks[i]);
     if (!item) Py_CLEAR(list);
     for (uint64_t step = 0; list && step < jpp_task_steps(&row->tasks[i]); ++step) {
       if (PyList_Append(list, item) < 0) Py_CLEAR(list);
@@ -236,15 +303,14 @@ static PyObject* row_to_list(const jpp_schedule_row_t* row) {
   return list;
 }
 
+static PyObject* make_row(const void* rows, uint64_t rank) {
+  return row_to_list(&((const jpp_schedule_row_t*)rows)[rank]);
+}
+
 static PyObject* schedule_rows(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)object)->schedule;
-  PyObject* list = PyList_New(schedule->ranks);
-  for (uint32_t r = 0; list && r < schedule->ranks; ++r) {
-    PyObject* row = row_to_list(&schedule->rows[r]);
-    if (!row || PyList_SetItem(list, r, row) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return jpp_py_make_list(schedule->ranks, make_row, schedule->rows);
 }
 
 static PyObject* schedule_stage_ranks(PyObject* object, PyObject* unused) {
@@ -262,38 +328,37 @@ static PyObject* schedule_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-static PyObject* schedule_draw(PyObject* object, PyObject* unused) {
-  (void)unused;
-  char* text = NULL;
-  if (!jpp_py_check(jpp_schedule_draw(((jpp_py_schedule_t*)object)->schedule, &text))) {
-    return NULL;
-  }
-  return jpp_py_take_text(text);
-}
-
 static PyMethodDef kMethods[] = {
     {"build", schedule_build, METH_VARARGS | METH_STATIC,
-     "(name, stages, ranks, microbatches, fuse_steady_state) -> Schedule"},
+     "build(name, stages, ranks, microbatches, fuse_steady_state, /)\n--\n\n"
+     "A built-in schedule."},
+    {"one_pass", schedule_one_pass, METH_VARARGS | METH_STATIC,
+     "one_pass(stages, ranks, microbatches, split_backward, /)\n--\n\n"
+     "One microbatch after the other, each forward and back."},
     {"from_rows", schedule_from_rows, METH_VARARGS | METH_STATIC,
-     "(name, stages, ranks, microbatches, rows) -> Schedule"},
+     "from_rows(name, stages, ranks, microbatches, rows, /)\n--\n\n"
+     "A schedule of a list of ScheduleTasks per rank."},
     {"from_csv", schedule_from_csv, METH_VARARGS | METH_STATIC,
-     "(file name for errors, text) -> Schedule, proved"},
+     "from_csv(file, text, /)\n--\n\n"
+     "A schedule in CSV form; `file` is what errors name."},
     {"search", schedule_search, METH_VARARGS | METH_STATIC,
-     "(stages, ranks, microbatches, [(forward, backward, weight)], latency, memory "
-     "limit, "
-     "activation bytes, seconds) -> Schedule, proved"},
-    {"csv", schedule_csv, METH_VARARGS, "(communication) -> the CSV form."},
-    {"sizes", schedule_sizes, METH_NOARGS, "(stages, ranks, microbatches)"},
-    {"verify", schedule_verify, METH_NOARGS, "Raises JaxppError if it fails its proof."},
+     "search(stages, ranks, microbatches, costs, latency, memory_limit, "
+     "activation_bytes, seconds, /)\n--\n\n"
+     "The best schedule found for stages of these costs. Ctrl-C ends the search."},
+    {"csv", schedule_csv, METH_VARARGS,
+     "csv($self, communication, /)\n--\n\nThe CSV form."},
+    {"sizes", schedule_sizes, METH_NOARGS,
+     "sizes($self, /)\n--\n\nHow many stages, ranks and microbatches."},
     {"rows", schedule_rows, METH_NOARGS,
-     "A list per rank of (kind, joins_next, latency, stage, microbatch)."},
-    {"text", schedule_text, METH_NOARGS, "A line a rank."},
-    {"draw", schedule_draw, METH_NOARGS, "A picture of its timeline."},
-    {"stage_ranks", schedule_stage_ranks, METH_NOARGS, "The rank of each stage."},
+     "rows($self, /)\n--\n\nA list of ScheduleTasks per rank, idle steps one by one."},
+    {"text", schedule_text, METH_NOARGS, "text($self, /)\n--\n\nA line a rank."},
+    {"stage_ranks", schedule_stage_ranks, METH_NOARGS,
+     "stage_ranks($self, /)\n--\n\nThe rank of each stage."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc, "Which rank runs which stage's forward or backward when; proved."},
     {Py_tp_dealloc, (void*)schedule_dealloc},
     {Py_tp_methods, kMethods},
     {0, NULL},

@@ -1,25 +1,31 @@
-// jaxpp._core.Staged: tasks and placement, as jaxpp/partition.h decides them.
+// jaxpp._core.Staged: tasks and placement, as jaxpp/partition.h decides them, read by the
+// front to lower the tasks.
 #include "base/vec.h"
 #include "python/core.h"
 
 // The placement of each loop comes from its schedule.
-static bool read_placements(PyObject* schedules, jpp_loop_placement_t* placements,
-                            uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(schedules, i);
-    if (!item) return false;
-    placements[i] = jpp_schedule_placement(((jpp_py_schedule_t*)item)->schedule);
-    Py_DECREF(item);  // the caller's sequence still holds it
+static bool partition_graph(jpp_py_staged_t* self, PyObject* schedules) {
+  const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
+  uint32_t loops = graph->num_loops;
+  const jpp_schedule_t** table = NULL;
+  jpp_loop_placement_t* placements = NULL;
+  PyObject* kept = jpp_py_read_schedules(schedules, loops, &table);
+  bool ok = kept && jpp_py_check(JPP_ALLOC_ARRAY(loops, &placements));
+  for (uint32_t i = 0; ok && i < loops; ++i) {
+    placements[i] = jpp_schedule_placement(table[i]);
   }
-  return true;
+  jpp_partition_options_t options = {.ranks = graph->ranks, .loops = placements};
+  ok = ok && jpp_py_check(jpp_partition(graph, &options, &self->staged));
+  jpp_free(placements);
+  jpp_free(table);
+  Py_XDECREF(kept);
+  return ok;
 }
 
 static PyObject* staged_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  (void)kwargs;
+  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *graph = NULL, *schedules = NULL;
-  jpp_partition_options_t options = {0};
-  if (!PyArg_ParseTuple(args, "O!IO", jpp_py_types.graph, &graph, &options.ranks,
-                        &schedules)) {
+  if (!PyArg_ParseTuple(args, "O!O:Staged", jpp_py_types.graph, &graph, &schedules)) {
     return NULL;
   }
   const jpp_graph_t* source = ((jpp_py_graph_t*)graph)->graph;
@@ -27,13 +33,7 @@ static PyObject* staged_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
   jpp_py_staged_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->graph = Py_NewRef(graph);
-  jpp_loop_placement_t* placements = NULL;
-  bool ok = jpp_py_check(JPP_ALLOC_ARRAY(source->num_loops, &placements)) &&
-            read_placements(schedules, placements, source->num_loops);
-  options.loops = placements;
-  ok = ok && jpp_py_check(jpp_partition(source, &options, &self->staged));
-  jpp_free(placements);
-  if (ok) return (PyObject*)self;
+  if (partition_graph(self, schedules)) return (PyObject*)self;
   Py_DECREF(self);
   return NULL;
 }
@@ -49,53 +49,33 @@ static const jpp_staged_t* staged_of(PyObject* object) {
   return ((jpp_py_staged_t*)object)->staged;
 }
 
-static PyObject* none_or_u32(uint32_t number) {
-  if (number == JPP_NONE) Py_RETURN_NONE;
-  return PyLong_FromUnsignedLong(number);
-}
-
-static PyObject* task_to_tuple(const jpp_task_t* task) {
-  return Py_BuildValue("(NIINNNNN)", jpp_py_text(task->name), task->kind, task->rank,
-                       none_or_u32(task->loop), none_or_u32(task->stage),
-                       jpp_py_from_u32s(task->ops, task->num_ops),
-                       jpp_py_from_u32s(task->inputs, task->num_inputs),
-                       jpp_py_from_u32s(task->outputs, task->num_outputs));
+static PyObject* make_task(const void* tasks, uint64_t index) {
+  const jpp_task_t* task = &((const jpp_task_t*)tasks)[index];
+  return JPP_PY_RECORD(
+      JPP_PY_STAGED_TASK, jpp_py_text(task->name), PyLong_FromUnsignedLong(task->kind),
+      PyLong_FromUnsignedLong(task->rank), jpp_py_none_or_u32(task->loop),
+      jpp_py_none_or_u32(task->stage), jpp_py_from_u32s(task->ops, task->num_ops),
+      jpp_py_from_u32s(task->inputs, task->num_inputs),
+      jpp_py_from_u32s(task->outputs, task->num_outputs));
 }
 
 static PyObject* staged_tasks(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
-  PyObject* list = PyList_New(staged->num_tasks);
-  for (uint32_t i = 0; list && i < staged->num_tasks; ++i) {
-    PyObject* item = task_to_tuple(&staged->tasks[i]);
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return jpp_py_make_list(staged->num_tasks, make_task, staged->tasks);
 }
 
 static PyObject* staged_op(PyObject* object, PyObject* args) {
-  unsigned int id = 0;
-  if (!PyArg_ParseTuple(args, "I", &id)) return NULL;
+  uint32_t id = 0;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &id)) return NULL;
   const jpp_staged_t* staged = staged_of(object);
   if (id >= staged->num_ops) return PyErr_Format(PyExc_IndexError, "no op %u", id);
   const jpp_op_t* op = &staged->ops[id];
-  return Py_BuildValue("(IINNII)", op->kind, op->attr, none_or_u32(op->loop),
-                       jpp_py_from_u32s(op->inputs, op->num_inputs), op->first_output,
-                       op->num_outputs);
-}
-
-// For values the planner made: which result of which loop they hold.
-static PyObject* staged_accumulators(PyObject* object, PyObject* unused) {
-  (void)unused;
-  const jpp_staged_t* staged = staged_of(object);
-  PyObject* list = PyList_New(staged->num_accumulators);
-  for (uint32_t i = 0; list && i < staged->num_accumulators; ++i) {
-    const jpp_accumulator_t* acc = &staged->accumulators[i];
-    PyObject* item = Py_BuildValue("(IIIIIII)", acc->loop, acc->result, acc->task,
-                                   acc->init, acc->state, acc->next, acc->final);
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return JPP_PY_RECORD(JPP_PY_STAGED_OP, PyLong_FromUnsignedLong(op->kind),
+                       PyLong_FromUnsignedLong(op->attr), jpp_py_none_or_u32(op->loop),
+                       jpp_py_from_u32s(op->inputs, op->num_inputs),
+                       PyLong_FromUnsignedLong(op->first_output),
+                       PyLong_FromUnsignedLong(op->num_outputs));
 }
 
 static PyObject* ranks_to_list(const jpp_staged_t* staged, jpp_rank_set_t ranks) {
@@ -109,27 +89,30 @@ static PyObject* ranks_to_list(const jpp_staged_t* staged, jpp_rank_set_t ranks)
   return list;
 }
 
-static PyObject* values_to_list(const jpp_staged_t* staged,
-                                const jpp_staged_value_t* values, uint32_t count) {
-  PyObject* list = PyList_New(count);
-  for (uint32_t i = 0; list && i < count; ++i) {
-    PyObject* item =
-        Py_BuildValue("(IN)", values[i].value, ranks_to_list(staged, values[i].ranks));
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+static PyObject* place_value(const jpp_staged_t* staged,
+                             const jpp_staged_value_t* value) {
+  return JPP_PY_RECORD(JPP_PY_PLACED_VALUE, PyLong_FromUnsignedLong(value->value),
+                       ranks_to_list(staged, value->ranks));
+}
+
+static PyObject* make_arg(const void* staged, uint64_t index) {
+  return place_value(staged, &((const jpp_staged_t*)staged)->args[index]);
+}
+
+static PyObject* make_output(const void* staged, uint64_t index) {
+  return place_value(staged, &((const jpp_staged_t*)staged)->outputs[index]);
 }
 
 static PyObject* staged_args(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
-  return values_to_list(staged, staged->args, staged->graph->num_args);
+  return jpp_py_make_list(staged->graph->num_args, make_arg, staged);
 }
 
 static PyObject* staged_outputs(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
-  return values_to_list(staged, staged->outputs, staged->graph->num_outputs);
+  return jpp_py_make_list(staged->graph->num_outputs, make_output, staged);
 }
 
 static PyObject* staged_origins(PyObject* object, PyObject* unused) {
@@ -137,17 +120,16 @@ static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   return jpp_py_from_u32s(staged_of(object)->origins, staged_of(object)->num_values);
 }
 
+static PyObject* make_note(const void* staged, uint64_t index) {
+  char* text = NULL;
+  if (!jpp_py_check(jpp_staged_print_note(staged, (uint32_t)index, &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
 static PyObject* staged_notes(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
-  PyObject* list = PyList_New(staged->num_notes);
-  for (uint32_t i = 0; list && i < staged->num_notes; ++i) {
-    char* text = NULL;
-    bool ok = jpp_py_check(jpp_staged_print_note(staged, i, &text));
-    PyObject* item = ok ? jpp_py_take_text(text) : NULL;
-    if (!item || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
-  }
-  return list;
+  return jpp_py_make_list(staged->num_notes, make_note, staged);
 }
 
 static PyObject* staged_text(PyObject* object, PyObject* unused) {
@@ -159,21 +141,26 @@ static PyObject* staged_text(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"tasks", staged_tasks, METH_NOARGS,
-     "[(name, kind, rank, loop, stage, ops, inputs, outputs)]"},
-    {"op", staged_op, METH_VARARGS,
-     "(id) -> (kind, attr, loop, inputs, first output, number of outputs)"},
-    {"accumulators", staged_accumulators, METH_NOARGS,
-     "[(loop, result, task, init, state, next, final)]"},
-    {"args", staged_args, METH_NOARGS, "[(value, ranks)]"},
-    {"outputs", staged_outputs, METH_NOARGS, "[(value, ranks)]"},
+     "tasks($self, /)\n--\n\nA list of StagedTask; its index is the task's id."},
+    {"op", staged_op, METH_VARARGS, "op($self, id, /)\n--\n\nA StagedOp."},
+    {"args", staged_args, METH_NOARGS,
+     "args($self, /)\n--\n\nA PlacedValue for every argument of the step."},
+    {"outputs", staged_outputs, METH_NOARGS,
+     "outputs($self, /)\n--\n\nA PlacedValue for every result of the step."},
     {"origins", staged_origins, METH_NOARGS,
+     "origins($self, /)\n--\n\n"
      "For every value that of the graph whose type and sharding it has."},
-    {"notes", staged_notes, METH_NOARGS, "What the partition costs, a sentence each."},
-    {"text", staged_text, METH_NOARGS, "The staged graph's text form."},
+    {"notes", staged_notes, METH_NOARGS,
+     "notes($self, /)\n--\n\nWhat the partition costs, a sentence each."},
+    {"text", staged_text, METH_NOARGS,
+     "text($self, /)\n--\n\nThe staged graph's text form."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc,
+     "Staged(graph, schedules, /)\n--\n\n"
+     "A graph partitioned in tasks, placed on ranks."},
     {Py_tp_new, (void*)staged_new},
     {Py_tp_dealloc, (void*)staged_dealloc},
     {Py_tp_methods, kMethods},

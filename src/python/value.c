@@ -1,4 +1,9 @@
-// jaxpp._core.Value: the shards of one array on the devices of some ranks.
+// jaxpp._core.Value: the shards of one array on the devices of some ranks. A handle: the
+// buffers belong to it until a step takes them as a donation.
+//
+// Steps make these by the hundred, so they stay out of garbage collection: a Value refers
+// to its client and to the Value that it is a copy of, and these references never close a
+// cycle (set_origin).
 #include "base/vec.h"
 #include "python/core.h"
 
@@ -71,8 +76,8 @@ static bool check_alive(const jpp_py_value_t* self) {
 
 // --- Upload ---------------------------------------------------------------------------
 
-static bool upload(PyObject* client, PyObject* data, jpp_dtype_t dtype, uint32_t device,
-                   jpp_buffer_t** out_buffer) {
+static bool upload_shard(PyObject* client, PyObject* data, jpp_dtype_t dtype,
+                         uint32_t device, jpp_buffer_t** out_buffer) {
   Py_buffer view;
   *out_buffer = NULL;
   if (PyObject_GetBuffer(data, &view, PyBUF_STRIDED_RO) < 0) return false;
@@ -108,24 +113,25 @@ static bool upload_all(jpp_py_value_t* self, PyObject* shards, jpp_dtype_t dtype
                        const uint32_t* devices) {
   uint32_t count = self->num_ranks * self->devices_per_rank;
   for (uint32_t i = 0; i < count; ++i) {
-    PyObject* shard = PySequence_GetItem(shards, i);
-    bool ok = shard && upload(self->client, shard, dtype, devices[i], &self->buffers[i]);
+    PyObject* shard = Py_XNewRef(PyList_GetItem(shards, i));
+    bool ok =
+        shard && upload_shard(self->client, shard, dtype, devices[i], &self->buffers[i]);
     Py_XDECREF(shard);
     if (!ok) return false;
   }
   return true;
 }
 
-// (client, ranks, devices a rank, devices, shards, dtype): devices and shards as
-// [rank][device], flat. A value may lie on no rank at all.
+// Devices and shards are [rank][device], flat. A value may lie on no rank at all.
 static PyObject* value_put(PyObject* type, PyObject* args) {
   (void)type;
   PyObject *client = NULL, *ranks = NULL, *devices = NULL, *shards = NULL;
   const char* dtype_name = NULL;
   Py_ssize_t dtype_length = 0;
-  unsigned int per_rank = 0;
-  if (!PyArg_ParseTuple(args, "O!OIOOs#", jpp_py_types.client, &client, &ranks, &per_rank,
-                        &devices, &shards, &dtype_name, &dtype_length)) {
+  uint32_t per_rank = 0;
+  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &client, &ranks,
+                        jpp_py_u32_converter, &per_rank, &devices, &PyList_Type, &shards,
+                        &dtype_name, &dtype_length)) {
     return NULL;
   }
   uint32_t *rank_ids = NULL, *device_ids = NULL, num_ranks = 0, num_devices = 0;
@@ -133,11 +139,9 @@ static PyObject* value_put(PyObject* type, PyObject* args) {
   jpp_dtype_t dtype = jpp_dtype_parse(dtype_name, (uint32_t)dtype_length);
   bool ok = jpp_py_to_u32s(ranks, &rank_ids, &num_ranks) &&
             jpp_py_to_u32s(devices, &device_ids, &num_devices);
-  if (ok && num_devices != num_ranks * per_rank) {
-    PyErr_Format(PyExc_ValueError, "%u devices for %u ranks of %u", num_devices,
-                 num_ranks, per_rank);
-    ok = false;
-  }
+  uint64_t count = (uint64_t)num_ranks * per_rank;
+  ok = ok && jpp_py_check_count("devices of the ranks", count, num_devices) &&
+       jpp_py_check_count("shards", count, (uint64_t)PyList_Size(shards));
   if (ok) self = jpp_py_value_new(client, num_ranks, per_rank);
   ok = self != NULL;
   for (uint32_t i = 0; ok && i < num_ranks; ++i) self->ranks[i] = rank_ids[i];
@@ -150,11 +154,13 @@ static PyObject* value_put(PyObject* type, PyObject* args) {
 
 // --- Moves between ranks --------------------------------------------------------------
 
-// A step that takes `copy` as a donation takes what it is a copy of.
+// A step that takes `copy` as a donation takes what it is a copy of. Origins make chains
+// without an end that is met twice: what would close one stays without.
 static void set_origin(jpp_py_value_t* copy, jpp_py_value_t* origin) {
-  PyObject* root = origin->origin ? origin->origin : (PyObject*)origin;
-  if (root == (PyObject*)copy || copy->origin) return;
-  copy->origin = Py_NewRef(root);
+  jpp_py_value_t* root = origin;
+  while (root->origin && root != copy) root = (jpp_py_value_t*)root->origin;
+  if (root == copy || copy->origin) return;
+  copy->origin = Py_NewRef((PyObject*)root);
 }
 
 static bool copy_rank(jpp_py_value_t* to, uint32_t index, jpp_buffer_t** from,
@@ -170,7 +176,6 @@ static bool copy_rank(jpp_py_value_t* to, uint32_t index, jpp_buffer_t** from,
   return true;
 }
 
-// (ranks, devices) -> the same array on these ranks.
 static PyObject* value_place(PyObject* object, PyObject* args) {
   jpp_py_value_t* self = (jpp_py_value_t*)object;
   PyObject *ranks = NULL, *devices = NULL;
@@ -179,7 +184,13 @@ static PyObject* value_place(PyObject* object, PyObject* args) {
   uint32_t *rank_ids = NULL, *device_ids = NULL, num_ranks = 0, num_devices = 0;
   jpp_py_value_t* placed = NULL;
   bool ok = jpp_py_to_u32s(ranks, &rank_ids, &num_ranks) &&
-            jpp_py_to_u32s(devices, &device_ids, &num_devices);
+            jpp_py_to_u32s(devices, &device_ids, &num_devices) &&
+            jpp_py_check_count("devices of the ranks",
+                               (uint64_t)num_ranks * self->devices_per_rank, num_devices);
+  if (ok && num_ranks && !self->num_ranks) {
+    PyErr_SetString(PyExc_ValueError, "the array lies on no rank from which to copy it");
+    ok = false;
+  }
   if (ok) placed = jpp_py_value_new(self->client, num_ranks, self->devices_per_rank);
   ok = placed != NULL;
   for (uint32_t i = 0; ok && i < num_ranks; ++i) {
@@ -204,12 +215,14 @@ static PyObject* value_stands_for(PyObject* object, PyObject* origin) {
 
 // --- Looking --------------------------------------------------------------------------
 
-// (rank, device, writable buffer): a shard, dense, last dimension fastest.
 static PyObject* value_read(PyObject* object, PyObject* args) {
   jpp_py_value_t* self = (jpp_py_value_t*)object;
-  unsigned int rank = 0, device = 0;
+  uint32_t rank = 0, device = 0;
   Py_buffer view;
-  if (!PyArg_ParseTuple(args, "IIw*", &rank, &device, &view)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&O&w*", jpp_py_u32_converter, &rank, jpp_py_u32_converter,
+                        &device, &view)) {
+    return NULL;
+  }
   jpp_buffer_t** buffers = check_alive(self) ? jpp_py_value_at(self, rank) : NULL;
   bool ok = buffers && device < self->devices_per_rank;
   if (ok) {
@@ -282,13 +295,20 @@ static PyObject* value_get_fate(PyObject* object, void* unused) {
 
 static PyMethodDef kMethods[] = {
     {"put", value_put, METH_VARARGS | METH_STATIC,
-     "(client, ranks, devices, shards, dtype) -> Value"},
-    {"place", value_place, METH_VARARGS, "(ranks, devices) -> Value"},
+     "put(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
+     "Uploads a list of shards; devices and shards are [rank][device], flat."},
+    {"place", value_place, METH_VARARGS,
+     "place($self, ranks, devices, /)\n--\n\nThe same array on these ranks."},
     {"stands_for", value_stands_for, METH_O,
-     "(Value): donating this one donates that one, of which it is a copy"},
-    {"read", value_read, METH_VARARGS, "(rank, device, writable buffer)"},
-    {"delete", value_delete, METH_NOARGS, "Frees the device memory now."},
-    {"wait", value_wait, METH_NOARGS, "Blocks until the contents are there."},
+     "stands_for($self, origin, /)\n--\n\n"
+     "Donating this one donates `origin`, of which it is a copy."},
+    {"read", value_read, METH_VARARGS,
+     "read($self, rank, device, buffer, /)\n--\n\n"
+     "Copies a shard into a writable buffer, dense, last dimension fastest."},
+    {"delete", value_delete, METH_NOARGS,
+     "delete($self, /)\n--\n\nFrees the device memory now."},
+    {"wait", value_wait, METH_NOARGS,
+     "wait($self, /)\n--\n\nBlocks until the contents are there."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -300,6 +320,7 @@ static PyGetSetDef kGetSet[] = {
 };
 
 static PyType_Slot kSlots[] = {
+    {Py_tp_doc, "The shards of one array on the devices of some ranks."},
     {Py_tp_dealloc, (void*)value_dealloc},
     {Py_tp_methods, kMethods},
     {Py_tp_getset, kGetSet},

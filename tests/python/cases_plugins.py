@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cases import TWO, case, mesh, train
-from jaxpp import _core, devices
+from jaxpp import _core
+from jaxpp.run import devices
 
 # --- Plugins and devices ----------------------------------------------------------------
 

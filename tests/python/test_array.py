@@ -437,8 +437,8 @@ def test_a_schedules_lists_are_a_schedule(schedule: Any) -> None:
 
     built = Copied(schedule.num_stages).build(8, 4)
     assert built.rows() == schedule.build(8, 4).rows()
-    kinds = {(t[0], t[3], t[4]) for row in built.rows() for t in row if t[0]}
-    assert len(kinds) == sum(1 for row in built.rows() for t in row if t[0])
+    kinds = {(t.kind, t.stage, t.microbatch) for row in built.rows() for t in row if t.kind}
+    assert len(kinds) == sum(1 for row in built.rows() for t in row if t.kind)
 
 
 def test_a_users_schedule_trains() -> None:

@@ -38,7 +38,7 @@ def step_of(schedule: Any, ranks: int = 2, **options: Any) -> Any:
 
 
 def peaks_of(schedule: Any, args: Any) -> list[int]:
-    return [peak for _, peak, _ in step_of(schedule).trace_and_place(*args).plan.summary()]
+    return [rank.peak_bytes for rank in step_of(schedule).trace_and_place(*args).plan.summary()]
 
 
 @pytest.mark.parametrize("microbatches", [1, 6])

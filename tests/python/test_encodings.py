@@ -14,7 +14,7 @@ NAMES = ["caf\udce9", "\ud800", "a\0b", "é"]
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_may_be_named_anything(name: str) -> None:
     graph = _core.Graph(name, 2)
-    value = graph.add_arg([("float32", [2])], False, name)
+    value = graph.add_arg(("float32", [2]), False, name)
     index = graph.begin_loop(2, 1, None, name)
     graph.add_op(0, 0, 0, [value, index], [("float32", [2])], 1.0, "f", name)
     assert graph.end_loop([], [], []) == index + 2
@@ -25,11 +25,12 @@ def test_graphs_may_be_named_anything(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_errors_quote_any_name(name: str) -> None:
-    rows = [[(1, False, 0, 0, 1)]]
-    schedule = _core.Schedule.from_rows(name, 1, 1, 1, rows)
-    schedule.text().encode()
-    with pytest.raises(jaxpp.JaxppError, match="microbatch 1"):
-        schedule.verify()
+    rows = [[(_core.TASK_FWD, False, 0, 0, 1)]]
+    with pytest.raises(jaxpp.JaxppError, match="microbatch 1") as refused:
+        _core.Schedule.from_rows(name, 1, 1, 1, rows)
+    str(refused.value).encode()
+    proved = _core.Schedule.from_rows(name, 1, 1, 1, [[(_core.TASK_FWD, False, 0, 0, 0)]])
+    proved.text().encode()
     graph = _core.Graph("g", 1)
     with pytest.raises(jaxpp.JaxppError) as raised:
         graph.add_op(0, 0, 0, [7], [], 1.0, name, name)

@@ -34,7 +34,7 @@ def refusal(step: Any) -> str:
 
 
 def peaks_of(step: Any) -> list[int]:
-    return [peak for _, peak, _ in step.trace_and_place(*arguments()).plan.summary()]
+    return [rank.peak_bytes for rank in step.trace_and_place(*arguments()).plan.summary()]
 
 
 def test_a_plan_at_its_limit_runs_and_a_byte_less_is_refused() -> None:
@@ -86,7 +86,7 @@ def test_sharded_ranks_count_the_bytes_of_one_device() -> None:
             m.training_step(jaxpp.Std1F1B(2)), mesh, in_specs=([spec] * 2, None)
         )
         traced = step.trace_and_place(*arguments(2))
-        return max(peak for _, peak, _ in traced.plan.summary())
+        return max(rank.peak_bytes for rank in traced.plan.summary())
 
     assert fitting(2) < fitting(1)
 
@@ -121,5 +121,5 @@ def test_the_command_says_what_the_run_proved(
         check=True,
     )
     assert done.stdout == (tmp_path / "check.txt").read_text()
-    peaks = [peak for _, peak, _ in compiled._traced.plan.summary()]
+    peaks = [rank.peak_bytes for rank in compiled._traced.plan.summary()]
     assert all(f"{peak} bytes" in done.stdout for peak in peaks)

@@ -211,7 +211,7 @@ def scans_by_task(step: Any, problem: Problem) -> dict[str, int]:
     ops = compiled._traced.graph.ops
     tasks = compiled._traced.staged.tasks()
     return {
-        task[0]: sum(op in ops and ops[op].primitive.name == "scan" for op in task[5])
+        task.name: sum(op in ops and ops[op].primitive.name == "scan" for op in task.ops)
         for task in tasks
     }
 

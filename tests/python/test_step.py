@@ -127,7 +127,7 @@ def test_compile_with_shapes_alone(expected: Any) -> None:
 def test_trace_and_place_compiles_nothing() -> None:
     plan = JIT(m.training_step(TWO), make_mesh(2)).trace_and_place(m.params(), m.batch())
     assert "run" in plan.text.lower()
-    names = [task[0] for task in plan.staged.tasks()]
+    names = [task.name for task in plan.staged.tasks()]
     assert {"fwd_0", "bwd_0", "fwd_1", "bwd_1"} <= {n.split(".")[0] for n in names}
 
 
@@ -486,7 +486,7 @@ def test_trace_of_a_step() -> None:
     picture = compiled.draw_trace(columns=60)
     assert all(re.search(rf"^rank +{rank} ", picture, re.M) for rank in range(4)), picture
     assert max(map(len, picture.splitlines())) <= 100
-    planned = [peak for _, peak, _ in compiled._traced.plan.summary()]
+    planned = [rank.peak_bytes for rank in compiled._traced.plan.summary()]
     assert compiled._runtime.trace_peaks() == planned
 
 
@@ -497,7 +497,7 @@ def test_peaks_are_those_of_the_plan(ranks: int, axes: dict[str, int]) -> None:
         compiled = step.compile(m.params(ranks), m.batch(6))
         compiled.set_tracing()
         compiled(m.params(ranks), m.batch(6))
-        planned = [peak for _, peak, _ in compiled._traced.plan.summary()]
+        planned = [rank.peak_bytes for rank in compiled._traced.plan.summary()]
         assert compiled._runtime.trace_peaks() == planned
 
 

@@ -220,12 +220,48 @@ static void test_idle_steps_share_an_entry(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+static void assert_one_pass(uint32_t stages, uint32_t ranks, bool split,
+                            const char* expected) {
+  jpp_schedule_params_t params = {.stages = stages, .ranks = ranks, .microbatches = 2};
+  jpp_schedule_t* schedule = NULL;
+  ASSERT_OK(jpp_schedule_one_pass(&params, split, &schedule));
+  ASSERT_OK(jpp_schedule_verify(schedule));
+  char* text = text_of(schedule);
+  if (!strstr(text, expected)) fail_msg("expected %s in %s", expected, text);
+  jpp_text_free(text);
+  jpp_schedule_destroy(schedule);
+}
+
+static void test_one_pass_runs_one_microbatch_after_the_other(void** state) {
+  (void)state;
+  assert_one_pass(3, 2, false,
+                  "\nrank 0: fwd_0__0 fwd_2__0 bwd_2__0 bwd_0__0 "
+                  "fwd_0__1 fwd_2__1 bwd_2__1 bwd_0__1\n"
+                  "rank 1: fwd_1__0 bwd_1__0 fwd_1__1 bwd_1__1\n");
+  assert_one_pass(
+      4, 2, true,
+      "\nrank 1: fwd_1__0 fwd_3__0 bwd_i_3__0 bwd_i_1__0 bwd_w_3__0 bwd_w_1__0 "
+      "fwd_1__1 fwd_3__1 bwd_i_3__1 bwd_i_1__1 bwd_w_3__1 bwd_w_1__1\n");
+  assert_one_pass(1, 2, false, "\nrank 0: fwd_0__0 bwd_0__0 fwd_0__1 bwd_0__1\nrank 1:");
+  for (uint32_t stages = 1; stages < 8; ++stages) {
+    for (uint32_t ranks = 1; ranks < 5; ++ranks) {
+      assert_one_pass(stages, ranks, stages % 2, "rank 0: fwd_0__0");
+    }
+  }
+  jpp_schedule_t* schedule = NULL;
+  jpp_schedule_params_t none = {.stages = 1, .ranks = 1};
+  jpp_status_t* status = jpp_schedule_one_pass(&none, false, &schedule);
+  assert_int_equal(jpp_status_code(status), JPP_INVALID_ARGUMENT);
+  jpp_status_free(status);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_idle_steps_share_an_entry),
       cmocka_unit_test(test_rows_are_those_of_the_tutorial),
       cmocka_unit_test(test_schedules_are_as_their_golden_files),
       cmocka_unit_test(test_every_size_verifies),
+      cmocka_unit_test(test_one_pass_runs_one_microbatch_after_the_other),
       cmocka_unit_test(test_peaks_are_those_of_the_papers),
       cmocka_unit_test(test_interleaved_has_the_ideal_length_at_uneven_sizes),
       cmocka_unit_test(test_sizes_that_do_not_fit_are_refused),

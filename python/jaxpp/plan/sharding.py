@@ -18,12 +18,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
+from jaxpp.array import physical_type
 from jaxpp.errors import make_error
-from jaxpp.evaluation import run_op
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
-from jaxpp.tracing import FrontLoop, Graph, physical_type
+from jaxpp.plan.evaluation import run_op
+from jaxpp.trace.graph import FrontLoop, Graph
 
 __all__ = ["Specs", "infer_specs"]
 
@@ -145,10 +146,10 @@ def _propagate(
         in_shardings=tuple(shardings(args, in_specs)),
         out_shardings=shardings(wanted, out_specs),
     )
-    avals = [[graph.avals[v] for v in values] for values in (args, wanted)]
+    arguments, results = ([graph.avals[v] for v in values] for values in (args, wanted))
     with context_mesh(lowering_mesh):
         module = LoweredModule(jitted.lower(*structs))
-    specs = module.propagated_specs(*avals, lowering_mesh)
+    specs = module.propagated_specs(arguments, results, lowering_mesh)
     found: dict[int, PartitionSpec] = {}
     for values, of_values in zip((args, wanted), specs, strict=True):
         found.update(zip(values, of_values, strict=True))
@@ -159,10 +160,10 @@ def _propagate(
 
 
 def _crossing_values(staged: _core.Staged) -> set[int]:
-    values = {v for v, _ in staged.args()} | {v for v, _ in staged.outputs()}
+    values = {placed.value for placed in (*staged.args(), *staged.outputs())}
     for task in staged.tasks():
-        values.update(task[6])
-        values.update(task[7])
+        values.update(task.inputs)
+        values.update(task.outputs)
     return values
 
 
@@ -192,8 +193,8 @@ def infer_specs(
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").
     """
     lowering_mesh = mesh.lowering_mesh()
-    args = [v for v, _ in staged.args()]
-    outputs = [v for v, _ in staged.outputs()]
+    args = [placed.value for placed in staged.args()]
+    outputs = [placed.value for placed in staged.outputs()]
     _check_given(
         in_specs, [graph.avals[v] for v in args[: len(names)]], names, lowering_mesh, "in_specs"
     )

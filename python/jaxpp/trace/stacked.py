@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals import at_line_of, drop_unused, without_constants
-from jaxpp.marks import mark_p
+from jaxpp.jax_internals import at_line_of, drop_unused, settings_of, without_constants
 from jaxpp.operations import Add
-from jaxpp.primitives import loop_p
-from jaxpp.splitting import inlined_call
+from jaxpp.trace.loop import loop_p
+from jaxpp.trace.marks import mark_p
+from jaxpp.trace.splitting import inlined_call
 
 __all__ = ["Bounds", "PartedStep", "part_step"]
 
@@ -227,7 +227,7 @@ class _Evaluator:
 
     def bind(self, eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
         params = eqn.primitive.get_bind_params({**eqn.params, **changes})
-        with eqn.ctx.manager:
+        with settings_of(eqn):
             outs = eqn.primitive.bind(*operands, **params)
         return list(outs) if eqn.primitive.multiple_results else [outs]
 

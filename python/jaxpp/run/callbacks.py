@@ -16,16 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from jaxpp import _core
 from jaxpp.errors import make_error, plain_text, raised_text, where_raised
-from jaxpp.jax_internals import LoweredModule, element_type_name, is_ordered
+from jaxpp.jax_internals import LoweredModule, element_type_name
 
-__all__ = ["TARGET", "check_callback", "redirect_callbacks"]
+__all__ = ["TARGET", "redirect_callbacks"]
 
 TARGET = "xla_ffi_python_cpu_callback"
-_PRIMITIVES = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 
 # Elements of an operand: (dtype, shape).
 _Type = tuple[Any, tuple[int, ...]]
@@ -79,8 +77,8 @@ def _numpy_dtypes() -> dict[str, Any]:
     """By name in MLIR, what a whole number of bytes holds."""
     kinds = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     floats = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
-    eighths = ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz")
-    eighths = (*eighths, "e5m2", "e5m2fnuz", "e8m0fnu")
+    fours = ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz")
+    eighths = (*fours, "e5m2", "e5m2fnuz", "e8m0fnu")
     dtypes = map(np.dtype, (*kinds, *floats, *(f"float8_{e}" for e in eighths)))
     return {element_type_name(dtype): dtype for dtype in dtypes}
 
@@ -99,22 +97,4 @@ def redirect_callbacks(module: LoweredModule) -> tuple[_core.Callback, ...]:
     alive."""
     if not module.callback_functions:
         return ()
-    return tuple(module.redirect_callbacks(TARGET, _make_callback))
-
-
-def check_callback(eqn: JaxprEqn, where: str | None) -> None:
-    """Refuses a callback that must be ordered or run a shard at a time ("unsupported")."""
-    if eqn.primitive.name not in _PRIMITIVES:
-        return
-    found = {
-        "ordered": any(map(is_ordered, eqn.effects)),
-        "partitioned": eqn.params.get("partitioned", False),
-    }
-    for option, given in found.items():
-        if given:
-            raise make_error(
-                "unsupported",
-                f"{eqn.primitive.name} at {where}: expected {option}=False, found True. Tasks "
-                "of several ranks run at the same time, each on all devices of its rank: "
-                "print what tells the lines apart (the microbatch, the stage)",
-            )
+    return tuple(module.redirect_callbacks(TARGET, _core.CALLBACK_ATTRIBUTE, _make_callback))

@@ -103,11 +103,11 @@ class Signature:
                     f"{self.who}: {kind}_argnums has {n!r}; expected numbers from 0 to "
                     f"{count - 1} of the arguments ({', '.join(self.names)})",
                 )
-        for n in names:
-            if not isinstance(n, str) or not (self.variadic or n in self.names):
+        for name in names:
+            if not isinstance(name, str) or not (self.variadic or name in self.names):
                 raise make_error(
                     "invalid-argument",
-                    f"{self.who}: {kind}_argnames has {n!r}; expected names of the "
+                    f"{self.who}: {kind}_argnames has {name!r}; expected names of the "
                     f"arguments ({', '.join(self.names)})",
                 )
         named = {self.names.index(n) for n in names if n in self.names}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.call import memory_limits_of
 from jaxpp.errors import JaxppError, annotate, make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.schedules import BaseSchedule, FusedTask, OnePass, Task
-from jaxpp.tracing import Graph
+from jaxpp.schedules import BaseSchedule, FusedTask, Task
+from jaxpp.trace.call import memory_limits_of
+from jaxpp.trace.graph import Graph
 
 __all__ = ["Auto", "Found", "find_schedules", "is_auto", "trial_length"]
 
@@ -39,11 +39,12 @@ class Found:
     assumes: str  # what the times leave out of account here; "" if nothing is known
 
     def __str__(self) -> str:
-        stages, ranks, microbatches = self.schedule.sizes()
+        sizes = self.schedule.sizes()
         over = self.makespan / self.bound - 1 if self.bound else 0.0
         lines = [
-            f"{self.name}: {stages} stages on {ranks} ranks with {microbatches} microbatches: "
-            f"{self.makespan:.4g} ms, {over:.1%} over the lower bound, {self.tried} tried",
+            f"{self.name}: {sizes.stages} stages on {sizes.ranks} ranks with "
+            f"{sizes.microbatches} microbatches: {self.makespan:.4g} ms, {over:.1%} over the "
+            f"lower bound, {self.tried} tried",
             f"best built-in schedule that fits: {self.built_in or 'none'}"
             + (f", {self.built_in_makespan:.4g} ms" if self.built_in else ""),
         ]
@@ -130,7 +131,7 @@ def _one_pass(loop: Any, ranks: int, length: int) -> _core.Schedule:
             f"loop at {loop.where}: Auto: expected a stage mark at the end of each stage "
             "(mark_stage_end), found none",
         )
-    return OnePass(loop.num_marks, ranks, split=True).build(length, ranks)
+    return _core.Schedule.one_pass(loop.num_marks, ranks, length, True)
 
 
 def shared_cores(mesh: MpmdMesh) -> str:
@@ -152,7 +153,18 @@ def _search(
         found = like.search(graph.core, at, schedules, costs, limits, auto.seconds)
     except JaxppError as error:
         raise annotate(error, f"loop at {graph.loops[at].where}") from None
-    return Found(*found, costs, [], "")
+    return Found(
+        found.schedule,
+        found.name,
+        found.makespan,
+        found.bound,
+        found.built_in,
+        found.built_in_makespan,
+        found.tried,
+        costs,
+        [],
+        "",
+    )
 
 
 def _placeholders(

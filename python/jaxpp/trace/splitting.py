@@ -10,7 +10,7 @@ at once. It becomes two parts: a scan that gives what the stage before waits for
 each iteration what the second scan needs, which gives the rest.
 
 What the planner leaves in one task is put together again when that task is lowered
-(`evaluation.py`): nothing is computed twice, and what a condition skips stays skipped.
+(`plan/evaluation.py`): nothing is computed twice, and what a condition skips stays skipped.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from jaxpp.jax_internals import (
     changed_scan,
     drop_unused_outputs,
     scan_sizes,
+    settings_of,
     stacked_aval,
 )
 
@@ -199,7 +200,7 @@ def _evaluate_inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) 
         operands = [read(v) for v in eqn.invars]
         called = inlined_call(eqn)
         if called is None:
-            with eqn.ctx.manager:
+            with settings_of(eqn):
                 outs = eqn.primitive.bind(
                     *operands, **eqn.primitive.get_bind_params(eqn.params)
                 )

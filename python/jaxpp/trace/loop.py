@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from jaxpp import _core
 from jaxpp.errors import (
     JaxppError,
     check_arrays,
@@ -26,20 +27,21 @@ from jaxpp.jax_internals import (
     broadcast_prefix,
     drop_unused,
     is_of_a_closed_trace,
+    is_transposed,
     name_after,
     user_line,
     without_constants,
 )
-from jaxpp.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
+from jaxpp.trace.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 
 __all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_loop"]
 
 _DEFAULT = (Concat(), Add)  # operations: of a loss, and of its gradients
 
 # A microbatch number is an int32.
-_MOST_MICROBATCHES = 2**31 - 1
+_MOST_MICROBATCHES = _core.LARGEST_COUNT
 
 # --- The loop ---------------------------------------------------------------------------
 
@@ -51,7 +53,6 @@ loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
 
-@loop_p.def_abstract_eval
 def _loop_abstract_eval(
     *avals: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
 ) -> list[Any]:
@@ -59,6 +60,9 @@ def _loop_abstract_eval(
         state_of(operation, length, value)
         for operation, value in zip(operations, body.out_avals, strict=True)
     ]
+
+
+loop_p.def_abstract_eval(_loop_abstract_eval)
 
 
 def _loop_in_order(
@@ -205,14 +209,15 @@ def run_loop(
     body: Callable[[jax.Array], Any],
     fun: Callable[..., Any],
     length: int,
-    schedule: BaseSchedule,
+    schedule: Any,
     operation: Any,
     title: str,
     note: str | None = None,
 ) -> Any:
     """A loop of `body(i)`, which runs the user's `fun`.
 
-    `title` is what messages call it, with the user's line: "treduce at FILE:LINE". `note` is
+    `schedule` is anything with a `build` like that of `BaseSchedule`. `title` is what messages
+    call it, with the user's line: "treduce at FILE:LINE". `note` is
     added to what `fun` raises.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
@@ -252,7 +257,7 @@ def run_loop(
             title=title,
             mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
         )
-    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, tracing.py finds it
+    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, graph.py finds it
         raise make_error(
             "unsupported",
             f"{title}: a function inside closes over a traced value, which JAX can not hand "
@@ -283,7 +288,7 @@ def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
     mark = first_mark(jaxpr)
     if mark is None or _has_loop(jaxpr):
         return
-    line = user_line(mark.source_info.traceback)
+    line = user_line(mark)
     warn(
         f"the stage mark at {line or '?'} stands outside treduce, and the step has no treduce: "
         "there is no pipeline, ranks compute the same or wait for each other. Run the function "
@@ -306,7 +311,7 @@ def _warn_of_stacked_gradients(
         eqn = None if isinstance(out, Literal) else made_by.get(out)
         if not (like_a_weight and eqn and type(operation) is Concat):
             continue
-        if "transpose(" in str(eqn.source_info.name_stack):
+        if is_transposed(eqn):
             warn(
                 f"{title}: result{jax.tree_util.keystr(path)}, {value.dtype}"
                 f"{list(value.shape)}, looks like the gradient of a weight, and the default "

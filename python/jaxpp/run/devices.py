@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from jaxpp import _core
-from jaxpp.compilation_cache import plugin_key
-from jaxpp.custom_calls import register_handlers
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
+from jaxpp.run.compilation_cache import plugin_key
+from jaxpp.run.handlers import register_handlers
 
 __all__ = ["Devices", "devices_for"]
 
@@ -23,9 +23,10 @@ class Devices:
     def __init__(self, client: _core.Client, plugin: str, mesh: MpmdMesh) -> None:
         self.client = client
         register_handlers(client)
-        self.platform, self.version, self.found = client.info()
+        info = client.info()
+        self.platform, self.version, self.found = info.platform, info.version, info.devices
         self.plugin_key = plugin_key(plugin, self.version)
-        by_id = {device_id: index for index, (device_id, _) in enumerate(self.found)}
+        by_id = {device.id: index for index, device in enumerate(self.found)}
         self.ids = [[d.id for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
         missing = sorted({i for ids in self.ids for i in ids} - by_id.keys())
         if missing:

@@ -11,8 +11,6 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.auto import find_schedules, is_auto, trial_length
-from jaxpp.call import Call, Options, Signature, struct_of
 from jaxpp.errors import (
     JaxppError,
     annotate,
@@ -26,10 +24,12 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
-from jaxpp.primitives import warn_of_marks_without_loop
-from jaxpp.sharding import Specs, infer_specs
-from jaxpp.stacked import Bounds, part_step
-from jaxpp.tracing import FrontLoop, Graph, build_graph
+from jaxpp.plan.auto import find_schedules, is_auto, trial_length
+from jaxpp.plan.sharding import Specs, infer_specs
+from jaxpp.trace.call import Call, Options, Signature, struct_of
+from jaxpp.trace.graph import FrontLoop, Graph, build_graph
+from jaxpp.trace.loop import warn_of_marks_without_loop
+from jaxpp.trace.stacked import Bounds, part_step
 
 __all__ = ["Traced", "name_of", "trace_function", "trace_step"]
 
@@ -225,12 +225,12 @@ class _Front:
         memory_limits: list[int] | None,
     ) -> Traced:
         mesh, names, out_names = self.mesh, self.arg_names, self.out_names
-        staged = _core.Staged(graph.core, mesh.mpmd_dim, schedules)
+        staged = _core.Staged(graph.core, schedules)
         specs = infer_specs(
             graph, staged, mesh, self.in_specs, self.out_specs, names, out_names
         )
         plan = _core.Plan(staged, schedules, specs.value_bytes)
-        proof = plan.check(schedules, memory_limits)
+        proof = plan.check(memory_limits)
         return Traced(
             graph,
             schedules,
@@ -310,7 +310,7 @@ def _trace_front(
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
     out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
-    whole = [None] * len(names), [None] * len(out_names)
+    whole: list[list[Bounds | None]] = [[None] * len(names), [None] * len(out_names)]
     front = _Front(
         name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs, *whole
     )
@@ -349,5 +349,5 @@ def trace_step(
     for note in traced.staged.notes():
         warn(note, note.split(": ", 1)[0])
     for found in founds:
-        found.peak_bytes = [peak for _, peak, _ in traced.plan.summary()]
+        found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
     return traced

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+
+from jaxpp import _core
 
 __all__ = ["collect_task_times_ms", "collecting", "note_step"]
 
@@ -34,8 +35,8 @@ def collecting() -> bool:
     return bool(_collectors)
 
 
-def note_step(runs: list[tuple[Any, ...]]) -> None:
-    """Adds a traced step's runs, as `_core.Runtime.trace` lists them."""
-    for _, task, _, _, start, end in runs:
+def note_step(runs: list[_core.TaskRun]) -> None:
+    """Adds a traced step's runs."""
+    for run in runs:
         for times in _collectors:
-            times.setdefault(task, []).append((end - start) / 1e6)
+            times.setdefault(run.task, []).append((run.end - run.start) / 1e6)

@@ -13,17 +13,17 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
-from jaxpp.call import Options
-from jaxpp.compilation_cache import folder, key_of
-from jaxpp.custom_calls import has_callbacks
-from jaxpp.devices import Devices
 from jaxpp.errors import JaxppError, make_error, warn
-from jaxpp.evaluation import zeros
 from jaxpp.jax_internals import serialized_compile_options
-from jaxpp.lowering import LoweredTask, TaskLowerer
-from jaxpp.planning import Traced
-from jaxpp.stacked import Bounds
-from jaxpp.times import collecting, note_step
+from jaxpp.plan.evaluation import zeros
+from jaxpp.plan.planning import Traced
+from jaxpp.run.compilation_cache import folder, key_of
+from jaxpp.run.devices import Devices
+from jaxpp.run.handlers import has_callbacks
+from jaxpp.run.lowering import LoweredTask, TaskLowerer
+from jaxpp.run.times import collecting, note_step
+from jaxpp.trace.call import Options
+from jaxpp.trace.stacked import Bounds
 
 __all__ = ["CompiledStep"]
 
@@ -54,23 +54,22 @@ class _Compiler:
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
-        self, pool: concurrent.futures.Executor, task: Any, donations: Any
+        self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
     ) -> concurrent.futures.Future[_core.Executable] | None:
-        rank, ops = task[2], task[5]
-        if not ops:
+        if not task.ops:
             return None
         lowered = self.lowerer.lower(task, donations)
         if lowered.callbacks and not has_callbacks(self.devices.client):
             raise make_error(
                 "unsupported",
-                f"task {task[0]} calls back into Python (jax.debug.print, a callback), which "
+                f"task {task.name} calls back into Python (jax.debug.print, a callback), which "
                 f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
                 "CPU plugin of PJRT API 0.115 or later, or remove the callback",
             )
         portable = self.devices.per_rank == 1
-        key = (lowered.code, None if portable else rank)
+        key = (lowered.code, None if portable else task.rank)
         if key not in self.futures:
-            ids = self.devices.ids[rank]
+            ids = self.devices.ids[task.rank]
             options = serialized_compile_options(ids, self.user_options)
             self.futures[key] = pool.submit(self._compile, lowered, options)
         return self.futures[key]
@@ -80,18 +79,18 @@ class _Compiler:
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
         key = key_of(lowered.text(), options, self.devices.plugin_key) if folder else None
         compile_ = self.devices.client.compile
-        executable, written = compile_(lowered.code, options, lowered.callbacks, folder, key)
-        if not written:
+        compiled = compile_(lowered.code, options, lowered.callbacks, folder, key)
+        if not compiled.written:
             self.all_written = False
-        return executable
+        return compiled.executable
 
     def _result(
-        self, task: Any, future: concurrent.futures.Future[_core.Executable]
+        self, task: _core.StagedTask, future: concurrent.futures.Future[_core.Executable]
     ) -> _core.Executable:
         try:
             return future.result()
         except JaxppError as error:
-            raise explain(error, self.traced.plan, task[2], f"task {task[0]}") from None
+            raise explain(error, self.traced.plan, task.rank, f"task {task.name}") from None
 
     def compile_all(self) -> list[_core.Executable | None]:
         tasks = self.traced.staged.tasks()
@@ -144,13 +143,9 @@ class CompiledStep:
             bool(os.environ.get("JPP_BENCHMARK")),
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
-        self._inputs = [self._placement(value, aval, ranks) for (value, ranks), aval in args]
-        self._outputs = [
-            self._placement(value, aval, ranks)
-            for (value, ranks), aval in zip(
-                traced.staged.outputs(), traced.out_avals, strict=True
-            )
-        ]
+        outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
+        self._inputs = [self._placement(placed, aval) for placed, aval in args]
+        self._outputs = [self._placement(placed, aval) for placed, aval in outputs]
         self._by_parts = any(traced.argument_bounds) or any(traced.result_bounds)
         self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
@@ -167,9 +162,9 @@ class CompiledStep:
         consts = [jax.typeof(c) for c in self._traced.graph.consts]
         return [*self._traced.in_avals, *consts]
 
-    def _placement(self, value: int, aval: Any, ranks: Sequence[int]) -> Placement:
-        spec = self._traced.specs.of(value)
-        return Placement(self._devices, self._mesh, aval, ranks, spec)
+    def _placement(self, placed: _core.PlacedValue, aval: Any) -> Placement:
+        spec = self._traced.specs.of(placed.value)
+        return Placement(self._devices, self._mesh, aval, placed.ranks, spec)
 
     @staticmethod
     def _groups(
@@ -224,6 +219,7 @@ class CompiledStep:
         self, first: int, whole: PartedPlacement, leaf: Any
     ) -> list[_core.Value]:
         if type(leaf) is MpmdArray and whole.lies_like(leaf._placement):
+            assert isinstance(leaf._value, PartedValue)
             return leaf._value.values
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
@@ -274,12 +270,16 @@ class CompiledStep:
         same_devices = given.devices is self._devices or (
             given.devices.layout == self._devices.layout
         )
-        whole = type(given) is Placement
-        if whole and same_devices and (one_device or given.spec == placement.spec):
-            return leaf._value
+        there = leaf._value
+        if (
+            type(there) is _core.Value
+            and same_devices
+            and (one_device or given.spec == placement.spec)
+        ):
+            return there
         value = self._upload(placement, leaf, f"argument {name}")
-        if not isinstance(leaf._value, PartedValue):
-            value.stands_for(leaf._value)
+        if not isinstance(there, PartedValue):
+            value.stands_for(there)
         return value
 
     def _run(
@@ -377,12 +377,14 @@ def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None
         (path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     path.mkdir(parents=True, exist_ok=True)
-    write("graph.jpp", traced.graph.core.text(traced.specs.value_bytes))
+    value_bytes = traced.specs.value_bytes  # the planner's own values come after the graph's
+    of_graph = None if value_bytes is None else value_bytes[: len(traced.graph.avals)]
+    write("graph.jpp", traced.graph.core.text(of_graph))
     write("partition.txt", traced.staged.text())
     write("program.txt", traced.plan.text())
     write("check.txt", traced.proof)
     for i, schedule in enumerate(traced.schedules):
         write(f"schedule{i or ''}.txt", schedule.text())
     for task, row in zip(traced.staged.tasks(), traced.plan.donations(), strict=True):
-        if task[5]:
-            write(f"{task[0]}.mlir", compiler.lowerer.lower(task, row).text())
+        if task.ops:
+            write(f"{task.name}.mlir", compiler.lowerer.lower(task, row).text())

@@ -1,7 +1,7 @@
 """Evaluates ops of the graph on tracers, to lower them.
 
-Ops that were taken apart (`splitting.py`) are put together again where several of them stand in
-one task: parts of a scan run as one scan, and ops of a branch under one condition.
+Ops that were taken apart (`trace/splitting.py`) are put together again where several of them
+stand in one task: parts of a scan run as one scan, and ops of a branch under one condition.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from jaxpp.jax_internals import wrap_keys
+from jaxpp.jax_internals import settings_of, wrap_keys
 from jaxpp.mesh import MpmdMesh
-from jaxpp.splitting import Branch, Conditional, Whole
-from jaxpp.tracing import FrontOp
+from jaxpp.trace.graph import FrontOp
+from jaxpp.trace.splitting import Conditional, Whole
 
 __all__ = ["MadeOp", "run_op", "run_ops", "zeros"]
 
@@ -32,8 +32,6 @@ class MadeOp:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     run: Callable[[_Env], None]
-    branches: tuple[Branch, ...] = ()
-    part: None = None
 
 
 _Op = FrontOp | MadeOp
@@ -44,7 +42,7 @@ def _bind(op: FrontOp, params: dict[str, Any], operands: Sequence[Any], mesh: Mp
     if op.primitive.name == "sharding_constraint" and mesh.lowering_mesh().size == 1:
         return list(operands)
     bound = op.primitive.get_bind_params(params)
-    with op.context.manager if op.context else contextlib.nullcontext():
+    with settings_of(op.eqn) if op.eqn else contextlib.nullcontext():
         outs = op.primitive.bind(*operands, **bound)
     return list(outs) if op.primitive.multiple_results else [outs]
 
@@ -74,18 +72,19 @@ def _choice(index: Any, cases: Sequence[Any]) -> Any:
 
 def _run_together(ops: Sequence[FrontOp], env: _Env, mesh: MpmdMesh) -> None:
     """Evaluates parts of one equation as one."""
-    whole = ops[0].part.whole
+    parted = [(op, op.part) for op in ops if op.part is not None]
+    whole = parted[0][1].whole
     num_operands, num_results = len(whole.eqn.invars), len(whole.eqn.outvars)
     operands: dict[int, Any] = {}
-    for op in ops:
-        operands.update(zip(op.part.operands, op.operands, strict=True))
-    wanted = {r for op in ops for r in op.part.results if r < num_results}
+    for op, part in parted:
+        operands.update(zip(part.operands, op.operands, strict=True))
+    wanted = {r for _, part in parted for r in part.results if r < num_results}
     merged = whole.part_with(wanted)
     given = [_read(operands[k], env) for k in merged.part.operands if k < num_operands]
     outs = _bind(ops[0], merged.params, given, mesh)
     by_result = dict(zip(merged.part.results, outs, strict=True))
-    for op in ops:
-        for k, result in enumerate(op.part.results):
+    for op, part in parted:
+        for k, result in enumerate(part.results):
             if result in by_result:
                 env[op.first_output + k] = by_result[result]
 
@@ -106,7 +105,7 @@ def _values_out(op: _Op) -> range | tuple[int, ...]:
     return range(op.first_output, op.first_output + op.num_outputs)
 
 
-def _inside(op: _Op) -> _Op:
+def _inside(op: FrontOp) -> FrontOp:
     return dataclasses.replace(op, branches=op.branches[1:])
 
 
@@ -117,7 +116,7 @@ class _Runner:
     aval_of: Callable[[int], Any]
 
     def _condition(
-        self, conditional: Conditional, ops: Sequence[_Op], wanted: Collection[int]
+        self, conditional: Conditional, ops: Sequence[FrontOp], wanted: Collection[int]
     ) -> None:
         """Runs ops of a conditional under one condition, and gives the wanted values."""
         index = _read(conditional.index, self.env)
@@ -164,9 +163,9 @@ class _Runner:
                 users[v] = users.get(v, 0) + 1
         wholes: dict[Whole, list[FrontOp]] = {}
         for op in ops:
-            if op.part is not None and not op.branches:
+            if isinstance(op, FrontOp) and op.part is not None and not op.branches:
                 wholes.setdefault(op.part.whole, []).append(op)
-        pending: dict[Conditional, list[_Op]] = {}
+        pending: dict[Conditional, list[FrontOp]] = {}
 
         def flush(conditional: Conditional) -> None:
             group = pending.pop(conditional)
@@ -187,7 +186,7 @@ class _Runner:
                     flush(conditional)
 
         for op in ops:
-            if op.branches:
+            if isinstance(op, FrontOp) and op.branches:
                 conditional = op.branches[0].conditional
                 flush_makers(op, conditional)
                 pending.setdefault(conditional, []).append(op)

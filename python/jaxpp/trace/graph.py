@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,16 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
-from jaxpp.cross import place_p
-from jaxpp.custom_calls import check_equation
+from jaxpp.array import physical_type
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import is_unspecified, user_line
-from jaxpp.marks import mark_backward_p, mark_p, mark_tangent_p
-from jaxpp.nested import refuse_traced, step_p
+from jaxpp.jax_internals import is_transposed, is_unspecified, user_line
 from jaxpp.operations import Operation, kind_of
-from jaxpp.primitives import closed_over_error, loop_p
-from jaxpp.splitting import (
+from jaxpp.trace.cross import place_p
+from jaxpp.trace.custom_calls import check_equation
+from jaxpp.trace.loop import closed_over_error, loop_p
+from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.trace.nested import refuse_traced, step_p
+from jaxpp.trace.splitting import (
     Branch,
     Conditional,
     Part,
@@ -37,11 +38,7 @@ from jaxpp.splitting import (
     is_recomputation,
 )
 
-__all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph", "physical_type"]
-
-# jpp_op_kind_t and the flags of jpp_op_t
-CALL, MARK, MARK_BACKWARD, ADD, PLACE, LOOP, INIT, ACCUMULATE, SUM = range(9)
-_CHEAP, _BACKWARD, _EFFECT = 1, 2, 4
+__all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 
 # Ops on this few bytes are computed again where they are needed, not sent.
 _SMALL_BYTES = 4096
@@ -55,7 +52,7 @@ _WRITE_OUT = {
 }
 
 # An operand of an op: a value id of the graph, or a constant of the equation.
-Operand = int | Literal
+Operand: TypeAlias = int | Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +64,7 @@ class FrontOp:
     operands: tuple[Operand, ...]
     first_output: int
     num_outputs: int
-    context: Any = None  # the JAX settings that the equation was traced under
+    eqn: JaxprEqn | None = None  # under whose settings of JAX it is evaluated
     branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
     part: Part | None = None  # of an equation that became several ops
 
@@ -106,24 +103,11 @@ class Graph:
     num_ops: int
 
 
-def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
-    """The element type and shape in which an abstract value is stored."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return str(data.dtype), tuple(data.shape)
-    return str(aval.dtype), tuple(aval.shape)
-
-
 def _bytes(aval: Any) -> int:
     if not hasattr(aval, "shape"):
         return 0
     dtype, shape = physical_type(aval)
     return math.prod(shape) * jnp.dtype(dtype).itemsize
-
-
-def where_of(eqn: JaxprEqn) -> str | None:
-    """The user's own line behind an equation, as file:line."""
-    return user_line(eqn.source_info.traceback)
 
 
 def _flops(eqn: JaxprEqn, params: dict[str, Any] | None = None) -> float:
@@ -241,7 +225,7 @@ class _Builder:
     # --- Values ---
 
     def add_arg(self, aval: Any, donated: bool, name: str) -> int:
-        value = self.core.add_arg([physical_type(aval)], donated, name)
+        value = self.core.add_arg(physical_type(aval), donated, name)
         self.avals[value] = aval
         return value
 
@@ -319,7 +303,7 @@ class _Builder:
 
     def is_backward(self, eqn: JaxprEqn) -> bool:
         """Whether autodiff wrote the equation, or the call that it stands in."""
-        return self.in_backward or "transpose(" in str(eqn.source_info.name_stack)
+        return self.in_backward or is_transposed(eqn)
 
     def add_conditional(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         """A cond outside the loops: every equation of its branches is placed by itself."""
@@ -352,8 +336,8 @@ class _Builder:
         if parts is None:
             return self.add_call(eqn, operands)
         self._refuse_hidden_marks(eqn)
-        check_equation(eqn, where_of(eqn))
-        return self.add_parts(eqn, operands, parts, _BACKWARD if backward else 0)
+        check_equation(eqn, user_line(eqn))
+        return self.add_parts(eqn, operands, parts, _core.FLAG_BACKWARD if backward else 0)
 
     def add_parts(
         self,
@@ -395,23 +379,24 @@ class _Builder:
             return operands
         avals = [self.avals[o] for o in varying]
         first = self._add(
-            eqn, jax.lax.optimization_barrier_p, {}, varying, avals, flags=_BACKWARD
+            eqn, jax.lax.optimization_barrier_p, {}, varying, avals, flags=_core.FLAG_BACKWARD
         )
         behind = {o: first + k for k, o in enumerate(varying)}
         return [behind.get(o, o) if isinstance(o, int) else o for o in operands]
 
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         self._refuse_hidden_marks(eqn)
-        check_equation(eqn, where_of(eqn))
-        flags = _CHEAP if self._is_cheap(eqn) else 0
+        check_equation(eqn, user_line(eqn))
+        flags = _core.FLAG_CHEAP if self._is_cheap(eqn) else 0
         if self.is_backward(eqn):
-            flags |= _BACKWARD
+            flags |= _core.FLAG_BACKWARD
         if eqn.effects:
-            flags |= _EFFECT
+            flags |= _core.FLAG_EFFECT
         avals = [v.aval for v in eqn.outvars]
-        kind = ADD if self._is_sum(eqn, operands) and self._may_regroup(eqn) else CALL
+        regroups = self._is_sum(eqn, operands) and self._may_regroup(eqn)
+        kind = _core.OP_ADD if regroups else _core.OP_CALL
         if eqn.primitive is place_p and self.outside is None:
-            kind = PLACE
+            kind = _core.OP_PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
         return list(range(first, first + len(avals)))
 
@@ -422,7 +407,7 @@ class _Builder:
             return operands  # the stage ended when this was computed first
         uid = eqn.params["uid"]
         if eqn.primitive is mark_p:
-            stage, kind = self.num_marks, MARK
+            stage, kind = self.num_marks, _core.OP_MARK
             self.num_marks += 1
             self.mark_stages.setdefault(uid, []).append(stage)
         else:
@@ -431,7 +416,7 @@ class _Builder:
             open_stages = self.mark_stages.get(uid)
             if not open_stages:
                 return operands
-            stage, kind = open_stages.pop(), MARK_BACKWARD
+            stage, kind = open_stages.pop(), _core.OP_MARK_BACKWARD
         values = [o for o in operands if isinstance(o, int)]
         avals = [self.avals[o] for o in values]
         first = self._add(eqn, eqn.primitive, eqn.params, values, avals, 0, kind, stage)
@@ -496,17 +481,17 @@ class _Builder:
         operands: Sequence[Operand],
         avals: Sequence[Any],
         flags: int = 0,
-        kind: int = CALL,
+        kind: int = _core.OP_CALL,
         attr: int = 0,
         part: Part | None = None,
     ) -> int:
         values = [o for o in operands if isinstance(o, int)]
-        branches = () if kind == ADD else self.branches
+        branches = () if kind == _core.OP_ADD else self.branches
         indices = (branch.conditional.index for branch in branches)
         guards = [index for index in indices if isinstance(index, int)]
         types = [physical_type(a) for a in avals]
-        cost = _flops(eqn, params) if eqn and kind == CALL else 0.0
-        where = where_of(eqn) if eqn else None
+        cost = _flops(eqn, params) if eqn and kind == _core.OP_CALL else 0.0
+        where = user_line(eqn) if eqn else None
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, primitive.name, where
         )
@@ -516,7 +501,7 @@ class _Builder:
             tuple(operands),
             first,
             len(avals),
-            eqn.ctx if eqn else None,
+            eqn,
             branches,
             part,
         )
@@ -536,7 +521,7 @@ class _Builder:
         aval = operand.aval
         params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
         primitive = jax.lax.convert_element_type_p
-        return self._add(None, primitive, params, [operand], [aval], _CHEAP)
+        return self._add(None, primitive, params, [operand], [aval], _core.FLAG_CHEAP)
 
     def _may_regroup(self, eqn: JaxprEqn) -> bool:
         """Under a condition only sums of scalars (norms) are sums to the planner: they are
@@ -584,8 +569,8 @@ class _Builder:
                     remedy = f"Call {'treduce' if is_loop else 'mark_stage_end'} outside of it."
                 raise make_error(
                     "unsupported" if is_loop else "stage-marks",
-                    f"{'treduce' if is_loop else 'stage mark'} at {where_of(hidden)} stands "
-                    f"under `{eqn.primitive.name}` at {where_of(eqn)}, {runs}.\n{remedy}",
+                    f"{'treduce' if is_loop else 'stage mark'} at {user_line(hidden)} stands "
+                    f"under `{eqn.primitive.name}` at {user_line(eqn)}, {runs}.\n{remedy}",
                 )
 
 

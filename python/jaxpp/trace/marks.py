@@ -185,7 +185,7 @@ class _Survey:
     def _note(self, eqn: JaxprEqn, needs: int, used: bool, calls: Any) -> list[int]:
         before = len(self.marks) - 1
         follows = before < 0 or bool(needs >> before & 1)
-        line, *frames = user_frames(eqn.source_info.traceback) or ["?"]
+        line, *frames = user_frames(eqn) or ["?"]
         mark = _Mark(eqn.params["uid"], line_of(line), (*frames, *calls), used, follows)
         self.marks.append(mark)
         return [needs | 1 << len(self.marks) - 1] * len(eqn.outvars)
@@ -199,7 +199,7 @@ class _Survey:
         if not any(map(_holds_marks, inners)):
             return outs
         recomputed = len(self.marks) if eqn.params.get("differentiated") else None
-        frames = (*user_frames(eqn.source_info.traceback), *calls)
+        frames = (*user_frames(eqn), *calls)
         for inner in inners:
             same = len(inner.invars) == len(operands)
             given = operands if same else [everything] * len(inner.invars)

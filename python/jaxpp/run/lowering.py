@@ -13,12 +13,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.callbacks import redirect_callbacks
-from jaxpp.evaluation import MadeOp, run_ops
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
-from jaxpp.tracing import ACCUMULATE, INIT, SUM, FrontOp, Graph
+from jaxpp.plan.evaluation import MadeOp, run_ops
+from jaxpp.run.callbacks import redirect_callbacks
+from jaxpp.trace.graph import FrontOp, Graph
 
 __all__ = ["LoweredTask", "TaskLowerer"]
 
@@ -54,14 +54,6 @@ def _literal_key(literal: Literal) -> Any:
     return ("literal", str(literal.aval), value.tobytes())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    name: str
-    ops: Sequence[int]
-    inputs: Sequence[int]
-    outputs: Sequence[int]
-
-
 class TaskLowerer:
     """Lowers the tasks of one plan.
 
@@ -88,35 +80,38 @@ class TaskLowerer:
         self.specs = specs
         self.platform = platform
         # The planner's own values are typed like those of the graph that they are a part of.
-        self.avals = [graph.avals.get(origin) for origin in staged.origins()]
+        self.avals: list[Any] = [graph.avals.get(origin) for origin in staged.origins()]
         self._cache: dict[Any, LoweredTask] = {}
 
     # --- Evaluating a task ---
 
     def _made_op(self, op: int) -> MadeOp:
-        kind, attr, loop, inputs, first, count = self.staged.op(op)
+        made = self.staged.op(op)
+        first = made.first_output
 
         def run(env: dict[int, Any]) -> None:
-            values = [env[v] for v in inputs]
-            if kind == SUM:
+            values = [env[v] for v in made.inputs]
+            if made.kind == _core.OP_SUM:
                 env[first] = functools.reduce(jax.lax.add, values)
                 return
-            front = self.graph.loops[loop]
-            operation = front.operations[attr]
-            if kind == INIT:
-                value = front.value_avals[attr]
+            assert made.loop is not None
+            front = self.graph.loops[made.loop]
+            operation = front.operations[made.attr]
+            if made.kind == _core.OP_INIT:
+                value = front.value_avals[made.attr]
                 struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
                 env[first] = operation.state(front.length, struct)
-            elif kind == ACCUMULATE:
+            elif made.kind == _core.OP_ACCUMULATE:
                 index = values[2] if len(values) > 2 else None
                 env[first] = accumulate(operation, values[0], values[1], index)
 
-        return MadeOp(tuple(inputs), tuple(range(first, first + count)), run)
+        outputs = tuple(range(first, first + made.num_outputs))
+        return MadeOp(tuple(made.inputs), outputs, run)
 
     def _is_made(self, op: int) -> bool:
-        return op not in self.graph.ops or self.staged.op(op)[0] == SUM
+        return op not in self.graph.ops or self.staged.op(op).kind == _core.OP_SUM
 
-    def _task_function(self, task: _Task) -> Callable[..., list[Any]]:
+    def _task_function(self, task: _core.StagedTask) -> Callable[..., list[Any]]:
         ops = [
             self._made_op(op) if self._is_made(op) else self._resolved(op) for op in task.ops
         ]
@@ -132,26 +127,22 @@ class TaskLowerer:
     def _resolved(self, op: int) -> FrontOp:
         """The op with its inputs as the planner rewrote them (it looks through marks)."""
         front = self.graph.ops[op]
-        inputs = iter(self.staged.op(op)[3])
+        inputs = iter(self.staged.op(op).inputs)
         operands = tuple(o if isinstance(o, Literal) else next(inputs) for o in front.operands)
         return dataclasses.replace(front, operands=operands)
 
     # --- What makes two tasks the same ---
 
     def _op_key(self, op: int, local: dict[Any, int]) -> Any:
-        kind, attr, loop, inputs, first, count = self.staged.op(op)
+        staged = self.staged.op(op)
         key: tuple[Any, ...]
         if self._is_made(op):
-            operation = (
-                None
-                if loop is None or kind == SUM
-                else (
-                    self.graph.loops[loop].operations[attr],
-                    self.graph.loops[loop].length,
-                    str(self.graph.loops[loop].value_avals[attr]),
-                )
-            )
-            key = (kind, operation, tuple(local[v] for v in inputs))
+            operation = None
+            if staged.loop is not None and staged.kind != _core.OP_SUM:
+                loop = self.graph.loops[staged.loop]
+                value = str(loop.value_avals[staged.attr])
+                operation = (loop.operations[staged.attr], loop.length, value)
+            key = (staged.kind, operation, tuple(local[v] for v in staged.inputs))
         else:
             front = self._resolved(op)
             operands = tuple(
@@ -159,8 +150,8 @@ class TaskLowerer:
             )
             key = (front.primitive, _param_key(front.params), operands)
             key += self._split_key(front, local)
-        for k in range(count):
-            local[first + k] = len(local)
+        for k in range(staged.num_outputs):
+            local[staged.first_output + k] = len(local)
         return key
 
     @staticmethod
@@ -180,7 +171,7 @@ class TaskLowerer:
     def _value_key(self, value: int) -> Any:
         return str(self.avals[value]), None if self.specs is None else self.specs[value]
 
-    def _task_key(self, task: _Task, donations: Sequence[int | None]) -> Any:
+    def _task_key(self, task: _core.StagedTask, donations: Sequence[int | None]) -> Any:
         local: dict[Any, int] = {v: k for k, v in enumerate(task.inputs)}
         inputs = tuple(self._value_key(v) for v in task.inputs)
         ops = tuple(self._op_key(op, local) for op in task.ops)
@@ -189,27 +180,25 @@ class TaskLowerer:
 
     # --- Lowering ---
 
-    def lower(self, task: tuple[Any, ...], donations: Sequence[int | None]) -> LoweredTask:
+    def lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         """A task of `staged.tasks()` with its row of `plan.donations()`."""
-        name, _, _, _, _, ops, inputs, outputs = task
-        view = _Task(name, ops, inputs, outputs)
-        key = self._task_key(view, donations)
+        key = self._task_key(task, donations)
         if key not in self._cache:
-            self._cache[key] = self._lower(view, donations)
+            self._cache[key] = self._lower(task, donations)
         return self._cache[key]
 
-    def _shardings(self, values: Sequence[int]) -> Any:
+    def _shardings(self, values: Sequence[int], specs: dict[int, PartitionSpec]) -> Any:
         mesh = self.mesh.lowering_mesh()
-        return [NamedSharding(mesh, self.specs[v]) for v in values]
+        return [NamedSharding(mesh, specs[v]) for v in values]
 
-    def _lower(self, task: _Task, donations: Sequence[int | None]) -> LoweredTask:
+    def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         avals = [
             jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in task.inputs
         ]
-        options = {}
+        options: dict[str, Any] = {}
         if self.specs is not None:
-            options["in_shardings"] = tuple(self._shardings(task.inputs))
-            options["out_shardings"] = self._shardings(task.outputs)
+            options["in_shardings"] = tuple(self._shardings(task.inputs, self.specs))
+            options["out_shardings"] = self._shardings(task.outputs, self.specs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
         with context_mesh(self.mesh.lowering_mesh()):
             traced = function.trace(*avals)

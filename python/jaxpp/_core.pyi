@@ -1,0 +1,395 @@
+"""The C library of JaxPP, as Python sees it."""
+
+from collections.abc import Callable as _Callable
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+from _typeshed import StrPath, structseq
+from typing_extensions import Buffer, CapsuleType
+
+# --- Errors -----------------------------------------------------------------------------
+
+class JaxppError(Exception):
+    code: str
+
+class NanError(JaxppError, FloatingPointError): ...
+
+ERROR_CODES: Final[tuple[str, ...]]
+
+# --- Constants --------------------------------------------------------------------------
+
+OP_CALL: Final[int]
+OP_MARK: Final[int]
+OP_MARK_BACKWARD: Final[int]
+OP_ADD: Final[int]
+OP_PLACE: Final[int]
+OP_INIT: Final[int]
+OP_ACCUMULATE: Final[int]
+OP_SUM: Final[int]
+FLAG_CHEAP: Final[int]
+FLAG_BACKWARD: Final[int]
+FLAG_EFFECT: Final[int]
+REDUCE_ADD: Final[int]
+REDUCE_MAX: Final[int]
+REDUCE_CONCAT: Final[int]
+REDUCE_CUSTOM: Final[int]
+TASK_IDLE: Final[int]
+TASK_FWD: Final[int]
+TASK_BWD: Final[int]
+TASK_BWD_I: Final[int]
+TASK_BWD_W: Final[int]
+LARGEST_COUNT: Final[int]
+LARGEST_LATENCY: Final[int]
+CALLBACK_ATTRIBUTE: Final[str]
+
+# --- Functions --------------------------------------------------------------------------
+
+def check_process() -> None: ...
+def callback_handler() -> CapsuleType: ...
+def callbacks_close() -> None: ...
+
+# --- Records ----------------------------------------------------------------------------
+
+@final
+class StagedTask(
+    structseq[Any],
+    tuple[str, int, int, int | None, int | None, list[int], list[int], list[int]],
+):
+    __match_args__: Final = (
+        "name",
+        "kind",
+        "rank",
+        "loop",
+        "stage",
+        "ops",
+        "inputs",
+        "outputs",
+    )
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def loop(self) -> int | None: ...
+    @property
+    def stage(self) -> int | None: ...
+    @property
+    def ops(self) -> list[int]: ...
+    @property
+    def inputs(self) -> list[int]: ...
+    @property
+    def outputs(self) -> list[int]: ...
+
+@final
+class StagedOp(structseq[Any], tuple[int, int, int | None, list[int], int, int]):
+    __match_args__: Final = ("kind", "attr", "loop", "inputs", "first_output", "num_outputs")
+    @property
+    def kind(self) -> int: ...
+    @property
+    def attr(self) -> int: ...
+    @property
+    def loop(self) -> int | None: ...
+    @property
+    def inputs(self) -> list[int]: ...
+    @property
+    def first_output(self) -> int: ...
+    @property
+    def num_outputs(self) -> int: ...
+
+@final
+class PlacedValue(structseq[Any], tuple[int, list[int]]):
+    __match_args__: Final = ("value", "ranks")
+    @property
+    def value(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+
+@final
+class RankSummary(structseq[Any], tuple[int, int, int]):
+    __match_args__: Final = ("instructions", "peak_bytes", "reserved_bytes")
+    @property
+    def instructions(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+
+@final
+class SearchResult(structseq[Any], tuple[Schedule, str, float, float, str | None, float, int]):
+    __match_args__: Final = (
+        "schedule",
+        "name",
+        "makespan",
+        "bound",
+        "built_in",
+        "built_in_makespan",
+        "tried",
+    )
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def makespan(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+    @property
+    def built_in(self) -> str | None: ...
+    @property
+    def built_in_makespan(self) -> float: ...
+    @property
+    def tried(self) -> int: ...
+
+@final
+class DeviceInfo(structseq[Any], tuple[int, str]):
+    __match_args__: Final = ("id", "kind")
+    @property
+    def id(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+
+@final
+class ClientInfo(structseq[Any], tuple[str, str, list[DeviceInfo]]):
+    __match_args__: Final = ("platform", "version", "devices")
+    @property
+    def platform(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def devices(self) -> list[DeviceInfo]: ...
+
+@final
+class Compiled(structseq[Any], tuple[Executable, bool]):
+    __match_args__: Final = ("executable", "written")
+    @property
+    def executable(self) -> Executable: ...
+    @property
+    def written(self) -> bool: ...
+
+@final
+class ScheduleSizes(structseq[Any], tuple[int, int, int]):
+    __match_args__: Final = ("stages", "ranks", "microbatches")
+    @property
+    def stages(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def microbatches(self) -> int: ...
+
+@final
+class ScheduleTask(structseq[Any], tuple[int, bool, int, int, int]):
+    __match_args__: Final = ("kind", "joins_next", "latency", "stage", "microbatch")
+    @property
+    def kind(self) -> int: ...
+    @property
+    def joins_next(self) -> bool: ...
+    @property
+    def latency(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
+    @property
+    def microbatch(self) -> int: ...
+
+@final
+class StageCosts(structseq[Any], tuple[float, float, float]):
+    __match_args__: Final = ("forward", "backward", "weight")
+    @property
+    def forward(self) -> float: ...
+    @property
+    def backward(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
+
+@final
+class TaskRun(structseq[Any], tuple[int, str, int, int, int, int]):
+    __match_args__: Final = ("rank", "task", "microbatch", "issued", "start", "end")
+    @property
+    def rank(self) -> int: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def issued(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+# --- Types ------------------------------------------------------------------------------
+
+# An element type and a shape.
+_Type = tuple[str, Sequence[int]]
+# Forward, input gradient, weight gradient.
+_Costs = tuple[float, float, float]
+# As ScheduleTask: kind, joins_next, latency, stage, microbatch.
+_Task = tuple[int, bool, int, int, int]
+
+@final
+class Graph:
+    def __new__(cls, name: str | None, ranks: int, /) -> Graph: ...
+    def add_arg(self, type: _Type, donated: bool, name: str | None, /) -> int: ...
+    def add_op(
+        self,
+        kind: int,
+        flags: int,
+        attr: int,
+        inputs: Sequence[int],
+        types: Sequence[_Type],
+        cost: float,
+        name: str | None,
+        where: str | None,
+        /,
+    ) -> int: ...
+    def begin_loop(
+        self, microbatches: int, stages: int, schedule: str | None, where: str | None, /
+    ) -> int: ...
+    def end_loop(
+        self, reduces: Sequence[int], values: Sequence[int], types: Sequence[_Type], /
+    ) -> int: ...
+    def add_output(self, value: int, name: str | None, /) -> None: ...
+    def finish(self, /) -> None: ...
+    def text(self, device_bytes: Sequence[int] | None = None, /) -> str: ...
+
+@final
+class Schedule:
+    @staticmethod
+    def build(
+        name: str, stages: int, ranks: int, microbatches: int, fuse_steady_state: bool, /
+    ) -> Schedule: ...
+    @staticmethod
+    def one_pass(
+        stages: int, ranks: int, microbatches: int, split_backward: bool, /
+    ) -> Schedule: ...
+    @staticmethod
+    def from_rows(
+        name: str, stages: int, ranks: int, microbatches: int, rows: list[list[_Task]], /
+    ) -> Schedule: ...
+    @staticmethod
+    def from_csv(file: str, text: str, /) -> Schedule: ...
+    @staticmethod
+    def search(
+        stages: int,
+        ranks: int,
+        microbatches: int,
+        costs: list[_Costs],
+        latency: float,
+        memory_limit: int,
+        activation_bytes: int,
+        seconds: float,
+        /,
+    ) -> Schedule: ...
+    def csv(self, communication: bool, /) -> str: ...
+    def sizes(self, /) -> ScheduleSizes: ...
+    def rows(self, /) -> list[list[ScheduleTask]]: ...
+    def text(self, /) -> str: ...
+    def stage_ranks(self, /) -> list[int]: ...
+
+@final
+class Staged:
+    def __new__(cls, graph: Graph, schedules: Sequence[Schedule], /) -> Staged: ...
+    def tasks(self, /) -> list[StagedTask]: ...
+    def op(self, id: int, /) -> StagedOp: ...
+    def args(self, /) -> list[PlacedValue]: ...
+    def outputs(self, /) -> list[PlacedValue]: ...
+    def origins(self, /) -> list[int]: ...
+    def notes(self, /) -> list[str]: ...
+    def text(self, /) -> str: ...
+
+@final
+class Plan:
+    def __new__(
+        cls,
+        staged: Staged,
+        schedules: Sequence[Schedule],
+        value_bytes: Sequence[int] | None,
+        /,
+    ) -> Plan: ...
+    def check(self, memory_limits: Sequence[int] | None, /) -> str: ...
+    def donations(self, /) -> list[list[int | None]]: ...
+    def summary(self, /) -> list[RankSummary]: ...
+    def search(
+        self,
+        graph: Graph,
+        loop: int,
+        schedules: Sequence[Schedule],
+        costs: Sequence[_Costs],
+        memory_limits: Sequence[int] | None,
+        seconds: float,
+        /,
+    ) -> SearchResult: ...
+    def explain_memory(self, rank: int, message: str, /) -> str: ...
+    def program_text(self, /) -> str: ...
+    def text(self, /) -> str: ...
+
+@final
+class Client:
+    def __new__(cls, plugin: StrPath, options: dict[str, Any], /) -> Client: ...
+    def info(self, /) -> ClientInfo: ...
+    def compile(
+        self, code: Buffer, options: Buffer, kept: object, folder: bytes, key: str | None, /
+    ) -> Compiled: ...
+    def register_custom_call(
+        self, name: str, platform: str, handler: CapsuleType, traits: int, /
+    ) -> None: ...
+
+@final
+class Executable: ...
+
+@final
+class Value:
+    @staticmethod
+    def put(
+        client: Client,
+        ranks: Sequence[int],
+        devices_per_rank: int,
+        devices: Sequence[int],
+        shards: list[Any],
+        dtype: str,
+        /,
+    ) -> Value: ...
+    def place(self, ranks: Sequence[int], devices: Sequence[int], /) -> Value: ...
+    def stands_for(self, origin: Value, /) -> None: ...
+    def read(self, rank: int, device: int, buffer: Any, /) -> None: ...
+    def delete(self, /) -> None: ...
+    def wait(self, /) -> None: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def deleted(self) -> bool: ...
+    @property
+    def fate(self) -> str: ...
+
+@final
+class Runtime:
+    def __new__(
+        cls,
+        client: Client,
+        plan: Plan,
+        devices_per_rank: int,
+        devices: Sequence[int],
+        executables: Sequence[Executable | None],
+        portable: bool,
+        issue_threads: int,
+        bare: bool,
+        /,
+    ) -> Runtime: ...
+    def step(self, values: list[Value], /) -> list[Value]: ...
+    def bare_step(self, values: list[Value], /) -> list[Value]: ...
+    def bare_instructions(self, /) -> int: ...
+    def set_checks(self, nans: bool, infs: bool, /) -> None: ...
+    def set_tracing(self, enabled: bool, /) -> None: ...
+    def trace(self, /) -> list[TaskRun]: ...
+    def costs(self, loop: int, /) -> list[StageCosts]: ...
+    def trace_json(self, /) -> str: ...
+    def trace_draw(self, columns: int, color: bool, /) -> str: ...
+    def trace_peaks(self, /) -> list[int]: ...
+
+@final
+class Callback:
+    def __new__(
+        cls, function: _Callable[..., Any], operands: list[int], results: list[int], /
+    ) -> Callback: ...
+    def address(self, /) -> int: ...

@@ -1,0 +1,1 @@
+"""From a plan to steps that run: tasks lowered and compiled, arrays on the devices."""

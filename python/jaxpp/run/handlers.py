@@ -1,0 +1,47 @@
+"""Handlers of custom calls: what JAX's own operations, callbacks and a user's FFI calls need
+from the plugin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpp import _core
+from jaxpp.jax_internals import host_call_targets
+from jaxpp.run.callbacks import TARGET
+
+__all__ = ["has_callbacks", "register_handlers"]
+
+_NO_TRAITS = 0
+_registered: dict[int, set[str]] = {}  # by client
+
+
+def _handlers() -> dict[str, Any]:
+    found = {
+        name: stages["execute"]
+        for name, stages in host_call_targets().items()
+        if set(stages) == {"execute"} and "python" not in name
+    }
+    return {TARGET: _core.callback_handler(), **found}
+
+
+def register_handlers(client: _core.Client) -> None:
+    """Gives the plugin the CPU handlers registered with JAX that it does not have yet:
+    jaxlib's (LAPACK: qr, cholesky, eigh, svd, solve, ...), the user's
+    (`jax.ffi.register_ffi_target`) and the one for callbacks into Python. A plugin for
+    another device, or without an FFI extension that this library knows, gets none."""
+    known = _registered.setdefault(id(client), set())
+    if client.info().platform.lower() not in ("cpu", "host"):
+        return
+    for name, handler in _handlers().items():
+        if name in known:
+            continue
+        try:
+            client.register_custom_call(name, "Host", handler, _NO_TRAITS)
+        except _core.JaxppError:
+            return
+        known.add(name)
+
+
+def has_callbacks(client: _core.Client) -> bool:
+    """Whether tasks on this client can call back into Python."""
+    return TARGET in _registered.get(id(client), ())

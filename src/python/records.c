@@ -1,0 +1,220 @@
+// What methods of jaxpp._core return and what they count with: a record type for each
+// kind of row, so that Python reads fields by name, and the library's enums as ints, so
+// that Python copies none of them by hand.
+#include <string.h>
+
+#include "python/core.h"
+
+// --- Records --------------------------------------------------------------------------
+
+static PyStructSequence_Field kStagedTask[] = {
+    {"name", "as in texts and traces: \"fwd_0\""},
+    {"kind", "TASK_FWD, ..."},
+    {"rank", "where it runs"},
+    {"loop", "None outside the loops"},
+    {"stage", "None outside the loops"},
+    {"ops", "ids, in an order that can run"},
+    {"inputs", "value ids"},
+    {"outputs", "value ids"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kStagedOp[] = {
+    {"kind", "OP_CALL, ..."},
+    {"attr", "what it means depends on the kind"},
+    {"loop", "None outside the loops"},
+    {"inputs", "value ids"},
+    {"first_output", "value id"},
+    {"num_outputs", "with consecutive ids"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kPlacedValue[] = {
+    {"value", "its id"},
+    {"ranks", "that hold it"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kRankSummary[] = {
+    {"instructions", "of a step"},
+    {"peak_bytes", "on each device of the rank"},
+    {"reserved_bytes", "of them: receive slots"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kSearchResult[] = {
+    {"schedule", "proved"},
+    {"name", "of a built-in schedule, or \"searched\""},
+    {"makespan", "in the unit of the costs"},
+    {"bound", "no schedule is shorter"},
+    {"built_in", "the best built-in one that fits; None: none does"},
+    {"built_in_makespan", "0 without one"},
+    {"tried", "how many schedules"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kDeviceInfo[] = {
+    {"id", "as the plugin numbers it"},
+    {"kind", "as the plugin calls it"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kClientInfo[] = {
+    {"platform", "\"cpu\""},
+    {"version", "of the platform"},
+    {"devices", "a list of DeviceInfo"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kCompiled[] = {
+    {"executable", "an Executable"},
+    {"written", "False if it could not be written to the folder"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kScheduleSizes[] = {
+    {"stages", NULL},
+    {"ranks", NULL},
+    {"microbatches", NULL},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kScheduleTask[] = {
+    {"kind", "TASK_IDLE, TASK_FWD, ..."},
+    {"joins_next", "whether it is fused with the next one"},
+    {"latency", "in steps of the schedule"},
+    {"stage", NULL},
+    {"microbatch", NULL},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kStageCosts[] = {
+    {"forward", "of a microbatch, in ms"},
+    {"backward", "of its input gradients, or of the whole backward"},
+    {"weight", "of its weight gradients"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kTaskRun[] = {
+    {"rank", NULL},
+    {"task", "its name"},
+    {"microbatch", "-1 outside the loops"},
+    {"issued", "in ns from the step's begin"},
+    {"start", "when the device could begin"},
+    {"end", "when the results were there"},
+    {NULL, NULL},
+};
+
+#define JPP_PY_FIELDS(fields) fields, sizeof(fields) / sizeof(*(fields)) - 1
+
+static PyStructSequence_Desc kRecords[] = {
+    [JPP_PY_STAGED_TASK] = {"jaxpp._core.StagedTask", "A task of a partitioned step.",
+                            JPP_PY_FIELDS(kStagedTask)},
+    [JPP_PY_STAGED_OP] = {"jaxpp._core.StagedOp", "An op of a partitioned step.",
+                          JPP_PY_FIELDS(kStagedOp)},
+    [JPP_PY_PLACED_VALUE] = {"jaxpp._core.PlacedValue",
+                             "An argument or result, and where it lies.",
+                             JPP_PY_FIELDS(kPlacedValue)},
+    [JPP_PY_RANK_SUMMARY] = {"jaxpp._core.RankSummary", "What a rank does and keeps.",
+                             JPP_PY_FIELDS(kRankSummary)},
+    [JPP_PY_SEARCH_RESULT] = {"jaxpp._core.SearchResult", "What a search found.",
+                              JPP_PY_FIELDS(kSearchResult)},
+    [JPP_PY_DEVICE_INFO] = {"jaxpp._core.DeviceInfo", "A device of a client.",
+                            JPP_PY_FIELDS(kDeviceInfo)},
+    [JPP_PY_CLIENT_INFO] = {"jaxpp._core.ClientInfo", "What a plugin says of itself.",
+                            JPP_PY_FIELDS(kClientInfo)},
+    [JPP_PY_COMPILED] = {"jaxpp._core.Compiled", "What a compilation gives.",
+                         JPP_PY_FIELDS(kCompiled)},
+    [JPP_PY_SCHEDULE_SIZES] = {"jaxpp._core.ScheduleSizes", "What a schedule is for.",
+                               JPP_PY_FIELDS(kScheduleSizes)},
+    [JPP_PY_SCHEDULE_TASK] = {"jaxpp._core.ScheduleTask", "An entry of a rank's row.",
+                              JPP_PY_FIELDS(kScheduleTask)},
+    [JPP_PY_STAGE_COSTS] = {"jaxpp._core.StageCosts", "How long a stage takes.",
+                            JPP_PY_FIELDS(kStageCosts)},
+    [JPP_PY_TASK_RUN] = {"jaxpp._core.TaskRun", "A task as it ran in a traced step.",
+                         JPP_PY_FIELDS(kTaskRun)},
+};
+
+static PyTypeObject* g_record_types[JPP_PY_RECORD_COUNT];
+
+bool jpp_py_add_records(PyObject* module) {
+  for (int i = 0; i < JPP_PY_RECORD_COUNT; ++i) {
+    g_record_types[i] = PyStructSequence_NewType(&kRecords[i]);
+    const char* name = strrchr(kRecords[i].name, '.') + 1;
+    if (!g_record_types[i] ||
+        PyModule_AddObjectRef(module, name, (PyObject*)g_record_types[i]) < 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+PyObject* jpp_py_make_record(jpp_py_record_t record, PyObject* const* fields) {
+  int count = kRecords[record].n_in_sequence;
+  bool ok = true;
+  for (int i = 0; i < count; ++i) ok = ok && fields[i];
+  PyObject* made = ok ? PyStructSequence_New(g_record_types[record]) : NULL;
+  for (int i = 0; i < count; ++i) {
+    if (made) {
+      PyStructSequence_SetItem(made, i, fields[i]);
+    } else {
+      Py_XDECREF(fields[i]);
+    }
+  }
+  return made;
+}
+
+// --- Constants ------------------------------------------------------------------------
+
+static const struct {
+  const char* name;
+  long value;
+} kConstants[] = {
+    {"OP_CALL", JPP_OP_CALL},
+    {"OP_MARK", JPP_OP_MARK},
+    {"OP_MARK_BACKWARD", JPP_OP_MARK_BACKWARD},
+    {"OP_ADD", JPP_OP_ADD},
+    {"OP_PLACE", JPP_OP_PLACE},
+    {"OP_INIT", JPP_OP_INIT},
+    {"OP_ACCUMULATE", JPP_OP_ACCUMULATE},
+    {"OP_SUM", JPP_OP_SUM},
+    {"FLAG_CHEAP", JPP_OP_CHEAP},
+    {"FLAG_BACKWARD", JPP_OP_BACKWARD},
+    {"FLAG_EFFECT", JPP_OP_EFFECT},
+    {"REDUCE_ADD", JPP_REDUCE_ADD},
+    {"REDUCE_MAX", JPP_REDUCE_MAX},
+    {"REDUCE_CONCAT", JPP_REDUCE_CONCAT},
+    {"REDUCE_CUSTOM", JPP_REDUCE_CUSTOM},
+    {"TASK_IDLE", JPP_TASK_IDLE},
+    {"TASK_FWD", JPP_TASK_FWD},
+    {"TASK_BWD", JPP_TASK_BWD},
+    {"TASK_BWD_I", JPP_TASK_BWD_I},
+    {"TASK_BWD_W", JPP_TASK_BWD_W},
+    {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches
+    {"LARGEST_LATENCY", UINT16_MAX},  // of a task in a schedule
+};
+
+static PyObject* make_code(const void* unused, uint64_t index) {
+  (void)unused;
+  return PyUnicode_FromString(jpp_status_code_name((jpp_status_code_t)(index + 1)));
+}
+
+// The names that the `code` of a JaxppError may have.
+static bool add_codes(PyObject* module) {
+  PyObject* list = jpp_py_make_list(JPP_STATUS_CODE_COUNT - 1, make_code, NULL);
+  PyObject* tuple = list ? PyList_AsTuple(list) : NULL;
+  bool ok = tuple && PyModule_AddObjectRef(module, "ERROR_CODES", tuple) == 0;
+  Py_XDECREF(tuple);
+  Py_XDECREF(list);
+  return ok;
+}
+
+bool jpp_py_add_constants(PyObject* module) {
+  for (size_t i = 0; i < sizeof(kConstants) / sizeof(*kConstants); ++i) {
+    if (PyModule_AddIntConstant(module, kConstants[i].name, kConstants[i].value) < 0) {
+      return false;
+    }
+  }
+  return add_codes(module) && PyModule_AddStringConstant(module, "CALLBACK_ATTRIBUTE",
+                                                         jpp_py_callback_attribute) == 0;
+}

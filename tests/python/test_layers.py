@@ -1,0 +1,66 @@
+"""The front's folders are the way of the data: no module imports what comes after it."""
+
+import ast
+import pathlib
+
+import jaxpp.api
+
+ROOT = pathlib.Path(jaxpp.api.__file__).parent
+FOLDERS = ["trace", "plan", "run"]
+# In the package itself: what all folders use, and behind them what users call.
+FIRST = {"array", "errors", "jax_internals", "mesh", "operations", "schedules"}
+LAST = {"__init__", "api", "by_yield", "step"}
+
+
+def place(module: str) -> int:
+    """Where "jaxpp.folder.name" or "jaxpp.name" stands in the way of the data."""
+    _, head, *_ = module.split(".")
+    return FOLDERS.index(head) + 1 if head in FOLDERS else (len(FOLDERS) + 1) * (head in LAST)
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """What a module imports of the package when it is loaded, not only for its types."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return {name for name in found if name.startswith("jaxpp.")}
+
+
+def modules() -> dict[str, pathlib.Path]:
+    paths = [*ROOT.glob("*.py"), *(p for f in FOLDERS for p in (ROOT / f).glob("*.py"))]
+    return {".".join(("jaxpp", *p.relative_to(ROOT).with_suffix("").parts)): p for p in paths}
+
+
+def test_every_module_has_its_place():
+    flat = {name.split(".")[1] for name in modules() if name.count(".") == 1}
+    assert flat == FIRST | LAST
+    assert len(modules()) > len(flat) + 15
+
+
+def test_no_module_imports_a_later_one():
+    wrong = [
+        f"{name} imports {used}"
+        for name, path in modules().items()
+        for used in imports(path)
+        if place(used) > place(name)
+    ]
+    assert wrong == []
+
+
+def test_jax_internals_stand_in_one_module():
+    inside = [
+        name
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for used in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+        if used.startswith(("jax._src", "jaxlib"))
+    ]
+    assert set(inside) == {"jaxpp.jax_internals"}
