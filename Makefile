@@ -6,10 +6,10 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt asan random soak fuzz clean
+.PHONY: help install demo test bench fmt asan random soak fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One `pip install .` builds the library, the command, the extension and the package.
 $(VENV)/.installed: $(SOURCES)
@@ -18,6 +18,19 @@ $(VENV)/.installed: $(SOURCES)
 	@$(PYTHON) -m pip install --quiet --upgrade pip
 	$(PYTHON) -m pip install --quiet --upgrade ".[test]"
 	@touch $@
+
+# What builds the C library: no JAX is needed for that.
+$(VENV)/.tools:
+	@tools/system_packages.sh library
+	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --upgrade pip "meson>=1.4" ninja xla-cpu-pjrt==0.0.1
+	@touch $@
+
+PREFIX := /usr/local
+install: $(VENV)/.tools ## the C library, its headers and the command: PREFIX=/usr/local, DESTDIR
+	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-install $(if $(wildcard build-install),--reconfigure) \
+	  --buildtype=release --prefix=$(abspath $(PREFIX)) --libdir=lib -Dpython=false -Dtests=false
+	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) install -C build-install
 
 demo: $(VENV)/.installed ## train a small transformer as a pipeline, beside plain JAX
 	@$(PYTHON) examples/demo.py

@@ -1,4 +1,6 @@
 // Pictures of a simulated schedule. The texts are freed with jpp_text_free().
+//
+// Threads: any thread, several at once, also on the same simulation.
 #ifndef JAXPP_SCHEDULE_PLOT_H_
 #define JAXPP_SCHEDULE_PLOT_H_
 

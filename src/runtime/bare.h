@@ -9,14 +9,13 @@
 typedef struct jpp_bare jpp_bare_t;
 
 // Options as for jpp_runtime_create(); JPP_UNSUPPORTED for more than one device a rank.
-JPP_API jpp_status_t* jpp_bare_create(const jpp_runtime_options_t* options,
-                                      jpp_bare_t** out_bare) JPP_MUST_USE;
+jpp_status_t* jpp_bare_create(const jpp_runtime_options_t* options,
+                              jpp_bare_t** out_bare) JPP_MUST_USE;
 // Takes NULL.
-JPP_API void jpp_bare_destroy(jpp_bare_t* bare);
+void jpp_bare_destroy(jpp_bare_t* bare);
 // As jpp_runtime_step(), but after an error nothing is cleaned up.
-JPP_API jpp_status_t* jpp_bare_step(jpp_bare_t* bare,
-                                    const jpp_step_io_t* io) JPP_MUST_USE;
+jpp_status_t* jpp_bare_step(jpp_bare_t* bare, const jpp_step_io_t* io) JPP_MUST_USE;
 // Client calls that the step's instructions stand for: all but receives.
-JPP_API uint64_t jpp_bare_instructions(const jpp_bare_t* bare);
+uint64_t jpp_bare_instructions(const jpp_bare_t* bare);
 
 #endif  // JPP_RUNTIME_BARE_H_
