@@ -23,7 +23,8 @@ $(VENV)/.installed: $(SOURCES)
 $(VENV)/.tools:
 	@tools/system_packages.sh library
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --upgrade pip "meson>=1.4" ninja xla-cpu-pjrt==0.0.1
+	@$(PYTHON) -c "import mesonbuild, ninja, xla_plugins" 2>/dev/null || \
+	  $(PYTHON) -m pip install --quiet "meson>=1.4" ninja xla-cpu-pjrt==0.0.1
 	@touch $@
 
 PREFIX := /usr/local

@@ -104,6 +104,7 @@ PARTS: dict[str, Callable[[], tuple[int, int]]] = {
     "plain": lambda: c_tests("plain", "-Dwerror=" + str("CI" in os.environ).lower()),
     "asan": lambda: c_tests("asan", "-Db_sanitize=address,undefined", "-Db_lundef=false"),
     "tsan": lambda: c_tests("tsan", "-Db_sanitize=thread", "-Db_lundef=false"),
+    "installed": lambda: one(sys.executable, "tools/check_installed.py"),
     "fuzz": lambda: one(sys.executable, "tools/fuzz.py"),
     "clang-format": format_check,
     "ruff": ruff_check,
