@@ -107,6 +107,7 @@ PARTS: dict[str, Callable[[], tuple[int, int]]] = {
     "installed": lambda: one(sys.executable, "tools/check_installed.py"),
     "fuzz": lambda: one(sys.executable, "tools/fuzz.py"),
     "clang-format": format_check,
+    "clang-tidy": lambda: one(sys.executable, "tools/tidy.py"),
     "ruff": ruff_check,
     "pytest": pytest,
 }
