@@ -6,10 +6,10 @@ SOURCES := $(shell find src include python meson.build meson.options pyproject.t
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test bench fmt asan random soak fuzz clean
+.PHONY: help install wheel demo test test-jax bench fmt asan random soak fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One `pip install .` builds the library, the command, the extension and the package.
 $(VENV)/.installed: $(SOURCES)
@@ -48,6 +48,16 @@ test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats
 
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
 	@$(PYTHON) tools/run_tests.py asan
+
+OTHER := .venvs/jax-$(VERSION)
+test-jax: ## VERSION=0.10.2: the Python tests on another JAX, in .venvs/
+	@tools/system_packages.sh
+	@test -n "$(VERSION)" || { echo "make test-jax VERSION=0.10.2"; exit 2; }
+	@test -x $(OTHER)/bin/python || python3 -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
+	$(OTHER)/bin/python -m pip install --quiet ".[test]"
+	$(OTHER)/bin/python -m pip install --quiet jax==$(VERSION) jaxlib==$(VERSION)
+	@$(OTHER)/bin/python tools/run_tests.py pytest
 
 bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C loop
 	@$(PYTHON) benchmarks/steps.py
