@@ -3,27 +3,27 @@
 #ifndef JAXPP_JAXPP_H_
 #define JAXPP_JAXPP_H_
 
+// clang-format off
 #include "jaxpp/version.h"
-
-// What every call answers with, and what arrays are made of.
-#include "jaxpp/dtype.h"
 #include "jaxpp/status.h"
+#include "jaxpp/dtype.h"
 
 // The planner.
-#include "jaxpp/check.h"
+#include "jaxpp/schedule.h"
+#include "jaxpp/schedule_csv.h"
+#include "jaxpp/schedule_simulate.h"
+#include "jaxpp/schedule_search.h"
+#include "jaxpp/schedule_plot.h"
 #include "jaxpp/graph.h"
 #include "jaxpp/partition.h"
 #include "jaxpp/program.h"
-#include "jaxpp/schedule.h"
-#include "jaxpp/schedule_csv.h"
-#include "jaxpp/schedule_plot.h"
-#include "jaxpp/schedule_search.h"
-#include "jaxpp/schedule_simulate.h"
+#include "jaxpp/check.h"
 
 // What runs a plan.
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
-#include "jaxpp/runtime.h"
 #include "jaxpp/transport.h"
+#include "jaxpp/runtime.h"
+// clang-format on
 
 #endif  // JAXPP_JAXPP_H_
