@@ -2,7 +2,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 MESON := $(VENV)/bin/meson
-SOURCES := $(shell find src include python meson.build meson.options pyproject.toml tools \
+SOURCES := $(shell find src include python meson.build meson.options jaxpp.pc.in pyproject.toml tools \
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
