@@ -24,6 +24,7 @@ has_python_headers() {
 }
 
 need gcc command -v cc
+need libc6-dev has_header stdio.h
 need libjansson-dev has_header jansson.h
 need pkg-config command -v pkg-config
 need python3-venv python3 -c "import ensurepip, venv"
