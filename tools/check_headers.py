@@ -1,39 +1,45 @@
 """Compiles each public header by itself, as C and as C++.
 
-Only include/ is on the path: that is all that an installation has.
+Only the folders of public headers are on the path: that is all that an installation has.
 
-    check_headers.py ROOT COMPILER [ARGUMENT ...]
+    check_headers.py INCLUDE GENERATED COMPILER [ARGUMENT ...]
+
+INCLUDE has the headers that are written, GENERATED those that a build makes.
 """
 
 import pathlib
 import subprocess
 import sys
 
-LANGUAGES = {"c": ["-std=gnu17", "-Wstrict-prototypes"], "c++": ["-std=c++17"]}
+LANGUAGES = {"c": ["-std=c11", "-Wstrict-prototypes"], "c++": ["-std=c++17"]}
 
 
-def check(header: pathlib.Path, include: pathlib.Path, compiler: list[str]) -> list[str]:
+def check(header: str, paths: list[str], compiler: list[str]) -> list[str]:
     """The complaints of the compiler, one text for each language that has any."""
     complaints = []
     for language, flags in LANGUAGES.items():
         done = subprocess.run(
             [*compiler, "-x", language, *flags, "-fsyntax-only", "-Wall", "-Wextra"]
-            + ["-Werror", "-I", str(include), "-"],
-            input=f'#include "{header.relative_to(include)}"\n',
+            + ["-pedantic", "-Werror", *(f"-I{path}" for path in paths), "-"],
+            input=f'#include "{header}"\nint not_empty;\n',
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode and "cc1plus" not in done.stderr:  # no C++ compiler here
-            complaints.append(f"{header.name} as {language}:\n{done.stderr}")
+            complaints.append(f"{header} as {language}:\n{done.stderr}")
     return complaints
 
 
 def main() -> int:
     """Exit status 1 when a header does not stand alone."""
-    include = pathlib.Path(sys.argv[1]) / "include"
-    headers = sorted(include.rglob("*.h"))
-    complaints = [c for header in headers for c in check(header, include, sys.argv[2:])]
+    paths, compiler = sys.argv[1:3], sys.argv[3:]
+    headers = sorted(
+        str(header.relative_to(path))
+        for path in paths
+        for header in pathlib.Path(path).rglob("*.h")
+    )
+    complaints = [c for header in headers for c in check(header, paths, compiler)]
     print("\n".join(complaints) or f"{len(headers)} headers stand alone")
     return 1 if complaints or not headers else 0
 

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that the build needs, or prints the line that does.
+# `system_packages.sh library`: only those of the C library and its command.
 set -eu
 
 missing=""
@@ -23,13 +24,17 @@ has_python_headers() {
 }
 
 need gcc command -v cc
+need libc6-dev has_header stdio.h
 need libjansson-dev has_header jansson.h
-need libcmocka-dev sh -c "printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | cc -E -x c -"
 need pkg-config command -v pkg-config
-need clang command -v clang
-need libclang-rt-dev has_fuzzer
 need python3-venv python3 -c "import ensurepip, venv"
-need python3-dev has_python_headers
+if [ "${1:-}" != library ]; then
+  need g++ command -v c++
+  need libcmocka-dev sh -c "printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | cc -E -x c -"
+  need clang command -v clang
+  need libclang-rt-dev has_fuzzer
+  need python3-dev has_python_headers
+fi
 
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ]; then

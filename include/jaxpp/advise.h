@@ -2,8 +2,9 @@
 //
 // In: a step that was planned, and limits on the memory of its ranks. Out: the built-in
 // schedule that fits them, or one that a search finds. Every candidate is planned as a
-// whole, so advice takes about as long as planning all of them. What is given is only
-// read; several threads may ask at once.
+// whole, so advice takes about as long as planning all of them.
+//
+// Threads: as for plans (plan.h).
 #ifndef JAXPP_ADVISE_H_
 #define JAXPP_ADVISE_H_
 

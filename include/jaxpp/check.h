@@ -13,6 +13,8 @@
 //
 // and of every channel: both ends see the same values in the same order, and no actors
 // wait for each other for ever when sends block with all slots full.
+//
+// Threads: any thread, several at once, also on the same plan, which is only read.
 #ifndef JAXPP_CHECK_H_
 #define JAXPP_CHECK_H_
 

@@ -14,6 +14,8 @@
 //   order
 //
 // Arguments of a hash are of any type and shape; others are f32 of the result's shape.
+//
+// Threads: as device.h says.
 #ifndef JAXPP_DEVICE_FAKE_H_
 #define JAXPP_DEVICE_FAKE_H_
 

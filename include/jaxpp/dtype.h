@@ -1,4 +1,6 @@
 // Element types of values, buffers and host arrays: one table for all layers.
+//
+// Threads: any thread may call any of these at any time.
 #ifndef JAXPP_DTYPE_H_
 #define JAXPP_DTYPE_H_
 

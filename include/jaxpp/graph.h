@@ -10,6 +10,9 @@
 // uses too, checks every invariant as soon as it can be broken: JPP_GRAPH_ERROR names the
 // op. After an error, and once it has finished, only destroy the builder: other calls
 // give JPP_INVALID_ARGUMENT.
+//
+// Threads: a builder belongs to one thread at a time. A graph that is made may be read,
+// printed and planned by any number of threads at once; destroy it when none does.
 #ifndef JAXPP_GRAPH_H_
 #define JAXPP_GRAPH_H_
 

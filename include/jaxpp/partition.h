@@ -19,6 +19,10 @@
 //  4. Outside, what depends on no loop runs wherever it is needed; what depends on one
 //     runs where its operands are, or where @place says; where these differ, small ops
 //     run everywhere and large ones beside their largest operand.
+//
+// Threads: any thread, several at once, also on the same graph, which is only read. A
+// staged graph that is made may be read by any number of threads; destroy it when none
+// does.
 #ifndef JAXPP_PARTITION_H_
 #define JAXPP_PARTITION_H_
 

@@ -2,8 +2,11 @@
 //
 // In: a graph, and for each of its loops a schedule or what to build or search one from.
 // Out: what every part of the planner made, in the order in which it was made, the last
-// of them the proof. Graph, options and what they point to are only read; several threads
-// may plan at once, also the same graph.
+// of them the proof.
+//
+// Threads: any thread, several plannings at once, also of one graph: graph, options and
+// what they point to are only read. A planning stays on its caller's thread, and calls
+// back on it.
 #ifndef JAXPP_PLAN_H_
 #define JAXPP_PLAN_H_
 

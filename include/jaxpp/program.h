@@ -9,6 +9,10 @@
 //
 // Operands are registers: slots that hold one value, all its shards on the actor's
 // devices.
+//
+// Threads: any thread, several at once, also on the same staged graph, which is only
+// read. A plan that is made may be read by any number of threads; destroy it when none
+// does.
 #ifndef JAXPP_PROGRAM_H_
 #define JAXPP_PROGRAM_H_
 

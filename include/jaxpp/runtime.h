@@ -9,6 +9,10 @@
 // A step that fails releases everything it made, names actor, instruction, task and
 // microbatch in its status (JPP_EXECUTION_ERROR, JPP_OUT_OF_MEMORY, JPP_CANCELLED), and
 // leaves the runtime ready for the next step.
+//
+// Threads: step, cancel and the two switches may be called by any thread; steps of one
+// runtime run one after another. Read a trace and destroy the runtime while no step runs.
+// Runtimes do not share anything but the client.
 #ifndef JAXPP_RUNTIME_H_
 #define JAXPP_RUNTIME_H_
 

@@ -7,6 +7,9 @@
 // anything is planned from it. An "entry" is a place in a row, counted from 0; a
 // FusedTask of n tasks takes n entries. An idle entry stands for any number of idle
 // steps, so that waiting takes no memory; what people read counts these steps one by one.
+//
+// Threads: any thread, several at once, also on the same schedule, which is only read;
+// destroy it when nobody reads it. Callbacks are called on the caller's thread.
 #ifndef JAXPP_SCHEDULE_H_
 #define JAXPP_SCHEDULE_H_
 

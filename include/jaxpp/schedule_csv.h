@@ -7,6 +7,8 @@
 // and the same with _B, and, without a microbatch, UNSHARD, RESHARD, REDUCE_GRAD and
 // WAIT_REDUCE_GRAD of a stage. Stages, ranks, microbatches and placement follow from the
 // rows.
+//
+// Threads: any thread, several at once, also on the same schedule.
 #ifndef JAXPP_SCHEDULE_CSV_H_
 #define JAXPP_SCHEDULE_CSV_H_
 

@@ -4,6 +4,9 @@
 // placements, limits and priorities, and goes on from the best one until the time is
 // over. What it finds is proved and simulated, and never longer than the best built-in
 // one that fits.
+//
+// Threads: any thread, several searches at once. A search stays on its caller's thread,
+// and calls back on it.
 #ifndef JAXPP_SEARCH_H_
 #define JAXPP_SEARCH_H_
 

@@ -12,6 +12,9 @@
 // first, the lowest of these. Tasks of one stream run in the order of the list; a task
 // waits for its stream and for what it needs, on its own rank too, but not for tasks
 // before it in the list that run on other streams.
+//
+// Threads: any thread, several at once, also on the same schedule or simulation, which
+// are only read; destroy a simulation when nobody reads it.
 #ifndef JAXPP_SIMULATE_H_
 #define JAXPP_SIMULATE_H_
 

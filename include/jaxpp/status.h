@@ -4,6 +4,8 @@
 // caller frees it with jpp_status_free() or hands it up with JPP_RETURN_IF_ERROR(), which
 // may put one line of context in front. An error is decided once, where it is found, and
 // says what was expected, what was found and where.
+//
+// Threads: any thread may make a status; one status belongs to one thread at a time.
 #ifndef JAXPP_STATUS_H_
 #define JAXPP_STATUS_H_
 

@@ -1,5 +1,7 @@
 // Task: the words that schedules, partitions, programs and the runtime share about a
 // stage's work for one microbatch: its kind, its cost, and the rank that a stage runs on.
+//
+// Threads: any thread; nothing here changes.
 #ifndef JAXPP_TASK_H_
 #define JAXPP_TASK_H_
 

@@ -3,6 +3,11 @@
 // A channel has one sender and one receiver. A message is a few buffer pointers and a
 // tag; the channel does not look at either: that tags come in the order the receiver
 // expects is the caller's to check. Sending hands the buffers over; receiving takes them.
+//
+// Threads: a channel's sends come from one thread at a time, and so do its receives; the
+// two may be different threads. jpp_channel_abort() may be called by any thread at any
+// time, all other calls on a transport or a channel by one thread while nobody else uses
+// it.
 #ifndef JAXPP_TRANSPORT_H_
 #define JAXPP_TRANSPORT_H_
 

@@ -2,8 +2,9 @@
 // pictures for the terminal, as SVG and as HTML, Chrome traces, JSON. Nothing is decided
 // here, and nothing but commands and front ends reads it.
 //
-// All texts are freed with jpp_text_free(). Functions only read what they are given, so
-// any threads may call them at once.
+// All texts are freed with jpp_text_free().
+//
+// Threads: any thread, several at once: functions only read what they are given.
 #ifndef JAXPP_VIEW_H_
 #define JAXPP_VIEW_H_
 

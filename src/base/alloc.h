@@ -9,16 +9,16 @@
 #include "jaxpp/status.h"
 
 // Zeroed memory, or JPP_OUT_OF_MEMORY. `size` 0 gives a unique pointer.
-JPP_API jpp_status_t* jpp_alloc(size_t size, void** out_memory) JPP_MUST_USE;
+jpp_status_t* jpp_alloc(size_t size, void** out_memory) JPP_MUST_USE;
 // Grows or shrinks; new bytes are not zeroed. On failure the old block stays valid.
-JPP_API jpp_status_t* jpp_realloc(void** memory, size_t size) JPP_MUST_USE;
-JPP_API void jpp_free(void* memory);
+jpp_status_t* jpp_realloc(void** memory, size_t size) JPP_MUST_USE;
+void jpp_free(void* memory);
 
 // Zeroed array of `count` elements of *out's type.
 #define JPP_ALLOC_ARRAY(count, out) \
   jpp_alloc(jpp_bytes_multiply((count), sizeof(**(out))), (void**)(out))
 
 // For tests: the allocation after `successes` more ones fails, once. Negative: never.
-JPP_API void jpp_alloc_fail_after(int64_t successes);
+void jpp_alloc_fail_after(int64_t successes);
 
 #endif  // JPP_BASE_ALLOC_H_

@@ -12,14 +12,14 @@ typedef struct jpp_str {
   jpp_status_t* error;  // owned; sticky
 } jpp_str_t;
 
-JPP_API void jpp_str_append(jpp_str_t* str, const char* text);
-JPP_API void jpp_str_append_n(jpp_str_t* str, const char* text, size_t length);
-JPP_API void jpp_str_appendf(jpp_str_t* str, const char* format, ...) JPP_PRINTF(2, 3);
+void jpp_str_append(jpp_str_t* str, const char* text);
+void jpp_str_append_n(jpp_str_t* str, const char* text, size_t length);
+void jpp_str_appendf(jpp_str_t* str, const char* format, ...) JPP_PRINTF(2, 3);
 // A quoted string with \" \\ \n \t and \xNN escapes, as the text forms read it back.
-JPP_API void jpp_str_append_quoted(jpp_str_t* str, const char* text);
+void jpp_str_append_quoted(jpp_str_t* str, const char* text);
 
 // Hands the text over (free with jpp_free()) and empties the builder.
-JPP_API jpp_status_t* jpp_str_finish(jpp_str_t* str, char** out_text) JPP_MUST_USE;
-JPP_API void jpp_str_deinit(jpp_str_t* str);
+jpp_status_t* jpp_str_finish(jpp_str_t* str, char** out_text) JPP_MUST_USE;
+void jpp_str_deinit(jpp_str_t* str);
 
 #endif  // JPP_BASE_STR_H_

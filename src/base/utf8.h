@@ -7,15 +7,15 @@
 
 // How many bytes the character at the beginning of a text takes, 1 to 4; 0 when they are
 // none (no shortest form, a surrogate, beyond U+10FFFF, cut off).
-JPP_API size_t jpp_utf8_character(const char* text, size_t length);
-JPP_API bool jpp_utf8_is_valid(const char* text, size_t length);
+size_t jpp_utf8_character(const char* text, size_t length);
+bool jpp_utf8_is_valid(const char* text, size_t length);
 
 // The text with U+FFFD in place of each byte that is part of no character.
-JPP_API void jpp_str_append_utf8(jpp_str_t* str, const char* text, size_t length);
+void jpp_str_append_utf8(jpp_str_t* str, const char* text, size_t length);
 // The same as a string of JSON, with its quotes.
-JPP_API void jpp_str_append_json(jpp_str_t* str, const char* text);
+void jpp_str_append_json(jpp_str_t* str, const char* text);
 // The same for XML: an attribute or an element's text. Characters that XML has no way to
 // write become U+FFFD as well.
-JPP_API void jpp_str_append_xml(jpp_str_t* str, const char* text);
+void jpp_str_append_xml(jpp_str_t* str, const char* text);
 
 #endif  // JPP_BASE_UTF8_H_

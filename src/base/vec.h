@@ -21,9 +21,8 @@
 typedef JPP_VEC(uint32_t) jpp_u32_vec_t;
 
 // Makes room for `extra` more elements of `element_size` bytes.
-JPP_API jpp_status_t* jpp_vec_reserve_bytes(void** data, size_t count, size_t* capacity,
-                                            size_t element_size,
-                                            size_t extra) JPP_MUST_USE;
+jpp_status_t* jpp_vec_reserve_bytes(void** data, size_t count, size_t* capacity,
+                                    size_t element_size, size_t extra) JPP_MUST_USE;
 
 #define JPP_VEC_RESERVE(vec, extra)                                           \
   jpp_vec_reserve_bytes((void**)&(vec)->data, (vec)->count, &(vec)->capacity, \

@@ -5,6 +5,7 @@
 
 #include "base/utf8.h"
 #include "cli/cli.h"
+#include "jaxpp/version.h"
 
 enum {
   kPlanFlags = JPP_FLAG_SCHEDULE | JPP_FLAG_STAGES | JPP_FLAG_RANKS | JPP_FLAG_SLOTS |

@@ -194,6 +194,6 @@ void jpp_py_value_unpin(jpp_py_value_t* value);
 // Why a deleted value can not be used, and what to do: "was ...; use ...".
 const char* jpp_py_value_fate(const jpp_py_value_t* value);
 // Frees the device memory that it still holds.
-void jpp_py_value_drop_buffers(jpp_py_value_t* value);
+void jpp_py_value_drop_buffers(jpp_py_value_t* self);
 
 #endif  // JPP_PYTHON_CORE_H_

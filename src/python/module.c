@@ -1,5 +1,6 @@
 // The module jaxpp._core: its types, records, constants and functions, made when Python
 // imports it.
+#include "jaxpp/version.h"
 #include "python/core.h"
 
 jpp_py_types_t jpp_py_types;
@@ -59,7 +60,8 @@ static int module_exec(PyObject* module) {
             add_type(module, "Executable", &jpp_py_executable_spec, &t->executable) &&
             add_type(module, "Value", &jpp_py_value_spec, &t->value) &&
             add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime) &&
-            add_type(module, "Callback", &jpp_py_callback_spec, &t->callback);
+            add_type(module, "Callback", &jpp_py_callback_spec, &t->callback) &&
+            PyModule_AddStringConstant(module, "__version__", jpp_version()) == 0;
   return ok ? 0 : -1;
 }
 

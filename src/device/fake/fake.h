@@ -100,12 +100,12 @@ jpp_status_t* fake_executable_create_locked(fake_client_t* client,
                                             fake_program_t* program,
                                             jpp_executable_t** out_executable);
 // NULL is fine.
-void fake_handle_destroy_locked(fake_client_t* client, void* handle);
+void fake_handle_destroy_locked(fake_client_t* client, void* opaque);
 // Adds a new buffer's bytes to the accounts.
 void fake_handle_account_locked(fake_client_t* client, fake_handle_t* handle);
 void fake_handle_donate_locked(fake_client_t* client, fake_handle_t* handle);
 // Whether the handle is alive and of that kind; `what` names it in the error.
-jpp_status_t* fake_handle_check_locked(const void* handle, fake_kind_t kind,
+jpp_status_t* fake_handle_check_locked(const void* opaque, fake_kind_t kind,
                                        const char* what);
 // Counts a call. An injected synchronous failure is returned, an asynchronous one given.
 jpp_status_t* fake_count_call_locked(fake_client_t* client, const char* name,

@@ -1,0 +1,13 @@
+// The StableHLO of a task, for graphs whose ops are named as in StableHLO: those that
+// work element by element, and dynamic_slice for a row of a batch.
+#ifndef EXAMPLES_C_STABLEHLO_H_
+#define EXAMPLES_C_STABLEHLO_H_
+
+#include <jaxpp/jaxpp.h>
+#include <stdio.h>
+
+// A module with a function from the task's inputs to its outputs. An input that the plan
+// donates lends its memory to an output.
+void write_task(FILE* out, const jpp_plan_t* plan, uint32_t task);
+
+#endif  // EXAMPLES_C_STABLEHLO_H_

@@ -1,0 +1,34 @@
+// All of the library. A header a subject, in the order in which data flows; each opens
+// with what goes in, what comes out and which threads may call what.
+#ifndef JAXPP_JAXPP_H_
+#define JAXPP_JAXPP_H_
+
+// clang-format off
+#include "jaxpp/version.h"
+#include "jaxpp/status.h"
+#include "jaxpp/dtype.h"
+
+// The planner.
+#include "jaxpp/task.h"
+#include "jaxpp/schedule.h"
+#include "jaxpp/schedule_csv.h"
+#include "jaxpp/simulate.h"
+#include "jaxpp/search.h"
+#include "jaxpp/graph.h"
+#include "jaxpp/partition.h"
+#include "jaxpp/program.h"
+#include "jaxpp/check.h"
+#include "jaxpp/plan.h"
+#include "jaxpp/advise.h"
+
+// What runs a plan.
+#include "jaxpp/device.h"
+#include "jaxpp/device_fake.h"
+#include "jaxpp/transport.h"
+#include "jaxpp/runtime.h"
+
+// What people look at.
+#include "jaxpp/view.h"
+// clang-format on
+
+#endif  // JAXPP_JAXPP_H_

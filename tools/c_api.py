@@ -1,0 +1,113 @@
+"""Writes docs/c_api.md from the public headers; with --check, says whether it is up to date.
+
+    c_api.py ROOT [--check]
+
+A header becomes a chapter: its opening comment, then each declaration with the comment above
+it, in the header's order. Headers come in the order in which jaxpp.h includes them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pathlib
+import re
+import sys
+
+RULER = re.compile(r"^// ?(?:-|=){3}[-=]* ?(.*?) ?[-=]*(?:===//)?$")
+ATTRIBUTES = re.compile(r"\bJPP_API |\s+JPP_MUST_USE|\s+JPP_PRINTF\([^)]*\)")
+NAME = re.compile(r"(?<![\w`])((?:jpp|JPP)_\w+(?:\(\))?)")
+PLACEHOLDER = re.compile(r'"?@\w+@"?')  # what a build fills in
+BULLET = re.compile(r"^\s*(?:- |\d+\. )")
+
+
+def header_order(umbrella: str) -> list[str]:
+    return re.findall(r'^#include "jaxpp/(\w+\.h)"', umbrella, re.M)
+
+
+def prose(comment: list[str]) -> str:
+    """A comment as Markdown: paragraphs and lists; what is indented is shown as it is."""
+    text = "\n".join(re.sub(r"^// ?", "", line).rstrip() for line in comment)
+    paragraphs = []
+    for paragraph in re.split(r"\n{2,}", text.strip("\n")):
+        if paragraph.startswith("  ") and not BULLET.match(paragraph):
+            paragraphs.append(f"```text\n{paragraph}\n```")
+        else:
+            paragraphs.append(NAME.sub(r"`\1`", paragraph))
+    return "\n\n".join(paragraphs)
+
+
+def body_of(text: str) -> list[str]:
+    """The lines between the include guard, without includes and C++ guards."""
+    lines = text.split("\n")
+    first = next(i for i, line in enumerate(lines) if line.startswith("#define JAXPP_")) + 1
+    last = max(i for i, line in enumerate(lines) if line.startswith("#endif"))
+    return [line for line in lines[first:last] if not line.startswith("#include")]
+
+
+def declarations(lines: list[str]) -> list[tuple[list[str], list[str]]]:
+    """(comment, code) of each: a comment begins one, and so does code after an empty line."""
+    found: list[tuple[list[str], list[str]]] = [([], [])]
+    depth = 0
+    for line in lines:
+        comment, code = found[-1]
+        if depth == 0 and (not line or (line.startswith("//") and code)):
+            found.append(([], []))
+            comment, code = found[-1]
+        if depth == 0 and line.startswith("//"):
+            comment.append(line)
+        elif line:
+            code.append(line)
+        depth += line.count("{") - line.count("}")
+    return [pair for pair in found if pair != ([], [])]
+
+
+def chapter(name: str, text: str) -> str:
+    opening = text.split("#ifndef", 1)[0].strip().split("\n")
+    parts = [f"## `{name}`", prose(opening)]
+    for comment, code in declarations(body_of(text)):
+        ruler = RULER.match(comment[0]) if comment else None
+        if ruler:
+            parts.append(f"### {ruler[1]}")
+            comment = comment[1:]
+        if code:
+            shown = ATTRIBUTES.sub("", "\n".join(code))
+            parts.append(f"```c\n{shown}\n```")
+        if comment:
+            parts.append(prose(comment))
+    return "\n\n".join(part for part in parts if part)
+
+
+def document(include: pathlib.Path) -> str:
+    umbrella = (include / "jaxpp.h").read_text()
+    texts = {}
+    for name in header_order(umbrella):
+        written = include / name
+        texts[name] = (written if written.exists() else include / f"{name}.in").read_text()
+        texts[name] = PLACEHOLDER.sub("...", texts[name])
+    start = (
+        "# The C library\n\n"
+        "This page is made from the headers in `include/jaxpp` by `tools/c_api.py`; "
+        "`#include <jaxpp/jaxpp.h>` has all of them. How a program is built with the "
+        "library is shown in [examples/c](../examples/c/README.md)."
+    )
+    return "\n\n".join([start, *(chapter(*item) for item in texts.items())]) + "\n"
+
+
+def main() -> int:
+    """Exit status 1 when --check finds another text than the headers give."""
+    root = pathlib.Path(sys.argv[1])
+    page = root / "docs" / "c_api.md"
+    made = document(root / "include" / "jaxpp")
+    if "--check" not in sys.argv:
+        page.write_text(made)
+        return 0
+    shown = page.read_text() if page.exists() else ""
+    changes = list(difflib.unified_diff(shown.split("\n"), made.split("\n"), lineterm="", n=0))
+    print("\n".join(changes[:40]) or f"{page.name} is up to date")
+    if changes:
+        print(f"tools/c_api.py {root} writes it")
+    return 1 if changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

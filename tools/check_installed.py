@@ -1,0 +1,138 @@
+"""Uses the C library as a stranger does: installed by `make install`, found by pkg-config.
+
+    check_installed.py
+
+The installation is moved to another folder first, which must not matter. Both programs of
+examples/c are built there as C and as C++, and what they print is compared to the same
+training in plain Python. Exit status 1 with a line for each thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import lammps_jax_pjrt_cpu
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples" / "c"
+PROGRAMS = {
+    "plan_and_run": ["plan_and_run.c", "stablehlo.c"],
+    "own_schedule": ["own_schedule.c"],
+}
+WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-Wno-missing-field-initializers"]
+LANGUAGES = {
+    "c": ["gcc", "-std=c11", *WARNINGS],
+    "c++": ["g++", "-std=c++20", "-x", "c++", *WARNINGS],
+}
+STEPS, RATE, MICROBATCHES, WIDTH = 20, 0.125, 4, 8
+
+
+def call(*command: str | pathlib.Path, **environment: str) -> str:
+    """Standard output; a command that fails ends the check with what it said."""
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def install(folder: pathlib.Path) -> pathlib.Path:
+    """The root of an installation that was made for another folder."""
+    venv = pathlib.Path(sys.executable).parent.parent
+    call("make", "install", f"VENV={venv}", "PREFIX=/opt/jaxpp", f"DESTDIR={folder}/staged")
+    moved = folder / "moved"
+    (folder / "staged/opt/jaxpp").rename(moved)
+    return moved
+
+
+def losses() -> list[float]:
+    """What plan_and_run must print: each element is a regression by itself."""
+    totals = [0.0] * STEPS
+    for column in range(WIDTH):
+        rows = [(row * WIDTH + column) % 5 for row in range(MICROBATCHES)]
+        first = second = 1.0
+        for step in range(STEPS):
+            errors = [(first * second * 0.25 * i - 0.5 * i, 0.25 * i) for i in rows]
+            totals[step] += sum(error * error for error, _ in errors)
+            slope = sum(error * x for error, x in errors)
+            first, second = first - RATE * slope * second, second - RATE * slope * first
+    return totals
+
+
+def plan_and_run_complaints(program: pathlib.Path, env: dict[str, str]) -> list[str]:
+    """1F1B and a schedule with split backwards train alike, under their own bubbles."""
+    found = []
+    plugin = lammps_jax_pjrt_cpu.PLUGIN_PATH
+    for schedule, bubble in {"1f1b": "3 of 15", "zb-h1": "1 of 13"}.items():
+        text = call(program, EXAMPLES / "regression.jpp", schedule, plugin, **env)
+        if f"bubble: {bubble}\n" not in text:
+            found.append(f"{schedule}: expected a bubble of {bubble}, found\n{text}")
+        if len(re.findall(r"^rank \d: peak [1-9]\d* bytes$", text, re.M)) != 2:
+            found.append(f"{schedule}: expected the peaks of 2 ranks, found\n{text}")
+        printed = [float(x) for x in re.findall(r"^step \d+: loss (\S+)$", text, re.M)]
+        pairs = list(zip(printed, losses(), strict=False))
+        if len(printed) != STEPS or any(abs(a - b) > 1e-4 for a, b in pairs):
+            found.append(f"{schedule}: expected the losses {losses()}, found {printed}")
+    return found
+
+
+def own_schedule_complaints(program: pathlib.Path, env: dict[str, str]) -> list[str]:
+    """The callback's rows are those of the built-in 1F1B; what can not run is refused."""
+    text = call(program, "3", "4", **env)
+    picture = ["012....aa3bb.cc.dd", ".01..aa2bb3cc.dd..", "..0aa1bb2cc3dd...."]
+    rows = re.findall(r"^rank +\d  (\S+)$", text, re.M)
+    found = [] if rows == picture else [f"expected the rows {picture}, found\n{text}"]
+    refused = subprocess.run(
+        [str(program), "0", "4"], env={**os.environ, **env}, capture_output=True, text=True
+    )
+    if refused.returncode != 1 or "needs at least 1 stage" not in refused.stderr:
+        found.append(f"no stage: expected a refusal, found {refused}")
+    return found
+
+
+CHECKS = {"plan_and_run": plan_and_run_complaints, "own_schedule": own_schedule_complaints}
+
+
+def complaints(folder: pathlib.Path) -> list[str]:
+    """Everything that is wrong with an installation that is made in `folder`."""
+    root = install(folder)
+    env = {"LD_LIBRARY_PATH": str(root / "lib")}
+    found = []
+    search = {"PKG_CONFIG_PATH": str(root / "lib/pkgconfig")}
+    flags = call("pkg-config", "--cflags", "--libs", "jaxpp", **search).split()
+    version = call("pkg-config", "--modversion", "jaxpp", **search).strip()
+    said = call(root / "bin/jaxpp", "--version").split()
+    if said != ["jaxpp", version]:
+        found.append(f"expected the command to be jaxpp {version}, found {said}")
+    soname = re.search(r"SONAME.*\[(.*)\]", call("readelf", "-d", root / "lib/libjaxpp.so"))
+    if not soname or soname[1] != f"libjaxpp.so.{version.split('.')[0]}":
+        found.append(f"the soname is {soname and soname[1]}")
+    for language, compiler in LANGUAGES.items():
+        for name, sources in PROGRAMS.items():
+            program = folder / f"{name}-{language}"
+            paths = [EXAMPLES / source for source in sources]
+            call(*compiler, *paths, "-x", "none", *flags, "-o", program)
+            found += [f"{name} as {language}: {c}" for c in CHECKS[name](program, env)]
+    return found
+
+
+def main() -> int:
+    """Exit status 1 when anything is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = complaints(pathlib.Path(folder))
+    print("\n".join(found) or f"{len(PROGRAMS)} programs work as {' and as '.join(LANGUAGES)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
