@@ -45,6 +45,9 @@ typedef struct jpp_value {
   const char* name;   // of an argument ("params['w']"); NULL otherwise
 } jpp_value_t;
 
+// Bytes of a value on one of a rank's devices, by its type's shards.
+JPP_API uint64_t jpp_value_device_bytes(const jpp_value_t* value);
+
 typedef enum jpp_op_kind {
   JPP_OP_CALL,           // opaque
   JPP_OP_MARK,           // ends forward stage `attr`; output k is input k

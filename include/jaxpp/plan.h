@@ -43,9 +43,9 @@ typedef struct jpp_plan_options {
   bool fuse_steady_state;            // as in jpp_schedule_params_t
   uint32_t channel_slots;            // at least so many a channel; 0: 2
   const uint64_t* memory_limits;     // [ranks] bytes on each device; NULL: none
-  // Called once the partition is known: writes the bytes of every value on one device,
-  // [staged->num_values]. NULL: by the types' shards. From the caller's thread; its error
-  // ends the planning.
+  // Called once the partition is known: out_bytes holds the bytes of every value on one
+  // device by the types' shards, [staged->num_values], which it may correct. NULL: they
+  // are right. From the caller's thread; its error ends the planning.
   jpp_status_t* (*measure)(void* context, const jpp_staged_t* staged,
                            uint64_t* out_bytes);
   void* context;

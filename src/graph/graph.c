@@ -16,6 +16,10 @@ bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
          (a->ndim == 0 || memcmp(a->dims, b->dims, a->ndim * sizeof(*a->dims)) == 0);
 }
 
+uint64_t jpp_value_device_bytes(const jpp_value_t* value) {
+  return value->bytes / (value->type.shards ? value->type.shards : 1);
+}
+
 const char* jpp_op_kind_name(jpp_op_kind_t kind) {
   static const char* const kNames[] = {
       [JPP_OP_CALL] = "call",

@@ -97,6 +97,9 @@ static jpp_status_t* build_program(const jpp_plan_options_t* options,
   jpp_status_t* status = NULL;
   if (options->measure) {
     JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &bytes));
+    for (uint32_t v = 0; v < staged->num_values; ++v) {
+      bytes[v] = jpp_value_device_bytes(&staged->values[v]);
+    }
     program.value_bytes = bytes;
     status = options->measure(options->context, staged, bytes);
   }

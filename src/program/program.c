@@ -18,10 +18,8 @@ static jpp_status_t* copy_value_bytes(jpp_program_builder_t* b) {
   uint64_t* bytes = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, values, &bytes));
   for (uint32_t v = 0; v < values; ++v) {
-    const jpp_value_t* value = &b->staged->values[v];
-    uint32_t shards = value->type.shards ? value->type.shards : 1;
-    bool given = b->options->value_bytes != NULL;
-    bytes[v] = given ? b->options->value_bytes[v] : value->bytes / shards;
+    bytes[v] = b->options->value_bytes ? b->options->value_bytes[v]
+                                       : jpp_value_device_bytes(&b->staged->values[v]);
   }
   b->value_bytes = bytes;
   return NULL;

@@ -14,6 +14,7 @@
 
 #include "jaxpp/device.h"
 #include "jaxpp/graph.h"
+#include "jaxpp/plan.h"
 #include "jaxpp/program.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/schedule.h"
@@ -143,18 +144,21 @@ typedef struct jpp_py_schedule {
   jpp_schedule_t* schedule;
 } jpp_py_schedule_t;
 
+// What a Plan made of the graph; it exists before the Plan, which is measured by it.
 typedef struct jpp_py_staged {
   PyObject ob_base;
-  jpp_staged_t* staged;
-  PyObject* graph;  // keeps the graph alive
+  const jpp_staged_t* staged;  // NULL: planning failed
+  PyObject* plan;              // whose it is; NULL until there is one
 } jpp_py_staged_t;
+
+PyObject* jpp_py_staged_new(const jpp_staged_t* staged);
 
 typedef struct jpp_py_plan {
   PyObject ob_base;
-  jpp_plan_t* plan;
-  PyObject* staged;
-  PyObject* schedules;           // a tuple, [loops]
-  const jpp_schedule_t** table;  // [loops] what it holds
+  jpp_planned_t* planned;
+  const jpp_plan_t* plan;  // of it
+  PyObject* graph;
+  PyObject* schedules;  // a tuple, [loops]
 } jpp_py_plan_t;
 
 typedef struct jpp_py_client {

@@ -1,51 +1,133 @@
-// jaxpp._core.Plan: the programs of all actors, with their proof, and searches for a
-// schedule that plan a step anew.
+// jaxpp._core.Plan: a graph taken to a proved plan by jpp_plan_graph(), and searches for
+// a schedule that plan a step anew.
 #include "base/vec.h"
 #include "jaxpp/advise.h"
 #include "python/core.h"
 
-static bool build_programs(jpp_py_plan_t* self, PyObject* schedules,
-                           PyObject* value_bytes) {
-  const jpp_staged_t* staged = ((jpp_py_staged_t*)self->staged)->staged;
-  self->schedules =
-      jpp_py_read_schedules(schedules, staged->graph->num_loops, &self->table);
-  if (!self->schedules) return false;
-  uint64_t* bytes = NULL;
-  if (!jpp_py_to_u64s(value_bytes, "bytes of values", staged->num_values, &bytes)) {
-    return false;
+// --- Planning -------------------------------------------------------------------------
+
+// Asks Python, from within the planning, how many bytes values take on a device.
+typedef struct measuring {
+  PyObject* measure;  // (Staged) -> bytes of every value, or None
+  PyObject* staged;   // the Staged that it was asked with
+  uint64_t* bytes;    // what it said; NULL: None
+  bool raised;
+} measuring_t;
+
+static bool ask(measuring_t* m, const jpp_staged_t* staged) {
+  m->staged = jpp_py_staged_new(staged);
+  if (!m->staged) return false;
+  PyObject* found = PyObject_CallFunctionObjArgs(m->measure, m->staged, NULL);
+  bool ok =
+      found && jpp_py_to_u64s(found, "bytes of values", staged->num_values, &m->bytes);
+  Py_XDECREF(found);
+  return ok;
+}
+
+// The first planning asks; advice plans again, and gets the same answer for the same
+// schedules.
+static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
+                                    uint64_t* out_bytes) {
+  measuring_t* m = context;
+  if (!m->staged) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    m->raised = !ask(m, staged);
+    PyGILState_Release(gil);
   }
-  jpp_program_options_t options = {.schedules = self->table, .value_bytes = bytes};
+  if (m->raised) return jpp_status_make(JPP_CANCELLED, "an exception in Python");
+  for (uint32_t v = 0; m->bytes && v < staged->num_values; ++v) {
+    out_bytes[v] = m->bytes[v];
+  }
+  return NULL;
+}
+
+// The Staged that Python has seen lives as long as somebody holds it.
+static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
+  jpp_py_staged_t* staged = (jpp_py_staged_t*)m->staged;
+  if (!staged) return;
+  if (plan->planned) {
+    staged->plan = Py_NewRef((PyObject*)plan);
+  } else {
+    staged->staged = NULL;
+  }
+  Py_DECREF(m->staged);
+}
+
+static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
+                      measuring_t* measuring) {
+  const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
+  options->ranks = graph->ranks;
+  if (measuring->measure != Py_None) {
+    options->measure = measure_values;
+    options->context = measuring;
+  }
   jpp_status_t* status = NULL;
   Py_BEGIN_ALLOW_THREADS
-    status = jpp_program_build(staged, &options, &self->plan);
+    status = jpp_plan_graph(graph, options, &self->planned);
+    if (!measuring->raised) status = jpp_advise_fit(graph, options, status);
   Py_END_ALLOW_THREADS
-  jpp_free(bytes);
+  settle_staged(measuring, self);
+  jpp_free(measuring->bytes);
+  if (measuring->raised) {  // the exception is set
+    jpp_status_free(status);
+    return false;
+  }
+  if (self->planned) self->plan = self->planned->plan;
   return jpp_py_check(status);
+}
+
+// Reads the tables that the options point to, and frees them again.
+static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory_limits,
+                      PyObject* measure) {
+  const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
+  const jpp_schedule_t** table = NULL;
+  jpp_loop_schedule_t* loops = NULL;
+  uint64_t* limits = NULL;
+  self->schedules = jpp_py_read_schedules(schedules, graph->num_loops, &table);
+  bool ok = self->schedules &&
+            jpp_py_to_u64s(memory_limits, "memory limits", graph->ranks, &limits) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(graph->num_loops, &loops));
+  for (uint32_t l = 0; ok && l < graph->num_loops; ++l) loops[l].given = table[l];
+  jpp_plan_options_t options = {.loops = loops, .memory_limits = limits};
+  measuring_t measuring = {.measure = measure};
+  ok = ok && make_plan(self, &options, &measuring);
+  jpp_free(table);
+  jpp_free(loops);
+  jpp_free(limits);
+  return ok;
 }
 
 static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
-  PyObject *staged = NULL, *schedules = NULL, *value_bytes = NULL;
-  if (!PyArg_ParseTuple(args, "O!OO:Plan", jpp_py_types.staged, &staged, &schedules,
-                        &value_bytes)) {
+  PyObject *graph = NULL, *schedules = NULL, *memory_limits = NULL, *measure = NULL;
+  if (!PyArg_ParseTuple(args, "O!OOO:Plan", jpp_py_types.graph, &graph, &schedules,
+                        &memory_limits, &measure)) {
     return NULL;
+  }
+  if (!((jpp_py_graph_t*)graph)->graph) {
+    return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
+  }
+  if (measure != Py_None && !PyCallable_Check(measure)) {
+    return PyErr_Format(PyExc_TypeError, "expected a function or None, found %.100R",
+                        measure);
   }
   jpp_py_plan_t* self = jpp_py_new(type);
   if (!self) return NULL;
-  self->staged = Py_NewRef(staged);
-  if (build_programs(self, schedules, value_bytes)) return (PyObject*)self;
+  self->graph = Py_NewRef(graph);
+  if (plan_with(self, schedules, memory_limits, measure)) return (PyObject*)self;
   Py_DECREF(self);
   return NULL;
 }
 
 static void plan_dealloc(PyObject* object) {
   jpp_py_plan_t* self = (jpp_py_plan_t*)object;
-  jpp_plan_destroy(self->plan);
-  jpp_free(self->table);
+  jpp_planned_destroy(self->planned);
   Py_XDECREF(self->schedules);
-  Py_XDECREF(self->staged);
+  Py_XDECREF(self->graph);
   jpp_py_free(object);
 }
+
+// --- Reading --------------------------------------------------------------------------
 
 static const jpp_plan_t* plan_of(PyObject* object) {
   return ((jpp_py_plan_t*)object)->plan;
@@ -113,51 +195,19 @@ static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-static jpp_status_t* measure_like(void* context, const jpp_staged_t* staged,
-                                  uint64_t* out_bytes) {
-  const jpp_plan_t* plan = context;
-  for (uint32_t v = 0; v < staged->num_values; ++v) out_bytes[v] = plan->value_bytes[v];
-  return NULL;
+static PyObject* plan_staged(PyObject* object, PyObject* unused) {
+  (void)unused;
+  PyObject* staged = jpp_py_staged_new(plan_of(object)->staged);
+  if (staged) ((jpp_py_staged_t*)staged)->plan = Py_NewRef(object);
+  return staged;
 }
 
-static jpp_status_t* check_limits(const jpp_plan_t* plan,
-                                  const jpp_check_report_t* report,
-                                  const jpp_schedule_t* const* schedules,
-                                  const uint64_t* limits) {
-  jpp_status_t* status = jpp_check_memory_limit(report, limits);
-  const jpp_graph_t* graph = plan->staged->graph;
-  jpp_loop_schedule_t* loops = NULL;
-  if (!status) return NULL;
-  jpp_status_t* failed = JPP_ALLOC_ARRAY(graph->num_loops, &loops);
-  for (uint32_t l = 0; loops && l < graph->num_loops; ++l) loops[l].given = schedules[l];
-  jpp_plan_options_t options = {.ranks = plan->ranks,
-                                .loops = loops,
-                                .memory_limits = limits,
-                                .measure = measure_like,
-                                .context = (void*)plan};
-  if (!failed) status = jpp_advise_fit(graph, &options, status);
-  jpp_status_free(failed);
-  jpp_free(loops);
-  return status;
-}
-
-// Proves the plan from its instruction lists alone; what the proof found, as text.
-static PyObject* plan_check(PyObject* object, PyObject* memory_limits) {
-  const jpp_py_plan_t* self = (jpp_py_plan_t*)object;
-  const jpp_plan_t* plan = self->plan;
-  uint64_t* limits = NULL;
-  if (!jpp_py_to_u64s(memory_limits, "memory limits", plan->ranks, &limits)) return NULL;
-  jpp_check_report_t* report = NULL;
-  jpp_status_t* status = NULL;
-  Py_BEGIN_ALLOW_THREADS
-    status = jpp_check_plan(plan, &report);
-    if (!status && limits) status = check_limits(plan, report, self->table, limits);
-  Py_END_ALLOW_THREADS
-  jpp_free(limits);
+static PyObject* plan_proof(PyObject* object, PyObject* unused) {
+  (void)unused;
   char* text = NULL;
-  if (!status) status = jpp_check_report_print(report, &text);
-  jpp_check_report_destroy(report);
-  return jpp_py_check(status) ? jpp_py_take_text(text) : NULL;
+  const jpp_check_report_t* report = ((jpp_py_plan_t*)object)->planned->report;
+  if (!jpp_py_check(jpp_check_report_print(report, &text))) return NULL;
+  return jpp_py_take_text(text);
 }
 
 // --- Search ---------------------------------------------------------------------------
@@ -255,10 +305,10 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
 }
 
 static PyMethodDef kMethods[] = {
-    {"check", plan_check, METH_O,
-     "check($self, memory_limits, /)\n--\n\n"
-     "Proves that it runs: no deadlock, no use before definition, no leak, peak bytes "
-     "within limits (a number for each rank, or None). Gives what the proof found."},
+    {"staged", plan_staged, METH_NOARGS,
+     "staged($self, /)\n--\n\nThe graph partitioned in tasks."},
+    {"proof", plan_proof, METH_NOARGS,
+     "proof($self, /)\n--\n\nWhat the proof found: runs, transfers, peaks by kind."},
     {"donations", plan_donations, METH_NOARGS,
      "donations($self, /)\n--\n\n"
      "For every input of every task None, or the output that takes over its memory."},
@@ -278,9 +328,11 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Plan(staged, schedules, value_bytes, /)\n--\n\n"
-     "What every rank does in a step; `value_bytes`: of every value on one "
-     "device, or None."},
+     "Plan(graph, schedules, memory_limits, measure, /)\n--\n\n"
+     "What every rank does in a step, proved. `memory_limits`: bytes for each rank, or "
+     "None. `measure`, if not None, is called with the Staged and gives the bytes of "
+     "every "
+     "value on one device, or None."},
     {Py_tp_new, (void*)plan_new},
     {Py_tp_dealloc, (void*)plan_dealloc},
     {Py_tp_methods, kMethods},

@@ -1,52 +1,23 @@
 // jaxpp._core.Staged: tasks and placement, as jaxpp/partition.h decides them, read by the
 // front to lower the tasks.
-#include "base/vec.h"
 #include "python/core.h"
 
-// The placement of each loop comes from its schedule.
-static bool partition_graph(jpp_py_staged_t* self, PyObject* schedules) {
-  const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
-  uint32_t loops = graph->num_loops;
-  const jpp_schedule_t** table = NULL;
-  jpp_loop_placement_t* placements = NULL;
-  PyObject* kept = jpp_py_read_schedules(schedules, loops, &table);
-  bool ok = kept && jpp_py_check(JPP_ALLOC_ARRAY(loops, &placements));
-  for (uint32_t i = 0; ok && i < loops; ++i) {
-    placements[i] = jpp_schedule_placement(table[i]);
-  }
-  jpp_partition_options_t options = {.ranks = graph->ranks, .loops = placements};
-  ok = ok && jpp_py_check(jpp_partition(graph, &options, &self->staged));
-  jpp_free(placements);
-  jpp_free(table);
-  Py_XDECREF(kept);
-  return ok;
-}
-
-static PyObject* staged_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  if (!jpp_py_refuse_keywords(kwargs)) return NULL;
-  PyObject *graph = NULL, *schedules = NULL;
-  if (!PyArg_ParseTuple(args, "O!O:Staged", jpp_py_types.graph, &graph, &schedules)) {
-    return NULL;
-  }
-  const jpp_graph_t* source = ((jpp_py_graph_t*)graph)->graph;
-  if (!source) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
-  jpp_py_staged_t* self = jpp_py_new(type);
-  if (!self) return NULL;
-  self->graph = Py_NewRef(graph);
-  if (partition_graph(self, schedules)) return (PyObject*)self;
-  Py_DECREF(self);
-  return NULL;
+PyObject* jpp_py_staged_new(const jpp_staged_t* staged) {
+  jpp_py_staged_t* self = jpp_py_new(jpp_py_types.staged);
+  if (self) self->staged = staged;
+  return (PyObject*)self;
 }
 
 static void staged_dealloc(PyObject* object) {
-  jpp_py_staged_t* self = (jpp_py_staged_t*)object;
-  jpp_staged_destroy(self->staged);
-  Py_XDECREF(self->graph);
+  Py_XDECREF(((jpp_py_staged_t*)object)->plan);
   jpp_py_free(object);
 }
 
+// NULL if it raised.
 static const jpp_staged_t* staged_of(PyObject* object) {
-  return ((jpp_py_staged_t*)object)->staged;
+  const jpp_staged_t* staged = ((jpp_py_staged_t*)object)->staged;
+  if (!staged) PyErr_SetString(PyExc_RuntimeError, "its planning failed");
+  return staged;
 }
 
 static PyObject* make_task(const void* tasks, uint64_t index) {
@@ -62,6 +33,7 @@ static PyObject* make_task(const void* tasks, uint64_t index) {
 static PyObject* staged_tasks(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
   return jpp_py_make_list(staged->num_tasks, make_task, staged->tasks);
 }
 
@@ -69,6 +41,7 @@ static PyObject* staged_op(PyObject* object, PyObject* args) {
   uint32_t id = 0;
   if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &id)) return NULL;
   const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
   if (id >= staged->num_ops) return PyErr_Format(PyExc_IndexError, "no op %u", id);
   const jpp_op_t* op = &staged->ops[id];
   return JPP_PY_RECORD(JPP_PY_STAGED_OP, PyLong_FromUnsignedLong(op->kind),
@@ -106,18 +79,21 @@ static PyObject* make_output(const void* staged, uint64_t index) {
 static PyObject* staged_args(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
   return jpp_py_make_list(staged->graph->num_args, make_arg, staged);
 }
 
 static PyObject* staged_outputs(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
   return jpp_py_make_list(staged->graph->num_outputs, make_output, staged);
 }
 
 static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   (void)unused;
-  return jpp_py_from_u32s(staged_of(object)->origins, staged_of(object)->num_values);
+  const jpp_staged_t* staged = staged_of(object);
+  return staged ? jpp_py_from_u32s(staged->origins, staged->num_values) : NULL;
 }
 
 static PyObject* make_note(const void* staged, uint64_t index) {
@@ -129,13 +105,15 @@ static PyObject* make_note(const void* staged, uint64_t index) {
 static PyObject* staged_notes(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
   return jpp_py_make_list(staged->num_notes, make_note, staged);
 }
 
 static PyObject* staged_text(PyObject* object, PyObject* unused) {
   (void)unused;
+  const jpp_staged_t* staged = staged_of(object);
   char* text = NULL;
-  if (!jpp_py_check(jpp_staged_print(staged_of(object), &text))) return NULL;
+  if (!staged || !jpp_py_check(jpp_staged_print(staged, &text))) return NULL;
   return jpp_py_take_text(text);
 }
 
@@ -158,13 +136,11 @@ static PyMethodDef kMethods[] = {
 };
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc,
-     "Staged(graph, schedules, /)\n--\n\n"
-     "A graph partitioned in tasks, placed on ranks."},
-    {Py_tp_new, (void*)staged_new},
+    {Py_tp_doc, "A graph partitioned in tasks, placed on ranks: a part of a Plan."},
     {Py_tp_dealloc, (void*)staged_dealloc},
     {Py_tp_methods, kMethods},
     {0, NULL},
 };
 PyType_Spec jpp_py_staged_spec = {"jaxpp._core.Staged", sizeof(jpp_py_staged_t), 0,
-                                  Py_TPFLAGS_DEFAULT, kSlots};
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                  kSlots};

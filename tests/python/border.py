@@ -75,6 +75,7 @@ WRONG: dict[str, list[Any]] = {
     "bytes": [None, 1, "x", [], object()],
     "path": [1, None, [], "/nowhere", "a\0b"],
     "function": [None, 1, []],
+    "function or None": [1, [], "x"],
     "capsule": [None, 1, object()],
     "buffer": [None, 1, b"read only", bytearray(1), np.zeros(3, "u1")],
     "anything": [],
@@ -177,6 +178,20 @@ class Step:
         values = self.compiled._values_of(leaves) + self.compiled._constants
         places = self.compiled._inputs
         return [v.place(p.ranks, p.device_indices) for v, p in zip(values, places, strict=True)]
+
+
+def plan_measured(step: Step, measure: Callable[[_core.Staged], Any]) -> _core.Plan:
+    return _core.Plan(step.graph, step.schedules, None, measure)
+
+
+def failed_staged(step: Step) -> _core.Staged:
+    """A Staged that its planning has shown before it failed."""
+    seen: list[_core.Staged] = []
+    try:
+        plan_measured(step, lambda staged: seen.append(staged) or [1])
+    except ValueError:
+        pass
+    return seen[0]
 
 
 def value_of(client: _core.Client) -> _core.Value:
@@ -286,9 +301,6 @@ def cases(step: Step) -> list[Case]:
         Case("Schedule.rows", lambda: schedule.rows),
         Case("Schedule.text", lambda: schedule.text),
         Case("Schedule.stage_ranks", lambda: schedule.stage_ranks),
-        Case(
-            "Staged", lambda: _core.Staged, ("object", step.graph), ("objects", step.schedules)
-        ),
         Case("Staged.tasks", lambda: step.staged.tasks),
         Case("Staged.op", lambda: step.staged.op, ("number", 0)),
         Case("Staged.args", lambda: step.staged.args),
@@ -299,11 +311,13 @@ def cases(step: Step) -> list[Case]:
         Case(
             "Plan",
             lambda: _core.Plan,
-            ("object", step.staged),
+            ("object", step.graph),
             ("objects", step.schedules),
             ("numbers or None", None),
+            ("function or None", None),
         ),
-        Case("Plan.check", lambda: step.plan.check, ("numbers or None", None)),
+        Case("Plan.staged", lambda: step.plan.staged),
+        Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
         Case("Plan.summary", lambda: step.plan.summary),
         Case(
@@ -419,14 +433,16 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     gone = value_of(step.client)
     gone.delete()
     return {
-        "schedules of other sizes": lambda: _core.Plan(step.staged, [other], None),
-        "schedules of more ranks": lambda: _core.Staged(step.graph, [other]),
-        "too many schedules": lambda: _core.Staged(step.graph, step.schedules * 2),
-        "an unfinished graph": lambda: _core.Staged(unfinished, []),
+        "schedules of other sizes": lambda: _core.Plan(step.graph, [other], None, None),
+        "too many schedules": lambda: _core.Plan(step.graph, step.schedules * 2, None, None),
+        "an unfinished graph": lambda: _core.Plan(unfinished, [], None, None),
+        "a measure that raises": lambda: plan_measured(step, lambda staged: int("x")),
+        "a part of a plan that failed": lambda: failed_staged(step).tasks(),
         "the text of an unfinished graph": unfinished.text,
         "a finished graph": lambda: graph.add_output(0, "x"),
-        "bytes of too few values": lambda: _core.Plan(step.staged, step.schedules, [1]),
-        "limits of too few ranks": lambda: step.plan.check([1]),
+        "bytes of too few values": lambda: plan_measured(step, lambda staged: [1]),
+        "bytes that are none": lambda: plan_measured(step, lambda staged: "x"),
+        "limits of too few ranks": lambda: _core.Plan(step.graph, step.schedules, [1], None),
         "a search on another graph": lambda: step.plan.search(graph, 0, [], [], None, 0.1),
         "a search like another schedule": lambda: step.plan.search(
             step.graph, 0, [other], [(1.0, 1.0, 1.0)] * 3, None, 0.1
@@ -512,7 +528,7 @@ def functions() -> set[str]:
         if not isinstance(value, type):
             found.add(name)
         elif not issubclass(value, tuple | Exception):
-            if name not in ("Schedule", "Executable", "Value"):  # can not be called
+            if name not in ("Schedule", "Executable", "Staged", "Value"):  # can not be called
                 found.add(name)
             found |= {
                 f"{name}.{m}"

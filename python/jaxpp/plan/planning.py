@@ -224,25 +224,27 @@ class _Front:
         donated: list[bool],
         memory_limits: list[int] | None,
     ) -> Traced:
-        mesh, names, out_names = self.mesh, self.arg_names, self.out_names
-        staged = _core.Staged(graph.core, schedules)
-        specs = infer_specs(
-            graph, staged, mesh, self.in_specs, self.out_specs, names, out_names
-        )
-        plan = _core.Plan(staged, schedules, specs.value_bytes)
-        proof = plan.check(memory_limits)
+        found: list[Specs] = []
+
+        def measure(staged: _core.Staged) -> list[int] | None:
+            names = (self.arg_names, self.out_names)
+            specs = infer_specs(graph, staged, self.mesh, self.in_specs, self.out_specs, *names)
+            found.append(specs)
+            return specs.value_bytes
+
+        plan = _core.Plan(graph.core, schedules, memory_limits, measure)
         return Traced(
             graph,
             schedules,
-            staged,
-            specs,
+            plan.staged(),
+            found[0],
             plan,
-            proof,
+            plan.proof(),
             self.tree,
             self.out_tree,
             [v.aval for v in self.closed.jaxpr.invars],
             self.closed.out_avals,
-            names,
+            self.arg_names,
             donated,
             self.argument_bounds,
             self.result_bounds,
