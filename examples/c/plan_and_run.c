@@ -38,29 +38,16 @@ static char* read_file(const char* path, size_t* out_length) {
 
 // --- The plan -------------------------------------------------------------------------
 
-static jpp_plan_t* make_plan(const jpp_graph_t* graph, const jpp_schedule_t* schedule,
-                             jpp_staged_t** out_staged) {
-  jpp_loop_placement_t placement = jpp_schedule_placement(schedule);
-  jpp_partition_options_t partition = {.ranks = graph->ranks, .loops = &placement};
-  check(jpp_partition(graph, &partition, out_staged));
-  jpp_program_options_t program = {.schedules = &schedule};
-  jpp_plan_t* plan = NULL;
-  check(jpp_program_build(*out_staged, &program, &plan));
-  return plan;
-}
-
-// Proves the plan and says what it will cost.
-static void report(const jpp_plan_t* plan, const jpp_schedule_t* schedule) {
-  jpp_check_report_t* proof = NULL;
-  check(jpp_check_plan(plan, &proof));
-  for (uint32_t r = 0; r < plan->ranks; ++r) {
-    printf("rank %" PRIu32 ": peak %" PRIu64 " bytes\n", r, proof->actors[r].peak_bytes);
+// What the plan, which is proved, will cost.
+static void report(const jpp_planned_t* planned) {
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    printf("rank %" PRIu32 ": peak %" PRIu64 " bytes\n", r,
+           planned->report->actors[r].peak_bytes);
   }
-  jpp_check_report_destroy(proof);
   jpp_simulate_options_t options = {
       .rank_cost = {.forward = 1, .backward = 1, .weight = 1}};
   jpp_simulation_t* simulation = NULL;
-  check(jpp_schedule_simulate(schedule, &options, &simulation));
+  check(jpp_schedule_simulate(planned->schedules[0], &options, &simulation));
   printf("bubble: %g of %g\n", simulation->bubble_global, simulation->makespan);
   jpp_simulation_destroy(simulation);
 }
@@ -216,18 +203,13 @@ int main(int argc, char** argv) {
   if (graph->num_loops != 1 || graph->ranks > kMaxRanks) {
     check(jpp_status_make(JPP_UNSUPPORTED, "this example takes one loop and 8 ranks"));
   }
-  jpp_schedule_params_t params = {.stages = graph->loops[0].stages,
-                                  .ranks = graph->ranks,
-                                  .microbatches = graph->loops[0].microbatches};
-  jpp_schedule_t* schedule = NULL;
-  check(jpp_schedule_build(argv[2], &params, &schedule));
-  jpp_staged_t* staged = NULL;
-  jpp_plan_t* plan = make_plan(graph, schedule, &staged);
-  report(plan, schedule);
-  run(plan, plugin);
-  jpp_plan_destroy(plan);
-  jpp_staged_destroy(staged);
-  jpp_schedule_destroy(schedule);
+  jpp_loop_schedule_t loop = {.built_in = argv[2]};
+  jpp_plan_options_t options = {.loops = &loop};
+  jpp_planned_t* planned = NULL;
+  check(jpp_plan_graph(graph, &options, &planned));
+  report(planned);
+  run(planned->plan, plugin);
+  jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);
   return 0;
 }
