@@ -1,5 +1,7 @@
 // The module jaxpp._core: its types, records, constants and functions, made when Python
 // imports it.
+#include <string.h>
+
 #include "jaxpp/version.h"
 #include "python/core.h"
 
@@ -72,7 +74,27 @@ static PyObject* check_process(PyObject* module, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject* device_bytes(PyObject* module, PyObject* args) {
+  (void)module;
+  jpp_py_utf8_t name = {0};
+  uint64_t elements = 0;
+  if (!PyArg_ParseTuple(args, "O&O&", jpp_py_str_converter, &name, jpp_py_u64_converter,
+                        &elements)) {
+    return NULL;
+  }
+  jpp_dtype_t dtype = jpp_dtype_parse(name.text, (uint32_t)strlen(name.text));
+  if (dtype == JPP_DTYPE_INVALID) {
+    PyErr_Format(PyExc_ValueError, "expected a dtype, found '%s'", name.text);
+  }
+  jpp_py_utf8_release(&name);
+  if (dtype == JPP_DTYPE_INVALID) return NULL;
+  return PyLong_FromUnsignedLongLong(jpp_dtype_device_bytes(dtype, elements));
+}
+
 static PyMethodDef kMethods[] = {
+    {"device_bytes", device_bytes, METH_VARARGS,
+     "device_bytes($module, dtype, elements, /)\n--\n\n"
+     "Bytes on a device, which packs types of 2 and 4 bits."},
     {"check_process", check_process, METH_NOARGS,
      "check_process($module, /)\n--\n\n"
      "Raises in a process forked after the devices were in use."},

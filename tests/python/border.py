@@ -410,6 +410,12 @@ def cases(step: Step) -> list[Case]:
             ("list of numbers", [4]),
         ),
         Case("Callback.address", lambda: _core.Callback(print, [], []).address),
+        Case(
+            "device_bytes",
+            lambda: _core.device_bytes,
+            ("text, not None", "int4"),
+            ("large number", 3),
+        ),
         Case("check_process", lambda: _core.check_process),
         Case("callback_handler", lambda: _core.callback_handler),
         Case("callbacks_close", lambda: _core.callbacks_close),

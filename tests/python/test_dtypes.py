@@ -35,3 +35,21 @@ def test_dtype(name: str, data: int) -> None:
         assert given.dtype == dtype
         found = np.asarray(given).astype(np.float32)
         np.testing.assert_array_equal(found, np.asarray(expected).astype(np.float32))
+
+
+def test_devices_pack_small_types() -> None:
+    def step(xs: jax.Array) -> jax.Array:
+        def one(x: jax.Array) -> jax.Array:
+            x = jaxpp.mark_stage_end((x + 1).astype(jnp.int4))
+            return jaxpp.mark_stage_end(x[::-1])
+
+        return jaxpp.treduce(one, xs, jaxpp.GPipe(2), operation=jaxpp.Concat())
+
+    for data in (1, 2):
+        mesh = make_mesh(2, data=data)
+        traced = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=P(None, "data")).trace_and_place(
+            jnp.zeros((4, 8, 16), jnp.int4)
+        )
+        peaks = [rank.peak_bytes for rank in traced.plan.summary()]
+        # The batch on rank 0, and what a microbatch makes of it, half a byte an element.
+        assert 4 * 64 // data <= peaks[0] < 2 * 4 * 64 // data, peaks

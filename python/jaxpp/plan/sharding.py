@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
@@ -170,7 +168,7 @@ def _crossing_values(staged: _core.Staged) -> set[int]:
 def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
     dtype, shape = physical_type(aval)
     shard = NamedSharding(mesh, spec).shard_shape(tuple(shape))
-    return math.prod(shard) * np.dtype(jnp.dtype(dtype)).itemsize
+    return _core.device_bytes(dtype, math.prod(shard))
 
 
 def infer_specs(
