@@ -1,5 +1,6 @@
-// Which built-in schedule would fit: the step is planned under each that serves its
-// loops' sizes, and of those within the limits the one that simulates shortest wins.
+// Finds a built-in schedule that fits a memory limit: plans the step under each that
+// accepts its loops' sizes and returns, of those within the limits, the one whose
+// simulation is shortest.
 #include <string.h>
 
 #include "advise/candidates.h"

@@ -1,4 +1,5 @@
-// Search under memory limits: a schedule counts only if the step planned under it fits.
+// Searches for a schedule under memory limits: a schedule is accepted only if the step
+// planned under it fits.
 #include "advise/candidates.h"
 #include "base/alloc.h"
 

@@ -1,4 +1,6 @@
-// One actor's list, instruction by instruction.
+// Walks one actor's instructions and tracks what each register holds, who owns it and how
+// many bytes are live. The plan is rejected at the first instruction that reads,
+// overwrites or frees what it may not.
 #include <string.h>
 
 #include "check/checker.h"

@@ -1,4 +1,6 @@
-// Both ends of each channel see the same messages in the same order.
+// Pairs the sends and receives of each channel: both ends must see the same messages in
+// the same order. It also compares the plan's message count and largest message with what
+// was seen.
 #include "check/checker.h"
 
 static jpp_status_t* check_pair(const jpp_checker_t* c, uint32_t id,

@@ -1,3 +1,6 @@
+// Proves a plan from its instructions alone: each actor's list by itself, then both ends
+// of every channel, then all actors together for deadlock. It shares no code with the
+// planner, so a mistake there can not hide itself.
 #include "check/checker.h"
 
 static jpp_status_t* note_accumulators(jpp_checker_t* c) {

@@ -1,4 +1,6 @@
-// One RUN: does each register hold what the task asks for, and what becomes of it.
+// Checks one RUN instruction: every argument register holds the value that the task
+// expects, results go to empty registers, and a donated argument is owned by the program
+// and read once. The end of the file checks what must hold for all runs of a task.
 #include "check/checker.h"
 
 static jpp_status_t* check_task(const jpp_walk_t* w) {

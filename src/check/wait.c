@@ -1,6 +1,6 @@
-// All actors at once: each goes on until a send finds its channel full or a receive finds
-// it empty. What is reached in the end does not depend on the order in which actors go
-// on, so one order proves all.
+// Proves that no actors deadlock when every send blocks until its channel has a free
+// slot. Actors and channels form a Kahn network: where it stops does not depend on the
+// order in which actors run, so one execution covers all.
 #include "base/str.h"
 #include "check/checker.h"
 

@@ -1,3 +1,5 @@
+// Parses the graph's text form by recursive descent and builds the graph through the
+// public builder, so that a parsed graph passes the same checks as a built one.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-// What each task hands out: what some task of its rank takes in, what it sends to ranks
-// that do not make it themselves, and what the step leaves there.
+// Finds the outputs of each task: values that another task of its rank takes, that are
+// sent to ranks which do not compute them, or that the step returns.
 #include "partition/partitioner.h"
 
 typedef struct finder {

@@ -1,3 +1,5 @@
+// Runs the partitioner's passes in order and hands their tables over as an immutable
+// staged graph.
 #include "partition/partitioner.h"
 
 bool jpp_rank_set_has(jpp_rank_set_t set, uint32_t rank) {

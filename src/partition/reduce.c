@@ -1,4 +1,5 @@
-// Loop results: who accumulates what, and what is summed after the loop.
+// Makes the accumulators of a loop's results. A result whose terms several tasks compute
+// gets one accumulator in each of them, and the parts are summed after the loop.
 #include "partition/partitioner.h"
 
 typedef struct reducer {

@@ -1,4 +1,6 @@
-// Rule 1: which stage's forward or backward each op of a body belongs to.
+// Rule 1 of partition.h: assigns each op of a loop's body to a stage's forward or
+// backward. Marks claim their ancestors first; what no mark needs then goes where its
+// latest operand is made.
 #include "base/str.h"
 #include "partition/partitioner.h"
 

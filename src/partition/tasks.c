@@ -1,4 +1,5 @@
-// The stage tasks: made empty, then filled with their ops and what flows in and out.
+// The stage tasks of a loop: created empty, then filled with their ops and inputs once
+// every op's stage is known.
 #include <stdlib.h>
 
 #include "base/str.h"

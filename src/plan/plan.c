@@ -1,5 +1,5 @@
-// The parts of the planner, one after the other; each reads only what the ones before it
-// made.
+// The planner's passes in order, each of which reads only what the earlier ones made; the
+// result owns all of it.
 #include "jaxpp/plan.h"
 
 #include "base/alloc.h"

@@ -1,5 +1,6 @@
-// Which inputs of a task die in every run of it, and which output takes over their
-// memory.
+// Decides which task inputs are donated and which output takes over the memory: an input
+// qualifies if it dies in every run of the task, and the nearest one that an output is
+// computed from is preferred.
 #include "program/builder.h"
 
 typedef struct donor {

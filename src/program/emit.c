@@ -1,4 +1,6 @@
-// Instructions over virtual registers: every definition gets a new one.
+// Emits instructions over virtual registers, a new one for each definition, by walking
+// the tasks in the order of order.c. A value is sent when its task ends and received
+// right before its first use.
 #include "program/builder.h"
 
 static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,

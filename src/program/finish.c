@@ -1,4 +1,5 @@
-// From drafts to programs: deletions after last uses, real registers, peak bytes.
+// Turns drafts into programs in one pass over each: adds deletions after last uses,
+// assigns real registers (a freed one is used again first) and finds the peak in bytes.
 #include "program/builder.h"
 
 typedef struct finisher {

@@ -1,5 +1,5 @@
-// All task runs of a step in one order: the tasks outside by phase and level, each loop's
-// as its schedule would time them.
+// Puts all task runs of a step into one order: tasks outside the loops by phase and
+// level, those of each loop by the times of its schedule.
 #include <stdlib.h>
 
 #include "program/builder.h"

@@ -1,4 +1,4 @@
-// Program: builds the actors' lists in the order of the passes in builder.h.
+// Builds every actor's instruction list by the passes that builder.h lists.
 #include "program/builder.h"
 
 const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {

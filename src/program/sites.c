@@ -1,4 +1,6 @@
-// Which ranks make a value and which take it in, and how many instances it has there.
+// Finds each value's sites, the ranks that make it or take it, and numbers its instances
+// there. Sites are stored in one array by value, which a first pass sizes and a second
+// one fills.
 #include "program/builder.h"
 
 static void note_site(jpp_program_builder_t* b, uint32_t* used, uint32_t value,

@@ -1,4 +1,5 @@
-// An actor's program with everything looked up that a step would have to.
+// Resolves an actor's program: each instruction with the executable, the channel and the
+// registers that it uses, so that a step looks nothing up.
 #include "runtime/state.h"
 
 static uint64_t operand_bytes(const jpp_actor_t* actor, const jpp_instr_t* instr,

@@ -1,5 +1,6 @@
-// Waiting that can be given up: in slices, between which the step asks whether it is
-// still wanted. What the devices were given they finish, and nobody looks.
+// Waits that can be cancelled: they wait in slices and ask in between whether the step is
+// still wanted. Work that the devices already have is finished, and its results are
+// ignored.
 #include <time.h>
 
 #include "base/alloc.h"

@@ -1,4 +1,5 @@
-// Failures in words: where a step failed, and what it waits for when it can not go on.
+// Error messages of steps: where a step failed, or what each actor waits for when none
+// can go on.
 #include "runtime/failure.h"
 
 #include <stdio.h>

@@ -1,7 +1,6 @@
-// Results that are no numbers: a mode for debugging, in which every run is awaited and
-// its floating results are read. Named is the first run that has one, for what it was
-// given had none unless the step's own arguments did, and of its results the one whose op
-// comes first.
+// A debugging mode that stops at the first NaN or infinity: every run is awaited and its
+// floating results are read. The first run that has one is its origin, unless the step's
+// own arguments had one; among its results, the one whose op comes first is reported.
 #include "runtime/nans.h"
 
 #include <stdio.h>

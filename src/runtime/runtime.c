@@ -1,3 +1,5 @@
+// Creates and destroys a runtime. Everything that a step needs is looked up and allocated
+// here, so that the step itself does neither.
 #include "runtime/state.h"
 
 // --- Create ---------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-// A step: inputs into registers, issue, wait, outputs out of registers.
+// One step: arguments into registers, issue the instructions, wait, results out of
+// registers.
 #include "runtime/failure.h"
 #include "runtime/state.h"
 

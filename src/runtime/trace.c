@@ -1,5 +1,6 @@
-// What happened when. While a step is issued only two times a run are noted, when it was
-// issued and when its results were there; what they mean is worked out afterwards.
+// Records when every task ran. While a step is issued, only two times of each run are
+// stored: when it was issued and when its results were ready. Their meaning is worked out
+// afterwards.
 #include <sched.h>
 #include <time.h>
 

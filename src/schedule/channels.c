@@ -1,3 +1,6 @@
+// Numbers the channels of a schedule, one for each pair of ranks between which it sends.
+// Going through the stages by sending rank, it is enough to remember, for each receiver,
+// its latest channel and whose that is.
 #include "schedule/channels.h"
 
 // The stages of rank 0, then those of rank 1, and so on.

@@ -1,4 +1,5 @@
-// The counterexample of a schedule that deadlocks.
+// Explains a deadlock by its shortest cycle: a breadth-first search over what each task
+// that never starts waits for.
 #include "base/str.h"
 #include "schedule/order.h"
 

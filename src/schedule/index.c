@@ -1,3 +1,6 @@
+// Builds the index of a schedule, which finds each task's entry in constant time.
+// Building it checks everything about the rows but their order: ranges, placement,
+// duplicates, missing tasks.
 #include "schedule/index.h"
 
 // Where a check is: one entry of one rank's row.

@@ -1,5 +1,6 @@
-// Microbatch after microbatch, each forward through all stages and back: no two tasks run
-// at once. For one pass through a model, and for measuring stages by themselves.
+// The sequential schedule: microbatch after microbatch, each forward through all stages
+// and then back. It serves a single pass through a model, and measuring each stage by
+// itself.
 #include "jaxpp/schedule.h"
 
 typedef struct one_pass {

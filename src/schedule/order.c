@@ -1,3 +1,6 @@
+// Dry-runs a schedule: finds an executable order, or the deadlock. Running a task never
+// disables another one, so ranks may be advanced in any order, and a worklist of ranks
+// finds the result in time linear in the tasks.
 #include "schedule/order.h"
 
 static jpp_task_kind_t backward_kind(const jpp_schedule_index_t* index, uint32_t stage) {

@@ -1,4 +1,5 @@
-// The text form of a schedule.
+// Prints a schedule as text, a line for each rank, for golden tests and `jaxpp schedule
+// show`.
 #include "base/str.h"
 #include "schedule/index.h"
 

@@ -1,3 +1,5 @@
+// Makes schedules from rows or from a callback, and destroys them. A schedule owns a copy
+// of all that it was given, in one arena.
 #include "schedule/schedule.h"
 
 #include <stdio.h>

@@ -1,3 +1,6 @@
+// List scheduling, driven by events: a rank is examined when a task of its own ends and
+// when a result that it may need arrives, and then starts the most urgent task that can
+// run.
 #include "search/greedy.h"
 
 // Looks at a rank again at a time: a task ended there, or one that it may wait for.

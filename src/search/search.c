@@ -1,3 +1,6 @@
+// Searches for a short schedule: built-in schedules first, then greedy ones on several
+// placements, then random changes of the best one (hill climbing) until the time is over
+// or the lower bound is reached.
 #include "jaxpp/search.h"
 
 #include <math.h>

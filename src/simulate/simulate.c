@@ -1,3 +1,6 @@
+// Simulates a schedule: the dry run of order.c with real costs, streams and transfers.
+// Each task starts as early as its stream and its needs allow, which are final once it
+// can run, so ranks may be advanced in any order and no event queue is needed.
 #include "jaxpp/simulate.h"
 
 #include "schedule/channels.h"

@@ -1,4 +1,5 @@
-// Pictures of runs that were measured: a row a rank, what ran when.
+// Pictures of measured runs, as SVG and for the terminal: a row for each rank, a bar for
+// each task.
 #include <string.h>
 
 #include "base/utf8.h"

@@ -1,3 +1,5 @@
+// The arithmetic of the fake device, element by element in a fixed order, so that a test
+// can tell from the rounding in which order terms were added.
 #include "device/fake/fake.h"
 
 // FNV-1a over the bits of every element, argument by argument.

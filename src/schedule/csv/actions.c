@@ -1,5 +1,5 @@
-// The proof of a schedule's communication: each rank's list by itself. actions_run.c then
-// lets all ranks run together.
+// Proves a schedule's communication, first part: each rank's list by itself, then that
+// every message has both ends. actions_run.c then runs all ranks together.
 #include "schedule/csv/actions.h"
 
 #include <stdio.h>

@@ -1,4 +1,6 @@
-// Writes the CSV form, and places communication.
+// Writes a schedule as CSV, and places its communication: a SEND right behind the task
+// that makes a result, a RECV right before the task that needs it, in the order of the
+// sender's list.
 #include "jaxpp/schedule_csv.h"
 #include "schedule/csv/actions.h"
 #include "schedule/index.h"

@@ -1,4 +1,5 @@
-// Reads the CSV form.
+// Reads a schedule from CSV: cells become actions, actions become a schedule and its
+// communication, and both are proved before the schedule is returned.
 #include <stdio.h>
 #include <string.h>
 
