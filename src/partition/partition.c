@@ -27,6 +27,15 @@ jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint3
   return JPP_VEC_PUSH(&p->values, value);
 }
 
+jpp_status_t* jpp_partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
+                                   uint32_t like, uint32_t loop, uint32_t* out_op,
+                                   uint32_t* out_value) {
+  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, op, out_op));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, loop, *out_op, out_value));
+  p->ops.data[*out_op].first_output = *out_value;
+  return NULL;
+}
+
 static jpp_status_t* check_placement(const jpp_graph_t* graph, uint32_t loop,
                                      const jpp_partition_options_t* options) {
   const jpp_loop_placement_t* placement = &options->loops[loop];

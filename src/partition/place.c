@@ -180,9 +180,7 @@ static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value)
                  .num_outputs = 1,
                  .name = "sum"};
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(jpp_partition_add_op(c->p, &op, &id));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(c->p, anchor, JPP_NONE, id, out_value));
-  c->p->ops.data[id].first_output = *out_value;
+  JPP_RETURN_IF_ERROR(jpp_partition_define(c->p, &op, anchor, JPP_NONE, &id, out_value));
   find_home(c, id);
   return JPP_VEC_PUSH(&c->order, id);
 }
