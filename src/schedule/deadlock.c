@@ -82,9 +82,7 @@ static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
     if (jpp_schedule_order_ran(order, need)) continue;
     wait_t wait = {.rank = rank, .entry = entry, .parent = parent, .length = length};
     wait.need_rank = order->index->schedule->stage_rank[need->stage];
-    wait.need_entry = *jpp_schedule_index_entry(order->index, jpp_task_slot(need),
-                                                need->stage, need->microbatch) -
-                      1;
+    wait.need_entry = jpp_schedule_index_entry_of(order->index, need);
     bool in_unit = wait.need_rank == rank && wait.need_entry < entry &&
                    wait.need_entry >= unit_begin(search, rank, entry);
     if (!in_unit) add_wait(search, start, &wait);

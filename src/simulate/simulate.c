@@ -4,6 +4,7 @@
 #include "jaxpp/simulate.h"
 
 #include "schedule/channels.h"
+#include "schedule/dryrun.h"
 #include "schedule/order.h"
 #include "simulate/simulation.h"
 
@@ -13,31 +14,22 @@ typedef struct simulator {
   const jpp_schedule_t* schedule;
   const jpp_cost_t* costs;
   double** starts;      // [ranks][row count]
-  uint32_t* next;       // [ranks]: entry
   double* free_at;      // [ranks][streams]
   uint8_t** stream_of;  // [ranks][row count]; NULL with one stream
   uint32_t streams;
-  uint32_t* stack;     // ranks that may be able to go on
-  uint8_t* on_stack;   // [ranks]
-  uint32_t num_stack;  // each rank at most once
+  jpp_dry_run_t run;
   // Only with a transfer time:
   jpp_schedule_channels_t channels;
   double* channel_free;  // [channels]
   double* arrival[2];    // [stages][microbatches]
 } simulator_t;
 
-static void push(simulator_t* sim, uint32_t rank) {
-  if (sim->on_stack[rank]) return;
-  sim->on_stack[rank] = 1;
-  sim->stack[sim->num_stack++] = rank;
-}
-
 // When the task of another stage that `rank` needs is there; negative: it has not run.
 static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t stage,
                         uint32_t microbatch, uint32_t rank) {
-  uint32_t entry = *jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
+  uint32_t entry = jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
   uint32_t from = sim->schedule->stage_rank[stage];
-  if (entry > sim->next[from]) return -1;
+  if (entry >= sim->run.done[from]) return -1;
   if (from != rank && sim->arrival[0]) {
     return sim->arrival[slot][(size_t)stage * sim->schedule->microbatches + microbatch];
   }
@@ -47,7 +39,7 @@ static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t s
     bool split = sim->index->form[stage] == JPP_BACKWARD_SPLIT;
     took = split ? cost->backward : cost->backward + cost->weight;
   }
-  double end = sim->starts[from][entry - 1] + took;
+  double end = sim->starts[from][entry] + took;
   return from == rank ? end : end + sim->options->latency;
 }
 
@@ -58,11 +50,11 @@ static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
   bool weight = task->kind == JPP_TASK_BWD_W;
   jpp_task_slot_t slot = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
   uint32_t own =
-      *jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
-  if (own > entry) return -1;
+      jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
+  if (own >= entry) return -1;
   if (sim->streams == 1) return 0;
-  const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own - 1];
-  return sim->starts[rank][own - 1] + jpp_task_cost(&sim->costs[done->stage], done->kind);
+  const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own];
+  return sim->starts[rank][own] + jpp_task_cost(&sim->costs[done->stage], done->kind);
 }
 
 // When the task may start as far as needs go; negative if it may not.
@@ -99,7 +91,7 @@ static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* t
   uint32_t next = jpp_schedule_next_stage(sim->schedule, task->stage, forward);
   uint32_t to = sim->schedule->stage_rank[next];
   if (to == rank) return 0;
-  push(sim, to);
+  jpp_dry_run_wake(&sim->run, to);
   if (!sim->arrival[0]) return 0;
   const uint32_t* channels = forward ? sim->channels.forward : sim->channels.backward;
   double* channel_free = &sim->channel_free[channels[task->stage]];
@@ -128,22 +120,16 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   return true;
 }
 
-static void advance(simulator_t* sim, uint32_t rank) {
-  uint32_t count = sim->schedule->rows[rank].count;
-  uint32_t* next = &sim->next[rank];
-  while (*next < count && start_task(sim, rank, *next)) ++*next;
-}
-
-static jpp_status_t* run(simulator_t* sim, jpp_arena_t* scratch) {
-  uint32_t ranks = sim->schedule->ranks;
-  for (uint32_t r = ranks; r-- > 0;) push(sim, r);
-  while (sim->num_stack) {
-    uint32_t rank = sim->stack[--sim->num_stack];
-    sim->on_stack[rank] = 0;
-    advance(sim, rank);
+// Gives every task its start. A schedule that stops short is dry-run once more, without
+// times, for the error.
+static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
+  for (uint32_t rank; (rank = jpp_dry_run_take(&sim->run)) != JPP_NONE;) {
+    uint32_t count = sim->schedule->rows[rank].count;
+    uint32_t* done = &sim->run.done[rank];
+    while (*done < count && start_task(sim, rank, *done)) ++*done;
   }
-  for (uint32_t r = 0; r < ranks; ++r) {
-    if (sim->next[r] == sim->schedule->rows[r].count) continue;
+  for (uint32_t r = 0; r < sim->schedule->ranks; ++r) {
+    if (sim->run.done[r] == sim->schedule->rows[r].count) continue;
     jpp_schedule_order_t order = {.index = sim->index};
     return jpp_schedule_order_run(&order, scratch);
   }
@@ -177,15 +163,14 @@ static jpp_status_t* prepare_streams(simulator_t* sim, jpp_arena_t* arena,
   return NULL;
 }
 
-static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* scratch) {
+static jpp_status_t* prepare_simulator(simulator_t* sim, jpp_arena_t* arena,
+                                       jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = sim->schedule;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->ranks, &sim->starts));
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->rows[r].count, &sim->starts[r]));
   }
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->next));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->stack));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->on_stack));
+  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &sim->run));
   JPP_RETURN_IF_ERROR(prepare_streams(sim, arena, scratch));
   return prepare_channels(sim, scratch);
 }
@@ -267,8 +252,8 @@ static jpp_status_t* simulate(const jpp_schedule_t* schedule,
                      .schedule = schedule,
                      .costs = out->stage_costs,
                      .streams = options->streams ? options->streams : 1};
-  JPP_RETURN_IF_ERROR(prepare(&sim, &storage->arena, scratch));
-  JPP_RETURN_IF_ERROR(run(&sim, scratch));
+  JPP_RETURN_IF_ERROR(prepare_simulator(&sim, &storage->arena, scratch));
+  JPP_RETURN_IF_ERROR(simulate_tasks(&sim, scratch));
   out->starts = (const double* const*)sim.starts;
   out->streams = sim.streams;
   out->stream_of = (const uint8_t* const*)sim.stream_of;
