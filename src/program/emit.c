@@ -2,6 +2,7 @@
 // the tasks in the order of order.c. A value is sent when its task ends and received
 // right before its first use.
 #include "program/builder.h"
+#include "task/ids.h"
 
 static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
                                     uint32_t value, uint32_t microbatch, uint32_t id) {
@@ -10,7 +11,7 @@ static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
     return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u is no site of value %%%u", rank,
                            value);
   }
-  instance->definition = id + 1;
+  instance->definition = id;
   return NULL;
 }
 
@@ -27,7 +28,7 @@ static jpp_status_t* define(jpp_program_builder_t* b, uint32_t rank, uint32_t va
 static uint32_t find(const jpp_program_builder_t* b, uint32_t rank, uint32_t value,
                      uint32_t microbatch) {
   const jpp_instance_t* found = jpp_program_instance(b, rank, value, microbatch);
-  return found ? found->definition - 1 : JPP_NONE;
+  return found ? found->definition : JPP_NONE;
 }
 
 // --- What is there before the first instruction ---------------------------------------
@@ -78,13 +79,14 @@ static jpp_status_t* push_instr(jpp_actor_draft_t* actor, jpp_instr_t instr,
 static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uint32_t dst,
                                      uint32_t* out_channel) {
   uint32_t* at = &b->channel_at[src * b->staged->ranks + dst];
-  if (!*at) {
+  if (*at == JPP_NONE) {
     jpp_channel_draft_t draft = {.channel = {.src = src, .dst = dst}};
     draft.channel.slots = b->options->channel_slots ? b->options->channel_slots : 2;
+    uint32_t id = (uint32_t)b->channels.count;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->channels, draft));
-    *at = (uint32_t)b->channels.count;
+    *at = id;
   }
-  *out_channel = *at - 1;
+  *out_channel = *at;
   return NULL;
 }
 
@@ -105,7 +107,7 @@ static jpp_status_t* send(jpp_program_builder_t* b, uint32_t value, uint32_t mic
   if (b->value_bytes[value] > channel->max_bytes) {
     channel->max_bytes = b->value_bytes[value];
   }
-  jpp_program_instance(b, dst, value, microbatch)->coming = id + 1;
+  jpp_program_instance(b, dst, value, microbatch)->coming = id;
   jpp_instr_t instr = {
       .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .num_args = 1};
   uint32_t sent = find(b, src, value, microbatch);
@@ -129,9 +131,9 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
 static jpp_status_t* receive(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
                              uint32_t microbatch) {
   const jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
-  if (!instance || !instance->coming) return NULL;
-  uint32_t id = instance->coming - 1;
-  while (!instance->definition) {
+  if (!instance || instance->coming == JPP_NONE) return NULL;
+  uint32_t id = instance->coming;
+  while (instance->definition == JPP_NONE) {
     if (b->channels.data[id].received == b->channels.data[id].messages.count) break;
     JPP_RETURN_IF_ERROR(receive_next(b, id));
   }
@@ -194,9 +196,9 @@ static jpp_status_t* define_result(jpp_program_builder_t* b, const jpp_task_t* t
                                    uint32_t microbatch, uint32_t value) {
   uint32_t id = 0;
   JPP_RETURN_IF_ERROR(define(b, task->rank, value, microbatch, &id));
-  uint32_t acc = b->accumulator_of[value];
-  if (acc) {
-    uint32_t state = b->staged->accumulators[acc - 1].state;
+  uint32_t accumulator = b->accumulator_of[value];
+  if (accumulator != JPP_NONE) {
+    uint32_t state = b->staged->accumulators[accumulator].state;
     JPP_RETURN_IF_ERROR(set_definition(b, task->rank, state, microbatch, id));
   }
   return JPP_VEC_PUSH(&b->actors[task->rank].operands, id);
@@ -331,12 +333,11 @@ static jpp_status_t* take_outputs(jpp_program_builder_t* b) {
 
 jpp_status_t* jpp_program_emit(jpp_program_builder_t* b) {
   uint32_t ranks = b->staged->ranks;
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
   JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&b->scratch, b->staged->num_values, &b->accumulator_of));
+      jpp_ids_create(&b->scratch, b->staged->num_values, &b->accumulator_of));
   for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
-    b->accumulator_of[b->staged->accumulators[i].next] = i + 1;
+    b->accumulator_of[b->staged->accumulators[i].next] = i;
   }
   JPP_RETURN_IF_ERROR(check_accumulation_order(b));
   JPP_RETURN_IF_ERROR(define_args(b));

@@ -91,7 +91,11 @@ static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* 
       b->sites[b->first_site[v] + i].first_instance = count;
     }
   }
-  return JPP_ARENA_ARRAY(&b->scratch, count, &b->instances);
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, count, &b->instances));
+  for (uint64_t i = 0; i < count; ++i) {
+    b->instances[i] = (jpp_instance_t){.definition = JPP_NONE, .coming = JPP_NONE};
+  }
+  return NULL;
 }
 
 jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) {

@@ -27,13 +27,13 @@ static void issue_round(const jpp_issuer_t* issuer, bool* out_some, bool* out_al
   *out_all_done = true;
   for (uint32_t r = issuer->index; r < runtime->plan->ranks; r += runtime->crew.count) {
     jpp_actor_t* actor = &runtime->actors[r];
-    if (jpp_actor_is_done(actor)) continue;
+    if (actor->done) continue;
     if (issuer->index == 0) jpp_cancel_poll(runtime);
     if (is_halted(runtime)) return;
     jpp_advance_t advance = jpp_actor_advance(actor);
     if (advance == JPP_ADVANCE_FAILED) halt(runtime, JPP_HALT_FAILED);
     *out_some |= advance == JPP_ADVANCE_SOME;
-    *out_all_done &= jpp_actor_is_done(actor);
+    *out_all_done &= actor->done;
   }
 }
 

@@ -76,7 +76,8 @@ static size_t count_elements(const result_ref_t* ref) {
   return count;
 }
 
-static jpp_status_t* refuse(const result_ref_t* ref, size_t element, bool is_nan) {
+static jpp_status_t* nonfinite_error(const result_ref_t* ref, size_t element,
+                                     bool is_nan) {
   char maker[256];
   describe_maker(ref->actor->runtime->plan->staged, task_of(ref), ref->maker, maker,
                  sizeof(maker));
@@ -96,7 +97,7 @@ static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   size_t found = jpp_find_nonfinite(dtype, data, count, runtime->checks);
   if (found == count) return NULL;
   bool is_nan = jpp_find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
-  return refuse(ref, found, is_nan);
+  return nonfinite_error(ref, found, is_nan);
 }
 
 static jpp_status_t* check_result(result_ref_t* ref) {

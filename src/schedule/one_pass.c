@@ -6,7 +6,7 @@
 typedef struct one_pass {
   uint32_t stages, ranks, microbatches;
   bool split_backward;
-  uint32_t rank;      // whose row is written
+  uint32_t rank;      // whose row is written; JPP_NONE before the first
   uint32_t position;  // in that row
 } one_pass_t;
 
@@ -44,7 +44,7 @@ jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
                      .ranks = params->ranks,
                      .microbatches = params->microbatches,
                      .split_backward = split_backward,
-                     .rank = UINT32_MAX};
+                     .rank = JPP_NONE};
   jpp_schedule_rows_t rows = {.name = "OnePass",
                               .stages = params->stages,
                               .ranks = params->ranks,

@@ -76,8 +76,10 @@ static double busy_share(const jpp_spans_t* spans, size_t first, size_t end) {
   return busy / length_of(spans);
 }
 
-static void append_row(canvas_t* canvas, uint32_t rank, size_t first, size_t end,
-                       bool color, jpp_str_t* str) {
+// One line. A column that runs fill for at least half of its time shows the one that has
+// most of it, any other is idle.
+static void append_rank(canvas_t* canvas, uint32_t rank, size_t first, size_t end,
+                        bool color, jpp_str_t* str) {
   double width = length_of(canvas->spans) / canvas->columns;
   for (uint32_t c = 0; c < canvas->columns; ++c) canvas->busy[c] = canvas->most[c] = 0;
   for (size_t i = first; i < end; ++i) add_span(canvas, &canvas->spans->spans[i]);
@@ -89,15 +91,11 @@ static void append_row(canvas_t* canvas, uint32_t rank, size_t first, size_t end
   jpp_str_appendf(str, "  %3.0f%%\n", 100 * busy_share(canvas->spans, first, end));
 }
 
-// The ranks in order: those that are said, and all that have spans. Gives the rank behind
-// `rank`, whose spans begin at `next`; JPP_NONE after the last.
-static uint32_t next_rank(const jpp_spans_t* spans, uint32_t rank, size_t next) {
-  if (rank + 1 < spans->ranks) return rank + 1;
+// The first rank from `rank` on that has a row: the ranks below spans->ranks, and any
+// with spans, which begin at `next`. JPP_NONE if there is none.
+static uint32_t rank_from(const jpp_spans_t* spans, uint32_t rank, size_t next) {
+  if (rank < spans->ranks) return rank;
   return next < spans->count ? spans->spans[next].rank : JPP_NONE;
-}
-
-static uint32_t first_rank(const jpp_spans_t* spans) {
-  return next_rank(spans, UINT32_MAX, 0);
 }
 
 static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
@@ -108,9 +106,10 @@ static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
                   ": %.3f ms, %zu task runs\n" JPP_TERMINAL_LEGEND
                   "# outside the loops, . idle; %%: busy\n",
                   length_of(spans), spans->count);
-  for (uint32_t r = first_rank(spans); r != JPP_NONE; r = next_rank(spans, r, first)) {
+  for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;
+       r = rank_from(spans, r + 1, first)) {
     end = rank_end(spans, first, r);
-    append_row(canvas, r, first, end, color, str);
+    append_rank(canvas, r, first, end, color, str);
     first = end;
   }
 }
@@ -171,7 +170,8 @@ static void append_frame(const jpp_spans_t* spans, uint32_t rows, jpp_str_t* str
 static uint32_t count_rows(const jpp_spans_t* spans) {
   uint32_t rows = 0;
   size_t first = 0;
-  for (uint32_t r = first_rank(spans); r != JPP_NONE; r = next_rank(spans, r, first)) {
+  for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;
+       r = rank_from(spans, r + 1, first)) {
     first = rank_end(spans, first, r);
     ++rows;
   }
@@ -189,7 +189,8 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
   append_frame(spans, count_rows(spans), str);
   double top = kTop;
   size_t first = 0;
-  for (uint32_t r = first_rank(spans); r != JPP_NONE; r = next_rank(spans, r, first)) {
+  for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;
+       r = rank_from(spans, r + 1, first)) {
     size_t end = rank_end(spans, first, r);
     jpp_str_appendf(str,
                     "<rect x=\"%d\" y=\"%.0f\" width=\"%d\" height=\"%d\" "

@@ -252,12 +252,12 @@ static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
 // A stage is on the first rank that names it; the rest of the proof asks that no other
 // does.
 static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) {
-  for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = UINT32_MAX;
+  for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = JPP_NONE;
   const jpp_action_t* action = reader->actions.data;
   for (uint32_t r = 0; r < reader->lists.count; ++r) {
     for (uint32_t i = 0; i < reader->lists.data[r].count; ++i, ++action) {
       uint32_t* rank = &stage_rank[action->stage];
-      if (*rank == UINT32_MAX) *rank = r;
+      if (*rank == JPP_NONE) *rank = r;
       if (*rank == r) continue;
       char name[JPP_ACTION_NAME_SIZE];
       return jpp_status_make(JPP_SCHEDULE_ERROR,
@@ -269,7 +269,7 @@ static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) 
     }
   }
   for (uint32_t s = 0; s < reader->stages; ++s) {
-    if (stage_rank[s] != UINT32_MAX) continue;
+    if (stage_rank[s] != JPP_NONE) continue;
     return jpp_status_make(
         JPP_SCHEDULE_ERROR,
         "%s:%u: stage %u of %u is in no line; is a rank's line missing?", reader->file,
