@@ -23,8 +23,8 @@ void jpp_candidates_deinit(jpp_candidates_t* candidates) {
   candidates->origin_bytes = NULL;
 }
 
-static jpp_status_t* measure(void* context, const jpp_staged_t* staged,
-                             uint64_t* out_bytes) {
+static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
+                                    uint64_t* out_bytes) {
   const jpp_candidates_t* candidates = context;
   for (uint32_t v = 0; v < staged->num_values; ++v) {
     uint64_t known = candidates->origin_bytes[staged->origins[v]];
@@ -43,7 +43,7 @@ jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
   for (uint32_t l = 0; l < loops; ++l) sources[l].given = schedules[l];
   jpp_plan_options_t options = {.ranks = candidates->ranks,
                                 .loops = sources,
-                                .measure = measure,
+                                .measure = measure_values,
                                 .context = (void*)candidates,
                                 .last = JPP_PART_PROGRAM};
   jpp_status_t* status = jpp_plan_graph(candidates->graph, &options, out_planned);

@@ -107,7 +107,7 @@ static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
   return NULL;
 }
 
-static jpp_status_t* hand_over(jpp_partitioner_t* p, jpp_staged_t* staged) {
+static jpp_status_t* fill_staged(jpp_partitioner_t* p, jpp_staged_t* staged) {
   staged->graph = p->graph;
   staged->ranks = p->options->ranks;
   staged->loops = p->loops;
@@ -135,7 +135,7 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(jpp_partition_place(p));
   JPP_RETURN_IF_ERROR(jpp_partition_make_outer_tasks(p));
   JPP_RETURN_IF_ERROR(jpp_partition_find_outputs(p));
-  return hand_over(p, staged);
+  return fill_staged(p, staged);
 }
 
 jpp_status_t* jpp_partition(const jpp_graph_t* graph,

@@ -14,7 +14,7 @@ typedef struct donor {
 // How far behind an output a donated input is looked for: through an optimizer's update.
 enum { kSearchOps = 24 };
 
-static jpp_status_t* allocate(donor_t* d) {
+static jpp_status_t* allocate_donor(donor_t* d) {
   const jpp_staged_t* staged = d->b->staged;
   jpp_arena_t* scratch = &d->b->scratch;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &d->dies));
@@ -80,8 +80,8 @@ static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output
   return NULL;
 }
 
-static void give(donor_t* d, uint32_t task, uint32_t input, uint32_t output,
-                 bool* taken) {
+static void donate_input(donor_t* d, uint32_t task, uint32_t input, uint32_t output,
+                         bool* taken) {
   ((uint32_t*)d->b->bindings[task].donated_to)[input] = output;
   d->dies[task][input] = false;
   taken[output] = true;
@@ -92,7 +92,7 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   for (uint32_t k = 0; k < task->num_outputs; ++k) {
     uint32_t input = JPP_NONE;
     JPP_RETURN_IF_ERROR(nearest_input(d, d->dies[id], task->outputs[k], &input));
-    if (input != JPP_NONE) give(d, id, input, k, taken);
+    if (input != JPP_NONE) donate_input(d, id, input, k, taken);
   }
   return NULL;
 }
@@ -111,7 +111,7 @@ static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
       if (taken[output] || !can_take_over(d, task->inputs[i], task->outputs[output])) {
         continue;
       }
-      give(d, id, i, output, taken);
+      donate_input(d, id, i, output, taken);
     }
   }
   return NULL;
@@ -132,7 +132,7 @@ static jpp_status_t* match_task(donor_t* d, uint32_t id) {
 
 jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) {
   donor_t donor = {.b = b};
-  JPP_RETURN_IF_ERROR(allocate(&donor));
+  JPP_RETURN_IF_ERROR(allocate_donor(&donor));
   find_deaths(&donor);
   jpp_status_t* status = NULL;
   for (uint32_t t = 0; t < b->staged->num_tasks && !status; ++t) {

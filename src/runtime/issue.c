@@ -53,7 +53,7 @@ static jpp_status_t* take_events(const jpp_actor_t* actor,
   return NULL;
 }
 
-static jpp_status_t* execute(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   const jpp_task_call_t* call = instr->call;
   uint32_t devices = actor->runtime->devices_per_rank;
   gather_args(actor, instr);
@@ -79,7 +79,7 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   actor->order[instr->run] = take_order(actor->runtime);
   actor->runs = instr->run + 1;
   int64_t issued = tracing ? jpp_trace_now() : 0;
-  JPP_RETURN_IF_ERROR(execute(actor, instr));
+  JPP_RETURN_IF_ERROR(execute_task(actor, instr));
   if (actor->runtime->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
   return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
 }

@@ -165,7 +165,7 @@ static void drop_events(jpp_runtime_t* runtime, jpp_event_t** events, size_t cou
 }
 
 // Nobody will know how it went.
-static void abandon(jpp_runtime_t* runtime) {
+static void abandon_step(jpp_runtime_t* runtime) {
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
@@ -176,7 +176,7 @@ static void abandon(jpp_runtime_t* runtime) {
   }
 }
 
-static jpp_status_t* cancelled(void) {
+static jpp_status_t* cancelled_error(void) {
   return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
 }
 
@@ -194,12 +194,12 @@ static jpp_status_t* await_all(jpp_runtime_t* runtime) {
   if (first.status) return first.status;
   int halt = atomic_load(&runtime->halt);
   if (halt == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
-  return halt == JPP_HALT_CANCELLED ? cancelled() : NULL;
+  return halt == JPP_HALT_CANCELLED ? cancelled_error() : NULL;
 }
 
 // --- End ------------------------------------------------------------------------------
 
-static void hand_out(jpp_actor_t* actor) {
+static void hand_out_outputs(jpp_actor_t* actor) {
   size_t devices = actor->runtime->devices_per_rank;
   for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
     const jpp_program_output_t* output = &actor->program->outputs[i];
@@ -244,7 +244,7 @@ static void end_step(jpp_runtime_t* runtime, bool success) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
     if (success) {
-      hand_out(actor);
+      hand_out_outputs(actor);
     } else {
       drop_outputs(actor);
     }
@@ -260,8 +260,8 @@ static void end_step(jpp_runtime_t* runtime, bool success) {
 static jpp_status_t* issue_and_await(jpp_runtime_t* runtime) {
   jpp_crew_issue(runtime);
   if (jpp_cancel_await(runtime) || runtime->tracing) return await_all(runtime);
-  abandon(runtime);
-  return cancelled();
+  abandon_step(runtime);
+  return cancelled_error();
 }
 
 static jpp_status_t* step_locked(jpp_runtime_t* runtime, const jpp_step_io_t* io) {

@@ -84,8 +84,8 @@ static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t en
 }
 
 // Hands the result of a task on; gives how long its stream is busy with that.
-static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* task,
-                   double end) {
+static double send_result(simulator_t* sim, uint32_t rank,
+                          const jpp_schedule_task_t* task, double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
   bool forward = task->kind == JPP_TASK_FWD;
   uint32_t next = jpp_schedule_next_stage(sim->schedule, task->stage, forward);
@@ -113,7 +113,7 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
     uint32_t stream = choose_stream(sim, rank, entry);
     start = free_at[stream] > ready ? free_at[stream] : ready;
     double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);
-    free_at[stream] = end + send(sim, rank, task, end);
+    free_at[stream] = end + send_result(sim, rank, task, end);
     if (sim->stream_of) sim->stream_of[rank][entry] = (uint8_t)stream;
   }
   sim->starts[rank][entry] = start;
@@ -197,7 +197,7 @@ jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs, uint32_t stage
   return NULL;
 }
 
-static jpp_status_t* check_options(const jpp_simulate_options_t* options) {
+static jpp_status_t* check_simulate_options(const jpp_simulate_options_t* options) {
   if (options->streams > kMostStreams) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected at most %d streams a rank, found %u", kMostStreams,
@@ -230,13 +230,14 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
                             whole->weight / share};
   }
   *out_costs = costs;
-  JPP_RETURN_IF_ERROR(check_options(options));
+  JPP_RETURN_IF_ERROR(check_simulate_options(options));
   return jpp_simulation_check_costs(costs, schedule->stages);
 }
 
-static jpp_status_t* simulate(const jpp_schedule_t* schedule,
-                              const jpp_simulate_options_t* options, jpp_arena_t* scratch,
-                              jpp_simulation_storage_t* storage) {
+static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
+                                   const jpp_simulate_options_t* options,
+                                   jpp_arena_t* scratch,
+                                   jpp_simulation_storage_t* storage) {
   jpp_simulation_t* out = &storage->simulation;
   uint32_t* stages_of = NULL;
   jpp_schedule_index_t index;
@@ -268,7 +269,7 @@ jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
-  jpp_status_t* status = simulate(schedule, options, &scratch, storage);
+  jpp_status_t* status = simulate_into(schedule, options, &scratch, storage);
   jpp_arena_deinit(&scratch);
   if (status) {
     jpp_simulation_destroy(&storage->simulation);

@@ -19,7 +19,7 @@ static size_t rank_end(const jpp_spans_t* spans, size_t first, uint32_t rank) {
   return end;
 }
 
-static jpp_status_t* check(const jpp_spans_t* spans, uint32_t columns) {
+static jpp_status_t* check_spans(const jpp_spans_t* spans, uint32_t columns) {
   if (columns && length_of(spans) > 0) return NULL;
   return jpp_status_make(JPP_INVALID_ARGUMENT,
                          "expected at least 1 column and some time to draw, found %u and "
@@ -98,7 +98,7 @@ static uint32_t rank_from(const jpp_spans_t* spans, uint32_t rank, size_t next) 
   return next < spans->count ? spans->spans[next].rank : JPP_NONE;
 }
 
-static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
+static void append_drawing(canvas_t* canvas, bool color, jpp_str_t* str) {
   const jpp_spans_t* spans = canvas->spans;
   size_t first = 0, end = 0;
   jpp_str_append_utf8(str, spans->title, strlen(spans->title));
@@ -117,13 +117,13 @@ static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
 jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns, bool color,
                              char** out_text) {
   *out_text = NULL;
-  JPP_RETURN_IF_ERROR(check(spans, columns));
+  JPP_RETURN_IF_ERROR(check_spans(spans, columns));
   canvas_t canvas = {.spans = spans, .columns = columns};
   jpp_status_t* status = JPP_ALLOC_ARRAY(columns, &canvas.cells);
   if (!status) status = JPP_ALLOC_ARRAY(columns, &canvas.busy);
   if (!status) status = JPP_ALLOC_ARRAY(columns, &canvas.most);
   jpp_str_t str = {0};
-  if (!status) append_picture(&canvas, color, &str);
+  if (!status) append_drawing(&canvas, color, &str);
   jpp_free(canvas.cells);
   jpp_free(canvas.busy);
   jpp_free(canvas.most);
@@ -179,7 +179,7 @@ static uint32_t count_rows(const jpp_spans_t* spans) {
 }
 
 static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
-  JPP_RETURN_IF_ERROR(check(spans, kWidth));
+  JPP_RETURN_IF_ERROR(check_spans(spans, kWidth));
   if (spans->count > kMostSpans) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "a picture shows up to %d task runs, the trace has %zu; draw "
@@ -204,7 +204,8 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
   return NULL;
 }
 
-static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_text) {
+static jpp_status_t* finish_picture(jpp_status_t* status, jpp_str_t* str,
+                                    char** out_text) {
   *out_text = NULL;
   if (!status) return jpp_str_finish(str, out_text);
   jpp_str_deinit(str);
@@ -214,7 +215,7 @@ static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_tex
 jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans, char** out_text) {
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(spans, &str);
-  return finish(status, &str, out_text);
+  return finish_picture(status, &str, out_text);
 }
 
 jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
@@ -222,5 +223,5 @@ jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(spans, &str);
   jpp_page_end(&str);
-  return finish(status, &str, out_text);
+  return finish_picture(status, &str, out_text);
 }

@@ -188,7 +188,7 @@ static uint32_t find_cycle(runner_t* run, uint32_t rank, uint32_t* out_length) {
   return rank;
 }
 
-static jpp_status_t* deadlock(runner_t* run, uint32_t stuck) {
+static jpp_status_t* deadlock_error(runner_t* run, uint32_t stuck) {
   uint32_t length = 0, rank = find_cycle(run, stuck, &length);
   jpp_str_t str = {0};
   jpp_str_appendf(&str, "%u ranks wait for each other, however many slots a channel has",
@@ -216,7 +216,7 @@ static jpp_status_t* deadlock(runner_t* run, uint32_t stuck) {
 // more slots a rank that could go on still can: halving finds the least number.
 static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* out_slots) {
   uint32_t stuck = run_with(run, most);
-  if (stuck != JPP_NONE) return deadlock(run, stuck);
+  if (stuck != JPP_NONE) return deadlock_error(run, stuck);
   uint32_t too_few = 0, enough = 1;
   while (enough < most && run_with(run, enough) != JPP_NONE) {
     too_few = enough;

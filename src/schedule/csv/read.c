@@ -322,8 +322,8 @@ static jpp_status_t* add_place(const reader_t* reader, jpp_status_t* status) {
   return jpp_status_annotate(status, "%s:%u", reader->file, line);
 }
 
-static jpp_status_t* prove(reader_t* reader, jpp_arena_t* scratch,
-                           const jpp_schedule_t* schedule, uint32_t* out_slots) {
+static jpp_status_t* prove_schedule(reader_t* reader, jpp_arena_t* scratch,
+                                    const jpp_schedule_t* schedule, uint32_t* out_slots) {
   jpp_status_t* status = jpp_schedule_verify(schedule);
   if (!status && reader->has_pairs) status = jpp_schedule_verify_units(schedule, true);
   if (status) return add_place(reader, status);
@@ -344,7 +344,7 @@ static jpp_status_t* read_csv(reader_t* reader, cell_t text, task_vec_t* tasks,
   jpp_arena_init(&scratch);
   jpp_schedule_t* schedule = NULL;
   jpp_status_t* status = make_schedule(reader, &scratch, tasks, &schedule);
-  if (!status) status = prove(reader, &scratch, schedule, out_slots);
+  if (!status) status = prove_schedule(reader, &scratch, schedule, out_slots);
   jpp_arena_deinit(&scratch);
   if (status) {
     jpp_schedule_destroy(schedule);
