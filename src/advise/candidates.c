@@ -1,5 +1,6 @@
-// A value that the planner makes has the type and the sharding of its origin in the
-// graph, and so its bytes: what one plan of a step measured serves all its plans.
+// The built-in schedules that a step could be planned under, with the bytes of its
+// values. A value that the planner makes has the type and sharding of its origin in the
+// graph, so sizes measured for one plan of a step hold for all its plans.
 #include "advise/candidates.h"
 
 #include "base/alloc.h"
@@ -22,8 +23,8 @@ void jpp_candidates_deinit(jpp_candidates_t* candidates) {
   candidates->origin_bytes = NULL;
 }
 
-static jpp_status_t* measure(void* context, const jpp_staged_t* staged,
-                             uint64_t* out_bytes) {
+static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
+                                    uint64_t* out_bytes) {
   const jpp_candidates_t* candidates = context;
   for (uint32_t v = 0; v < staged->num_values; ++v) {
     uint64_t known = candidates->origin_bytes[staged->origins[v]];
@@ -42,7 +43,7 @@ jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
   for (uint32_t l = 0; l < loops; ++l) sources[l].given = schedules[l];
   jpp_plan_options_t options = {.ranks = candidates->ranks,
                                 .loops = sources,
-                                .measure = measure,
+                                .measure = measure_values,
                                 .context = (void*)candidates,
                                 .last = JPP_PART_PROGRAM};
   jpp_status_t* status = jpp_plan_graph(candidates->graph, &options, out_planned);

@@ -1,5 +1,6 @@
-// Which built-in schedule would fit: the step is planned under each that serves its
-// loops' sizes, and of those within the limits the one that simulates shortest wins.
+// Finds a built-in schedule that fits a memory limit: plans the step under each that
+// accepts its loops' sizes and returns, of those within the limits, the one whose
+// simulation is shortest.
 #include <string.h>
 
 #include "advise/candidates.h"
@@ -42,7 +43,7 @@ static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
 }
 
 // The loops' time, one after the other, in the unit of the graph's costs.
-static jpp_status_t* simulate(const jpp_planned_t* planned, double* out_makespan) {
+static jpp_status_t* simulate_loops(const jpp_planned_t* planned, double* out_makespan) {
   *out_makespan = 0;
   for (uint32_t l = 0; l < planned->graph->num_loops; ++l) {
     double makespan = 0;
@@ -73,14 +74,14 @@ static jpp_status_t* build_schedules(const char* name, const jpp_planned_t* like
   return NULL;
 }
 
-static jpp_status_t* compare(fitter_t* f, const char* name,
-                             const jpp_schedule_t* const* schedules) {
+static jpp_status_t* compare_with_best(fitter_t* f, const char* name,
+                                       const jpp_schedule_t* const* schedules) {
   jpp_planned_t* planned = NULL;
   uint64_t peak = 0;
   double makespan = 0;
   JPP_RETURN_IF_ERROR(jpp_candidates_plan(&f->candidates, schedules, &planned));
   bool fits = jpp_candidates_fit(&f->candidates, planned->plan, name, &peak);
-  jpp_status_t* status = fits ? simulate(planned, &makespan) : NULL;
+  jpp_status_t* status = fits ? simulate_loops(planned, &makespan) : NULL;
   jpp_planned_destroy(planned);
   if (status || !fits || (f->best_name && makespan >= f->best)) return status;
   f->best_name = name;
@@ -95,7 +96,8 @@ static jpp_status_t* try_built_in(fitter_t* f, const char* name) {
   bool serves = false;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &schedules));
   jpp_status_t* status = build_schedules(name, f->planned, schedules, &serves);
-  if (serves) status = compare(f, name, (const jpp_schedule_t* const*)schedules);
+  if (serves)
+    status = compare_with_best(f, name, (const jpp_schedule_t* const*)schedules);
   for (uint32_t l = 0; l < loops; ++l) jpp_schedule_destroy(schedules[l]);
   jpp_free(schedules);
   return status;
@@ -105,7 +107,7 @@ static jpp_status_t* find_fit(fitter_t* f) {
   uint64_t peak = 0;
   jpp_candidates_fit(&f->candidates, f->planned->plan, f->planned->schedules[0]->name,
                      &peak);
-  JPP_RETURN_IF_ERROR(simulate(f->planned, &f->own));
+  JPP_RETURN_IF_ERROR(simulate_loops(f->planned, &f->own));
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     JPP_RETURN_IF_ERROR(try_built_in(f, jpp_schedule_info_at(i)->name));
   }
@@ -167,8 +169,8 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned, const uint64_t*
 }
 
 // The status with its advice; another one where that could not be found out.
-static jpp_status_t* advise(const jpp_planned_t* planned, const uint64_t* limits,
-                            jpp_status_t* status) {
+static jpp_status_t* add_advice(const jpp_planned_t* planned, const uint64_t* limits,
+                                jpp_status_t* status) {
   jpp_str_t str = {0};
   jpp_str_append(&str, jpp_status_message(status));
   jpp_status_t* failed = append_advice(planned, limits, &str);
@@ -196,7 +198,7 @@ jpp_status_t* jpp_advise_fit(const jpp_graph_t* graph, const jpp_plan_options_t*
   if (!again) again = jpp_check_memory_limit(planned->report, options->memory_limits);
   // Otherwise it was not the limits that refused, but the host's memory.
   bool by_limits = !strcmp(jpp_status_message(again), jpp_status_message(status));
-  if (by_limits) status = advise(planned, options->memory_limits, status);
+  if (by_limits) status = add_advice(planned, options->memory_limits, status);
   jpp_status_free(again);
   jpp_planned_destroy(planned);
   return status;

@@ -1,4 +1,5 @@
-// Search under memory limits: a schedule counts only if the step planned under it fits.
+// Searches for a schedule under memory limits: a schedule is accepted only if the step
+// planned under it fits.
 #include "advise/candidates.h"
 #include "base/alloc.h"
 
@@ -9,8 +10,8 @@ typedef struct acceptor {
   const jpp_search_options_t* options;  // the caller's
 } acceptor_t;
 
-static jpp_status_t* accept(void* context, const jpp_schedule_t* schedule,
-                            bool* out_accept) {
+static jpp_status_t* accept_if_fits(void* context, const jpp_schedule_t* schedule,
+                                    bool* out_accept) {
   acceptor_t* a = context;
   jpp_planned_t* planned = NULL;
   uint64_t peak = 0;
@@ -22,12 +23,12 @@ static jpp_status_t* accept(void* context, const jpp_schedule_t* schedule,
   return NULL;
 }
 
-static void report(void* context, const jpp_search_progress_t* progress) {
+static void forward_progress(void* context, const jpp_search_progress_t* progress) {
   const acceptor_t* a = context;
   if (a->options->progress) a->options->progress(a->options->context, progress);
 }
 
-static jpp_status_t* poll(void* context) {
+static jpp_status_t* forward_poll(void* context) {
   const acceptor_t* a = context;
   return a->options->poll ? a->options->poll(a->options->context) : NULL;
 }
@@ -51,18 +52,18 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
       (unsigned long long)least, (unsigned long long)candidates->smallest);
 }
 
-static jpp_status_t* search(const jpp_advise_search_t* step,
-                            const jpp_search_options_t* options, acceptor_t* a,
-                            jpp_search_result_t* out_result) {
+static jpp_status_t* search_under_limits(const jpp_advise_search_t* step,
+                                         const jpp_search_options_t* options,
+                                         acceptor_t* a, jpp_search_result_t* out_result) {
   uint32_t loops = step->graph->num_loops;
   JPP_RETURN_IF_ERROR(
       jpp_candidates_init(&a->candidates, step->graph, step->like, step->limits));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
   for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
   jpp_search_options_t under_limits = *options;
-  under_limits.accept = step->limits ? accept : NULL;
-  under_limits.progress = report;
-  under_limits.poll = poll;
+  under_limits.accept = step->limits ? accept_if_fits : NULL;
+  under_limits.progress = forward_progress;
+  under_limits.poll = forward_poll;
   under_limits.context = a;
   return jpp_schedule_search(&under_limits, out_result);
 }
@@ -72,7 +73,7 @@ jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
                                 jpp_search_result_t* out_result) {
   acceptor_t a = {.loop = step->loop, .options = options};
   *out_result = (jpp_search_result_t){0};
-  jpp_status_t* status = search(step, options, &a, out_result);
+  jpp_status_t* status = search_under_limits(step, options, &a, out_result);
   if (status) status = explain_refusal(&a, status);
   jpp_candidates_deinit(&a.candidates);
   jpp_free(a.schedules);

@@ -1,3 +1,5 @@
+// Element types: one table gives the name, the NumPy name and the size of each, so a new
+// type is one row.
 #include "jaxpp/dtype.h"
 
 #include <string.h>

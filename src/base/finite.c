@@ -1,3 +1,6 @@
+// Finds NaNs and infinities by comparing bit patterns as integers. In IEEE-like formats
+// these lie above the largest finite number, so each format is a row of limits and needs
+// no arithmetic of its own.
 #include "base/finite.h"
 
 // Of the bits without the sign, the largest number's successor is infinity and all above

@@ -1,4 +1,5 @@
-// JSON by jansson, whose NULL for a value that could not be made becomes a status.
+// JSON by jansson. Its constructors return NULL where memory ran out; the functions here
+// turn that NULL into a status.
 #include "base/json.h"
 
 #include <string.h>

@@ -1,3 +1,5 @@
+// A growing text whose first failed allocation is kept and reported by jpp_str_finish();
+// appending after it does nothing. Printers can therefore append without a check.
 #include "base/str.h"
 
 #include <stdarg.h>

@@ -1,3 +1,6 @@
+// Validates UTF-8 by the table of the Unicode Standard, and escapes text for JSON and
+// XML. A byte that is no part of a character becomes U+FFFD, so that any name or file
+// path gives valid output.
 #include "base/utf8.h"
 
 #include <string.h>

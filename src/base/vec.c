@@ -1,3 +1,5 @@
+// Growth of JPP_VEC() arrays: capacity doubles, so that appending takes constant time on
+// average.
 #include "base/vec.h"
 
 jpp_status_t* jpp_vec_reserve_bytes(void** data, size_t count, size_t* capacity,

@@ -1,4 +1,6 @@
-// One actor's list, instruction by instruction.
+// Walks one actor's instructions and tracks what each register holds, who owns it and how
+// many bytes are live. The plan is rejected at the first instruction that reads,
+// overwrites or frees what it may not.
 #include <string.h>
 
 #include "check/checker.h"
@@ -6,8 +8,9 @@
 // --- Contents -------------------------------------------------------------------------
 
 const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value) {
-  uint32_t index = value < c->staged->num_values ? c->accumulator_of[value] : 0;
-  return index ? &c->staged->accumulators[index - 1] : NULL;
+  if (value >= c->staged->num_values) return NULL;
+  uint32_t index = c->accumulator_of[value];
+  return index == JPP_NONE ? NULL : &c->staged->accumulators[index];
 }
 
 bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value) {
@@ -156,9 +159,10 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
   return NULL;
 }
 
-static jpp_status_t* begin(jpp_walk_t* w) {
+static jpp_status_t* begin_walk(jpp_walk_t* w) {
   for (uint32_t i = 0; i < w->program->num_registers; ++i) {
     w->registers[i] = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
+    w->reads[i] = (jpp_last_read_t){.instr = JPP_NONE};
   }
   uint64_t reserved = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) {
@@ -368,7 +372,7 @@ static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* hand
   return NULL;
 }
 
-static jpp_status_t* end(jpp_walk_t* w) {
+static jpp_status_t* end_walk(jpp_walk_t* w) {
   uint8_t* handed = NULL;
   w->instr = NULL;
   JPP_RETURN_IF_ERROR(
@@ -390,13 +394,12 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   }
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.read_by));
-  JPP_RETURN_IF_ERROR(begin(&walk));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.reads));
+  JPP_RETURN_IF_ERROR(begin_walk(&walk));
   for (; walk.at < program->num_instrs; ++walk.at) {
     walk.instr = &program->instrs[walk.at];
     JPP_RETURN_IF_ERROR(check_instr(&walk));
     note_live(&walk, walk.at + 1);
   }
-  return end(&walk);
+  return end_walk(&walk);
 }

@@ -1,4 +1,6 @@
-// Both ends of each channel see the same messages in the same order.
+// Pairs the sends and receives of each channel: both ends must see the same messages in
+// the same order. It also compares the plan's message count and largest message with what
+// was seen.
 #include "check/checker.h"
 
 static jpp_status_t* check_pair(const jpp_checker_t* c, uint32_t id,
@@ -15,8 +17,8 @@ static jpp_status_t* check_pair(const jpp_checker_t* c, uint32_t id,
       recv->instr, jpp_check_value_text(c, recv->value, recv->microbatch, expected));
 }
 
-static jpp_status_t* unpaired(const jpp_checker_t* c, uint32_t id, const jpp_end_t* end,
-                              bool is_send) {
+static jpp_status_t* unpaired_error(const jpp_checker_t* c, uint32_t id,
+                                    const jpp_end_t* end, bool is_send) {
   char text[JPP_CHECK_TEXT_SIZE];
   const jpp_plan_channel_t* channel = &c->plan->channels[id];
   return jpp_status_make(
@@ -56,10 +58,10 @@ static jpp_status_t* check_channel(const jpp_checker_t* c, uint32_t id) {
     if (bytes > largest) largest = bytes;
   }
   if (ends->sends.count > ends->recvs.count) {
-    return unpaired(c, id, &ends->sends.data[ends->recvs.count], true);
+    return unpaired_error(c, id, &ends->sends.data[ends->recvs.count], true);
   }
   if (ends->recvs.count > ends->sends.count) {
-    return unpaired(c, id, &ends->recvs.data[ends->sends.count], false);
+    return unpaired_error(c, id, &ends->recvs.data[ends->sends.count], false);
   }
   return check_figures(c, id, largest);
 }

@@ -1,14 +1,18 @@
+// Proves a plan from its instructions alone: each actor's list by itself, then both ends
+// of every channel, then all actors together for deadlock. It shares no code with the
+// planner, so a mistake there can not hide itself.
 #include "check/checker.h"
+#include "task/ids.h"
 
 static jpp_status_t* note_accumulators(jpp_checker_t* c) {
   const jpp_staged_t* staged = c->staged;
   JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&c->scratch, staged->num_values, &c->accumulator_of));
+      jpp_ids_create(&c->scratch, staged->num_values, &c->accumulator_of));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_values, &c->summed));
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
-    c->accumulator_of[acc->init] = c->accumulator_of[acc->state] = i + 1;
-    c->accumulator_of[acc->next] = c->accumulator_of[acc->final] = i + 1;
+    c->accumulator_of[acc->init] = c->accumulator_of[acc->state] = i;
+    c->accumulator_of[acc->next] = c->accumulator_of[acc->final] = i;
   }
   return NULL;
 }
@@ -26,14 +30,14 @@ static jpp_status_t* make_run_flags(jpp_checker_t* c) {
   return JPP_ARENA_ARRAY(&c->scratch, total, &c->ran);
 }
 
-static jpp_status_t* prepare(jpp_checker_t* c) {
+static jpp_status_t* prepare_checker(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(note_accumulators(c));
   JPP_RETURN_IF_ERROR(make_run_flags(c));
   return jpp_check_kinds(c);
 }
 
-static jpp_status_t* check(jpp_checker_t* c) {
-  JPP_RETURN_IF_ERROR(prepare(c));
+static jpp_status_t* check_all(jpp_checker_t* c) {
+  JPP_RETURN_IF_ERROR(prepare_checker(c));
   JPP_RETURN_IF_ERROR(jpp_check_bindings(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
@@ -43,16 +47,16 @@ static jpp_status_t* check(jpp_checker_t* c) {
   return jpp_check_waiting(c);
 }
 
-// What a checker needs, whose reports go to `arena`; free it with end().
-static jpp_status_t* begin(const jpp_plan_t* plan, jpp_arena_t* arena,
-                           jpp_checker_t* out_c) {
+// What a checker needs, whose reports go to `arena`; free it with checker_deinit().
+static jpp_status_t* checker_init(const jpp_plan_t* plan, jpp_arena_t* arena,
+                                  jpp_checker_t* out_c) {
   *out_c = (jpp_checker_t){.plan = plan, .staged = plan->staged};
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &out_c->actors));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &out_c->channels));
   return JPP_ALLOC_ARRAY(plan->num_channels, &out_c->ends);
 }
 
-static void end(jpp_checker_t* c) {
+static void checker_deinit(jpp_checker_t* c) {
   for (uint32_t i = 0; c->ends && i < c->plan->num_channels; ++i) {
     jpp_vec_deinit(&c->ends[i].sends);
     jpp_vec_deinit(&c->ends[i].recvs);
@@ -63,9 +67,9 @@ static void end(jpp_checker_t* c) {
 
 static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* storage) {
   jpp_checker_t c;
-  jpp_status_t* status = begin(plan, &storage->arena, &c);
-  if (!status) status = check(&c);
-  end(&c);
+  jpp_status_t* status = checker_init(plan, &storage->arena, &c);
+  if (!status) status = check_all(&c);
+  checker_deinit(&c);
   storage->report =
       (jpp_check_report_t){.plan = plan, .actors = c.actors, .channels = c.channels};
   return status;
@@ -94,11 +98,11 @@ jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
   jpp_checker_t c;
   jpp_arena_t arena;
   jpp_arena_init(&arena);
-  jpp_status_t* status = begin(plan, &arena, &c);
+  jpp_status_t* status = checker_init(plan, &arena, &c);
   c.curve = out_points;
-  if (!status) status = prepare(&c);
+  if (!status) status = prepare_checker(&c);
   if (!status) status = jpp_check_actor(&c, rank);
-  end(&c);
+  checker_deinit(&c);
   jpp_arena_deinit(&arena);
   return status;
 }

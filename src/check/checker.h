@@ -54,12 +54,18 @@ typedef struct jpp_checker {
   jpp_channel_ends_t* ends;       // [channels]
   uint8_t* kinds;                 // [values] jpp_bytes_kind_t
   jpp_memory_point_t* curve;      // of the actor that is walked; NULL: nobody asks
-  uint32_t* accumulator_of;       // [values] of init, state, next and final: index + 1
+  uint32_t* accumulator_of;       // [values] whose init, state, next or final it is
   uint64_t* first_run;            // [tasks] its bits in `ran`
   uint8_t* ran;                   // a flag for each task and microbatch
   uint32_t* runs;                 // [tasks]
   uint32_t* summed;  // [values] of a state: what the last RUN that took it found in it
 } jpp_checker_t;
+
+// The RUN that read a register last.
+typedef struct jpp_last_read {
+  uint32_t instr;  // JPP_NONE: none has read it
+  bool twice;      // as two of its args
+} jpp_last_read_t;
 
 // One actor's walk.
 typedef struct jpp_walk {
@@ -67,8 +73,7 @@ typedef struct jpp_walk {
   const jpp_program_t* program;
   jpp_check_actor_t* actor;
   jpp_content_t* registers;  // [num_registers]
-  uint64_t* read_by;         // [num_registers] 2 * the last RUN that read it, + 2; + 3
-                             // when that RUN reads it twice
+  jpp_last_read_t* reads;    // [num_registers]
   uint32_t at;               // the instruction at hand
   const jpp_instr_t* instr;
   uint64_t live;  // bytes

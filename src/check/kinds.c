@@ -1,5 +1,6 @@
-// What kind of bytes each value is, see jpp_bytes_kind_t: from the graph alone, by what
-// the loops do with it.
+// Classifies each value's bytes (weights, gradients, activations, ...; see
+// jpp_bytes_kind_t). Only the graph is used: what counts is how the loops read a value or
+// make it.
 #include "check/checker.h"
 
 // How a value depends on the loops; an op's outputs depend as its most dependent input.

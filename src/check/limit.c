@@ -1,4 +1,5 @@
-// The memory limit: each rank's proved peak against what its devices have.
+// Compares each rank's proved peak with its memory limit; the error describes the rank
+// that exceeds its limit by most.
 #include "check/checker.h"
 
 // The rank that is over its limit by most; JPP_NONE when none is.

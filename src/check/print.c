@@ -1,4 +1,5 @@
-// The report as text.
+// Prints a check report as text: for each actor its instruction counts and its peak, for
+// each channel its traffic and the slots it needs.
 #include "base/str.h"
 #include "check/checker.h"
 

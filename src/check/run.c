@@ -1,4 +1,6 @@
-// One RUN: does each register hold what the task asks for, and what becomes of it.
+// Checks one RUN instruction: every argument register holds the value that the task
+// expects, results go to empty registers, and a donated argument is owned by the program
+// and read once. The end of the file checks what must hold for all runs of a task.
 #include "check/checker.h"
 
 static jpp_status_t* check_task(const jpp_walk_t* w) {
@@ -51,8 +53,8 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
           jpp_check_content_text(w->c, content, found));
     }
     w->c->summed[value] = content->summed;
-    uint64_t mark = 2 * (uint64_t)w->at + 2;
-    w->read_by[reg] = w->read_by[reg] >= mark ? mark + 1 : mark;
+    bool again = w->reads[reg].instr == w->at;
+    w->reads[reg] = (jpp_last_read_t){.instr = w->at, .twice = again};
   }
   return NULL;
 }
@@ -105,7 +107,7 @@ static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index, uint32_t output) 
     return jpp_walk_fail(w, "donates %s, which the program does not own",
                          jpp_check_content_text(w->c, content, text));
   }
-  if (w->read_by[reg] == 2 * (uint64_t)w->at + 3) {
+  if (w->reads[reg].twice) {
     return jpp_walk_fail(w, "donates register %u as arg %u and reads it as another", reg,
                          index);
   }

@@ -1,4 +1,4 @@
-// How the checker names what it speaks of.
+// Descriptions of values, registers and instructions for the checker's error messages.
 #include <stdarg.h>
 #include <stdio.h>
 

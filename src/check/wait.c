@@ -1,6 +1,6 @@
-// All actors at once: each goes on until a send finds its channel full or a receive finds
-// it empty. What is reached in the end does not depend on the order in which actors go
-// on, so one order proves all.
+// Proves that no actors deadlock when every send blocks until its channel has a free
+// slot. Actors and channels form a Kahn network: where it stops does not depend on the
+// order in which actors run, so one execution covers all.
 #include "base/str.h"
 #include "check/checker.h"
 
@@ -21,25 +21,25 @@ static const jpp_instr_t* instr_at(const waiting_t* w, uint32_t rank) {
   return w->at[rank] < program->num_instrs ? &program->instrs[w->at[rank]] : NULL;
 }
 
-static void wake(waiting_t* w, uint32_t rank) {
+static void wake_actor(waiting_t* w, uint32_t rank) {
   if (w->queued[rank]) return;
   w->queued[rank] = true;
   w->ready[w->num_ready++] = rank;
 }
 
 // Takes the instruction if nothing holds it up.
-static bool step(waiting_t* w, const jpp_instr_t* instr) {
+static bool take_instr(waiting_t* w, const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channels = w->c->plan->channels;
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_SEND:
       if (w->under_way[instr->target] == w->slots[instr->target]) return false;
       ++w->under_way[instr->target];
-      wake(w, channels[instr->target].dst);
+      wake_actor(w, channels[instr->target].dst);
       break;
     case JPP_INSTR_RECV:
       if (!w->under_way[instr->target]) return false;
       --w->under_way[instr->target];
-      wake(w, channels[instr->target].src);
+      wake_actor(w, channels[instr->target].src);
       break;
     case JPP_INSTR_RUN:
     case JPP_INSTR_DELETE:
@@ -54,7 +54,7 @@ static void run_ready(waiting_t* w) {
     uint32_t rank = w->ready[--w->num_ready];
     w->queued[rank] = false;
     const jpp_instr_t* instr;
-    while ((instr = instr_at(w, rank)) && step(w, instr)) ++w->at[rank];
+    while ((instr = instr_at(w, rank)) && take_instr(w, instr)) ++w->at[rank];
   }
 }
 
@@ -125,27 +125,27 @@ static bool grow_slots(waiting_t* w, uint32_t rank, uint32_t length) {
     const jpp_instr_t* instr = instr_at(w, rank);
     if (instr->kind != JPP_INSTR_SEND) continue;
     ++w->slots[instr->target];
-    wake(w, rank);
+    wake_actor(w, rank);
     grown = true;
   }
   return grown;
 }
 
-static void start(waiting_t* w) {
+static void restart_actors(waiting_t* w) {
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) w->under_way[i] = 0;
   for (uint32_t r = 0; r < w->c->plan->ranks; ++r) {
     w->at[r] = 0;
-    wake(w, r);
+    wake_actor(w, r);
   }
   run_ready(w);
 }
 
-static jpp_status_t* prove(waiting_t* w) {
+static jpp_status_t* prove_slots_suffice(waiting_t* w) {
   uint32_t length = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) {
     w->slots[i] = w->c->plan->channels[i].slots;
   }
-  start(w);
+  restart_actors(w);
   uint32_t rank = shortest_cycle(w, &length);
   return rank == JPP_NONE ? NULL : cycle_error(w, rank, length);
 }
@@ -154,7 +154,7 @@ static jpp_status_t* prove(waiting_t* w) {
 static jpp_status_t* find_slots_needed(waiting_t* w) {
   uint32_t length = 0, rank = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) w->slots[i] = 1;
-  start(w);
+  restart_actors(w);
   while ((rank = shortest_cycle(w, &length)) != JPP_NONE) {
     if (!grow_slots(w, rank, length)) return cycle_error(w, rank, length);
     run_ready(w);
@@ -175,6 +175,6 @@ jpp_status_t* jpp_check_waiting(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, ranks, &w.ready));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, ranks, &w.seen));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, ranks, &w.place));
-  JPP_RETURN_IF_ERROR(prove(&w));
+  JPP_RETURN_IF_ERROR(prove_slots_suffice(&w));
   return find_slots_needed(&w);
 }

@@ -1,6 +1,6 @@
-// Compiled programs in a folder, a file each. A file is written under another name and
-// then renamed, so readers see all of it or nothing. It names the key that it is for, so
-// that one copied or renamed over another is not taken for that.
+// Compiled programs in a folder, one file each. A file is written under a temporary name
+// and then renamed, so that readers see all of it or nothing. It contains the key that it
+// was stored under, so that a file copied over another one is not mistaken for it.
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-// The public calls: check what every driver would check, then go through the table.
+// The public device API: checks what every driver would have to check, then calls the
+// driver's function table.
 #include "jaxpp/device.h"
 
 #include "device/driver.h"

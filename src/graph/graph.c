@@ -1,3 +1,5 @@
+// Types, names of kinds, and the end of a graph's life. A finished graph is immutable and
+// lives in one arena.
 #include <string.h>
 
 #include "graph/graph_internal.h"

@@ -1,3 +1,5 @@
+// Splits the graph's text form into tokens, one at a time. A token points into the text;
+// only strings are copied, with their escapes resolved.
 #include "graph/lexer.h"
 
 #include <ctype.h>

@@ -1,3 +1,5 @@
+// Parses the graph's text form by recursive descent and builds the graph through the
+// public builder, so that a parsed graph passes the same checks as a built one.
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,7 +135,7 @@ static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {
   return jpp_lexer_next(&p->lexer);
 }
 
-static jpp_status_t* define(parser_t* p, const jpp_token_t* name, uint32_t value) {
+static jpp_status_t* define_name(parser_t* p, const jpp_token_t* name, uint32_t value) {
   if (jpp_map_find(&p->names, name->text, name->length)) {
     return jpp_lexer_error(&p->lexer, name, "value is defined twice");
   }
@@ -171,7 +173,7 @@ static void clear_statement(parser_t* p) {
 
 static jpp_status_t* define_all(parser_t* p, uint32_t first) {
   for (size_t i = 0; i < p->defined.count; ++i) {
-    JPP_RETURN_IF_ERROR(define(p, &p->defined.data[i], first + (uint32_t)i));
+    JPP_RETURN_IF_ERROR(define_name(p, &p->defined.data[i], first + (uint32_t)i));
   }
   return NULL;
 }
@@ -303,7 +305,7 @@ static jpp_status_t* parse_loop_head(parser_t* p) {
   uint32_t value = 0;
   JPP_RETURN_IF_ERROR(jpp_graph_builder_begin_loop(p->builder, &desc, &value));
   p->in_loop = true;
-  return define(p, &index, value);
+  return define_name(p, &index, value);
 }
 
 static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
@@ -355,7 +357,7 @@ static jpp_status_t* parse_arg(parser_t* p) {
   uint32_t value = 0;
   JPP_RETURN_IF_ERROR(
       jpp_graph_builder_add_arg(p->builder, &type, donated, label, &value));
-  return define(p, &name, value);
+  return define_name(p, &name, value);
 }
 
 static jpp_status_t* parse_out(parser_t* p) {

@@ -1,3 +1,5 @@
+// Prints a graph as the text that the parser reads; printing a parsed text gives the same
+// text again.
 #include "graph/print.h"
 
 #include "base/str.h"

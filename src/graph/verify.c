@@ -1,3 +1,5 @@
+// Checks one op as it is added: inputs are defined before it and visible to it, and its
+// types fit its kind. An op that passes needs no later check, so building stays linear.
 #include "graph/graph_internal.h"
 
 static const char* op_where(const jpp_op_t* op) { return op->where ? op->where : "?"; }

@@ -1,4 +1,5 @@
-// Trees of sums whose inner nodes nobody else uses: the planner may regroup them.
+// Collects trees of additions whose inner sums have no other user, which the planner may
+// therefore regroup.
 #include "partition/partitioner.h"
 
 // The sum that makes `value` and stands beside the tree's root; JPP_NONE if there is

@@ -1,4 +1,4 @@
-// Marks are identities: from here on every use names the value behind them.
+// Stage marks are identities: from here on, every use names the value behind the mark.
 #include "partition/partitioner.h"
 
 static void alias_mark(jpp_partitioner_t* p, const jpp_op_t* op) {

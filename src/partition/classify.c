@@ -1,6 +1,6 @@
-// Which ops of a body leave it (they use nothing of the loop), and which are cheap
-// enough, and close enough to the outside, to be computed again in every task that needs
-// them.
+// Decides which ops of a loop's body need no stage: an op that uses only values from
+// outside leaves the loop and runs once, and a cheap op of the loop index and of such
+// values is recomputed in every task that needs it.
 #include "partition/partitioner.h"
 
 enum { kInvariant = 1, kAvailable = 2 };  // of a value

@@ -1,6 +1,7 @@
-// Notes: what the partition costs and the user may not expect. Two kinds, each once for a
-// line of the user's: arrays that move because an op outside the loops uses those of
-// several ranks, and backward ops that keep weight gradients from waiting.
+// Notes on what a partition costs that the user may not expect, one for each source line:
+// arrays that move because an op outside the loops uses those of several ranks, and
+// backward ops that compute input and weight gradients together, so that the latter can
+// not be delayed.
 #include "partition/notes.h"
 
 #include <string.h>

@@ -5,6 +5,7 @@
 
 #include "base/str.h"
 #include "partition/partitioner.h"
+#include "task/ids.h"
 
 typedef struct instance {
   uint32_t op, rank, phase, level, order;
@@ -16,7 +17,7 @@ typedef struct leveler {
   uint32_t* first;                // [ops] first instance of the op
   JPP_VEC(instance_t) instances;  // by op in p->outer order, then by rank
   uint32_t* depth;                // [phases * ranks] highest level
-  uint32_t* value_task;           // [values] task last seen to take it in, + 1
+  uint32_t* value_task;           // [values] the last task that was given it as an input
   jpp_u32_vec_t ops, inputs;      // of the task being made
 } leveler_t;
 
@@ -134,7 +135,7 @@ static bool is_inside(const leveler_t* l, const instance_t* at, uint32_t value) 
 
 static jpp_status_t* take_inputs(leveler_t* l, const instance_t* at) {
   const jpp_op_t* op = &l->p->ops.data[at->op];
-  uint32_t task = (uint32_t)l->p->tasks.count + 1;
+  uint32_t task = (uint32_t)l->p->tasks.count;  // the one being made
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
     if (l->value_task[value] == task || is_inside(l, at, value)) continue;
@@ -185,7 +186,7 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   uint32_t ranks = p->options->ranks;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->first));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, (size_t)l->phases * ranks, &l->depth));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &l->value_task));
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->values.count, &l->value_task));
   for (size_t i = 0; i < p->outer.count; ++i) {
     JPP_RETURN_IF_ERROR(add_instances(l, p->outer.data[i]));
   }

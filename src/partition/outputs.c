@@ -1,5 +1,5 @@
-// What each task hands out: what some task of its rank takes in, what it sends to ranks
-// that do not make it themselves, and what the step leaves there.
+// Finds the outputs of each task: values that another task of its rank takes, that are
+// sent to ranks which do not compute them, or that the step returns.
 #include "partition/partitioner.h"
 
 typedef struct finder {
@@ -55,7 +55,7 @@ static jpp_status_t* find_task_outputs(finder_t* f, jpp_task_t* task) {
   return JPP_VEC_TO_ARENA(&f->outputs, f->p->arena, &task->outputs);
 }
 
-static jpp_status_t* find_all(finder_t* f) {
+static jpp_status_t* find_all_outputs(finder_t* f) {
   jpp_partitioner_t* p = f->p;
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&p->scratch, p->values.count * p->words, &f->taken));
@@ -81,7 +81,7 @@ static jpp_status_t* find_all(finder_t* f) {
 
 jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) {
   finder_t finder = {.p = p};
-  jpp_status_t* status = find_all(&finder);
+  jpp_status_t* status = find_all_outputs(&finder);
   jpp_vec_deinit(&finder.outputs);
   return status;
 }

@@ -1,3 +1,5 @@
+// Runs the partitioner's passes in order and hands their tables over as an immutable
+// staged graph.
 #include "partition/partitioner.h"
 
 bool jpp_rank_set_has(jpp_rank_set_t set, uint32_t rank) {
@@ -23,6 +25,15 @@ jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint3
   uint32_t origin = p->origins.data[like];
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->origins, origin));
   return JPP_VEC_PUSH(&p->values, value);
+}
+
+jpp_status_t* jpp_partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
+                                   uint32_t like, uint32_t loop, uint32_t* out_op,
+                                   uint32_t* out_value) {
+  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, op, out_op));
+  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, loop, *out_op, out_value));
+  p->ops.data[*out_op].first_output = *out_value;
+  return NULL;
 }
 
 static jpp_status_t* check_placement(const jpp_graph_t* graph, uint32_t loop,
@@ -96,7 +107,7 @@ static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
   return NULL;
 }
 
-static jpp_status_t* hand_over(jpp_partitioner_t* p, jpp_staged_t* staged) {
+static jpp_status_t* fill_staged(jpp_partitioner_t* p, jpp_staged_t* staged) {
   staged->graph = p->graph;
   staged->ranks = p->options->ranks;
   staged->loops = p->loops;
@@ -124,7 +135,7 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(jpp_partition_place(p));
   JPP_RETURN_IF_ERROR(jpp_partition_make_outer_tasks(p));
   JPP_RETURN_IF_ERROR(jpp_partition_find_outputs(p));
-  return hand_over(p, staged);
+  return fill_staged(p, staged);
 }
 
 jpp_status_t* jpp_partition(const jpp_graph_t* graph,

@@ -97,6 +97,11 @@ jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
 jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
                                       uint32_t producer,
                                       uint32_t* out_value) JPP_MUST_USE;
+// Adds an op and its one output, a value like `like` in the body of `loop` (JPP_NONE:
+// outside).
+jpp_status_t* jpp_partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
+                                   uint32_t like, uint32_t loop, uint32_t* out_op,
+                                   uint32_t* out_value) JPP_MUST_USE;
 // The leaves of a tree of JPP_OP_ADD whose inner sums have no other use, left to right.
 typedef struct jpp_add_tree {
   jpp_u32_vec_t leaves;  // value ids

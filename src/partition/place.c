@@ -180,16 +180,14 @@ static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value)
                  .num_outputs = 1,
                  .name = "sum"};
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(jpp_partition_add_op(c->p, &op, &id));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(c->p, anchor, JPP_NONE, id, out_value));
-  c->p->ops.data[id].first_output = *out_value;
+  JPP_RETURN_IF_ERROR(jpp_partition_define(c->p, &op, anchor, JPP_NONE, &id, out_value));
   find_home(c, id);
   return JPP_VEC_PUSH(&c->order, id);
 }
 
 // Regroups a tree of sums whose terms live on different ranks: each rank sums its own,
 // then only the partial sums travel.
-static jpp_status_t* regroup(placer_t* c, uint32_t root) {
+static jpp_status_t* regroup_sums(placer_t* c, uint32_t root) {
   jpp_partitioner_t* p = c->p;
   JPP_RETURN_IF_ERROR(
       jpp_add_tree_collect(p, p->ops.data[root].first_output, JPP_NONE, &c->tree));
@@ -235,7 +233,7 @@ static jpp_status_t* place_forward(placer_t* c) {
   find_inner_adds(c);
   for (size_t i = 0; i < c->p->outer.count; ++i) {
     uint32_t id = c->p->outer.data[i];
-    if (is_tree_root(c, id)) JPP_RETURN_IF_ERROR(regroup(c, id));
+    if (is_tree_root(c, id)) JPP_RETURN_IF_ERROR(regroup_sums(c, id));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&c->order, id));
     uint8_t kind = c->p->ops.data[id].kind;
     if (kind != JPP_OP_LOOP && kind != JPP_OP_INIT) find_home(c, id);
@@ -386,7 +384,7 @@ static void need_of_plain_outputs(placer_t* c) {
 }
 
 // A tree over ranks may add one value an inner sum.
-static jpp_status_t* allocate(placer_t* c) {
+static jpp_status_t* allocate_tables(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   size_t values = p->values.count + p->outer.count;
   size_t ops = p->ops.count + p->outer.count;
@@ -405,9 +403,9 @@ static jpp_status_t* allocate(placer_t* c) {
   return NULL;
 }
 
-static jpp_status_t* place(placer_t* c) {
+static jpp_status_t* place_all(placer_t* c) {
   jpp_partitioner_t* p = c->p;
-  JPP_RETURN_IF_ERROR(allocate(c));
+  JPP_RETURN_IF_ERROR(allocate_tables(c));
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     c->is_output[p->alias[p->graph->outputs[i].value]] = true;
   }
@@ -425,7 +423,7 @@ static jpp_status_t* place(placer_t* c) {
 jpp_status_t* jpp_partition_place(jpp_partitioner_t* p) {
   placer_t placer = {.p = p, .small_bytes = p->options->small_bytes};
   if (!placer.small_bytes) placer.small_bytes = kDefaultSmallBytes;
-  jpp_status_t* status = place(&placer);
+  jpp_status_t* status = place_all(&placer);
   jpp_vec_deinit(&placer.order);
   jpp_add_tree_deinit(&placer.tree);
   jpp_vec_deinit(&placer.terms);

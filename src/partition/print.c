@@ -1,3 +1,4 @@
+// Prints a staged graph as text, for golden tests and `jaxpp plan --after partition`.
 #include "graph/print.h"
 
 #include "base/str.h"

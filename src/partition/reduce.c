@@ -1,11 +1,12 @@
-// Loop results: who accumulates what, and what is summed after the loop.
+// Makes the accumulators of a loop's results. A result whose terms several tasks compute
+// gets one accumulator in each of them, and the parts are summed after the loop.
 #include "partition/partitioner.h"
 
 typedef struct reducer {
   jpp_partitioner_t* p;
   uint32_t loop;
   jpp_add_tree_t tree;
-  jpp_u32_vec_t tasks;  // of the leaves; then the distinct ones in order
+  jpp_u32_vec_t tasks;  // of the tree's leaves
   jpp_u32_vec_t terms;
   jpp_u32_vec_t finals;      // parts of one result
   jpp_u32_vec_t inits;       // ops that run before the loop
@@ -18,24 +19,25 @@ static uint32_t task_of_value(const reducer_t* r, uint32_t value) {
   return jpp_partition_task_of(r->p, producer);
 }
 
-static jpp_status_t* add_sum(reducer_t* r, const jpp_u32_vec_t* terms, uint32_t loop,
-                             uint32_t* out_op) {
-  jpp_op_t op = {.kind = JPP_OP_SUM,
-                 .loop = loop,
-                 .num_inputs = (uint32_t)terms->count,
-                 .inputs = terms->data,
-                 .num_outputs = 1,
-                 .name = "sum"};
-  return jpp_partition_add_op(r->p, &op, out_op);
+static jpp_op_t sum_of(const jpp_u32_vec_t* terms, uint32_t loop) {
+  return (jpp_op_t){.kind = JPP_OP_SUM,
+                    .loop = loop,
+                    .num_inputs = (uint32_t)terms->count,
+                    .inputs = terms->data,
+                    .num_outputs = 1,
+                    .name = "sum"};
 }
 
-// Makes the state, its update in `task` with `value`, and what begins it.
+// Accumulates `value` in `task`: before the loop `init` makes the state, in each
+// microbatch an update op takes the state in and makes the next one, and what the last
+// microbatch leaves is `final`.
 static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t task,
                                      uint32_t value, uint32_t final) {
   jpp_partitioner_t* p = r->p;
-  uint32_t like = p->ops.data[p->graph->loops[r->loop].op].first_output + result;
-  jpp_accumulator_t acc = {.loop = r->loop, .result = result, .task = task};
-  acc.final = final;
+  const jpp_loop_t* loop = &p->graph->loops[r->loop];
+  uint32_t like = p->ops.data[loop->op].first_output + result;
+  jpp_accumulator_t acc = {
+      .loop = r->loop, .result = result, .task = task, .final = final};
   jpp_op_t init = {.kind = JPP_OP_INIT,
                    .flags = JPP_OP_CHEAP,
                    .attr = result,
@@ -43,24 +45,23 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
                    .num_outputs = 1,
                    .name = "init"};
   uint32_t init_op = 0, update_op = 0;
-  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &init, &init_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, JPP_NONE, init_op, &acc.init));
-  p->ops.data[init_op].first_output = acc.init;
+  JPP_RETURN_IF_ERROR(
+      jpp_partition_define(p, &init, like, JPP_NONE, &init_op, &acc.init));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
   JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
-  uint32_t inputs[] = {acc.state, value, p->graph->loops[r->loop].index};
+  // A concatenation puts each microbatch in its place, and a custom reduction may.
+  uint8_t reduce = loop->results[result].reduce;
+  bool takes_index = reduce != JPP_REDUCE_ADD && reduce != JPP_REDUCE_MAX;
+  uint32_t inputs[] = {acc.state, value, loop->index};
   jpp_op_t update = {.kind = JPP_OP_ACCUMULATE,
                      .attr = result,
                      .loop = r->loop,
-                     .num_inputs = 3,
+                     .num_inputs = takes_index ? 3 : 2,
                      .inputs = inputs,
                      .num_outputs = 1,
                      .name = "accumulate"};
-  uint8_t reduce = p->graph->loops[r->loop].results[result].reduce;
-  if (reduce == JPP_REDUCE_ADD || reduce == JPP_REDUCE_MAX) update.num_inputs = 2;
-  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &update, &update_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, r->loop, update_op, &acc.next));
-  p->ops.data[update_op].first_output = acc.next;
+  JPP_RETURN_IF_ERROR(
+      jpp_partition_define(p, &update, like, r->loop, &update_op, &acc.next));
   JPP_RETURN_IF_ERROR(
       JPP_VEC_PUSH(&p->made, (jpp_partition_made_t){.op = update_op, .task = task}));
   return JPP_VEC_PUSH(&p->accumulators, acc);
@@ -73,13 +74,12 @@ static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) 
     if (r->tasks.data[i] != task) continue;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->terms, r->tree.leaves.data[i]));
   }
-  *out_value = r->terms.data[0];
+  uint32_t first = r->terms.data[0];
+  *out_value = first;
   if (r->terms.count == 1) return NULL;
   uint32_t op = 0;
-  uint32_t like = *out_value;
-  JPP_RETURN_IF_ERROR(add_sum(r, &r->terms, r->loop, &op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(r->p, like, r->loop, op, out_value));
-  r->p->ops.data[op].first_output = *out_value;
+  jpp_op_t sum = sum_of(&r->terms, r->loop);
+  JPP_RETURN_IF_ERROR(jpp_partition_define(r->p, &sum, first, r->loop, &op, out_value));
   return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
 }
 
@@ -109,8 +109,9 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
     p->segment[r->tree.adds.data[i]] = JPP_SEGMENT_ALIAS;
   }
   uint32_t sum = 0;
-  JPP_RETURN_IF_ERROR(add_sum(r, &r->finals, JPP_NONE, &sum));
-  p->ops.data[sum].first_output = output;
+  jpp_op_t op = sum_of(&r->finals, JPP_NONE);
+  op.first_output = output;
+  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &op, &sum));
   p->values.data[output].producer = sum;
   return JPP_VEC_PUSH(&r->sums_after, sum);
 }

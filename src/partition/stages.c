@@ -1,11 +1,15 @@
-// Rule 1: which stage's forward or backward each op of a body belongs to.
+// Rule 1 of partition.h: assigns each op of a loop's body to a stage's forward or
+// backward. Marks claim their ancestors first; what no mark needs then goes where its
+// latest operand is made.
 #include "base/str.h"
 #include "partition/partitioner.h"
+#include "task/ids.h"
 
 typedef struct assigner {
   jpp_partitioner_t* p;
   const jpp_loop_t* loop;
   uint32_t stages;
+  bool last_is_unmarked;  // no mark ends the last stage
   jpp_u32_vec_t stack;
 } assigner_t;
 
@@ -100,36 +104,48 @@ static jpp_status_t* claim_backward(assigner_t* a) {
   return NULL;
 }
 
-// The segment in which input `index` of an op is made; JPP_NONE if no stage makes it.
-// What comes through a backward mark is made where the mark stands, in the stage whose
-// backward it begins. What comes through the mark before an unmarked last stage counts as
-// that stage's, and for an effect what comes through any mark as the next stage's.
-static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index,
-                                 bool last_is_open) {
+// The mark through which input `index` of an op comes; NULL if it comes through none.
+static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
+                                         uint32_t index) {
   const jpp_graph_t* graph = a->p->graph;
-  uint32_t producer = a->p->values.data[a->p->ops.data[id].inputs[index]].producer;
-  if (producer == JPP_NONE) return JPP_NONE;
-  uint32_t segment = a->p->segment[producer];
-  if (!jpp_segment_is_stage(segment)) return JPP_NONE;
-  const jpp_op_t* op = &graph->ops[id];
-  const jpp_op_t* through = &graph->ops[graph->values[op->inputs[index]].producer];
-  if (through->kind == JPP_OP_MARK_BACKWARD) {
-    uint32_t begun = backward_segment(a, through->attr);
-    return begun > segment ? begun : segment;
-  }
-  if ((op->flags & JPP_OP_EFFECT) && through->kind == JPP_OP_MARK) {
-    uint32_t next = through->attr + 1 < a->stages ? through->attr + 1 : through->attr;
-    return next > segment ? next : segment;
-  }
-  bool after_last = through->kind == JPP_OP_MARK && through->attr + 2 == a->stages;
-  return last_is_open && after_last && segment < a->stages ? a->stages - 1 : segment;
+  uint32_t producer = graph->values[graph->ops[id].inputs[index]].producer;
+  if (producer == JPP_NONE) return NULL;
+  const jpp_op_t* op = &graph->ops[producer];
+  bool is_mark = op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD;
+  return is_mark ? op : NULL;
 }
 
-// The latest segment that makes an operand; JPP_NONE if none does.
-static uint32_t latest_operand(const assigner_t* a, uint32_t id, bool last_is_open) {
-  uint32_t latest = last_is_open && a->stages == 1 ? 0 : JPP_NONE;
+// The segment in which input `index` of an op is available; JPP_NONE if no stage makes
+// it. That is the segment that makes it, unless it crosses a stage boundary to get here:
+//  - Through the backward mark of stage k it enters the backward of stage k.
+//  - An effect runs in the stage that a value enters, not in the one that it leaves.
+//  - The mark before an unmarked last stage is all that separates the two stages.
+static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
+  const jpp_op_t* op = &a->p->ops.data[id];
+  uint32_t producer = a->p->values.data[op->inputs[index]].producer;
+  if (producer == JPP_NONE) return JPP_NONE;
+  uint32_t made = a->p->segment[producer];
+  if (!jpp_segment_is_stage(made)) return JPP_NONE;
+  const jpp_op_t* mark = mark_before_input(a, id, index);
+  if (!mark) return made;
+  uint32_t last = a->stages - 1;
+  uint32_t entered = made;
+  if (mark->kind == JPP_OP_MARK_BACKWARD) {
+    entered = backward_segment(a, mark->attr);
+  } else if (op->flags & JPP_OP_EFFECT) {
+    entered = mark->attr < last ? mark->attr + 1 : last;
+  } else if (a->last_is_unmarked && mark->attr + 1 == last) {
+    entered = last;
+  }
+  return entered > made ? entered : made;
+}
+
+// The latest segment that an operand is available in; JPP_NONE if no stage makes any. A
+// single stage without a mark has everything.
+static uint32_t latest_operand(const assigner_t* a, uint32_t id) {
+  uint32_t latest = a->last_is_unmarked && a->stages == 1 ? 0 : JPP_NONE;
   for (uint32_t i = 0; i < a->p->ops.data[id].num_inputs; ++i) {
-    uint32_t segment = segment_of_input(a, id, i, last_is_open);
+    uint32_t segment = segment_of_input(a, id, i);
     if (segment == JPP_NONE) continue;
     if (latest == JPP_NONE || segment > latest) latest = segment;
   }
@@ -152,52 +168,31 @@ static bool has_backward(const assigner_t* a) {
   return false;
 }
 
-// Where an op that no mark needs is made. Without a mark at the end of the last stage,
-// what autodiff did not write of it is its forward, the rest its backward.
-static uint32_t settle(const assigner_t* a, uint32_t id, bool last_is_open) {
-  const jpp_op_t* op = &a->p->ops.data[id];
+// The segment of an op once marks have claimed theirs; JPP_NONE if neither a mark nor an
+// operand says. Operands come before it, so theirs are final.
+static uint32_t segment_by_operands(const assigner_t* a, uint32_t id) {
+  uint32_t last_forward = a->stages - 1, last_backward = a->stages;
   uint32_t claimed = a->p->segment[id];
-  uint32_t latest = latest_operand(a, id, last_is_open);
-  uint32_t last_forward = a->stages - 1;
-  if (claimed == JPP_SEGMENT_OPEN) claimed = latest;
-  if (claimed == JPP_NONE || claimed < last_forward) return claimed;
-  // A term that a later stage's backward made joins its sum there, not where it is
-  // needed.
-  if (latest != JPP_NONE && latest > last_forward && latest < claimed) claimed = latest;
-  if (!last_is_open || claimed > backward_segment(a, last_forward)) return claimed;
-  bool late = latest != JPP_NONE && latest > last_forward;
-  return late || (op->flags & JPP_OP_BACKWARD) ? last_forward + 1 : last_forward;
+  uint32_t latest = latest_operand(a, id);
+  uint32_t segment = claimed == JPP_SEGMENT_OPEN ? latest : claimed;
+  bool uses_backward = latest != JPP_NONE && latest >= last_backward;
+  // A term joins its sum in the stage that made the term, not in the earlier stage whose
+  // mark needs the sum.
+  if (uses_backward && latest < segment) segment = latest;
+  bool in_last_stage = segment == last_forward || segment == last_backward;
+  if (!a->last_is_unmarked || !in_last_stage) return segment;
+  // No mark separates the forward of this stage from its backward: what autodiff did not
+  // write, and uses nothing of the backward, is the forward.
+  bool backward = a->p->ops.data[id].flags & JPP_OP_BACKWARD;
+  return backward || uses_backward ? last_backward : last_forward;
 }
 
-static void settle_all(assigner_t* a) {
-  bool last_is_open = !has_last_mark(a);
+static void settle_by_operands(assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     uint32_t claimed = a->p->segment[id];
     if (claimed != JPP_SEGMENT_OPEN && !jpp_segment_is_stage(claimed)) continue;
-    uint32_t segment = settle(a, id, last_is_open);
+    uint32_t segment = segment_by_operands(a, id);
     a->p->segment[id] = segment == JPP_NONE ? JPP_SEGMENT_OPEN : segment;
-  }
-}
-
-// The earliest segment that uses what each op of the body makes, + 1; 0: none.
-static void note_users(const assigner_t* a, uint32_t id, uint32_t* wanted) {
-  uint32_t segment = a->p->segment[id];
-  if (!jpp_segment_is_stage(segment)) return;
-  const jpp_op_t* op = &a->p->ops.data[id];
-  for (uint32_t k = 0; k < op->num_inputs; ++k) {
-    uint32_t producer = a->p->values.data[op->inputs[k]].producer;
-    if (producer == JPP_NONE || producer < a->loop->first_op) continue;
-    uint32_t* want = &wanted[producer - a->loop->first_op];
-    if (!*want || segment + 1 < *want) *want = segment + 1;
-  }
-}
-
-static void note_results(const assigner_t* a, uint32_t* wanted) {
-  for (uint32_t i = 0; i < a->loop->num_results; ++i) {
-    uint32_t value = a->p->alias[a->loop->results[i].value];
-    uint32_t producer = a->p->values.data[value].producer;
-    if (producer == JPP_NONE || producer < a->loop->first_op) continue;
-    wanted[producer - a->loop->first_op] = 1;
   }
 }
 
@@ -231,26 +226,44 @@ static void settle_effects(const assigner_t* a) {
   }
 }
 
-// Looks at what no mark needs from its users. What only the backward of its own stage
-// uses is made there, so that its operands are kept instead of it; what uses the index
-// alone goes with its first user, or with stage 0.
+// Lowers to `segment` the earliest use of `value`, if an op of the body makes it.
+static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
+                     uint32_t* earliest_use) {
+  uint32_t producer = a->p->values.data[value].producer;
+  if (producer == JPP_NONE || producer < a->loop->first_op) return;
+  uint32_t* earliest = &earliest_use[producer - a->loop->first_op];
+  if (segment < *earliest) *earliest = segment;
+}
+
+// Settles by its users what marks and operands leave free. Walks backward, so that the
+// users of an op are final when its turn comes.
+//  - An op of the loop index alone goes with its first user, or to stage 0 without any.
+//  - An op of a stage's forward that no mark claimed and only the backward of the same
+//    stage uses moves there: keeping its operands until then is enough.
+// A loop result counts as a use in stage 0, so that what it is made from does not move.
 static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
-  uint32_t* wanted = NULL;  // [body ops]
+  uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used
   uint32_t first = a->loop->first_op;
   uint32_t count = a->loop->op - first;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &wanted));
-  note_results(a, wanted);
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&a->p->scratch, count, &earliest_use));
+  for (uint32_t i = 0; i < a->loop->num_results; ++i) {
+    note_use(a, a->p->alias[a->loop->results[i].value], 0, earliest_use);
+  }
   for (uint32_t i = count; i-- > 0;) {
     uint32_t* segment = &a->p->segment[first + i];
+    uint32_t use = earliest_use[i];
     if (*segment == JPP_SEGMENT_OPEN) {
-      *segment = wanted[i] ? wanted[i] - 1 : 0;
+      *segment = use == JPP_NONE ? 0 : use;
     } else if (!claimed[i] && *segment < a->stages &&
-               wanted[i] == backward_segment(a, *segment) + 1) {
-      *segment = wanted[i] - 1;
+               use == backward_segment(a, *segment)) {
+      *segment = use;
     }
-    note_users(a, first + i, wanted);
+    if (!jpp_segment_is_stage(*segment)) continue;
+    const jpp_op_t* op = &a->p->ops.data[first + i];
+    for (uint32_t k = 0; k < op->num_inputs; ++k) {
+      note_use(a, op->inputs[k], *segment, earliest_use);
+    }
   }
-  jpp_free(wanted);
   return NULL;
 }
 
@@ -275,8 +288,9 @@ static void split_backward_parts(assigner_t* a) {
   }
 }
 
-static jpp_status_t* assign(assigner_t* a) {
+static jpp_status_t* assign_segments(assigner_t* a) {
   JPP_RETURN_IF_ERROR(check_marks(a));
+  a->last_is_unmarked = !has_last_mark(a);
   JPP_RETURN_IF_ERROR(claim_forward(a));
   JPP_RETURN_IF_ERROR(claim_backward(a));
   bool* claimed = NULL;  // [body ops] some mark needs it
@@ -285,7 +299,7 @@ static jpp_status_t* assign(assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     claimed[id - a->loop->first_op] = a->p->segment[id] != JPP_SEGMENT_OPEN;
   }
-  settle_all(a);
+  settle_by_operands(a);
   settle_effects(a);
   JPP_RETURN_IF_ERROR(settle_by_users(a, claimed));
   split_backward_parts(a);
@@ -296,7 +310,7 @@ jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p, uint32_t loop) {
   assigner_t assigner = {
       .p = p, .loop = &p->graph->loops[loop], .stages = p->options->loops[loop].stages};
   p->loops[loop].stages = assigner.stages;
-  jpp_status_t* status = assign(&assigner);
+  jpp_status_t* status = assign_segments(&assigner);
   p->loops[loop].has_backward = has_backward(&assigner);
   jpp_vec_deinit(&assigner.stack);
   return status;

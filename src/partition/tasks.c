@@ -1,8 +1,10 @@
-// The stage tasks: made empty, then filled with their ops and what flows in and out.
+// The stage tasks of a loop: created empty, then filled with their ops and inputs once
+// every op's stage is known.
 #include <stdlib.h>
 
 #include "base/str.h"
 #include "partition/partitioner.h"
+#include "task/ids.h"
 
 static jpp_status_t* add_task(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32_t loop,
                               uint32_t stage, uint32_t* out_task) {
@@ -61,34 +63,38 @@ uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
 
 typedef struct filler {
   jpp_partitioner_t* p;
-  uint32_t* op_task;     // [ops] the task last seen to hold it, + 1
-  uint32_t* value_task;  // [values] the task last seen to take it in, + 1
-  uint32_t* first;       // [tasks + 1] where each task's own ops begin in `own`
-  uint32_t* own;         // op ids by task
+  uint32_t* first;       // [tasks + 1] where the ops of each task begin in `own`
+  uint32_t* own;         // op ids, grouped by task
+  uint32_t* op_task;     // [ops] the last task that was given it; JPP_NONE: none yet
+  uint32_t* value_task;  // [values] the last task that was given it as an input
   jpp_u32_vec_t ops;
   jpp_u32_vec_t inputs;
 } filler_t;
 
-// Sorts body ops by task, each task's in the order of their ids.
-static jpp_status_t* sort_by_task(filler_t* f) {
+// A counting sort of the ops that stage tasks run by their task; cheap ops, which any
+// number of tasks may need, are added to each by gather_ops().
+static jpp_status_t* group_ops_by_task(filler_t* f) {
   jpp_partitioner_t* p = f->p;
-  uint32_t tasks = (uint32_t)p->tasks.count;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, tasks + 2, &f->first));
-  // Counts stand one task later, so that filling moves each to its task's end.
-  uint32_t* at = f->first + 1;
+  size_t ops = p->ops.count, tasks = p->tasks.count;
+  uint32_t *task_of = NULL,
+           *next = NULL;  // [ops] its task; [tasks] where its next op goes
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, ops, &task_of));
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
-    uint32_t task = jpp_partition_task_of(p, id);
-    if (task != JPP_NONE) ++at[task + 1];
-  }
-  for (size_t i = 0; i < p->made.count; ++i) ++at[p->made.data[i].task + 1];
-  for (uint32_t t = 0; t < tasks; ++t) at[t + 1] += at[t];
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, at[tasks], &f->own));
-  for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
-    uint32_t task = jpp_partition_task_of(p, id);
-    if (task != JPP_NONE) f->own[at[task]++] = id;
+    task_of[id] = jpp_partition_task_of(p, id);
   }
   for (size_t i = 0; i < p->made.count; ++i) {
-    f->own[at[p->made.data[i].task]++] = p->made.data[i].op;
+    task_of[p->made.data[i].op] = p->made.data[i].task;
+  }
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, tasks + 1, &f->first));
+  for (size_t id = 0; id < ops; ++id) {
+    if (task_of[id] != JPP_NONE) ++f->first[task_of[id] + 1];
+  }
+  for (size_t t = 0; t < tasks; ++t) f->first[t + 1] += f->first[t];
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, f->first[tasks], &f->own));
+  JPP_RETURN_IF_ERROR(
+      jpp_arena_copy(&p->scratch, f->first, tasks * sizeof(*next), (void**)&next));
+  for (uint32_t id = 0; id < ops; ++id) {
+    if (task_of[id] != JPP_NONE) f->own[next[task_of[id]]++] = id;
   }
   return NULL;
 }
@@ -102,20 +108,20 @@ static bool is_clone(const jpp_partitioner_t* p, uint32_t op) {
   return op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
 }
 
-// Adds the cheap ops that the task's ops need, and those that they need.
+// The task's own ops and, transitively, the cheap ones that they need.
 static jpp_status_t* gather_ops(filler_t* f, uint32_t task) {
   f->ops.count = 0;
   for (uint32_t i = f->first[task]; i < f->first[task + 1]; ++i) {
-    f->op_task[f->own[i]] = task + 1;
+    f->op_task[f->own[i]] = task;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->ops, f->own[i]));
   }
   for (size_t at = 0; at < f->ops.count; ++at) {
     const jpp_op_t* op = &f->p->ops.data[f->ops.data[at]];
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
       uint32_t producer = f->p->values.data[op->inputs[i]].producer;
-      if (producer == JPP_NONE || f->op_task[producer] == task + 1) continue;
+      if (producer == JPP_NONE || f->op_task[producer] == task) continue;
       if (!is_clone(f->p, producer)) continue;
-      f->op_task[producer] = task + 1;
+      f->op_task[producer] = task;
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->ops, producer));
     }
   }
@@ -130,9 +136,9 @@ static jpp_status_t* gather_inputs(filler_t* f, uint32_t task) {
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
       uint32_t value = op->inputs[i];
       uint32_t producer = f->p->values.data[value].producer;
-      if (producer != JPP_NONE && f->op_task[producer] == task + 1) continue;
-      if (f->value_task[value] == task + 1) continue;
-      f->value_task[value] = task + 1;
+      if (producer != JPP_NONE && f->op_task[producer] == task) continue;
+      if (f->value_task[value] == task) continue;
+      f->value_task[value] = task;
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->inputs, value));
     }
   }
@@ -152,18 +158,18 @@ static jpp_status_t* fill_task(filler_t* f, uint32_t id) {
   return JPP_VEC_TO_ARENA(&f->inputs, p->arena, &task->inputs);
 }
 
-static jpp_status_t* fill_all(filler_t* f) {
+static jpp_status_t* fill_stage_tasks(filler_t* f) {
   jpp_partitioner_t* p = f->p;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &f->op_task));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &f->value_task));
-  JPP_RETURN_IF_ERROR(sort_by_task(f));
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->ops.count, &f->op_task));
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->values.count, &f->value_task));
+  JPP_RETURN_IF_ERROR(group_ops_by_task(f));
   for (uint32_t t = 0; t < p->tasks.count; ++t) JPP_RETURN_IF_ERROR(fill_task(f, t));
   return NULL;
 }
 
 jpp_status_t* jpp_partition_fill_tasks(jpp_partitioner_t* p) {
   filler_t filler = {.p = p};
-  jpp_status_t* status = fill_all(&filler);
+  jpp_status_t* status = fill_stage_tasks(&filler);
   jpp_vec_deinit(&filler.ops);
   jpp_vec_deinit(&filler.inputs);
   return status;

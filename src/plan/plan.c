@@ -1,5 +1,5 @@
-// The parts of the planner, one after the other; each reads only what the ones before it
-// made.
+// The planner's passes in order, each of which reads only what the earlier ones made; the
+// result owns all of it.
 #include "jaxpp/plan.h"
 
 #include "base/alloc.h"
@@ -74,7 +74,7 @@ static jpp_status_t* choose_schedules(const jpp_plan_options_t* options,
 
 // --- Partition and program ------------------------------------------------------------
 
-static jpp_status_t* partition(planned_storage_t* storage) {
+static jpp_status_t* partition_graph(planned_storage_t* storage) {
   const jpp_planned_t* planned = &storage->planned;
   uint32_t loops = planned->graph->num_loops;
   jpp_loop_placement_t* placements = NULL;
@@ -121,7 +121,7 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
   }
   JPP_RETURN_IF_ERROR(choose_schedules(options, storage));
   if (last < JPP_PART_PARTITION) return NULL;
-  JPP_RETURN_IF_ERROR(partition(storage));
+  JPP_RETURN_IF_ERROR(partition_graph(storage));
   planned->staged = storage->staged;
   if (last < JPP_PART_PROGRAM) return NULL;
   JPP_RETURN_IF_ERROR(build_program(options, storage));

@@ -34,8 +34,8 @@ typedef struct jpp_site {
 
 // A value of one microbatch (or of the step) on one rank.
 typedef struct jpp_instance {
-  uint32_t definition;  // virtual register + 1; 0: not made or received yet
-  uint32_t coming;      // channel id + 1 of the message; 0: none
+  uint32_t definition;  // virtual register; JPP_NONE: not made or received yet
+  uint32_t coming;      // channel of the message that brings it; JPP_NONE: none
 } jpp_instance_t;
 
 // A virtual register: one definition on one actor.
@@ -77,9 +77,9 @@ typedef struct jpp_program_builder {
   uint32_t* first_site;  // [values + 1]
   jpp_site_t* sites;
   jpp_instance_t* instances;
-  uint32_t* accumulator_of;   // [values] of state and next: index + 1
+  uint32_t* accumulator_of;   // [values] the accumulator that a value is the `next` of
   jpp_actor_draft_t* actors;  // [ranks]
-  uint32_t* channel_at;       // [ranks * ranks] channel id + 1
+  uint32_t* channel_at;       // [ranks * ranks] by source, then destination
   JPP_VEC(jpp_channel_draft_t) channels;
   jpp_task_binding_t* bindings;  // [tasks]
 } jpp_program_builder_t;

@@ -1,22 +1,24 @@
-// Which inputs of a task die in every run of it, and which output takes over their
-// memory.
+// Decides which task inputs are donated and which output takes over the memory: an input
+// qualifies if it dies in every run of the task, and the nearest one that an output is
+// computed from is preferred.
 #include "program/builder.h"
+#include "task/ids.h"
 
 typedef struct donor {
   jpp_program_builder_t* b;
   bool** dies;          // [tasks][inputs] so far dead after every run
-  uint32_t* input_at;   // [values] position among the task's inputs, + 1
+  uint32_t* input_at;   // [values] position among the inputs of the task at hand
   jpp_u32_vec_t queue;  // values to look behind
 } donor_t;
 
 // How far behind an output a donated input is looked for: through an optimizer's update.
 enum { kSearchOps = 24 };
 
-static jpp_status_t* allocate(donor_t* d) {
+static jpp_status_t* allocate_donor(donor_t* d) {
   const jpp_staged_t* staged = d->b->staged;
   jpp_arena_t* scratch = &d->b->scratch;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &d->dies));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_values, &d->input_at));
+  JPP_RETURN_IF_ERROR(jpp_ids_create(scratch, staged->num_values, &d->input_at));
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     const jpp_task_t* task = &staged->tasks[t];
     uint32_t* donated_to = NULL;
@@ -63,9 +65,9 @@ static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output
   for (size_t at = 0; at < d->queue.count && at < kSearchOps; ++at) {
     uint32_t value = d->queue.data[at];
     uint32_t position = d->input_at[value];
-    if (position) {
-      if (!free[position - 1] || !can_take_over(d, value, output)) continue;
-      *out_input = position - 1;
+    if (position != JPP_NONE) {
+      if (!free[position] || !can_take_over(d, value, output)) continue;
+      *out_input = position;
       return NULL;
     }
     uint32_t producer = d->b->staged->values[value].producer;
@@ -78,8 +80,8 @@ static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output
   return NULL;
 }
 
-static void give(donor_t* d, uint32_t task, uint32_t input, uint32_t output,
-                 bool* taken) {
+static void donate_input(donor_t* d, uint32_t task, uint32_t input, uint32_t output,
+                         bool* taken) {
   ((uint32_t*)d->b->bindings[task].donated_to)[input] = output;
   d->dies[task][input] = false;
   taken[output] = true;
@@ -90,7 +92,7 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   for (uint32_t k = 0; k < task->num_outputs; ++k) {
     uint32_t input = JPP_NONE;
     JPP_RETURN_IF_ERROR(nearest_input(d, d->dies[id], task->outputs[k], &input));
-    if (input != JPP_NONE) give(d, id, input, k, taken);
+    if (input != JPP_NONE) donate_input(d, id, input, k, taken);
   }
   return NULL;
 }
@@ -109,7 +111,7 @@ static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
       if (taken[output] || !can_take_over(d, task->inputs[i], task->outputs[output])) {
         continue;
       }
-      give(d, id, i, output, taken);
+      donate_input(d, id, i, output, taken);
     }
   }
   return NULL;
@@ -119,16 +121,18 @@ static jpp_status_t* match_task(donor_t* d, uint32_t id) {
   const jpp_task_t* task = &d->b->staged->tasks[id];
   bool* taken = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&d->b->scratch, task->num_outputs, &taken));
-  for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = i + 1;
+  for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = i;
   jpp_status_t* status = match_nearest(d, id, taken);
   if (!status) status = match_first_fit(d, id, taken);
-  for (uint32_t i = 0; i < task->num_inputs; ++i) d->input_at[task->inputs[i]] = 0;
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    d->input_at[task->inputs[i]] = JPP_NONE;
+  }
   return status;
 }
 
 jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) {
   donor_t donor = {.b = b};
-  JPP_RETURN_IF_ERROR(allocate(&donor));
+  JPP_RETURN_IF_ERROR(allocate_donor(&donor));
   find_deaths(&donor);
   jpp_status_t* status = NULL;
   for (uint32_t t = 0; t < b->staged->num_tasks && !status; ++t) {

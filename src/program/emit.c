@@ -1,5 +1,8 @@
-// Instructions over virtual registers: every definition gets a new one.
+// Emits instructions over virtual registers, a new one for each definition, by walking
+// the tasks in the order of order.c. A value is sent when its task ends and received
+// right before its first use.
 #include "program/builder.h"
+#include "task/ids.h"
 
 static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
                                     uint32_t value, uint32_t microbatch, uint32_t id) {
@@ -8,12 +11,12 @@ static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
     return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u is no site of value %%%u", rank,
                            value);
   }
-  instance->definition = id + 1;
+  instance->definition = id;
   return NULL;
 }
 
-static jpp_status_t* define(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
-                            uint32_t microbatch, uint32_t* out_virtual) {
+static jpp_status_t* define_value(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
+                                  uint32_t microbatch, uint32_t* out_virtual) {
   jpp_actor_draft_t* actor = &b->actors[rank];
   *out_virtual = (uint32_t)actor->virtuals.count;
   jpp_virtual_t made = {.value = value, .last_use = JPP_NONE};
@@ -22,10 +25,10 @@ static jpp_status_t* define(jpp_program_builder_t* b, uint32_t rank, uint32_t va
 }
 
 // The virtual register of a value, or JPP_NONE.
-static uint32_t find(const jpp_program_builder_t* b, uint32_t rank, uint32_t value,
-                     uint32_t microbatch) {
+static uint32_t find_register(const jpp_program_builder_t* b, uint32_t rank,
+                              uint32_t value, uint32_t microbatch) {
   const jpp_instance_t* found = jpp_program_instance(b, rank, value, microbatch);
-  return found ? found->definition - 1 : JPP_NONE;
+  return found ? found->definition : JPP_NONE;
 }
 
 // --- What is there before the first instruction ---------------------------------------
@@ -36,7 +39,7 @@ static jpp_status_t* define_args(jpp_program_builder_t* b) {
     for (uint32_t r = 0; r < b->staged->ranks; ++r) {
       if (!jpp_rank_set_has(b->staged->args[a].ranks, r)) continue;
       uint32_t id = 0;
-      JPP_RETURN_IF_ERROR(define(b, r, graph->args[a].value, JPP_NONE, &id));
+      JPP_RETURN_IF_ERROR(define_value(b, r, graph->args[a].value, JPP_NONE, &id));
       b->actors[r].virtuals.data[id].borrowed = !graph->args[a].donated;
       jpp_program_input_t input = {.reg = id, .arg = a, .owned = graph->args[a].donated};
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->actors[r].inputs, input));
@@ -52,7 +55,7 @@ static bool is_loop_index(const jpp_program_builder_t* b, uint32_t value) {
 
 static jpp_status_t* define_index(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
                                   uint32_t microbatch, uint32_t* out_virtual) {
-  JPP_RETURN_IF_ERROR(define(b, rank, value, microbatch, out_virtual));
+  JPP_RETURN_IF_ERROR(define_value(b, rank, value, microbatch, out_virtual));
   jpp_actor_draft_t* actor = &b->actors[rank];
   actor->virtuals.data[*out_virtual].constant = true;
   jpp_program_constant_t constant = {.reg = *out_virtual, .microbatch = microbatch};
@@ -76,21 +79,22 @@ static jpp_status_t* push_instr(jpp_actor_draft_t* actor, jpp_instr_t instr,
 static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uint32_t dst,
                                      uint32_t* out_channel) {
   uint32_t* at = &b->channel_at[src * b->staged->ranks + dst];
-  if (!*at) {
+  if (*at == JPP_NONE) {
     jpp_channel_draft_t draft = {.channel = {.src = src, .dst = dst}};
     draft.channel.slots = b->options->channel_slots ? b->options->channel_slots : 2;
+    uint32_t id = (uint32_t)b->channels.count;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->channels, draft));
-    *at = (uint32_t)b->channels.count;
+    *at = id;
   }
-  *out_channel = *at - 1;
+  *out_channel = *at;
   return NULL;
 }
 
 // A channel has as many slots as messages are ever under way in the order of these lists.
 // So that order is one in which no send waits, and then none can wait for ever: whether a
 // network of queues gets stuck does not depend on who goes first.
-static jpp_status_t* send(jpp_program_builder_t* b, uint32_t value, uint32_t microbatch,
-                          uint32_t src, uint32_t dst) {
+static jpp_status_t* send_value(jpp_program_builder_t* b, uint32_t value,
+                                uint32_t microbatch, uint32_t src, uint32_t dst) {
   uint32_t id = 0;
   JPP_RETURN_IF_ERROR(channel_between(b, src, dst, &id));
   jpp_channel_draft_t* draft = &b->channels.data[id];
@@ -103,10 +107,10 @@ static jpp_status_t* send(jpp_program_builder_t* b, uint32_t value, uint32_t mic
   if (b->value_bytes[value] > channel->max_bytes) {
     channel->max_bytes = b->value_bytes[value];
   }
-  jpp_program_instance(b, dst, value, microbatch)->coming = id + 1;
+  jpp_program_instance(b, dst, value, microbatch)->coming = id;
   jpp_instr_t instr = {
       .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .num_args = 1};
-  uint32_t sent = find(b, src, value, microbatch);
+  uint32_t sent = find_register(b, src, value, microbatch);
   return push_instr(&b->actors[src], instr, &sent);
 }
 
@@ -114,7 +118,7 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
   jpp_channel_draft_t* draft = &b->channels.data[id];
   jpp_message_draft_t message = draft->messages.data[draft->received++];
   uint32_t dst = draft->channel.dst, received = 0;
-  JPP_RETURN_IF_ERROR(define(b, dst, message.value, message.microbatch, &received));
+  JPP_RETURN_IF_ERROR(define_value(b, dst, message.value, message.microbatch, &received));
   jpp_instr_t instr = {.kind = JPP_INSTR_RECV,
                        .target = id,
                        .microbatch = message.microbatch,
@@ -124,12 +128,12 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
 
 // A value is received right before its first use, and with it what came before it through
 // the same channel: until then it waits in the channel's slots.
-static jpp_status_t* receive(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
-                             uint32_t microbatch) {
+static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
+                                   uint32_t value, uint32_t microbatch) {
   const jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
-  if (!instance || !instance->coming) return NULL;
-  uint32_t id = instance->coming - 1;
-  while (!instance->definition) {
+  if (!instance || instance->coming == JPP_NONE) return NULL;
+  uint32_t id = instance->coming;
+  while (instance->definition == JPP_NONE) {
     if (b->channels.data[id].received == b->channels.data[id].messages.count) break;
     JPP_RETURN_IF_ERROR(receive_next(b, id));
   }
@@ -139,7 +143,7 @@ static jpp_status_t* receive(jpp_program_builder_t* b, uint32_t rank, uint32_t v
 static jpp_status_t* receive_inputs(jpp_program_builder_t* b, const jpp_task_t* task,
                                     uint32_t microbatch) {
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    JPP_RETURN_IF_ERROR(receive(b, task->rank, task->inputs[i], microbatch));
+    JPP_RETURN_IF_ERROR(receive_value(b, task->rank, task->inputs[i], microbatch));
   }
   return NULL;
 }
@@ -160,7 +164,7 @@ static jpp_status_t* send_to_takers(jpp_program_builder_t* b, uint32_t value,
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];
     if (!site->takes || site->makes) continue;
-    JPP_RETURN_IF_ERROR(send(b, value, microbatch, rank, site->rank));
+    JPP_RETURN_IF_ERROR(send_value(b, value, microbatch, rank, site->rank));
   }
   return NULL;
 }
@@ -179,7 +183,7 @@ static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_tas
 static jpp_status_t* use_input(jpp_program_builder_t* b, const jpp_task_t* task,
                                uint32_t microbatch, uint32_t value) {
   jpp_actor_draft_t* actor = &b->actors[task->rank];
-  uint32_t id = find(b, task->rank, value, microbatch);
+  uint32_t id = find_register(b, task->rank, value, microbatch);
   if (id == JPP_NONE) {
     if (!is_loop_index(b, value)) return missing_input(b, task, microbatch, value);
     JPP_RETURN_IF_ERROR(define_index(b, task->rank, value, microbatch, &id));
@@ -191,10 +195,10 @@ static jpp_status_t* use_input(jpp_program_builder_t* b, const jpp_task_t* task,
 static jpp_status_t* define_result(jpp_program_builder_t* b, const jpp_task_t* task,
                                    uint32_t microbatch, uint32_t value) {
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(define(b, task->rank, value, microbatch, &id));
-  uint32_t acc = b->accumulator_of[value];
-  if (acc) {
-    uint32_t state = b->staged->accumulators[acc - 1].state;
+  JPP_RETURN_IF_ERROR(define_value(b, task->rank, value, microbatch, &id));
+  uint32_t accumulator = b->accumulator_of[value];
+  if (accumulator != JPP_NONE) {
+    uint32_t state = b->staged->accumulators[accumulator].state;
     JPP_RETURN_IF_ERROR(set_definition(b, task->rank, state, microbatch, id));
   }
   return JPP_VEC_PUSH(&b->actors[task->rank].operands, id);
@@ -232,7 +236,7 @@ static jpp_status_t* emit_end(jpp_program_builder_t* b, const jpp_event_item_t* 
 
 static jpp_status_t* rename_value(jpp_program_builder_t* b, uint32_t rank, uint32_t from,
                                   uint32_t to) {
-  uint32_t found = find(b, rank, from, JPP_NONE);
+  uint32_t found = find_register(b, rank, from, JPP_NONE);
   if (found == JPP_NONE) {
     return jpp_status_make(JPP_INTERNAL_ERROR,
                            "accumulator %%%u has no register on rank %u", from, rank);
@@ -313,7 +317,7 @@ static jpp_status_t* take_outputs(jpp_program_builder_t* b) {
     const jpp_staged_value_t* output = &b->staged->outputs[i];
     for (uint32_t r = 0; r < b->staged->ranks; ++r) {
       if (!jpp_rank_set_has(output->ranks, r)) continue;
-      uint32_t found = find(b, r, output->value, JPP_NONE);
+      uint32_t found = find_register(b, r, output->value, JPP_NONE);
       if (found == JPP_NONE) {
         return jpp_status_make(JPP_INTERNAL_ERROR, "output %u is not on rank %u", i, r);
       }
@@ -329,12 +333,11 @@ static jpp_status_t* take_outputs(jpp_program_builder_t* b) {
 
 jpp_status_t* jpp_program_emit(jpp_program_builder_t* b) {
   uint32_t ranks = b->staged->ranks;
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
   JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&b->scratch, b->staged->num_values, &b->accumulator_of));
+      jpp_ids_create(&b->scratch, b->staged->num_values, &b->accumulator_of));
   for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
-    b->accumulator_of[b->staged->accumulators[i].next] = i + 1;
+    b->accumulator_of[b->staged->accumulators[i].next] = i;
   }
   JPP_RETURN_IF_ERROR(check_accumulation_order(b));
   JPP_RETURN_IF_ERROR(define_args(b));

@@ -1,4 +1,5 @@
-// From drafts to programs: deletions after last uses, real registers, peak bytes.
+// Turns drafts into programs in one pass over each: adds deletions after last uses,
+// assigns real registers (a freed one is used again first) and finds the peak in bytes.
 #include "program/builder.h"
 
 typedef struct finisher {
@@ -73,8 +74,8 @@ static jpp_status_t* delete_dead(finisher_t* f) {
 }
 
 // What becomes of a dying operand: the memory of a donated arg lives on in a result.
-static jpp_status_t* retire(finisher_t* f, const jpp_instr_t* instr, uint32_t index,
-                            uint32_t id) {
+static jpp_status_t* retire_operand(finisher_t* f, const jpp_instr_t* instr,
+                                    uint32_t index, uint32_t id) {
   bool arg_of_run = instr->kind == JPP_INSTR_RUN && index < instr->num_args;
   bool donated =
       arg_of_run && f->b->bindings[instr->target].donated_to[index] != JPP_NONE;
@@ -111,7 +112,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
     bool unused_result = i >= instr.num_args && v->last_use == JPP_NONE;
     bool last = i < instr.num_args && v->last_use == at;
     if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
-    JPP_RETURN_IF_ERROR(retire(f, &instr, i, ids[i]));
+    JPP_RETURN_IF_ERROR(retire_operand(f, &instr, i, ids[i]));
   }
   instr.first_operand = first;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->instrs, instr));

@@ -1,5 +1,5 @@
-// All task runs of a step in one order: the tasks outside by phase and level, each loop's
-// as its schedule would time them.
+// Puts all task runs of a step into one order: tasks outside the loops by phase and
+// level, those of each loop by the times of its schedule.
 #include <stdlib.h>
 
 #include "program/builder.h"
@@ -121,8 +121,9 @@ static jpp_status_t* push_slot(const merger_t* m, const jpp_schedule_slot_t* slo
 
 // Merges beginnings and ends by time, ends first; no end overtakes its beginning, since
 // the two arrays are sorted alike.
-static jpp_status_t* merge(const merger_t* m, const jpp_schedule_timeline_t* timeline,
-                           const jpp_schedule_slot_t* ends) {
+static jpp_status_t* merge_events(const merger_t* m,
+                                  const jpp_schedule_timeline_t* timeline,
+                                  const jpp_schedule_slot_t* ends) {
   uint64_t begun = 0, ended = 0;
   while (ended < timeline->count) {
     bool all_begun = begun == timeline->count;
@@ -147,7 +148,7 @@ static jpp_status_t* order_loop(jpp_program_builder_t* b, uint32_t loop) {
     for (uint64_t i = 0; i < timeline->count; ++i) ends[i] = timeline->slots[i];
     qsort(ends, timeline->count, sizeof(*ends), compare_ends);
     merger_t merger = {.b = b, .schedule = schedule, .loop = &b->staged->loops[loop]};
-    status = merge(&merger, timeline, ends);
+    status = merge_events(&merger, timeline, ends);
   }
   jpp_free(ends);
   jpp_schedule_timeline_destroy(timeline);

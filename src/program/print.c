@@ -1,3 +1,4 @@
+// Prints a plan as text, for golden tests and `jaxpp plan --after program`.
 #include "graph/print.h"
 
 #include "base/str.h"

@@ -1,5 +1,5 @@
-// The whole program as JAX would print it: tasks, transfers and deletions of all actors
-// in one order in which they can run.
+// Prints all actors' tasks, transfers and deletions as one jaxpr, in an order in which a
+// single thread could run them.
 #include "base/str.h"
 #include "base/vec.h"
 #include "graph/print.h"

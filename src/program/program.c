@@ -1,4 +1,4 @@
-// Program: builds the actors' lists in the order of the passes in builder.h.
+// Builds every actor's instruction list by the passes that builder.h lists.
 #include "program/builder.h"
 
 const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {
@@ -25,7 +25,7 @@ static jpp_status_t* copy_value_bytes(jpp_program_builder_t* b) {
   return NULL;
 }
 
-static jpp_status_t* build(jpp_program_builder_t* b, jpp_plan_t* plan) {
+static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->ranks, &b->actors));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->num_tasks, &b->bindings));
   JPP_RETURN_IF_ERROR(copy_value_bytes(b));
@@ -66,7 +66,7 @@ jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_program_builder_t builder = {
       .staged = staged, .options = options, .arena = &storage->arena};
-  jpp_status_t* status = build(&builder, &storage->plan);
+  jpp_status_t* status = build_programs(&builder, &storage->plan);
   builder_deinit(&builder);
   if (status) {
     jpp_plan_destroy(&storage->plan);

@@ -1,60 +1,81 @@
-// Which ranks make a value and which take it in, and how many instances it has there.
+// Finds each value's sites, the ranks that make it or take it, and numbers its instances
+// there. Sites are grouped by value with a counting sort.
 #include "program/builder.h"
 
-static void note_site(jpp_program_builder_t* b, uint32_t* used, uint32_t value,
-                      uint32_t rank, bool makes) {
-  jpp_site_t* sites = b->sites + b->first_site[value];
-  for (uint32_t i = 0; i < used[value]; ++i) {
-    if (sites[i].rank != rank) continue;
-    sites[i].makes |= makes;
-    sites[i].takes |= !makes;
-    return;
-  }
-  sites[used[value]++] = (jpp_site_t){.rank = rank, .makes = makes, .takes = !makes};
+// One time that a value is named: `rank` makes it or takes it in.
+typedef struct mention {
+  uint32_t value, rank;
+  bool makes;
+} mention_t;
+typedef JPP_VEC(mention_t) mention_vec_t;
+
+static jpp_status_t* mention(mention_vec_t* mentions, uint32_t value, uint32_t rank,
+                             bool makes) {
+  mention_t made = {.value = value, .rank = rank, .makes = makes};
+  return JPP_VEC_PUSH(mentions, made);
 }
 
-// Without `used`, makes room for a site; with it, notes the site.
-static void visit(jpp_program_builder_t* b, uint32_t* used, uint32_t value, uint32_t rank,
-                  bool makes) {
-  if (used) {
-    note_site(b, used, value, rank, makes);
-  } else {
-    ++b->first_site[value + 1];
+static jpp_status_t* mention_ranks(const jpp_staged_t* staged,
+                                   const jpp_staged_value_t* at, bool makes,
+                                   mention_vec_t* mentions) {
+  for (uint32_t r = 0; r < staged->ranks; ++r) {
+    if (!jpp_rank_set_has(at->ranks, r)) continue;
+    JPP_RETURN_IF_ERROR(mention(mentions, at->value, r, makes));
   }
+  return NULL;
 }
 
-static void visit_ranks(jpp_program_builder_t* b, uint32_t* used,
-                        const jpp_staged_value_t* at, bool makes) {
-  for (uint32_t r = 0; r < b->staged->ranks; ++r) {
-    if (jpp_rank_set_has(at->ranks, r)) visit(b, used, at->value, r, makes);
-  }
-}
-
-static void visit_task(jpp_program_builder_t* b, uint32_t* used, const jpp_task_t* task) {
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    visit(b, used, task->inputs[i], task->rank, false);
-  }
-  for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    visit(b, used, task->outputs[i], task->rank, true);
-  }
-}
-
-static void visit_all(jpp_program_builder_t* b, uint32_t* used) {
-  const jpp_staged_t* staged = b->staged;
+static jpp_status_t* list_mentions(const jpp_staged_t* staged, mention_vec_t* mentions) {
   for (uint32_t i = 0; i < staged->graph->num_args; ++i) {
-    visit_ranks(b, used, &staged->args[i], true);
+    JPP_RETURN_IF_ERROR(mention_ranks(staged, &staged->args[i], true, mentions));
   }
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
-    visit_task(b, used, &staged->tasks[t]);
+    const jpp_task_t* task = &staged->tasks[t];
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      JPP_RETURN_IF_ERROR(mention(mentions, task->inputs[i], task->rank, false));
+    }
+    for (uint32_t i = 0; i < task->num_outputs; ++i) {
+      JPP_RETURN_IF_ERROR(mention(mentions, task->outputs[i], task->rank, true));
+    }
   }
   // What an accumulator ends as is made by its task's rank when the loop ends.
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
-    visit(b, used, acc->final, staged->tasks[acc->task].rank, true);
+    JPP_RETURN_IF_ERROR(
+        mention(mentions, acc->final, staged->tasks[acc->task].rank, true));
   }
   for (uint32_t i = 0; i < staged->graph->num_outputs; ++i) {
-    visit_ranks(b, used, &staged->outputs[i], false);
+    JPP_RETURN_IF_ERROR(mention_ranks(staged, &staged->outputs[i], false, mentions));
   }
+  return NULL;
+}
+
+// Merges a mention into the value's site on that rank, or begins one behind `used`.
+static void note_site(jpp_program_builder_t* b, const mention_t* mention,
+                      uint32_t* used) {
+  jpp_site_t* sites = b->sites + b->first_site[mention->value];
+  uint32_t at = 0;
+  while (at < *used && sites[at].rank != mention->rank) ++at;
+  if (at == *used) sites[(*used)++].rank = mention->rank;
+  sites[at].makes |= mention->makes;
+  sites[at].takes |= !mention->makes;
+}
+
+// Groups mentions by value. A value has room for as many sites as mentions; where several
+// are of one rank, the rest stays empty.
+static jpp_status_t* group_sites(jpp_program_builder_t* b, const mention_vec_t* mentions,
+                                 uint32_t* used) {
+  uint32_t values = b->staged->num_values;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, values + 1, &b->first_site));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, mentions->count, &b->sites));
+  for (size_t i = 0; i < mentions->count; ++i) {
+    ++b->first_site[mentions->data[i].value + 1];
+  }
+  for (uint32_t v = 0; v < values; ++v) b->first_site[v + 1] += b->first_site[v];
+  for (size_t i = 0; i < mentions->count; ++i) {
+    note_site(b, &mentions->data[i], &used[mentions->data[i].value]);
+  }
+  return NULL;
 }
 
 static uint32_t instances_at_a_site(const jpp_program_builder_t* b, uint32_t value) {
@@ -70,19 +91,21 @@ static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* 
       b->sites[b->first_site[v] + i].first_instance = count;
     }
   }
-  return JPP_ARENA_ARRAY(&b->scratch, count, &b->instances);
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, count, &b->instances));
+  for (uint64_t i = 0; i < count; ++i) {
+    b->instances[i] = (jpp_instance_t){.definition = JPP_NONE, .coming = JPP_NONE};
+  }
+  return NULL;
 }
 
 jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) {
-  uint32_t values = b->staged->num_values;
-  uint32_t* used = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, values + 1, &b->first_site));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, values, &used));
-  visit_all(b, NULL);
-  for (uint32_t v = 0; v < values; ++v) b->first_site[v + 1] += b->first_site[v];
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->first_site[values], &b->sites));
-  visit_all(b, used);
-  return number_instances(b, used);
+  uint32_t* used = NULL;  // [values] sites that the value has so far
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->staged->num_values, &used));
+  mention_vec_t mentions = {0};
+  jpp_status_t* status = list_mentions(b->staged, &mentions);
+  if (!status) status = group_sites(b, &mentions, used);
+  jpp_vec_deinit(&mentions);
+  return status ? status : number_instances(b, used);
 }
 
 uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value) {

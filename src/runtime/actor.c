@@ -1,4 +1,5 @@
-// An actor's program with everything looked up that a step would have to.
+// Resolves an actor's program: each instruction with the executable, the channel and the
+// registers that it uses, so that a step looks nothing up.
 #include "runtime/state.h"
 
 static uint64_t operand_bytes(const jpp_actor_t* actor, const jpp_instr_t* instr,
@@ -131,7 +132,7 @@ static jpp_status_t* allocate_rows(jpp_actor_t* actor) {
   return NULL;
 }
 
-static jpp_status_t* allocate(jpp_actor_t* actor) {
+static jpp_status_t* allocate_actor(jpp_actor_t* actor) {
   jpp_arena_t* arena = &actor->runtime->arena;
   const jpp_program_t* program = actor->program;
   size_t devices = actor->runtime->devices_per_rank;
@@ -203,7 +204,7 @@ jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(runtime->plan->staged->num_tasks, &checked));
   jpp_status_t* status = resolve_instrs(actor, checked);
   jpp_free(checked);
-  if (!status) status = allocate(actor);
+  if (!status) status = allocate_actor(actor);
   if (!status) status = find_output_events(actor);
   if (!status) count_given_bytes(actor);
   return status;

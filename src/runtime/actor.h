@@ -59,7 +59,8 @@ typedef struct jpp_actor {
   uint64_t given_bytes;            // inputs, constants and receive slots
 
   // The step at hand.
-  uint32_t at;          // next instruction; num_instrs + 1: outputs copied, all done
+  uint32_t at;          // next instruction
+  bool done;            // all instructions are issued and the outputs copied
   uint32_t runs;        // issued
   jpp_status_t* error;  // why it stopped
   uint64_t error_order;
@@ -79,8 +80,5 @@ typedef enum jpp_advance {
 
 // Issues up to the second run from here, or until blocked or done.
 jpp_advance_t jpp_actor_advance(jpp_actor_t* actor);
-static inline bool jpp_actor_is_done(const jpp_actor_t* actor) {
-  return actor->at > actor->num_instrs;
-}
 
 #endif  // JPP_RUNTIME_ACTOR_H_

@@ -1,5 +1,6 @@
-// Waiting that can be given up: in slices, between which the step asks whether it is
-// still wanted. What the devices were given they finish, and nobody looks.
+// Waits that can be cancelled: they wait in slices and ask in between whether the step is
+// still wanted. Work that the devices already have is finished, and its results are
+// ignored.
 #include <time.h>
 
 #include "base/alloc.h"
@@ -42,7 +43,7 @@ struct timespec jpp_cancel_slice(void) {
   return slice_from_now(CLOCK_MONOTONIC);
 }
 
-static bool lock(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
+static bool lock_step_mutex(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   if (!io->should_cancel) return pthread_mutex_lock(&runtime->step_mutex) == 0;
   if (pthread_mutex_trylock(&runtime->step_mutex) == 0) return true;
   do {
@@ -54,7 +55,7 @@ static bool lock(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
 }
 
 bool jpp_cancel_lock(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  if (!lock(runtime, io)) return false;
+  if (!lock_step_mutex(runtime, io)) return false;
   jpp_cancel_t* cancel = &runtime->cancel;
   cancel->should_cancel = io->should_cancel;
   cancel->user = io->user;
@@ -114,7 +115,7 @@ static jpp_status_t* take_alarm(jpp_cancel_t* cancel) {
 }
 
 // Gives the alarm away unless it has rung.
-static void give_up(jpp_cancel_t* cancel) {
+static void give_up_alarm(jpp_cancel_t* cancel) {
   jpp_alarm_t* alarm = cancel->alarm;
   pthread_mutex_lock(&alarm->mutex);
   alarm->abandoned = !alarm->rung;
@@ -136,7 +137,7 @@ static bool alarm_await_slice(jpp_alarm_t* alarm) {
 }
 
 // True: ready, or it can only be awaited without slices.
-static bool await_event(jpp_runtime_t* runtime, jpp_event_t* event) {
+static bool await_event_in_slices(jpp_runtime_t* runtime, jpp_event_t* event) {
   bool ready = !event;
   jpp_cancel_t* cancel = &runtime->cancel;
   jpp_status_t* status = NULL;
@@ -151,7 +152,7 @@ static bool await_event(jpp_runtime_t* runtime, jpp_event_t* event) {
   }
   while (!alarm_await_slice(cancel->alarm)) {
     if (!jpp_cancel_poll(runtime)) continue;
-    give_up(cancel);
+    give_up_alarm(cancel);
     return false;
   }
   return true;
@@ -161,10 +162,10 @@ static bool await_actor(jpp_actor_t* actor) {
   size_t devices = actor->runtime->devices_per_rank;
   // The last run first: when it is done, the others mostly are.
   for (size_t i = actor->runs * devices; i-- > 0;) {
-    if (!await_event(actor->runtime, actor->events[i])) return false;
+    if (!await_event_in_slices(actor->runtime, actor->events[i])) return false;
   }
   for (size_t i = 0; i < actor->program->num_outputs * devices; ++i) {
-    if (!await_event(actor->runtime, actor->output_events[i])) return false;
+    if (!await_event_in_slices(actor->runtime, actor->output_events[i])) return false;
   }
   return true;
 }

@@ -11,7 +11,7 @@ enum { kYields = 64, kNapNanoseconds = 50000 };
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
-static void halt(jpp_runtime_t* runtime, jpp_halt_t why) {
+static void halt_step(jpp_runtime_t* runtime, jpp_halt_t why) {
   int running = JPP_HALT_NO;
   atomic_compare_exchange_strong(&runtime->halt, &running, (int)why);
 }
@@ -27,13 +27,13 @@ static void issue_round(const jpp_issuer_t* issuer, bool* out_some, bool* out_al
   *out_all_done = true;
   for (uint32_t r = issuer->index; r < runtime->plan->ranks; r += runtime->crew.count) {
     jpp_actor_t* actor = &runtime->actors[r];
-    if (jpp_actor_is_done(actor)) continue;
+    if (actor->done) continue;
     if (issuer->index == 0) jpp_cancel_poll(runtime);
     if (is_halted(runtime)) return;
     jpp_advance_t advance = jpp_actor_advance(actor);
-    if (advance == JPP_ADVANCE_FAILED) halt(runtime, JPP_HALT_FAILED);
+    if (advance == JPP_ADVANCE_FAILED) halt_step(runtime, JPP_HALT_FAILED);
     *out_some |= advance == JPP_ADVANCE_SOME;
-    *out_all_done &= jpp_actor_is_done(actor);
+    *out_all_done &= actor->done;
   }
 }
 
@@ -73,7 +73,7 @@ static void issue_all(jpp_issuer_t* issuer) {
       continue;
     }
     atomic_store(&issuer->idle_since, since);
-    if (is_everyone_idle(runtime, since)) halt(runtime, JPP_HALT_STUCK);
+    if (is_everyone_idle(runtime, since)) halt_step(runtime, JPP_HALT_STUCK);
     back_off(idle_rounds++);
   }
 }

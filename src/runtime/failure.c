@@ -1,4 +1,5 @@
-// Failures in words: where a step failed, and what it waits for when it can not go on.
+// Error messages of steps: where a step failed, or what each actor waits for when none
+// can go on.
 #include "runtime/failure.h"
 
 #include <stdio.h>
@@ -51,8 +52,8 @@ static void describe_transfer(const jpp_plan_t* plan, const jpp_program_t* progr
            channel->dst);
 }
 
-static void describe(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
-                     char text[kPlaceSize]) {
+static void describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
+                           char text[kPlaceSize]) {
   const jpp_program_t* program = &plan->programs[rank];
   const jpp_instr_t* instr = &program->instrs[at];
   char buffer[kMicrobatchSize];
@@ -76,7 +77,7 @@ static void describe(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
 }
 
 static void describe_in(const jpp_actor_t* actor, uint32_t at, char text[kPlaceSize]) {
-  describe(actor->runtime->plan, actor->program->rank, at, text);
+  describe_instr(actor->runtime->plan, actor->program->rank, at, text);
 }
 
 // --- Memory ---------------------------------------------------------------------------
@@ -86,7 +87,7 @@ jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
   if (jpp_status_code(status) != JPP_OUT_OF_MEMORY) return status;
   char peak[kPlaceSize] = "";
   const jpp_program_t* program = &plan->programs[rank];
-  if (program->num_instrs) describe(plan, rank, program->peak_instr, peak);
+  if (program->num_instrs) describe_instr(plan, rank, program->peak_instr, peak);
   const char* message = jpp_status_message(status);
   size_t length = strlen(message);
   if (length && message[length - 1] == '.') --length;

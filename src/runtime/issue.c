@@ -53,7 +53,7 @@ static jpp_status_t* take_events(const jpp_actor_t* actor,
   return NULL;
 }
 
-static jpp_status_t* execute(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   const jpp_task_call_t* call = instr->call;
   uint32_t devices = actor->runtime->devices_per_rank;
   gather_args(actor, instr);
@@ -79,7 +79,7 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   actor->order[instr->run] = take_order(actor->runtime);
   actor->runs = instr->run + 1;
   int64_t issued = tracing ? jpp_trace_now() : 0;
-  JPP_RETURN_IF_ERROR(execute(actor, instr));
+  JPP_RETURN_IF_ERROR(execute_task(actor, instr));
   if (actor->runtime->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
   return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
 }
@@ -220,7 +220,8 @@ static jpp_status_t* issue_instr(jpp_actor_t* actor, const jpp_actor_instr_t* in
   return NULL;
 }
 
-static jpp_advance_t fail(jpp_actor_t* actor, uint64_t order, jpp_status_t* status) {
+static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
+                                jpp_status_t* status) {
   actor->error = status;
   actor->error_order = order;
   return JPP_ADVANCE_FAILED;
@@ -229,8 +230,8 @@ static jpp_advance_t fail(jpp_actor_t* actor, uint64_t order, jpp_status_t* stat
 static jpp_advance_t issue_end(jpp_actor_t* actor) {
   uint64_t order = take_order(actor->runtime);
   jpp_status_t* status = finish_outputs(actor);
-  if (status) return fail(actor, order, status);
-  ++actor->at;
+  if (status) return stop_actor(actor, order, status);
+  actor->done = true;
   return JPP_ADVANCE_SOME;
 }
 
@@ -238,7 +239,7 @@ static jpp_advance_t fail_instr(jpp_actor_t* actor, const jpp_actor_instr_t* ins
                                 jpp_status_t* status) {
   bool run = instr->kind == JPP_INSTR_RUN;
   uint64_t order = run ? actor->order[instr->run] : take_order(actor->runtime);
-  return fail(actor, order, jpp_failure_locate(actor, instr->source, status));
+  return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
 }
 
 jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {

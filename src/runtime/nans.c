@@ -1,7 +1,6 @@
-// Results that are no numbers: a mode for debugging, in which every run is awaited and
-// its floating results are read. Named is the first run that has one, for what it was
-// given had none unless the step's own arguments did, and of its results the one whose op
-// comes first.
+// A debugging mode that stops at the first NaN or infinity: every run is awaited and its
+// floating results are read. The first run that has one is its origin, unless the step's
+// own arguments had one; among its results, the one whose op comes first is reported.
 #include "runtime/nans.h"
 
 #include <stdio.h>
@@ -77,7 +76,8 @@ static size_t count_elements(const result_ref_t* ref) {
   return count;
 }
 
-static jpp_status_t* refuse(const result_ref_t* ref, size_t element, bool is_nan) {
+static jpp_status_t* nonfinite_error(const result_ref_t* ref, size_t element,
+                                     bool is_nan) {
   char maker[256];
   describe_maker(ref->actor->runtime->plan->staged, task_of(ref), ref->maker, maker,
                  sizeof(maker));
@@ -97,7 +97,7 @@ static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   size_t found = jpp_find_nonfinite(dtype, data, count, runtime->checks);
   if (found == count) return NULL;
   bool is_nan = jpp_find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
-  return refuse(ref, found, is_nan);
+  return nonfinite_error(ref, found, is_nan);
 }
 
 static jpp_status_t* check_result(result_ref_t* ref) {

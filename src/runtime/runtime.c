@@ -1,8 +1,10 @@
+// Creates and destroys a runtime. Everything that a step needs is looked up and allocated
+// here, so that the step itself does neither.
 #include "runtime/state.h"
 
 // --- Create ---------------------------------------------------------------------------
 
-static jpp_status_t* check_options(const jpp_runtime_options_t* options) {
+static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options) {
   if (options->devices_per_rank < 1) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected at least 1 device per rank, found 0");
@@ -116,8 +118,8 @@ static jpp_status_t* upload_constants(jpp_actor_t* actor) {
   return NULL;
 }
 
-static jpp_status_t* create(jpp_runtime_t* runtime,
-                            const jpp_runtime_options_t* options) {
+static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
+                                    const jpp_runtime_options_t* options) {
   uint32_t ranks = options->plan->ranks;
   uint32_t threads = options->issue_threads < ranks ? options->issue_threads : ranks;
   JPP_RETURN_IF_ERROR(copy_devices(runtime, options));
@@ -138,7 +140,7 @@ static jpp_status_t* create(jpp_runtime_t* runtime,
 jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                  jpp_runtime_t** out_runtime) {
   *out_runtime = NULL;
-  JPP_RETURN_IF_ERROR(check_options(options));
+  JPP_RETURN_IF_ERROR(check_runtime_options(options));
   jpp_runtime_t* runtime = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &runtime));
   runtime->client = options->client;
@@ -148,7 +150,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   pthread_mutex_init(&runtime->step_mutex, NULL);
   pthread_mutex_init(&runtime->crew.mutex, NULL);
   jpp_cancel_init_condition(&runtime->crew.changed);
-  jpp_status_t* status = create(runtime, options);
+  jpp_status_t* status = create_runtime(runtime, options);
   if (status) {
     jpp_runtime_destroy(runtime);
     return status;

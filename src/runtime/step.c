@@ -1,4 +1,5 @@
-// A step: inputs into registers, issue, wait, outputs out of registers.
+// One step: arguments into registers, issue the instructions, wait, results out of
+// registers.
 #include "runtime/failure.h"
 #include "runtime/state.h"
 
@@ -11,6 +12,9 @@ typedef struct first_failure {
 static bool is_first(const first_failure_t* first, uint64_t order) {
   return !first->status || order < first->order;
 }
+
+// Outputs without a run of their own come after all runs.
+static const uint64_t kAfterAllRuns = UINT64_MAX;
 
 // Owns `status`.
 static void replace_failure(first_failure_t* first, uint64_t order,
@@ -46,10 +50,11 @@ static void begin_actor(jpp_actor_t* actor, const jpp_step_io_t* io) {
   }
   actor->outputs = io->outputs[program->rank];
   actor->at = 0;
+  actor->done = false;
   actor->runs = 0;
 }
 
-static void begin(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
+static void begin_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   atomic_store(&runtime->halt, JPP_HALT_NO);
   atomic_store(&runtime->order, 0);
   clear_outputs(runtime, io);
@@ -123,9 +128,9 @@ static void await_runs(jpp_actor_t* actor, first_failure_t* first) {
 
 static void output_failed(const jpp_actor_t* actor, uint32_t output, jpp_status_t* status,
                           first_failure_t* first) {
-  if (is_first(first, UINT64_MAX)) {
+  if (is_first(first, kAfterAllRuns)) {
     status = jpp_failure_locate_output(actor, output, status);
-    replace_failure(first, UINT64_MAX, status);
+    replace_failure(first, kAfterAllRuns, status);
   } else {
     jpp_status_free(status);
   }
@@ -160,7 +165,7 @@ static void drop_events(jpp_runtime_t* runtime, jpp_event_t** events, size_t cou
 }
 
 // Nobody will know how it went.
-static void abandon(jpp_runtime_t* runtime) {
+static void abandon_step(jpp_runtime_t* runtime) {
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
@@ -171,7 +176,7 @@ static void abandon(jpp_runtime_t* runtime) {
   }
 }
 
-static jpp_status_t* cancelled(void) {
+static jpp_status_t* cancelled_error(void) {
   return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
 }
 
@@ -189,12 +194,12 @@ static jpp_status_t* await_all(jpp_runtime_t* runtime) {
   if (first.status) return first.status;
   int halt = atomic_load(&runtime->halt);
   if (halt == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
-  return halt == JPP_HALT_CANCELLED ? cancelled() : NULL;
+  return halt == JPP_HALT_CANCELLED ? cancelled_error() : NULL;
 }
 
 // --- End ------------------------------------------------------------------------------
 
-static void hand_out(jpp_actor_t* actor) {
+static void hand_out_outputs(jpp_actor_t* actor) {
   size_t devices = actor->runtime->devices_per_rank;
   for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
     const jpp_program_output_t* output = &actor->program->outputs[i];
@@ -235,11 +240,11 @@ static void clear_registers(jpp_actor_t* actor) {
   }
 }
 
-static void end(jpp_runtime_t* runtime, bool success) {
+static void end_step(jpp_runtime_t* runtime, bool success) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
     if (success) {
-      hand_out(actor);
+      hand_out_outputs(actor);
     } else {
       drop_outputs(actor);
     }
@@ -255,20 +260,20 @@ static void end(jpp_runtime_t* runtime, bool success) {
 static jpp_status_t* issue_and_await(jpp_runtime_t* runtime) {
   jpp_crew_issue(runtime);
   if (jpp_cancel_await(runtime) || runtime->tracing) return await_all(runtime);
-  abandon(runtime);
-  return cancelled();
+  abandon_step(runtime);
+  return cancelled_error();
 }
 
 static jpp_status_t* step_locked(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  begin(runtime, io);
+  begin_step(runtime, io);
   jpp_status_t* status = check_inputs(runtime);
   if (!status) status = issue_and_await(runtime);
-  end(runtime, !status);
+  end_step(runtime, !status);
   return status;
 }
 
 // A step that never began: what it owns goes.
-static jpp_status_t* refuse(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
+static jpp_status_t* refuse_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   uint32_t devices = runtime->devices_per_rank;
   clear_outputs(runtime, io);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -288,7 +293,7 @@ jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) 
     clear_outputs(runtime, io);
     return forked;
   }
-  if (!jpp_cancel_lock(runtime, io)) return refuse(runtime, io);
+  if (!jpp_cancel_lock(runtime, io)) return refuse_step(runtime, io);
   jpp_status_t* status = step_locked(runtime, io);
   pthread_mutex_unlock(&runtime->step_mutex);
   return status;

@@ -1,5 +1,6 @@
-// What happened when. While a step is issued only two times a run are noted, when it was
-// issued and when its results were there; what they mean is worked out afterwards.
+// Records when every task ran. While a step is issued, only two times of each run are
+// stored: when it was issued and when its results were ready. Their meaning is worked out
+// afterwards.
 #include <sched.h>
 #include <time.h>
 
@@ -24,7 +25,7 @@ static void name_runs(jpp_actor_t* actor) {
   }
 }
 
-static jpp_status_t* allocate_actor(jpp_actor_t* actor, jpp_trace_run_t* runs) {
+static jpp_status_t* allocate_actor_trace(jpp_actor_t* actor, jpp_trace_run_t* runs) {
   jpp_runtime_t* runtime = actor->runtime;
   size_t waiters = (size_t)actor->num_runs * runtime->devices_per_rank;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, waiters, &actor->waiters));
@@ -80,7 +81,7 @@ jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
                                  .runs = all,
                                  .peak_live_bytes = runtime->trace_peaks};
   for (uint32_t r = 0; r < ranks; ++r) {
-    JPP_RETURN_IF_ERROR(allocate_actor(&runtime->actors[r], all));
+    JPP_RETURN_IF_ERROR(allocate_actor_trace(&runtime->actors[r], all));
     all += runtime->actors[r].num_runs;
   }
   return allocate_scratch(runtime);
@@ -139,7 +140,7 @@ void jpp_trace_drain(jpp_runtime_t* runtime) {
 
 // --- Afterwards -----------------------------------------------------------------------
 
-static void find_ends(jpp_actor_t* actor) {
+static void find_run_ends(jpp_actor_t* actor) {
   const jpp_runtime_t* runtime = actor->runtime;
   const jpp_run_waiter_t* waiter = actor->waiters;
   for (uint32_t run = 0; run < actor->num_runs; ++run) {
@@ -154,7 +155,7 @@ static void find_ends(jpp_actor_t* actor) {
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // When the device could begin, from when each register was filled.
-static int64_t find_start(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+static int64_t find_run_start(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   const jpp_trace_run_t* run = &actor->trace[instr->run];
   int64_t start = run->issued;
   if (instr->run) start = later(start, run[-1].end);
@@ -169,7 +170,8 @@ static int64_t* message_end(const jpp_actor_instr_t* instr, jpp_runtime_t* runti
 }
 
 // When the registers that the instruction fills are full.
-static int64_t find_end(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool starts) {
+static int64_t end_of_results(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool starts) {
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
       return actor->trace[instr->run].end;
@@ -186,7 +188,7 @@ static int64_t find_end(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool
 // Follows an actor's registers through its program. A message is there when the run that
 // made it has ended; the copy's own time is not measured. Messages are filled in on the
 // first walk over all actors (`starts` false), and taken on the second.
-static void follow(jpp_actor_t* actor, bool starts) {
+static void follow_registers(jpp_actor_t* actor, bool starts) {
   int64_t* ends = actor->runtime->register_ends;
   for (uint32_t i = 0; i < actor->program->num_registers; ++i) ends[i] = 0;
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
@@ -194,9 +196,9 @@ static void follow(jpp_actor_t* actor, bool starts) {
     if (instr->kind == JPP_INSTR_SEND) {
       *message_end(instr, actor->runtime) = ends[instr->operands[0]];
     } else if (instr->kind == JPP_INSTR_RUN && starts) {
-      actor->trace[instr->run].start = find_start(actor, instr);
+      actor->trace[instr->run].start = find_run_start(actor, instr);
     }
-    int64_t end = find_end(actor, instr, starts);
+    int64_t end = end_of_results(actor, instr, starts);
     for (uint32_t k = 0; k < instr->num_results; ++k) {
       ends[instr->operands[instr->num_args + k]] = end;
     }
@@ -207,10 +209,11 @@ void jpp_trace_finish(jpp_runtime_t* runtime) {
   runtime->trace.length = jpp_trace_now() - runtime->trace_start;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     runtime->trace_peaks[r] = runtime->actors[r].peak_live_bytes;
-    find_ends(&runtime->actors[r]);
-    follow(&runtime->actors[r], false);
+    find_run_ends(&runtime->actors[r]);
+    follow_registers(&runtime->actors[r], false);
   }
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) follow(&runtime->actors[r], true);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r)
+    follow_registers(&runtime->actors[r], true);
   runtime->traced = true;
 }
 

@@ -1,4 +1,5 @@
-// What a traced step says of its stages' costs.
+// Estimates the stages' costs from a traced step, as the simulator and the search take
+// them.
 #include "jaxpp/runtime.h"
 
 static void add_run(const jpp_task_t* task, double took, jpp_cost_t* cost) {

@@ -1,3 +1,6 @@
+// Numbers the channels of a schedule, one for each pair of ranks between which it sends.
+// Going through the stages by sending rank, it is enough to remember, for each receiver,
+// its latest channel and whose that is.
 #include "schedule/channels.h"
 
 // The stages of rank 0, then those of rank 1, and so on.
@@ -14,11 +17,19 @@ static jpp_status_t* stages_by_rank(const jpp_schedule_t* schedule, jpp_arena_t*
   return NULL;
 }
 
-// The newest channel to a receiver, of whichever sender.
-typedef struct newest {
-  uint32_t channel;
-  uint32_t sender;  // JPP_NONE: there is none yet
-} newest_t;
+// The channel that was numbered last among those to one receiver.
+typedef struct latest_channel {
+  uint32_t sender;  // JPP_NONE: no channel yet
+  uint32_t number;
+} latest_channel_t;
+
+// The channel from `sender` to the receiver that `latest` is of. Senders come one after
+// another, so if there is one already it is the latest.
+static uint32_t number_channel(latest_channel_t* latest, uint32_t sender,
+                               uint32_t* count) {
+  if (latest->sender != sender) *latest = (latest_channel_t){sender, (*count)++};
+  return latest->number;
+}
 
 jpp_status_t* jpp_schedule_channels_create(const jpp_schedule_t* schedule,
                                            jpp_arena_t* scratch,
@@ -26,22 +37,20 @@ jpp_status_t* jpp_schedule_channels_create(const jpp_schedule_t* schedule,
   *out_channels = (jpp_schedule_channels_t){0};
   jpp_schedule_channels_t channels = {0};
   uint32_t* stages = NULL;
-  newest_t* newest = NULL;
-  uint32_t count = schedule->stages;
+  latest_channel_t* latest = NULL;  // [ranks] by receiver
   JPP_RETURN_IF_ERROR(stages_by_rank(schedule, scratch, &stages));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &newest));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, count, &channels.forward));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, count, &channels.backward));
-  for (uint32_t r = 0; r < schedule->ranks; ++r) newest[r].sender = JPP_NONE;
-  for (uint32_t i = 0; i < count; ++i) {
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &latest));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &channels.forward));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &channels.backward));
+  for (uint32_t r = 0; r < schedule->ranks; ++r) latest[r].sender = JPP_NONE;
+  for (uint32_t i = 0; i < schedule->stages; ++i) {
     uint32_t stage = stages[i], sender = schedule->stage_rank[stage];
-    for (uint32_t way = 0; way < 2; ++way) {
-      bool forward = way == 0;
-      uint32_t to = jpp_schedule_next_stage(schedule, stage, forward);
-      newest_t* known = &newest[schedule->stage_rank[to]];
-      if (known->sender != sender) *known = (newest_t){channels.count++, sender};
-      (forward ? channels.forward : channels.backward)[stage] = known->channel;
-    }
+    uint32_t after = jpp_schedule_next_stage(schedule, stage, true);
+    uint32_t before = jpp_schedule_next_stage(schedule, stage, false);
+    channels.forward[stage] =
+        number_channel(&latest[schedule->stage_rank[after]], sender, &channels.count);
+    channels.backward[stage] =
+        number_channel(&latest[schedule->stage_rank[before]], sender, &channels.count);
   }
   *out_channels = channels;
   return NULL;

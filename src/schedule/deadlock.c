@@ -1,4 +1,5 @@
-// The counterexample of a schedule that deadlocks.
+// Explains a deadlock by its shortest cycle: a breadth-first search over what each task
+// that never starts waits for.
 #include "base/str.h"
 #include "schedule/order.h"
 
@@ -81,9 +82,7 @@ static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
     if (jpp_schedule_order_ran(order, need)) continue;
     wait_t wait = {.rank = rank, .entry = entry, .parent = parent, .length = length};
     wait.need_rank = order->index->schedule->stage_rank[need->stage];
-    wait.need_entry = *jpp_schedule_index_entry(order->index, jpp_task_slot(need),
-                                                need->stage, need->microbatch) -
-                      1;
+    wait.need_entry = jpp_schedule_index_entry_of(order->index, need);
     bool in_unit = wait.need_rank == rank && wait.need_entry < entry &&
                    wait.need_entry >= unit_begin(search, rank, entry);
     if (!in_unit) add_wait(search, start, &wait);
@@ -91,7 +90,7 @@ static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
 }
 
 // The tasks that a wait brings within reach.
-static void follow(search_t* search, const wait_t* start, uint32_t at) {
+static void follow_wait(search_t* search, const wait_t* start, uint32_t at) {
   wait_t wait = search->queue[at];
   uint32_t begin = search->reach[wait.need_rank];
   uint32_t end = unit_end(search, wait.need_rank, wait.need_entry);
@@ -113,31 +112,31 @@ static void search_from(search_t* search, uint32_t rank, uint32_t begin, uint32_
   }
   for (uint32_t head = 0; head < search->tail; ++head) {
     if (search->queue[head].length + 1 >= search->length) return;
-    follow(search, &start, head);
+    follow_wait(search, &start, head);
   }
 }
 
-static bool found(const search_t* search) {
+static bool has_cycle(const search_t* search) {
   return search->length <= search->order->index->schedule->ranks;
 }
 
-static bool is_over(const search_t* search) {
-  if (!found(search)) return false;
+static bool is_search_over(const search_t* search) {
+  if (!has_cycle(search)) return false;
   return search->length == 1 || search->looks > kMostLooks;
 }
 
 // From where the ranks stand still, which finds some cycle, then from all that never
 // starts.
-static void search_all(search_t* search) {
+static void search_shortest(search_t* search) {
   const jpp_schedule_t* schedule = search->order->index->schedule;
   const uint32_t* done = search->order->done;
-  for (uint32_t r = 0; r < schedule->ranks && !is_over(search); ++r) {
+  for (uint32_t r = 0; r < schedule->ranks && !is_search_over(search); ++r) {
     if (done[r] == schedule->rows[r].count) continue;
     search_from(search, r, done[r], unit_end(search, r, done[r]));
   }
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     uint32_t next = 0;
-    for (uint32_t i = done[r]; i < schedule->rows[r].count && !is_over(search);
+    for (uint32_t i = done[r]; i < schedule->rows[r].count && !is_search_over(search);
          i = next) {
       next = unit_end(search, r, i);
       search_from(search, r, i, next);
@@ -145,7 +144,7 @@ static void search_all(search_t* search) {
   }
 }
 
-static jpp_status_t* prepare(search_t* search, jpp_arena_t* scratch) {
+static jpp_status_t* prepare_search(search_t* search, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = search->order->index->schedule;
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     search->capacity += 2 * (uint64_t)(schedule->rows[r].count - search->order->done[r]);
@@ -206,8 +205,8 @@ static uint64_t chain_depth(const search_t* search, const jpp_schedule_task_t* t
 }
 
 // Whether `late` needs `early`, directly or through others. Nothing needs a BWD_W.
-static bool depends(const search_t* search, const jpp_schedule_task_t* late,
-                    const jpp_schedule_task_t* early) {
+static bool depends_on(const search_t* search, const jpp_schedule_task_t* late,
+                       const jpp_schedule_task_t* early) {
   return late->microbatch == early->microbatch && early->kind != JPP_TASK_BWD_W &&
          chain_depth(search, early) <= chain_depth(search, late);
 }
@@ -222,7 +221,7 @@ static void print_hint(const search_t* search, jpp_str_t* str) {
   for (uint32_t i = 0; i < search->length; ++i) {
     const wait_t* asked = &search->cycle[i];
     const wait_t* stopped = &search->cycle[(i + 1) % search->length];
-    if (depends(search, need_of(search, asked), task_of(search, stopped))) continue;
+    if (depends_on(search, need_of(search, asked), task_of(search, stopped))) continue;
     char need[JPP_TASK_NAME_SIZE], task[JPP_TASK_NAME_SIZE];
     jpp_str_appendf(str,
                     "\nto break this cycle, let for example rank %u run %s before %s",
@@ -251,9 +250,9 @@ static void print_cycle(const search_t* search, jpp_str_t* str) {
 jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
                                     jpp_arena_t* scratch) {
   search_t search = {.order = order};
-  JPP_RETURN_IF_ERROR(prepare(&search, scratch));
-  search_all(&search);
-  if (!found(&search)) {
+  JPP_RETURN_IF_ERROR(prepare_search(&search, scratch));
+  search_shortest(&search);
+  if (!has_cycle(&search)) {
     return jpp_status_make(JPP_INTERNAL_ERROR, "schedule %s stops without a cycle",
                            order->index->schedule->name);
   }

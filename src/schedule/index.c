@@ -1,3 +1,6 @@
+// Builds the index of a schedule, which finds each task's entry in constant time.
+// Building it checks everything about the rows but their order: ranges, placement,
+// duplicates, missing tasks.
 #include "schedule/index.h"
 
 // Where a check is: one entry of one rank's row.
@@ -105,17 +108,16 @@ static jpp_status_t* note_form(const place_t* place, jpp_schedule_index_t* index
 
 static jpp_status_t* note_entry(const place_t* place, jpp_schedule_index_t* index) {
   const jpp_schedule_task_t* task = place->task;
-  uint32_t* entry =
-      jpp_schedule_index_entry(index, jpp_task_slot(task), task->stage, task->microbatch);
-  if (!*entry) {
-    *entry = place->entry + 1;
+  uint32_t first = jpp_schedule_index_entry_of(index, task);
+  if (first == JPP_NONE) {
+    jpp_schedule_index_set_entry(index, task, place->entry);
     return NULL;
   }
   char name[JPP_TASK_NAME_SIZE];
   return jpp_status_make(
       JPP_SCHEDULE_ERROR,
       "rank %u: %s is listed twice, as entries %llu and %llu; each task runs once",
-      place->rank, jpp_task_name(task, name), position_of(place, *entry - 1),
+      place->rank, jpp_task_name(task, name), position_of(place, first),
       position_of(place, place->entry));
 }
 
@@ -133,8 +135,8 @@ static jpp_status_t* index_row(uint32_t rank, jpp_schedule_index_t* index) {
   return NULL;
 }
 
-static jpp_status_t* missing(const jpp_schedule_index_t* index,
-                             const jpp_schedule_task_t* task) {
+static jpp_status_t* missing_task(const jpp_schedule_index_t* index,
+                                  const jpp_schedule_task_t* task) {
   const jpp_schedule_t* schedule = index->schedule;
   bool split = index->form[task->stage] == JPP_BACKWARD_SPLIT;
   const char* needs = !index->has_backward ? "forward"
@@ -152,10 +154,10 @@ static jpp_status_t* missing(const jpp_schedule_index_t* index,
 static jpp_status_t* check_slot(const jpp_schedule_index_t* index, jpp_task_kind_t kind,
                                 uint32_t stage) {
   jpp_schedule_task_t task = {.kind = (uint8_t)kind, .stage = stage};
-  const uint32_t* entries =
-      jpp_schedule_index_entry(index, jpp_task_slot(&task), stage, 0);
   for (; task.microbatch < index->schedule->microbatches; ++task.microbatch) {
-    if (!entries[task.microbatch]) return missing(index, &task);
+    if (jpp_schedule_index_entry_of(index, &task) == JPP_NONE) {
+      return missing_task(index, &task);
+    }
   }
   return NULL;
 }
@@ -177,7 +179,8 @@ jpp_status_t* jpp_schedule_index_create(const jpp_schedule_t* schedule,
   *out_index = (jpp_schedule_index_t){0};
   jpp_schedule_index_t index = {.schedule = schedule};
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, kTaskSlots * pairs, &index.entry));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(scratch, kTaskSlots * pairs, &index.entry_plus_one));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &index.form));
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     JPP_RETURN_IF_ERROR(index_row(rank, &index));

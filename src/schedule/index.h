@@ -18,8 +18,8 @@ typedef enum jpp_backward_form {
 
 typedef struct jpp_schedule_index {
   const jpp_schedule_t* schedule;
-  uint32_t* entry;  // [kTaskSlots][stages][microbatches]: entry in its row + 1, 0: absent
-  uint8_t* form;    // [stages]: jpp_backward_form_t
+  uint32_t* entry_plus_one;  // [kTaskSlots][stages][microbatches]: see below
+  uint8_t* form;             // [stages]: jpp_backward_form_t
   bool has_backward;
 } jpp_schedule_index_t;
 
@@ -41,12 +41,35 @@ static inline jpp_task_slot_t jpp_task_slot(const jpp_schedule_task_t* task) {
   }
 }
 
-static inline uint32_t* jpp_schedule_index_entry(const jpp_schedule_index_t* index,
-                                                 jpp_task_slot_t slot, uint32_t stage,
-                                                 uint32_t microbatch) {
+// Entries are stored with 1 added, so that the zeroed memory of the index, which is four
+// bytes for each task, says that no task is there; 0 - 1 is JPP_NONE. Only these two
+// functions know.
+static inline uint32_t* jpp_schedule_index_at(const jpp_schedule_index_t* index,
+                                              jpp_task_slot_t slot, uint32_t stage,
+                                              uint32_t microbatch) {
   const jpp_schedule_t* schedule = index->schedule;
   size_t row = (size_t)slot * schedule->stages + stage;
-  return &index->entry[row * schedule->microbatches + microbatch];
+  return &index->entry_plus_one[row * schedule->microbatches + microbatch];
+}
+
+// A task's entry in the row of its rank; JPP_NONE if it is absent.
+static inline uint32_t jpp_schedule_index_entry(const jpp_schedule_index_t* index,
+                                                jpp_task_slot_t slot, uint32_t stage,
+                                                uint32_t microbatch) {
+  return *jpp_schedule_index_at(index, slot, stage, microbatch) - 1;
+}
+
+static inline void jpp_schedule_index_set_entry(const jpp_schedule_index_t* index,
+                                                const jpp_schedule_task_t* task,
+                                                uint32_t entry) {
+  *jpp_schedule_index_at(index, jpp_task_slot(task), task->stage, task->microbatch) =
+      entry + 1;
+}
+
+static inline uint32_t jpp_schedule_index_entry_of(const jpp_schedule_index_t* index,
+                                                   const jpp_schedule_task_t* task) {
+  return jpp_schedule_index_entry(index, jpp_task_slot(task), task->stage,
+                                  task->microbatch);
 }
 
 // Where an entry stands when idle steps are counted one by one, as people count them.

@@ -1,4 +1,5 @@
-// Memory: how many activations a rank keeps at once, counted along its row.
+// Counts along each row how many activations a rank keeps at once, and checks the peak
+// against a memory limit.
 #include "base/alloc.h"
 #include "schedule/index.h"
 

@@ -1,11 +1,12 @@
-// Microbatch after microbatch, each forward through all stages and back: no two tasks run
-// at once. For one pass through a model, and for measuring stages by themselves.
+// The sequential schedule: microbatch after microbatch, each forward through all stages
+// and then back. It serves a single pass through a model, and measuring each stage by
+// itself.
 #include "jaxpp/schedule.h"
 
 typedef struct one_pass {
   uint32_t stages, ranks, microbatches;
   bool split_backward;
-  uint32_t rank;      // whose row is written
+  uint32_t rank;      // whose row is written; JPP_NONE before the first
   uint32_t position;  // in that row
 } one_pass_t;
 
@@ -43,7 +44,7 @@ jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
                      .ranks = params->ranks,
                      .microbatches = params->microbatches,
                      .split_backward = split_backward,
-                     .rank = UINT32_MAX};
+                     .rank = JPP_NONE};
   jpp_schedule_rows_t rows = {.name = "OnePass",
                               .stages = params->stages,
                               .ranks = params->ranks,

@@ -1,4 +1,10 @@
+// Dry-runs a schedule: finds an executable order, or the deadlock. Running a task never
+// disables another one, so ranks may be advanced in any order, and a worklist of ranks
+// finds the result in time linear in the tasks.
 #include "schedule/order.h"
+
+#include "schedule/channels.h"
+#include "schedule/dryrun.h"
 
 static jpp_task_kind_t backward_kind(const jpp_schedule_index_t* index, uint32_t stage) {
   bool split = index->form[stage] == JPP_BACKWARD_SPLIT;
@@ -35,19 +41,6 @@ jpp_task_needs_t jpp_task_needs(const jpp_schedule_index_t* index,
   return needs;
 }
 
-// The ranks that may be able to go on; each is in the stack at most once.
-typedef struct rank_stack {
-  uint32_t* ranks;
-  bool* waiting;
-  uint32_t count;
-} rank_stack_t;
-
-static void rank_stack_push(rank_stack_t* stack, uint32_t rank) {
-  if (stack->waiting[rank]) return;
-  stack->waiting[rank] = true;
-  stack->ranks[stack->count++] = rank;
-}
-
 // Entries [begin, end) of a rank's row, which start together.
 typedef struct unit {
   uint32_t rank;
@@ -55,22 +48,18 @@ typedef struct unit {
   uint32_t end;
 } unit_t;
 
-static bool inside(const unit_t* unit, const jpp_schedule_index_t* index,
-                   const jpp_schedule_task_t* need, uint32_t before) {
+// Whether the unit itself runs what one of its tasks needs, before entry `before`.
+static bool is_inside(const unit_t* unit, const jpp_schedule_index_t* index,
+                      const jpp_schedule_task_t* need, uint32_t before) {
   if (index->schedule->stage_rank[need->stage] != unit->rank) return false;
-  uint32_t entry = *jpp_schedule_index_entry(index, jpp_task_slot(need), need->stage,
-                                             need->microbatch) -
-                   1;
+  uint32_t entry = jpp_schedule_index_entry_of(index, need);
   return entry >= unit->begin && entry < before;
 }
 
 static uint64_t end_of(const jpp_schedule_order_t* order,
                        const jpp_schedule_task_t* task) {
   uint32_t rank = order->index->schedule->stage_rank[task->stage];
-  uint32_t entry = *jpp_schedule_index_entry(order->index, jpp_task_slot(task),
-                                             task->stage, task->microbatch) -
-                   1;
-  return order->end[rank][entry];
+  return order->end[rank][jpp_schedule_index_entry_of(order->index, task)];
 }
 
 // Whether all that the unit needs from outside has run; if so, raises `start` to when it
@@ -82,7 +71,7 @@ static bool unit_ready(const jpp_schedule_order_t* order, const unit_t* unit,
     jpp_task_needs_t needs = jpp_task_needs(order->index, &tasks[i]);
     for (uint32_t n = 0; n < needs.count; ++n) {
       const jpp_schedule_task_t* need = &needs.tasks[n];
-      if (inside(unit, order->index, need, i)) continue;
+      if (is_inside(unit, order->index, need, i)) continue;
       if (!jpp_schedule_order_ran(order, need)) return false;
       if (order->end && end_of(order, need) > *start) *start = end_of(order, need);
     }
@@ -101,26 +90,24 @@ static void set_times(jpp_schedule_order_t* order, const unit_t* unit, uint64_t 
   }
 }
 
-// The stages beside it may have waited for these tasks.
-static void wake_neighbours(const jpp_schedule_order_t* order, const unit_t* unit,
-                            rank_stack_t* stack) {
+// Wakes the ranks that may wait for the unit's results.
+static void wake_receivers(const jpp_schedule_order_t* order, const unit_t* unit,
+                           jpp_dry_run_t* run) {
   const jpp_schedule_t* schedule = order->index->schedule;
   for (uint32_t i = unit->begin; i < unit->end; ++i) {
     const jpp_schedule_task_t* task = &schedule->rows[unit->rank].tasks[i];
-    jpp_task_slot_t slot = jpp_task_slot(task);
-    if (slot == JPP_SLOT_FWD && task->stage + 1 < schedule->stages) {
-      rank_stack_push(stack, schedule->stage_rank[task->stage + 1]);
-    }
-    if (slot == JPP_SLOT_BWD && task->stage > 0) {
-      rank_stack_push(stack, schedule->stage_rank[task->stage - 1]);
-    }
+    if (task->kind == JPP_TASK_BWD_W) continue;
+    bool forward = task->kind == JPP_TASK_FWD;
+    uint32_t next = jpp_schedule_next_stage(schedule, task->stage, forward);
+    uint32_t receiver = schedule->stage_rank[next];
+    if (receiver != unit->rank) jpp_dry_run_wake(run, receiver);
   }
 }
 
 // Runs a rank as far as it gets.
-static void advance(jpp_schedule_order_t* order, uint32_t rank, rank_stack_t* stack) {
+static void advance_rank(jpp_schedule_order_t* order, uint32_t rank, jpp_dry_run_t* run) {
   const jpp_schedule_row_t* row = &order->index->schedule->rows[rank];
-  uint32_t* done = &order->done[rank];
+  uint32_t* done = &run->done[rank];
   while (*done < row->count) {
     uint64_t start = order->end && *done ? order->end[rank][*done - 1] : 0;
     unit_t unit = {rank, *done, *done + 1};
@@ -129,21 +116,17 @@ static void advance(jpp_schedule_order_t* order, uint32_t rank, rank_stack_t* st
     if (!idle && !unit_ready(order, &unit, &start)) return;
     set_times(order, &unit, start);
     *done = unit.end;
-    if (!idle) wake_neighbours(order, &unit, stack);
+    if (!idle) wake_receivers(order, &unit, run);
   }
 }
 
 jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = order->index->schedule;
-  rank_stack_t stack = {0};
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &order->done));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stack.ranks));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stack.waiting));
-  for (uint32_t rank = schedule->ranks; rank-- > 0;) rank_stack_push(&stack, rank);
-  while (stack.count) {
-    uint32_t rank = stack.ranks[--stack.count];
-    stack.waiting[rank] = false;
-    advance(order, rank, &stack);
+  jpp_dry_run_t run;
+  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &run));
+  order->done = run.done;
+  for (uint32_t rank; (rank = jpp_dry_run_take(&run)) != JPP_NONE;) {
+    advance_rank(order, rank, &run);
   }
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     if (order->done[rank] < schedule->rows[rank].count) {

@@ -1,5 +1,5 @@
-// Order: dry-runs a schedule. Ranks go through their rows, each as far as the tasks it
-// needs allow; if some rank never gets to the end, the schedule deadlocks.
+// Order: dry-runs a schedule. If some rank never gets to the end of its row, the schedule
+// deadlocks.
 #ifndef JPP_SCHEDULE_ORDER_H_
 #define JPP_SCHEDULE_ORDER_H_
 
@@ -17,7 +17,7 @@ jpp_task_needs_t jpp_task_needs(const jpp_schedule_index_t* index,
 typedef struct jpp_schedule_order {
   const jpp_schedule_index_t* index;
   bool fused_as_one;
-  uint32_t* done;  // [ranks]: entries of the row that have run
+  const uint32_t* done;  // [ranks]: entries of the row that have run
   // When each entry starts and ends, [ranks][row count]; both NULL when nobody asks.
   uint64_t** start;
   uint64_t** end;
@@ -26,9 +26,8 @@ typedef struct jpp_schedule_order {
 // Whether a task has run.
 static inline bool jpp_schedule_order_ran(const jpp_schedule_order_t* order,
                                           const jpp_schedule_task_t* task) {
-  const uint32_t* entry = jpp_schedule_index_entry(order->index, jpp_task_slot(task),
-                                                   task->stage, task->microbatch);
-  return *entry <= order->done[order->index->schedule->stage_rank[task->stage]];
+  uint32_t rank = order->index->schedule->stage_rank[task->stage];
+  return jpp_schedule_index_entry_of(order->index, task) < order->done[rank];
 }
 
 // Runs all rows, O(tasks). `order` holds the index, fused_as_one and, if times are

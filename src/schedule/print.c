@@ -1,8 +1,15 @@
-// The text form of a schedule.
+// Prints a schedule as text, a line for each rank, for golden tests and `jaxpp schedule
+// show`.
 #include "base/str.h"
 #include "schedule/index.h"
 
-static void append_idle(const jpp_schedule_task_t* task, jpp_str_t* str) {
+// A task's name, or a dot for each idle step.
+static void append_entry(const jpp_schedule_task_t* task, jpp_str_t* str) {
+  char name[JPP_TASK_NAME_SIZE];
+  if (task->kind != JPP_TASK_IDLE) {
+    jpp_str_append(str, jpp_task_name(task, name));
+    return;
+  }
   for (uint64_t step = 0; step < jpp_task_steps(task); ++step) {
     jpp_str_append(str, step ? " ." : ".");
   }
@@ -15,13 +22,8 @@ static void append_row(const jpp_schedule_row_t* row, jpp_str_t* str) {
     if (i) jpp_str_append(str, " ");
     if (fused) jpp_str_append(str, "FusedTask(");
     for (uint32_t k = i; k < end; ++k) {
-      char name[JPP_TASK_NAME_SIZE];
       if (k > i) jpp_str_append(str, ", ");
-      if (row->tasks[k].kind == JPP_TASK_IDLE) {
-        append_idle(&row->tasks[k], str);
-      } else {
-        jpp_str_append(str, jpp_task_name(&row->tasks[k], name));
-      }
+      append_entry(&row->tasks[k], str);
     }
     if (fused) jpp_str_append(str, ")");
     i = end;

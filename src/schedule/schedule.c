@@ -1,3 +1,5 @@
+// Makes schedules from rows or from a callback, and destroys them. A schedule owns a copy
+// of all that it was given, in one arena.
 #include "schedule/schedule.h"
 
 #include <stdio.h>
@@ -130,7 +132,7 @@ static void infer_placement(const jpp_schedule_t* schedule, uint32_t* stage_rank
 static jpp_status_t* place_stages(const jpp_schedule_rows_t* rows,
                                   jpp_schedule_draft_t* draft) {
   for (uint32_t stage = 0; stage < rows->stages; ++stage) {
-    draft->stage_rank[stage] = rows->stage_rank ? rows->stage_rank[stage] : UINT32_MAX;
+    draft->stage_rank[stage] = rows->stage_rank ? rows->stage_rank[stage] : JPP_NONE;
   }
   if (!rows->stage_rank) infer_placement(draft->schedule, draft->stage_rank);
   for (uint32_t stage = 0; stage < rows->stages; ++stage) {

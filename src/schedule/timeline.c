@@ -1,4 +1,5 @@
-// Timeline: the dry run with times, its rows merged into one list by start.
+// The dry run with times: gives each task its start, then merges the rows, each sorted
+// already, into one list by a heap of ranks.
 #include "schedule/order.h"
 #include "schedule/schedule.h"
 

@@ -1,6 +1,6 @@
-// Verify: a schedule is right if its index can be made, which checks each task alone, and
-// its dry run reaches the end of every row; for a loop with a sum, besides, if the tasks
-// that add to sums take their microbatches in order.
+// Verifies a schedule: its index can be built, which checks each task by itself, and its
+// dry run reaches the end of every row. For a loop with sums, the tasks that add to them
+// must also take their microbatches in order.
 #include "base/arena.h"
 #include "schedule/order.h"
 

@@ -1,6 +1,10 @@
+// List scheduling, driven by events: a rank is examined when a task of its own ends and
+// when a result that it may need arrives, and then starts the most urgent task that can
+// run.
 #include "search/greedy.h"
 
-// Looks at a rank again at a time: a task ended there, or one that it may wait for.
+// Wake-up event: re-examine this rank at this time, because a task of its own ends then
+// or a result that it may need arrives.
 typedef struct wake {
   uint64_t time;
   uint32_t rank;
@@ -57,8 +61,8 @@ static wake_t pop_wake(greedy_t* g) {
   return first;
 }
 
-static bool ended(const greedy_t* g, const uint64_t* ends, uint32_t from, uint32_t to,
-                  uint32_t microbatch, uint64_t now) {
+static bool has_arrived(const greedy_t* g, const uint64_t* ends, uint32_t from,
+                        uint32_t to, uint32_t microbatch, uint64_t now) {
   uint64_t end = ends[(size_t)from * g->schedule->microbatches + microbatch];
   bool local = g->schedule->stage_rank[from] == g->schedule->stage_rank[to];
   return end && end + (local ? 0 : g->options->link) <= now;
@@ -68,21 +72,21 @@ static bool can_start(const greedy_t* g, const rank_state_t* rank, uint32_t turn
                       uint32_t what, uint64_t now) {
   uint32_t stage = rank->stages[turn], m = g->next[what][stage];
   if (m == g->schedule->microbatches) return false;
-  if (what == WEIGHT) return ended(g, g->backward_end, stage, stage, m, now);
+  if (what == WEIGHT) return has_arrived(g, g->backward_end, stage, stage, m, now);
   if (what == FORWARD) {
     uint32_t limit = g->options->limits[g->schedule->stage_rank[stage]];
     if (rank->kept + rank->num_stages - turn > limit) return false;
-    return !stage || ended(g, g->forward_end, stage - 1, stage, m, now);
+    return !stage || has_arrived(g, g->forward_end, stage - 1, stage, m, now);
   }
-  if (!ended(g, g->forward_end, stage, stage, m, now)) return false;
+  if (!has_arrived(g, g->forward_end, stage, stage, m, now)) return false;
   return stage + 1 == g->schedule->stages ||
-         ended(g, g->backward_end, stage + 1, stage, m, now);
+         has_arrived(g, g->backward_end, stage + 1, stage, m, now);
 }
 
 // The first that can start: backwards of later stages, forwards of later stages, weight
 // gradients; options turn this around. False if none can.
-static bool pick(const greedy_t* g, const rank_state_t* rank, uint64_t now,
-                 uint32_t* out_turn, uint32_t* out_what) {
+static bool pick_task(const greedy_t* g, const rank_state_t* rank, uint64_t now,
+                      uint32_t* out_turn, uint32_t* out_what) {
   bool forward_first = g->options->forward_first;
   const uint32_t order[] = {forward_first ? FORWARD : BACKWARD,
                             forward_first ? BACKWARD : FORWARD, WEIGHT};
@@ -97,9 +101,9 @@ static bool pick(const greedy_t* g, const rank_state_t* rank, uint64_t now,
   return false;
 }
 
-// Who may wait for a task of the stage: the next stage's rank for a forward, the one
-// before for a backward.
-static void wake_others(greedy_t* g, uint32_t stage, uint32_t what, uint64_t end) {
+// Wakes the rank that may wait for the task's result, when that arrives: the next stage's
+// for a forward, the one before for a backward.
+static void wake_receiver(greedy_t* g, uint32_t stage, uint32_t what, uint64_t end) {
   const uint32_t* stage_rank = g->schedule->stage_rank;
   if (what == FORWARD && stage + 1 < g->schedule->stages) {
     push_wake(g, end + g->options->link, stage_rank[stage + 1]);
@@ -109,7 +113,8 @@ static void wake_others(greedy_t* g, uint32_t stage, uint32_t what, uint64_t end
   }
 }
 
-static void start(greedy_t* g, uint32_t r, uint32_t stage, uint32_t what, uint64_t now) {
+static void start_task(greedy_t* g, uint32_t r, uint32_t stage, uint32_t what,
+                       uint64_t now) {
   static const jpp_task_kind_t kKinds[] = {JPP_TASK_FWD, JPP_TASK_BWD, JPP_TASK_BWD_W};
   const jpp_greedy_cost_t* cost = &g->options->costs[stage];
   const uint32_t costs[] = {cost->forward, cost->backward, cost->weight};
@@ -133,19 +138,7 @@ static void start(greedy_t* g, uint32_t r, uint32_t stage, uint32_t what, uint64
   }
   if (kind == JPP_TASK_BWD || kind == JPP_TASK_BWD_W) --rank->kept;
   push_wake(g, end, r);
-  wake_others(g, stage, what, end);
-}
-
-static void run(greedy_t* g) {
-  for (uint32_t r = 0; r < g->schedule->ranks; ++r) push_wake(g, 0, r);
-  while (g->num_wakes) {
-    wake_t wake = pop_wake(g);
-    rank_state_t* rank = &g->ranks[wake.rank];
-    uint32_t turn, what;
-    if (rank->busy_until > wake.time) continue;
-    if (!pick(g, rank, wake.time, &turn, &what)) continue;
-    start(g, wake.rank, rank->stages[turn], what, wake.time);
-  }
+  wake_receiver(g, stage, what, end);
 }
 
 // Each rank's stages, one rank's behind another's.
@@ -169,8 +162,8 @@ static jpp_status_t* list_stages(greedy_t* g, jpp_arena_t* scratch) {
   return NULL;
 }
 
-static jpp_status_t* prepare(greedy_t* g, jpp_arena_t* scratch,
-                             jpp_schedule_draft_t* draft) {
+static jpp_status_t* prepare_greedy(greedy_t* g, jpp_arena_t* scratch,
+                                    jpp_schedule_draft_t* draft) {
   const jpp_schedule_t* schedule = g->schedule;
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &g->forward_end));
@@ -192,8 +185,16 @@ static jpp_status_t* prepare(greedy_t* g, jpp_arena_t* scratch,
 jpp_status_t* jpp_schedule_greedy(const jpp_greedy_options_t* options,
                                   jpp_arena_t* scratch, jpp_schedule_draft_t* draft) {
   greedy_t g = {.options = options, .schedule = draft->schedule};
-  JPP_RETURN_IF_ERROR(prepare(&g, scratch, draft));
-  run(&g);
+  JPP_RETURN_IF_ERROR(prepare_greedy(&g, scratch, draft));
+  for (uint32_t r = 0; r < draft->schedule->ranks; ++r) push_wake(&g, 0, r);
+  while (g.num_wakes) {
+    wake_t wake = pop_wake(&g);
+    rank_state_t* rank = &g.ranks[wake.rank];
+    uint32_t turn, what;
+    if (rank->busy_until > wake.time) continue;
+    if (!pick_task(&g, rank, wake.time, &turn, &what)) continue;
+    start_task(&g, wake.rank, rank->stages[turn], what, wake.time);
+  }
   for (uint32_t r = 0; r < draft->schedule->ranks; ++r) {
     draft->rows[r] = (jpp_schedule_row_t){g.ranks[r].tasks, g.ranks[r].count};
   }

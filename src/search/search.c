@@ -1,3 +1,6 @@
+// Searches for a short schedule: built-in schedules first, then greedy ones on several
+// placements, then random changes of the best one (hill climbing) until the time is over
+// or the lower bound is reached.
 #include "jaxpp/search.h"
 
 #include <math.h>
@@ -27,7 +30,7 @@ typedef struct search {
   jpp_search_result_t* result;
 } search_t;
 
-static double now(void) {
+static double seconds_now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
@@ -55,8 +58,9 @@ static double lower_bound(const jpp_search_options_t* options) {
   return fmax(fmax(bound, way), all / options->ranks);
 }
 
-static jpp_status_t* simulate(const search_t* search, const jpp_schedule_t* schedule,
-                              double* out_makespan, bool* out_fits) {
+static jpp_status_t* measure_schedule(const search_t* search,
+                                      const jpp_schedule_t* schedule,
+                                      double* out_makespan, bool* out_fits) {
   jpp_simulate_options_t options = {.stage_costs = search->options->costs,
                                     .latency = search->options->latency};
   jpp_simulation_t* simulation = NULL;
@@ -74,20 +78,20 @@ static jpp_status_t* simulate(const search_t* search, const jpp_schedule_t* sche
   return NULL;
 }
 
-static jpp_status_t* poll(search_t* search) {
-  double seconds = now() - search->start;
+static jpp_status_t* poll_caller(search_t* search) {
+  double seconds = seconds_now() - search->start;
   if (!search->options->poll || seconds - search->last_poll < 0.02) return NULL;
   search->last_poll = seconds;
   return search->options->poll(search->options->context);
 }
 
 // Takes the schedule over, as the best one or to destroy it.
-static jpp_status_t* consider(search_t* search, jpp_schedule_t* schedule,
-                              bool* out_better) {
+static jpp_status_t* keep_if_better(search_t* search, jpp_schedule_t* schedule,
+                                    bool* out_better) {
   double makespan = 0;
   bool fits = false;
-  jpp_status_t* status = poll(search);
-  if (!status) status = simulate(search, schedule, &makespan, &fits);
+  jpp_status_t* status = poll_caller(search);
+  if (!status) status = measure_schedule(search, schedule, &makespan, &fits);
   ++search->result->tried;
   jpp_search_result_t* result = search->result;
   *out_better =
@@ -106,7 +110,7 @@ static jpp_status_t* consider(search_t* search, jpp_schedule_t* schedule,
   return NULL;
 }
 
-static jpp_status_t* try_built_in(search_t* search) {
+static jpp_status_t* try_built_ins(search_t* search) {
   const jpp_search_options_t* options = search->options;
   jpp_schedule_params_t params = {.stages = options->stages,
                                   .ranks = options->ranks,
@@ -125,7 +129,7 @@ static jpp_status_t* try_built_in(search_t* search) {
       continue;
     }
     bool better = false;
-    JPP_RETURN_IF_ERROR(consider(search, schedule, &better));
+    JPP_RETURN_IF_ERROR(keep_if_better(search, schedule, &better));
     if (better) search->result->built_in = name;
   }
   search->result->built_in_makespan = search->result->makespan;
@@ -134,8 +138,8 @@ static jpp_status_t* try_built_in(search_t* search) {
 
 // --- List schedules --------------------------------------------------------------------
 
-static jpp_status_t* build(const search_t* search, const recipe_t* recipe,
-                           jpp_schedule_t** out_schedule) {
+static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* recipe,
+                                     jpp_schedule_t** out_schedule) {
   const jpp_search_options_t* options = search->options;
   jpp_schedule_params_t params = {.stages = options->stages,
                                   .ranks = options->ranks,
@@ -191,8 +195,8 @@ static jpp_status_t* try_trial(search_t* search) {
   if (!is_possible(search, &search->trial)) return NULL;
   jpp_schedule_t* schedule = NULL;
   bool better = false;
-  JPP_RETURN_IF_ERROR(build(search, &search->trial, &schedule));
-  JPP_RETURN_IF_ERROR(consider(search, schedule, &better));
+  JPP_RETURN_IF_ERROR(build_by_recipe(search, &search->trial, &schedule));
+  JPP_RETURN_IF_ERROR(keep_if_better(search, schedule, &better));
   if (better) copy_recipe(search, &search->trial, &search->best);
   return NULL;
 }
@@ -205,7 +209,8 @@ typedef enum placement {
   kPlacements
 } placement_t;
 
-static void place(const search_t* search, placement_t how, uint32_t* stage_rank) {
+static void place_stages_by(const search_t* search, placement_t how,
+                            uint32_t* stage_rank) {
   const jpp_search_options_t* options = search->options;
   uint32_t ranks = options->ranks;
   double all = 0, before = 0;
@@ -232,8 +237,8 @@ static void set_limits(const search_t* search, uint64_t limit, uint32_t* limits)
   }
 }
 
-static bool is_over(const search_t* search) {
-  return now() - search->start > search->options->seconds ||
+static bool is_search_over(const search_t* search) {
+  return seconds_now() - search->start > search->options->seconds ||
          search->result->makespan <= search->result->bound * (1 + 1e-9);
 }
 
@@ -241,20 +246,20 @@ static jpp_status_t* try_placements(search_t* search) {
   uint32_t per_rank = (search->options->stages - 1) / search->options->ranks + 1;
   for (uint32_t n = 0; n < kPlacements * 8 * 6; ++n) {
     recipe_t* trial = &search->trial;
-    place(search, (placement_t)(n % kPlacements), trial->stage_rank);
+    place_stages_by(search, (placement_t)(n % kPlacements), trial->stage_rank);
     trial->split = n / kPlacements % 2 == 0 && !search->options->whole_backwards;
     trial->forward_first = n / kPlacements / 2 % 2;
     trial->early_first = n / kPlacements / 4 % 2;
     uint64_t most = (uint64_t)per_rank * search->options->ranks;
     set_limits(search, most * (n / kPlacements / 8 + 1) / 3 + per_rank, trial->limits);
     JPP_RETURN_IF_ERROR(try_trial(search));
-    if (search->result->schedule && is_over(search)) break;
+    if (search->result->schedule && is_search_over(search)) break;
   }
   return NULL;
 }
 
 // One stage to another rank, two stages swapped, a limit, a priority.
-static void mutate(search_t* search) {
+static void mutate_trial(search_t* search) {
   const jpp_search_options_t* options = search->options;
   recipe_t* trial = &search->trial;
   uint32_t s = random_below(search, options->stages);
@@ -283,8 +288,8 @@ static void mutate(search_t* search) {
   }
 }
 
-static void report(search_t* search) {
-  double seconds = now() - search->start;
+static void report_progress(search_t* search) {
+  double seconds = seconds_now() - search->start;
   if (!search->options->progress || seconds - search->last_report < 1) return;
   search->last_report = seconds;
   jpp_search_progress_t progress = {seconds, search->result->tried,
@@ -292,13 +297,13 @@ static void report(search_t* search) {
   search->options->progress(search->options->context, &progress);
 }
 
-static jpp_status_t* improve(search_t* search) {
-  while (!is_over(search)) {
+static jpp_status_t* climb(search_t* search) {
+  while (!is_search_over(search)) {
     copy_recipe(search, &search->best, &search->trial);
-    for (uint32_t i = random_below(search, 4) + 1; i-- > 0;) mutate(search);
-    JPP_RETURN_IF_ERROR(poll(search));
+    for (uint32_t i = random_below(search, 4) + 1; i-- > 0;) mutate_trial(search);
+    JPP_RETURN_IF_ERROR(poll_caller(search));
     JPP_RETURN_IF_ERROR(try_trial(search));
-    report(search);
+    report_progress(search);
   }
   return NULL;
 }
@@ -323,12 +328,12 @@ static double ticks_per_unit(const jpp_search_options_t* options) {
 
 enum { kMostTicks = 1000000000 };  // more only for a latency far beyond all costs
 
-static uint32_t ticks(double cost, double per_unit) {
+static uint32_t to_ticks(double cost, double per_unit) {
   double found = nearbyint(cost * per_unit);
   return found < 1 ? 1 : found < kMostTicks ? (uint32_t)found : kMostTicks;
 }
 
-static jpp_status_t* prepare(search_t* search) {
+static jpp_status_t* prepare_search(search_t* search) {
   const jpp_search_options_t* options = search->options;
   jpp_arena_t* arena = &search->arena;
   uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;
@@ -345,24 +350,24 @@ static jpp_status_t* prepare(search_t* search) {
   for (uint32_t s = 0; s < options->stages; ++s) {
     const jpp_cost_t* cost = &options->costs[s];
     search->split_costs[s] =
-        (jpp_greedy_cost_t){ticks(cost->forward, unit), ticks(cost->backward, unit),
-                            ticks(cost->weight, unit)};
+        (jpp_greedy_cost_t){to_ticks(cost->forward, unit), to_ticks(cost->backward, unit),
+                            to_ticks(cost->weight, unit)};
     search->whole_costs[s] = (jpp_greedy_cost_t){
-        ticks(cost->forward, unit), ticks(cost->backward + cost->weight, unit), 1};
+        to_ticks(cost->forward, unit), to_ticks(cost->backward + cost->weight, unit), 1};
   }
-  search->link = options->latency > 0 ? ticks(options->latency, unit) : 0;
-  place(search, PLACE_LOOPED, search->best.stage_rank);
+  search->link = options->latency > 0 ? to_ticks(options->latency, unit) : 0;
+  place_stages_by(search, PLACE_LOOPED, search->best.stage_rank);
   set_limits(search, 2 * (uint64_t)options->stages, search->best.limits);
   search->best.split = !options->whole_backwards;
   search->result->bound = lower_bound(options);
   return NULL;
 }
 
-static jpp_status_t* run(search_t* search) {
-  JPP_RETURN_IF_ERROR(prepare(search));
-  JPP_RETURN_IF_ERROR(try_built_in(search));
+static jpp_status_t* run_search(search_t* search) {
+  JPP_RETURN_IF_ERROR(prepare_search(search));
+  JPP_RETURN_IF_ERROR(try_built_ins(search));
   JPP_RETURN_IF_ERROR(try_placements(search));
-  if (search->result->schedule) return improve(search);
+  if (search->result->schedule) return climb(search);
   if (search->options->accept) {
     return jpp_status_make(JPP_OUT_OF_MEMORY, "none of %llu schedules was accepted",
                            (unsigned long long)search->result->tried);
@@ -374,7 +379,7 @@ static jpp_status_t* run(search_t* search) {
       search->options->stages, search->options->ranks, (unsigned long long)search->most);
 }
 
-static jpp_status_t* check_options(const jpp_search_options_t* options) {
+static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
   if (!options->stages || !options->ranks || !options->microbatches) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "search: expected at least 1 stage, rank and microbatch");
@@ -395,13 +400,13 @@ static jpp_status_t* check_options(const jpp_search_options_t* options) {
 jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
                                   jpp_search_result_t* out_result) {
   *out_result = (jpp_search_result_t){0};
-  JPP_RETURN_IF_ERROR(check_options(options));
+  JPP_RETURN_IF_ERROR(check_search_options(options));
   search_t search = {.options = options,
-                     .start = now(),
+                     .start = seconds_now(),
                      .random = options->seed + 0x9e3779b97f4a7c15ull,
                      .result = out_result};
   jpp_arena_init(&search.arena);
-  jpp_status_t* status = run(&search);
+  jpp_status_t* status = run_search(&search);
   jpp_arena_deinit(&search.arena);
   if (!status) return NULL;
   jpp_schedule_destroy(out_result->schedule);

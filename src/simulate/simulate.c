@@ -1,6 +1,10 @@
+// Simulates a schedule: the dry run of order.c with real costs, streams and transfers.
+// Each task starts as early as its stream and its needs allow, which are final once it
+// can run, so ranks may be advanced in any order and no event queue is needed.
 #include "jaxpp/simulate.h"
 
 #include "schedule/channels.h"
+#include "schedule/dryrun.h"
 #include "schedule/order.h"
 #include "simulate/simulation.h"
 
@@ -10,31 +14,22 @@ typedef struct simulator {
   const jpp_schedule_t* schedule;
   const jpp_cost_t* costs;
   double** starts;      // [ranks][row count]
-  uint32_t* next;       // [ranks]: entry
   double* free_at;      // [ranks][streams]
   uint8_t** stream_of;  // [ranks][row count]; NULL with one stream
   uint32_t streams;
-  uint32_t* stack;     // ranks that may be able to go on
-  uint8_t* on_stack;   // [ranks]
-  uint32_t num_stack;  // each rank at most once
+  jpp_dry_run_t run;
   // Only with a transfer time:
   jpp_schedule_channels_t channels;
   double* channel_free;  // [channels]
   double* arrival[2];    // [stages][microbatches]
 } simulator_t;
 
-static void push(simulator_t* sim, uint32_t rank) {
-  if (sim->on_stack[rank]) return;
-  sim->on_stack[rank] = 1;
-  sim->stack[sim->num_stack++] = rank;
-}
-
 // When the task of another stage that `rank` needs is there; negative: it has not run.
 static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t stage,
                         uint32_t microbatch, uint32_t rank) {
-  uint32_t entry = *jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
+  uint32_t entry = jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
   uint32_t from = sim->schedule->stage_rank[stage];
-  if (entry > sim->next[from]) return -1;
+  if (entry >= sim->run.done[from]) return -1;
   if (from != rank && sim->arrival[0]) {
     return sim->arrival[slot][(size_t)stage * sim->schedule->microbatches + microbatch];
   }
@@ -44,7 +39,7 @@ static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t s
     bool split = sim->index->form[stage] == JPP_BACKWARD_SPLIT;
     took = split ? cost->backward : cost->backward + cost->weight;
   }
-  double end = sim->starts[from][entry - 1] + took;
+  double end = sim->starts[from][entry] + took;
   return from == rank ? end : end + sim->options->latency;
 }
 
@@ -55,11 +50,11 @@ static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
   bool weight = task->kind == JPP_TASK_BWD_W;
   jpp_task_slot_t slot = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
   uint32_t own =
-      *jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
-  if (own > entry) return -1;
+      jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
+  if (own >= entry) return -1;
   if (sim->streams == 1) return 0;
-  const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own - 1];
-  return sim->starts[rank][own - 1] + jpp_task_cost(&sim->costs[done->stage], done->kind);
+  const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own];
+  return sim->starts[rank][own] + jpp_task_cost(&sim->costs[done->stage], done->kind);
 }
 
 // When the task may start as far as needs go; negative if it may not.
@@ -89,14 +84,14 @@ static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t en
 }
 
 // Hands the result of a task on; gives how long its stream is busy with that.
-static double send(simulator_t* sim, uint32_t rank, const jpp_schedule_task_t* task,
-                   double end) {
+static double send_result(simulator_t* sim, uint32_t rank,
+                          const jpp_schedule_task_t* task, double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
   bool forward = task->kind == JPP_TASK_FWD;
   uint32_t next = jpp_schedule_next_stage(sim->schedule, task->stage, forward);
   uint32_t to = sim->schedule->stage_rank[next];
   if (to == rank) return 0;
-  push(sim, to);
+  jpp_dry_run_wake(&sim->run, to);
   if (!sim->arrival[0]) return 0;
   const uint32_t* channels = forward ? sim->channels.forward : sim->channels.backward;
   double* channel_free = &sim->channel_free[channels[task->stage]];
@@ -118,29 +113,23 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
     uint32_t stream = choose_stream(sim, rank, entry);
     start = free_at[stream] > ready ? free_at[stream] : ready;
     double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);
-    free_at[stream] = end + send(sim, rank, task, end);
+    free_at[stream] = end + send_result(sim, rank, task, end);
     if (sim->stream_of) sim->stream_of[rank][entry] = (uint8_t)stream;
   }
   sim->starts[rank][entry] = start;
   return true;
 }
 
-static void advance(simulator_t* sim, uint32_t rank) {
-  uint32_t count = sim->schedule->rows[rank].count;
-  uint32_t* next = &sim->next[rank];
-  while (*next < count && start_task(sim, rank, *next)) ++*next;
-}
-
-static jpp_status_t* run(simulator_t* sim, jpp_arena_t* scratch) {
-  uint32_t ranks = sim->schedule->ranks;
-  for (uint32_t r = ranks; r-- > 0;) push(sim, r);
-  while (sim->num_stack) {
-    uint32_t rank = sim->stack[--sim->num_stack];
-    sim->on_stack[rank] = 0;
-    advance(sim, rank);
+// Gives every task its start. A schedule that stops short is dry-run once more, without
+// times, for the error.
+static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
+  for (uint32_t rank; (rank = jpp_dry_run_take(&sim->run)) != JPP_NONE;) {
+    uint32_t count = sim->schedule->rows[rank].count;
+    uint32_t* done = &sim->run.done[rank];
+    while (*done < count && start_task(sim, rank, *done)) ++*done;
   }
-  for (uint32_t r = 0; r < ranks; ++r) {
-    if (sim->next[r] == sim->schedule->rows[r].count) continue;
+  for (uint32_t r = 0; r < sim->schedule->ranks; ++r) {
+    if (sim->run.done[r] == sim->schedule->rows[r].count) continue;
     jpp_schedule_order_t order = {.index = sim->index};
     return jpp_schedule_order_run(&order, scratch);
   }
@@ -174,15 +163,14 @@ static jpp_status_t* prepare_streams(simulator_t* sim, jpp_arena_t* arena,
   return NULL;
 }
 
-static jpp_status_t* prepare(simulator_t* sim, jpp_arena_t* arena, jpp_arena_t* scratch) {
+static jpp_status_t* prepare_simulator(simulator_t* sim, jpp_arena_t* arena,
+                                       jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = sim->schedule;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->ranks, &sim->starts));
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->rows[r].count, &sim->starts[r]));
   }
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->next));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->stack));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &sim->on_stack));
+  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &sim->run));
   JPP_RETURN_IF_ERROR(prepare_streams(sim, arena, scratch));
   return prepare_channels(sim, scratch);
 }
@@ -209,7 +197,7 @@ jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs, uint32_t stage
   return NULL;
 }
 
-static jpp_status_t* check_options(const jpp_simulate_options_t* options) {
+static jpp_status_t* check_simulate_options(const jpp_simulate_options_t* options) {
   if (options->streams > kMostStreams) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected at most %d streams a rank, found %u", kMostStreams,
@@ -242,13 +230,14 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
                             whole->weight / share};
   }
   *out_costs = costs;
-  JPP_RETURN_IF_ERROR(check_options(options));
+  JPP_RETURN_IF_ERROR(check_simulate_options(options));
   return jpp_simulation_check_costs(costs, schedule->stages);
 }
 
-static jpp_status_t* simulate(const jpp_schedule_t* schedule,
-                              const jpp_simulate_options_t* options, jpp_arena_t* scratch,
-                              jpp_simulation_storage_t* storage) {
+static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
+                                   const jpp_simulate_options_t* options,
+                                   jpp_arena_t* scratch,
+                                   jpp_simulation_storage_t* storage) {
   jpp_simulation_t* out = &storage->simulation;
   uint32_t* stages_of = NULL;
   jpp_schedule_index_t index;
@@ -264,8 +253,8 @@ static jpp_status_t* simulate(const jpp_schedule_t* schedule,
                      .schedule = schedule,
                      .costs = out->stage_costs,
                      .streams = options->streams ? options->streams : 1};
-  JPP_RETURN_IF_ERROR(prepare(&sim, &storage->arena, scratch));
-  JPP_RETURN_IF_ERROR(run(&sim, scratch));
+  JPP_RETURN_IF_ERROR(prepare_simulator(&sim, &storage->arena, scratch));
+  JPP_RETURN_IF_ERROR(simulate_tasks(&sim, scratch));
   out->starts = (const double* const*)sim.starts;
   out->streams = sim.streams;
   out->stream_of = (const uint8_t* const*)sim.stream_of;
@@ -280,7 +269,7 @@ jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
-  jpp_status_t* status = simulate(schedule, options, &scratch, storage);
+  jpp_status_t* status = simulate_into(schedule, options, &scratch, storage);
   jpp_arena_deinit(&scratch);
   if (status) {
     jpp_simulation_destroy(&storage->simulation);

@@ -1,4 +1,5 @@
-// What a simulation comes to, once it is known when every task starts.
+// Sums up a simulation once every task has its start: work, peaks and idle time of each
+// rank, and from these the bubbles and the step's time.
 #include <stdlib.h>
 
 #include "simulate/simulation.h"

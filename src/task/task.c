@@ -1,4 +1,4 @@
-// The properties of each kind of task, one row a kind.
+// One table with the properties of each kind of task.
 #include "jaxpp/task.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
-// Events are written one by one, so that a trace of millions takes no more memory than
-// its text.
+// Writes Chrome trace events one at a time, so that a trace of millions of tasks needs no
+// more memory than its text.
 #include "view/chrome.h"
 
 #include "base/utf8.h"

@@ -1,4 +1,4 @@
-// The one table of colours and marks.
+// The one table of colours and characters by which pictures tell tasks apart.
 #include "view/ink.h"
 
 static const jpp_ink_t kInks[] = {

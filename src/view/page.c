@@ -1,4 +1,5 @@
-// The script keeps the picture and moves its view box.
+// Wraps an SVG picture into an HTML page. Its script zooms and pans by moving the view
+// box, so it works on any picture.
 #include "view/page.h"
 
 static const char kPageHead[] =

@@ -1,4 +1,4 @@
-// The text form of each part of a plan, as the part's own printer writes it.
+// The text form of each part of a plan, by the part's own printer.
 #include "base/str.h"
 #include "jaxpp/view.h"
 #include "view/planned.h"

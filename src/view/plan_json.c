@@ -1,5 +1,5 @@
-// Each part of a plan as JSON. What could not be allocated is NULL, and so is everything
-// that was to hold it: only the last value is looked at.
+// Each part of a plan as JSON. A value that could not be allocated is NULL and makes NULL
+// of everything that was to contain it, so only the last value is checked.
 #include "base/json.h"
 #include "jaxpp/view.h"
 #include "view/planned.h"

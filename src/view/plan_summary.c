@@ -1,4 +1,4 @@
-// A plan in a few lines: sizes, stages a rank, transfers, peaks.
+// A plan in a few lines: sizes, stages on each rank, transfers, peaks.
 #include <string.h>
 
 #include "base/bytes.h"

@@ -1,4 +1,4 @@
-// A schedule as JSON, and its timeline as a picture made of characters.
+// A schedule as JSON, and its timeline drawn with characters.
 #include "base/json.h"
 #include "jaxpp/view.h"
 #include "schedule/index.h"

@@ -1,4 +1,5 @@
-// Pictures of runs that were measured: a row a rank, what ran when.
+// Pictures of measured runs, as SVG and for the terminal: a row for each rank, a bar for
+// each task.
 #include <string.h>
 
 #include "base/utf8.h"
@@ -18,7 +19,7 @@ static size_t rank_end(const jpp_spans_t* spans, size_t first, uint32_t rank) {
   return end;
 }
 
-static jpp_status_t* check(const jpp_spans_t* spans, uint32_t columns) {
+static jpp_status_t* check_spans(const jpp_spans_t* spans, uint32_t columns) {
   if (columns && length_of(spans) > 0) return NULL;
   return jpp_status_make(JPP_INVALID_ARGUMENT,
                          "expected at least 1 column and some time to draw, found %u and "
@@ -75,8 +76,10 @@ static double busy_share(const jpp_spans_t* spans, size_t first, size_t end) {
   return busy / length_of(spans);
 }
 
-static void append_row(canvas_t* canvas, uint32_t rank, size_t first, size_t end,
-                       bool color, jpp_str_t* str) {
+// One line. A column that runs fill for at least half of its time shows the one that has
+// most of it, any other is idle.
+static void append_rank(canvas_t* canvas, uint32_t rank, size_t first, size_t end,
+                        bool color, jpp_str_t* str) {
   double width = length_of(canvas->spans) / canvas->columns;
   for (uint32_t c = 0; c < canvas->columns; ++c) canvas->busy[c] = canvas->most[c] = 0;
   for (size_t i = first; i < end; ++i) add_span(canvas, &canvas->spans->spans[i]);
@@ -88,18 +91,14 @@ static void append_row(canvas_t* canvas, uint32_t rank, size_t first, size_t end
   jpp_str_appendf(str, "  %3.0f%%\n", 100 * busy_share(canvas->spans, first, end));
 }
 
-// The ranks in order: those that are said, and all that have spans. Gives the rank behind
-// `rank`, whose spans begin at `next`; JPP_NONE after the last.
-static uint32_t next_rank(const jpp_spans_t* spans, uint32_t rank, size_t next) {
-  if (rank + 1 < spans->ranks) return rank + 1;
+// The first rank from `rank` on that has a row: the ranks below spans->ranks, and any
+// with spans, which begin at `next`. JPP_NONE if there is none.
+static uint32_t rank_from(const jpp_spans_t* spans, uint32_t rank, size_t next) {
+  if (rank < spans->ranks) return rank;
   return next < spans->count ? spans->spans[next].rank : JPP_NONE;
 }
 
-static uint32_t first_rank(const jpp_spans_t* spans) {
-  return next_rank(spans, UINT32_MAX, 0);
-}
-
-static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
+static void append_drawing(canvas_t* canvas, bool color, jpp_str_t* str) {
   const jpp_spans_t* spans = canvas->spans;
   size_t first = 0, end = 0;
   jpp_str_append_utf8(str, spans->title, strlen(spans->title));
@@ -107,9 +106,10 @@ static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
                   ": %.3f ms, %zu task runs\n" JPP_TERMINAL_LEGEND
                   "# outside the loops, . idle; %%: busy\n",
                   length_of(spans), spans->count);
-  for (uint32_t r = first_rank(spans); r != JPP_NONE; r = next_rank(spans, r, first)) {
+  for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;
+       r = rank_from(spans, r + 1, first)) {
     end = rank_end(spans, first, r);
-    append_row(canvas, r, first, end, color, str);
+    append_rank(canvas, r, first, end, color, str);
     first = end;
   }
 }
@@ -117,13 +117,13 @@ static void append_picture(canvas_t* canvas, bool color, jpp_str_t* str) {
 jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns, bool color,
                              char** out_text) {
   *out_text = NULL;
-  JPP_RETURN_IF_ERROR(check(spans, columns));
+  JPP_RETURN_IF_ERROR(check_spans(spans, columns));
   canvas_t canvas = {.spans = spans, .columns = columns};
   jpp_status_t* status = JPP_ALLOC_ARRAY(columns, &canvas.cells);
   if (!status) status = JPP_ALLOC_ARRAY(columns, &canvas.busy);
   if (!status) status = JPP_ALLOC_ARRAY(columns, &canvas.most);
   jpp_str_t str = {0};
-  if (!status) append_picture(&canvas, color, &str);
+  if (!status) append_drawing(&canvas, color, &str);
   jpp_free(canvas.cells);
   jpp_free(canvas.busy);
   jpp_free(canvas.most);
@@ -170,7 +170,8 @@ static void append_frame(const jpp_spans_t* spans, uint32_t rows, jpp_str_t* str
 static uint32_t count_rows(const jpp_spans_t* spans) {
   uint32_t rows = 0;
   size_t first = 0;
-  for (uint32_t r = first_rank(spans); r != JPP_NONE; r = next_rank(spans, r, first)) {
+  for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;
+       r = rank_from(spans, r + 1, first)) {
     first = rank_end(spans, first, r);
     ++rows;
   }
@@ -178,7 +179,7 @@ static uint32_t count_rows(const jpp_spans_t* spans) {
 }
 
 static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
-  JPP_RETURN_IF_ERROR(check(spans, kWidth));
+  JPP_RETURN_IF_ERROR(check_spans(spans, kWidth));
   if (spans->count > kMostSpans) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "a picture shows up to %d task runs, the trace has %zu; draw "
@@ -188,7 +189,8 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
   append_frame(spans, count_rows(spans), str);
   double top = kTop;
   size_t first = 0;
-  for (uint32_t r = first_rank(spans); r != JPP_NONE; r = next_rank(spans, r, first)) {
+  for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;
+       r = rank_from(spans, r + 1, first)) {
     size_t end = rank_end(spans, first, r);
     jpp_str_appendf(str,
                     "<rect x=\"%d\" y=\"%.0f\" width=\"%d\" height=\"%d\" "
@@ -202,7 +204,8 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
   return NULL;
 }
 
-static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_text) {
+static jpp_status_t* finish_picture(jpp_status_t* status, jpp_str_t* str,
+                                    char** out_text) {
   *out_text = NULL;
   if (!status) return jpp_str_finish(str, out_text);
   jpp_str_deinit(str);
@@ -212,7 +215,7 @@ static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_tex
 jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans, char** out_text) {
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(spans, &str);
-  return finish(status, &str, out_text);
+  return finish_picture(status, &str, out_text);
 }
 
 jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
@@ -220,5 +223,5 @@ jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(spans, &str);
   jpp_page_end(&str);
-  return finish(status, &str, out_text);
+  return finish_picture(status, &str, out_text);
 }

@@ -1,4 +1,4 @@
-// Escapes are written where the colour changes only.
+// Terminal output in colour; an escape sequence is written only where the colour changes.
 #include "view/terminal.h"
 
 static char mark_of(const jpp_cell_t* cell) {

@@ -1,4 +1,4 @@
-// A measured step: as spans for the pictures, and as a Chrome trace.
+// A measured step, as spans for the pictures and as a Chrome trace.
 #include <stdio.h>
 
 #include "base/alloc.h"

@@ -1,3 +1,5 @@
+// Buffers of the fake device. Copies are tasks of the queue like executions are, so that
+// a program which reads too early is found out.
 #include <string.h>
 
 #include "device/fake/fake.h"

@@ -1,3 +1,5 @@
+// Creates and destroys the fake device's client. All handles it ever made are kept until
+// then, so that the use of a dead handle is an error instead of a crash.
 #include "device/fake/fake.h"
 
 static void fake_destroy(jpp_client_t* base) {

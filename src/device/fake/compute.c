@@ -1,3 +1,5 @@
+// The arithmetic of the fake device, element by element in a fixed order, so that a test
+// can tell from the rounding in which order terms were added.
 #include "device/fake/fake.h"
 
 // FNV-1a over the bits of every element, argument by argument.
@@ -19,7 +21,8 @@ static float arg_element(const fake_result_t* result, fake_value_t* const* args,
 }
 
 // From left to right: a test may see the order in the rounding.
-static float combine(const fake_result_t* result, fake_value_t* const* args, size_t i) {
+static float combine_elements(const fake_result_t* result, fake_value_t* const* args,
+                              size_t i) {
   float value = arg_element(result, args, 0, i);
   if (result->op == FAKE_SCALE) return value * result->factor;
   for (uint32_t a = 1; a < result->arg_count; ++a) {
@@ -36,6 +39,6 @@ void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
   bool hash = result->op == FAKE_HASH;
   float hashed = hash ? hash_args(result, args) : 0;
   for (size_t i = 0; i < count; ++i) {
-    data[i] = hash ? hashed : combine(result, args, i);
+    data[i] = hash ? hashed : combine_elements(result, args, i);
   }
 }

@@ -1,3 +1,5 @@
+// Events of the fake device: handles to a completion, which is shared with the task that
+// will set it.
 #include "device/fake/fake.h"
 
 // Takes a reference, so that the event may be destroyed meanwhile.

@@ -1,3 +1,6 @@
+// Compiles and runs programs on the fake device. All arguments of an execution are
+// checked and all of its results allocated before anything changes, so that a refused
+// execution leaves every buffer as it was.
 #include <string.h>
 
 #include "device/fake/fake.h"

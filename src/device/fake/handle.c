@@ -1,3 +1,6 @@
+// Handles of the fake device and the reference-counted values and completions behind
+// them. A handle keeps an exact account of its bytes and remembers whether it was donated
+// or destroyed.
 #include "device/fake/fake.h"
 
 jpp_status_t* fake_completion_create(fake_completion_t** out_completion) {

@@ -1,3 +1,4 @@
+// Parses the fake device's programs, whose text format device_fake.h describes.
 #include "device/fake/program.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-// Tasks and the workers that run them. A worker takes the oldest task whose inputs are
-// done; tasks are queued in the order of their calls, so the oldest one always can run.
+// The fake device's task queue and its worker threads. A worker takes the oldest task
+// whose inputs are done; tasks are queued in call order, so the oldest one can always
+// run.
 #include <time.h>
 
 #include "device/fake/fake.h"

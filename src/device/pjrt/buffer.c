@@ -1,3 +1,5 @@
+// Buffers through PJRT: copies from and to the host and between devices, and what is
+// known of a buffer.
 #include "device/pjrt/pjrt.h"
 
 jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,

@@ -1,3 +1,5 @@
+// Creates a client of a PJRT plugin and reads its platform and devices once, so that
+// asking for them later is a read of memory.
 #include <string.h>
 
 #include "device/pjrt/pjrt.h"

@@ -1,4 +1,5 @@
-// The one place where a plugin's error becomes a status.
+// Turns a plugin's error into a status and frees it; every call of a plugin goes through
+// here.
 #include "device/pjrt/pjrt.h"
 
 static jpp_status_code_t code_from_pjrt(PJRT_Error_Code code,

@@ -1,3 +1,4 @@
+// Compiles, serializes, loads and executes programs through PJRT.
 #include <string.h>
 
 #include "base/alloc.h"

@@ -1,5 +1,5 @@
-// Loads plugins. A loaded plugin is kept for ever: it has started threads and registered
-// exit handlers that would run in unmapped code.
+// Loads plugins by dlopen(). A loaded plugin is never unloaded: it has started threads
+// and registered exit handlers, which would run in unmapped code.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>

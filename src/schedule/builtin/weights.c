@@ -25,8 +25,8 @@ typedef struct filler {
   rank_state_t* ranks;
 } filler_t;
 
-static bool ran(const filler_t* filler, const uint32_t* steps, uint32_t stage,
-                uint32_t microbatch) {
+static bool has_run(const filler_t* filler, const uint32_t* steps, uint32_t stage,
+                    uint32_t microbatch) {
   uint32_t at = steps[(size_t)stage * filler->schedule->microbatches + microbatch];
   return at && at < filler->step;
 }
@@ -34,11 +34,11 @@ static bool ran(const filler_t* filler, const uint32_t* steps, uint32_t stage,
 static bool is_ready(const filler_t* filler, const jpp_schedule_task_t* task) {
   if (task->kind == JPP_TASK_FWD) {
     return !task->stage ||
-           ran(filler, filler->forward, task->stage - 1, task->microbatch);
+           has_run(filler, filler->forward, task->stage - 1, task->microbatch);
   }
-  if (!ran(filler, filler->forward, task->stage, task->microbatch)) return false;
+  if (!has_run(filler, filler->forward, task->stage, task->microbatch)) return false;
   return task->stage + 1 == filler->schedule->stages ||
-         ran(filler, filler->input, task->stage + 1, task->microbatch);
+         has_run(filler, filler->input, task->stage + 1, task->microbatch);
 }
 
 static void run_next(filler_t* filler, rank_state_t* rank) {
@@ -88,7 +88,7 @@ static uint32_t row_need(const jpp_schedule_row_t* row) {
   return need;
 }
 
-static jpp_status_t* prepare(filler_t* filler, jpp_arena_t* scratch) {
+static jpp_status_t* prepare_rows(filler_t* filler, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = filler->schedule;
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &filler->forward));
@@ -118,7 +118,7 @@ static void run_steps(filler_t* filler) {
 jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
                                          jpp_arena_t* scratch) {
   filler_t filler = {.schedule = draft->schedule, .limit = limit};
-  JPP_RETURN_IF_ERROR(prepare(&filler, scratch));
+  JPP_RETURN_IF_ERROR(prepare_rows(&filler, scratch));
   run_steps(&filler);
   for (uint32_t r = 0; r < draft->schedule->ranks; ++r) {
     rank_state_t* rank = &filler.ranks[r];

@@ -1,5 +1,5 @@
-// The proof of a schedule's communication: each rank's list by itself. actions_run.c then
-// lets all ranks run together.
+// Proves a schedule's communication, first part: each rank's list by itself, then that
+// every message has both ends. actions_run.c then runs all ranks together.
 #include "schedule/csv/actions.h"
 
 #include <stdio.h>
@@ -33,8 +33,8 @@ jpp_status_t* jpp_actions_fail(const jpp_actions_t* actions, uint32_t rank,
                          jpp_action_name(action, name), why);
 }
 
-static jpp_status_t* fail(const prover_t* p, uint32_t rank, const jpp_action_t* action,
-                          const char* why) {
+static jpp_status_t* action_error(const prover_t* p, uint32_t rank,
+                                  const jpp_action_t* action, const char* why) {
   return jpp_actions_fail(p->actions, rank, action, why);
 }
 
@@ -51,7 +51,7 @@ bool jpp_action_is_forward(const jpp_action_t* action) {
 
 // The rank that needs what the action's stage makes; the stage's own where none other
 // does.
-static uint32_t receiver(const prover_t* p, const jpp_action_t* action) {
+static uint32_t receiver_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   return p->schedule
       ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, forward)];
@@ -59,7 +59,7 @@ static uint32_t receiver(const prover_t* p, const jpp_action_t* action) {
 
 // The rank that makes what the action's stage needs; the stage's own where none other
 // does.
-static uint32_t sender(const prover_t* p, const jpp_action_t* action) {
+static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   return p->schedule
       ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, !forward)];
@@ -71,18 +71,19 @@ static jpp_status_t* check_compute(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
   uint8_t* done = done_of(p, action);
   if (p->held[action->stage] == 2) {
-    return fail(p, rank, action, "the stage's weights are not here after its RESHARD");
+    return action_error(p, rank, action,
+                        "the stage's weights are not here after its RESHARD");
   }
   if (p->held[action->stage] == 3) {
-    return fail(p, rank, action, "the stage's gradients are reduced already");
+    return action_error(p, rank, action, "the stage's gradients are reduced already");
   }
   if (action->task == JPP_TASK_BWD_W) return NULL;
   bool forward = action->task == JPP_TASK_FWD;
   *done |= forward ? kComputedF : kComputedB;
-  if (sender(p, action) == rank || (*done & (forward ? kReceivedF : kReceivedB))) {
+  if (sender_of(p, action) == rank || (*done & (forward ? kReceivedF : kReceivedB))) {
     return NULL;
   }
-  return fail(
+  return action_error(
       p, rank, action,
       forward ? "expected its RECV_F before it" : "expected its RECV_B before it");
 }
@@ -91,13 +92,15 @@ static jpp_status_t* check_send(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   uint8_t* done = done_of(p, action);
-  if (receiver(p, action) == rank) {
-    return fail(p, rank, action, "there is no other rank that needs it; nothing is sent");
+  if (receiver_of(p, action) == rank) {
+    return action_error(p, rank, action,
+                        "there is no other rank that needs it; nothing is sent");
   }
   if (!(*done & (forward ? kComputedF : kComputedB))) {
-    return fail(p, rank, action, "stands before its computation");
+    return action_error(p, rank, action, "stands before its computation");
   }
-  if (*done & (forward ? kSentF : kSentB)) return fail(p, rank, action, "is sent twice");
+  if (*done & (forward ? kSentF : kSentB))
+    return action_error(p, rank, action, "is sent twice");
   *done |= forward ? kSentF : kSentB;
   return NULL;
 }
@@ -106,14 +109,14 @@ static jpp_status_t* check_recv(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   uint8_t* done = done_of(p, action);
-  if (sender(p, action) == rank) {
-    return fail(p, rank, action, "no other rank sends it");
+  if (sender_of(p, action) == rank) {
+    return action_error(p, rank, action, "no other rank sends it");
   }
   if (*done & (forward ? kReceivedF : kReceivedB)) {
-    return fail(p, rank, action, "is received twice");
+    return action_error(p, rank, action, "is received twice");
   }
   if (*done & (forward ? kComputedF : kComputedB)) {
-    return fail(p, rank, action, "stands behind the computation that needs it");
+    return action_error(p, rank, action, "stands behind the computation that needs it");
   }
   *done |= forward ? kReceivedF : kReceivedB;
   return NULL;
@@ -124,10 +127,10 @@ static jpp_status_t* check_wait(const prover_t* p, uint32_t rank,
   bool forward = jpp_action_is_forward(action);
   uint8_t* done = done_of(p, action);
   if (!(*done & (forward ? kSentF : kSentB))) {
-    return fail(p, rank, action, "stands before its SEND");
+    return action_error(p, rank, action, "stands before its SEND");
   }
   if (*done & (forward ? kWaitedF : kWaitedB)) {
-    return fail(p, rank, action, "is waited for twice");
+    return action_error(p, rank, action, "is waited for twice");
   }
   *done |= forward ? kWaitedF : kWaitedB;
   return NULL;
@@ -138,21 +141,23 @@ static jpp_status_t* check_weights(const prover_t* p, uint32_t rank,
   uint8_t* held = &p->held[action->stage];
   switch ((jpp_action_kind_t)action->kind) {
     case JPP_ACTION_UNSHARD:
-      if (*held == 1) return fail(p, rank, action, "the weights are here already");
+      if (*held == 1)
+        return action_error(p, rank, action, "the weights are here already");
       *held = 1;
       return NULL;
     case JPP_ACTION_RESHARD:
       if (*held != 1 && *held != 3) {
-        return fail(p, rank, action, "expected an UNSHARD before it");
+        return action_error(p, rank, action, "expected an UNSHARD before it");
       }
       if (*held == 1) *held = 2;
       return NULL;
     case JPP_ACTION_REDUCE_GRAD:
-      if (*held == 3) return fail(p, rank, action, "is reduced twice");
+      if (*held == 3) return action_error(p, rank, action, "is reduced twice");
       *held = 3;
       return NULL;
     default:
-      return *held == 3 ? NULL : fail(p, rank, action, "stands before its REDUCE_GRAD");
+      return *held == 3 ? NULL
+                        : action_error(p, rank, action, "stands before its REDUCE_GRAD");
   }
 }
 
@@ -180,11 +185,11 @@ static jpp_status_t* check_action(const prover_t* p, uint32_t rank,
 // A computation whose result another rank needs has its SEND.
 static jpp_status_t* check_sent(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
-  if (action->task == JPP_TASK_BWD_W || receiver(p, action) == rank) return NULL;
+  if (action->task == JPP_TASK_BWD_W || receiver_of(p, action) == rank) return NULL;
   bool forward = jpp_action_is_forward(action);
   if (*done_of(p, action) & (forward ? kSentF : kSentB)) return NULL;
-  return fail(p, rank, action,
-              forward ? "its SEND_F is missing" : "its SEND_B is missing");
+  return action_error(p, rank, action,
+                      forward ? "its SEND_F is missing" : "its SEND_B is missing");
 }
 
 // Somebody sends what a RECV waits for.
@@ -199,7 +204,7 @@ static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
   snprintf(why, sizeof(why), "no rank sends it; expected %s on rank %u (line %u)",
            jpp_action_name(&send, name), p->schedule->stage_rank[send.stage],
            p->actions->lists[p->schedule->stage_rank[send.stage]].line);
-  return fail(p, rank, action, why);
+  return action_error(p, rank, action, why);
 }
 
 static jpp_status_t* check_ends(const prover_t* p, uint32_t rank,

@@ -8,6 +8,7 @@
 #include "base/str.h"
 #include "schedule/channels.h"
 #include "schedule/csv/actions.h"
+#include "schedule/dryrun.h"
 
 enum { kLongestListing = 9 };  // longer cycles are cut
 
@@ -18,13 +19,11 @@ typedef struct runner {
   const jpp_schedule_t* schedule;
   jpp_schedule_channels_t channels;
   uint32_t slots;
-  uint32_t* sent;     // [channels]
-  uint32_t* posted;   // [channels]
-  uint32_t* number;   // [2][stages][microbatches]: of a message on its channel, by sender
-  uint32_t* next;     // [ranks]: action
-  uint32_t* stack;    // ranks that may be able to go on
-  uint8_t* on_stack;  // [ranks]
-  uint32_t num_stack;
+  uint32_t* sent;    // [channels]
+  uint32_t* posted;  // [channels]
+  uint32_t* number;  // [2][stages][microbatches]: of a message on its channel, by sender
+  jpp_dry_run_t dry;
+  bool* seen;  // [ranks] by find_cycle()
 } runner_t;
 
 // The result of one stage's forward or backward for one microbatch.
@@ -62,12 +61,6 @@ static uint32_t* number_of(const runner_t* run, message_t message) {
   return &run->number[row * run->schedule->microbatches + message.microbatch];
 }
 
-static void push_rank(runner_t* run, uint32_t rank) {
-  if (run->on_stack[rank]) return;
-  run->on_stack[rank] = 1;
-  run->stack[run->num_stack++] = rank;
-}
-
 // --- Running --------------------------------------------------------------------------
 
 // Whether a computation's message has not been sent yet.
@@ -82,7 +75,7 @@ static bool lacks_message(const runner_t* run, uint32_t rank,
 // The first action from the rank's next one on, of the same pair, that has to wait; NULL
 // when none has.
 static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
-  const jpp_action_t* action = &run->actions->lists[rank].actions[run->next[rank]];
+  const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
   uint32_t channel = channel_of(run, message);
   switch ((jpp_action_kind_t)action->kind) {
@@ -106,24 +99,24 @@ static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
 
 // Takes the rank's next action, which need not wait.
 static void take_next(runner_t* run, uint32_t rank) {
-  const jpp_action_t* action = &run->actions->lists[rank].actions[run->next[rank]];
+  const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
   if (jpp_action_is_send(action)) {
     ++run->sent[channel_of(run, message)];
-    push_rank(run, receiver_of(run, message));
+    jpp_dry_run_wake(&run->dry, receiver_of(run, message));
   } else if (jpp_action_is_recv(action)) {
     ++run->posted[channel_of(run, message)];
-    push_rank(run, sender_of(run, message));
+    jpp_dry_run_wake(&run->dry, sender_of(run, message));
   }
   while (action->joins_next) {
     ++action;
-    ++run->next[rank];
+    ++run->dry.done[rank];
   }
-  ++run->next[rank];
+  ++run->dry.done[rank];
 }
 
 static bool is_done(const runner_t* run, uint32_t rank) {
-  return run->next[rank] == run->actions->lists[rank].count;
+  return run->dry.done[rank] == run->actions->lists[rank].count;
 }
 
 // A rank that is not done, once none gets any further; JPP_NONE when all are done.
@@ -131,11 +124,8 @@ static uint32_t run_with(runner_t* run, uint32_t slots) {
   uint32_t ranks = run->schedule->ranks;
   run->slots = slots;
   for (uint32_t i = 0; i < run->channels.count; ++i) run->sent[i] = run->posted[i] = 0;
-  for (uint32_t r = 0; r < ranks; ++r) run->next[r] = 0;
-  for (uint32_t r = ranks; r-- > 0;) push_rank(run, r);
-  while (run->num_stack) {
-    uint32_t r = run->stack[--run->num_stack];
-    run->on_stack[r] = 0;
+  jpp_dry_run_restart(&run->dry);
+  for (uint32_t r; (r = jpp_dry_run_take(&run->dry)) != JPP_NONE;) {
     while (!is_done(run, r) && !find_waiting(run, r)) take_next(run, r);
   }
   for (uint32_t r = 0; r < ranks; ++r) {
@@ -151,7 +141,7 @@ static uint32_t run_with(runner_t* run, uint32_t slots) {
 static const jpp_action_t* find_end(const runner_t* run, uint32_t rank, message_t message,
                                     bool send) {
   const jpp_action_list_t* list = &run->actions->lists[rank];
-  for (uint32_t i = run->next[rank]; i < list->count; ++i) {
+  for (uint32_t i = run->dry.done[rank]; i < list->count; ++i) {
     const jpp_action_t* action = &list->actions[i];
     bool kind = send ? jpp_action_is_send(action) : jpp_action_is_recv(action);
     if (!kind || action->microbatch != message.microbatch) continue;
@@ -185,10 +175,10 @@ static void append_wait(const runner_t* run, uint32_t rank, jpp_str_t* str) {
                   need->cell);
 }
 
-// Follows the waits from a rank that stands still; `on_stack` marks those seen.
+// Follows the waits from a rank that stands still to the first rank on a cycle.
 static uint32_t find_cycle(runner_t* run, uint32_t rank, uint32_t* out_length) {
-  while (!run->on_stack[rank]) {
-    run->on_stack[rank] = 1;
+  while (!run->seen[rank]) {
+    run->seen[rank] = true;
     rank = waits_for(run, rank);
   }
   *out_length = 1;
@@ -198,7 +188,7 @@ static uint32_t find_cycle(runner_t* run, uint32_t rank, uint32_t* out_length) {
   return rank;
 }
 
-static jpp_status_t* deadlock(runner_t* run, uint32_t stuck) {
+static jpp_status_t* deadlock_error(runner_t* run, uint32_t stuck) {
   uint32_t length = 0, rank = find_cycle(run, stuck, &length);
   jpp_str_t str = {0};
   jpp_str_appendf(&str, "%u ranks wait for each other, however many slots a channel has",
@@ -226,7 +216,7 @@ static jpp_status_t* deadlock(runner_t* run, uint32_t stuck) {
 // more slots a rank that could go on still can: halving finds the least number.
 static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* out_slots) {
   uint32_t stuck = run_with(run, most);
-  if (stuck != JPP_NONE) return deadlock(run, stuck);
+  if (stuck != JPP_NONE) return deadlock_error(run, stuck);
   uint32_t too_few = 0, enough = 1;
   while (enough < most && run_with(run, enough) != JPP_NONE) {
     too_few = enough;
@@ -240,6 +230,8 @@ static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* ou
   return NULL;
 }
 
+// Numbers the messages of each channel in the order of the receiver's RECVs, which is the
+// order in which it takes them out.
 static void number_messages(runner_t* run) {
   for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
     const jpp_action_list_t* list = &run->actions->lists[r];
@@ -251,21 +243,23 @@ static void number_messages(runner_t* run) {
   }
 }
 
-// Every SEND has the number that its RECV has; `sent` counts, the largest count comes
-// out.
-static jpp_status_t* check_order(runner_t* run, uint32_t* out_most) {
+// Checks that the n-th SEND of every channel is of message n. `out_most`: the messages of
+// the busiest channel, at least 1.
+static jpp_status_t* check_send_order(runner_t* run, uint32_t* out_most) {
   *out_most = 1;
   for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
     const jpp_action_list_t* list = &run->actions->lists[r];
     for (uint32_t i = 0; i < list->count; ++i) {
-      if (!jpp_action_is_send(&list->actions[i])) continue;
-      message_t message = message_of(run, &list->actions[i]);
+      const jpp_action_t* action = &list->actions[i];
+      if (!jpp_action_is_send(action)) continue;
+      message_t message = message_of(run, action);
       uint32_t* sent = &run->sent[channel_of(run, message)];
-      if (*number_of(run, message) != (*sent)++) {
-        return jpp_actions_fail(run->actions, r, &list->actions[i],
+      if (*number_of(run, message) != *sent) {
+        return jpp_actions_fail(run->actions, r, action,
                                 "a channel delivers in order, and the receiver's RECVs "
                                 "are in another order than these SENDs");
       }
+      ++*sent;
       if (*sent > *out_most) *out_most = *sent;
     }
   }
@@ -278,15 +272,14 @@ jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch
   const jpp_schedule_t* schedule = actions->schedule;
   runner_t run = {.actions = actions, .schedule = schedule};
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
-  uint32_t ranks = schedule->ranks, most = 0;
+  uint32_t most = 0;  // messages of the busiest channel
   JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(schedule, scratch, &run.channels));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.sent));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.posted));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * pairs, &run.number));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &run.next));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &run.stack));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &run.on_stack));
+  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &run.dry));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &run.seen));
   number_messages(&run);
-  JPP_RETURN_IF_ERROR(check_order(&run, &most));
+  JPP_RETURN_IF_ERROR(check_send_order(&run, &most));
   return find_least_slots(&run, most, out_slots);
 }

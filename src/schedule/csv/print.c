@@ -1,5 +1,8 @@
-// Writes the CSV form, and places communication.
+// Writes a schedule as CSV, and places its communication: a SEND right behind the task
+// that makes a result, a RECV right before the task that needs it, in the order of the
+// sender's list.
 #include "jaxpp/schedule_csv.h"
+#include "schedule/channels.h"
 #include "schedule/csv/actions.h"
 #include "schedule/index.h"
 
@@ -26,23 +29,14 @@ typedef struct placer {
   uint32_t cells;  // so many cells of the rank's line are filled
 } placer_t;
 
-// Where the result of a task goes; the stage's own rank: nowhere.
-static uint32_t receiver(const jpp_schedule_t* schedule, bool forward, uint32_t stage,
-                         uint32_t* out_stage) {
-  bool none = forward ? stage + 1 == schedule->stages : !stage;
-  *out_stage = none ? stage : forward ? stage + 1 : stage - 1;
-  return schedule->stage_rank[*out_stage];
-}
-
 static jpp_status_t* list_messages(const placer_t* placer, inbox_t* inbox) {
   const jpp_schedule_row_t* row = &placer->schedule->rows[inbox->sender];
   for (uint32_t i = 0; i < row->count; ++i) {
     const jpp_schedule_task_t* task = &row->tasks[i];
     if (task->kind == JPP_TASK_IDLE || task->kind == JPP_TASK_BWD_W) continue;
-    uint32_t stage;
     bool forward = task->kind == JPP_TASK_FWD;
-    uint32_t to = receiver(placer->schedule, forward, task->stage, &stage);
-    if (to != placer->rank) continue;
+    uint32_t stage = jpp_schedule_next_stage(placer->schedule, task->stage, forward);
+    if (placer->schedule->stage_rank[stage] != placer->rank) continue;
     jpp_action_t recv = {.kind = forward ? JPP_ACTION_RECV_F : JPP_ACTION_RECV_B,
                          .stage = stage,
                          .microbatch = task->microbatch};
@@ -71,9 +65,9 @@ static jpp_status_t* place_action(placer_t* placer, jpp_action_t action) {
 static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t* task) {
   const jpp_schedule_t* schedule = placer->schedule;
   bool forward = task->kind == JPP_TASK_FWD;
-  bool none = forward ? !task->stage : task->stage + 1 == schedule->stages;
-  if (none || task->kind == JPP_TASK_BWD_W) return NULL;
-  uint32_t sender = schedule->stage_rank[forward ? task->stage - 1 : task->stage + 1];
+  if (task->kind == JPP_TASK_BWD_W) return NULL;
+  uint32_t from = jpp_schedule_next_stage(schedule, task->stage, !forward);
+  uint32_t sender = schedule->stage_rank[from];
   if (sender == placer->rank) return NULL;
   inbox_t* inbox = NULL;
   JPP_RETURN_IF_ERROR(find_inbox(placer, sender, &inbox));
@@ -88,10 +82,10 @@ static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t*
 }
 
 static jpp_status_t* place_send(placer_t* placer, const jpp_schedule_task_t* task) {
-  uint32_t stage;
+  if (task->kind == JPP_TASK_BWD_W) return NULL;
   bool forward = task->kind == JPP_TASK_FWD;
-  uint32_t to = receiver(placer->schedule, forward, task->stage, &stage);
-  if (task->kind == JPP_TASK_BWD_W || to == placer->rank) return NULL;
+  uint32_t stage = jpp_schedule_next_stage(placer->schedule, task->stage, forward);
+  if (placer->schedule->stage_rank[stage] == placer->rank) return NULL;
   jpp_action_t send = {.kind = forward ? JPP_ACTION_SEND_F : JPP_ACTION_SEND_B,
                        .stage = task->stage,
                        .microbatch = task->microbatch};
@@ -232,7 +226,8 @@ static void append_tasks(const jpp_schedule_row_t* row, jpp_str_t* str) {
     } else if (row->tasks[i].kind != JPP_TASK_IDLE) {
       append_action(task_action(&row->tasks[i]), str);
     } else {
-      for (uint32_t step = 0; step < row->tasks[i].microbatch; ++step) {
+      // An empty cell for each step: n of them have n - 1 commas between.
+      for (uint64_t step = 1; step < jpp_task_steps(&row->tasks[i]); ++step) {
         jpp_str_append(str, ",");
       }
     }

@@ -1,4 +1,5 @@
-// Reads the CSV form.
+// Reads a schedule from CSV: cells become actions, actions become a schedule and its
+// communication, and both are proved before the schedule is returned.
 #include <stdio.h>
 #include <string.h>
 
@@ -251,12 +252,12 @@ static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
 // A stage is on the first rank that names it; the rest of the proof asks that no other
 // does.
 static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) {
-  for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = UINT32_MAX;
+  for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = JPP_NONE;
   const jpp_action_t* action = reader->actions.data;
   for (uint32_t r = 0; r < reader->lists.count; ++r) {
     for (uint32_t i = 0; i < reader->lists.data[r].count; ++i, ++action) {
       uint32_t* rank = &stage_rank[action->stage];
-      if (*rank == UINT32_MAX) *rank = r;
+      if (*rank == JPP_NONE) *rank = r;
       if (*rank == r) continue;
       char name[JPP_ACTION_NAME_SIZE];
       return jpp_status_make(JPP_SCHEDULE_ERROR,
@@ -268,7 +269,7 @@ static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) 
     }
   }
   for (uint32_t s = 0; s < reader->stages; ++s) {
-    if (stage_rank[s] != UINT32_MAX) continue;
+    if (stage_rank[s] != JPP_NONE) continue;
     return jpp_status_make(
         JPP_SCHEDULE_ERROR,
         "%s:%u: stage %u of %u is in no line; is a rank's line missing?", reader->file,
@@ -321,8 +322,8 @@ static jpp_status_t* add_place(const reader_t* reader, jpp_status_t* status) {
   return jpp_status_annotate(status, "%s:%u", reader->file, line);
 }
 
-static jpp_status_t* prove(reader_t* reader, jpp_arena_t* scratch,
-                           const jpp_schedule_t* schedule, uint32_t* out_slots) {
+static jpp_status_t* prove_schedule(reader_t* reader, jpp_arena_t* scratch,
+                                    const jpp_schedule_t* schedule, uint32_t* out_slots) {
   jpp_status_t* status = jpp_schedule_verify(schedule);
   if (!status && reader->has_pairs) status = jpp_schedule_verify_units(schedule, true);
   if (status) return add_place(reader, status);
@@ -343,7 +344,7 @@ static jpp_status_t* read_csv(reader_t* reader, cell_t text, task_vec_t* tasks,
   jpp_arena_init(&scratch);
   jpp_schedule_t* schedule = NULL;
   jpp_status_t* status = make_schedule(reader, &scratch, tasks, &schedule);
-  if (!status) status = prove(reader, &scratch, schedule, out_slots);
+  if (!status) status = prove_schedule(reader, &scratch, schedule, out_slots);
   jpp_arena_deinit(&scratch);
   if (status) {
     jpp_schedule_destroy(schedule);

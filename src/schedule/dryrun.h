@@ -1,0 +1,45 @@
+// The skeleton of a dry run. Each rank runs its list in order as far as what it waits for
+// allows; whatever it does wakes the ranks that may have waited for that:
+//
+//   for (uint32_t rank; (rank = jpp_dry_run_take(&run)) != JPP_NONE;) {
+//     // Run what can run from run.done[rank] on, and wake others.
+//   }
+//
+// In the end, a rank whose list is not done never gets further. It serves runs in which
+// nothing that one rank does can stop another: then the outcome does not depend on the
+// order in which ranks are taken.
+#ifndef JPP_SCHEDULE_DRYRUN_H_
+#define JPP_SCHEDULE_DRYRUN_H_
+
+#include "base/arena.h"
+#include "jaxpp/task.h"
+
+typedef struct jpp_dry_run {
+  uint32_t ranks;
+  uint32_t* done;  // [ranks] entries of the rank's list that have run
+  // A stack of ranks to look at, each in it once at most.
+  uint32_t* worklist;  // [ranks]
+  bool* listed;        // [ranks]
+  uint32_t num_listed;
+} jpp_dry_run_t;
+
+// Allocates in `scratch`. Nothing is done, all ranks are listed.
+jpp_status_t* jpp_dry_run_create(uint32_t ranks, jpp_arena_t* scratch,
+                                 jpp_dry_run_t* out_run) JPP_MUST_USE;
+void jpp_dry_run_restart(jpp_dry_run_t* run);
+
+static inline void jpp_dry_run_wake(jpp_dry_run_t* run, uint32_t rank) {
+  if (run->listed[rank]) return;
+  run->listed[rank] = true;
+  run->worklist[run->num_listed++] = rank;
+}
+
+// Takes a rank off the worklist; JPP_NONE when it is empty.
+static inline uint32_t jpp_dry_run_take(jpp_dry_run_t* run) {
+  if (!run->num_listed) return JPP_NONE;
+  uint32_t rank = run->worklist[--run->num_listed];
+  run->listed[rank] = false;
+  return rank;
+}
+
+#endif  // JPP_SCHEDULE_DRYRUN_H_
