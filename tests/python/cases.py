@@ -12,7 +12,7 @@ from typing import Any
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from equality import make_mesh
+from equality import mesh_of
 
 JIT = jaxpp.mpmd_jit_with_loop
 TWO = jaxpp.Std1F1B(2)
@@ -52,7 +52,8 @@ def warned(title: str, run: Callable[[], Any], *says: str) -> None:
 
 
 def mesh(ranks: int = 2, **axes: int) -> jaxpp.MpmdMesh:
-    return make_mesh(ranks, **axes)
+    """Its axes stand in messages: never those that TEST_AXES asks for."""
+    return mesh_of(ranks, axes)
 
 
 def train(schedule: Any, layers: int = 2, loss: Any = m.loss, **options: Any) -> Any:

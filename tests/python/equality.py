@@ -28,7 +28,11 @@ def _axes_asked_for(ranks: int) -> dict[str, int]:
 
 
 def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
-    axes = axes or _axes_asked_for(ranks)
+    return mesh_of(ranks, axes or _axes_asked_for(ranks))
+
+
+def mesh_of(ranks: int, axes: dict[str, int]) -> jaxpp.MpmdMesh:
+    """A mesh whose ranks have these axes, whatever is asked for."""
     shape = (ranks, *axes.values())
     count = int(np.prod(shape))
     devices = np.array(jax.devices()[:count]).reshape(shape)
@@ -118,13 +122,14 @@ def _sharded(leaf: Any, *wanted: tuple[int, str], mesh: Any) -> PartitionSpec:
 
 
 def usual_specs(problem: Problem, mesh: Any) -> tuple[Any, None, Any]:
-    """What a user gives: matrices over "model" or else "data", the batch over "data"; the
-    optimizer's state is inferred."""
+    """What a user gives: matrices, also stacked ones, over "model" or else "data", the batch
+    over "data"; the optimizer's state is inferred."""
 
     def of_param(leaf: Any) -> PartitionSpec:
-        if np.ndim(leaf) < 2:
+        last = np.ndim(leaf) - 1
+        if last < 1:
             return PartitionSpec()
-        return _sharded(leaf, (1, "model"), (0, "data"), mesh=mesh)
+        return _sharded(leaf, (last, "model"), (last - 1, "data"), mesh=mesh)
 
     def of_batch(leaf: Any) -> PartitionSpec:
         return _sharded(leaf, (1, "data"), mesh=mesh)
