@@ -29,7 +29,7 @@ typedef struct entry {
   size_t code_size;
 } entry_t;
 
-// FNV-1a: tells a damaged file, not a forged one.
+// FNV-1a: detects a damaged file, not a forged one.
 static uint64_t hash_bytes(uint64_t hash, const void* bytes, size_t size) {
   for (size_t i = 0; i < size; ++i) {
     hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);
@@ -56,7 +56,7 @@ static FILE* open_regular(const char* path) {
   return file;
 }
 
-// False for sizes that the file does not have, before memory is asked for.
+// Compares the header's sizes with the file's, before memory is allocated for them.
 static bool read_head(FILE* file, const char* key, file_head_t* head) {
   struct stat info;
   if (fread(head, sizeof(*head), 1, file) != 1 || fstat(fileno(file), &info) != 0) {
@@ -151,7 +151,7 @@ static jpp_status_t* keep_entry(const char* folder, const char* path,
   return NULL;
 }
 
-// Leaves the program in the folder. That it can not be kept is no error.
+// Stores the program in the folder. It is no error if that fails.
 static jpp_cache_outcome_t keep(jpp_client_t* client, jpp_executable_t* executable,
                                 const char* folder, const char* key, const char* path) {
   void* bytes = NULL;

@@ -90,9 +90,9 @@ static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uin
   return NULL;
 }
 
-// A channel has as many slots as messages are ever under way in the order of these lists.
-// So that order is one in which no send waits, and then none can wait for ever: whether a
-// network of queues gets stuck does not depend on who goes first.
+// A channel gets as many slots as it ever has messages under way in the order of these
+// lists, so in this order no send waits. Whether a network of queues blocks does not
+// depend on the order of execution, so no other order can deadlock either.
 static jpp_status_t* send_value(jpp_program_builder_t* b, uint32_t value,
                                 uint32_t microbatch, uint32_t src, uint32_t dst) {
   uint32_t id = 0;

@@ -249,8 +249,8 @@ static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
   return NULL;
 }
 
-// A stage is on the first rank that names it; the rest of the proof asks that no other
-// does.
+// A stage is on the first rank that names it; an action of it on another rank is an
+// error.
 static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) {
   for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = JPP_NONE;
   const jpp_action_t* action = reader->actions.data;
