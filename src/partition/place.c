@@ -289,17 +289,12 @@ static void need_as_output(placer_t* c, uint32_t value) {
   }
 }
 
-// Where the op can run without a transfer, into c->scratch.
-static void home_of_op(const placer_t* c, const jpp_op_t* op) {
-  if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
-}
-
 // An op with an effect runs once: on the first rank that needs what it makes or, when
 // none does, where its operands are.
 static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   uint32_t rank = jpp_ranks_first(run, c->p->words);
   if (rank == JPP_NONE) {
-    home_of_op(c, op);
+    if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
     rank = jpp_ranks_first(c->scratch, c->p->words);
   }
   memset(run, 0, c->p->words * sizeof(*run));

@@ -140,14 +140,6 @@ static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
   return NULL;
 }
 
-static jpp_status_t* receive_inputs(jpp_program_builder_t* b, const jpp_task_t* task,
-                                    uint32_t microbatch) {
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    JPP_RETURN_IF_ERROR(receive_value(b, task->rank, task->inputs[i], microbatch));
-  }
-  return NULL;
-}
-
 static jpp_status_t* receive_rest(jpp_program_builder_t* b) {
   for (uint32_t id = 0; id < b->channels.count; ++id) {
     while (b->channels.data[id].received < b->channels.data[id].messages.count) {
@@ -212,7 +204,9 @@ static jpp_status_t* emit_begin(jpp_program_builder_t* b, const jpp_event_item_t
                      .microbatch = item->microbatch,
                      .num_args = task->num_inputs,
                      .num_results = task->num_outputs};
-  JPP_RETURN_IF_ERROR(receive_inputs(b, task, item->microbatch));
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    JPP_RETURN_IF_ERROR(receive_value(b, task->rank, task->inputs[i], item->microbatch));
+  }
   JPP_RETURN_IF_ERROR(push_instr(&b->actors[task->rank], run, NULL));
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     JPP_RETURN_IF_ERROR(use_input(b, task, item->microbatch, task->inputs[i]));
