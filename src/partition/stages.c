@@ -120,7 +120,7 @@ static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
 // it. That is the segment that makes it, unless it crosses a stage boundary to get here:
 //  - Through the backward mark of stage k it enters the backward of stage k.
 //  - An effect runs in the stage that a value enters, not in the one that it leaves.
-//  - The mark before an unmarked last stage is all that separates the two stages.
+//  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
   uint32_t producer = a->p->values.data[op->inputs[index]].producer;
