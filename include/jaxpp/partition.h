@@ -16,9 +16,12 @@
 //     task that needs them. Other ops that only use values from outside leave the loop.
 //  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
 //     stages) get one accumulator a task; the parts are summed after the loop.
-//  4. Outside, what depends on no loop runs wherever it is needed; what depends on one
-//     runs where its operands are, or where @place says; where these differ, small ops
-//     run everywhere and large ones beside their largest operand.
+//  4. Outside, an op that depends on no loop runs on every rank that needs its result.
+//  One
+//     that depends on a loop runs where @place says, or else on ranks that have all of
+//     its operands. If no rank has them all, a small op runs on each rank that needs its
+//     result, a large sum on all ranks that have a term, and any other large op on the
+//     ranks that have its largest operand.
 //
 // Threads: any thread, several at once, also on the same graph, which is only read. A
 // staged graph that is made may be read by any number of threads; destroy it when none

@@ -55,7 +55,8 @@ static jpp_status_t* simulate_loops(const jpp_planned_t* planned, double* out_ma
 
 // --- Built-in schedules ---------------------------------------------------------------
 
-// One of the name for each loop. *out_serves is false when it has not the loops' sizes.
+// Builds the named schedule for each loop. *out_serves is false if it does not support
+// the sizes of one.
 static jpp_status_t* build_schedules(const char* name, const jpp_planned_t* like,
                                      jpp_schedule_t** schedules, bool* out_serves) {
   *out_serves = false;
@@ -168,7 +169,7 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned, const uint64_t*
   return status;
 }
 
-// The status with its advice; another one where that could not be found out.
+// The status with advice appended, or the error that kept the advice from being found.
 static jpp_status_t* add_advice(const jpp_planned_t* planned, const uint64_t* limits,
                                 jpp_status_t* status) {
   jpp_str_t str = {0};
@@ -196,7 +197,7 @@ jpp_status_t* jpp_advise_fit(const jpp_graph_t* graph, const jpp_plan_options_t*
   jpp_planned_t* planned = NULL;
   jpp_status_t* again = jpp_plan_graph(graph, &unlimited, &planned);
   if (!again) again = jpp_check_memory_limit(planned->report, options->memory_limits);
-  // Otherwise it was not the limits that refused, but the host's memory.
+  // Otherwise the host ran out of memory, and no rank exceeded its limit.
   bool by_limits = !strcmp(jpp_status_message(again), jpp_status_message(status));
   if (by_limits) status = add_advice(planned, options->memory_limits, status);
   jpp_status_free(again);

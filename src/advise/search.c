@@ -33,7 +33,8 @@ static jpp_status_t* forward_poll(void* context) {
   return a->options->poll ? a->options->poll(a->options->context) : NULL;
 }
 
-// The search does not know how much would have been enough: the candidates do.
+// Replaces the search's error by one that says how much memory would have been enough,
+// which only the candidates know.
 static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) {
   const jpp_candidates_t* candidates = &a->candidates;
   bool memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;

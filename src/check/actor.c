@@ -54,7 +54,7 @@ static uint64_t content_bytes(const jpp_walk_t* w, const jpp_content_t* content)
   return w->c->plan->value_bytes[content->value];
 }
 
-// `point`: of the curve.
+// Records the live bytes as a point of the curve, and the peak.
 static void note_live(jpp_walk_t* w, uint32_t point) {
   if (w->c->curve) {
     memcpy(w->c->curve[point].bytes, w->live_of, sizeof(w->live_of));
@@ -65,7 +65,8 @@ static void note_live(jpp_walk_t* w, uint32_t point) {
   memcpy(w->actor->bytes_at_peak, w->live_of, sizeof(w->live_of));
 }
 
-// The parts of a sum that fits fit as well, so that taking away what was added is exact.
+// If the total does not overflow then none of its parts does, so subtracting later is
+// exact.
 static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
   w->live = jpp_bytes_add(w->live, bytes);
   w->live_of[kind] = jpp_bytes_add(w->live_of[kind], bytes);
@@ -147,7 +148,7 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
     const jpp_program_constant_t* constant = &w->program->constants[i];
     JPP_RETURN_IF_ERROR(check_register(w, constant->reg));
     if (!graph->num_loops) return jpp_walk_fail(w, "a constant without a loop");
-    // All indices are alike in type, so the first loop's stands for them.
+    // All loop indices have the same type, so the first loop's stands for any of them.
     jpp_content_t content = {
         .value = graph->loops[0].index,
         .microbatch = constant->microbatch,
@@ -203,7 +204,7 @@ static jpp_status_t* check_operands(const jpp_walk_t* w) {
   return NULL;
 }
 
-// Does the register hold what the list says it does?
+// Whether the register holds the value that the list says it does.
 static jpp_status_t* check_arg(const jpp_walk_t* w, uint32_t index) {
   char text[JPP_CHECK_TEXT_SIZE];
   uint32_t reg = w->program->operands[w->instr->first_operand + index];

@@ -47,7 +47,8 @@ static jpp_status_t* check_all(jpp_checker_t* c) {
   return jpp_check_waiting(c);
 }
 
-// What a checker needs, whose reports go to `arena`; free it with checker_deinit().
+// Prepares a checker whose report is allocated in `arena`. Free it with checker_deinit(),
+// also after an error.
 static jpp_status_t* checker_init(const jpp_plan_t* plan, jpp_arena_t* arena,
                                   jpp_checker_t* out_c) {
   *out_c = (jpp_checker_t){.plan = plan, .staged = plan->staged};

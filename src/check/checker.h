@@ -21,7 +21,7 @@ typedef struct jpp_check_storage {
 // What a register holds.
 typedef struct jpp_content {
   uint32_t value;       // JPP_NONE: nothing
-  uint32_t microbatch;  // JPP_NONE for the one instance a step
+  uint32_t microbatch;  // JPP_NONE: the value has one instance a step
   uint32_t summed;      // of an accumulator: microbatches that are in it
   uint8_t owner;        // jpp_owner_t
   uint8_t kind;         // jpp_bytes_kind_t
@@ -53,9 +53,9 @@ typedef struct jpp_checker {
   jpp_check_channel_t* channels;  // of the report
   jpp_channel_ends_t* ends;       // [channels]
   uint8_t* kinds;                 // [values] jpp_bytes_kind_t
-  jpp_memory_point_t* curve;      // of the actor that is walked; NULL: nobody asks
+  jpp_memory_point_t* curve;      // of the actor that is walked; NULL: not wanted
   uint32_t* accumulator_of;       // [values] whose init, state, next or final it is
-  uint64_t* first_run;            // [tasks] its bits in `ran`
+  uint64_t* first_run;            // [tasks] its first flag in `ran`
   uint8_t* ran;                   // a flag for each task and microbatch
   uint32_t* runs;                 // [tasks]
   uint32_t* summed;  // [values] of a state: what the last RUN that took it found in it
@@ -84,11 +84,12 @@ typedef struct jpp_walk {
 jpp_status_t* jpp_check_kinds(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp_check_run(jpp_walk_t* w) JPP_MUST_USE;
-// What holds of all runs of a task: before any actor's walk, and behind the last.
+// Checks over all runs of a task: bindings before any actor is walked, counts after the
+// last.
 jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_run_counts(const jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_channels(jpp_checker_t* c) JPP_MUST_USE;
-// With the plan's slots; then finds how many are needed.
+// Proves that the plan's slots suffice, then finds how many are needed.
 jpp_status_t* jpp_check_waiting(jpp_checker_t* c) JPP_MUST_USE;
 
 // --- Shared by passes -----------------------------------------------------------------
@@ -98,7 +99,7 @@ jpp_status_t* jpp_check_waiting(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content);
 // Empties a register that the program owns.
 void jpp_walk_drop(jpp_walk_t* w, uint32_t reg);
-// Does the content serve as `value` for this microbatch?
+// Whether a register with this content may be read as `value` of this microbatch.
 bool jpp_check_serves(const jpp_checker_t* c, const jpp_content_t* content,
                       uint32_t value, uint32_t microbatch);
 // The accumulator whose `next` this is, and whose sum is complete; otherwise NULL.

@@ -45,7 +45,7 @@ static void find_dependence(kinds_t* k) {
   }
 }
 
-// How the op's inputs are read by loops, through the op.
+// How loops read the op's inputs through it.
 static uint8_t op_reads(const kinds_t* k, const jpp_op_t* op) {
   if (!op->num_outputs) return 0;
   uint8_t dependence = k->dependence[op->first_output];

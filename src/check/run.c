@@ -135,8 +135,8 @@ jpp_status_t* jpp_check_run(jpp_walk_t* w) {
 
 // --- All runs of a task ---------------------------------------------------------------
 
-// The memory of a donated arg becomes a result's: alike in type and bytes, and no result
-// takes over two. `taken` has room for the task's outputs.
+// A donated arg's memory becomes that of a result of the same type and size, and no
+// result takes over two args. `taken` has room for the task's outputs.
 static jpp_status_t* check_donation(const jpp_checker_t* c, const jpp_task_t* task,
                                     uint32_t input, uint32_t output, bool* taken) {
   if (output >= task->num_outputs) {

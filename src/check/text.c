@@ -11,7 +11,7 @@ const char* jpp_check_value_text(const jpp_checker_t* c, uint32_t value,
     return buffer;
   }
   const jpp_type_t* type = &c->staged->values[value].type;
-  size_t size = JPP_CHECK_TEXT_SIZE - 32;  // the microbatch stays behind many dimensions
+  size_t size = JPP_CHECK_TEXT_SIZE - 32;  // leaves room for the microbatch
   size_t at =
       (size_t)snprintf(buffer, size, "%%%u (%s[", value, jpp_dtype_name(type->dtype));
   for (uint32_t i = 0; i < type->ndim && at + 24 < size; ++i) {

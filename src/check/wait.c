@@ -12,8 +12,8 @@ typedef struct waiting {
   bool* queued;         // [ranks] in `ready`
   uint32_t* ready;      // [ranks] a stack
   uint32_t num_ready;
-  uint32_t* seen;   // [ranks] the search that met it
-  uint32_t* place;  // [ranks] steps into that search
+  uint32_t* seen;   // [ranks] where the walk began that visited it last
+  uint32_t* place;  // [ranks] its step in that walk
 } waiting_t;
 
 static const jpp_instr_t* instr_at(const waiting_t* w, uint32_t rank) {
@@ -27,7 +27,7 @@ static void wake_actor(waiting_t* w, uint32_t rank) {
   w->ready[w->num_ready++] = rank;
 }
 
-// Takes the instruction if nothing holds it up.
+// Executes an instruction, unless it has to wait.
 static bool take_instr(waiting_t* w, const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channels = w->c->plan->channels;
   switch ((jpp_instr_kind_t)instr->kind) {
@@ -150,7 +150,8 @@ static jpp_status_t* prove_slots_suffice(waiting_t* w) {
   return rank == JPP_NONE ? NULL : cycle_error(w, rank, length);
 }
 
-// Ends: the plan's own slots, for which the proof has been given, are enough.
+// Terminates, since no channel has to grow beyond the plan's slots, which were proved to
+// suffice.
 static jpp_status_t* find_slots_needed(waiting_t* w) {
   uint32_t length = 0, rank = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) w->slots[i] = 1;

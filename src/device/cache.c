@@ -29,7 +29,7 @@ typedef struct entry {
   size_t code_size;
 } entry_t;
 
-// FNV-1a: tells a damaged file, not a forged one.
+// FNV-1a: detects a damaged file, not a forged one.
 static uint64_t hash_bytes(uint64_t hash, const void* bytes, size_t size) {
   for (size_t i = 0; i < size; ++i) {
     hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);
@@ -56,7 +56,7 @@ static FILE* open_regular(const char* path) {
   return file;
 }
 
-// False for sizes that the file does not have, before memory is asked for.
+// Compares the header's sizes with the file's, before memory is allocated for them.
 static bool read_head(FILE* file, const char* key, file_head_t* head) {
   struct stat info;
   if (fread(head, sizeof(*head), 1, file) != 1 || fstat(fileno(file), &info) != 0) {
@@ -90,7 +90,8 @@ static bool read_code(FILE* file, const char* key, void** out_bytes, size_t* out
 }
 
 // NULL if there is no such file, or none that can be used.
-static jpp_executable_t* load(jpp_client_t* client, const char* path, const char* key) {
+static jpp_executable_t* load_program(jpp_client_t* client, const char* path,
+                                      const char* key) {
   FILE* file = open_regular(path);
   if (!file) return NULL;
   void* bytes = NULL;
@@ -151,9 +152,10 @@ static jpp_status_t* keep_entry(const char* folder, const char* path,
   return NULL;
 }
 
-// Leaves the program in the folder. That it can not be kept is no error.
-static jpp_cache_outcome_t keep(jpp_client_t* client, jpp_executable_t* executable,
-                                const char* folder, const char* key, const char* path) {
+// Stores the program in the folder. It is no error if that fails.
+static jpp_cache_outcome_t keep_program(jpp_client_t* client,
+                                        jpp_executable_t* executable, const char* folder,
+                                        const char* key, const char* path) {
   void* bytes = NULL;
   size_t size = 0;
   jpp_cache_outcome_t outcome = JPP_CACHE_NOT_KEPT;
@@ -178,13 +180,13 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
   *out_outcome = JPP_CACHE_NOT_KEPT;
   char* path = NULL;
   JPP_RETURN_IF_ERROR(make_path(folder, key, "", &path));
-  *out_executable = load(client, path, key);
+  *out_executable = load_program(client, path, key);
   jpp_status_t* status = NULL;
   if (*out_executable) {
     *out_outcome = JPP_CACHE_LOADED;
   } else {
     status = jpp_client_compile(client, request, out_executable);
-    if (!status) *out_outcome = keep(client, *out_executable, folder, key, path);
+    if (!status) *out_outcome = keep_program(client, *out_executable, folder, key, path);
   }
   jpp_free(path);
   return status;

@@ -55,7 +55,7 @@ struct jpp_client {
   jpp_client_info_t info;  // filled before create returns, then constant
 };
 
-// For drivers that can not.
+// For drivers without these operations.
 jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,
                                                           jpp_executable_t* executable,
                                                           void** out_bytes,

@@ -11,7 +11,7 @@ bool jpp_process_is_forked;
 static atomic_bool g_has_client;
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
 
-// In the child, where only the thread that called fork() is.
+// Runs in the child, whose only thread is the one that called fork().
 static void note_fork(void) {
   if (atomic_load(&g_has_client)) jpp_process_is_forked = true;
 }

@@ -60,7 +60,7 @@ static int hex_digit(char c) {
   return found ? (int)(found - digits) : -1;
 }
 
-// Resolves the escape behind a backslash; 0 means that it is none.
+// Resolves the escape behind a backslash; 0 if it is not a valid one.
 static char lexer_take_escape(jpp_lexer_t* lexer) {
   if (lexer->at == lexer->end) return 0;
   char c = *lexer->at++;

@@ -398,7 +398,7 @@ static jpp_status_t* parse_header(parser_t* p) {
 static jpp_status_t* parse_graph(parser_t* p, jpp_graph_t** out_graph) {
   JPP_RETURN_IF_ERROR(parse_header(p));
   while (p->lexer.token.kind != JPP_TOKEN_END) {
-    // What the builder finds wrong with a statement is at the statement.
+    // Errors from the builder are reported at the statement.
     jpp_token_t start = p->lexer.token;
     jpp_status_t* status = parse_statement(p);
     if (!status) continue;

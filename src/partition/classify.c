@@ -11,7 +11,8 @@ static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
   return result;
 }
 
-// Of a loop that runs once nothing leaves: there all of it is the stages' work.
+// Nothing is hoisted out of a loop that runs once: that would save nothing, and all of
+// the body is the stages' work.
 static uint32_t classify_body_op(bool cheap, bool runs_once, uint8_t* knowledge) {
   if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
   if ((*knowledge & kInvariant) && !runs_once) {
@@ -42,7 +43,7 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stag
   for (uint32_t i = 0; i < op->num_outputs; ++i) known[op->first_output + i] = knowledge;
 }
 
-// What a mark takes belongs to its stage, however cheap it is.
+// An op whose result a mark takes belongs to that mark's stage, however cheap it is.
 static void find_stage_ends(const jpp_partitioner_t* p, bool* ends_stage) {
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
     const jpp_op_t* op = &p->ops.data[id];
@@ -54,8 +55,8 @@ static void find_stage_ends(const jpp_partitioner_t* p, bool* ends_stage) {
   }
 }
 
-// An op that leaves the loop may need cheap ones that were to be cloned: these then also
-// stand outside.
+// A hoisted op may need cheap ops that are cloned into tasks: these are then computed
+// outside as well.
 static void find_outer_copies(jpp_partitioner_t* p) {
   for (uint32_t id = p->graph->num_ops; id-- > 0;) {
     const jpp_op_t* op = &p->ops.data[id];

@@ -8,7 +8,7 @@
 
 #include "partition/partitioner.h"
 
-enum { kFewBytes = 64 << 10 };  // moves of less are not worth a word
+enum { kFewBytes = 64 << 10 };  // smaller moves are not reported
 static const float kSmallShare = 0.1f;
 
 static bool same_line(const jpp_partitioner_t* p, uint32_t a, uint32_t b) {
@@ -31,10 +31,10 @@ jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32
   return JPP_VEC_PUSH(&p->notes, note);
 }
 
-// --- Gradients that can not be told apart ---------------------------------------------
+// --- Gradients that one op computes together ------------------------------------------
 
-// Of a value: used for input gradients; a weight gradient, but for work that is small
-// beside computing it (sums, changes of shape).
+// How a value is used: for input gradients; as a weight gradient, directly or after work
+// that is cheap compared with computing it (sums, changes of shape).
 enum { kForInputs = 1, kIsWeightGradient = 2 };
 
 static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) {
@@ -42,7 +42,7 @@ static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) 
   return jpp_segment_is_stage(segment) && segment >= p->loops[loop].stages;
 }
 
-// What an op of the weight-gradient part makes its operands.
+// How an op of the weight-gradient part uses its operands.
 static uint8_t use_in_weight_part(const jpp_partitioner_t* p, const jpp_op_t* op,
                                   const uint8_t* uses) {
   double bytes = 0;

@@ -54,7 +54,7 @@ static jpp_status_t* check_placement(const jpp_graph_t* graph, uint32_t loop,
   return NULL;
 }
 
-// Ops outside in their order; at each loop its stages are found and its results reduced.
+// Lists the ops outside in order; at each loop, finds its stages and reduces its results.
 static jpp_status_t* split_loops(jpp_partitioner_t* p) {
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
     const jpp_op_t* op = &p->ops.data[id];

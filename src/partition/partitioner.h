@@ -31,7 +31,7 @@ typedef struct jpp_partitioner {
   jpp_arena_t* arena;  // of the result
   jpp_arena_t scratch;
 
-  // The graph's tables with what is made on the way.
+  // The graph's tables, extended by what the planner makes.
   JPP_VEC(jpp_value_t) values;
   JPP_VEC(jpp_op_t) ops;  // inputs look through marks
   jpp_u32_vec_t origins;  // [values] as in jpp_staged_t
@@ -65,7 +65,7 @@ jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
 // stages.c: the segment of every other op of a body, and its part of the backward.
 jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p,
                                           uint32_t loop) JPP_MUST_USE;
-// notes.c: where input and weight gradients of a loop can not be told apart.
+// notes.c: ops of a loop that compute input and weight gradients together.
 jpp_status_t* jpp_partition_note_unsplit(jpp_partitioner_t* p,
                                          uint32_t loop) JPP_MUST_USE;
 // tasks.c: makes the stage tasks of a loop, still empty.
@@ -81,8 +81,8 @@ jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // outputs.c: outputs of every task, once all inputs are known.
 jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
 
-// notes.c: called for an op outside once it is placed; `bytes` of its operands are not at
-// home on `rank`, where it runs.
+// notes.c: called for an op outside once it is placed; `bytes` of its operands have to be
+// transferred to `rank`, where it runs.
 jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
                                        uint64_t bytes) JPP_MUST_USE;
 

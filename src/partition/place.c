@@ -1,8 +1,9 @@
-// Rule 4: the ranks and the phase of every op outside the loops.
+// Rule 4 of partition.h: the ranks and the phase of every op outside the loops.
 //
-// Forward, each value that depends on a loop gets the ranks where it can be made for
-// nothing ("home"). Backward, each value gets the ranks that need it, and each op the
-// ranks that run it. An op that nobody needs runs nowhere, unless it has an effect.
+// A forward pass gives each value that depends on a loop its "home", the ranks that can
+// compute it without a transfer. A backward pass gives each value the ranks that need it
+// and each op the ranks that run it. An op that nobody needs runs nowhere, unless it has
+// an effect.
 #include <string.h>
 
 #include "partition/partitioner.h"
@@ -116,8 +117,9 @@ static bool anchored_phase(const placer_t* c, const jpp_op_t* op, uint32_t* out_
   return found;
 }
 
-// The ranks of what the user wants a value beside: where it is at home or, if it depends
-// on no loop, where the loops need it. Without any of these, all ranks.
+// The ranks of the values beside which the user placed this one: where they are at home
+// or, if they depend on no loop, where the loops need them. Without any of these, all
+// ranks.
 static void home_beside(const placer_t* c, const jpp_op_t* op) {
   memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
   for (uint32_t i = 1; i < op->num_inputs; ++i) {
@@ -241,7 +243,7 @@ static jpp_status_t* place_forward(placer_t* c) {
   return NULL;
 }
 
-// What loops begin and end with is at home where it is accumulated.
+// The initial state and the final value of an accumulator are at home on its rank.
 static void anchor_accumulators(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (size_t i = 0; i < p->accumulators.count; ++i) {
@@ -287,17 +289,12 @@ static void need_as_output(placer_t* c, uint32_t value) {
   }
 }
 
-// Where the op can run without a transfer, into c->scratch.
-static void home_of_op(const placer_t* c, const jpp_op_t* op) {
-  if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
-}
-
-// What is seen from outside is done once: on the first rank that wants what it makes or,
-// when none does, where its operands are.
+// An op with an effect runs once: on the first rank that needs what it makes or, when
+// none does, where its operands are.
 static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   uint32_t rank = jpp_ranks_first(run, c->p->words);
   if (rank == JPP_NONE) {
-    home_of_op(c, op);
+    if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
     rank = jpp_ranks_first(c->scratch, c->p->words);
   }
   memset(run, 0, c->p->words * sizeof(*run));
@@ -337,8 +334,8 @@ static void choose_phase(placer_t* c, uint32_t id) {
   c->p->phase[id] = phase;
 }
 
-// Bytes of operands that are not at home where a large op runs; sums, which are
-// regrouped, and what the user placed himself apart.
+// Bytes of the op's operands that have to be transferred to `rank`; 0 for sums, which are
+// regrouped, and for what the user placed himself.
 static uint64_t bytes_moved(const placer_t* c, const jpp_op_t* op, uint32_t rank) {
   if (op->kind != JPP_OP_CALL) return 0;
   uint64_t bytes = 0;
@@ -383,7 +380,7 @@ static void need_of_plain_outputs(placer_t* c) {
   }
 }
 
-// A tree over ranks may add one value an inner sum.
+// Regrouping a tree of sums adds at most one value for each of its inner sums.
 static jpp_status_t* allocate_tables(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   size_t values = p->values.count + p->outer.count;

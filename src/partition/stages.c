@@ -92,8 +92,9 @@ static jpp_status_t* claim_forward(assigner_t* a) {
   return NULL;
 }
 
-// What begins backward stage k was made by the backward of stage k + 1; what begins the
-// last one is the loss, which runs with the last backward so that nothing of it is kept.
+// What the backward mark of stage k takes is computed by the backward of stage k + 1.
+// What the first such mark takes comes from the loss, which runs with the last stage's
+// backward, so that none of its values are kept.
 static jpp_status_t* claim_backward(assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     const jpp_op_t* op = &a->p->ops.data[id];
@@ -119,7 +120,7 @@ static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
 // it. That is the segment that makes it, unless it crosses a stage boundary to get here:
 //  - Through the backward mark of stage k it enters the backward of stage k.
 //  - An effect runs in the stage that a value enters, not in the one that it leaves.
-//  - The mark before an unmarked last stage is all that separates the two stages.
+//  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
   uint32_t producer = a->p->values.data[op->inputs[index]].producer;
@@ -205,8 +206,8 @@ static bool takes_any(const jpp_op_t* op, const jpp_op_t* operands_of) {
   return false;
 }
 
-// The first stage that uses an operand of an effect that no stage feeds, so that nothing
-// is sent to be looked at; JPP_NONE if no stage uses one.
+// The first stage that uses an operand of an effect whose operands no stage makes, so
+// that no value is sent only for the effect; JPP_NONE if no stage uses one.
 static uint32_t stage_beside(const assigner_t* a, const jpp_op_t* effect) {
   uint32_t first = JPP_NONE;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {

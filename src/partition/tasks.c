@@ -76,8 +76,8 @@ typedef struct filler {
 static jpp_status_t* group_ops_by_task(filler_t* f) {
   jpp_partitioner_t* p = f->p;
   size_t ops = p->ops.count, tasks = p->tasks.count;
-  uint32_t *task_of = NULL,
-           *next = NULL;  // [ops] its task; [tasks] where its next op goes
+  uint32_t* task_of = NULL;  // [ops]
+  uint32_t* next = NULL;     // [tasks] where in `own` its next op goes
   JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, ops, &task_of));
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
     task_of[id] = jpp_partition_task_of(p, id);

@@ -108,7 +108,7 @@ static jpp_status_t* build_program(const jpp_plan_options_t* options,
   return status;
 }
 
-// --- The way through ------------------------------------------------------------------
+// --- All parts ------------------------------------------------------------------------
 
 static jpp_status_t* make_parts(const jpp_plan_options_t* options,
                                 planned_storage_t* storage) {

@@ -91,7 +91,7 @@ jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp_program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) JPP_MUST_USE;
 
 void jpp_actor_draft_deinit(jpp_actor_draft_t* actor);
-// The source of a value that travels: the lowest rank that makes it.
+// The rank that sends a value to others: the lowest one that makes it.
 uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value);
 // A value on a rank in a microbatch (any, for values that are made once a step); NULL if
 // the rank neither makes nor takes it.

@@ -8,10 +8,10 @@ typedef struct donor {
   jpp_program_builder_t* b;
   bool** dies;          // [tasks][inputs] so far dead after every run
   uint32_t* input_at;   // [values] position among the inputs of the task at hand
-  jpp_u32_vec_t queue;  // values to look behind
+  jpp_u32_vec_t queue;  // values whose producers are searched
 } donor_t;
 
-// How far behind an output a donated input is looked for: through an optimizer's update.
+// How many values the search behind an output visits: enough for an optimizer's update.
 enum { kSearchOps = 24 };
 
 static jpp_status_t* allocate_donor(donor_t* d) {
@@ -97,8 +97,8 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   return NULL;
 }
 
-// Whatever is left, in order. Only outputs that are still free are looked at, which after
-// match_nearest() are few.
+// First fit for the inputs and outputs that are left, which after match_nearest() are
+// few.
 static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
   const jpp_task_t* task = &d->b->staged->tasks[id];
   d->queue.count = 0;

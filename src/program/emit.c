@@ -90,9 +90,9 @@ static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uin
   return NULL;
 }
 
-// A channel has as many slots as messages are ever under way in the order of these lists.
-// So that order is one in which no send waits, and then none can wait for ever: whether a
-// network of queues gets stuck does not depend on who goes first.
+// A channel gets as many slots as it ever has messages under way in the order of these
+// lists, so in this order no send waits. Whether a network of queues blocks does not
+// depend on the order of execution, so no other order can deadlock either.
 static jpp_status_t* send_value(jpp_program_builder_t* b, uint32_t value,
                                 uint32_t microbatch, uint32_t src, uint32_t dst) {
   uint32_t id = 0;
@@ -136,14 +136,6 @@ static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
   while (instance->definition == JPP_NONE) {
     if (b->channels.data[id].received == b->channels.data[id].messages.count) break;
     JPP_RETURN_IF_ERROR(receive_next(b, id));
-  }
-  return NULL;
-}
-
-static jpp_status_t* receive_inputs(jpp_program_builder_t* b, const jpp_task_t* task,
-                                    uint32_t microbatch) {
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    JPP_RETURN_IF_ERROR(receive_value(b, task->rank, task->inputs[i], microbatch));
   }
   return NULL;
 }
@@ -212,7 +204,9 @@ static jpp_status_t* emit_begin(jpp_program_builder_t* b, const jpp_event_item_t
                      .microbatch = item->microbatch,
                      .num_args = task->num_inputs,
                      .num_results = task->num_outputs};
-  JPP_RETURN_IF_ERROR(receive_inputs(b, task, item->microbatch));
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    JPP_RETURN_IF_ERROR(receive_value(b, task->rank, task->inputs[i], item->microbatch));
+  }
   JPP_RETURN_IF_ERROR(push_instr(&b->actors[task->rank], run, NULL));
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     JPP_RETURN_IF_ERROR(use_input(b, task, item->microbatch, task->inputs[i]));

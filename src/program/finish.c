@@ -198,7 +198,7 @@ static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
   jpp_vec_deinit(&finisher.operands);
   jpp_vec_deinit(&finisher.operand_values);
   jpp_vec_deinit(&finisher.dead);
-  jpp_actor_draft_deinit(&b->actors[rank]);  // the largest thing there is by now
+  jpp_actor_draft_deinit(&b->actors[rank]);  // by now the largest allocation
   return status;
 }
 

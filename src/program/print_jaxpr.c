@@ -24,8 +24,10 @@ static void append_registers(printer_t* p, const jpp_program_t* program, uint32_
 }
 
 static const char* task_type(const jpp_task_t* task) {
-  static const char* const names[] = {"IDLE", "FWD", "BWD", "BWD_I", "BWD_W", "OUTER"};
-  return names[task->kind];
+  static const char* const kNames[] = {"IDLE", "FWD", "BWD", "BWD_I", "BWD_W", "OUTER"};
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_TASK_KIND_COUNT,
+                 "a name a kind");
+  return kNames[task->kind];
 }
 
 static void append_task(printer_t* p, const jpp_program_t* program,

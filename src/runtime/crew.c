@@ -37,9 +37,10 @@ static void issue_round(const jpp_issuer_t* issuer, bool* out_some, bool* out_al
   }
 }
 
-// True when every issuer's last round began at this progress and found nothing to do. A
-// round that gets somewhere is counted before its issuer is idle again, so none can hide
-// one: whoever first moved on is not idle since `since`, and after that counts.
+// Whether every issuer's last round began at this value of `progress` and issued nothing.
+// A successful round is counted in `progress` before its issuer declares itself idle
+// again, so what any issuer achieved meanwhile shows either in its `idle_since` or in the
+// counter.
 static bool is_everyone_idle(jpp_runtime_t* runtime, uint64_t since) {
   for (uint32_t i = 0; i < runtime->crew.count; ++i) {
     uint64_t idle = atomic_load(&runtime->crew.issuers[i].idle_since);

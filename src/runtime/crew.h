@@ -19,7 +19,8 @@ typedef struct jpp_issuer {
   jpp_runtime_t* runtime;
   uint32_t index;
   pthread_t thread;  // of all but issuer 0, which is the step's thread
-  // The runtime's `progress` when a round without any began; UINT64_MAX: all done.
+  // The runtime's `progress` when the last round that issued nothing began, or one of the
+  // special values in crew.c.
   _Atomic uint64_t idle_since;
 } jpp_issuer_t;
 
@@ -29,7 +30,7 @@ typedef struct jpp_crew {
   jpp_issuer_t* issuers;
   pthread_mutex_t mutex;  // of the rest
   pthread_cond_t changed;
-  uint64_t step;     // a step more: begin
+  uint64_t step;     // incremented to begin a step
   uint32_t working;  // issuers that have not finished it, without the step's thread
   bool stopping;
 } jpp_crew_t;

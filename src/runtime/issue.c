@@ -39,8 +39,8 @@ static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
   }
 }
 
-// A failure that comes after the call is known only to what the run made, and that may be
-// deleted before the step ends. The ready event of a result is cheaper than the event
+// A failure after the call shows only in the run's results, which may be deleted before
+// the step ends; hence an event. The ready event of a result is cheaper than the event
 // that jpp_client_execute() can give.
 static jpp_status_t* take_events(const jpp_actor_t* actor,
                                  const jpp_actor_instr_t* instr) {

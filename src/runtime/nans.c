@@ -25,8 +25,8 @@ static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
   return i;
 }
 
-// The op itself, or what it was made of last that a user wrote: sums over microbatches
-// are the planner's.
+// The op itself or, if the planner made it (sums over microbatches), the latest op behind
+// it that the user wrote.
 static const jpp_op_t* written_op(const jpp_staged_t* staged, const jpp_task_t* task,
                                   uint32_t maker) {
   const jpp_op_t* op = &staged->ops[task->ops[maker]];

@@ -68,7 +68,7 @@ static jpp_status_t* resolve_calls(jpp_runtime_t* runtime,
   return NULL;
 }
 
-// The thread that resets or closes the channel: a step's, or destroy's.
+// Called on the thread that resets or closes the channel: a step's, or destroy's.
 static void release_message(void* user, void* buffer) {
   jpp_client_buffer_destroy(user, buffer);
 }

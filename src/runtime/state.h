@@ -27,13 +27,13 @@ struct jpp_runtime {
 
   _Atomic int halt;           // jpp_halt_t
   _Atomic uint64_t order;     // runs, sends and output copies begun
-  _Atomic uint64_t progress;  // rounds of issuers that got somewhere
+  _Atomic uint64_t progress;  // rounds in which an issuer issued something
 
   atomic_uint checks_wanted;
   unsigned checks;  // this step: what to find, as base/finite.h has it
   atomic_bool tracing_wanted;
   bool tracing;  // this step
-  bool traced;   // `trace` is whole
+  bool traced;   // `trace` is complete
   jpp_trace_t trace;
   uint64_t* trace_peaks;  // its peak_live_bytes
   int64_t trace_start;

@@ -164,7 +164,8 @@ static void drop_events(jpp_runtime_t* runtime, jpp_event_t** events, size_t cou
   }
 }
 
-// Nobody will know how it went.
+// Drops the events of a cancelled step without waiting for them; its outcome stays
+// unknown.
 static void abandon_step(jpp_runtime_t* runtime) {
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -180,7 +181,7 @@ static jpp_status_t* cancelled_error(void) {
   return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
 }
 
-// Until all that was issued is done; the step's outcome.
+// Waits until all that was issued is done; returns the step's outcome.
 static jpp_status_t* await_all(jpp_runtime_t* runtime) {
   first_failure_t first = {0};
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -223,7 +224,7 @@ static void forget_register(jpp_actor_t* actor, uint32_t reg) {
   for (size_t d = 0; d < devices; ++d) actor->regs[reg * devices + d] = NULL;
 }
 
-// Destroys what the registers still hold, but for what is not the step's.
+// Destroys what the registers still hold, except what the step does not own.
 static void clear_registers(jpp_actor_t* actor) {
   const jpp_program_t* program = actor->program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -272,7 +273,8 @@ static jpp_status_t* step_locked(jpp_runtime_t* runtime, const jpp_step_io_t* io
   return status;
 }
 
-// A step that never began: what it owns goes.
+// Fails a step that never began; the inputs that it owns are destroyed, as after any
+// failure.
 static jpp_status_t* refuse_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   uint32_t devices = runtime->devices_per_rank;
   clear_outputs(runtime, io);

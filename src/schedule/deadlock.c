@@ -5,7 +5,7 @@
 
 enum { kLongestListing = 9 };  // longer cycles are cut in the middle
 
-// So many tasks are looked at before the shortest cycle found so far has to do.
+// Limit on the tasks examined; beyond it the shortest cycle found so far is reported.
 enum { kMostLooks = 1 << 25 };
 
 // A task that never starts, and what it needs, which never starts either.
@@ -125,8 +125,8 @@ static bool is_search_over(const search_t* search) {
   return search->length == 1 || search->looks > kMostLooks;
 }
 
-// From where the ranks stand still, which finds some cycle, then from all that never
-// starts.
+// Searches from the tasks at which ranks are blocked, which finds some cycle, then from
+// every task that never starts.
 static void search_shortest(search_t* search) {
   const jpp_schedule_t* schedule = search->order->index->schedule;
   const uint32_t* done = search->order->done;

@@ -6,7 +6,7 @@
 #include "base/arena.h"
 #include "jaxpp/schedule.h"
 
-// BWD and BWD_I answer the same needs, so they share a slot.
+// BWD and BWD_I satisfy the same needs, so they share a slot.
 typedef enum jpp_task_slot { JPP_SLOT_FWD, JPP_SLOT_BWD, JPP_SLOT_BWD_W } jpp_task_slot_t;
 enum { kTaskSlots = JPP_SLOT_BWD_W + 1 };
 

@@ -18,7 +18,7 @@ typedef struct jpp_schedule_order {
   const jpp_schedule_index_t* index;
   bool fused_as_one;
   const uint32_t* done;  // [ranks]: entries of the row that have run
-  // When each entry starts and ends, [ranks][row count]; both NULL when nobody asks.
+  // When each entry starts and ends, [ranks][row count]; both NULL when not wanted.
   uint64_t** start;
   uint64_t** end;
 } jpp_schedule_order_t;
@@ -42,8 +42,8 @@ jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule,
                                         bool fused_as_one) JPP_MUST_USE;
 
 // The error for an order that stopped short: the shortest cycle of needs and row orders
-// among all tasks that never start. Where there are so many that this would take long,
-// the shortest of those looked at.
+// among all tasks that never start. Where finding that would take too long, the shortest
+// one found within a limit.
 jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
                                     jpp_arena_t* scratch) JPP_MUST_USE;
 

@@ -153,12 +153,6 @@ static jpp_status_t* place_stages(const jpp_schedule_rows_t* rows,
   return NULL;
 }
 
-static jpp_status_t* fill_from_rows(const jpp_schedule_rows_t* rows,
-                                    jpp_schedule_draft_t* draft) {
-  JPP_RETURN_IF_ERROR(copy_rows(rows, draft));
-  return place_stages(rows, draft);
-}
-
 jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
                                      jpp_schedule_t** out_schedule) {
   *out_schedule = NULL;
@@ -167,7 +161,8 @@ jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
   jpp_schedule_draft_t draft;
   JPP_RETURN_IF_ERROR(
       jpp_schedule_draft_create(rows->name ? rows->name : "user", &params, &draft));
-  jpp_status_t* status = fill_from_rows(rows, &draft);
+  jpp_status_t* status = copy_rows(rows, &draft);
+  if (!status) status = place_stages(rows, &draft);
   if (status) {
     jpp_schedule_destroy(draft.schedule);
     return status;

@@ -141,7 +141,7 @@ static void start_task(greedy_t* g, uint32_t r, uint32_t stage, uint32_t what,
   wake_receiver(g, stage, what, end);
 }
 
-// Each rank's stages, one rank's behind another's.
+// Lists the stages of each rank in the order of the pipeline, all in one array.
 static jpp_status_t* list_stages(greedy_t* g, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = g->schedule;
   uint32_t* stages = NULL;
@@ -178,7 +178,8 @@ static jpp_status_t* prepare_greedy(greedy_t* g, jpp_arena_t* scratch,
                       schedule->microbatches;
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(draft->arena, capacity, &g->ranks[r].tasks));
   }
-  // A task wakes two ranks at most.
+  // A wake-up for each rank at the start, and at most two for each of up to three tasks a
+  // stage and microbatch.
   return JPP_ARENA_ARRAY(scratch, 6 * pairs + schedule->ranks, &g->heap);
 }
 

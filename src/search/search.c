@@ -25,7 +25,7 @@ typedef struct search {
   uint32_t link;
   double start, last_report, last_poll;
   uint64_t random;
-  recipe_t best;   // behind result->schedule, unless that is built in
+  recipe_t best;   // made result->schedule, unless that is built in
   recipe_t trial;  // changed from the best
   jpp_search_result_t* result;
 } search_t;
@@ -36,6 +36,8 @@ static double seconds_now(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+// A linear congruential generator with Knuth's MMIX constants, so that a search with a
+// seed is the same on every platform.
 static uint32_t random_below(search_t* search, uint32_t bound) {
   search->random = search->random * 6364136223846793005ull + 1442695040888963407ull;
   return (uint32_t)((search->random >> 33) % bound);
@@ -45,6 +47,8 @@ static double stage_work(const jpp_cost_t* cost) {
   return cost->forward + cost->backward + cost->weight;
 }
 
+// No schedule is shorter than: all work shared out evenly; a microbatch's way through all
+// stages and back; or a stage's work after the forwards of those before it.
 static double lower_bound(const jpp_search_options_t* options) {
   double all = 0, way = 0, before = 0, bound = 0;
   for (uint32_t s = 0; s < options->stages; ++s) {
@@ -85,7 +89,8 @@ static jpp_status_t* poll_caller(search_t* search) {
   return search->options->poll(search->options->context);
 }
 
-// Takes the schedule over, as the best one or to destroy it.
+// Takes ownership: a schedule that fits and is the shortest so far becomes the result,
+// any other is destroyed.
 static jpp_status_t* keep_if_better(search_t* search, jpp_schedule_t* schedule,
                                     bool* out_better) {
   double makespan = 0;
@@ -230,7 +235,7 @@ static void place_stages_by(const search_t* search, placement_t how,
   }
 }
 
-// So many activations on each rank.
+// Limits each rank to `limit` activations, or to what its memory holds.
 static void set_limits(const search_t* search, uint64_t limit, uint32_t* limits) {
   for (uint32_t r = 0; r < search->options->ranks; ++r) {
     limits[r] = (uint32_t)(limit < search->most ? limit : search->most);
@@ -258,7 +263,7 @@ static jpp_status_t* try_placements(search_t* search) {
   return NULL;
 }
 
-// One stage to another rank, two stages swapped, a limit, a priority.
+// A random change: one stage to another rank, two stages swapped, a limit, a priority.
 static void mutate_trial(search_t* search) {
   const jpp_search_options_t* options = search->options;
   recipe_t* trial = &search->trial;
@@ -308,8 +313,7 @@ static jpp_status_t* climb(search_t* search) {
   return NULL;
 }
 
-// --- Setting up
-// -------------------------------------------------------------------------
+// --- Setting up -----------------------------------------------------------------------
 
 // About a thousand ticks in the shortest cost.
 static double ticks_per_unit(const jpp_search_options_t* options) {

@@ -8,6 +8,9 @@
 #include "schedule/order.h"
 #include "simulate/simulation.h"
 
+// In place of a time: what is needed has not run yet.
+static const double kNotRun = -1;
+
 typedef struct simulator {
   const jpp_simulate_options_t* options;
   const jpp_schedule_index_t* index;
@@ -24,12 +27,12 @@ typedef struct simulator {
   double* arrival[2];    // [stages][microbatches]
 } simulator_t;
 
-// When the task of another stage that `rank` needs is there; negative: it has not run.
+// When the result of another stage's task arrives at `rank`; kNotRun if it has not run.
 static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t stage,
                         uint32_t microbatch, uint32_t rank) {
   uint32_t entry = jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
   uint32_t from = sim->schedule->stage_rank[stage];
-  if (entry >= sim->run.done[from]) return -1;
+  if (entry >= sim->run.done[from]) return kNotRun;
   if (from != rank && sim->arrival[0]) {
     return sim->arrival[slot][(size_t)stage * sim->schedule->microbatches + microbatch];
   }
@@ -43,21 +46,21 @@ static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t s
   return from == rank ? end : end + sim->options->latency;
 }
 
-// When what the same stage did before the task is there; negative if it has not run. It
-// stands in the same row, and with one stream it is there if it stands before.
+// When the task of the same stage that this one needs has ended; kNotRun if it has not
+// run. It is in the same row, and with one stream it has ended if it comes before.
 static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
                        const jpp_schedule_task_t* task) {
   bool weight = task->kind == JPP_TASK_BWD_W;
   jpp_task_slot_t slot = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
   uint32_t own =
       jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
-  if (own >= entry) return -1;
+  if (own >= entry) return kNotRun;
   if (sim->streams == 1) return 0;
   const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own];
   return sim->starts[rank][own] + jpp_task_cost(&sim->costs[done->stage], done->kind);
 }
 
-// When the task may start as far as needs go; negative if it may not.
+// When all that a task needs is there; kNotRun if something has not run.
 static double ready_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
                          const jpp_schedule_task_t* task) {
   uint32_t stage = task->stage, m = task->microbatch;
@@ -65,10 +68,10 @@ static double ready_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
     return stage ? need_time(sim, JPP_SLOT_FWD, stage - 1, m, rank) : 0;
   }
   double own = own_time(sim, rank, entry, task);
-  if (own < 0 || task->kind == JPP_TASK_BWD_W) return own;
+  if (own == kNotRun || task->kind == JPP_TASK_BWD_W) return own;
   if (stage + 1 == sim->schedule->stages) return own;
   double after = need_time(sim, JPP_SLOT_BWD, stage + 1, m, rank);
-  return after < 0 || after > own ? after : own;
+  return after == kNotRun || after > own ? after : own;
 }
 
 static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t entry) {
@@ -83,7 +86,7 @@ static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t en
   return first;
 }
 
-// Hands the result of a task on; gives how long its stream is busy with that.
+// Sends the result of a task on; returns how long its stream is busy with that.
 static double send_result(simulator_t* sim, uint32_t rank,
                           const jpp_schedule_task_t* task, double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
@@ -109,7 +112,7 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   double start = *free_at;
   if (task->kind != JPP_TASK_IDLE) {
     double ready = ready_time(sim, rank, entry, task);
-    if (ready < 0) return false;
+    if (ready == kNotRun) return false;
     uint32_t stream = choose_stream(sim, rank, entry);
     start = free_at[stream] > ready ? free_at[stream] : ready;
     double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);

@@ -11,13 +11,13 @@ typedef struct jpp_simulation_storage {
   bool has_backward;  // of its schedule, which is not forward only
 } jpp_simulation_storage_t;
 
-// Whether it is one of the times that a simulation takes.
+// Whether a simulation accepts the time.
 bool jpp_simulation_takes(double time);
-// JPP_INVALID_ARGUMENT that names the first stage of `stages` with another one.
+// JPP_INVALID_ARGUMENT that names the first stage with a cost that it does not accept.
 jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs,
                                          uint32_t stages) JPP_MUST_USE;
 
-// Fills in what the simulation says beside when its tasks start; stages_of: [ranks].
+// Fills in everything but the starts of tasks; stages_of: [ranks].
 jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
                                  const jpp_simulate_options_t* options,
                                  const uint32_t* stages_of,
@@ -30,7 +30,7 @@ typedef struct jpp_kept_event {
   int change;      // 1 or -1
 } jpp_kept_event_t;
 
-// All of a rank, by time, ends first. In `scratch`.
+// All events of a rank by time, ends before beginnings at the same time. In `scratch`.
 jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
                                   jpp_arena_t* scratch, jpp_kept_event_t** out_events,
                                   uint32_t* out_count) JPP_MUST_USE;

@@ -14,7 +14,7 @@ static bool has_backward(const jpp_simulation_t* simulation) {
   return ((const jpp_simulation_storage_t*)simulation)->has_backward;
 }
 
-static bool frees(const jpp_schedule_task_t* task, bool backward) {
+static bool frees_activation(const jpp_schedule_task_t* task, bool backward) {
   return task->kind == JPP_TASK_BWD || task->kind == JPP_TASK_BWD_W ||
          (task->kind == JPP_TASK_FWD && !backward);
 }
@@ -33,7 +33,7 @@ static void sum_row(const jpp_simulation_t* simulation, uint32_t r, bool backwar
       *out_peak = kept;
       rank->peak_entry = i;
     }
-    if (frees(task, backward)) --kept;
+    if (frees_activation(task, backward)) --kept;
   }
 }
 
@@ -58,7 +58,7 @@ jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t r
       (*out_events)[(*out_count)++] =
           (jpp_kept_event_t){simulation->starts[rank][i], i, 1};
     }
-    if (frees(&row->tasks[i], backward)) {
+    if (frees_activation(&row->tasks[i], backward)) {
       (*out_events)[(*out_count)++] =
           (jpp_kept_event_t){end_of(simulation, rank, i), i, -1};
     }

@@ -267,8 +267,8 @@ static json_t* program_json(const jpp_planned_t* planned) {
 
 // --- Check ----------------------------------------------------------------------------
 
-// For each kind that is ever there, its bytes before the first instruction and behind
-// each.
+// For each kind of bytes that the actor ever holds: its bytes before the first
+// instruction and after each.
 static json_t* curve_json(const jpp_memory_point_t* points, uint32_t count) {
   json_t* curve = json_object();
   for (int k = 0; curve && k < JPP_BYTES_KIND_COUNT; ++k) {

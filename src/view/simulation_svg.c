@@ -53,7 +53,7 @@ static uint32_t stage_shade(const jpp_schedule_t* schedule, uint32_t stage) {
   return all <= 4 ? turn * 3 / (all - 1) : turn % 4;
 }
 
-static double at(const plot_t* plot, double time) { return kLeft + time * plot->scale; }
+static double x_at(const plot_t* plot, double time) { return kLeft + time * plot->scale; }
 
 static double row_top(const plot_t* plot, uint32_t rank) {
   return kTop + rank * (plot->row + kCurve + kRowGap);
@@ -110,7 +110,7 @@ static void append_task(const plot_t* plot, uint32_t rank, uint32_t entry,
   const jpp_schedule_task_t* task = &simulation->schedule->rows[rank].tasks[entry];
   double start = simulation->starts[rank][entry];
   double took = jpp_task_cost(&simulation->stage_costs[task->stage], task->kind);
-  double x = at(plot, start), width = took * plot->scale;
+  double x = x_at(plot, start), width = took * plot->scale;
   double height = plot->row / simulation->streams;
   uint32_t stream = simulation->stream_of ? simulation->stream_of[rank][entry] : 0;
   double y = row_top(plot, rank) + stream * height;
@@ -140,11 +140,11 @@ static jpp_status_t* append_curve(const plot_t* plot, uint32_t rank, uint32_t st
   uint32_t count = 0;
   int kept = 0;
   JPP_RETURN_IF_ERROR(jpp_simulation_kept(simulation, rank, scratch, &events, &count));
-  jpp_str_appendf(plot->str, "<path " KEPT " d=\"M%.2f %.2f", at(plot, 0), floor_y);
+  jpp_str_appendf(plot->str, "<path " KEPT " d=\"M%.2f %.2f", x_at(plot, 0), floor_y);
   for (uint32_t i = 0; i < count; ++i) {
     kept += events[i].change;
     if (i + 1 < count && events[i + 1].time <= events[i].time) continue;
-    jpp_str_appendf(plot->str, "H%.2fV%.2f", at(plot, events[i].time),
+    jpp_str_appendf(plot->str, "H%.2fV%.2f", x_at(plot, events[i].time),
                     floor_y - kept * step);
   }
   jpp_str_appendf(plot->str,
@@ -183,12 +183,12 @@ static void append_axis(const plot_t* plot) {
                     "<path d=\"M%.2f %.0fv5\" stroke=\"#888\"/><text " NUMBER " " GREY
                     " "
                     "x=\"%.2f\" y=\"%.0f\">%.6g</text>\n",
-                    at(plot, time), y, at(plot, time), y + 16, time);
+                    x_at(plot, time), y, x_at(plot, time), y + 16, time);
   }
 }
 
 // The narrowest task is to hold its number, as far as the width allows.
-static void measure(plot_t* plot) {
+static void measure_plot(plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   double makespan = simulation->makespan > 0 ? simulation->makespan : 1;
   double shortest = makespan;
@@ -227,7 +227,7 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
                            kMostTasks, (unsigned long long)simulation->tasks);
   }
   plot_t plot = {.simulation = simulation, .str = str};
-  measure(&plot);
+  measure_plot(&plot);
   jpp_str_appendf(str,
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" "
                   "height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" "
@@ -245,7 +245,7 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
   return status;
 }
 
-static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_text) {
+static jpp_status_t* finish_text(jpp_status_t* status, jpp_str_t* str, char** out_text) {
   *out_text = NULL;
   if (!status) return jpp_str_finish(str, out_text);
   jpp_str_deinit(str);
@@ -255,7 +255,7 @@ static jpp_status_t* finish(jpp_status_t* status, jpp_str_t* str, char** out_tex
 jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation, char** out_text) {
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(simulation, &str);
-  return finish(status, &str, out_text);
+  return finish_text(status, &str, out_text);
 }
 
 jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text) {
@@ -263,5 +263,5 @@ jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text)
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(simulation, &str);
   jpp_page_end(&str);
-  return finish(status, &str, out_text);
+  return finish_text(status, &str, out_text);
 }

@@ -4,7 +4,8 @@
 
 #include "device/fake/fake.h"
 
-// Copies one dimension of an array with strides to dense memory; gives the end of it.
+// Copies one dimension of an array with strides to dense memory; returns the end of the
+// copy.
 static char* copy_strided(const jpp_host_array_t* array, uint32_t dim, const char* source,
                           char* destination, size_t element) {
   if (dim == array->rank) {

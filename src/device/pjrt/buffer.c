@@ -18,7 +18,8 @@ jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array
   JPP_RETURN_IF_ERROR(
       jpp_pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
                       JPP_INVALID_ARGUMENT, "copy from host"));
-  // With these semantics the plugin is done with the data: the event has nothing to say.
+  // With these semantics the plugin needs the data no longer when the call returns, so
+  // the event says nothing.
   jpp_pjrt_event_destroy(base, (jpp_event_t*)args.done_with_host_buffer);
   *out_buffer = (jpp_buffer_t*)args.buffer;
   return NULL;

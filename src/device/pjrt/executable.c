@@ -56,8 +56,8 @@ jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
   return status;
 }
 
-static jpp_status_t* serialize(const PJRT_Api* api, PJRT_Executable* program,
-                               void** out_bytes, size_t* out_size) {
+static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* program,
+                                       void** out_bytes, size_t* out_size) {
   JPP_PJRT_ARGS(Executable_Serialize, args);
   args.executable = program;
   JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Executable_Serialize(&args),
@@ -77,7 +77,7 @@ jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
   const PJRT_Api* api = jpp_pjrt_client(base)->api;
   PJRT_Executable* program = NULL;
   JPP_RETURN_IF_ERROR(borrow_program(api, executable, &program));
-  jpp_status_t* status = serialize(api, program, out_bytes, out_size);
+  jpp_status_t* status = serialize_program(api, program, out_bytes, out_size);
   release_program(api, program);
   return status;
 }

@@ -18,11 +18,19 @@ enum {
   kWaitedB = 1 << 7,
 };
 
+// What the actions so far have done with a stage's weights.
+typedef enum weights_state {
+  WEIGHTS_UNSAID,  // no such action yet: they are assumed to be here
+  WEIGHTS_UNSHARDED,
+  WEIGHTS_RESHARDED,
+  WEIGHTS_REDUCED,  // the gradients are
+} weights_state_t;
+
 typedef struct prover {
   const jpp_actions_t* actions;
   const jpp_schedule_t* schedule;
-  uint8_t* done;  // [stages][microbatches]
-  uint8_t* held;  // [stages]: 0 nothing said, 1 unsharded, 2 resharded, 3 reduced
+  uint8_t* done;     // [stages][microbatches]
+  uint8_t* weights;  // [stages]: weights_state_t
 } prover_t;
 
 jpp_status_t* jpp_actions_fail(const jpp_actions_t* actions, uint32_t rank,
@@ -70,11 +78,11 @@ static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
 static jpp_status_t* check_compute(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
   uint8_t* done = done_of(p, action);
-  if (p->held[action->stage] == 2) {
+  if (p->weights[action->stage] == WEIGHTS_RESHARDED) {
     return action_error(p, rank, action,
                         "the stage's weights are not here after its RESHARD");
   }
-  if (p->held[action->stage] == 3) {
+  if (p->weights[action->stage] == WEIGHTS_REDUCED) {
     return action_error(p, rank, action, "the stage's gradients are reduced already");
   }
   if (action->task == JPP_TASK_BWD_W) return NULL;
@@ -138,26 +146,28 @@ static jpp_status_t* check_wait(const prover_t* p, uint32_t rank,
 
 static jpp_status_t* check_weights(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
-  uint8_t* held = &p->held[action->stage];
+  uint8_t* state = &p->weights[action->stage];
   switch ((jpp_action_kind_t)action->kind) {
     case JPP_ACTION_UNSHARD:
-      if (*held == 1)
+      if (*state == WEIGHTS_UNSHARDED)
         return action_error(p, rank, action, "the weights are here already");
-      *held = 1;
+      *state = WEIGHTS_UNSHARDED;
       return NULL;
     case JPP_ACTION_RESHARD:
-      if (*held != 1 && *held != 3) {
+      if (*state != WEIGHTS_UNSHARDED && *state != WEIGHTS_REDUCED) {
         return action_error(p, rank, action, "expected an UNSHARD before it");
       }
-      if (*held == 1) *held = 2;
+      if (*state == WEIGHTS_UNSHARDED) *state = WEIGHTS_RESHARDED;
       return NULL;
     case JPP_ACTION_REDUCE_GRAD:
-      if (*held == 3) return action_error(p, rank, action, "is reduced twice");
-      *held = 3;
+      if (*state == WEIGHTS_REDUCED)
+        return action_error(p, rank, action, "is reduced twice");
+      *state = WEIGHTS_REDUCED;
       return NULL;
     default:
-      return *held == 3 ? NULL
-                        : action_error(p, rank, action, "stands before its REDUCE_GRAD");
+      return *state == WEIGHTS_REDUCED
+                 ? NULL
+                 : action_error(p, rank, action, "stands before its REDUCE_GRAD");
   }
 }
 
@@ -244,7 +254,7 @@ jpp_status_t* jpp_actions_verify(const jpp_actions_t* actions, jpp_arena_t* scra
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
   if (!has_communication(actions)) return NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &p.done));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &p.held));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &p.weights));
   JPP_RETURN_IF_ERROR(check_lists(&p, check_action));
   JPP_RETURN_IF_ERROR(check_lists(&p, check_ends));
   return jpp_actions_run(actions, scratch, out_slots);

@@ -33,7 +33,8 @@ typedef struct message {
   bool forward;
 } message_t;
 
-// What a SEND sends, a WAIT_SEND waits to get rid of, a RECV gets and a COMPUTE needs.
+// The message that a SEND sends, a WAIT_SEND waits for, a RECV receives or a COMPUTE
+// needs.
 static message_t message_of(const runner_t* run, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   bool comes = action->kind == JPP_ACTION_COMPUTE || jpp_action_is_recv(action);
@@ -136,8 +137,7 @@ static uint32_t run_with(runner_t* run, uint32_t slots) {
 
 // --- Ranks that wait for each other ---------------------------------------------------
 
-// Of the other rank: the SEND that makes the message come, or the RECV that makes it
-// leave.
+// The other rank's action that ends a wait: the SEND of the message, or its RECV.
 static const jpp_action_t* find_end(const runner_t* run, uint32_t rank, message_t message,
                                     bool send) {
   const jpp_action_list_t* list = &run->actions->lists[rank];
@@ -212,8 +212,9 @@ static jpp_status_t* deadlock_error(runner_t* run, uint32_t stuck) {
 
 // --- Slots ----------------------------------------------------------------------------
 
-// With slots for all messages of a channel no SEND waits, so more change nothing. With
-// more slots a rank that could go on still can: halving finds the least number.
+// With slots for all messages of a channel no SEND waits, so no more are ever needed. A
+// rank that goes on with some number of slots goes on with more, so binary search finds
+// the least number.
 static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* out_slots) {
   uint32_t stuck = run_with(run, most);
   if (stuck != JPP_NONE) return deadlock_error(run, stuck);

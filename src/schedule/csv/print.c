@@ -14,7 +14,7 @@ typedef JPP_VEC(jpp_action_t) action_vec_t;
 typedef struct inbox {
   uint32_t sender;
   action_vec_t messages;  // the RECVs
-  size_t posted;          // so many of them stand in the rank's list
+  size_t posted;          // how many of them are in the rank's list already
 } inbox_t;
 
 typedef JPP_VEC(inbox_t) inbox_vec_t;
@@ -26,7 +26,7 @@ typedef struct placer {
   inbox_vec_t inboxes;
   uint8_t* received[2];  // [stages][microbatches]: the RECV of the forward, the backward
   action_vec_t actions;
-  uint32_t cells;  // so many cells of the rank's line are filled
+  uint32_t cells;  // cells of the rank's line so far
 } placer_t;
 
 static jpp_status_t* list_messages(const placer_t* placer, inbox_t* inbox) {

@@ -24,10 +24,11 @@ typedef struct reader {
   size_t line_tasks;  // tasks of the lines before
 } reader_t;
 
-typedef struct cell {
+// Some of the file's text, from `at` to before `end`.
+typedef struct range {
   const char* at;
   const char* end;
-} cell_t;
+} range_t;
 
 static const struct action_word {
   const char* word;
@@ -70,7 +71,7 @@ const char* jpp_action_name(const jpp_action_t* action,
   return buffer;
 }
 
-static jpp_status_t* bad_cell(const reader_t* reader, cell_t cell, const char* why) {
+static jpp_status_t* bad_cell(const reader_t* reader, range_t cell, const char* why) {
   int length = cell.end - cell.at > 60 ? 60 : (int)(cell.end - cell.at);
   return jpp_status_make(JPP_PARSE_ERROR, "%s:%u: cell %u, '%.*s': %s", reader->file,
                          reader->line, reader->cell, length, cell.at, why);
@@ -97,7 +98,7 @@ static const struct action_word* find_word(const char* at, size_t length) {
   return NULL;
 }
 
-static jpp_status_t* read_action(reader_t* reader, cell_t cell,
+static jpp_status_t* read_action(reader_t* reader, range_t cell,
                                  jpp_action_t* out_action) {
   const char* at = cell.at;
   jpp_action_t action = {.cell = reader->cell};
@@ -137,7 +138,7 @@ static jpp_status_t* add_action(reader_t* reader, jpp_action_t action) {
 }
 
 // "(0F7;7B3)OVERLAP_F_B"
-static jpp_status_t* read_pair(reader_t* reader, cell_t cell) {
+static jpp_status_t* read_pair(reader_t* reader, range_t cell) {
   static const char kTail[] = ")OVERLAP_F_B";
   size_t tail = sizeof(kTail) - 1, length = (size_t)(cell.end - cell.at);
   const char* middle = memchr(cell.at, ';', length);
@@ -146,9 +147,9 @@ static jpp_status_t* read_pair(reader_t* reader, cell_t cell) {
     return bad_cell(reader, cell, "expected a pair as (0F7;7B3)OVERLAP_F_B");
   }
   jpp_action_t first, second;
-  JPP_RETURN_IF_ERROR(read_action(reader, (cell_t){cell.at + 1, middle}, &first));
+  JPP_RETURN_IF_ERROR(read_action(reader, (range_t){cell.at + 1, middle}, &first));
   JPP_RETURN_IF_ERROR(
-      read_action(reader, (cell_t){middle + 1, cell.end - tail}, &second));
+      read_action(reader, (range_t){middle + 1, cell.end - tail}, &second));
   if (first.task != JPP_TASK_FWD ||
       (second.task != JPP_TASK_BWD && second.task != JPP_TASK_BWD_I)) {
     return bad_cell(reader, cell, "expected a forward and a backward in the pair");
@@ -173,7 +174,7 @@ static jpp_status_t* add_idle(reader_t* reader) {
   return JPP_VEC_PUSH(&reader->tasks, (jpp_schedule_task_t){.kind = JPP_TASK_IDLE});
 }
 
-static jpp_status_t* read_cell(reader_t* reader, cell_t cell) {
+static jpp_status_t* read_cell(reader_t* reader, range_t cell) {
   while (cell.at < cell.end && *cell.at == ' ') ++cell.at;
   while (cell.at < cell.end && cell.end[-1] == ' ') --cell.end;
   if (cell.at == cell.end) return add_idle(reader);
@@ -183,7 +184,16 @@ static jpp_status_t* read_cell(reader_t* reader, cell_t cell) {
   return add_action(reader, action);
 }
 
-static jpp_status_t* read_line(reader_t* reader, cell_t line) {
+// Cuts off what is before the next separator, or all that is left; false if there was no
+// separator.
+static bool cut_field(range_t* rest, char separator, range_t* out_field) {
+  const char* end = memchr(rest->at, separator, (size_t)(rest->end - rest->at));
+  *out_field = (range_t){rest->at, end ? end : rest->end};
+  rest->at = end ? end + 1 : rest->end;
+  return end != NULL;
+}
+
+static jpp_status_t* read_line(reader_t* reader, range_t line) {
   size_t actions = reader->actions.count, tasks = reader->tasks.count;
   reader->line_tasks = tasks;
   if (line.at == line.end) {
@@ -191,11 +201,11 @@ static jpp_status_t* read_line(reader_t* reader, cell_t line) {
                            "%s:%u: an empty line; expected the actions of a rank",
                            reader->file, reader->line);
   }
-  for (reader->cell = 1;; ++reader->cell) {
-    const char* comma = memchr(line.at, ',', (size_t)(line.end - line.at));
-    JPP_RETURN_IF_ERROR(read_cell(reader, (cell_t){line.at, comma ? comma : line.end}));
-    if (!comma) break;
-    line.at = comma + 1;
+  bool more = true;  // a comma ends with a cell behind it, which may be empty
+  for (reader->cell = 1; more; ++reader->cell) {
+    range_t cell;
+    more = cut_field(&line, ',', &cell);
+    JPP_RETURN_IF_ERROR(read_cell(reader, cell));
   }
   jpp_action_list_t list = {.count = (uint32_t)(reader->actions.count - actions),
                             .line = reader->line};
@@ -203,14 +213,12 @@ static jpp_status_t* read_line(reader_t* reader, cell_t line) {
   return JPP_VEC_PUSH(&reader->task_counts, (uint32_t)(reader->tasks.count - tasks));
 }
 
-static jpp_status_t* read_lines(reader_t* reader, const char* text, size_t length) {
-  const char* end = text + length;
-  for (reader->line = 1; text < end; ++reader->line) {
-    const char* newline = memchr(text, '\n', (size_t)(end - text));
-    const char* stop = newline ? newline : end;
-    bool carriage = stop > text && stop[-1] == '\r';
-    JPP_RETURN_IF_ERROR(read_line(reader, (cell_t){text, carriage ? stop - 1 : stop}));
-    text = newline ? newline + 1 : end;
+static jpp_status_t* read_lines(reader_t* reader, range_t text) {
+  for (reader->line = 1; text.at < text.end; ++reader->line) {
+    range_t line;
+    cut_field(&text, '\n', &line);
+    if (line.end > line.at && line.end[-1] == '\r') --line.end;
+    JPP_RETURN_IF_ERROR(read_line(reader, line));
   }
   if (reader->microbatches) return NULL;
   return jpp_status_make(JPP_PARSE_ERROR, "%s:1: no computation in the file",
@@ -219,38 +227,39 @@ static jpp_status_t* read_lines(reader_t* reader, const char* text, size_t lengt
 
 // --- From actions to a schedule --------------------------------------------------------
 
-// Splits whole backwards of stages that have backwards in parts.
+// A stage whose backward is in parts has it in parts for all microbatches, while lists
+// mix I and W with whole B: splits each such B into its I and W. Updates task_counts.
 static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
                                  task_vec_t* out_tasks) {
-  bool* in_parts = NULL;
+  const jpp_schedule_task_t* task = reader->tasks.data;
+  bool* in_parts = NULL;  // [stages]
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, reader->stages, &in_parts));
   for (size_t i = 0; i < reader->tasks.count; ++i) {
-    const jpp_schedule_task_t* task = &reader->tasks.data[i];
-    if (task->kind == JPP_TASK_BWD_I || task->kind == JPP_TASK_BWD_W) {
-      in_parts[task->stage] = true;
-    }
+    bool part = task[i].kind == JPP_TASK_BWD_I || task[i].kind == JPP_TASK_BWD_W;
+    if (part) in_parts[task[i].stage] = true;
   }
-  size_t at = 0;
+  bool in_pair = false;  // the task before is fused with this one
   for (size_t r = 0; r < reader->lists.count; ++r) {
     size_t before = out_tasks->count;
-    for (uint32_t i = 0; i < reader->task_counts.data[r]; ++i, ++at) {
-      jpp_schedule_task_t task = reader->tasks.data[at];
-      if (task.kind == JPP_TASK_BWD && in_parts[task.stage]) {
-        task.kind = JPP_TASK_BWD_I;
-        jpp_schedule_task_t input = task;
-        input.joins_next = at && reader->tasks.data[at - 1].joins_next;
+    for (uint32_t i = 0; i < reader->task_counts.data[r]; ++i, ++task) {
+      jpp_schedule_task_t last = *task;
+      if (task->kind == JPP_TASK_BWD && in_parts[task->stage]) {
+        jpp_schedule_task_t input = *task;
+        input.kind = JPP_TASK_BWD_I;
+        input.joins_next = in_pair;  // both parts stay in the pair
         JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(out_tasks, input));
-        task.kind = JPP_TASK_BWD_W;
+        last.kind = JPP_TASK_BWD_W;
       }
-      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(out_tasks, task));
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(out_tasks, last));
+      in_pair = task->joins_next;
     }
     reader->task_counts.data[r] = (uint32_t)(out_tasks->count - before);
   }
   return NULL;
 }
 
-// A stage is on the first rank that names it; the rest of the proof asks that no other
-// does.
+// A stage is on the first rank that names it; an action of it on another rank is an
+// error.
 static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) {
   for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = JPP_NONE;
   const jpp_action_t* action = reader->actions.data;
@@ -337,9 +346,9 @@ static jpp_status_t* prove_schedule(reader_t* reader, jpp_arena_t* scratch,
   return jpp_actions_verify(&actions, scratch, out_slots);
 }
 
-static jpp_status_t* read_csv(reader_t* reader, cell_t text, task_vec_t* tasks,
+static jpp_status_t* read_csv(reader_t* reader, range_t text, task_vec_t* tasks,
                               uint32_t* out_slots, jpp_schedule_t** out_schedule) {
-  JPP_RETURN_IF_ERROR(read_lines(reader, text.at, (size_t)(text.end - text.at)));
+  JPP_RETURN_IF_ERROR(read_lines(reader, text));
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
   jpp_schedule_t* schedule = NULL;
@@ -360,7 +369,7 @@ jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text, size_t l
   uint32_t slots = 0;
   reader_t reader = {.file = file};
   task_vec_t tasks = {0};
-  cell_t all = {text, text + length};
+  range_t all = {text, text + length};
   if (length >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) all.at += 3;  // U+FEFF
   jpp_status_t* status = read_csv(&reader, all, &tasks, &slots, out_schedule);
   jpp_vec_deinit(&tasks);
