@@ -2,7 +2,8 @@
 
     schedule_docs.py JAXPP [ROOT]
 
-The table stands between the markers in the page; pictures are docs/schedules/NAME.svg.
+The table stands between the markers in the page; pictures are docs/schedules/NAME.svg. Both
+are at the sizes of each schedule's example, in the table of src/schedule/builtin/build.c.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import re
 import subprocess
 import sys
 
-RANKS, MICROBATCHES = 4, 8
-ONE_STAGE = {"gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"}
+from jaxpp import _core
+
+RANKS = 4
 UNEVEN = [1.6, 1, 1, 1, 1, 1, 1, 2.2]  # embedding and head are heavier
 
 
@@ -23,30 +25,31 @@ def call(command: str, *args: str) -> str:
     return done.stdout
 
 
-def sizes(name: str) -> list[str]:
-    stages = RANKS if name in ONE_STAGE else 2 * RANKS
-    return [f"--stages={stages}", f"--ranks={RANKS}", f"--microbatches={MICROBATCHES}"]
+def example(info: _core.ScheduleInfo) -> list[str]:
+    """The schedule and its sizes, as the command takes them."""
+    sizes = zip(("stages", "ranks", "microbatches"), info.example, strict=True)
+    return [info.name, *(f"--{what}={count}" for what, count in sizes)]
 
 
-def messages(command: str, name: str) -> int:
+def messages(command: str, info: _core.ScheduleInfo) -> int:
     """How many activations and gradients go from rank to rank in a step."""
-    text = call(command, "schedule", "show", name, *sizes(name), "--csv", "--comms")
+    text = call(command, "schedule", "show", *example(info), "--csv", "--comms")
     return len(re.findall(r"\dSEND_[FB]", text))
 
 
-def row(command: str, name: str) -> str:
+def row(command: str, info: _core.ScheduleInfo) -> str:
     """A line of the table."""
     figures = []
     for cost in ("1,1,1", "2,3,1"):
-        text = call(command, "simulate", name, *sizes(name), f"--cost={cost}", "--json")
+        text = call(command, "simulate", *example(info), f"--cost={cost}", "--json")
         figures.append(json.loads(text))
     equal, other = figures
     peaks = equal["peak_microbatches"]
     return (
-        f"| [{name}](schedules/{name}.svg) | {equal['bubble_global']:g} "
+        f"| [{info.name}](schedules/{info.name}.svg) | {equal['bubble_global']:g} "
         f"| {equal['bubble_span']:g} | {other['bubble_global']:g} "
         f"| {equal['utilisation']:.0%} | {', '.join(f'{p:g}' for p in peaks)} "
-        f"| {messages(command, name)} |"
+        f"| {messages(command, info)} |"
     )
 
 
@@ -74,16 +77,16 @@ def main() -> None:
     """Rewrites the page and its pictures."""
     command = str(pathlib.Path(sys.argv[1]).resolve())
     root = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ".") / "docs"
-    names = [s["name"] for s in json.loads(call(command, "schedule", "list", "--json"))]
+    schedules = _core.Schedule.built_ins()
     table = [
         "| schedule | bubble | inside a rank | bubble, costs 2,3,1 | utilisation "
         "| peak by rank | messages |",
         "|---|---|---|---|---|---|---|",
-        *[row(command, name) for name in names],
+        *[row(command, info) for info in schedules],
     ]
-    for name in names:
-        picture = root / "schedules" / f"{name}.svg"
-        call(command, "plot", name, *sizes(name), "-o", str(picture))
+    for info in schedules:
+        picture = root / "schedules" / f"{info.name}.svg"
+        call(command, "plot", *example(info), "-o", str(picture))
     costs = root / "schedules" / "uneven.txt"
     costs.write_text(
         "# embedding and head heavier: STAGE F B W\n"

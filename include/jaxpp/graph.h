@@ -160,7 +160,7 @@ typedef struct jpp_op_desc {
   uint32_t num_outputs;
   const jpp_type_t* outputs;
   float cost;
-  const char* name;
+  const char* name;  // letters, digits, "_.-+"; any other byte becomes '_'
   const char* where;
 } jpp_op_desc_t;
 

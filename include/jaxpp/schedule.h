@@ -60,7 +60,7 @@ typedef struct jpp_schedule_params {
   uint32_t stages;
   uint32_t ranks;  // size of the mesh's pipeline axis
   uint32_t microbatches;
-  // interleaved-1f1b and kimi-k2: each FWD and BWD of the steady state are a FusedTask.
+  // Each FWD and BWD of the steady state are a FusedTask; where can_fuse says so.
   bool fuse_steady_state;
 } jpp_schedule_params_t;
 
@@ -81,9 +81,13 @@ JPP_API bool jpp_schedule_is_misfit(const jpp_status_t* status);
 
 // A row of the table of built-in schedules; lifetime static.
 typedef struct jpp_schedule_info {
-  const char* name;        // "interleaved-1f1b"
-  const char* class_name;  // "Interleaved1F1B"
-  const char* help;        // one line
+  const char* name;               // "interleaved-1f1b"
+  const char* class_name;         // "Interleaved1F1B"
+  const char* help;               // one line
+  const char* paper;              // "2104.04473" of arXiv, or who and when
+  uint32_t stages_a_rank;         // 0: any
+  bool can_fuse;                  // fuse_steady_state means something
+  jpp_schedule_params_t example;  // sizes that it serves, of its figures in the docs
 } jpp_schedule_info_t;
 
 JPP_API uint32_t jpp_schedule_info_count(void);

@@ -170,6 +170,32 @@ class Compiled(structseq[Any], tuple[Executable, bool]):
     def written(self) -> bool: ...
 
 @final
+class ScheduleInfo(structseq[Any], tuple[str, str, str, str, int, bool, ScheduleSizes]):
+    __match_args__: Final = (
+        "name",
+        "class_name",
+        "help",
+        "paper",
+        "stages_a_rank",
+        "can_fuse",
+        "example",
+    )
+    @property
+    def name(self) -> str: ...
+    @property
+    def class_name(self) -> str: ...
+    @property
+    def help(self) -> str: ...
+    @property
+    def paper(self) -> str: ...
+    @property
+    def stages_a_rank(self) -> int: ...
+    @property
+    def can_fuse(self) -> bool: ...
+    @property
+    def example(self) -> ScheduleSizes: ...
+
+@final
 class ScheduleSizes(structseq[Any], tuple[int, int, int]):
     __match_args__: Final = ("stages", "ranks", "microbatches")
     @property
@@ -260,6 +286,8 @@ class Schedule:
     def build(
         name: str, stages: int, ranks: int, microbatches: int, fuse_steady_state: bool, /
     ) -> Schedule: ...
+    @staticmethod
+    def built_ins() -> list[ScheduleInfo]: ...
     @staticmethod
     def one_pass(
         stages: int, ranks: int, microbatches: int, split_backward: bool, /

@@ -1,3 +1,6 @@
+// Builds a graph call by call, each checked as it comes: what the builder takes, the text
+// form can say, and the parser, which calls the builder, takes it back.
+#include <ctype.h>
 #include <string.h>
 
 #include "base/vec.h"
@@ -14,7 +17,10 @@ struct jpp_graph_builder {
   bool failed;         // some call gave an error
 };
 
-enum { kMostDims = 32 };
+enum {
+  kMostDims = 32,
+  kAllFlags = JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT,
+};
 
 // Values, ops and numbers that a text form holds too.
 static const double kLargestCost = 1e28;  // sums of 2^32 of them are floats
@@ -101,6 +107,11 @@ static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
                            "value %%%u: dimension %u is %lld; expected 0 to 2^53", value,
                            i, (long long)type->dims[i]);
   }
+  if (type->shards > INT32_MAX) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "value %%%u: expected fewer than 2^31 shards, found %u", value,
+                           type->shards);
+  }
   if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
   return jpp_status_make(JPP_GRAPH_ERROR,
                          "value %%%u (%s of %u dimensions) has more than 2^63 bytes",
@@ -145,6 +156,16 @@ jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
   return note(builder, add_arg(builder, type, donated, name, out_value));
 }
 
+// An op's name as one word of the text form: what can not stand in one becomes '_'.
+static jpp_status_t* copy_op_name(jpp_arena_t* arena, const char* name,
+                                  const char** out_name) {
+  JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, name && *name ? name : "op", out_name));
+  for (char* at = (char*)*out_name; *at; ++at) {
+    if (!isalnum((unsigned char)*at) && !strchr("_.-+", *at)) *at = '_';
+  }
+  return NULL;
+}
+
 // An op of any kind.
 static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* desc,
                             uint32_t* out_first_output) {
@@ -162,7 +183,7 @@ static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* d
   jpp_arena_t* arena = builder_arena(builder);
   JPP_RETURN_IF_ERROR(jpp_arena_copy(
       arena, desc->inputs, desc->num_inputs * sizeof(*desc->inputs), (void**)&op.inputs));
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, desc->name ? desc->name : "op", &op.name));
+  JPP_RETURN_IF_ERROR(copy_op_name(arena, desc->name, &op.name));
   JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, desc->where, &op.where));
   uint32_t id = (uint32_t)builder->ops.count;
   for (uint32_t i = 0; i < desc->num_outputs; ++i) {
@@ -190,6 +211,15 @@ static jpp_status_t* add_front_op(jpp_graph_builder_t* builder, const jpp_op_des
                            "op %zu (%s, %s): expected a cost of 0 to %g, found %g",
                            builder->ops.count, desc->name ? desc->name : "op", where,
                            kLargestCost, (double)desc->cost);
+  }
+  bool mark = desc->kind == JPP_OP_MARK || desc->kind == JPP_OP_MARK_BACKWARD;
+  if (desc->flags & ~kAllFlags || (mark && desc->attr > INT32_MAX)) {
+    return jpp_status_make(
+        JPP_GRAPH_ERROR,
+        "op %zu (%s, %s): expected flags of jpp_op_t and a stage below "
+        "2^31, found flags %u and stage %u",
+        builder->ops.count, desc->name ? desc->name : "op", where, desc->flags,
+        desc->attr);
   }
   return add_op(builder, desc, out_first_output);
 }
@@ -322,8 +352,8 @@ jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
   *out_graph = NULL;
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (builder->open_loop != JPP_NONE) {
-    return jpp_status_make(JPP_GRAPH_ERROR, "loop %u is never closed",
-                           builder->open_loop);
+    return note(builder, jpp_status_make(JPP_GRAPH_ERROR, "loop %u is never closed",
+                                         builder->open_loop));
   }
   JPP_RETURN_IF_ERROR(note(builder, builder_move_arrays(builder)));
   *out_graph = &builder->storage->graph;

@@ -72,6 +72,17 @@ static PyStructSequence_Field kCompiled[] = {
     {NULL, NULL},
 };
 
+static PyStructSequence_Field kScheduleInfo[] = {
+    {"name", "\"interleaved-1f1b\""},
+    {"class_name", "\"Interleaved1F1B\""},
+    {"help", "one line"},
+    {"paper", "its number in arXiv, or who and when"},
+    {"stages_a_rank", "0: any"},
+    {"can_fuse", "whether fuse_steady_state means something"},
+    {"example", "ScheduleSizes that it serves"},
+    {NULL, NULL},
+};
+
 static PyStructSequence_Field kScheduleSizes[] = {
     {"stages", NULL},
     {"ranks", NULL},
@@ -125,6 +136,8 @@ static PyStructSequence_Desc kRecords[] = {
                             JPP_PY_FIELDS(kClientInfo)},
     [JPP_PY_COMPILED] = {"jaxpp._core.Compiled", "What a compilation gives.",
                          JPP_PY_FIELDS(kCompiled)},
+    [JPP_PY_SCHEDULE_INFO] = {"jaxpp._core.ScheduleInfo", "What a built-in schedule is.",
+                              JPP_PY_FIELDS(kScheduleInfo)},
     [JPP_PY_SCHEDULE_SIZES] = {"jaxpp._core.ScheduleSizes", "What a schedule is for.",
                                JPP_PY_FIELDS(kScheduleSizes)},
     [JPP_PY_SCHEDULE_TASK] = {"jaxpp._core.ScheduleTask", "An entry of a rank's row.",

@@ -47,6 +47,12 @@ static void schedule_dealloc(PyObject* object) {
   jpp_py_free(object);
 }
 
+static PyObject* make_sizes(uint32_t stages, uint32_t ranks, uint32_t microbatches) {
+  return JPP_PY_RECORD(JPP_PY_SCHEDULE_SIZES, PyLong_FromUnsignedLong(stages),
+                       PyLong_FromUnsignedLong(ranks),
+                       PyLong_FromUnsignedLong(microbatches));
+}
+
 static PyObject* schedule_build(PyObject* type, PyObject* args) {
   (void)type;
   const char* name = NULL;
@@ -61,6 +67,23 @@ static PyObject* schedule_build(PyObject* type, PyObject* args) {
   jpp_schedule_t* schedule = NULL;
   if (!jpp_py_check(jpp_schedule_build(name, &params, &schedule))) return NULL;
   return jpp_py_wrap_schedule(schedule);
+}
+
+static PyObject* make_info(const void* unused, uint64_t index) {
+  (void)unused;
+  const jpp_schedule_info_t* info = jpp_schedule_info_at((uint32_t)index);
+  return JPP_PY_RECORD(
+      JPP_PY_SCHEDULE_INFO, PyUnicode_FromString(info->name),
+      PyUnicode_FromString(info->class_name), PyUnicode_FromString(info->help),
+      PyUnicode_FromString(info->paper), PyLong_FromUnsignedLong(info->stages_a_rank),
+      PyBool_FromLong(info->can_fuse),
+      make_sizes(info->example.stages, info->example.ranks, info->example.microbatches));
+}
+
+static PyObject* schedule_built_ins(PyObject* type, PyObject* unused) {
+  (void)type;
+  (void)unused;
+  return jpp_py_make_list(jpp_schedule_info_count(), make_info, NULL);
 }
 
 static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
@@ -275,9 +298,7 @@ static PyObject* schedule_csv(PyObject* object, PyObject* args) {
 static PyObject* schedule_sizes(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_schedule_t* schedule = ((jpp_py_schedule_t*)object)->schedule;
-  return JPP_PY_RECORD(JPP_PY_SCHEDULE_SIZES, PyLong_FromUnsignedLong(schedule->stages),
-                       PyLong_FromUnsignedLong(schedule->ranks),
-                       PyLong_FromUnsignedLong(schedule->microbatches));
+  return make_sizes(schedule->stages, schedule->ranks, schedule->microbatches);
 }
 
 static PyObject* task_to_record(const jpp_schedule_task_t* task) {
@@ -332,6 +353,8 @@ static PyMethodDef kMethods[] = {
     {"build", schedule_build, METH_VARARGS | METH_STATIC,
      "build(name, stages, ranks, microbatches, fuse_steady_state, /)\n--\n\n"
      "A built-in schedule."},
+    {"built_ins", schedule_built_ins, METH_NOARGS | METH_STATIC,
+     "built_ins()\n--\n\nA ScheduleInfo of each built-in schedule."},
     {"one_pass", schedule_one_pass, METH_VARARGS | METH_STATIC,
      "one_pass(stages, ranks, microbatches, split_backward, /)\n--\n\n"
      "One microbatch after the other, each forward and back."},

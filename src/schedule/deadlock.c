@@ -247,8 +247,7 @@ static void print_cycle(const search_t* search, jpp_str_t* str) {
   print_hint(search, str);
 }
 
-jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
-                                    jpp_arena_t* scratch) {
+jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   search_t search = {.order = order};
   JPP_RETURN_IF_ERROR(prepare_search(&search, scratch));
   search_shortest(&search);
@@ -256,6 +255,7 @@ jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
     return jpp_status_make(JPP_INTERNAL_ERROR, "schedule %s stops without a cycle",
                            order->index->schedule->name);
   }
+  order->fault = (jpp_schedule_fault_t){search.cycle[0].rank, search.length};
   jpp_str_t str = {0};
   if (search.length == 1) {
     print_own_wait(&search, &str);

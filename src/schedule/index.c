@@ -125,6 +125,7 @@ static jpp_status_t* index_row(uint32_t rank, jpp_schedule_index_t* index) {
   const jpp_schedule_row_t* row = &index->schedule->rows[rank];
   for (uint32_t i = 0; i < row->count; ++i) {
     place_t place = {index->schedule, &row->tasks[i], rank, i};
+    index->fault.rank = rank;
     JPP_RETURN_IF_ERROR(check_join(&place));
     if (place.task->kind == JPP_TASK_IDLE) continue;
     JPP_RETURN_IF_ERROR(check_range(&place));
@@ -135,7 +136,7 @@ static jpp_status_t* index_row(uint32_t rank, jpp_schedule_index_t* index) {
   return NULL;
 }
 
-static jpp_status_t* missing_task(const jpp_schedule_index_t* index,
+static jpp_status_t* missing_task(jpp_schedule_index_t* index,
                                   const jpp_schedule_task_t* task) {
   const jpp_schedule_t* schedule = index->schedule;
   bool split = index->form[task->stage] == JPP_BACKWARD_SPLIT;
@@ -143,6 +144,7 @@ static jpp_status_t* missing_task(const jpp_schedule_index_t* index,
                       : split              ? "forward, bwd_i and bwd_w"
                                            : "forward and backward";
   char name[JPP_TASK_NAME_SIZE];
+  index->fault.rank = schedule->stage_rank[task->stage];
   return jpp_status_make(JPP_SCHEDULE_ERROR,
                          "stage %u: %s is missing from rank %u (every stage needs %s of "
                          "all %u microbatches)",
@@ -151,7 +153,7 @@ static jpp_status_t* missing_task(const jpp_schedule_index_t* index,
                          schedule->microbatches);
 }
 
-static jpp_status_t* check_slot(const jpp_schedule_index_t* index, jpp_task_kind_t kind,
+static jpp_status_t* check_slot(jpp_schedule_index_t* index, jpp_task_kind_t kind,
                                 uint32_t stage) {
   jpp_schedule_task_t task = {.kind = (uint8_t)kind, .stage = stage};
   for (; task.microbatch < index->schedule->microbatches; ++task.microbatch) {
@@ -162,7 +164,7 @@ static jpp_status_t* check_slot(const jpp_schedule_index_t* index, jpp_task_kind
   return NULL;
 }
 
-static jpp_status_t* check_complete(const jpp_schedule_index_t* index) {
+static jpp_status_t* check_complete(jpp_schedule_index_t* index) {
   for (uint32_t stage = 0; stage < index->schedule->stages; ++stage) {
     JPP_RETURN_IF_ERROR(check_slot(index, JPP_TASK_FWD, stage));
     if (!index->has_backward) continue;
@@ -182,10 +184,16 @@ jpp_status_t* jpp_schedule_index_create(const jpp_schedule_t* schedule,
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(scratch, kTaskSlots * pairs, &index.entry_plus_one));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &index.form));
-  for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
-    JPP_RETURN_IF_ERROR(index_row(rank, &index));
+  jpp_status_t* status = NULL;
+  for (uint32_t rank = 0; rank < schedule->ranks && !status; ++rank) {
+    status = index_row(rank, &index);
   }
-  JPP_RETURN_IF_ERROR(check_complete(&index));
+  if (!status) status = check_complete(&index);
+  if (status) {
+    out_index->fault = index.fault;
+    return status;
+  }
+  index.fault = (jpp_schedule_fault_t){0};
   *out_index = index;
   return NULL;
 }

@@ -16,11 +16,18 @@ typedef enum jpp_backward_form {
   JPP_BACKWARD_SPLIT,  // BWD_I and BWD_W
 } jpp_backward_form_t;
 
+// What is wrong with a schedule, for callers that do not read the message.
+typedef struct jpp_schedule_fault {
+  uint32_t rank;   // the first that the message names; 0 if it names none
+  uint32_t cycle;  // of a deadlock: how many ranks wait for each other; otherwise 0
+} jpp_schedule_fault_t;
+
 typedef struct jpp_schedule_index {
   const jpp_schedule_t* schedule;
   uint32_t* entry_plus_one;  // [kTaskSlots][stages][microbatches]: see below
   uint8_t* form;             // [stages]: jpp_backward_form_t
   bool has_backward;
+  jpp_schedule_fault_t fault;  // set on failure too
 } jpp_schedule_index_t;
 
 // JPP_SCHEDULE_ERROR: a task out of range, misplaced, repeated or missing. Everything is

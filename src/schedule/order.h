@@ -21,6 +21,7 @@ typedef struct jpp_schedule_order {
   // When each entry starts and ends, [ranks][row count]; both NULL when not wanted.
   uint64_t** start;
   uint64_t** end;
+  jpp_schedule_fault_t fault;  // set by a deadlock
 } jpp_schedule_order_t;
 
 // Whether a task has run.
@@ -38,13 +39,14 @@ jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order,
 
 // jpp_schedule_verify(), which takes the tasks of a FusedTask one after another, or the
 // same with each FusedTask as one task: it starts when all of its tasks may start.
-jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule,
-                                        bool fused_as_one) JPP_MUST_USE;
+// *out_fault says what is wrong if something is.
+jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule, bool fused_as_one,
+                                        jpp_schedule_fault_t* out_fault) JPP_MUST_USE;
 
 // The error for an order that stopped short: the shortest cycle of needs and row orders
 // among all tasks that never start. Where finding that would take too long, the shortest
 // one found within a limit.
-jpp_status_t* jpp_schedule_deadlock(const jpp_schedule_order_t* order,
+jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order,
                                     jpp_arena_t* scratch) JPP_MUST_USE;
 
 #endif  // JPP_SCHEDULE_ORDER_H_

@@ -5,24 +5,29 @@
 #include "schedule/order.h"
 
 static jpp_status_t* verify_in(const jpp_schedule_t* schedule, bool fused_as_one,
-                               jpp_arena_t* scratch) {
+                               jpp_schedule_fault_t* out_fault, jpp_arena_t* scratch) {
   jpp_schedule_index_t index;
-  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
+  jpp_status_t* status = jpp_schedule_index_create(schedule, scratch, &index);
+  *out_fault = index.fault;
+  if (status) return status;
   jpp_schedule_order_t order = {.index = &index, .fused_as_one = fused_as_one};
-  return jpp_schedule_order_run(&order, scratch);
+  status = jpp_schedule_order_run(&order, scratch);
+  *out_fault = order.fault;
+  return status;
 }
 
-jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule,
-                                        bool fused_as_one) {
+jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule, bool fused_as_one,
+                                        jpp_schedule_fault_t* out_fault) {
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
-  jpp_status_t* status = verify_in(schedule, fused_as_one, &scratch);
+  jpp_status_t* status = verify_in(schedule, fused_as_one, out_fault, &scratch);
   jpp_arena_deinit(&scratch);
   return status;
 }
 
 jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) {
-  return jpp_schedule_verify_units(schedule, false);
+  jpp_schedule_fault_t fault;
+  return jpp_schedule_verify_units(schedule, false, &fault);
 }
 
 // --- Sums -----------------------------------------------------------------------------

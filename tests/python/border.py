@@ -261,6 +261,7 @@ def cases(step: Step) -> list[Case]:
             ("number", 4),
             ("anything", 0),
         ),
+        Case("Schedule.built_ins", lambda: _core.Schedule.built_ins),
         Case(
             "Schedule.one_pass",
             lambda: _core.Schedule.one_pass,

@@ -4,23 +4,56 @@ import pytest
 
 import jaxpp.api as jaxpp
 from equality import assert_trains_equal
+from jaxpp import _core, schedules
 from models import mlp
 
-ONE_STAGE = [jaxpp.ZeroBubbleH2]
-LOOPED = [jaxpp.BreadthFirst, jaxpp.InterleavedGPipe, jaxpp.InterleavedZeroBubble]
-V_SHAPED = [jaxpp.ZeroBubbleV, jaxpp.VHalf, jaxpp.VMin, jaxpp.V1F1B]
+BUILT_IN = _core.Schedule.built_ins()
+ONE_STAGE = [info for info in BUILT_IN if info.stages_a_rank == 1]
+SEVERAL = [info for info in BUILT_IN if info.stages_a_rank != 1]
 
 
-@pytest.mark.parametrize("schedule", ONE_STAGE, ids=lambda s: s.__name__)
-def test_one_stage_a_rank(schedule, any_mesh4):
-    assert_trains_equal(mlp([1, 1, 1, 1], 6), schedule(4), any_mesh4, steps=2)
+@pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
+def test_every_schedule_has_its_class(info):
+    """What the table of src/schedule/builtin/build.c says, Python has."""
+    row, name = f"the row {info.name!r} of src/schedule/builtin/build.c", info.class_name
+    found = getattr(schedules, name, None)
+    assert found, f"{row}: there is no class {name} in python/jaxpp/schedules.py"
+    assert found.core_name == info.name, f"{row}: {name}.core_name is {found.core_name!r}"
+    listed = name in schedules.__all__
+    assert listed, f"{row}: {name} is not in __all__ of python/jaxpp/schedules.py"
+    exported = getattr(jaxpp, name, None) is found and name in jaxpp.__all__
+    assert exported, f"{row}: {name} is not in python/jaxpp/api.py"
 
 
-@pytest.mark.parametrize("schedule", LOOPED + V_SHAPED, ids=lambda s: s.__name__)
+def test_every_class_has_its_schedule():
+    classes = [value for value in vars(schedules).values() if "core_name" in vars_of(value)]
+    rows = {info.class_name: info.name for info in BUILT_IN}
+    for found in classes:
+        name, core_name = found.__name__, found.core_name
+        assert rows.get(name) == core_name, f"class {name}: no row in build.c of {core_name!r}"
+    assert len(classes) == len(BUILT_IN)
+
+
+def vars_of(value):
+    return vars(value) if isinstance(value, type) else {}
+
+
+@pytest.mark.parametrize("info", ONE_STAGE, ids=lambda info: info.name)
+def test_one_stage_a_rank(info, any_mesh4):
+    schedule = getattr(jaxpp, info.class_name)(4)
+    assert_trains_equal(mlp([1, 1, 1, 1], 6), schedule, any_mesh4, steps=2)
+
+
+@pytest.mark.parametrize("info", SEVERAL, ids=lambda info: info.name)
 @pytest.mark.parametrize("microbatches", [1, 5])
-def test_two_stages_a_rank(schedule, microbatches, any_mesh2):
-    problem = mlp([1, 2, 1, 1], microbatches)
-    assert_trains_equal(problem, schedule(4, 2), any_mesh2, steps=2)
+def test_two_stages_a_rank(info, microbatches, any_mesh2):
+    schedule = getattr(jaxpp, info.class_name)(4, 2)
+    try:
+        schedule.build(microbatches, 2)
+    except jaxpp.JaxppError as error:
+        assert error.code == "microbatch"
+        microbatches = 4  # as many as stages
+    assert_trains_equal(mlp([1, 2, 1, 1], microbatches), schedule, any_mesh2, steps=2)
 
 
 def test_lists_are_those_of_the_command():

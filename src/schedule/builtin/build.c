@@ -5,29 +5,135 @@
 #include "schedule/builtin/builder.h"
 #include "schedule/schedule.h"
 
-static const jpp_schedule_builder_t* const kBuilders[] = {
-    &jpp_schedule_gpipe,
-    &jpp_schedule_1f1b,
-    &jpp_schedule_eager_1f1b,
-    &jpp_schedule_interleaved_1f1b,
-    &jpp_schedule_interleaved_gpipe,
-    &jpp_schedule_breadth_first,
-    &jpp_schedule_kimi_k2,
-    &jpp_schedule_zb_h1,
-    &jpp_schedule_zb_h2,
-    &jpp_schedule_interleaved_zb,
-    &jpp_schedule_zb_v,
-    &jpp_schedule_v_half,
-    &jpp_schedule_v_min,
-    &jpp_schedule_dualpipe_v,
-    &jpp_schedule_v_1f1b,
-};
-enum { kBuilderCount = sizeof(kBuilders) / sizeof(*kBuilders) };
+typedef struct built_in {
+  jpp_schedule_info_t info;
+  const jpp_schedule_builder_t* builder;
+} built_in_t;
 
-uint32_t jpp_schedule_info_count(void) { return kBuilderCount; }
+// All that is said of a schedule outside its own file. Tests ask for the golden file, the
+// docs and the Python class of every row.
+static const built_in_t kBuiltIns[] = {
+    {.info = {.name = "gpipe",
+              .class_name = "GPipe",
+              .help = "all forwards, then all backwards; one stage per rank",
+              .paper = "1811.06965",
+              .stages_a_rank = 1,
+              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_gpipe},
+    {.info = {.name = "1f1b",
+              .class_name = "Std1F1B",
+              .help = "one forward, one backward; "
+                      "rank r keeps at most stages - r microbatches",
+              .paper = "2006.09503",
+              .stages_a_rank = 1,
+              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_1f1b},
+    {.info = {.name = "eager-1f1b",
+              .class_name = "Eager1F1B",
+              .help = "1f1b with forwards issued ahead to hide transfers; "
+                      "about twice the memory",
+              .paper = "2211.05322",
+              .stages_a_rank = 1,
+              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_eager_1f1b},
+    {.info = {.name = "interleaved-1f1b",
+              .class_name = "Interleaved1F1B",
+              .help = "1f1b with several stages per rank; "
+                      "smaller bubbles, more transfers",
+              .paper = "2104.04473",
+              .stages_a_rank = 0,
+              .can_fuse = true,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_interleaved_1f1b},
+    {.info = {.name = "interleaved-gpipe",
+              .class_name = "InterleavedGPipe",
+              .help = "all forwards, then all backwards; several stages per rank",
+              .paper = "2104.04473",
+              .stages_a_rank = 0,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_interleaved_gpipe},
+    {.info = {.name = "breadth-first",
+              .class_name = "BreadthFirst",
+              .help = "all microbatches through a stage before the next one; fewest "
+                      "weight fetches",
+              .paper = "2211.05953",
+              .stages_a_rank = 0,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_breadth_first},
+    {.info = {.name = "kimi-k2",
+              .class_name = "KimiK2",
+              .help = "interleaved-1f1b with one more forward of warmup",
+              .paper = "2507.20534",
+              .stages_a_rank = 0,
+              .can_fuse = true,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_kimi_k2},
+    {.info = {.name = "zb-h1",
+              .class_name = "ZeroBubble",
+              .help = "1f1b whose weight gradients fill the bubbles; "
+                      "backward in two parts",
+              .paper = "2401.10241",
+              .stages_a_rank = 1,
+              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_zb_h1},
+    {.info = {.name = "zb-h2",
+              .class_name = "ZeroBubbleH2",
+              .help = "zb-h1 with a longer warmup; "
+                      "no bubble inside a rank, twice the memory",
+              .paper = "2401.10241",
+              .stages_a_rank = 1,
+              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_zb_h2},
+    {.info = {.name = "interleaved-zb",
+              .class_name = "InterleavedZeroBubble",
+              .help = "interleaved-1f1b whose weight gradients fill the bubbles",
+              .paper = "2401.10241",
+              .stages_a_rank = 0,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_interleaved_zb},
+    {.info = {.name = "zb-v",
+              .class_name = "ZeroBubbleV",
+              .help = "zero bubble in a V; the memory of 1f1b, the same on every rank",
+              .paper = "2401.10241",
+              .stages_a_rank = 2,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_zb_v},
+    {.info = {.name = "v-half",
+              .class_name = "VHalf",
+              .help = "zero bubble in a V with half of 1f1b's memory",
+              .paper = "2405.15362",
+              .stages_a_rank = 2,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_v_half},
+    {.info = {.name = "v-min",
+              .class_name = "VMin",
+              .help = "zero bubble in a V with a third of 1f1b's memory",
+              .paper = "2405.15362",
+              .stages_a_rank = 2,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_v_min},
+    {.info = {.name = "dualpipe-v",
+              .class_name = "DualPipeV",
+              .help = "two stages per rank in a V, forwards overlapped with backwards",
+              .paper = "DeepSeek-AI 2025",
+              .stages_a_rank = 2,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_dualpipe_v},
+    {.info = {.name = "v-1f1b",
+              .class_name = "V1F1B",
+              .help = "1f1b in a V, whole backwards; "
+                      "bubbles a third smaller than 1f1b's",
+              .paper = "2405.15362",
+              .stages_a_rank = 2,
+              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+     .builder = &jpp_schedule_v_1f1b},
+};
+enum { kBuiltInCount = sizeof(kBuiltIns) / sizeof(*kBuiltIns) };
+
+uint32_t jpp_schedule_info_count(void) { return kBuiltInCount; }
 
 const jpp_schedule_info_t* jpp_schedule_info_at(uint32_t index) {
-  return index < kBuilderCount ? &kBuilders[index]->info : NULL;
+  return index < kBuiltInCount ? &kBuiltIns[index].info : NULL;
 }
 
 uint32_t jpp_row_next(const jpp_row_writer_t* writer, uint32_t stage,
@@ -61,13 +167,27 @@ void jpp_row_join(jpp_row_writer_t* writer) {
   writer->tasks[writer->count - 1].joins_next = true;
 }
 
-static jpp_status_t* unknown_name(const char* name) {
-  jpp_str_t names = {0};
-  for (uint32_t i = 0; i < kBuilderCount; ++i) {
-    jpp_str_appendf(&names, "%s%s", i ? ", " : "", kBuilders[i]->info.name);
+// The names of the schedules; with `fusing`, of those that can fuse. "a, b<last>c".
+static jpp_status_t* join_names(bool fusing, const char* last, char** out_text) {
+  *out_text = NULL;
+  jpp_str_t str = {0};
+  uint32_t left = 0, count = 0;
+  for (uint32_t i = 0; i < kBuiltInCount; ++i) {
+    left += !fusing || kBuiltIns[i].info.can_fuse;
   }
+  for (uint32_t i = 0; i < kBuiltInCount; ++i) {
+    const jpp_schedule_info_t* info = &kBuiltIns[i].info;
+    if (fusing && !info->can_fuse) continue;
+    const char* separator = left == 1 ? last : ", ";
+    jpp_str_appendf(&str, "%s%s", count++ ? separator : "", info->name);
+    --left;
+  }
+  return jpp_str_finish(&str, out_text);
+}
+
+static jpp_status_t* unknown_name(const char* name) {
   char* text = NULL;
-  JPP_RETURN_IF_ERROR(jpp_str_finish(&names, &text));
+  JPP_RETURN_IF_ERROR(join_names(false, ", ", &text));
   jpp_status_t* status =
       name ? jpp_status_make(JPP_INVALID_ARGUMENT,
                              "no schedule is named \"%s\"; the built-in ones are %s",
@@ -80,17 +200,25 @@ static jpp_status_t* unknown_name(const char* name) {
   return status;
 }
 
-static jpp_status_t* find_builder(const char* name,
-                                  const jpp_schedule_builder_t** out_builder) {
-  *out_builder = NULL;
-  for (uint32_t i = 0; name && i < kBuilderCount; ++i) {
-    const jpp_schedule_info_t* info = &kBuilders[i]->info;
+static jpp_status_t* check_fuse(const jpp_schedule_info_t* info, bool fuse) {
+  if (!fuse || info->can_fuse) return NULL;
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(join_names(true, " and ", &text));
+  jpp_status_t* status = jpp_status_make(
+      JPP_INVALID_ARGUMENT, "schedule %s: fuse_steady_state is for %s; leave it out",
+      info->name, text);
+  jpp_free(text);
+  return status;
+}
+
+static const built_in_t* find_built_in(const char* name) {
+  for (uint32_t i = 0; name && i < kBuiltInCount; ++i) {
+    const jpp_schedule_info_t* info = &kBuiltIns[i].info;
     if (!strcmp(name, info->name) || !strcmp(name, info->class_name)) {
-      *out_builder = kBuilders[i];
-      return NULL;
+      return &kBuiltIns[i];
     }
   }
-  return unknown_name(name);
+  return NULL;
 }
 
 static jpp_status_t* write_rows(const jpp_schedule_builder_t* builder,
@@ -120,10 +248,10 @@ static jpp_status_t* fill_in(const jpp_schedule_builder_t* builder,
   return jpp_schedule_place_weights(draft, builder->weight_limit(params), scratch);
 }
 
-static jpp_status_t* fill(const jpp_schedule_builder_t* builder,
-                          const jpp_schedule_params_t* params,
+static jpp_status_t* fill(const built_in_t* built_in, const jpp_schedule_params_t* params,
                           jpp_schedule_draft_t* draft) {
-  JPP_RETURN_IF_ERROR(builder->check(builder->info.name, params));
+  const jpp_schedule_builder_t* builder = built_in->builder;
+  JPP_RETURN_IF_ERROR(builder->check(built_in->info.name, params));
   for (uint32_t stage = 0; stage < params->stages; ++stage) {
     draft->stage_rank[stage] = builder->stage_rank(params, stage);
   }
@@ -144,17 +272,12 @@ bool jpp_schedule_is_misfit(const jpp_status_t* status) {
 jpp_status_t* jpp_schedule_build(const char* name, const jpp_schedule_params_t* params,
                                  jpp_schedule_t** out_schedule) {
   *out_schedule = NULL;
-  const jpp_schedule_builder_t* builder = NULL;
-  JPP_RETURN_IF_ERROR(find_builder(name, &builder));
-  if (params->fuse_steady_state && !builder->can_fuse) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "schedule %s: fuse_steady_state is for interleaved-1f1b and "
-                           "kimi-k2; leave it out",
-                           builder->info.name);
-  }
+  const built_in_t* built_in = find_built_in(name);
+  if (!built_in) return unknown_name(name);
+  JPP_RETURN_IF_ERROR(check_fuse(&built_in->info, params->fuse_steady_state));
   jpp_schedule_draft_t draft;
-  JPP_RETURN_IF_ERROR(jpp_schedule_draft_create(builder->info.name, params, &draft));
-  jpp_status_t* status = fill(builder, params, &draft);
+  JPP_RETURN_IF_ERROR(jpp_schedule_draft_create(built_in->info.name, params, &draft));
+  jpp_status_t* status = fill(built_in, params, &draft);
   if (status) {
     jpp_schedule_destroy(draft.schedule);
     return status;

@@ -1,5 +1,5 @@
-// What a built-in schedule is made of: one row of the table in build.c, and the functions
-// behind it. To add one, write the functions that differ and a row in that table.
+// What a built-in schedule is made of: the functions that write its rows. What is said of
+// it (name, class, help, paper, sizes) is its row of the table in build.c.
 #ifndef JPP_SCHEDULE_BUILTIN_BUILDER_H_
 #define JPP_SCHEDULE_BUILTIN_BUILDER_H_
 
@@ -30,8 +30,6 @@ void jpp_row_put_idle(jpp_row_writer_t* writer);
 void jpp_row_join(jpp_row_writer_t* writer);
 
 typedef struct jpp_schedule_builder {
-  jpp_schedule_info_t info;
-  bool can_fuse;  // fuse_steady_state means something
   // Whether stages, ranks and microbatches fit each other; all are at least 1.
   jpp_status_t* (*check)(const char* name, const jpp_schedule_params_t* params);
   uint32_t (*stage_rank)(const jpp_schedule_params_t* params, uint32_t stage);

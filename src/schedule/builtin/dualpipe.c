@@ -108,8 +108,6 @@ static uint64_t six_tasks_each(const jpp_schedule_params_t* params) {
 }
 
 const jpp_schedule_builder_t jpp_schedule_dualpipe_v = {
-    .info = {"dualpipe-v", "DualPipeV",
-             "two stages per rank in a V, forwards overlapped with backwards"},
     .check = check_dualpipe,
     .stage_rank = jpp_schedule_v_rank,
     .row_capacity = six_tasks_each,

@@ -137,8 +137,6 @@ static uint64_t two_tasks_each(const jpp_schedule_params_t* params) {
 }
 
 const jpp_schedule_builder_t jpp_schedule_interleaved_gpipe = {
-    .info = {"interleaved-gpipe", "InterleavedGPipe",
-             "all forwards, then all backwards; several stages per rank"},
     .check = check_stages_divide,
     .stage_rank = rank_modulo,
     .row_capacity = two_tasks_each,
@@ -146,9 +144,6 @@ const jpp_schedule_builder_t jpp_schedule_interleaved_gpipe = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_interleaved_1f1b = {
-    .info = {"interleaved-1f1b", "Interleaved1F1B",
-             "1f1b with several stages per rank; smaller bubbles, more transfers"},
-    .can_fuse = true,
     .check = check_stages_divide,
     .stage_rank = rank_modulo,
     .row_capacity = two_tasks_each,
@@ -156,8 +151,6 @@ const jpp_schedule_builder_t jpp_schedule_interleaved_1f1b = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_kimi_k2 = {
-    .info = {"kimi-k2", "KimiK2", "interleaved-1f1b with one more forward of warmup"},
-    .can_fuse = true,
     .check = check_stages_divide,
     .stage_rank = rank_modulo,
     .row_capacity = two_tasks_each,
@@ -165,9 +158,6 @@ const jpp_schedule_builder_t jpp_schedule_kimi_k2 = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_breadth_first = {
-    .info =
-        {"breadth-first", "BreadthFirst",
-         "all microbatches through a stage before the next one; fewest weight fetches"},
     .check = check_stages_divide,
     .stage_rank = rank_modulo,
     .row_capacity = two_tasks_each,
@@ -175,8 +165,6 @@ const jpp_schedule_builder_t jpp_schedule_breadth_first = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_interleaved_zb = {
-    .info = {"interleaved-zb", "InterleavedZeroBubble",
-             "interleaved-1f1b whose weight gradients fill the bubbles"},
     .check = check_stages_divide,
     .stage_rank = rank_modulo,
     .row_capacity = two_tasks_each,

@@ -121,7 +121,6 @@ static uint32_t zb_h2_limit(const jpp_schedule_params_t* params) {
 }
 
 const jpp_schedule_builder_t jpp_schedule_gpipe = {
-    .info = {"gpipe", "GPipe", "all forwards, then all backwards; one stage per rank"},
     .check = check_one_stage_a_rank,
     .stage_rank = same_rank,
     .row_capacity = two_waves,
@@ -129,8 +128,6 @@ const jpp_schedule_builder_t jpp_schedule_gpipe = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_1f1b = {
-    .info = {"1f1b", "Std1F1B",
-             "one forward, one backward; rank r keeps at most stages - r microbatches"},
     .check = check_one_stage_a_rank,
     .stage_rank = same_rank,
     .row_capacity = two_waves,
@@ -138,8 +135,6 @@ const jpp_schedule_builder_t jpp_schedule_1f1b = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_eager_1f1b = {
-    .info = {"eager-1f1b", "Eager1F1B",
-             "1f1b with forwards issued ahead to hide transfers; about twice the memory"},
     .check = check_one_stage_a_rank,
     .stage_rank = same_rank,
     .row_capacity = two_waves,
@@ -147,8 +142,6 @@ const jpp_schedule_builder_t jpp_schedule_eager_1f1b = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_zb_h1 = {
-    .info = {"zb-h1", "ZeroBubble",
-             "1f1b whose weight gradients fill the bubbles; backward in two parts"},
     .check = check_one_stage_a_rank,
     .stage_rank = same_rank,
     .row_capacity = zb_h1_capacity,
@@ -156,8 +149,6 @@ const jpp_schedule_builder_t jpp_schedule_zb_h1 = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_zb_h2 = {
-    .info = {"zb-h2", "ZeroBubbleH2",
-             "zb-h1 with a longer warmup; no bubble inside a rank, twice the memory"},
     .check = check_one_stage_a_rank,
     .stage_rank = same_rank,
     .row_capacity = two_tasks_each,

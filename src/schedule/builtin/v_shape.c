@@ -166,8 +166,6 @@ static uint32_t v_min_limit(const jpp_schedule_params_t* params) {
 }
 
 const jpp_schedule_builder_t jpp_schedule_zb_v = {
-    .info = {"zb-v", "ZeroBubbleV",
-             "zero bubble in a V; the memory of 1f1b, the same on every rank"},
     .check = jpp_schedule_check_v,
     .stage_rank = jpp_schedule_v_rank,
     .row_capacity = four_tasks_each,
@@ -176,7 +174,6 @@ const jpp_schedule_builder_t jpp_schedule_zb_v = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_v_half = {
-    .info = {"v-half", "VHalf", "zero bubble in a V with half of 1f1b's memory"},
     .check = jpp_schedule_check_v,
     .stage_rank = jpp_schedule_v_rank,
     .row_capacity = four_tasks_each,
@@ -185,7 +182,6 @@ const jpp_schedule_builder_t jpp_schedule_v_half = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_v_min = {
-    .info = {"v-min", "VMin", "zero bubble in a V with a third of 1f1b's memory"},
     .check = jpp_schedule_check_v,
     .stage_rank = jpp_schedule_v_rank,
     .row_capacity = four_tasks_each,
@@ -194,8 +190,6 @@ const jpp_schedule_builder_t jpp_schedule_v_min = {
 };
 
 const jpp_schedule_builder_t jpp_schedule_v_1f1b = {
-    .info = {"v-1f1b", "V1F1B",
-             "1f1b in a V, whole backwards; bubbles a third smaller than 1f1b's"},
     .check = jpp_schedule_check_v,
     .stage_rank = jpp_schedule_v_rank,
     .row_capacity = four_tasks_each,

@@ -318,24 +318,17 @@ static jpp_status_t* make_schedule(reader_t* reader, jpp_arena_t* scratch,
   return jpp_schedule_from_rows(&from, out_schedule);
 }
 
-// Puts FILE:LINE in front of what jpp_schedule_verify() says: the line of the first rank
-// that it names.
-static jpp_status_t* add_place(const reader_t* reader, jpp_status_t* status) {
-  const char* rank = strstr(jpp_status_message(status), "rank ");
-  uint32_t number = 0;
-  if (rank) {
-    const char* digits = rank + 5;
-    read_number(&digits, digits + strlen(digits), &number);
-  }
-  uint32_t line = number < reader->lists.count ? reader->lists.data[number].line : 1;
-  return jpp_status_annotate(status, "%s:%u", reader->file, line);
-}
-
 static jpp_status_t* prove_schedule(reader_t* reader, jpp_arena_t* scratch,
                                     const jpp_schedule_t* schedule, uint32_t* out_slots) {
-  jpp_status_t* status = jpp_schedule_verify(schedule);
-  if (!status && reader->has_pairs) status = jpp_schedule_verify_units(schedule, true);
-  if (status) return add_place(reader, status);
+  jpp_schedule_fault_t fault;
+  jpp_status_t* status = jpp_schedule_verify_units(schedule, false, &fault);
+  if (!status && reader->has_pairs) {
+    status = jpp_schedule_verify_units(schedule, true, &fault);
+  }
+  if (status) {
+    uint32_t line = reader->lists.data[fault.rank].line;
+    return jpp_status_annotate(status, "%s:%u", reader->file, line);
+  }
   size_t at = 0;
   for (size_t r = 0; r < reader->lists.count; ++r) {
     jpp_action_list_t* list = &reader->lists.data[r];

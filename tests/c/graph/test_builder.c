@@ -125,6 +125,18 @@ static void test_types_have_dimensions_and_bytes(void** state) {
   assert_int_equal(jpp_type_bytes(&empty), 0);
 }
 
+static void test_marks_and_flags_and_shards_are_in_range(void** state) {
+  (void)state;
+  jpp_op_desc_t desc = op(JPP_OP_MARK);
+  desc.attr = 1u << 31;
+  assert_op_refused(desc, "found flags 0 and stage 2147483648");
+  desc = op(JPP_OP_CALL);
+  desc.flags = 8;
+  assert_op_refused(desc, "found flags 8 and stage 0");
+  assert_type_refused((jpp_type_t){.dtype = JPP_DTYPE_F32, .shards = 1u << 31},
+                      "fewer than 2^31 shards");
+}
+
 static void test_loops_have_microbatches_and_reductions(void** state) {
   (void)state;
   static const jpp_loop_desc_t kBad[] = {
@@ -175,6 +187,178 @@ static void test_the_largest_of_all_is_read_back(void** state) {
   jpp_graph_builder_destroy(builder);
 }
 
+// --- Random calls ---
+
+static uint64_t g_random;
+
+static uint32_t random_below(uint32_t bound) {
+  g_random = g_random * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(g_random >> 33) % bound;
+}
+
+// Mostly a small number, sometimes one at an edge.
+static uint32_t random_u32(void) {
+  static const uint32_t kEdges[] = {INT32_MAX, 1u << 31, UINT32_MAX, 0};
+  return random_below(60) ? random_below(4) : kEdges[random_below(4)];
+}
+
+static const char* random_name(void) {
+  static const char* const kNames[] = {"dot",  "a b",   "=",       "",
+                                       "x\ny", "\"q\\", "caf\xc3", NULL};
+  return random_below(2) ? "f" : kNames[random_below(8)];
+}
+
+static const int64_t kTwo[] = {2};
+
+static jpp_type_t random_type(void) {
+  static int64_t dims[33];
+  static const int64_t kEdges[] = {0, -1, (int64_t)1 << 53, INT64_MAX};
+  if (random_below(4)) return (jpp_type_t){JPP_DTYPE_F32, 1, kTwo};
+  for (uint32_t i = 0; i < 33; ++i) {
+    dims[i] = random_below(200) ? 1 + random_below(2) : kEdges[random_below(4)];
+  }
+  bool odd = random_below(40) == 0;
+  return (jpp_type_t){
+      .dtype = (jpp_dtype_t)(odd ? random_below(40) : JPP_DTYPE_F32),
+      .ndim = odd ? random_below(35) : random_below(2),
+      .dims = dims,
+      .shards = random_below(8) ? 0 : random_u32(),
+  };
+}
+
+typedef struct random_graph {
+  jpp_graph_builder_t* builder;
+  uint32_t values;  // there were so many after the last call
+  bool in_loop;
+  bool late_args;  // an argument behind an op, which the text puts in front
+  bool has_op;
+} random_graph_t;
+
+static float random_cost(void) {
+  static const float kCosts[] = {0, 1, 1e28f, 1e-45f, 0.1f, -1, NAN};
+  return random_below(60) ? kCosts[random_below(5)] : kCosts[random_below(7)];
+}
+
+static uint32_t random_value(const random_graph_t* g) {
+  return random_below(60) && g->values ? random_below(g->values) : random_u32();
+}
+
+static jpp_status_t* random_op(random_graph_t* g, uint32_t* out_id) {
+  uint32_t inputs[3];
+  jpp_type_t outputs[3];
+  bool mark = random_below(3) == 0;
+  for (uint32_t i = 0; i < 3; ++i) {
+    inputs[i] = random_value(g);
+    outputs[i] = mark ? (jpp_type_t){JPP_DTYPE_F32, 1, kTwo} : random_type();
+  }
+  uint32_t count = random_below(3);
+  jpp_op_desc_t desc = {
+      .kind = mark ? (jpp_op_kind_t)random_below(random_below(9) ? 5 : 9) : JPP_OP_CALL,
+      .flags = (uint8_t)(random_below(90) ? random_below(8) : random_below(256)),
+      .attr = random_u32(),
+      .num_inputs = !g->values ? 0
+                    : mark     ? count
+                               : random_below(4),
+      .inputs = inputs,
+      .num_outputs = mark && random_below(2) ? 1 : count,
+      .outputs = outputs,
+      .cost = random_cost(),
+      .name = random_name(),
+      .where = random_name(),
+  };
+  g->has_op = true;
+  return jpp_graph_builder_add_op(g->builder, &desc, out_id);
+}
+
+static jpp_status_t* random_end(random_graph_t* g, uint32_t* out_id) {
+  jpp_loop_result_t results[2];
+  jpp_type_t types[2];
+  for (uint32_t i = 0; i < 2; ++i) {
+    results[i] =
+        (jpp_loop_result_t){.reduce = (uint8_t)random_below(random_below(30) ? 4 : 6),
+                            .value = random_value(g)};
+    types[i] = (jpp_type_t){JPP_DTYPE_F32, 1, kTwo};
+  }
+  g->in_loop = false;
+  return jpp_graph_builder_end_loop(g->builder, results, types, random_below(3), out_id);
+}
+
+// One call; g->values grows with what it made.
+static jpp_status_t* random_call(random_graph_t* g) {
+  jpp_type_t type = random_type();
+  jpp_loop_desc_t loop = {.microbatches = 1 + random_u32(),
+                          .stages = random_u32(),
+                          .schedule = random_name(),
+                          .where = random_name()};
+  uint32_t id = g->values, choice = random_below(10);
+  bool wrong = random_below(200) == 0;  // a call that does not fit its place
+  jpp_status_t* status = NULL;
+  if (choice == 0 && g->in_loop != wrong) {
+    status = random_end(g, &id);
+  } else if (choice == 0) {
+    status = jpp_graph_builder_begin_loop(g->builder, &loop, &id);
+    g->in_loop = true;
+  } else if (choice < 4 && g->in_loop == wrong) {
+    status =
+        jpp_graph_builder_add_arg(g->builder, &type, choice == 1, random_name(), &id);
+    g->late_args = g->late_args || g->has_op;
+  } else if (choice == 4) {
+    return jpp_graph_builder_add_output(g->builder, random_value(g), random_name());
+  } else {
+    status = random_op(g, &id);
+  }
+  g->has_op = g->has_op || choice == 0;
+  g->values = id + (status ? 0 : 1);
+  return status;
+}
+
+static char* read_back(const char* text) {
+  jpp_graph_t* graph = NULL;
+  char* again = NULL;
+  jpp_status_t* status = jpp_graph_parse(text, strlen(text), "text", &graph);
+  if (status) fail_msg("%s, of the text\n%s", jpp_status_message(status), text);
+  ASSERT_OK(jpp_graph_print(graph, &again));
+  jpp_graph_destroy(graph);
+  return again;
+}
+
+// The parser takes whatever the builder took, and prints it as it was printed. With
+// arguments behind ops ids change once: the text has arguments in front.
+static void test_what_random_calls_make_is_read_back(void** state) {
+  (void)state;
+  uint32_t made = 0, refused = 0, looped = 0;
+  for (uint32_t seed = 0; seed < 30000; ++seed) {
+    g_random = seed;
+    random_graph_t g = {0};
+    jpp_graph_t* graph = NULL;
+    jpp_status_t* status =
+        jpp_graph_builder_create(random_name(), random_u32(), &g.builder);
+    for (uint32_t calls = random_below(12); !status && calls > 0; --calls) {
+      status = random_call(&g);
+    }
+    if (!status) status = jpp_graph_builder_finish(g.builder, &graph);
+    ++*(status ? &refused : &made);
+    if (!status) {
+      char* text = NULL;
+      ASSERT_OK(jpp_graph_print(graph, &text));
+      looped += graph->num_loops > 0;
+      char* again = read_back(text);
+      char* third = read_back(again);
+      assert_string_equal(third, again);
+      if (!g.late_args) assert_string_equal(again, text);
+      jpp_text_free(text);
+      jpp_text_free(again);
+      jpp_text_free(third);
+    } else if (g.builder) {
+      assert_over(g.builder, "graph builder: a call has failed");
+    }
+    jpp_status_free(status);
+    jpp_graph_builder_destroy(g.builder);
+    jpp_graph_destroy(graph);
+  }
+  assert_true(made > 3000 && refused > 3000 && looped > 300);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_builder_is_over_when_it_has_finished),
@@ -182,6 +366,8 @@ int main(void) {
       cmocka_unit_test(test_only_ops_of_front_ends_are_added),
       cmocka_unit_test(test_costs_are_numbers_that_can_be_summed),
       cmocka_unit_test(test_types_have_dimensions_and_bytes),
+      cmocka_unit_test(test_marks_and_flags_and_shards_are_in_range),
+      cmocka_unit_test(test_what_random_calls_make_is_read_back),
       cmocka_unit_test(test_loops_have_microbatches_and_reductions),
       cmocka_unit_test(test_the_largest_of_all_is_read_back),
   };

@@ -1,4 +1,5 @@
 // The built-in schedules are the ones that are documented, at every size.
+#include <dirent.h>
 #include <stdio.h>
 
 #include "base/str.h"
@@ -65,55 +66,82 @@ static void check_golden(const char* name, const jpp_schedule_params_t* params) 
   jpp_schedule_destroy(schedule);
 }
 
+// Whether a golden file says by its name which schedule it has: NAME_s4_p2_m8_fused.txt.
+static bool parse_golden_name(const char* file, char name[64],
+                              jpp_schedule_params_t* out_params) {
+  int end = 0;
+  *out_params = (jpp_schedule_params_t){0};
+  if (sscanf(file, "%63[^_]_s%u_p%u_m%u%n", name, &out_params->stages, &out_params->ranks,
+             &out_params->microbatches, &end) != 4) {
+    return false;
+  }
+  out_params->fuse_steady_state = !strcmp(file + end, "_fused.txt");
+  return out_params->fuse_steady_state || !strcmp(file + end, ".txt");
+}
+
+// Its example, and whatever other sizes there are files for.
 static void test_schedules_are_as_their_golden_files(void** state) {
   (void)state;
-  static const char* const kOneStage[] = {"gpipe", "1f1b", "eager-1f1b", "zb-h1",
-                                          "zb-h2"};
-  for (size_t i = 0; i < 5; ++i) {
-    check_golden(kOneStage[i], &(jpp_schedule_params_t){1, 1, 1, false});
-    check_golden(kOneStage[i], &(jpp_schedule_params_t){4, 4, 2, false});
-    check_golden(kOneStage[i], &(jpp_schedule_params_t){4, 4, 8, false});
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
+    check_golden(info->name, &info->example);
   }
-  static const char* const kInterleaved[] = {"interleaved-gpipe", "interleaved-1f1b",
-                                             "kimi-k2", "breadth-first",
-                                             "interleaved-zb"};
-  for (size_t i = 0; i < 5; ++i) {
-    check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 4, 3, false});
-    check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 2, 4, false});
-    check_golden(kInterleaved[i], &(jpp_schedule_params_t){8, 4, 9, false});
-    if (i == 1 || i == 2)
-      check_golden(kInterleaved[i], &(jpp_schedule_params_t){4, 2, 4, true});
+  DIR* folder = opendir(GOLDEN_DIR "/schedule");
+  assert_non_null(folder);
+  for (const struct dirent* entry = readdir(folder); entry; entry = readdir(folder)) {
+    char name[64];
+    jpp_schedule_params_t params;
+    if (parse_golden_name(entry->d_name, name, &params)) check_golden(name, &params);
   }
-  static const char* const kV[] = {"zb-v", "v-half", "v-min", "v-1f1b"};
-  for (size_t i = 0; i < 4; ++i) {
-    check_golden(kV[i], &(jpp_schedule_params_t){2, 1, 1, false});
-    check_golden(kV[i], &(jpp_schedule_params_t){8, 4, 2, false});
-    check_golden(kV[i], &(jpp_schedule_params_t){8, 4, 8, false});
-  }
-  check_golden("dualpipe-v", &(jpp_schedule_params_t){2, 1, 2, false});
-  check_golden("dualpipe-v", &(jpp_schedule_params_t){8, 4, 10, false});
+  closedir(folder);
 }
 
-static uint32_t g_verified;
+// What a schedule should answer to these sizes, by its row in the table.
+static jpp_status_code_t expected_code(const jpp_schedule_info_t* info,
+                                       const jpp_schedule_params_t* params) {
+  uint32_t several = params->stages / params->ranks;
+  if (params->fuse_steady_state && !info->can_fuse) return JPP_INVALID_ARGUMENT;
+  return info->stages_a_rank && several != info->stages_a_rank ? JPP_MESH_ERROR : JPP_OK;
+}
 
-static void verify_one(const jpp_schedule_t* schedule) {
-  jpp_status_t* status = jpp_schedule_verify(schedule);
+static void check_size(const jpp_schedule_info_t* info,
+                       const jpp_schedule_params_t* params) {
+  jpp_schedule_t* schedule = NULL;
+  jpp_status_t* status = jpp_schedule_build(info->name, params, &schedule);
+  jpp_status_code_t code = jpp_status_code(status),
+                    expected = expected_code(info, params);
+  bool few = code == JPP_MICROBATCH_ERROR && params->microbatches < params->stages;
+  if (code != expected && !(expected == JPP_OK && few)) {
+    fail_msg(
+        "%s, %u stages, %u ranks, %u microbatches%s: its row in "
+        "src/schedule/builtin/build.c (stages_a_rank %u, can_fuse %d) expects %s, but "
+        "jpp_schedule_build() gives %s: %s",
+        info->name, params->stages, params->ranks, params->microbatches,
+        params->fuse_steady_state ? ", fused" : "", info->stages_a_rank, info->can_fuse,
+        jpp_status_code_name(expected), jpp_status_code_name(code),
+        jpp_status_message(status));
+  }
+  jpp_status_free(status);
+  status = schedule ? jpp_schedule_verify(schedule) : NULL;
   if (status) {
-    fail_msg("%s, %u stages, %u ranks, %u microbatches: %s", schedule->name,
-             schedule->stages, schedule->ranks, schedule->microbatches,
-             jpp_status_message(status));
+    fail_msg("%s, %u stages, %u ranks, %u microbatches: %s", info->name, params->stages,
+             params->ranks, params->microbatches, jpp_status_message(status));
   }
-  ++g_verified;
+  jpp_schedule_destroy(schedule);
 }
 
-static void test_every_size_verifies(void** state) {
+static void test_every_size_verifies_or_is_refused_as_the_table_says(void** state) {
   (void)state;
-  g_verified = 0;
-  for_each_schedule(verify_one);
-  // One stage a rank: 5 schedules; interleaved: 5, of which 2 also fused; in a V: 4;
-  // dualpipe-v: 48.
-  assert_int_equal(g_verified,
-                   5 * 6 * 14 + 7 * 6 * 3 * 14 + 4 * 6 * 14 + (13 + 11 + 9 + 7 + 5 + 3));
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    for (uint32_t n = 0; n < 6 * 3 * 14 * 2; ++n) {
+      uint32_t ranks = n % 6 + 1;
+      check_size(jpp_schedule_info_at(i),
+                 &(jpp_schedule_params_t){.stages = ranks * (n / 6 % 3 + 1),
+                                          .ranks = ranks,
+                                          .microbatches = n / 18 % 14 + 1,
+                                          .fuse_steady_state = n / 252 == 1});
+    }
+  }
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -195,13 +223,48 @@ static void test_table_lists_every_schedule_once(void** state) {
   assert_null(jpp_schedule_info_at(jpp_schedule_info_count()));
 }
 
+#define DOCS_DIR GOLDEN_DIR "/../../docs"
+
+// The docs have these lines: | [1f1b](schedules/1f1b.svg) | ..., and | 1f1b | paper | ...
+static void test_docs_describe_every_schedule(void** state) {
+  (void)state;
+  char* page = golden_read(DOCS_DIR "/schedules.md");
+  assert_non_null(page);
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
+    char row[256], path[1024];
+    snprintf(row, sizeof(row), "\n| %s | %s | ", info->name, info->paper);
+    if (!strstr(page, row)) {
+      fail_msg("docs/schedules.md: expected a row '%s...' in the table of papers",
+               row + 1);
+    }
+    snprintf(row, sizeof(row), "\n| [%s](schedules/%s.svg) | ", info->name, info->name);
+    if (!strstr(page, row)) {
+      fail_msg(
+          "docs/schedules.md: expected a row '%s...' in the table of figures; "
+          "tools/schedule_docs.py writes it",
+          row + 1);
+    }
+    snprintf(path, sizeof(path), DOCS_DIR "/schedules/%s.svg", info->name);
+    char* picture = golden_read(path);
+    if (!picture) {
+      fail_msg(
+          "expected a picture docs/schedules/%s.svg; tools/schedule_docs.py draws it",
+          info->name);
+    }
+    free(picture);
+  }
+  free(page);
+}
+
 // What waits takes no memory: entries are as many as tasks, whatever the idle steps,
 // which are printed one by one.
 static void test_idle_steps_share_an_entry(void** state) {
   (void)state;
-  static const char* const kNames[] = {"gpipe", "1f1b", "eager-1f1b", "zb-h1"};
-  for (size_t i = 0; i < 4; ++i) {
-    jpp_schedule_t* schedule = build(kNames[i], 40, 40, 2);
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
+    if (info->stages_a_rank > 1) continue;
+    jpp_schedule_t* schedule = build(info->name, 40, 40, 2);
     for (uint32_t r = 0; r < 40; ++r) {
       const jpp_schedule_row_t* row = &schedule->rows[r];
       assert_true(row->count <= 2 * 3 * 2 + 1);
@@ -260,12 +323,13 @@ int main(void) {
       cmocka_unit_test(test_idle_steps_share_an_entry),
       cmocka_unit_test(test_rows_are_those_of_the_tutorial),
       cmocka_unit_test(test_schedules_are_as_their_golden_files),
-      cmocka_unit_test(test_every_size_verifies),
+      cmocka_unit_test(test_every_size_verifies_or_is_refused_as_the_table_says),
       cmocka_unit_test(test_one_pass_runs_one_microbatch_after_the_other),
       cmocka_unit_test(test_peaks_are_those_of_the_papers),
       cmocka_unit_test(test_interleaved_has_the_ideal_length_at_uneven_sizes),
       cmocka_unit_test(test_sizes_that_do_not_fit_are_refused),
       cmocka_unit_test(test_table_lists_every_schedule_once),
+      cmocka_unit_test(test_docs_describe_every_schedule),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
