@@ -85,7 +85,7 @@ typedef struct jpp_memory_point {
 
 // Walks one actor of a proved plan. Point 0 is before the first instruction, point i + 1
 // when instruction i is done and its donated args are gone: program->num_instrs + 1 in
-// all. `out_points` has room for them. JPP_INVALID_ARGUMENT for a rank that is none.
+// all. `out_points` has room for them. JPP_INVALID_ARGUMENT for an unknown rank.
 JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                                              jpp_memory_point_t* out_points) JPP_MUST_USE;
 

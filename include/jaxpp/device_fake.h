@@ -10,8 +10,7 @@
 //   f32[4,2] = sum 0 1   # element by element, added from left to right; also mul
 //   f32[4,2] = copy 2
 //   f32[4,2] = scale 0 0.5
-//   f32[] = hash 0 1 2   # a number in [0, 1) made of every bit of all arguments, in
-//   order
+//   f32[] = hash 0 1 2   # a number in [0, 1) from all bits of the arguments, in order
 //
 // Arguments of a hash are of any type and shape; others are f32 of the result's shape.
 //

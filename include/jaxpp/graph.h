@@ -62,7 +62,7 @@ typedef enum jpp_op_kind {
   JPP_OP_KIND_COUNT,
 } jpp_op_kind_t;
 
-// "call", "mark", "mark_backward", "add", ...; lifetime static. NULL for what is no kind.
+// "call", "mark", "mark_backward", "add", ...; lifetime static. NULL for an unknown kind.
 JPP_API const char* jpp_op_kind_name(jpp_op_kind_t kind);
 
 enum {
@@ -95,7 +95,7 @@ typedef enum jpp_reduce_kind {
   JPP_REDUCE_KIND_COUNT,
 } jpp_reduce_kind_t;
 
-// "add", "max", "concat", "custom"; lifetime static. NULL for what is no kind.
+// "add", "max", "concat", "custom"; lifetime static. NULL for an unknown kind.
 JPP_API const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind);
 
 typedef struct jpp_loop_result {

@@ -77,7 +77,7 @@ typedef struct jpp_staged_loop {
   const uint32_t* weight;      // [stages] task ids of bwd_w
 } jpp_staged_loop_t;
 
-// What a user would rather know than find out from a profile.
+// What a partition costs that a user may not expect, and may want to change.
 typedef enum jpp_partition_note_kind {
   JPP_NOTE_MOVES,    // an op outside the loops uses arrays of several ranks: `bytes` move
   JPP_NOTE_UNSPLIT,  // input and weight gradients come from one op, so that those of the
@@ -86,7 +86,7 @@ typedef enum jpp_partition_note_kind {
 
 typedef struct jpp_partition_note {
   uint8_t kind;    // jpp_partition_note_kind_t
-  uint32_t op;     // the first of those that stand on one line of the user's
+  uint32_t op;     // the first of those on the same source line
   uint32_t rank;   // JPP_NOTE_MOVES: to where
   uint64_t bytes;  // in a step
   uint32_t stage;  // JPP_NOTE_UNSPLIT

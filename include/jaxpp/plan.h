@@ -23,8 +23,8 @@ typedef enum jpp_plan_part {
   JPP_PART_COUNT,
 } jpp_plan_part_t;
 
-// "graph", "schedule", "partition", "program", "check"; lifetime static. NULL for what is
-// no part.
+// "graph", "schedule", "partition", "program", "check"; lifetime static. NULL for an
+// unknown part.
 JPP_API const char* jpp_plan_part_name(jpp_plan_part_t part);
 
 // Where a loop's schedule comes from: the first of these that is not NULL. With none the
@@ -41,7 +41,7 @@ typedef struct jpp_plan_options {
   uint32_t stages;                   // of loops whose schedule is built; 0: the loop's
   const jpp_loop_schedule_t* loops;  // [graph->num_loops]; NULL: each loop's own name
   bool fuse_steady_state;            // as in jpp_schedule_params_t
-  uint32_t channel_slots;            // at least so many a channel; 0: 2
+  uint32_t channel_slots;            // minimum for each channel; 0: 2
   const uint64_t* memory_limits;     // [ranks] bytes on each device; NULL: none
   // Called once the partition is known: out_bytes holds the bytes of every value on one
   // device by the types' shards, [staged->num_values], which it may correct. NULL: they

@@ -27,7 +27,7 @@ typedef enum jpp_instr_kind {
   JPP_INSTR_KIND_COUNT,
 } jpp_instr_kind_t;
 
-// "run", "send", "recv", "delete"; lifetime static. NULL for what is no kind.
+// "run", "send", "recv", "delete"; lifetime static. NULL for an unknown kind.
 JPP_API const char* jpp_instr_kind_name(jpp_instr_kind_t kind);
 
 typedef struct jpp_instr {
@@ -106,7 +106,7 @@ typedef struct jpp_program_options {
   const jpp_schedule_t* const* schedules;  // [graph->num_loops], verified
   // [staged->num_values] bytes of each value on one device; NULL: by the types' shards.
   const uint64_t* value_bytes;
-  uint32_t channel_slots;  // at least so many a channel; 0: 2
+  uint32_t channel_slots;  // minimum for each channel; 0: 2
 } jpp_program_options_t;
 
 // The staged graph is borrowed and must outlive the plan; schedules need not.

@@ -41,11 +41,11 @@ typedef struct jpp_runtime_options {
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables
 // must outlive the runtime. JPP_DEVICES_ERROR names a rank whose device is not there,
-// JPP_INVALID_ARGUMENT a task whose executable has another number of results, or a
-// transport that there is not; JPP_UNSUPPORTED one that cannot connect ranks.
+// JPP_INVALID_ARGUMENT a task whose executable has another number of results, or an
+// unknown transport; JPP_UNSUPPORTED one that cannot connect ranks.
 JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                          jpp_runtime_t** out_runtime) JPP_MUST_USE;
-// Waits for nothing: no step may be running. NULL is fine.
+// Does not wait: no step may be running. NULL is fine.
 JPP_API void jpp_runtime_destroy(jpp_runtime_t* runtime);
 
 // Buffers are given and taken as [rank][input or output of that rank's program][device].
@@ -58,7 +58,7 @@ typedef struct jpp_step_io {
   // NULL after an error.
   jpp_buffer_t** const* outputs;
   // Asked by the step's thread about 20 times a second, while it stands in line, issues
-  // or waits; true cancels the step. Must not step or destroy this runtime. NULL: nobody.
+  // or waits; true cancels the step. Must not step or destroy this runtime. NULL: never.
   bool (*should_cancel)(void* user);
   void* user;
 } jpp_step_io_t;

@@ -75,8 +75,8 @@ JPP_API jpp_status_t* jpp_schedule_build(const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
-// Whether this is how jpp_schedule_build() refuses sizes that the schedule does not serve
-// and another one might. Not for running out of memory; false for NULL.
+// Whether jpp_schedule_build() failed because this schedule does not support the sizes,
+// while another one might. False for NULL and for running out of memory.
 JPP_API bool jpp_schedule_is_misfit(const jpp_status_t* status);
 
 // A row of the table of built-in schedules; lifetime static.
@@ -147,12 +147,12 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 // take them as one. Time and memory are linear in the number of tasks.
 JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;
 
-// The same for a loop that has a sum over its microbatches. Sums are taken in the order
-// of the microbatches, so that a step's result does not depend on its schedule, which the
-// planner insists on: so proves besides that the backwards of each stage (its BWD_W where
-// they are split), which sum gradients, and the forwards of the last stage, which sum
-// losses, run in that order. Of other sums, as of an auxiliary loss in an earlier stage,
-// only the planner knows.
+// The same for a loop with sums over its microbatches. The planner takes sums in the
+// order of the microbatches, so that a step's result does not depend on its schedule. So
+// this proves besides that the backwards of each stage (its BWD_W where they are split),
+// which sum gradients, and the forwards of the last stage, which sum losses, run in that
+// order. Only the planner knows of other sums, such as an auxiliary loss in an earlier
+// stage.
 JPP_API jpp_status_t* jpp_schedule_verify_sums(const jpp_schedule_t* schedule)
     JPP_MUST_USE;
 

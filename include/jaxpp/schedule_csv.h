@@ -23,17 +23,16 @@
 //   - a SEND follows its computation, a RECV comes before it, each once; nothing is sent
 //     between stages of one rank, everything else that is needed is, and nothing is
 //     received that no rank sends;
-//   - a channel (sender, receiver) delivers in order: RECVs are in the order of the
-//   SENDs;
-//   - no rank waits for ever when a SEND waits for one of `slots` places on its channel,
-//   a
-//     RECV is only posted, a computation waits for its message (a pair for those of both
+//   - a channel (sender, receiver) delivers in order: its RECVs are in the order of its
+//     SENDs;
+//   - no rank waits for ever when a SEND waits for one of the channel's `slots`, a RECV
+//     is only posted, a computation waits for its message (a pair for those of both
 //     halves), and a WAIT_SEND until the receiver's RECV has taken the message.
 // Where some backwards of a stage are whole and others in parts, the whole ones become
 // BWD_I and BWD_W side by side. `file` is named in errors; *out_slots (may be NULL) gets
 // the least number of slots, 0 without communication.
 //
-// JPP_PARSE_ERROR "FILE:LINE: ..." for text that is no such file, JPP_SCHEDULE_ERROR
+// JPP_PARSE_ERROR "FILE:LINE: ..." for text that is not of this form, JPP_SCHEDULE_ERROR
 // "FILE:LINE: ..." for one that fails its proof.
 JPP_API jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text,
                                             size_t length, uint32_t* out_slots,

@@ -27,7 +27,7 @@ typedef struct jpp_search_options {
   uint64_t activation_bytes;  // of one stage and microbatch; 0: 1
   double seconds;             // to search for, at least 0
   uint64_t seed;
-  bool whole_backwards;  // none in two parts
+  bool whole_backwards;  // no schedules with backwards in two parts
   // May be NULL. Says whether a schedule that would be the best so far is acceptable:
   // beside memory_limit, or in its place. From the caller's thread; its error ends the
   // search.
@@ -52,7 +52,7 @@ typedef struct jpp_search_result {
   uint64_t tried;
 } jpp_search_result_t;
 
-// JPP_INVALID_ARGUMENT for sizes of 0, and for costs, a latency or seconds that are none.
+// JPP_INVALID_ARGUMENT for sizes of 0, and for invalid costs, latency or seconds.
 // JPP_OUT_OF_MEMORY when not even one microbatch at a time fits on the ranks, or nothing
 // was acceptable.
 JPP_API jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,

@@ -59,9 +59,9 @@ typedef struct jpp_simulation {
                 // longest rank's begin to end + optimizer
 } jpp_simulation_t;
 
-// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for a time that is none, and
-// for too many streams. Time is linear in the tasks (with several
-// streams times their number and a sort), memory 8 bytes a task beside the index.
+// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for an invalid time and for
+// too many streams. Time is linear in the tasks (with several streams, times their number
+// and a sort), memory 8 bytes a task beside the index.
 JPP_API jpp_status_t* jpp_schedule_simulate(
     const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,
     jpp_simulation_t** out_simulation) JPP_MUST_USE;

@@ -23,14 +23,14 @@ typedef enum jpp_task_kind {
   JPP_TASK_KIND_COUNT,
 } jpp_task_kind_t;
 
-// "idle", "fwd", "bwd", "bwd_i", "bwd_w", "outer"; lifetime static. NULL for what is no
+// "idle", "fwd", "bwd", "bwd_i", "bwd_w", "outer"; lifetime static. NULL for an unknown
 // kind.
 JPP_API const char* jpp_task_kind_name(jpp_task_kind_t kind);
 
 // In schedules' relative units: FWD 1, BWD 2, BWD_I 1, BWD_W 1, all others 0.
 JPP_API uint16_t jpp_task_default_latency(jpp_task_kind_t kind);
 
-// How the stages of a loop lie on the ranks.
+// How the stages of a loop are placed on ranks, and whether their backwards are split.
 typedef struct jpp_loop_placement {
   uint32_t stages;
   const uint32_t* stage_rank;  // [stages]

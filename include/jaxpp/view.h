@@ -20,8 +20,8 @@
 JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
                                         jpp_plan_part_t part,
                                         char** out_text) JPP_MUST_USE;
-// The same as JSON; JPP_PART_COUNT: an object with all parts. Bytes of names that are no
-// UTF-8 become U+FFFD.
+// The same as JSON; JPP_PART_COUNT: an object with all parts. Bytes in names that are
+// not UTF-8 become U+FFFD.
 JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
                                              jpp_plan_part_t part,
                                              char** out_text) JPP_MUST_USE;
@@ -99,8 +99,8 @@ typedef struct jpp_spans {
 
 // A line a rank, `columns` wide, with the share of the time in which it is busy: forwards
 // show the microbatch's last digit, backwards a letter for it, tasks outside loops '#',
-// idle time '.'. With `color` ANSI colours by kind. JPP_INVALID_ARGUMENT for no columns
-// and for no time.
+// idle time '.'. With `color` ANSI colours by kind. JPP_INVALID_ARGUMENT for zero columns
+// or an empty span of time.
 JPP_API jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns,
                                      bool color, char** out_text) JPP_MUST_USE;
 // The same as a picture, and as a page like that of jpp_plot_html().

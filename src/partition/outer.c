@@ -21,6 +21,8 @@ typedef struct leveler {
   jpp_u32_vec_t ops, inputs;      // of the task being made
 } leveler_t;
 
+// The instance of an op on one of its ranks. They are listed by rank, so as many of its
+// instances come before as lower ranks run the op.
 static instance_t* instance_at(const leveler_t* l, uint32_t op, uint32_t rank) {
   const uint64_t* run = jpp_run_at(l->p, op);
   uint32_t before = 0;
@@ -39,6 +41,8 @@ static uint32_t producer_in_phase(const leveler_t* l, uint32_t value, uint32_t p
   return l->p->phase[op] == phase ? op : JPP_NONE;
 }
 
+// The instance of an op that `rank` takes its results from: its own, or else that of the
+// lowest rank that runs the op, which sends them.
 static instance_t* source_of(const leveler_t* l, uint32_t op, uint32_t rank) {
   const uint64_t* run = jpp_run_at(l->p, op);
   return instance_at(l, op,
@@ -58,6 +62,8 @@ static jpp_status_t* add_instances(leveler_t* l, uint32_t op) {
   return NULL;
 }
 
+// Gives an instance the lowest level at which all that it uses is there; what comes from
+// another rank is there one level later.
 static void raise_level(leveler_t* l, instance_t* instance) {
   const jpp_op_t* op = &l->p->ops.data[instance->op];
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
@@ -71,7 +77,8 @@ static void raise_level(leveler_t* l, instance_t* instance) {
   if (instance->level > *depth) *depth = instance->level;
 }
 
-// When this runs, instance->level is the latest level its users allow.
+// Lowers the levels of an instance's operands to what this user of them allows. Instances
+// come here from the last to the first, so that the user's own level is final.
 static void push_users_limit(leveler_t* l, const instance_t* instance) {
   const jpp_op_t* op = &l->p->ops.data[instance->op];
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
@@ -83,6 +90,8 @@ static void push_users_limit(leveler_t* l, const instance_t* instance) {
   }
 }
 
+// Lowest levels first, which give the number of levels of each rank; then every instance
+// moves from the last level of its rank down to the highest that its users allow.
 static void choose_levels(leveler_t* l) {
   for (size_t i = 0; i < l->instances.count; ++i) raise_level(l, &l->instances.data[i]);
   for (size_t i = 0; i < l->instances.count; ++i) {

@@ -301,6 +301,8 @@ static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   jpp_ranks_add(run, rank);
 }
 
+// An op runs on those ranks that need it which are at home for it. If none of them is,
+// the first rank of its home runs it and sends the result.
 static void choose_ranks(placer_t* c, uint32_t id) {
   jpp_partitioner_t* p = c->p;
   const jpp_op_t* op = &p->ops.data[id];

@@ -2,78 +2,82 @@
 // there. Sites are grouped by value with a counting sort.
 #include "program/builder.h"
 
-// One time that a value is named: `rank` makes it or takes it in.
-typedef struct mention {
+// An occurrence of a value: `rank` makes it or takes it in.
+typedef struct occurrence {
   uint32_t value, rank;
   bool makes;
-} mention_t;
-typedef JPP_VEC(mention_t) mention_vec_t;
+} occurrence_t;
+typedef JPP_VEC(occurrence_t) occurrence_vec_t;
 
-static jpp_status_t* mention(mention_vec_t* mentions, uint32_t value, uint32_t rank,
-                             bool makes) {
-  mention_t made = {.value = value, .rank = rank, .makes = makes};
-  return JPP_VEC_PUSH(mentions, made);
+static jpp_status_t* add_occurrence(occurrence_vec_t* occurrences, uint32_t value,
+                                    uint32_t rank, bool makes) {
+  occurrence_t occurrence = {.value = value, .rank = rank, .makes = makes};
+  return JPP_VEC_PUSH(occurrences, occurrence);
 }
 
-static jpp_status_t* mention_ranks(const jpp_staged_t* staged,
-                                   const jpp_staged_value_t* at, bool makes,
-                                   mention_vec_t* mentions) {
+static jpp_status_t* add_occurrences(const jpp_staged_t* staged,
+                                     const jpp_staged_value_t* at, bool makes,
+                                     occurrence_vec_t* occurrences) {
   for (uint32_t r = 0; r < staged->ranks; ++r) {
     if (!jpp_rank_set_has(at->ranks, r)) continue;
-    JPP_RETURN_IF_ERROR(mention(mentions, at->value, r, makes));
+    JPP_RETURN_IF_ERROR(add_occurrence(occurrences, at->value, r, makes));
   }
   return NULL;
 }
 
-static jpp_status_t* list_mentions(const jpp_staged_t* staged, mention_vec_t* mentions) {
+static jpp_status_t* list_occurrences(const jpp_staged_t* staged,
+                                      occurrence_vec_t* occurrences) {
   for (uint32_t i = 0; i < staged->graph->num_args; ++i) {
-    JPP_RETURN_IF_ERROR(mention_ranks(staged, &staged->args[i], true, mentions));
+    JPP_RETURN_IF_ERROR(add_occurrences(staged, &staged->args[i], true, occurrences));
   }
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     const jpp_task_t* task = &staged->tasks[t];
     for (uint32_t i = 0; i < task->num_inputs; ++i) {
-      JPP_RETURN_IF_ERROR(mention(mentions, task->inputs[i], task->rank, false));
+      JPP_RETURN_IF_ERROR(
+          add_occurrence(occurrences, task->inputs[i], task->rank, false));
     }
     for (uint32_t i = 0; i < task->num_outputs; ++i) {
-      JPP_RETURN_IF_ERROR(mention(mentions, task->outputs[i], task->rank, true));
+      JPP_RETURN_IF_ERROR(
+          add_occurrence(occurrences, task->outputs[i], task->rank, true));
     }
   }
   // What an accumulator ends as is made by its task's rank when the loop ends.
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
     JPP_RETURN_IF_ERROR(
-        mention(mentions, acc->final, staged->tasks[acc->task].rank, true));
+        add_occurrence(occurrences, acc->final, staged->tasks[acc->task].rank, true));
   }
   for (uint32_t i = 0; i < staged->graph->num_outputs; ++i) {
-    JPP_RETURN_IF_ERROR(mention_ranks(staged, &staged->outputs[i], false, mentions));
+    JPP_RETURN_IF_ERROR(add_occurrences(staged, &staged->outputs[i], false, occurrences));
   }
   return NULL;
 }
 
-// Merges a mention into the value's site on that rank, or begins one behind `used`.
-static void note_site(jpp_program_builder_t* b, const mention_t* mention,
+// Merges an occurrence into the value's site on that rank, which is made if it is the
+// first there.
+static void note_site(jpp_program_builder_t* b, const occurrence_t* occurrence,
                       uint32_t* used) {
-  jpp_site_t* sites = b->sites + b->first_site[mention->value];
+  jpp_site_t* sites = b->sites + b->first_site[occurrence->value];
   uint32_t at = 0;
-  while (at < *used && sites[at].rank != mention->rank) ++at;
-  if (at == *used) sites[(*used)++].rank = mention->rank;
-  sites[at].makes |= mention->makes;
-  sites[at].takes |= !mention->makes;
+  while (at < *used && sites[at].rank != occurrence->rank) ++at;
+  if (at == *used) sites[(*used)++].rank = occurrence->rank;
+  sites[at].makes |= occurrence->makes;
+  sites[at].takes |= !occurrence->makes;
 }
 
-// Groups mentions by value. A value has room for as many sites as mentions; where several
-// are of one rank, the rest stays empty.
-static jpp_status_t* group_sites(jpp_program_builder_t* b, const mention_vec_t* mentions,
-                                 uint32_t* used) {
+// Groups occurrences by value. A value has room for as many sites as occurrences; where
+// several of them are on one rank, the rest of the room stays empty.
+static jpp_status_t* group_sites(jpp_program_builder_t* b,
+                                 const occurrence_vec_t* occurrences, uint32_t* used) {
   uint32_t values = b->staged->num_values;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, values + 1, &b->first_site));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, mentions->count, &b->sites));
-  for (size_t i = 0; i < mentions->count; ++i) {
-    ++b->first_site[mentions->data[i].value + 1];
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, occurrences->count, &b->sites));
+  for (size_t i = 0; i < occurrences->count; ++i) {
+    ++b->first_site[occurrences->data[i].value + 1];
   }
   for (uint32_t v = 0; v < values; ++v) b->first_site[v + 1] += b->first_site[v];
-  for (size_t i = 0; i < mentions->count; ++i) {
-    note_site(b, &mentions->data[i], &used[mentions->data[i].value]);
+  for (size_t i = 0; i < occurrences->count; ++i) {
+    note_site(b, &occurrences->data[i], &used[occurrences->data[i].value]);
   }
   return NULL;
 }
@@ -101,10 +105,10 @@ static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* 
 jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) {
   uint32_t* used = NULL;  // [values] sites that the value has so far
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->staged->num_values, &used));
-  mention_vec_t mentions = {0};
-  jpp_status_t* status = list_mentions(b->staged, &mentions);
-  if (!status) status = group_sites(b, &mentions, used);
-  jpp_vec_deinit(&mentions);
+  occurrence_vec_t occurrences = {0};
+  jpp_status_t* status = list_occurrences(b->staged, &occurrences);
+  if (!status) status = group_sites(b, &occurrences, used);
+  jpp_vec_deinit(&occurrences);
   return status ? status : number_instances(b, used);
 }
 
