@@ -1,6 +1,7 @@
 // The public calls: check what every driver would check, then go through the table.
 #include "jaxpp/device.h"
 
+#include "base/log.h"
 #include "device/driver.h"
 #include "device/process.h"
 
@@ -25,6 +26,7 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                  jpp_executable_t** out_executable) {
   *out_executable = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
+  JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", request->code_size);
   return client->vtable->compile(client, request, out_executable);
 }
 
