@@ -14,6 +14,7 @@ class JaxppError(Exception):
 
 class NanError(JaxppError, FloatingPointError): ...
 
+__version__: Final[str]
 ERROR_CODES: Final[tuple[str, ...]]
 
 # --- Constants --------------------------------------------------------------------------
