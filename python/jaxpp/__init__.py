@@ -3,6 +3,10 @@
 An independent implementation of JaxPP's published design (arXiv 2412.14374).
 """
 
+from jaxpp import _core, errors
 from jaxpp._core import __version__ as __version__
 from jaxpp.api import *  # noqa: F403
 from jaxpp.api import __all__  # noqa: F401
+
+if _misspelt := _core.misspelt_options():
+    errors.warn(_misspelt)

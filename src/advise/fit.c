@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "advise/candidates.h"
+#include "base/log.h"
 #include "base/str.h"
 
 typedef struct fitter {
@@ -112,6 +113,8 @@ static jpp_status_t* find_fit(fitter_t* f) {
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     JPP_RETURN_IF_ERROR(try_built_in(f, jpp_schedule_info_at(i)->name));
   }
+  JPP_LOG(JPP_LOG_INFO, "memory limit: of the built-in schedules %s fits best",
+          f->best_name ? f->best_name : "none");
   return NULL;
 }
 

@@ -69,6 +69,8 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 
 // --- Commands -------------------------------------------------------------------------
 
+jpp_status_t* jpp_cli_environment(const jpp_cli_options_t* options,
+                                  jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
@@ -115,5 +117,8 @@ void jpp_cli_note_halves(const char* file);
 // jpp_free(). Errors begin with its name; JPP_INVALID_ARGUMENT for more than 1 GiB.
 jpp_status_t* jpp_cli_read_file(const char* file, char** out_text,
                                 size_t* out_length) JPP_MUST_USE;
+
+// Names on standard error what looks like a misspelt option in the environment.
+jpp_status_t* jpp_cli_warn_of_options(void) JPP_MUST_USE;
 
 #endif  // JPP_CLI_CLI_H_

@@ -36,6 +36,8 @@ static const jpp_cli_command_t kCommands[] = {
      "a picture of a schedule or a trace", jpp_cli_plot},
     {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
      jpp_cli_drift},
+    {"options", "", 0, JPP_FLAG_JSON, "the environment variables that are read",
+     jpp_cli_environment},
 };
 enum { kCommandCount = sizeof(kCommands) / sizeof(*kCommands) };
 
@@ -205,7 +207,8 @@ int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
   jpp_json_use_base_alloc();
-  jpp_status_t* status = run(argc - 1, argv + 1, &out);
+  jpp_status_t* status = jpp_cli_warn_of_options();
+  if (!status) status = run(argc - 1, argv + 1, &out);
   size_t length = out.length;
   if (!status) status = jpp_str_finish(&out, &text);
   if (!status) status = write_out(text, length);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "base/str.h"
 #include "device/driver.h"
 
@@ -98,7 +99,10 @@ static jpp_executable_t* load_program(jpp_client_t* client, const char* path,
   size_t size = 0;
   jpp_executable_t* executable = NULL;
   if (read_code(file, key, &bytes, &size)) {
-    jpp_status_free(client->vtable->executable_load(client, bytes, size, &executable));
+    jpp_status_t* status =
+        client->vtable->executable_load(client, bytes, size, &executable);
+    if (status) JPP_LOG(JPP_LOG_WARNING, "%s: %s", path, jpp_status_message(status));
+    jpp_status_free(status);
   }
   fclose(file);
   jpp_free(bytes);
@@ -188,6 +192,13 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
     status = jpp_client_compile(client, request, out_executable);
     if (!status) *out_outcome = keep_program(client, *out_executable, folder, key, path);
   }
+  static const char* const kOutcomes[] = {
+      [JPP_CACHE_NOT_KEPT] = "compiled, not kept",
+      [JPP_CACHE_LOADED] = "found in the cache",
+      [JPP_CACHE_KEPT] = "compiled and kept",
+      [JPP_CACHE_NOT_WRITTEN] = "compiled, but its file could not be written",
+  };
+  if (!status) JPP_LOG(JPP_LOG_INFO, "executable %s: %s", path, kOutcomes[*out_outcome]);
   jpp_free(path);
   return status;
 }

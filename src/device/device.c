@@ -2,6 +2,7 @@
 // driver's function table.
 #include "jaxpp/device.h"
 
+#include "base/log.h"
 #include "device/driver.h"
 #include "device/process.h"
 
@@ -26,6 +27,7 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                  jpp_executable_t** out_executable) {
   *out_executable = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
+  JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", request->code_size);
   return client->vtable->compile(client, request, out_executable);
 }
 

@@ -98,4 +98,7 @@ uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value);
 jpp_instance_t* jpp_program_instance(const jpp_program_builder_t* b, uint32_t rank,
                                      uint32_t value, uint32_t microbatch);
 
+// log.c: what the finished plan came to.
+void jpp_program_log(const jpp_plan_t* plan, const jpp_program_options_t* options);
+
 #endif  // JPP_PROGRAM_BUILDER_H_

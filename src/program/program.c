@@ -72,6 +72,7 @@ jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
     jpp_plan_destroy(&storage->plan);
     return status;
   }
+  jpp_program_log(&storage->plan, options);
   *out_plan = &storage->plan;
   return NULL;
 }

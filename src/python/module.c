@@ -2,6 +2,7 @@
 // imports it.
 #include <string.h>
 
+#include "base/option.h"
 #include "jaxpp/version.h"
 #include "python/core.h"
 
@@ -91,6 +92,26 @@ static PyObject* device_bytes(PyObject* module, PyObject* args) {
   return PyLong_FromUnsignedLongLong(jpp_dtype_device_bytes(dtype, elements));
 }
 
+static PyObject* option(PyObject* module, PyObject* args) {
+  (void)module;
+  const char* name = NULL;
+  if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+  jpp_option_t found = jpp_option_find(name);
+  if (found == JPP_OPTION_COUNT) {
+    return PyErr_Format(PyExc_ValueError, "no option is named %s", name);
+  }
+  const char* value = jpp_option_get(found);
+  return value ? PyUnicode_DecodeFSDefault(value) : Py_NewRef(Py_None);
+}
+
+static PyObject* misspelt_options(PyObject* module, PyObject* unused) {
+  (void)module;
+  (void)unused;
+  char* text = NULL;
+  if (!jpp_py_check(jpp_options_misspelt(&text))) return NULL;
+  return text ? jpp_py_take_text(text) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef kMethods[] = {
     {"device_bytes", device_bytes, METH_VARARGS,
      "device_bytes($module, dtype, elements, /)\n--\n\n"
@@ -98,6 +119,12 @@ static PyMethodDef kMethods[] = {
     {"check_process", check_process, METH_NOARGS,
      "check_process($module, /)\n--\n\n"
      "Raises in a process forked after the devices were in use."},
+    {"option", option, METH_VARARGS,
+     "option($module, name, /)\n--\n\n"
+     "An environment variable of the table that `jaxpp options` prints; None: not set."},
+    {"misspelt_options", misspelt_options, METH_NOARGS,
+     "misspelt_options($module, /)\n--\n\n"
+     "What is wrong with the names of JPP_ variables in the environment, or None."},
     {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
      "callback_handler($module, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},

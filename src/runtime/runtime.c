@@ -1,5 +1,6 @@
 // Creates and destroys a runtime. Everything that a step needs is looked up and allocated
 // here, so that the step itself does neither.
+#include "base/log.h"
 #include "runtime/state.h"
 
 // --- Create ---------------------------------------------------------------------------
@@ -76,6 +77,8 @@ static void release_message(void* user, void* buffer) {
 static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
   const jpp_plan_t* plan = runtime->plan;
   JPP_RETURN_IF_ERROR(jpp_transport_create(transport, &runtime->transport));
+  JPP_LOG(JPP_LOG_INFO, "transport %s: %u channels of %u devices", transport,
+          plan->num_channels, runtime->devices_per_rank);
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&runtime->arena, plan->num_channels, &runtime->links));
   for (uint32_t i = 0; i < plan->num_channels; ++i) {

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "search/greedy.h"
 #include "simulate/simulation.h"
 
@@ -412,7 +413,13 @@ jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
   jpp_arena_init(&search.arena);
   jpp_status_t* status = run_search(&search);
   jpp_arena_deinit(&search.arena);
-  if (!status) return NULL;
+  if (!status) {
+    JPP_LOG(JPP_LOG_INFO, "search: %s takes %g, at least %g; best built-in: %s, %g",
+            out_result->schedule->name, out_result->makespan, out_result->bound,
+            out_result->built_in ? out_result->built_in : "none",
+            out_result->built_in_makespan);
+    return NULL;
+  }
   jpp_schedule_destroy(out_result->schedule);
   *out_result = (jpp_search_result_t){0};
   return status;

@@ -6,6 +6,7 @@ test_cli.py COMMAND GRAPHS
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -16,12 +17,20 @@ import xml.etree.ElementTree
 
 COMMAND = ""
 GRAPHS = pathlib.Path()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def run(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end."""
+def run(
+    *args: str, text: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end, with more variables in its environment."""
     return subprocess.run(
-        [COMMAND, *args], input=text, capture_output=True, text=True, check=False
+        [COMMAND, *args],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(env or {})},
     )
 
 
@@ -464,6 +473,54 @@ class CommandTest(unittest.TestCase):
             ) as process:
                 process.stdout.close()
                 self.assertEqual(process.stderr.read(), b"")
+
+    def test_the_log_says_what_was_decided(self) -> None:
+        silent = run("plan", graph("mlp4"))
+        self.assertEqual(silent.stderr, "")
+        for level, said in [
+            ("info", "schedule 1f1b, 4 stages"),
+            ("debug", "on rank 3: 3 of 4"),
+        ]:
+            done = run("plan", graph("mlp4"), env={"JPP_LOG": level})
+            self.assertEqual(done.stdout, silent.stdout)
+            self.assertIn(said, done.stderr)
+            for line in done.stderr.splitlines():
+                self.assertRegex(line, r"^[-\d]+ [\d:.]+ (info|debug) [\w/.]+:\d+: \w")
+        done = run("plan", graph("mlp4"), env={"JPP_LOG": "loud"})
+        self.assertEqual((done.stdout, done.returncode), (silent.stdout, 0))
+        self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertIn("JPP_LOG=loud: expected error, warning", done.stderr)
+
+    def test_options_are_those_of_the_docs(self) -> None:
+        shown = run("options").stdout
+        page = (ROOT / "docs/options.md").read_text()
+        self.assertIn(f"```text\n{shown}```\n", page, "copy what `jaxpp options` prints")
+        for option in json.loads(run("options", "--json").stdout):
+            self.assertIn(f"{option['name']}={option['values']}\n", shown)
+
+    def test_misspelt_options_are_named(self) -> None:
+        done = run("schedule", "list", env={"JPP_LOGG": "info", "JPP_DUMPP": "x"})
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(done.stderr.count("\n"), 1)
+        for part in ["JPP_LOGG (is JPP_LOG meant?)", "JPP_DUMPP (is JPP_DUMP meant?)"]:
+            self.assertIn(part, done.stderr)
+
+    def test_nothing_reads_the_environment_beside_the_table(self) -> None:
+        known = {option["name"] for option in json.loads(run("options", "--json").stdout)}
+        reads = re.compile(r"\b(?:secure_)?getenv\(|\benviron\b")
+        for file in [*(ROOT / "src").rglob("*.[ch]"), *(ROOT / "python").rglob("*.py")]:
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                place = f"{file.relative_to(ROOT)}:{number}"
+                if file.suffix == ".py" and re.search(r"\bos\.(environ|getenv)\b", line):
+                    named = re.findall(r"environ\.setdefault\(\"(\w+)\"", line)
+                    self.assertTrue(named and {*named} <= known, f"{place}: {line}")
+                elif file.suffix != ".py" and reads.search(line.split("//")[0]):
+                    self.assertEqual(file.name, "option.c", f"{place}: {line}")
+        for file in [*(ROOT / "tests").rglob("*.[ch]"), *(ROOT / "tests").rglob("*.py")]:
+            text = file.read_text()
+            named = re.findall(r"environ[^\n]*?\"(JPP_\w+)\"|getenv\(\"(JPP_\w+)\"", text)
+            unknown = {name for pair in named for name in pair if name} - known
+            self.assertFalse(unknown, f"{file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -418,6 +418,8 @@ def cases(step: Step) -> list[Case]:
             ("large number", 3),
         ),
         Case("check_process", lambda: _core.check_process),
+        Case("option", lambda: _core.option, ("text, not None", "JPP_LOG")),
+        Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler),
         Case("callbacks_close", lambda: _core.callbacks_close),
     ]

@@ -17,6 +17,8 @@ import platform
 
 import jax
 
+from jaxpp import _core
+
 __all__ = ["folder", "key_of", "plugin_key"]
 
 _log = logging.getLogger("jaxpp")
@@ -57,7 +59,7 @@ def plugin_key(path: str, version: str) -> str:
 
 def _xla_flags() -> str:
     """XLA_FLAGS, which the plugin reads as well, without those that change no code."""
-    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = (_core.option("XLA_FLAGS") or "").split()
     no_code = ("--xla_force_host_platform_device_count=", "--xla_dump_")
     return " ".join(flag for flag in flags if not flag.startswith(no_code))
 

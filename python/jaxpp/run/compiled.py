@@ -140,7 +140,7 @@ class CompiledStep:
             self._executables,
             devices.per_rank == 1,
             0,
-            bool(os.environ.get("JPP_BENCHMARK")),
+            _core.option("JPP_BENCHMARK") is not None,
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
@@ -363,7 +363,7 @@ class ProgramText:
 
 def _dump(traced: Traced, compiler: _Compiler) -> None:
     """JPP_DUMP=dir: what each part of the planner made, as `jaxpp plan` prints it."""
-    folder = os.environ.get("JPP_DUMP")
+    folder = _core.option("JPP_DUMP")
     if not folder:
         return
     try:

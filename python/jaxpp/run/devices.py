@@ -77,7 +77,7 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
       JaxppError: the plugin is missing, is none or is too old ("plugin"); it has too few
         devices ("devices").
     """
-    path = plugin or os.environ.get("JPP_PLUGIN") or _default_plugin()
+    path = plugin or _core.option("JPP_PLUGIN") or _default_plugin()
     highest = max(d.id for d in mesh.jax_mesh.devices.flat)
     on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
     cpu_devices = max(highest + 1, len(jax.devices("cpu"))) if on_cpu else 0

@@ -2,6 +2,7 @@
 // asking for them later is a read of memory.
 #include <string.h>
 
+#include "base/log.h"
 #include "device/pjrt/pjrt.h"
 
 static void pjrt_destroy(jpp_client_t* base) {
@@ -169,6 +170,8 @@ jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
     pjrt_destroy(&client->base);
     return status;
   }
+  JPP_LOG(JPP_LOG_INFO, "plugin %s: platform %s, %u devices", options->plugin_path,
+          client->base.info.platform_name, client->base.info.device_count);
   *out_client = &client->base;
   return NULL;
 }

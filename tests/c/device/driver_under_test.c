@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/option.h"
+
 typedef struct program_text {
   const char* fake;
   const char* mlir;
@@ -48,7 +50,7 @@ static const program_text_t kPrograms[TEST_PROGRAM_COUNT] = {
 };
 
 const char* test_plugin_path(void) {
-  const char* path = getenv("JPP_TEST_PLUGIN");
+  const char* path = jpp_option_get(JPP_OPTION_TEST_PLUGIN);
   return path && *path ? path : NULL;
 }
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/option.h"
 #include "interpreter.h"
 #include "plan_util.h"
 #include "test_util.h"
@@ -271,8 +272,8 @@ static void try_seed(uint64_t seed) {
 
 static void test_random_steps_compute_what_their_graphs_say(void** state) {
   (void)state;
-  const char* only = getenv("JPP_TEST_SEED");
-  const char* times = getenv("JPP_TEST_TIMES");
+  const char* only = jpp_option_get(JPP_OPTION_TEST_SEED);
+  const char* times = jpp_option_get(JPP_OPTION_TEST_TIMES);
   if (only) {
     try_seed(strtoull(only, NULL, 10));
     return;

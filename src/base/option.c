@@ -1,0 +1,107 @@
+// The table of options, and the only reads of the environment.
+#include "base/option.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/str.h"
+
+static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
+    [JPP_OPTION_PLUGIN] = {"JPP_PLUGIN", "PATH", "the embedded CPU plugin",
+                           "the PJRT plugin that runs steps, where plugin= names none"},
+    [JPP_OPTION_LOG] = {"JPP_LOG", "error|warning|info|debug|off", "off",
+                        "log to standard error what was decided, up to this level"},
+    [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
+                         "write what the planner and JAX made of each step there"},
+    [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
+                              "runtimes bring along the bare loop that they are "
+                              "compared to",
+                              .for_tests = true},
+    [JPP_OPTION_XLA_FLAGS] = {"XLA_FLAGS", "FLAGS", "none",
+                              "XLA's own; part of the compilation cache's keys"},
+    [JPP_OPTION_TF_LOG] = {"TF_CPP_MIN_LOG_LEVEL", "0 to 3", "2",
+                           "the plugin's own log; its errors come as exceptions"},
+    [JPP_OPTION_UPDATE_GOLDEN] = {"JPP_UPDATE_GOLDEN", "1", "off",
+                                  "C tests write tests/golden anew", .for_tests = true},
+    [JPP_OPTION_UPDATE_DOCS] = {"JPP_UPDATE_DOCS", "1", "off",
+                                "Python tests write docs/errors.md anew",
+                                .for_tests = true},
+    [JPP_OPTION_TEST_PLUGIN] = {"JPP_TEST_PLUGIN", "PATH", "none",
+                                "the plugin that C tests of devices run on",
+                                .for_tests = true},
+    [JPP_OPTION_TEST_SEED] = {"JPP_TEST_SEED", "NUMBER", "all",
+                              "the only random model that C tests make",
+                              .for_tests = true},
+    [JPP_OPTION_TEST_TIMES] = {"JPP_TEST_TIMES", "NUMBER", "2000",
+                               "how many random models C tests make", .for_tests = true},
+};
+
+const jpp_option_info_t* jpp_option_info(jpp_option_t option) {
+  return &kOptions[option];
+}
+
+jpp_option_t jpp_option_find(const char* name) {
+  int option = 0;
+  while (option < JPP_OPTION_COUNT && strcmp(kOptions[option].name, name) != 0) ++option;
+  return (jpp_option_t)option;
+}
+
+const char* jpp_option_get(jpp_option_t option) {
+  const char* value = getenv(kOptions[option].name);
+  return value && *value ? value : NULL;
+}
+
+// --- Misspelt names -------------------------------------------------------------------
+
+enum { kLongestName = 31 };
+
+static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// How many letters are to be changed, added or left out to make one of the other
+// (Levenshtein's distance); `a` has at most kLongestName.
+static uint32_t edit_distance(const char* a, size_t a_length, const char* b) {
+  uint32_t row[kLongestName + 1];  // from the first i letters of `a` to those of `b`
+  for (uint32_t i = 0; i <= a_length; ++i) row[i] = i;
+  for (; *b; ++b) {
+    uint32_t diagonal = row[0]++;
+    for (size_t i = 1; i <= a_length; ++i) {
+      uint32_t changed = diagonal + (a[i - 1] != *b);
+      diagonal = row[i];
+      row[i] = least(changed, least(diagonal, row[i - 1]) + 1);
+    }
+  }
+  return row[a_length];
+}
+
+// The option that a variable of the environment, "NAME=value", is a misspelling of;
+// JPP_OPTION_COUNT for none.
+static jpp_option_t find_alike(const char* name, size_t length) {
+  jpp_option_t alike = JPP_OPTION_COUNT;
+  uint32_t nearest = 3;  // more than two letters: another name
+  if (length > kLongestName || strncmp(name, "JPP_", 4) != 0) return alike;
+  for (int option = 0; option < JPP_OPTION_COUNT; ++option) {
+    uint32_t distance = edit_distance(name, length, kOptions[option].name);
+    if (distance == 0) return JPP_OPTION_COUNT;
+    if (distance >= nearest) continue;
+    nearest = distance;
+    alike = (jpp_option_t)option;
+  }
+  return alike;
+}
+
+jpp_status_t* jpp_options_misspelt(char** out_text) {
+  *out_text = NULL;
+  jpp_str_t str = {0};
+  for (char* const* at = environ; at && *at; ++at) {
+    size_t length = strcspn(*at, "=");
+    jpp_option_t alike = find_alike(*at, length);
+    if (alike == JPP_OPTION_COUNT) continue;
+    jpp_str_appendf(&str, "%s%.*s (is %s meant?)",
+                    str.length ? ", " : "the environment has ", (int)length, *at,
+                    kOptions[alike].name);
+  }
+  if (!str.length && !str.error) return NULL;
+  jpp_str_append(&str, ", which nothing reads; `jaxpp options` lists what is read");
+  return jpp_str_finish(&str, out_text);
+}

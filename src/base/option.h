@@ -1,0 +1,45 @@
+// Options: every environment variable that this project reads, in one table, which
+// `jaxpp options` prints. Nothing else calls getenv().
+#ifndef JPP_BASE_OPTION_H_
+#define JPP_BASE_OPTION_H_
+
+#include <stdbool.h>
+
+#include "jaxpp/status.h"
+
+typedef enum jpp_option {
+  JPP_OPTION_PLUGIN,
+  JPP_OPTION_LOG,
+  JPP_OPTION_DUMP,
+  JPP_OPTION_BENCHMARK,
+  JPP_OPTION_XLA_FLAGS,
+  JPP_OPTION_TF_LOG,
+  JPP_OPTION_UPDATE_GOLDEN,
+  JPP_OPTION_UPDATE_DOCS,
+  JPP_OPTION_TEST_PLUGIN,
+  JPP_OPTION_TEST_SEED,
+  JPP_OPTION_TEST_TIMES,
+  JPP_OPTION_COUNT
+} jpp_option_t;
+
+// A row of the table; lifetime static.
+typedef struct jpp_option_info {
+  const char* name;           // "JPP_LOG"
+  const char* values;         // "LEVEL"
+  const char* default_value;  // what holds when it is not set
+  const char* help;           // one line
+  bool for_tests;             // only this project's tests and benchmarks read it
+} jpp_option_info_t;
+
+const jpp_option_info_t* jpp_option_info(jpp_option_t option);
+// JPP_OPTION_COUNT for a name that is not in the table.
+jpp_option_t jpp_option_find(const char* name);
+// Its value in the environment, borrowed until that changes; NULL when not set or empty.
+const char* jpp_option_get(jpp_option_t option);
+
+// A sentence that names the variables JPP_... of the environment that are not in the
+// table and are spelt almost like a row of it; NULL when there are none. Free with
+// jpp_free().
+jpp_status_t* jpp_options_misspelt(char** out_text) JPP_MUST_USE;
+
+#endif  // JPP_BASE_OPTION_H_
