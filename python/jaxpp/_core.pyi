@@ -10,9 +10,16 @@ from typing_extensions import Buffer, CapsuleType
 # --- Errors -----------------------------------------------------------------------------
 
 class JaxppError(Exception):
+    """Bad input, or a step that failed; the process goes on working.
+
+    Attributes:
+      code: what kind of error it is: "stage-marks", "out-of-memory", ...
+    """
+
     code: str
 
-class NanError(JaxppError, FloatingPointError): ...
+class NanError(JaxppError, FloatingPointError):
+    """A task made a NaN or an infinity, under `jax_debug_nans` or `jax_debug_infs`."""
 
 __version__: Final[str]
 ERROR_CODES: Final[tuple[str, ...]]

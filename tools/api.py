@@ -1,0 +1,198 @@
+"""Writes docs/api.md from docstrings; with --check, says whether it is up to date.
+
+    api.py ROOT [--check]
+
+The names are those of `jaxpp.api`. Reads the sources without importing them: signatures stand
+as they are written, whatever the versions of Python and JAX. A chapter a module, in the order
+of CHAPTERS.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import pathlib
+import re
+import sys
+
+# The modules that `jaxpp.api` takes its names from, as a reader meets them.
+CHAPTERS = {
+    "jaxpp.mesh": "Meshes and shardings",
+    "jaxpp.trace.marks": "Marking stages",
+    "jaxpp.trace.loop": "The loop over microbatches",
+    "jaxpp.operations": "How results of microbatches are combined",
+    "jaxpp.step": "Steps",
+    "jaxpp.by_yield": "Pipelines without a loop",
+    "jaxpp.schedules": "Schedules",
+    "jaxpp.plan.auto": "A schedule that is found",
+    "jaxpp.array": "Arrays",
+    "jaxpp.trace.cross": "Values of several ranks",
+    "jaxpp.run.reshard": "Between plain JAX and a pipeline",
+    "jaxpp.run.times": "Measured times",
+    "jaxpp.errors": "Errors",
+}
+# What calls of these names give, which nobody imports.
+GIVEN = {"jaxpp.step": ["MpmdFunction"], "jaxpp.run.compiled": ["CompiledStep"]}
+HEAD = """# The Python API
+
+Everything in `jaxpp.api`, which is what scripts import: `import jaxpp.api as jaxpp`, and what
+its functions give. `tools/api.py` writes this page from the docstrings; a step that trains is
+in [README](../README.md).
+"""
+
+Definition = ast.ClassDef | ast.FunctionDef
+
+
+def public_names(root: pathlib.Path) -> dict[str, list[str]]:
+    """The names of `jaxpp.api` by the module that they come from."""
+    tree = ast.parse((root / "python/jaxpp/api.py").read_text())
+    return {
+        node.module: [alias.name for alias in node.names]
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+
+
+def definitions(root: pathlib.Path, module: str) -> dict[str, ast.stmt]:
+    """What a module defines by name, and what it may have from the extension's stub."""
+    source = root / "python" / pathlib.Path(*module.split(".")).with_suffix(".py")
+    found: dict[str, ast.stmt] = {}
+    for path in (root / "python/jaxpp/_core.pyi", source):
+        for node in ast.parse(path.read_text()).body:
+            found.update(dict.fromkeys(_names_of(node), node))
+    return found
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, Definition):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []
+
+
+def _is(node: ast.FunctionDef, decorator: str) -> bool:
+    return any(ast.unparse(d) == decorator for d in node.decorator_list)
+
+
+def signature(node: ast.FunctionDef, name: str, skip_self: bool) -> str:
+    arguments = ast.unparse(node.args)
+    if skip_self:
+        arguments = re.sub(r"^(self|cls)(, )?", "", arguments)
+    gives = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{name}({arguments}){'' if name.isidentifier() and name[0].isupper() else gives}"
+
+
+def _code(text: str) -> list[str]:
+    return ["```python", text, "```", ""]
+
+
+def _prose(node: Definition) -> list[str]:
+    text = ast.get_docstring(node)
+    if not text:
+        return []
+    # The parts of a docstring that have a title and an indented body become lists.
+    lines = []
+    for line in text.splitlines():
+        title = re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", line)
+        entry = re.fullmatch(r"  ([\w*, ]+): (.*)", line)
+        if title:
+            lines += [f"*{title[1]}*", ""]
+        elif entry:
+            lines.append(f"- `{entry[1]}`: {entry[2]}")
+        else:
+            lines.append(line.strip() if line.startswith("  ") else line)
+    return [*lines, ""]
+
+
+def _constructor(node: ast.ClassDef, found: dict[str, ast.stmt]) -> ast.FunctionDef | None:
+    """Its own `__init__`, or one that it has from a class of the same module."""
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            return member
+    for base in node.bases:
+        above = found.get(ast.unparse(base))
+        if isinstance(above, ast.ClassDef) and (made := _constructor(above, found)):
+            return made
+    return None
+
+
+def _class_head(node: ast.ClassDef, found: dict[str, ast.stmt]) -> str:
+    if made := _constructor(node, found):
+        return signature(made, node.name, skip_self=True)
+    fields = [
+        f"{ast.unparse(member.target)}: {ast.unparse(member.annotation)}"
+        + (f" = {ast.unparse(member.value)}" if member.value else "")
+        for member in node.body
+        if isinstance(member, ast.AnnAssign)
+    ]
+    if fields and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+        return f"{node.name}({', '.join(fields)})"
+    bases = ", ".join(map(ast.unparse, node.bases))
+    return f"class {node.name}({bases})" if bases else f"class {node.name}"
+
+
+def _members(node: ast.ClassDef) -> list[str]:
+    text = []
+    for member in node.body:
+        if not isinstance(member, ast.FunctionDef) or member.name.startswith("_"):
+            continue
+        if not ast.get_docstring(member):
+            continue
+        if _is(member, "property"):
+            text.append(f"**`.{member.name}`**")
+        else:
+            shown = signature(member, f".{member.name}", not _is(member, "staticmethod"))
+            text.append(f"**`{shown}`**")
+        text += ["", *_prose(member)]
+    return text
+
+
+def entry(name: str, found: dict[str, ast.stmt]) -> list[str]:
+    node = found[name]
+    if isinstance(node, ast.ClassDef):
+        head = _code(_class_head(node, found))
+        return [f"### `{name}`", "", *head, *_prose(node), *_members(node)]
+    if isinstance(node, ast.FunctionDef):
+        shown = signature(node, name, skip_self=False)
+        return [f"### `{name}`", "", *_code(shown), *_prose(node)]
+    return [f"### `{name}`", "", *_code(ast.unparse(node))]
+
+
+def document(root: pathlib.Path) -> str:
+    names = public_names(root)
+    missing = names.keys() - CHAPTERS.keys()
+    if missing:
+        sys.exit(f"tools/api.py: CHAPTERS lacks {', '.join(sorted(missing))}")
+    text = [HEAD]
+    for module, title in CHAPTERS.items():
+        text += [f"## {title}", ""]
+        wanted = [*names[module], *GIVEN.get(module, [])]
+        found = definitions(root, module)
+        for name in wanted:
+            text += entry(name, found)
+    text += ["## A compiled step", ""]
+    for name in GIVEN["jaxpp.run.compiled"]:
+        text += entry(name, definitions(root, "jaxpp.run.compiled"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(text)).rstrip() + "\n"
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1])
+    path = root / "docs" / "api.md"
+    made = document(root)
+    if "--check" not in sys.argv:
+        path.write_text(made)
+        return 0
+    shown = path.read_text() if path.exists() else ""
+    difference = difflib.unified_diff(
+        shown.splitlines(), made.splitlines(), "shown", "made", ""
+    )
+    print("\n".join([*difference][:40]) or "api.md is up to date")
+    return int(shown != made)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
