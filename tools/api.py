@@ -10,10 +10,11 @@ of CHAPTERS.
 from __future__ import annotations
 
 import ast
-import difflib
 import pathlib
 import re
 import sys
+
+from generated import write_or_check
 
 # The modules that `jaxpp.api` takes its names from, as a reader meets them.
 CHAPTERS = {
@@ -181,17 +182,7 @@ def document(root: pathlib.Path) -> str:
 
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
-    path = root / "docs" / "api.md"
-    made = document(root)
-    if "--check" not in sys.argv:
-        path.write_text(made)
-        return 0
-    shown = path.read_text() if path.exists() else ""
-    difference = difflib.unified_diff(
-        shown.splitlines(), made.splitlines(), "shown", "made", ""
-    )
-    print("\n".join([*difference][:40]) or "api.md is up to date")
-    return int(shown != made)
+    return write_or_check(root / "docs" / "api.md", document(root))
 
 
 if __name__ == "__main__":

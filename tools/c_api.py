@@ -8,10 +8,11 @@ it, in the header's order. Headers come in the order in which jaxpp.h includes t
 
 from __future__ import annotations
 
-import difflib
 import pathlib
 import re
 import sys
+
+from generated import write_or_check
 
 RULER = re.compile(r"^// ?(?:-|=){3}[-=]* ?(.*?) ?[-=]*(?:===//)?$")
 ATTRIBUTES = re.compile(r"\bJPP_API |\s+JPP_MUST_USE|\s+JPP_PRINTF\([^)]*\)")
@@ -94,19 +95,8 @@ def document(include: pathlib.Path) -> str:
 
 
 def main() -> int:
-    """Exit status 1 when --check finds another text than the headers give."""
     root = pathlib.Path(sys.argv[1])
-    page = root / "docs" / "c_api.md"
-    made = document(root / "include" / "jaxpp")
-    if "--check" not in sys.argv:
-        page.write_text(made)
-        return 0
-    shown = page.read_text() if page.exists() else ""
-    changes = list(difflib.unified_diff(shown.split("\n"), made.split("\n"), lineterm="", n=0))
-    print("\n".join(changes[:40]) or f"{page.name} is up to date")
-    if changes:
-        print(f"tools/c_api.py {root} writes it")
-    return 1 if changes else 0
+    return write_or_check(root / "docs" / "c_api.md", document(root / "include" / "jaxpp"))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include "advise/candidates.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "check/checker.h"
 
 typedef struct fitter {
   jpp_candidates_t candidates;
@@ -127,15 +128,11 @@ static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
 
 // Whether the rank that is over by most would be within its limit without activations.
 static bool activations_exceed(const jpp_check_report_t* report, const uint64_t* limits) {
-  const jpp_check_actor_t* worst = NULL;
-  uint64_t most = 0;
-  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
-    const jpp_check_actor_t* actor = &report->actors[r];
-    if (actor->peak_bytes <= limits[r] || actor->peak_bytes - limits[r] <= most) continue;
-    most = actor->peak_bytes - limits[r];
-    worst = actor;
-  }
-  return worst && worst->bytes_at_peak[JPP_BYTES_ACTIVATIONS] >= most;
+  uint32_t count = 0;
+  uint32_t worst = jpp_check_worst_rank(report, limits, &count);
+  if (worst == JPP_NONE) return false;
+  const jpp_check_actor_t* actor = &report->actors[worst];
+  return actor->bytes_at_peak[JPP_BYTES_ACTIVATIONS] >= actor->peak_bytes - limits[worst];
 }
 
 static void append_fit(const fitter_t* f, jpp_str_t* str) {
@@ -179,11 +176,7 @@ static jpp_status_t* add_advice(const jpp_planned_t* planned, const uint64_t* li
   jpp_str_append(&str, jpp_status_message(status));
   jpp_status_t* failed = append_advice(planned, limits, &str);
   char* text = NULL;
-  if (failed) {
-    jpp_str_deinit(&str);
-  } else {
-    failed = jpp_str_finish(&str, &text);
-  }
+  failed = jpp_str_finish_unless(failed, &str, &text);
   if (!failed) failed = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
   jpp_free(text);
   jpp_status_free(status);

@@ -85,6 +85,14 @@ jpp_status_t* jpp_str_finish(jpp_str_t* str, char** out_text) {
   return NULL;
 }
 
+jpp_status_t* jpp_str_finish_unless(jpp_status_t* error, jpp_str_t* str,
+                                    char** out_text) {
+  *out_text = NULL;
+  if (!error) return jpp_str_finish(str, out_text);
+  jpp_str_deinit(str);
+  return error;
+}
+
 void jpp_str_deinit(jpp_str_t* str) {
   jpp_free(str->data);
   jpp_status_free(str->error);

@@ -20,6 +20,10 @@ void jpp_str_append_quoted(jpp_str_t* str, const char* text);
 
 // Hands the text over (free with jpp_free()) and empties the builder.
 jpp_status_t* jpp_str_finish(jpp_str_t* str, char** out_text) JPP_MUST_USE;
+// The same where writing the text may have failed: an error is returned as it is, and the
+// text dropped.
+jpp_status_t* jpp_str_finish_unless(jpp_status_t* error, jpp_str_t* str,
+                                    char** out_text) JPP_MUST_USE;
 void jpp_str_deinit(jpp_str_t* str);
 
 #endif  // JPP_BASE_STR_H_

@@ -110,6 +110,10 @@ const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t 
 // Is it the microbatch number of some loop?
 bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value);
 
+// The rank that is over its limit by most, JPP_NONE when none is; how many are over.
+uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* limits,
+                              uint32_t* out_count);
+
 // "weights 256, activations 64"; nothing for kinds without bytes.
 void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
 

@@ -2,9 +2,8 @@
 // that exceeds its limit by most.
 #include "check/checker.h"
 
-// The rank that is over its limit by most; JPP_NONE when none is.
-static uint32_t find_worst(const jpp_check_report_t* report, const uint64_t* limits,
-                           uint32_t* out_count) {
+uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* limits,
+                              uint32_t* out_count) {
   uint32_t worst = JPP_NONE;
   uint64_t most = 0;
   *out_count = 0;
@@ -42,7 +41,7 @@ static void append_rank(const jpp_check_report_t* report, uint32_t rank, uint64_
 jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
                                      const uint64_t* limits) {
   uint32_t count = 0;
-  uint32_t worst = find_worst(report, limits, &count);
+  uint32_t worst = jpp_check_worst_rank(report, limits, &count);
   if (worst == JPP_NONE) return NULL;
   jpp_str_t str = {0};
   append_rank(report, worst, limits[worst], &str);

@@ -150,7 +150,5 @@ jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan, char** out_text) {
   jpp_status_t* status = print_all(&printer);
   jpp_free(printer.at);
   jpp_free(printer.sent);
-  if (!status) return jpp_str_finish(&printer.str, out_text);
-  jpp_str_deinit(&printer.str);
-  return status;
+  return jpp_str_finish_unless(status, &printer.str, out_text);
 }

@@ -15,13 +15,11 @@ static jpp_status_t* append_schedule(const jpp_schedule_t* schedule, jpp_str_t* 
 
 static jpp_status_t* print_schedules(const jpp_planned_t* planned, char** out_text) {
   jpp_str_t str = {0};
-  for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
-    jpp_status_t* status = append_schedule(planned->schedules[i], &str);
-    if (!status) continue;
-    jpp_str_deinit(&str);
-    return status;
+  jpp_status_t* status = NULL;
+  for (uint32_t i = 0; i < planned->graph->num_loops && !status; ++i) {
+    status = append_schedule(planned->schedules[i], &str);
   }
-  return jpp_str_finish(&str, out_text);
+  return jpp_str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_planned_expect(const jpp_planned_t* planned, jpp_plan_part_t part) {

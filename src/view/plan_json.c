@@ -366,7 +366,5 @@ jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned, jpp_plan_part
   json_t* value = part < JPP_PART_COUNT ? kParts[part](planned) : all_json(planned);
   jpp_status_t* status = jpp_json_take(value, JSON_INDENT(1), &str);
   jpp_str_append(&str, "\n");
-  if (!status) return jpp_str_finish(&str, out_text);
-  jpp_str_deinit(&str);
-  return status;
+  return jpp_str_finish_unless(status, &str, out_text);
 }

@@ -245,17 +245,10 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
   return status;
 }
 
-static jpp_status_t* finish_text(jpp_status_t* status, jpp_str_t* str, char** out_text) {
-  *out_text = NULL;
-  if (!status) return jpp_str_finish(str, out_text);
-  jpp_str_deinit(str);
-  return status;
-}
-
 jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation, char** out_text) {
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(simulation, &str);
-  return finish_text(status, &str, out_text);
+  return jpp_str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text) {
@@ -263,5 +256,5 @@ jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text)
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(simulation, &str);
   jpp_page_end(&str);
-  return finish_text(status, &str, out_text);
+  return jpp_str_finish_unless(status, &str, out_text);
 }

@@ -204,18 +204,10 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
   return NULL;
 }
 
-static jpp_status_t* finish_picture(jpp_status_t* status, jpp_str_t* str,
-                                    char** out_text) {
-  *out_text = NULL;
-  if (!status) return jpp_str_finish(str, out_text);
-  jpp_str_deinit(str);
-  return status;
-}
-
 jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans, char** out_text) {
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(spans, &str);
-  return finish_picture(status, &str, out_text);
+  return jpp_str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
@@ -223,5 +215,5 @@ jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(spans, &str);
   jpp_page_end(&str);
-  return finish_picture(status, &str, out_text);
+  return jpp_str_finish_unless(status, &str, out_text);
 }
