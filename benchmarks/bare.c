@@ -261,3 +261,92 @@ jpp_status_t* jpp_bare_step(jpp_bare_t* bare, const jpp_step_io_t* io) {
   }
   return NULL;
 }
+
+// --- A step on arrays -----------------------------------------------------------------
+
+// Buffers of all ranks: [rank][input or output].
+typedef struct bare_io {
+  jpp_arena_t arena;
+  jpp_buffer_t*** inputs;
+  jpp_buffer_t*** outputs;
+} bare_io_t;
+
+static jpp_status_t* allocate_io(const jpp_plan_t* plan, bare_io_t* io) {
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&io->arena, plan->ranks, &io->inputs));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&io->arena, plan->ranks, &io->outputs));
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&io->arena, program->num_inputs, &io->inputs[r]));
+    JPP_RETURN_IF_ERROR(
+        JPP_ARENA_ARRAY(&io->arena, program->num_outputs, &io->outputs[r]));
+  }
+  return NULL;
+}
+
+// What the step does not own stays in its array; of what it does the array is deleted.
+static void fill_input(const jpp_plan_t* plan, uint32_t rank, uint32_t input,
+                       jpp_array_t* array, bare_io_t* io) {
+  if (plan->programs[rank].inputs[input].owned) {
+    jpp_array_take(array, rank, &io->inputs[rank][input]);
+  } else {
+    io->inputs[rank][input] = jpp_array_shards(array, rank)[0];
+  }
+}
+
+static jpp_status_t* fill_inputs(const jpp_plan_t* plan, const jpp_call_t* call,
+                                 bare_io_t* io) {
+  for (uint32_t a = 0; a < plan->staged->graph->num_args; ++a) {
+    JPP_RETURN_IF_ERROR(jpp_array_await(call->args[a], NULL));
+  }
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      fill_input(plan, r, i, call->args[program->inputs[i].arg], io);
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* make_result(const jpp_bare_t* bare, uint32_t output,
+                                 const bare_io_t* io, jpp_array_t** out_array) {
+  const jpp_plan_t* plan = bare->options.plan;
+  uint32_t* ranks = NULL;
+  jpp_buffer_t** buffers = NULL;
+  jpp_array_layout_t layout = {.client = bare->options.client, .devices_per_rank = 1};
+  jpp_status_t* status = JPP_ALLOC_ARRAY(plan->ranks, &ranks);
+  if (!status) status = JPP_ALLOC_ARRAY(plan->ranks, &buffers);
+  for (uint32_t r = 0; r < plan->ranks && !status; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    for (uint32_t i = 0; i < program->num_outputs; ++i) {
+      if (program->outputs[i].output != output) continue;
+      ranks[layout.num_ranks] = r;
+      buffers[layout.num_ranks++] = io->outputs[r][i];
+    }
+  }
+  layout.ranks = ranks;
+  if (!status) status = jpp_array_create(&layout, buffers, out_array);
+  jpp_free(ranks);
+  jpp_free(buffers);
+  return status;
+}
+
+static jpp_status_t* call_bare(jpp_bare_t* bare, const jpp_call_t* call, bare_io_t* io) {
+  const jpp_plan_t* plan = bare->options.plan;
+  JPP_RETURN_IF_ERROR(allocate_io(plan, io));
+  JPP_RETURN_IF_ERROR(fill_inputs(plan, call, io));
+  jpp_step_io_t step = {.inputs = (jpp_buffer_t* const* const*)io->inputs,
+                        .outputs = io->outputs};
+  JPP_RETURN_IF_ERROR(jpp_bare_step(bare, &step));
+  for (uint32_t o = 0; o < plan->staged->graph->num_outputs; ++o) {
+    JPP_RETURN_IF_ERROR(make_result(bare, o, io, &call->results[o]));
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_bare_call(jpp_bare_t* bare, const jpp_call_t* call) {
+  bare_io_t io = {0};
+  jpp_arena_init(&io.arena);
+  jpp_status_t* status = call_bare(bare, call, &io);
+  jpp_arena_deinit(&io.arena);
+  return status;
+}

@@ -28,10 +28,11 @@ ALLOWED = {
     "plan": [*before("plan"), "search"],
     "advise": [*before("advise"), "simulate", "search"],
     "device": ["base"],
+    "array": ["base", "device"],
     "transport": ["base"],
-    "runtime": [*before("plan"), "device", "transport"],
+    "runtime": [*before("plan"), "device", "array", "transport"],
     # Read by none but those outside.
-    "view": [*PLANNER, "device", "transport", "runtime"],
+    "view": [*PLANNER, "device", "array", "transport", "runtime"],
 }
 # Who stands outside sees all public headers, and of the folders only base, the toolbox.
 OUTSIDE = ["cli", "python"]

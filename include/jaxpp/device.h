@@ -230,6 +230,13 @@ JPP_API jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client,
 JPP_API jpp_status_t* jpp_client_event_await(jpp_client_t* client,
                                              jpp_event_t* event) JPP_MUST_USE;
 
+// Asked about 20 times a second while a call waits; true ends the wait, and what was
+// waited for goes on. No lock of this library is held meanwhile.
+typedef struct jpp_interrupt {
+  bool (*requested)(void* user);
+  void* user;
+} jpp_interrupt_t;
+
 // Whether jpp_client_event_await() would return at once.
 JPP_API jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_t* event,
                                                 bool* out_ready) JPP_MUST_USE;

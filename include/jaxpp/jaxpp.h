@@ -24,6 +24,7 @@
 // What runs a plan.
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
+#include "jaxpp/array.h"
 #include "jaxpp/transport.h"
 #include "jaxpp/runtime.h"
 

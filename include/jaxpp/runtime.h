@@ -1,22 +1,24 @@
 // Runtime: runs a plan's programs, one actor a pipeline rank, on a client's devices.
 //
-// A step is issued ahead: executions, copies and sends are asynchronous, dependence is
-// carried by the device's buffers. By default one thread, the caller's, issues for all
-// actors in turn, each up to its next execution, so that no device waits for another
-// actor's issue; with `issue_threads` several share the actors. The step loop allocates
-// nothing and looks nothing up.
+// A call takes its arguments and returns; a thread of the runtime issues the step,
+// another one waits for it. Up to `steps_in_flight` steps are under way, and the next
+// call waits. Executions, copies and sends are asynchronous and dependence is carried by
+// the device's buffers, so the next step's tasks begin as soon as what they need exists,
+// while others of this one still run. The step loop allocates nothing and looks nothing
+// up.
 //
-// A step that fails releases everything it made, names actor, instruction, task and
-// microbatch in its status (JPP_EXECUTION_ERROR, JPP_OUT_OF_MEMORY, JPP_CANCELLED), and
-// leaves the runtime ready for the next step.
+// A step that fails releases everything it made. Its status (JPP_EXECUTION_ERROR,
+// JPP_OUT_OF_MEMORY, JPP_NAN_ERROR, JPP_CANCELLED) names actor, instruction, task,
+// microbatch and step; whoever waits for a result gets it, and if nobody did, the next
+// call. The runtime goes on with the next step.
 //
-// Threads: step, cancel and the two switches may be called by any thread; steps of one
-// runtime run one after another. Read a trace and destroy the runtime while no step runs.
+// Threads: everything but destroy may be called by any thread at any time; steps are
+// issued in the order of the calls. Read a trace while no traced step is under way.
 // Runtimes do not share anything but the client.
 #ifndef JAXPP_RUNTIME_H_
 #define JAXPP_RUNTIME_H_
 
-#include "jaxpp/device.h"
+#include "jaxpp/array.h"
 #include "jaxpp/program.h"
 
 typedef struct jpp_runtime jpp_runtime_t;
@@ -35,8 +37,9 @@ typedef struct jpp_runtime_options {
   const uint32_t* devices;                   // [ranks * devices_per_rank] client indices
   const jpp_task_executable_t* executables;  // [staged->num_tasks]
   const char* transport;                     // the driver between ranks; NULL: "inproc"
-  // 0 or 1: the caller's thread alone. More help only where a plugin's calls take long.
+  // 0 or 1: one thread issues. More help only where a plugin's calls take long.
   uint32_t issue_threads;
+  uint32_t steps_in_flight;  // 0: 2
 } jpp_runtime_options_t;
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables
@@ -45,10 +48,42 @@ typedef struct jpp_runtime_options {
 // unknown transport; JPP_UNSUPPORTED one that cannot connect ranks.
 JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                          jpp_runtime_t** out_runtime) JPP_MUST_USE;
-// Does not wait: no step may be running. NULL is fine.
+// Waits for the steps under way; nobody else may use the runtime any more. NULL is fine.
 JPP_API void jpp_runtime_destroy(jpp_runtime_t* runtime);
 
-// Buffers are given and taken as [rank][input or output of that rank's program][device].
+// --- Steps ----------------------------------------------------------------------------
+
+typedef struct jpp_call {
+  // [graph->num_args] Arguments that are donated are deleted, all of them or, where the
+  // call is refused, none. One that does not lie on every rank that needs it is copied
+  // there first.
+  jpp_array_t* const* args;
+  // [graph->num_outputs] Promises, held once for the caller; NULL after an error.
+  jpp_array_t** results;
+  // While the call waits for its turn, or for other readers of what is donated to it.
+  const jpp_interrupt_t* interrupt;  // NULL: never
+} jpp_call_t;
+
+// Takes the arguments and returns. JPP_DONATED_ERROR for one that is deleted, or donated
+// and given twice; JPP_CANCELLED if interrupted; the status of an argument that failed,
+// or of an earlier step that failed and of which nobody has heard. Nothing has happened
+// then.
+JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
+                                       const jpp_call_t* call) JPP_MUST_USE;
+
+// Until all steps called so far are done. The status of one that failed, if nobody has
+// heard of it; JPP_CANCELLED if interrupted (`interrupt` may be NULL).
+JPP_API jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
+                                        const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+
+// Any thread, also a signal handler: the steps under way stop issuing and fail with
+// JPP_CANCELLED, also those of which all was issued already; what was donated to them is
+// gone. Nobody waits for what the devices still do, unless it is traced: the next step's
+// work comes after that. Without a step under way: nothing.
+JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
+
+// A step on bare buffers, which waits: given and taken as [rank][input or output of that
+// rank's program][device].
 typedef struct jpp_step_io {
   // inputs[r][i * devices_per_rank + d]: shard d of programs[r].inputs[i]. The step owns
   // the handles of inputs the program owns, whatever the outcome; the others stay the
@@ -57,22 +92,13 @@ typedef struct jpp_step_io {
   // outputs[r][o * devices_per_rank + d]: filled on success, the caller's to destroy; all
   // NULL after an error.
   jpp_buffer_t** const* outputs;
-  // Asked by the step's thread about 20 times a second, while it stands in line, issues
-  // or waits; true cancels the step. Must not step or destroy this runtime. NULL: never.
-  bool (*should_cancel)(void* user);
-  void* user;
+  // While it stands in line and while it runs: a request cancels the step.
+  const jpp_interrupt_t* interrupt;  // NULL: never
 } jpp_step_io_t;
 
-// Issues one step and waits until it is done. One thread at a time per runtime; a second
-// one waits for its turn.
+// Runs one step and waits until it is done.
 JPP_API jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime,
                                        const jpp_step_io_t* io) JPP_MUST_USE;
-
-// Any thread, also a signal handler: the running step stops issuing and fails with
-// JPP_CANCELLED, also when all of it was issued already; owned inputs are gone as after
-// any failure. It does not wait for what the devices still do, unless it is traced: the
-// next step's work comes after that. Without a running step: nothing.
-JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 
 // For debugging: a task whose floating results have a NaN or an infinity fails with
 // JPP_NAN_ERROR. Every run is awaited and copied to the host, so a step is slow. Off at
@@ -86,7 +112,7 @@ JPP_API jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t r
 
 // --- What happened --------------------------------------------------------------------
 
-// One task run of the last traced step. Times in nanoseconds from the step's start.
+// One task run of a traced step. Times in nanoseconds from the step's start.
 typedef struct jpp_trace_run {
   uint32_t rank;
   uint32_t task;        // staged task id
@@ -99,18 +125,24 @@ typedef struct jpp_trace_run {
 
 typedef struct jpp_trace {
   const jpp_plan_t* plan;
+  uint64_t step;  // which call, from 1
+  int64_t start;  // when its issue began: CLOCK_MONOTONIC, nanoseconds
   uint64_t num_runs;
   const jpp_trace_run_t* runs;      // by rank, then in the program's order
   const uint64_t* peak_live_bytes;  // [ranks] counted while issuing, on each device,
                                     // receive slots included
-  int64_t length;                   // of the step
+  int64_t length;                   // from its start until all was done
 } jpp_trace_t;
 
 // Tracing costs an event a run. Off at first; takes effect with the next step.
 JPP_API void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled);
-// Borrowed until the next step; NULL before the first traced step and when the last one
-// failed.
+// Of the last step that was traced: borrowed until the next one is called. NULL before
+// the first one and when it failed. jpp_runtime_await() first.
 JPP_API const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime);
+// Of the traced step that came `back` steps before the last one, at most
+// `steps_in_flight`
+// - 1: what overlaps. NULL as above, or if it was not traced.
+JPP_API const jpp_trace_t* jpp_runtime_trace(const jpp_runtime_t* runtime, uint32_t back);
 
 // What a stage of a loop took for one microbatch, in milliseconds: the mean over the runs
 // of each task, since a short run may be noted together with its neighbour. A whole

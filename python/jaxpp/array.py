@@ -123,6 +123,9 @@ class PartedValue:
         for value in self.values:
             value.wait()
 
+    def is_ready(self) -> bool:
+        return all(value.is_ready() for value in self.values)
+
 
 class PartedPlacement:
     """How an array lies that is stored by parts along axis 0, each on its own ranks."""
@@ -438,6 +441,10 @@ class MpmdArray:
         """Waits until its contents are there; returns itself."""
         self._value.wait()
         return self
+
+    def is_ready(self) -> bool:
+        """Whether its contents are there, or its step failed: looking at it would not wait."""
+        return self._value.is_ready()
 
     def __reduce__(self) -> Any:
         raise make_error(

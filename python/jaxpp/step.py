@@ -27,6 +27,7 @@ from jaxpp.trace.call import (
     memory_limits_of,
     plugin_of,
     static_key,
+    steps_in_flight_of,
     struct_key,
 )
 from jaxpp.trace.nested import bind_step
@@ -183,6 +184,7 @@ def make_function(
     compiler_options: Any = None,
     plugin: Any = None,
     memory_limit: Any = None,
+    steps_in_flight: Any = None,
 ) -> MpmdFunction:
     """What `who`, a function of the API, makes of its arguments, which it has not checked."""
     check_function(who, fun, mpmd_mesh)
@@ -198,6 +200,7 @@ def make_function(
         compiler_options_of(compiler_options, who),
         plugin_of(plugin, who),
         memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, who),
+        steps_in_flight_of(steps_in_flight, who),
     )
     return MpmdFunction(fun, options)
 
@@ -217,6 +220,7 @@ def mpmd_jit_with_loop(
     compiler_options: dict[str, Any] | None = None,
     plugin: str | os.PathLike[str] | None = None,
     memory_limit: int | Sequence[int] | None = None,
+    steps_in_flight: int | None = None,
 ) -> Any:
     """Makes a pipeline of a training step that has a `treduce` in it.
 
@@ -236,6 +240,10 @@ def mpmd_jit_with_loop(
         state, activations, receive slots and the rest of what it keeps between tasks; a
         number, or one for each rank. A plan that takes more is refused before anything is
         compiled.
+      steps_in_flight: how many steps may be under way at once; default: JPP_STEPS_IN_FLIGHT,
+        then 2. A call returns when its arguments are taken, and waits only while so many
+        steps are not done. 0: a call returns when its step is done. Under a memory limit
+        that has no room for the arguments and results of several steps it is 1.
 
     Returns:
       The pipelined step, with `compile`, `trace_and_place` and `__call__`; a decorator if

@@ -12,6 +12,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "jaxpp/array.h"
 #include "jaxpp/device.h"
 #include "jaxpp/graph.h"
 #include "jaxpp/plan.h"
@@ -128,6 +129,12 @@ extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
     jpp_py_runtime_spec, jpp_py_callback_spec;
 
+// runtime.c: the interpreter is about to exit. Does not return to a thread that goes on
+// meanwhile: it is stopped, as Python stops it where it takes the GIL.
+void jpp_py_stop_late_thread(void);
+// A module function.
+PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused);
+
 // callback.c: the attribute of a custom call that holds a Callback's address, and module
 // functions.
 extern const char jpp_py_callback_attribute[];
@@ -174,31 +181,30 @@ typedef struct jpp_py_executable {
   PyObject* kept;  // of any kind: what its code names by address
 } jpp_py_executable_t;
 
-// The shards of one array on the devices of some ranks.
+// An array on the devices of some ranks.
 typedef struct jpp_py_value {
   PyObject ob_base;
   PyObject* client;
-  uint32_t num_ranks, devices_per_rank;
-  uint32_t* ranks;         // [num_ranks]
-  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
-  bool deleted;
-  bool lost;         // donated to a step that failed
-  uint32_t pins;     // calls that use the buffers with the GIL released; under the GIL
-  PyObject* origin;  // the Value that this one is a copy of for a step; NULL: none
+  jpp_array_t* array;  // held
 } jpp_py_value_t;
 
-// A value without buffers yet; NULL if it raised.
-jpp_py_value_t* jpp_py_value_new(PyObject* client, uint32_t num_ranks,
-                                 uint32_t devices_per_rank);
-// The buffers of a rank, or NULL if the value is not there.
-jpp_buffer_t** jpp_py_value_at(const jpp_py_value_t* value, uint32_t rank);
-// While a value is pinned its buffers stay: delete() then frees them at the last unpin,
-// and a step that takes it as a donation waits.
-void jpp_py_value_pin(jpp_py_value_t* value);
-void jpp_py_value_unpin(jpp_py_value_t* value);
-// Why a deleted value can not be used, and what to do: "was ...; use ...".
-const char* jpp_py_value_fate(const jpp_py_value_t* value);
-// Frees the device memory that it still holds.
-void jpp_py_value_drop_buffers(jpp_py_value_t* self);
+// Takes over `array`, which is released if it raised.
+PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array);
+
+// --- Waiting --------------------------------------------------------------------------
+
+// A wait without the GIL. Ctrl-C and other signals: Python's handlers run in between, as
+// they would between two lines; one that raises ends the wait.
+typedef struct jpp_py_wait {
+  jpp_interrupt_t interrupt;  // for the call that waits
+  PyThreadState* state;
+  bool raised;
+} jpp_py_wait_t;
+
+// Releases the GIL. `wait` must stay where it is.
+void jpp_py_wait_begin(jpp_py_wait_t* wait);
+// Takes the GIL and raises what a handler raised, or else the status; false if it did.
+// Owns `status`.
+bool jpp_py_wait_end(jpp_py_wait_t* wait, jpp_status_t* status);
 
 #endif  // JPP_PYTHON_CORE_H_

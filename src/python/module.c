@@ -128,6 +128,10 @@ static PyMethodDef kMethods[] = {
     {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
      "callback_handler($module, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},
+    {"runtimes_close", jpp_py_runtimes_close, METH_NOARGS,
+     "runtimes_close($module, /)\n--\n\n"
+     "Waits for the steps under way. For the interpreter's exit, before "
+     "callbacks_close()."},
     {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,
      "callbacks_close($module, /)\n--\n\n"
      "From now on callbacks fail; returns when none runs. For the interpreter's exit."},

@@ -141,11 +141,20 @@ static jpp_status_t* allocate_actor(jpp_actor_t* actor) {
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(arena, program->num_constants * devices, &actor->constants));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices, &actor->message));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, actor->num_runs * devices, &actor->events));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, actor->num_runs, &actor->order));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(arena, program->num_outputs * devices, &actor->output_events));
   return allocate_rows(actor);
+}
+
+jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor, jpp_actor_step_t* step) {
+  jpp_arena_t* arena = &actor->runtime->arena;
+  const jpp_program_t* program = actor->program;
+  size_t devices = actor->runtime->devices_per_rank;
+  size_t inputs = program->num_inputs * devices, outputs = program->num_outputs * devices;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, inputs, &step->inputs));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_inputs, &step->is_copy));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, outputs, &step->outputs));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, actor->num_runs * devices, &step->events));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, actor->num_runs, &step->order));
+  return JPP_ARENA_ARRAY(arena, outputs, &step->output_events);
 }
 
 // --- What the end of a step must know -------------------------------------------------

@@ -39,7 +39,21 @@ typedef struct jpp_actor_instr {
   int64_t live_bytes;  // what the instruction adds to the live bytes of each device
 } jpp_actor_instr_t;
 
+// What an actor keeps of one step until that is done; steps in flight have one each.
 // Arrays of buffers and events are [index][device], one row after another.
+typedef struct jpp_actor_step {
+  jpp_buffer_t** inputs;        // [num_inputs]
+  bool* is_copy;                // [num_inputs] made for this step
+  jpp_buffer_t** outputs;       // [num_outputs]
+  jpp_event_t** events;         // [num_runs] taken when the run was issued
+  uint64_t* order;              // [num_runs] in which all actors' runs were issued
+  jpp_event_t** output_events;  // [num_outputs]
+  uint32_t runs;                // issued
+  jpp_status_t* error;          // why the actor stopped issuing
+  uint64_t error_order;
+  jpp_actor_trace_t* trace;  // NULL: the step is not traced
+} jpp_actor_step_t;
+
 typedef struct jpp_actor {
   jpp_runtime_t* runtime;
   const jpp_program_t* program;
@@ -51,26 +65,22 @@ typedef struct jpp_actor {
   jpp_buffer_t*** args;            // [devices_per_rank], rows for jpp_execute_t
   jpp_buffer_t*** results;         // [devices_per_rank]
   void** message;                  // [devices_per_rank]
-  jpp_event_t** events;            // [num_runs] taken when the run was issued
-  uint64_t* order;                 // [num_runs] in which all actors' runs were issued
-  jpp_event_t** output_events;     // [num_outputs]
   const bool* output_needs_event;  // [num_outputs] no run's event stands for it
-  jpp_buffer_t** outputs;          // the step's outputs[rank]
   uint64_t given_bytes;            // inputs, constants and receive slots
 
-  // The step at hand.
+  // The step that is being issued.
+  jpp_actor_step_t* step;
   uint32_t at;          // next instruction
   bool done;            // all instructions are issued and the outputs copied
-  uint32_t runs;        // issued
-  jpp_status_t* error;  // why it stopped
-  uint64_t error_order;
-  uint64_t live_bytes, peak_live_bytes;  // when tracing
-  jpp_run_waiter_t* waiters;             // [num_runs]
-  jpp_trace_run_t* trace;                // [num_runs]
+  uint64_t live_bytes;  // when tracing
 } jpp_actor_t;
 
 // The parts that need no device; actor.c.
 jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) JPP_MUST_USE;
+
+// What a resolved actor needs for one more step in flight.
+jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor,
+                                      jpp_actor_step_t* step) JPP_MUST_USE;
 
 typedef enum jpp_advance {
   JPP_ADVANCE_BLOCKED,  // nothing could be issued

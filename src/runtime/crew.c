@@ -13,11 +13,7 @@ static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
 static void halt_step(jpp_runtime_t* runtime, jpp_halt_t why) {
   int running = JPP_HALT_NO;
-  atomic_compare_exchange_strong(&runtime->halt, &running, (int)why);
-}
-
-static bool is_halted(const jpp_runtime_t* runtime) {
-  return atomic_load_explicit(&runtime->halt, memory_order_relaxed) != JPP_HALT_NO;
+  atomic_compare_exchange_strong(&runtime->step->halt, &running, (int)why);
 }
 
 // One visit to each actor of the issuer that is not done.
@@ -28,8 +24,7 @@ static void issue_round(const jpp_issuer_t* issuer, bool* out_some, bool* out_al
   for (uint32_t r = issuer->index; r < runtime->plan->ranks; r += runtime->crew.count) {
     jpp_actor_t* actor = &runtime->actors[r];
     if (actor->done) continue;
-    if (issuer->index == 0) jpp_cancel_poll(runtime);
-    if (is_halted(runtime)) return;
+    if (jpp_step_is_halted(runtime, runtime->step)) return;
     jpp_advance_t advance = jpp_actor_advance(actor);
     if (advance == JPP_ADVANCE_FAILED) halt_step(runtime, JPP_HALT_FAILED);
     *out_some |= advance == JPP_ADVANCE_SOME;
@@ -60,7 +55,7 @@ static void back_off(uint32_t idle_rounds) {
 
 static void issue_all(jpp_issuer_t* issuer) {
   jpp_runtime_t* runtime = issuer->runtime;
-  for (uint32_t idle_rounds = 0; !is_halted(runtime);) {
+  for (uint32_t idle_rounds = 0; !jpp_step_is_halted(runtime, runtime->step);) {
     bool some = false, all_done = false;
     uint64_t since = atomic_load(&runtime->progress);
     issue_round(issuer, &some, &all_done);
@@ -150,17 +145,10 @@ static void wake_issuers(jpp_crew_t* crew) {
   pthread_mutex_unlock(&crew->mutex);
 }
 
-static void await_issuers(jpp_runtime_t* runtime) {
-  jpp_crew_t* crew = &runtime->crew;
+static void await_issuers(jpp_crew_t* crew) {
   if (crew->count == 1) return;
   pthread_mutex_lock(&crew->mutex);
-  while (crew->working) {
-    struct timespec until = jpp_cancel_slice();
-    pthread_cond_timedwait(&crew->changed, &crew->mutex, &until);
-    pthread_mutex_unlock(&crew->mutex);
-    jpp_cancel_poll(runtime);
-    pthread_mutex_lock(&crew->mutex);
-  }
+  while (crew->working) pthread_cond_wait(&crew->changed, &crew->mutex);
   pthread_mutex_unlock(&crew->mutex);
 }
 
@@ -172,5 +160,5 @@ void jpp_crew_issue(jpp_runtime_t* runtime) {
   }
   wake_issuers(crew);
   issue_all(&crew->issuers[0]);
-  await_issuers(runtime);
+  await_issuers(crew);
 }

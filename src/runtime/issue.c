@@ -45,7 +45,7 @@ static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
 static jpp_status_t* take_events(const jpp_actor_t* actor,
                                  const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
-  jpp_event_t** events = actor->events + (size_t)instr->run * devices;
+  jpp_event_t** events = actor->step->events + (size_t)instr->run * devices;
   for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
                                                       actor->results[d][0], &events[d]));
@@ -65,7 +65,8 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
       .device = call->device,
       .args = (jpp_buffer_t* const* const*)actor->args,
       .results = actor->results,
-      .events = instr->num_results ? NULL : actor->events + (size_t)instr->run * devices};
+      .events =
+          instr->num_results ? NULL : actor->step->events + (size_t)instr->run * devices};
   JPP_RETURN_IF_ERROR(jpp_client_execute(actor->runtime->client, &execute));
   keep_results(actor, instr);
   for (uint32_t i = 0; i < call->num_donated; ++i) {
@@ -75,12 +76,12 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
 }
 
 static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
-  bool tracing = actor->runtime->tracing;
-  actor->order[instr->run] = take_order(actor->runtime);
-  actor->runs = instr->run + 1;
+  bool tracing = actor->step->trace != NULL;
+  actor->step->order[instr->run] = take_order(actor->runtime);
+  actor->step->runs = instr->run + 1;
   int64_t issued = tracing ? jpp_trace_now() : 0;
   JPP_RETURN_IF_ERROR(execute_task(actor, instr));
-  if (actor->runtime->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
+  if (actor->runtime->step->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
   return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
 }
 
@@ -162,7 +163,7 @@ static jpp_status_t* copy_output(const jpp_actor_t* actor, uint32_t output) {
   for (uint32_t d = 0; d < devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
         actor->runtime->client, actor->regs[from + d], actor->devices[d],
-        &actor->outputs[(size_t)output * devices + d]));
+        &actor->step->outputs[(size_t)output * devices + d]));
   }
   return NULL;
 }
@@ -171,12 +172,12 @@ static jpp_status_t* copy_output(const jpp_actor_t* actor, uint32_t output) {
 static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
   uint32_t devices = actor->runtime->devices_per_rank;
   const jpp_program_output_t* out = &actor->program->outputs[output];
-  jpp_buffer_t** copies = actor->outputs + (size_t)output * devices;
+  jpp_buffer_t** copies = actor->step->outputs + (size_t)output * devices;
   jpp_buffer_t** shards = out->copy ? copies : actor->regs + (size_t)out->reg * devices;
   for (uint32_t d = 0; d < devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(
         actor->runtime->client, shards[d],
-        &actor->output_events[(size_t)output * devices + d]));
+        &actor->step->output_events[(size_t)output * devices + d]));
   }
   return NULL;
 }
@@ -222,8 +223,8 @@ static jpp_status_t* issue_instr(jpp_actor_t* actor, const jpp_actor_instr_t* in
 
 static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
                                 jpp_status_t* status) {
-  actor->error = status;
-  actor->error_order = order;
+  actor->step->error = status;
+  actor->step->error_order = order;
   return JPP_ADVANCE_FAILED;
 }
 
@@ -238,7 +239,7 @@ static jpp_advance_t issue_end(jpp_actor_t* actor) {
 static jpp_advance_t fail_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                                 jpp_status_t* status) {
   bool run = instr->kind == JPP_INSTR_RUN;
-  uint64_t order = run ? actor->order[instr->run] : take_order(actor->runtime);
+  uint64_t order = run ? actor->step->order[instr->run] : take_order(actor->runtime);
   return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
 }
 
@@ -255,7 +256,7 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
     jpp_status_t* status = issue_instr(actor, instr, &done);
     if (status) return fail_instr(actor, instr, status);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
-    if (actor->runtime->tracing) jpp_trace_count(actor, instr);
+    if (actor->step->trace) jpp_trace_count(actor, instr);
     ++actor->at;
   }
   return issue_end(actor);

@@ -94,7 +94,7 @@ static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   JPP_RETURN_IF_ERROR(jpp_client_buffer_read(
       runtime->client, ref->actor->results[ref->device][ref->result], data,
       count * width));
-  size_t found = jpp_find_nonfinite(dtype, data, count, runtime->checks);
+  size_t found = jpp_find_nonfinite(dtype, data, count, runtime->step->checks);
   if (found == count) return NULL;
   bool is_nan = jpp_find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
   return nonfinite_error(ref, found, is_nan);

@@ -69,7 +69,7 @@ static jpp_status_t* resolve_calls(jpp_runtime_t* runtime,
   return NULL;
 }
 
-// Called on the thread that resets or closes the channel: a step's, or destroy's.
+// Called on the thread that resets or closes the channel: the issuing one, or destroy's.
 static void release_message(void* user, void* buffer) {
   jpp_client_buffer_destroy(user, buffer);
 }
@@ -121,6 +121,45 @@ static jpp_status_t* upload_constants(jpp_actor_t* actor) {
   return NULL;
 }
 
+static jpp_status_t* allocate_step(jpp_runtime_t* runtime, jpp_step_t* step) {
+  const jpp_graph_t* graph = runtime->plan->staged->graph;
+  jpp_arena_t* arena = &runtime->arena;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, graph->num_args, &step->args));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, graph->num_outputs, &step->results));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, runtime->plan->ranks, &step->actors));
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(jpp_actor_allocate_step(&runtime->actors[r], &step->actors[r]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* allocate_steps(jpp_runtime_t* runtime) {
+  jpp_queue_t* queue = &runtime->queue;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, queue->count, &queue->slots));
+  for (uint32_t i = 0; i < queue->count; ++i) {
+    JPP_RETURN_IF_ERROR(allocate_step(runtime, &queue->slots[i]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* find_holders(jpp_runtime_t* runtime) {
+  uint32_t outputs = runtime->plan->staged->graph->num_outputs;
+  uint32_t ranks = runtime->plan->ranks;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, outputs, &runtime->holders));
+  for (uint32_t o = 0; o < outputs; ++o) {
+    JPP_RETURN_IF_ERROR(
+        JPP_ARENA_ARRAY(&runtime->arena, ranks, &runtime->holders[o].ranks));
+  }
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const jpp_program_t* program = &runtime->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_outputs; ++i) {
+      jpp_holders_t* holders = &runtime->holders[program->outputs[i].output];
+      holders->ranks[holders->count++] = r;
+    }
+  }
+  return NULL;
+}
+
 static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
                                     const jpp_runtime_options_t* options) {
   uint32_t ranks = options->plan->ranks;
@@ -132,12 +171,15 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   for (uint32_t r = 0; r < ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_actor_resolve(runtime, r));
   }
+  JPP_RETURN_IF_ERROR(allocate_steps(runtime));
+  JPP_RETURN_IF_ERROR(find_holders(runtime));
   JPP_RETURN_IF_ERROR(jpp_trace_allocate(runtime));
   for (uint32_t r = 0; r < ranks; ++r) {
     JPP_RETURN_IF_ERROR_IN(upload_constants(&runtime->actors[r]),
                            "rank %u, microbatch numbers", r);
   }
-  return jpp_crew_start(runtime, threads ? threads : 1);
+  JPP_RETURN_IF_ERROR(jpp_crew_start(runtime, threads ? threads : 1));
+  return jpp_queue_start(runtime);
 }
 
 jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
@@ -150,9 +192,10 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   runtime->plan = options->plan;
   runtime->devices_per_rank = options->devices_per_rank;
   jpp_arena_init(&runtime->arena);
-  pthread_mutex_init(&runtime->step_mutex, NULL);
+  runtime->queue.count = options->steps_in_flight ? options->steps_in_flight : 2;
   pthread_mutex_init(&runtime->crew.mutex, NULL);
-  jpp_cancel_init_condition(&runtime->crew.changed);
+  pthread_cond_init(&runtime->crew.changed, NULL);
+  jpp_queue_init(&runtime->queue);
   jpp_status_t* status = create_runtime(runtime, options);
   if (status) {
     jpp_runtime_destroy(runtime);
@@ -172,6 +215,16 @@ static void destroy_constants(jpp_actor_t* actor) {
   }
 }
 
+// A failure of which nobody has heard is not lost without a word.
+static void tell_of_failure(jpp_runtime_t* runtime) {
+  const jpp_outcome_t* failed = runtime->failed;
+  if (failed && !failed->told) {
+    JPP_LOG(JPP_LOG_ERROR, "a step failed and nobody waited for it: %s",
+            jpp_status_message(failed->failure));
+  }
+  jpp_outcome_release(runtime->failed);
+}
+
 void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   if (!runtime) return;
   jpp_status_t* forked = jpp_process_check();
@@ -179,7 +232,9 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
     jpp_status_free(forked);
     return;
   }
+  jpp_queue_stop(runtime);
   jpp_crew_stop(runtime);
+  tell_of_failure(runtime);
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
   }
@@ -187,10 +242,9 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
     jpp_channel_close(runtime->links[i].channel);
   }
   jpp_transport_destroy(runtime->transport);
-  jpp_cancel_deinit(runtime);
+  jpp_queue_deinit(&runtime->queue);
   pthread_cond_destroy(&runtime->crew.changed);
   pthread_mutex_destroy(&runtime->crew.mutex);
-  pthread_mutex_destroy(&runtime->step_mutex);
   jpp_arena_deinit(&runtime->arena);
   jpp_free(runtime);
 }

@@ -1,16 +1,46 @@
 // The state of a runtime. Who writes what:
 //
-// A step has two phases. While issuing, an actor and what it points to belong to the one
-// thread that issues for it; only `jpp_link_t.received`, `halt`, `order` and what crew.c
-// names are shared. Before and after, everything belongs to the thread that runs the
-// step, which holds `step_mutex`.
+// A step in flight belongs to one thread at a time: to the caller until it is submitted,
+// then to the issuing thread, then to the finishing one; queue.h passes it on. Actors,
+// links and what they point to belong to the issuing thread, or, while it issues with
+// helpers, each actor to the one thread that issues for it; only `jpp_link_t.received`,
+// `order`, `jpp_step_t.halt` and what crew.c names are shared.
 #ifndef JPP_RUNTIME_STATE_H_
 #define JPP_RUNTIME_STATE_H_
 
+#include "array/array.h"
 #include "base/arena.h"
 #include "runtime/actor.h"
-#include "runtime/cancel.h"
 #include "runtime/crew.h"
+#include "runtime/queue.h"
+
+// Whose outcome is awaited by a caller of jpp_runtime_step(): lives with that.
+typedef struct jpp_step_waiter {
+  const jpp_step_io_t* io;
+  jpp_status_t* status;
+} jpp_step_waiter_t;
+
+// One step in flight.
+typedef struct jpp_step {
+  uint64_t number;           // from 1
+  jpp_actor_step_t* actors;  // [ranks]
+  unsigned checks;           // what to find, as base/finite.h has it
+  jpp_step_trace_t* trace;   // NULL: it is not traced
+  _Atomic int halt;          // jpp_halt_t
+  atomic_bool cancelled;     // this one alone
+  jpp_status_t* failure;     // known before anything was issued, or because of a halt
+  // A call: its arrays, held. All NULL for a step on bare buffers, which has a waiter.
+  jpp_array_t** args;     // [graph->num_args]
+  jpp_array_t** results;  // [graph->num_outputs]
+  jpp_outcome_t* outcome;
+  jpp_step_waiter_t* waiter;
+} jpp_step_t;
+
+// The ranks that hold a result.
+typedef struct jpp_holders {
+  uint32_t count;
+  uint32_t* ranks;
+} jpp_holders_t;
 
 struct jpp_runtime {
   jpp_client_t* client;
@@ -22,24 +52,34 @@ struct jpp_runtime {
   jpp_task_call_t* calls;
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_crew_t crew;
-  pthread_mutex_t step_mutex;
-  jpp_cancel_t cancel;
+  jpp_queue_t queue;
 
-  _Atomic int halt;           // jpp_halt_t
-  _Atomic uint64_t order;     // runs, sends and output copies begun
+  jpp_step_t* step;           // that is being issued
+  _Atomic uint64_t order;     // runs, sends and output copies of it begun
   _Atomic uint64_t progress;  // rounds in which an issuer issued something
 
+  jpp_holders_t* holders;      // [graph->num_outputs]
+  _Atomic uint64_t cancelled;  // all steps up to this one
+  jpp_outcome_t* failed;       // held: of the last step that failed; under the
+                               // arrays' lock
   atomic_uint checks_wanted;
-  unsigned checks;  // this step: what to find, as base/finite.h has it
-  atomic_bool tracing_wanted;
-  bool tracing;  // this step
-  bool traced;   // `trace` is complete
-  jpp_trace_t trace;
-  uint64_t* trace_peaks;  // its peak_live_bytes
-  int64_t trace_start;
-  int64_t* message_ends;           // [messages of all channels]
-  int64_t* register_ends;          // [registers of the largest program]
-  _Atomic uint64_t trace_pending;  // callbacks to come
+  jpp_tracer_t tracer;
 };
+
+// Whether the step is to stop.
+bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step);
+// In the issuing thread: everything that the devices are to do.
+void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step);
+// In the finishing thread: waits until it is done, and hands out what came of it.
+void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
+
+// call.c: arguments into buffers, under the names of the runtime's inputs; the step's
+// failure if one of them failed.
+jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;
+// All is issued: the arguments have no reader any more, and the results their buffers if
+// `success`.
+void jpp_call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success);
+// Owns `status`.
+void jpp_call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status);
 
 #endif  // JPP_RUNTIME_STATE_H_

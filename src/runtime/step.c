@@ -1,5 +1,7 @@
-// One step: arguments into registers, issue the instructions, wait, results out of
-// registers.
+// One step. The issuing thread puts the arguments into registers, issues the instructions
+// and takes the results out; the finishing thread waits for what was issued, and says
+// what failed first.
+#include "device/wait.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
 
@@ -23,23 +25,25 @@ static void replace_failure(first_failure_t* first, uint64_t order,
   *first = (first_failure_t){.order = order, .status = status};
 }
 
-// --- Begin ----------------------------------------------------------------------------
+// --- Issue ----------------------------------------------------------------------------
 
-static void clear_outputs(const jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    size_t count =
-        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
-    for (size_t i = 0; i < count; ++i) io->outputs[r][i] = NULL;
-  }
+static bool is_cancelled(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  return atomic_load_explicit(&step->cancelled, memory_order_relaxed) ||
+         atomic_load_explicit(&runtime->cancelled, memory_order_relaxed) >= step->number;
 }
 
-static void begin_actor(jpp_actor_t* actor, const jpp_step_io_t* io) {
+bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  return atomic_load_explicit(&step->halt, memory_order_relaxed) != JPP_HALT_NO ||
+         is_cancelled(runtime, step);
+}
+
+static void fill_registers(jpp_actor_t* actor) {
   const jpp_program_t* program = actor->program;
   size_t devices = actor->runtime->devices_per_rank;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     for (size_t d = 0; d < devices; ++d) {
       actor->regs[program->inputs[i].reg * devices + d] =
-          io->inputs[program->rank][i * devices + d];
+          actor->step->inputs[i * devices + d];
     }
   }
   for (uint32_t i = 0; i < program->num_constants; ++i) {
@@ -48,26 +52,29 @@ static void begin_actor(jpp_actor_t* actor, const jpp_step_io_t* io) {
           actor->constants[i * devices + d];
     }
   }
-  actor->outputs = io->outputs[program->rank];
-  actor->at = 0;
-  actor->done = false;
-  actor->runs = 0;
 }
 
-static void begin_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  atomic_store(&runtime->halt, JPP_HALT_NO);
+static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step) {
+  actor->step = step;
+  actor->at = 0;
+  actor->done = false;
+  step->runs = 0;
+  fill_registers(actor);
+}
+
+static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
+  runtime->step = step;
+  atomic_store(&step->halt, JPP_HALT_NO);
   atomic_store(&runtime->order, 0);
-  clear_outputs(runtime, io);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
     runtime->links[i].sent = 0;
     atomic_store(&runtime->links[i].received, 0);
   }
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    begin_actor(&runtime->actors[r], io);
+    begin_actor(&runtime->actors[r], &step->actors[r]);
   }
-  runtime->checks = atomic_load(&runtime->checks_wanted);
-  runtime->tracing = atomic_load(&runtime->tracing_wanted);
-  if (runtime->tracing) jpp_trace_begin(runtime);
+  step->checks = atomic_load(&runtime->checks_wanted);
+  jpp_trace_begin(runtime, step);
 }
 
 static jpp_status_t* check_inputs(const jpp_runtime_t* runtime) {
@@ -85,6 +92,93 @@ static jpp_status_t* check_inputs(const jpp_runtime_t* runtime) {
     }
   }
   return NULL;
+}
+
+static jpp_status_t* cancelled_error(void) {
+  return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
+}
+
+// Says why not all was issued, where no actor knows it.
+static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
+  JPP_RETURN_IF_ERROR(check_inputs(runtime));
+  jpp_crew_issue(runtime);
+  if (atomic_load(&step->halt) == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
+  return is_cancelled(runtime, step) ? cancelled_error() : NULL;
+}
+
+static bool is_all_issued(const jpp_runtime_t* runtime) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    if (!runtime->actors[r].done) return false;
+  }
+  return true;
+}
+
+static void take_outputs(jpp_actor_t* actor) {
+  size_t devices = actor->runtime->devices_per_rank;
+  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
+    const jpp_program_output_t* output = &actor->program->outputs[i];
+    for (size_t d = 0; d < devices && !output->copy; ++d) {
+      actor->step->outputs[i * devices + d] = actor->regs[output->reg * devices + d];
+      actor->regs[output->reg * devices + d] = NULL;
+    }
+  }
+}
+
+static void forget_register(jpp_actor_t* actor, uint32_t reg) {
+  size_t devices = actor->runtime->devices_per_rank;
+  for (size_t d = 0; d < devices; ++d) actor->regs[reg * devices + d] = NULL;
+}
+
+// Destroys what the registers still hold, except what the step does not own. Work that is
+// issued still finishes.
+static void clear_registers(jpp_actor_t* actor) {
+  const jpp_program_t* program = actor->program;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    if (!program->inputs[i].owned) forget_register(actor, program->inputs[i].reg);
+  }
+  for (uint32_t i = 0; i < program->num_constants; ++i) {
+    forget_register(actor, program->constants[i].reg);
+  }
+  size_t count = (size_t)program->num_registers * actor->runtime->devices_per_rank;
+  for (size_t i = 0; i < count; ++i) {
+    if (!actor->regs[i]) continue;
+    jpp_client_buffer_destroy(actor->runtime->client, actor->regs[i]);
+    actor->regs[i] = NULL;
+  }
+}
+
+static void drop_outputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    jpp_buffer_t** outputs = step->actors[r].outputs;
+    size_t count =
+        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
+    for (size_t i = 0; i < count; ++i) {
+      jpp_client_buffer_destroy(runtime->client, outputs[i]);
+      outputs[i] = NULL;
+    }
+  }
+}
+
+// Leaves registers and channels as they were before the step.
+static void end_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
+  bool success = !step->failure && is_all_issued(runtime);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    if (success) take_outputs(&runtime->actors[r]);
+    clear_registers(&runtime->actors[r]);
+  }
+  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
+    jpp_link_t* link = &runtime->links[i];
+    if (link->sent != atomic_load(&link->received)) jpp_channel_reset(link->channel);
+  }
+  if (!success) drop_outputs(runtime, step);
+  if (step->outcome) jpp_call_issued(runtime, step, success);
+}
+
+void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
+  step->failure = step->outcome ? jpp_call_open_args(runtime, step) : NULL;
+  begin_step(runtime, step);
+  if (!step->failure) step->failure = issue_all(runtime, step);
+  end_issue(runtime, step);
 }
 
 // --- Wait -----------------------------------------------------------------------------
@@ -105,23 +199,24 @@ static uint32_t instr_of_run(const jpp_actor_t* actor, uint32_t run) {
   return 0;
 }
 
-static void run_failed(const jpp_actor_t* actor, uint32_t run, jpp_status_t* status,
-                       first_failure_t* first) {
-  if (!is_first(first, actor->order[run])) {
+static void run_failed(const jpp_actor_t* actor, const jpp_actor_step_t* step,
+                       uint32_t run, jpp_status_t* status, first_failure_t* first) {
+  if (!is_first(first, step->order[run])) {
     jpp_status_free(status);
     return;
   }
   status = jpp_failure_locate(actor, instr_of_run(actor, run), status);
-  replace_failure(first, actor->order[run], status);
+  replace_failure(first, step->order[run], status);
 }
 
-static void await_runs(jpp_actor_t* actor, first_failure_t* first) {
+static void await_runs(const jpp_actor_t* actor, const jpp_actor_step_t* step,
+                       first_failure_t* first) {
   uint32_t devices = actor->runtime->devices_per_rank;
-  jpp_event_t** event = actor->events;
-  for (uint32_t run = 0; run < actor->runs; ++run) {
+  jpp_event_t** event = step->events;
+  for (uint32_t run = 0; run < step->runs; ++run) {
     for (uint32_t d = 0; d < devices; ++d, ++event) {
       jpp_status_t* status = await_event(actor->runtime, event);
-      if (status) run_failed(actor, run, status, first);
+      if (status) run_failed(actor, step, run, status, first);
     }
   }
 }
@@ -136,9 +231,10 @@ static void output_failed(const jpp_actor_t* actor, uint32_t output, jpp_status_
   }
 }
 
-static void await_outputs(jpp_actor_t* actor, first_failure_t* first) {
+static void await_outputs(const jpp_actor_t* actor, const jpp_actor_step_t* step,
+                          first_failure_t* first) {
   uint32_t devices = actor->runtime->devices_per_rank;
-  jpp_event_t** event = actor->output_events;
+  jpp_event_t** event = step->output_events;
   for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
     for (uint32_t d = 0; d < devices; ++d, ++event) {
       jpp_status_t* status = await_event(actor->runtime, event);
@@ -147,17 +243,75 @@ static void await_outputs(jpp_actor_t* actor, first_failure_t* first) {
   }
 }
 
-static void take_issue_error(jpp_actor_t* actor, first_failure_t* first) {
-  if (!actor->error) return;
-  if (is_first(first, actor->error_order)) {
-    replace_failure(first, actor->error_order, actor->error);
+static void take_issue_error(jpp_actor_step_t* step, first_failure_t* first) {
+  if (!step->error) return;
+  if (is_first(first, step->error_order)) {
+    replace_failure(first, step->error_order, step->error);
   } else {
-    jpp_status_free(actor->error);
+    jpp_status_free(step->error);
   }
-  actor->error = NULL;
+  step->error = NULL;
 }
 
-static void drop_events(jpp_runtime_t* runtime, jpp_event_t** events, size_t count) {
+// Waits until all that was issued is done; what failed first.
+static jpp_status_t* await_all(const jpp_runtime_t* runtime, jpp_step_t* step) {
+  first_failure_t first = {0};
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    take_issue_error(&step->actors[r], &first);
+    await_runs(&runtime->actors[r], &step->actors[r], &first);
+  }
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    await_outputs(&runtime->actors[r], &step->actors[r], &first);
+  }
+  if (step->trace) jpp_trace_drain(step);
+  return first.status;
+}
+
+// --- Cancel ---------------------------------------------------------------------------
+
+// May run in a signal handler: two atomic operations.
+void jpp_runtime_cancel(jpp_runtime_t* runtime) {
+  atomic_store(&runtime->cancelled, atomic_load(&runtime->queue.submitted));
+}
+
+typedef struct cancellation {
+  const jpp_runtime_t* runtime;
+  const jpp_step_t* step;
+} cancellation_t;
+
+static bool cancel_requested(void* user) {
+  const cancellation_t* cancellation = user;
+  return is_cancelled(cancellation->runtime, cancellation->step);
+}
+
+static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t count,
+                      const jpp_interrupt_t* interrupt) {
+  // The last one first: when it is done, the others mostly are.
+  while (count-- > 0) {
+    if (!jpp_wait_event(runtime->client, events[count], interrupt)) return false;
+  }
+  return true;
+}
+
+// Until all events of the step are ready; false: it was cancelled.
+static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  cancellation_t cancellation = {.runtime = runtime, .step = step};
+  jpp_interrupt_t interrupt = {.requested = cancel_requested, .user = &cancellation};
+  size_t devices = runtime->devices_per_rank;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_actor_step_t* actor = &step->actors[r];
+    size_t outputs = runtime->plan->programs[r].num_outputs * devices;
+    if (is_cancelled(runtime, step) ||
+        !are_ready(runtime, actor->events, actor->runs * devices, &interrupt) ||
+        !are_ready(runtime, actor->output_events, outputs, &interrupt)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static void drop_events(const jpp_runtime_t* runtime, jpp_event_t** events,
+                        size_t count) {
   for (size_t i = 0; i < count; ++i) {
     jpp_client_event_destroy(runtime->client, events[i]);
     events[i] = NULL;
@@ -166,118 +320,79 @@ static void drop_events(jpp_runtime_t* runtime, jpp_event_t** events, size_t cou
 
 // Drops the events of a cancelled step without waiting for them; its outcome stays
 // unknown.
-static void abandon_step(jpp_runtime_t* runtime) {
+static void abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    jpp_actor_t* actor = &runtime->actors[r];
+    jpp_actor_step_t* actor = &step->actors[r];
     drop_events(runtime, actor->events, actor->runs * devices);
-    drop_events(runtime, actor->output_events, actor->program->num_outputs * devices);
+    drop_events(runtime, actor->output_events,
+                runtime->plan->programs[r].num_outputs * devices);
     jpp_status_free(actor->error);
     actor->error = NULL;
   }
 }
 
-static jpp_status_t* cancelled_error(void) {
-  return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
+// --- Finish ---------------------------------------------------------------------------
+
+// Owns both: the first says more.
+static jpp_status_t* either(jpp_status_t* first, jpp_status_t* second) {
+  if (!first) return second;
+  jpp_status_free(second);
+  return first;
 }
 
-// Waits until all that was issued is done; returns the step's outcome.
-static jpp_status_t* await_all(jpp_runtime_t* runtime) {
-  first_failure_t first = {0};
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    take_issue_error(&runtime->actors[r], &first);
-    await_runs(&runtime->actors[r], &first);
+// A traced step is awaited also when it is cancelled: its callbacks write to the trace.
+static jpp_status_t* await_step(jpp_runtime_t* runtime, jpp_step_t* step) {
+  jpp_status_t* known = step->failure;
+  step->failure = NULL;
+  if (await_readiness(runtime, step) || step->trace) {
+    return either(await_all(runtime, step), known);
   }
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    await_outputs(&runtime->actors[r], &first);
-  }
-  if (runtime->tracing) jpp_trace_drain(runtime);
-  if (first.status) return first.status;
-  int halt = atomic_load(&runtime->halt);
-  if (halt == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
-  return halt == JPP_HALT_CANCELLED ? cancelled_error() : NULL;
+  abandon(runtime, step);
+  return either(known, cancelled_error());
 }
 
-// --- End ------------------------------------------------------------------------------
-
-static void hand_out_outputs(jpp_actor_t* actor) {
-  size_t devices = actor->runtime->devices_per_rank;
-  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
-    const jpp_program_output_t* output = &actor->program->outputs[i];
-    for (size_t d = 0; d < devices && !output->copy; ++d) {
-      actor->outputs[i * devices + d] = actor->regs[output->reg * devices + d];
-      actor->regs[output->reg * devices + d] = NULL;
+static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    jpp_buffer_t** outputs = step->actors[r].outputs;
+    size_t count =
+        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
+    for (size_t i = 0; i < count; ++i) {
+      step->waiter->io->outputs[r][i] = outputs[i];
+      outputs[i] = NULL;
     }
   }
 }
 
-static void drop_outputs(jpp_actor_t* actor) {
-  size_t count = (size_t)actor->program->num_outputs * actor->runtime->devices_per_rank;
-  for (size_t i = 0; i < count; ++i) {
-    jpp_client_buffer_destroy(actor->runtime->client, actor->outputs[i]);
-    actor->outputs[i] = NULL;
+void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
+  jpp_status_t* status = await_step(runtime, step);
+  if (step->trace) jpp_trace_finish(runtime, step, !status);
+  if (step->outcome) {
+    jpp_call_finished(runtime, step, status);
+    return;
   }
+  if (status) {
+    drop_outputs(runtime, step);
+  } else {
+    hand_out_outputs(runtime, step);
+  }
+  step->waiter->status = status;
 }
 
-static void forget_register(jpp_actor_t* actor, uint32_t reg) {
-  size_t devices = actor->runtime->devices_per_rank;
-  for (size_t d = 0; d < devices; ++d) actor->regs[reg * devices + d] = NULL;
-}
+// --- A step on bare buffers -----------------------------------------------------------
 
-// Destroys what the registers still hold, except what the step does not own.
-static void clear_registers(jpp_actor_t* actor) {
-  const jpp_program_t* program = actor->program;
-  for (uint32_t i = 0; i < program->num_inputs; ++i) {
-    if (!program->inputs[i].owned) forget_register(actor, program->inputs[i].reg);
-  }
-  for (uint32_t i = 0; i < program->num_constants; ++i) {
-    forget_register(actor, program->constants[i].reg);
-  }
-  size_t count = (size_t)program->num_registers * actor->runtime->devices_per_rank;
-  for (size_t i = 0; i < count; ++i) {
-    if (!actor->regs[i]) continue;
-    jpp_client_buffer_destroy(actor->runtime->client, actor->regs[i]);
-    actor->regs[i] = NULL;
-  }
-}
-
-static void end_step(jpp_runtime_t* runtime, bool success) {
+static void clear_outputs(const jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    jpp_actor_t* actor = &runtime->actors[r];
-    if (success) {
-      hand_out_outputs(actor);
-    } else {
-      drop_outputs(actor);
-    }
-    clear_registers(actor);
+    size_t count =
+        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
+    for (size_t i = 0; i < count; ++i) io->outputs[r][i] = NULL;
   }
-  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
-    jpp_link_t* link = &runtime->links[i];
-    if (link->sent != atomic_load(&link->received)) jpp_channel_reset(link->channel);
-  }
-  if (runtime->tracing && success) jpp_trace_finish(runtime);
-}
-
-static jpp_status_t* issue_and_await(jpp_runtime_t* runtime) {
-  jpp_crew_issue(runtime);
-  if (jpp_cancel_await(runtime) || runtime->tracing) return await_all(runtime);
-  abandon_step(runtime);
-  return cancelled_error();
-}
-
-static jpp_status_t* step_locked(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  begin_step(runtime, io);
-  jpp_status_t* status = check_inputs(runtime);
-  if (!status) status = issue_and_await(runtime);
-  end_step(runtime, !status);
-  return status;
 }
 
 // Fails a step that never began; the inputs that it owns are destroyed, as after any
 // failure.
 static jpp_status_t* refuse_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   uint32_t devices = runtime->devices_per_rank;
-  clear_outputs(runtime, io);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_program_t* program = &runtime->plan->programs[r];
     for (uint32_t i = 0; i < program->num_inputs * devices; ++i) {
@@ -289,14 +404,23 @@ static jpp_status_t* refuse_step(jpp_runtime_t* runtime, const jpp_step_io_t* io
 }
 
 jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
-  // In a forked child the lock may be held for ever.
-  jpp_status_t* forked = jpp_process_check();
-  if (forked) {
-    clear_outputs(runtime, io);
-    return forked;
+  clear_outputs(runtime, io);
+  // In a forked child the locks may be held for ever.
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  jpp_step_t* step = jpp_queue_reserve(runtime, io->interrupt);
+  if (!step) return refuse_step(runtime, io);
+  jpp_step_waiter_t waiter = {.io = io};
+  step->waiter = &waiter;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    size_t count =
+        (size_t)runtime->plan->programs[r].num_inputs * runtime->devices_per_rank;
+    for (size_t i = 0; i < count; ++i) step->actors[r].inputs[i] = io->inputs[r][i];
   }
-  if (!jpp_cancel_lock(runtime, io)) return refuse_step(runtime, io);
-  jpp_status_t* status = step_locked(runtime, io);
-  pthread_mutex_unlock(&runtime->step_mutex);
-  return status;
+  uint64_t number = step->number;
+  jpp_queue_submit(runtime);
+  if (!jpp_queue_await(runtime, number, io->interrupt)) {
+    jpp_queue_cancel(runtime, number);
+    jpp_queue_await(runtime, number, NULL);
+  }
+  return waiter.status;
 }

@@ -14,23 +14,37 @@ int64_t jpp_trace_now(void) {
 
 // --- Memory for traces ----------------------------------------------------------------
 
-static void name_runs(jpp_actor_t* actor) {
+static void name_runs(const jpp_actor_t* actor, jpp_trace_run_t* runs) {
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
     const jpp_actor_instr_t* instr = &actor->instrs[i];
     if (instr->kind != JPP_INSTR_RUN) continue;
     const jpp_instr_t* source = &actor->program->instrs[instr->source];
-    actor->trace[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
-                                                 .task = source->target,
-                                                 .microbatch = source->microbatch};
+    runs[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
+                                         .task = source->target,
+                                         .microbatch = source->microbatch};
   }
 }
 
-static jpp_status_t* allocate_actor_trace(jpp_actor_t* actor, jpp_trace_run_t* runs) {
-  jpp_runtime_t* runtime = actor->runtime;
-  size_t waiters = (size_t)actor->num_runs * runtime->devices_per_rank;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, waiters, &actor->waiters));
-  actor->trace = runs;
-  name_runs(actor);
+static jpp_status_t* allocate_step(jpp_runtime_t* runtime, uint64_t num_runs,
+                                   jpp_step_trace_t* step) {
+  jpp_arena_t* arena = &runtime->arena;
+  uint32_t ranks = runtime->plan->ranks;
+  jpp_trace_run_t* runs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, num_runs, &runs));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, ranks, &step->peaks));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, ranks, &step->actors));
+  step->trace = (jpp_trace_t){.plan = runtime->plan,
+                              .num_runs = num_runs,
+                              .runs = runs,
+                              .peak_live_bytes = step->peaks};
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const jpp_actor_t* actor = &runtime->actors[r];
+    size_t waiters = (size_t)actor->num_runs * runtime->devices_per_rank;
+    step->actors[r].runs = runs;
+    name_runs(actor, runs);
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, waiters, &step->actors[r].waiters));
+    runs += actor->num_runs;
+  }
   return NULL;
 }
 
@@ -64,45 +78,46 @@ static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
     link->first_message = messages;
     messages += link->sends > link->recvs ? link->sends : link->recvs;
   }
+  jpp_tracer_t* tracer = &runtime->tracer;
   JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&runtime->arena, registers, &runtime->register_ends));
-  return JPP_ARENA_ARRAY(&runtime->arena, messages, &runtime->message_ends);
+      JPP_ARENA_ARRAY(&runtime->arena, registers, &tracer->register_ends));
+  return JPP_ARENA_ARRAY(&runtime->arena, messages, &tracer->message_ends);
 }
 
 jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
-  uint32_t ranks = runtime->plan->ranks;
+  jpp_tracer_t* tracer = &runtime->tracer;
   uint64_t runs = 0;
-  jpp_trace_run_t* all = NULL;
-  for (uint32_t r = 0; r < ranks; ++r) runs += runtime->actors[r].num_runs;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, runs, &all));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, ranks, &runtime->trace_peaks));
-  runtime->trace = (jpp_trace_t){.plan = runtime->plan,
-                                 .num_runs = runs,
-                                 .runs = all,
-                                 .peak_live_bytes = runtime->trace_peaks};
-  for (uint32_t r = 0; r < ranks; ++r) {
-    JPP_RETURN_IF_ERROR(allocate_actor_trace(&runtime->actors[r], all));
-    all += runtime->actors[r].num_runs;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
+  tracer->count = 2 * runtime->queue.count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, tracer->count, &tracer->steps));
+  for (uint32_t i = 0; i < tracer->count; ++i) {
+    JPP_RETURN_IF_ERROR(allocate_step(runtime, runs, &tracer->steps[i]));
   }
   return allocate_scratch(runtime);
 }
 
-// --- While a step runs ----------------------------------------------------------------
+// --- While a step is issued -----------------------------------------------------------
 
-void jpp_trace_begin(jpp_runtime_t* runtime) {
-  runtime->traced = false;
+void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
+  step->trace = NULL;
+  if (atomic_load(&runtime->tracer.wanted)) {
+    step->trace = &runtime->tracer.steps[step->number % runtime->tracer.count];
+    step->trace->complete = false;
+    step->trace->trace.step = step->number;
+    step->trace->trace.start = jpp_trace_now();
+  }
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
-    actor->live_bytes = actor->peak_live_bytes = actor->given_bytes;
+    actor->step->trace = step->trace ? &step->trace->actors[r] : NULL;
+    actor->live_bytes = actor->given_bytes;
+    if (step->trace) actor->step->trace->peak_live_bytes = actor->given_bytes;
   }
-  runtime->trace_start = jpp_trace_now();
 }
 
 void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   actor->live_bytes += (uint64_t)instr->live_bytes;
-  if (actor->live_bytes > actor->peak_live_bytes) {
-    actor->peak_live_bytes = actor->live_bytes;
-  }
+  uint64_t* peak = &actor->step->trace->peak_live_bytes;
+  if (actor->live_bytes > *peak) *peak = actor->live_bytes;
 }
 
 // Any thread, no lock held. The waiter is the runtime's again once `pending` is lower.
@@ -115,68 +130,76 @@ static void run_ended(void* user, jpp_status_t* status) {
 
 jpp_status_t* jpp_trace_watch(jpp_actor_t* actor, uint32_t run, int64_t issued) {
   jpp_runtime_t* runtime = actor->runtime;
+  jpp_step_trace_t* step = runtime->step->trace;
   size_t first = (size_t)run * runtime->devices_per_rank;
-  actor->trace[run].issued = issued - runtime->trace_start;
+  actor->step->trace->runs[run].issued = issued - step->trace.start;
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
-    jpp_run_waiter_t* waiter = &actor->waiters[first + d];
+    jpp_run_waiter_t* waiter = &actor->step->trace->waiters[first + d];
     *waiter = (jpp_run_waiter_t){.base = {.callback = run_ended, .user = waiter},
-                                 .pending = &runtime->trace_pending};
-    atomic_fetch_add_explicit(&runtime->trace_pending, 1, memory_order_relaxed);
+                                 .pending = &step->pending};
+    atomic_fetch_add_explicit(&step->pending, 1, memory_order_relaxed);
     jpp_status_t* status = jpp_client_event_on_ready(
-        runtime->client, actor->events[first + d], &waiter->base);
+        runtime->client, actor->step->events[first + d], &waiter->base);
     if (!status) continue;
-    atomic_fetch_sub_explicit(&runtime->trace_pending, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&step->pending, 1, memory_order_relaxed);
     return status;
   }
   return NULL;
 }
 
-// An event may be ready a moment before its callbacks have run.
-void jpp_trace_drain(jpp_runtime_t* runtime) {
-  while (atomic_load_explicit(&runtime->trace_pending, memory_order_acquire)) {
-    sched_yield();
-  }
-}
-
 // --- Afterwards -----------------------------------------------------------------------
 
-static void find_run_ends(jpp_actor_t* actor) {
-  const jpp_runtime_t* runtime = actor->runtime;
-  const jpp_run_waiter_t* waiter = actor->waiters;
+// An event may be ready a moment before its callbacks have run.
+void jpp_trace_drain(jpp_step_t* step) {
+  while (atomic_load_explicit(&step->trace->pending, memory_order_acquire)) sched_yield();
+}
+
+static void find_run_ends(const jpp_actor_t* actor, jpp_step_trace_t* step) {
+  jpp_actor_trace_t* trace = &step->actors[actor->program->rank];
+  const jpp_run_waiter_t* waiter = trace->waiters;
   for (uint32_t run = 0; run < actor->num_runs; ++run) {
     int64_t end = 0;
-    for (uint32_t d = 0; d < runtime->devices_per_rank; ++d, ++waiter) {
+    for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d, ++waiter) {
       if (waiter->end > end) end = waiter->end;
     }
-    actor->trace[run].end = end - runtime->trace_start;
+    trace->runs[run].end = end - step->trace.start;
+    trace->last_end = end;
   }
 }
 
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// A walk along an actor's program with the times of one step.
+typedef struct walk {
+  const jpp_actor_t* actor;
+  jpp_trace_run_t* runs;
+  int64_t* message_ends;
+  int64_t* register_ends;
+  int64_t idle_since;  // when the device was done with the step before
+} walk_t;
+
 // When the device could begin, from when each register was filled.
-static int64_t find_run_start(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
-  const jpp_trace_run_t* run = &actor->trace[instr->run];
-  int64_t start = run->issued;
-  if (instr->run) start = later(start, run[-1].end);
+static int64_t find_run_start(const walk_t* walk, const jpp_actor_instr_t* instr) {
+  const jpp_trace_run_t* run = &walk->runs[instr->run];
+  int64_t start = later(run->issued, instr->run ? run[-1].end : walk->idle_since);
   for (uint32_t i = 0; i < instr->num_args; ++i) {
-    start = later(start, actor->runtime->register_ends[instr->operands[i]]);
+    start = later(start, walk->register_ends[instr->operands[i]]);
   }
   return start < run->end ? start : run->end;
 }
 
-static int64_t* message_end(const jpp_actor_instr_t* instr, jpp_runtime_t* runtime) {
-  return &runtime->message_ends[instr->link->first_message + instr->message];
+static int64_t* message_end(const walk_t* walk, const jpp_actor_instr_t* instr) {
+  return &walk->message_ends[instr->link->first_message + instr->message];
 }
 
 // When the registers that the instruction fills are full.
-static int64_t end_of_results(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+static int64_t end_of_results(const walk_t* walk, const jpp_actor_instr_t* instr,
                               bool starts) {
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
-      return actor->trace[instr->run].end;
+      return walk->runs[instr->run].end;
     case JPP_INSTR_RECV:
-      return starts ? *message_end(instr, actor->runtime) : 0;
+      return starts ? *message_end(walk, instr) : 0;
     case JPP_INSTR_SEND:
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:
@@ -188,39 +211,68 @@ static int64_t end_of_results(jpp_actor_t* actor, const jpp_actor_instr_t* instr
 // Follows an actor's registers through its program. A message is there when the run that
 // made it has ended; the copy's own time is not measured. Messages are filled in on the
 // first walk over all actors (`starts` false), and taken on the second.
-static void follow_registers(jpp_actor_t* actor, bool starts) {
-  int64_t* ends = actor->runtime->register_ends;
+static void follow_registers(const walk_t* walk, bool starts) {
+  const jpp_actor_t* actor = walk->actor;
+  int64_t* ends = walk->register_ends;
   for (uint32_t i = 0; i < actor->program->num_registers; ++i) ends[i] = 0;
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
     const jpp_actor_instr_t* instr = &actor->instrs[i];
     if (instr->kind == JPP_INSTR_SEND) {
-      *message_end(instr, actor->runtime) = ends[instr->operands[0]];
+      *message_end(walk, instr) = ends[instr->operands[0]];
     } else if (instr->kind == JPP_INSTR_RUN && starts) {
-      actor->trace[instr->run].start = find_run_start(actor, instr);
+      walk->runs[instr->run].start = find_run_start(walk, instr);
     }
-    int64_t end = end_of_results(actor, instr, starts);
+    int64_t end = end_of_results(walk, instr, starts);
     for (uint32_t k = 0; k < instr->num_results; ++k) {
       ends[instr->operands[instr->num_args + k]] = end;
     }
   }
 }
 
-void jpp_trace_finish(jpp_runtime_t* runtime) {
-  runtime->trace.length = jpp_trace_now() - runtime->trace_start;
+static jpp_step_trace_t* trace_of(const jpp_tracer_t* tracer, uint64_t step) {
+  jpp_step_trace_t* found = &tracer->steps[step % tracer->count];
+  return found->complete && found->trace.step == step ? found : NULL;
+}
+
+static void follow_actors(jpp_runtime_t* runtime, jpp_step_trace_t* step, bool starts) {
+  const jpp_step_trace_t* before = trace_of(&runtime->tracer, step->trace.step - 1);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    runtime->trace_peaks[r] = runtime->actors[r].peak_live_bytes;
-    find_run_ends(&runtime->actors[r]);
-    follow_registers(&runtime->actors[r], false);
+    walk_t walk = {
+        .actor = &runtime->actors[r],
+        .runs = step->actors[r].runs,
+        .message_ends = runtime->tracer.message_ends,
+        .register_ends = runtime->tracer.register_ends,
+        .idle_since = before ? before->actors[r].last_end - step->trace.start : 0};
+    follow_registers(&walk, starts);
   }
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r)
-    follow_registers(&runtime->actors[r], true);
-  runtime->traced = true;
+}
+
+void jpp_trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
+  jpp_step_trace_t* found = step->trace;
+  if (success) {
+    found->trace.length = jpp_trace_now() - found->trace.start;
+    for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+      found->peaks[r] = found->actors[r].peak_live_bytes;
+      find_run_ends(&runtime->actors[r], found);
+    }
+    follow_actors(runtime, found, false);
+    follow_actors(runtime, found, true);
+  }
+  found->complete = success;
+  runtime->tracer.last = step->number;
 }
 
 void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled) {
-  atomic_store(&runtime->tracing_wanted, enabled);
+  atomic_store(&runtime->tracer.wanted, enabled);
+}
+
+const jpp_trace_t* jpp_runtime_trace(const jpp_runtime_t* runtime, uint32_t back) {
+  const jpp_tracer_t* tracer = &runtime->tracer;
+  if (back >= tracer->last || back >= runtime->queue.count) return NULL;
+  const jpp_step_trace_t* found = trace_of(tracer, tracer->last - back);
+  return found ? &found->trace : NULL;
 }
 
 const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime) {
-  return runtime->traced ? &runtime->trace : NULL;
+  return jpp_runtime_trace(runtime, 0);
 }

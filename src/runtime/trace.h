@@ -2,10 +2,13 @@
 #ifndef JPP_RUNTIME_TRACE_H_
 #define JPP_RUNTIME_TRACE_H_
 
+#include <stdatomic.h>
+
 #include "jaxpp/runtime.h"
 
 struct jpp_actor;
 struct jpp_actor_instr;
+struct jpp_step;
 
 typedef struct jpp_run_waiter {
   jpp_event_waiter_t base;
@@ -13,16 +16,43 @@ typedef struct jpp_run_waiter {
   int64_t end;  // CLOCK_MONOTONIC, nanoseconds
 } jpp_run_waiter_t;
 
+typedef struct jpp_actor_trace {
+  jpp_run_waiter_t* waiters;  // [num_runs][device]
+  jpp_trace_run_t* runs;      // [num_runs]
+  uint64_t peak_live_bytes;
+  int64_t last_end;  // of its last run: CLOCK_MONOTONIC, nanoseconds
+} jpp_actor_trace_t;
+
+// The trace of one step. There are as many as steps in flight, and as many again of steps
+// that are done.
+typedef struct jpp_step_trace {
+  jpp_trace_t trace;
+  jpp_actor_trace_t* actors;  // [ranks]
+  uint64_t* peaks;            // [ranks] the trace's peak_live_bytes
+  _Atomic uint64_t pending;   // callbacks to come
+  bool complete;
+} jpp_step_trace_t;
+
+typedef struct jpp_tracer {
+  atomic_bool wanted;
+  uint32_t count;           // of `steps`
+  jpp_step_trace_t* steps;  // [count] step n uses n % count
+  uint64_t last;            // the last step that was traced and is done; 0: none
+  int64_t* message_ends;    // [messages of all channels]
+  int64_t* register_ends;   // [registers of the largest program]
+} jpp_tracer_t;
+
 jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
 int64_t jpp_trace_now(void);
-void jpp_trace_begin(jpp_runtime_t* runtime);
+// The step is about to be issued; it is traced if that is wanted.
+void jpp_trace_begin(jpp_runtime_t* runtime, struct jpp_step* step);
 // Adds what the instruction adds to the live bytes.
 void jpp_trace_count(struct jpp_actor* actor, const struct jpp_actor_instr* instr);
 // Has the end of a run noted, which was issued at `issued`.
 jpp_status_t* jpp_trace_watch(struct jpp_actor* actor, uint32_t run,
                               int64_t issued) JPP_MUST_USE;
 // All events are ready: waits for their callbacks.
-void jpp_trace_drain(jpp_runtime_t* runtime);
-void jpp_trace_finish(jpp_runtime_t* runtime);
+void jpp_trace_drain(struct jpp_step* step);
+void jpp_trace_finish(jpp_runtime_t* runtime, struct jpp_step* step, bool success);
 
 #endif  // JPP_RUNTIME_TRACE_H_

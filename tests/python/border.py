@@ -175,9 +175,7 @@ class Step:
 
     def values(self) -> list[_core.Value]:
         leaves = jax.tree.leaves(self.args)
-        values = self.compiled._values_of(leaves) + self.compiled._constants
-        places = self.compiled._inputs
-        return [v.place(p.ranks, p.device_indices) for v, p in zip(values, places, strict=True)]
+        return self.compiled._values_of(leaves) + self.compiled._constants
 
 
 def plan_measured(step: Step, measure: Callable[[_core.Staged], Any]) -> _core.Plan:
@@ -205,7 +203,7 @@ def cases(step: Step) -> list[Case]:
     executables = step.executables(None)
     runtime = step.runtime(executables)
     runtime.set_tracing(True)
-    runtime.step(step.values())
+    runtime.step(step.values(), False)
     code = next(
         step.lowerer.lower(t, r).code
         for t, r in zip(step.staged.tasks(), step.plan.donations(), strict=True)
@@ -368,7 +366,6 @@ def cases(step: Step) -> list[Case]:
             ("list", [np.ones(2, "f4")]),
             ("text, not None", "float32"),
         ),
-        Case("Value.place", lambda: value.place, ("numbers", [0]), ("numbers", [0])),
         Case("Value.stands_for", lambda: value.stands_for, ("object", value)),
         Case(
             "Value.read",
@@ -379,6 +376,7 @@ def cases(step: Step) -> list[Case]:
         ),
         Case("Value.delete", lambda: value_of(step.client).delete),
         Case("Value.wait", lambda: value.wait),
+        Case("Value.is_ready", lambda: value.is_ready),
         Case(
             "Runtime",
             lambda: _core.Runtime,
@@ -391,7 +389,13 @@ def cases(step: Step) -> list[Case]:
             ("number", 0),
             ("anything", False),
         ),
-        Case("Runtime.step", lambda: runtime.step, ("objects", step.values())),
+        Case(
+            "Runtime.step",
+            lambda: runtime.step,
+            ("objects", step.values()),
+            ("anything", False),
+        ),
+        Case("Runtime.wait", lambda: runtime.wait),
         Case("Runtime.bare_step", lambda: runtime.bare_step, ("objects", [])),
         Case("Runtime.bare_instructions", lambda: runtime.bare_instructions),
         Case(
@@ -421,6 +425,7 @@ def cases(step: Step) -> list[Case]:
         Case("option", lambda: _core.option, ("text, not None", "JPP_LOG")),
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler),
+        Case("runtimes_close", lambda: _core.runtimes_close),
         Case("callbacks_close", lambda: _core.callbacks_close),
     ]
 
@@ -467,13 +472,10 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),
         "a trace before the first step": runtime.trace,
         "a drawing without an end": lambda: runtime.trace_draw(2**32 - 1, False),
-        "a step of too few values": lambda: runtime.step(values[:-1]),
-        "a step of values of another shape": lambda: runtime.step(small * len(values)),
-        "a step of values on no rank": lambda: runtime.step([nowhere] * len(values)),
+        "a step of too few values": lambda: runtime.step(values[:-1], False),
+        "a step of values of another shape": lambda: runtime.step(small * len(values), True),
+        "a step of values on no rank": lambda: runtime.step([nowhere] * len(values), False),
         "a bare step without a bare loop": lambda: runtime.bare_step(values),
-        "a copy from no rank": lambda: nowhere.place([0], [0]),
-        "a copy to a device that is not there": lambda: values[0].place([0], [99]),
-        "too few devices of a copy": lambda: values[0].place([0, 1], [0]),
         "a shard that is not there": lambda: values[0].read(0, 1, bytearray(16)),
         "a buffer that is too small": lambda: value_of(step.client).read(0, 0, bytearray(1)),
         "a deleted array": gone.wait,

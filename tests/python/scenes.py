@@ -31,7 +31,7 @@ import jaxpp.api as jaxpp  # noqa: E402
 # A shell starts what it runs in the background with Ctrl-C ignored; so Python leaves it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG = 20_000_000  # rounds: a task of about a quarter of a second, a step of half a minute
+LONG = 5_000_000  # rounds: a task of a twentieth of a second, a step of some eight seconds
 SHORT = 10
 XS = np.ones((64, 4), np.float32)
 
@@ -72,7 +72,8 @@ def say(*words: Any) -> None:
 
 
 def interrupted(**options: Any) -> None:
-    step = make_step(**options)
+    """In a call that waits: nobody has its results, so the step is cancelled."""
+    step = make_step(steps_in_flight=0, **options)
     w, before = step(weight(), XS, SHORT)
     interrupt_soon()
     try:
@@ -94,11 +95,25 @@ def interrupted_with_donation() -> None:
     interrupted(donate_argnums=0)
 
 
+def interrupted_while_waiting() -> None:
+    """For a result: the step goes on, and nothing is lost."""
+    step = make_step(donate_argnums=0)
+    w, before = step(weight(), XS, SHORT)
+    w, total = step(w, XS, LONG // 4)
+    interrupt_soon()
+    try:
+        float(total)
+    except KeyboardInterrupt:
+        say("interrupted", total.is_ready())
+    say("result", float(total) != 0, float(w) != 1)
+    say("next", float(step(weight(), XS, SHORT)[1]) == float(before))
+
+
 def interrupted_uncaught() -> None:
     step = make_step()
     step(weight(), XS, SHORT)
     interrupt_soon()
-    step(weight(), XS, LONG)
+    jax.block_until_ready(step(weight(), XS, LONG))
 
 
 def handler_that_returns() -> None:
@@ -110,31 +125,30 @@ def handler_that_returns() -> None:
     alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
     alarm.start()
     while not seen:  # the timer may ring between two steps
-        step(weight(), XS, LONG // 100)
+        jax.block_until_ready(step(weight(), XS, LONG // 25))
     say("seen", len(seen), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
 
 def handler_that_steps() -> None:
+    """A handler that runs while its thread waits may use the very step."""
     step = make_step()
-    step(weight(), XS, SHORT)
+    total = float(step(weight(), XS, SHORT)[1])
+    seen: list[bool] = []
 
     def handler(number: int, frame: Any) -> None:
-        step(weight(), XS, SHORT)
+        seen.append(float(step(weight(), XS, SHORT)[1]) == total)
 
     signal.signal(signal.SIGINT, handler)
     interrupt_soon()
-    try:
-        step(weight(), XS, LONG)
-    except RuntimeError as error:
-        say(error)
+    jax.block_until_ready(step(weight(), XS, LONG // 4))
+    say("seen", seen)
 
 
 def interrupted_in_line() -> None:
-    """The step is running in another thread; the main one waits for its turn."""
-    step = make_step()
+    """A step is under way; another call waits for its turn."""
+    step = make_step(steps_in_flight=1)
     step(weight(), XS, SHORT)
-    threading.Thread(target=step, args=(weight(), XS, LONG), daemon=True).start()
-    time.sleep(0.2)
+    step(weight(), XS, LONG)
     interrupt_soon()
     try:
         step(weight(), XS, SHORT)
@@ -143,7 +157,7 @@ def interrupted_in_line() -> None:
 
 
 def interrupted_in_a_callback() -> None:
-    """It mostly runs on the thread that issues the step, which is the main one."""
+    """It mostly runs on the thread that issues the step."""
     waits = [5.0]
 
     def wait(value: Any) -> Any:
@@ -160,7 +174,7 @@ def interrupted_in_a_callback() -> None:
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
     try:
-        make_step(called_back)(weight(), XS)
+        float(make_step(called_back)(weight(), XS))
     except KeyboardInterrupt:
         say("interrupted")
     say("next", float(make_step()(weight(), XS, SHORT)[1]) > 0)
@@ -183,7 +197,7 @@ def interrupted_and_forgotten() -> None:
     step(weight(), XS, SHORT)
     interrupt_soon()
     try:
-        step(weight(), XS, LONG // 20)
+        jax.block_until_ready(step(weight(), XS, LONG // 4))
     except KeyboardInterrupt:
         say("interrupted")
     before = len(seen)
@@ -259,7 +273,7 @@ def fork_of_a_user() -> None:
 def fork_during_a_step() -> None:
     step = make_step()
     step(weight(), XS, SHORT)
-    thread = threading.Thread(target=step, args=(weight(), XS, LONG // 20))
+    thread = threading.Thread(target=step, args=(weight(), XS, LONG // 4))
     thread.start()
     time.sleep(0.2)
     say("child", outcome_of(lambda: refused(lambda: step(weight(), XS, SHORT))))
@@ -293,7 +307,7 @@ def exit_at_once() -> None:
     """Results that nobody looked at."""
     step = make_step()
     step(weight(), XS, SHORT)
-    step(weight(), XS, LONG // 1000)
+    step(weight(), XS, LONG // 250)
     sys.exit(3)
 
 
@@ -303,7 +317,7 @@ def exit_after_interruption() -> None:
     step(weight(), XS, SHORT)
     interrupt_soon()
     try:
-        step(weight(), XS, LONG)
+        jax.block_until_ready(step(weight(), XS, LONG))
     except KeyboardInterrupt:
         sys.exit(3)
 
@@ -318,7 +332,7 @@ def exit_beside_daemons() -> None:
     steps = [make_step() for _ in range(3)]
     for step in steps:
         step(weight(), XS, SHORT)
-    for step, rounds in zip(steps, (SHORT, LONG // 1000, LONG), strict=True):
+    for step, rounds in zip(steps, (SHORT, LONG // 250, LONG), strict=True):
         threading.Thread(target=step_for_ever, args=(step, rounds), daemon=True).start()
     time.sleep(0.5)
     sys.exit(3)
@@ -336,7 +350,7 @@ def exit_with_a_thread() -> None:
     """Python waits for a thread that is no daemon; so its step ends."""
 
     def work() -> None:
-        say("total", float(step(weight(), XS, LONG // 100)[1]) > 0)
+        say("total", float(step(weight(), XS, LONG // 25)[1]) > 0)
 
     step = make_step()
     step(weight(), XS, SHORT)

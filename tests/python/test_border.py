@@ -62,7 +62,7 @@ def test_a_callback_that_holds_its_own_runtime_is_collected(step: Step) -> None:
     """As a step whose jax.debug.callback calls the step."""
     function = Holder()
     runtime = step.runtime(step.executables((_core.Callback(function, [], []),)))
-    runtime.step(step.values())
+    runtime.step(step.values(), False)
     function.held = runtime
     seen = weakref.ref(function)
     del function, runtime

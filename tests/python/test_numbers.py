@@ -26,7 +26,7 @@ def divided(xs: Any, by: Any) -> Any:
 
 XS = np.array([[1, 2], [3, 4], [-1, 5]], np.float32)  # x + 1 has a 0 in microbatch 2
 BY = np.array([[1, 2], [3, 4], [0, 5]], np.float32)
-PLACE = r"^rank 1, instruction \d+, fwd_1 of microbatch 2: expected numbers, found "
+PLACE = r"^step 1: rank 1, instruction \d+, fwd_1 of microbatch 2: expected numbers, found "
 
 
 def message_of(call: Any) -> str:

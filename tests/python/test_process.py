@@ -57,12 +57,16 @@ def test_handlers_run_during_a_step() -> None:
     assert lines_of("handler_that_returns") == ["seen 1 True"]
 
 
-def test_a_handler_can_not_call_the_step_it_interrupts() -> None:
-    (line,) = lines_of("handler_that_steps")
-    assert line.startswith("a signal handler called the step that it interrupted; expected")
+def test_a_handler_can_call_the_step_that_its_thread_waits_for() -> None:
+    assert lines_of("handler_that_steps") == ["seen [True]"]
 
 
-def test_ctrl_c_while_waiting_for_another_threads_step() -> None:
+def test_ctrl_c_while_waiting_for_a_result_loses_nothing() -> None:
+    expected = ["interrupted False", "result True True", "next True"]
+    assert lines_of("interrupted_while_waiting") == expected
+
+
+def test_ctrl_c_while_waiting_for_another_step() -> None:
     assert lines_of("interrupted_in_line") == ["interrupted"]
 
 

@@ -28,7 +28,9 @@ TARGET = "xla_ffi_python_cpu_callback"
 # Elements of an operand: (dtype, shape).
 _Type = tuple[Any, tuple[int, ...]]
 
+# The last one registered runs first: steps under way may still call back.
 atexit.register(_core.callbacks_close)
+atexit.register(_core.runtimes_close)
 
 
 @dataclasses.dataclass(frozen=True)

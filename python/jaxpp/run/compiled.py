@@ -120,8 +120,9 @@ class _Compiler:
 class CompiledStep:
     """A step ready to run: call it as the function it was made from.
 
-    State stays on the devices between calls. The call returns when the step is done; it
-    raises JaxppError if a device failed, with the rank, task and microbatch.
+    State stays on the devices between calls. A call returns when its arguments are taken.
+    If the step fails, whatever waits for a result raises JaxppError, with the rank, task,
+    microbatch and step, or, if nothing did, the next call.
     """
 
     def __init__(self, traced: Traced, devices: Devices, options: Options) -> None:
@@ -139,7 +140,7 @@ class CompiledStep:
             flat_devices,
             self._executables,
             devices.per_rank == 1,
-            0,
+            options.steps_in_flight,
             _core.option("JPP_BENCHMARK") is not None,
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
@@ -197,13 +198,6 @@ class CompiledStep:
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
         host = leaf._read() if type(leaf) is MpmdArray else leaf
         return self._moved(lambda: placement.put(host), placement, name)
-
-    def _place(self, value: _core.Value, position: int) -> _core.Value:
-        placement = self._inputs[position]
-        name = f"argument {self._traced.arg_names[position]}"
-        return self._moved(
-            lambda: value.place(placement.ranks, placement.device_indices), placement, name
-        )
 
     def _moved(
         self, move: Callable[[], _core.Value], placement: Placement, name: str
@@ -282,27 +276,20 @@ class CompiledStep:
             value.stands_for(there)
         return value
 
-    def _run(
-        self, values: list[_core.Value], step: Callable[..., list[_core.Value]]
-    ) -> list[_core.Value]:
-        while True:
-            try:
-                return step(values)
-            except KeyError as error:
-                # The array is not on all ranks that need it: bring it there.
-                position = error.args[0]
-                values[position] = self._place(values[position], position)
-
     def run_leaves(
-        self, leaves: list[Any], step: Callable[..., list[_core.Value]] | None = None
+        self,
+        leaves: list[Any],
+        step: Callable[[list[_core.Value]], list[_core.Value]] | None = None,
     ) -> Any:
         """Runs on flat arguments whose shapes and dtypes are those compiled for."""
         values = self._values_of(leaves)
-        self._runtime.set_checks(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
+        nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+        self._runtime.set_checks(nans, infs)
         times_wanted = collecting()
         if times_wanted:
             self._runtime.set_tracing(True)
-        results = self._run(values + self._constants, step or self._runtime.step)
+        values += self._constants
+        results = step(values) if step else self._runtime.step(values, nans or infs)
         if times_wanted:
             note_step(self._runtime.trace())
             self._runtime.set_tracing(self._tracing)

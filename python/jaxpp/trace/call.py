@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.errors import (
     check_arrays,
@@ -29,6 +30,7 @@ __all__ = [
     "memory_limits_of",
     "plugin_of",
     "static_key",
+    "steps_in_flight_of",
     "struct_key",
     "struct_of",
 ]
@@ -49,6 +51,7 @@ class Options:
     compiler_options: dict[str, Any]
     plugin: str | None
     memory_limits: list[int] | None  # bytes of each device, a rank each
+    steps_in_flight: int  # 0: a call returns when its step is done
 
 
 @dataclasses.dataclass
@@ -204,6 +207,21 @@ def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
         "invalid-argument",
         f"{who}: memory_limit={shorten(given)}; expected a whole number of bytes above 0, or "
         f"a list of one for each of the {ranks} ranks",
+    )
+
+
+def steps_in_flight_of(given: Any, who: str) -> int:
+    """A steps_in_flight=, or what the environment says."""
+    name = "steps_in_flight"
+    if given is None:
+        name, given = "JPP_STEPS_IN_FLIGHT", _core.option("JPP_STEPS_IN_FLIGHT") or "2"
+        given = int(given) if given.isdecimal() else given
+    if isinstance(given, int | np.integer) and not isinstance(given, bool) and 0 <= given <= 64:
+        return int(given)
+    raise make_error(
+        "invalid-argument",
+        f"{who}: {name}={shorten(given)}; expected how many steps may be under way, from 0 (a "
+        "call waits for its step) to 64",
     )
 
 

@@ -184,7 +184,8 @@ jpp_status_t* model_try_create_runtime(model_t* model) {
                                    .devices_per_rank = model->options.devices_per_rank,
                                    .devices = model->devices,
                                    .executables = model->executables,
-                                   .issue_threads = model->options.issue_threads};
+                                   .issue_threads = model->options.issue_threads,
+                                   .steps_in_flight = model->options.steps_in_flight};
   return jpp_runtime_create(&options, &model->runtime);
 }
 

@@ -17,6 +17,7 @@ typedef struct model_options {
   uint32_t ranks;             // 0: what the text says
   uint32_t devices_per_rank;  // 0: 1
   uint32_t issue_threads;
+  uint32_t steps_in_flight;
   uint32_t device_threads;       // of the fake
   uint32_t latency_us;           // of the fake
   bool portable;                 // one executable for any device

@@ -412,10 +412,10 @@ static void test_a_step_asks_whether_to_go_on(void** state) {
     model_run(model, before);
     for (uint32_t nth = 1; nth < 3; ++nth) {
       uint32_t left = nth;
+      jpp_interrupt_t interrupt = {.requested = count_questions, .user = &left};
       jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)model->inputs,
                           .outputs = model->outputs,
-                          .should_cancel = count_questions,
-                          .user = &left};
+                          .interrupt = &interrupt};
       model_give(model);
       ASSERT_FAILS(jpp_runtime_step(model->runtime, &io), JPP_CANCELLED, "cancelled");
       assert_int_equal(left, 0);
@@ -450,8 +450,9 @@ static bool always(void* user) {
 static void test_a_step_in_line_is_cancelled(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 4);
-  model_t* first =
-      model_create(text, (model_options_t){.device_threads = 1, .latency_us = 100000});
+  model_t* first = model_create(
+      text,
+      (model_options_t){.device_threads = 1, .latency_us = 100000, .steps_in_flight = 1});
   uint32_t ranks = first->plan->ranks;
   jpp_buffer_t*** outputs = calloc(ranks, sizeof(*outputs));
   jpp_buffer_t*** inputs = calloc(ranks, sizeof(*inputs));
@@ -466,9 +467,10 @@ static void test_a_step_in_line_is_cancelled(void** state) {
                                                  first->devices[r], &inputs[r][i]));
     }
   }
+  jpp_interrupt_t interrupt = {.requested = always};
   jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)inputs,
                       .outputs = outputs,
-                      .should_cancel = always};
+                      .interrupt = &interrupt};
   in_line_t step = {.model = first};
   pthread_t thread;
   uint64_t executions = model_stats(first).executions;

@@ -1,0 +1,76 @@
+// Array: one value on the devices of one or more pipeline ranks, the same on each. Steps
+// take arrays and give arrays (jaxpp/runtime.h).
+//
+// The results of a step are promises: jpp_runtime_call() gives them before the devices
+// have made them. Passing one on to another step does not wait; reading it does. When the
+// step fails, its results fail: whoever waits for one gets the step's status.
+//
+// A step deletes the arrays that are donated to it as soon as it is called. A copy that
+// was made of an array for a step can stand for it: donating the copy donates both.
+//
+// Threads: any thread may call anything at any time; an array lives until the last holder
+// releases it, and its buffers until the last reader is done.
+#ifndef JAXPP_ARRAY_H_
+#define JAXPP_ARRAY_H_
+
+#include "jaxpp/device.h"
+
+typedef struct jpp_array jpp_array_t;
+
+// The shards of an array, one a device: [num_ranks][devices_per_rank], flat.
+typedef struct jpp_array_layout {
+  jpp_client_t* client;  // borrowed; outlives the array
+  uint32_t num_ranks;
+  uint32_t devices_per_rank;
+  const uint32_t* ranks;  // [num_ranks] ascending or not, each once
+} jpp_array_layout_t;
+
+// Takes over the buffers; `layout` and the list are only read during the call. The caller
+// holds the array once.
+JPP_API jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
+                                       jpp_buffer_t* const* buffers,
+                                       jpp_array_t** out_array) JPP_MUST_USE;
+JPP_API void jpp_array_hold(jpp_array_t* array);
+// Frees the array if nobody else holds it. NULL is fine.
+JPP_API void jpp_array_release(jpp_array_t* array);
+// Borrowed for the lifetime of the array.
+JPP_API jpp_array_layout_t jpp_array_layout(const jpp_array_t* array);
+
+// --- Contents -------------------------------------------------------------------------
+
+// Until the contents are there. The status of the step that was to make them, if that
+// failed; JPP_DONATED_ERROR for a deleted array; JPP_CANCELLED if interrupted
+// (`interrupt` may be NULL), which leaves the array and the step as they are.
+JPP_API jpp_status_t* jpp_array_await(jpp_array_t* array,
+                                      const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+// Whether jpp_array_await() would return at once.
+JPP_API jpp_status_t* jpp_array_is_ready(jpp_array_t* array,
+                                         bool* out_ready) JPP_MUST_USE;
+// Waits and copies one shard to the host, dense with the last dimension fastest; `size`
+// is its bytes. JPP_INVALID_ARGUMENT if the array has no such shard.
+JPP_API jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
+                                     void* data, size_t size,
+                                     const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+// The buffers on a rank, [devices_per_rank], NULL if the array is not there. For a look
+// after jpp_array_await(), while nobody deletes or donates the array.
+JPP_API jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank);
+// Hands the buffers on a rank to the caller, who owns them then, and leaves the array
+// deleted; those of other ranks can still be taken. Likewise after jpp_array_await().
+// `out_buffers` has room for [devices_per_rank]; NULL: none there.
+JPP_API void jpp_array_take(jpp_array_t* array, uint32_t rank,
+                            jpp_buffer_t** out_buffers);
+
+// --- Donation -------------------------------------------------------------------------
+
+// A step to which `copy` is donated deletes what `origin` stands for as well. Without
+// effect if `copy` stands for another already or that would close a circle.
+JPP_API void jpp_array_stand_for(jpp_array_t* copy, jpp_array_t* origin);
+// Frees the device memory as soon as no reader needs it.
+JPP_API void jpp_array_delete(jpp_array_t* array);
+// Deleted, or donated to a step.
+JPP_API bool jpp_array_is_deleted(const jpp_array_t* array);
+// Why a deleted array can not be used and what to do, to stand after "an array that ";
+// lifetime static.
+JPP_API const char* jpp_array_fate(const jpp_array_t* array);
+
+#endif  // JAXPP_ARRAY_H_

@@ -1,0 +1,302 @@
+// Arrays: who holds them, who reads them, what became of them.
+//
+// Buffers are freed when the array is deleted or released and nobody reads them. Nothing
+// that may block or free memory happens under the lock.
+#include "array/array.h"
+
+#include "array/lock.h"
+#include "base/alloc.h"
+#include "device/wait.h"
+
+// --- Create and release ---------------------------------------------------------------
+
+static size_t count_shards(const jpp_array_t* array) {
+  return (size_t)array->layout.num_ranks * array->layout.devices_per_rank;
+}
+
+jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t* outcome,
+                                jpp_array_t** out_array) {
+  size_t shards = (size_t)layout->num_ranks * layout->devices_per_rank;
+  size_t ranks_at = jpp_bytes_add(sizeof(jpp_array_t),
+                                  jpp_bytes_multiply(shards, sizeof(jpp_buffer_t*)));
+  size_t bytes =
+      jpp_bytes_add(ranks_at, jpp_bytes_multiply(layout->num_ranks, sizeof(uint32_t)));
+  jpp_array_t* array = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc(bytes, (void**)&array));
+  array->layout = *layout;
+  array->buffers = (jpp_buffer_t**)(array + 1);
+  array->ranks = (uint32_t*)((char*)array + ranks_at);
+  for (uint32_t i = 0; i < layout->num_ranks; ++i) array->ranks[i] = layout->ranks[i];
+  array->layout.ranks = array->ranks;
+  array->holders = 1;
+  array->outcome = outcome;
+  if (outcome) jpp_outcome_hold(outcome);
+  *out_array = array;
+  return NULL;
+}
+
+jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
+                               jpp_buffer_t* const* buffers, jpp_array_t** out_array) {
+  *out_array = NULL;
+  JPP_RETURN_IF_ERROR(jpp_array_promise(layout, NULL, out_array));
+  for (size_t i = 0; i < count_shards(*out_array); ++i) {
+    (*out_array)->buffers[i] = buffers[i];
+  }
+  return NULL;
+}
+
+void jpp_array_hold(jpp_array_t* array) {
+  jpp_arrays_lock();
+  ++array->holders;
+  jpp_arrays_unlock();
+}
+
+static void destroy_buffers(jpp_array_t* array) {
+  for (size_t i = 0; i < count_shards(array); ++i) {
+    jpp_client_buffer_destroy(array->layout.client, array->buffers[i]);
+    array->buffers[i] = NULL;
+  }
+}
+
+void jpp_array_release(jpp_array_t* array) {
+  if (!array) return;
+  jpp_arrays_lock();
+  bool last = --array->holders == 0;
+  jpp_arrays_unlock();
+  if (!last) return;
+  destroy_buffers(array);
+  jpp_array_release(array->origin);
+  jpp_outcome_release(array->outcome);
+  jpp_free(array);
+}
+
+jpp_array_layout_t jpp_array_layout(const jpp_array_t* array) { return array->layout; }
+
+jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank) {
+  for (uint32_t i = 0; i < array->layout.num_ranks; ++i) {
+    if (array->ranks[i] == rank) {
+      return array->buffers + (size_t)i * array->layout.devices_per_rank;
+    }
+  }
+  return NULL;
+}
+
+jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank) {
+  return jpp_array_at(array, rank);
+}
+
+// --- Readers --------------------------------------------------------------------------
+
+void jpp_array_begin_read(jpp_array_t* array) { ++array->readers; }
+
+// Under the lock. Promised buffers are not there to be freed.
+static bool is_useless(const jpp_array_t* array) {
+  const jpp_outcome_t* outcome = array->outcome;
+  bool failed = outcome && outcome->failure;
+  bool promised = outcome && !outcome->issued && !outcome->finished;
+  return array->readers == 0 && !promised && (array->deleted || failed);
+}
+
+void jpp_array_settle(jpp_array_t* array) {
+  jpp_arrays_lock();
+  bool useless = is_useless(array);
+  jpp_arrays_unlock();
+  if (useless) destroy_buffers(array);
+}
+
+void jpp_array_end_read(jpp_array_t* array) {
+  jpp_arrays_lock();
+  --array->readers;
+  bool useless = is_useless(array);
+  jpp_arrays_changed();
+  jpp_arrays_unlock();
+  if (useless) destroy_buffers(array);
+}
+
+// --- Donation -------------------------------------------------------------------------
+
+jpp_array_t* jpp_array_root(jpp_array_t* array) {
+  return array->origin ? array->origin : array;
+}
+
+// Origins make chains without an end that is met twice: what would close one stays
+// without.
+void jpp_array_stand_for(jpp_array_t* copy, jpp_array_t* origin) {
+  jpp_arrays_lock();
+  jpp_array_t* root = origin;
+  while (root->origin && root != copy) root = root->origin;
+  if (root != copy && !copy->origin) {
+    copy->origin = root;
+    ++root->holders;
+  }
+  jpp_arrays_unlock();
+}
+
+void jpp_array_delete(jpp_array_t* array) {
+  jpp_arrays_lock();
+  array->deleted = true;
+  bool useless = is_useless(array);
+  jpp_arrays_unlock();
+  if (useless) destroy_buffers(array);
+}
+
+bool jpp_array_is_deleted(const jpp_array_t* array) {
+  jpp_arrays_lock();
+  bool deleted = array->deleted;
+  jpp_arrays_unlock();
+  return deleted;
+}
+
+const char* jpp_array_fate_of(const jpp_array_t* array) {
+  if (array->lost) {
+    return "was donated to a step that failed or was interrupted, and is gone; go back "
+           "to "
+           "a checkpoint, or to a copy made before the step";
+  }
+  return "was deleted or donated to a step; use what the step returned in its place";
+}
+
+const char* jpp_array_fate(const jpp_array_t* array) {
+  jpp_arrays_lock();
+  const char* fate = jpp_array_fate_of(array);
+  jpp_arrays_unlock();
+  return fate;
+}
+
+// --- Waiting --------------------------------------------------------------------------
+
+static jpp_status_t* interrupted(void) {
+  return jpp_status_make(JPP_CANCELLED, "the wait for an array was interrupted");
+}
+
+// Under the lock. Until its step has been issued, or is finished.
+static jpp_status_t* await_outcome(const jpp_array_t* array, bool finished,
+                                   const jpp_interrupt_t* interrupt) {
+  const jpp_outcome_t* outcome = array->outcome;
+  while (outcome && !outcome->finished && (finished || !outcome->issued)) {
+    if (!jpp_arrays_wait(interrupt)) return interrupted();
+  }
+  return jpp_outcome_tell(array->outcome);
+}
+
+static jpp_status_t* check_alive(const jpp_array_t* array) {
+  if (!array->deleted) return NULL;
+  return jpp_status_make(JPP_DONATED_ERROR, "the array %s", jpp_array_fate_of(array));
+}
+
+void jpp_array_await_issue(const jpp_array_t* array) {
+  const jpp_outcome_t* outcome = array->outcome;
+  while (outcome && !outcome->issued && !outcome->finished) jpp_arrays_wait(NULL);
+}
+
+// Begins to read buffers that exist.
+static jpp_status_t* open_array(jpp_array_t* array, const jpp_interrupt_t* interrupt) {
+  jpp_status_t* status = jpp_process_check();
+  if (status) return status;
+  jpp_arrays_lock();
+  status = check_alive(array);
+  if (!status) status = await_outcome(array, false, interrupt);
+  if (!status) status = check_alive(array);  // it may have been deleted meanwhile
+  if (!status) jpp_array_begin_read(array);
+  jpp_arrays_unlock();
+  return status;
+}
+
+static jpp_status_t* await_buffer(const jpp_array_t* array, jpp_buffer_t* buffer,
+                                  const jpp_interrupt_t* interrupt) {
+  jpp_event_t* event = NULL;
+  jpp_client_t* client = array->layout.client;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
+  bool ready = jpp_wait_event(client, event, interrupt);
+  jpp_status_t* status = ready ? jpp_client_event_await(client, event) : interrupted();
+  jpp_client_event_destroy(client, event);
+  return status;
+}
+
+// A device has said why a buffer has no contents: the step says it better, once it is
+// done. Owns `status`.
+static jpp_status_t* explain(const jpp_array_t* array, jpp_status_t* status,
+                             const jpp_interrupt_t* interrupt) {
+  if (!status || jpp_status_code(status) == JPP_CANCELLED) return status;
+  jpp_arrays_lock();
+  jpp_status_t* better = await_outcome(array, true, interrupt);
+  jpp_arrays_unlock();
+  if (!better) return status;
+  jpp_status_free(status);
+  return better;
+}
+
+jpp_status_t* jpp_array_await(jpp_array_t* array, const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_ERROR(open_array(array, interrupt));
+  jpp_status_t* status = NULL;
+  for (size_t i = 0; i < count_shards(array) && !status; ++i) {
+    status = await_buffer(array, array->buffers[i], interrupt);
+  }
+  status = explain(array, status, interrupt);
+  jpp_array_end_read(array);
+  return status;
+}
+
+static jpp_status_t* is_buffer_ready(const jpp_array_t* array, jpp_buffer_t* buffer,
+                                     bool* out_ready) {
+  jpp_event_t* event = NULL;
+  jpp_client_t* client = array->layout.client;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
+  jpp_status_t* status = jpp_client_event_is_ready(client, event, out_ready);
+  jpp_client_event_destroy(client, event);
+  return status;
+}
+
+jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
+  *out_ready = false;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  jpp_arrays_lock();
+  const jpp_outcome_t* outcome = array->outcome;
+  bool failed = outcome && outcome->failure;
+  bool issued = !outcome || outcome->issued;
+  jpp_status_t* status = failed ? NULL : check_alive(array);
+  bool look = !status && !failed && issued;
+  if (look) jpp_array_begin_read(array);
+  jpp_arrays_unlock();
+  *out_ready = failed;
+  if (!look) return status;
+  *out_ready = true;
+  for (size_t i = 0; i < count_shards(array) && *out_ready && !status; ++i) {
+    status = is_buffer_ready(array, array->buffers[i], out_ready);
+  }
+  jpp_array_end_read(array);
+  return status;
+}
+
+// --- Reading and taking ---------------------------------------------------------
+
+static jpp_status_t* read_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
+                                void* data, size_t size,
+                                const jpp_interrupt_t* interrupt) {
+  jpp_buffer_t** buffers = jpp_array_at(array, rank);
+  if (!buffers || device >= array->layout.devices_per_rank) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "no shard %u on rank %u", device, rank);
+  }
+  JPP_RETURN_IF_ERROR(await_buffer(array, buffers[device], interrupt));
+  return jpp_client_buffer_read(array->layout.client, buffers[device], data, size);
+}
+
+jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
+                             void* data, size_t size, const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_ERROR(open_array(array, interrupt));
+  jpp_status_t* status = read_shard(array, rank, device, data, size, interrupt);
+  status = explain(array, status, interrupt);
+  jpp_array_end_read(array);
+  return status;
+}
+
+void jpp_array_take(jpp_array_t* array, uint32_t rank, jpp_buffer_t** out_buffers) {
+  jpp_arrays_lock();
+  jpp_buffer_t** shards = jpp_array_at(array, rank);
+  for (uint32_t d = 0; d < array->layout.devices_per_rank; ++d) {
+    out_buffers[d] = shards ? shards[d] : NULL;
+    if (shards) shards[d] = NULL;
+  }
+  array->deleted = true;
+  jpp_arrays_unlock();
+}

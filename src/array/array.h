@@ -1,0 +1,72 @@
+// The state of arrays, for what runs steps.
+//
+// One lock guards what changes in all arrays and outcomes of the process: it is held for
+// a few instructions at a time, and a step claims many arrays at once.
+#ifndef JPP_ARRAY_ARRAY_H_
+#define JPP_ARRAY_ARRAY_H_
+
+#include "jaxpp/array.h"
+
+//===-- Outcomes -------------------------------------------------------------------===//
+
+// How a step went, as its results know it. All fields are under the lock.
+typedef struct jpp_outcome {
+  const void* runtime;  // whose step it is; an identity, not to be used
+  uint32_t holders;
+  bool issued;    // the results have buffers, unless it failed
+  bool finished;  // and all is done
+  bool told;      // somebody has been given the failure
+  jpp_status_t* failure;
+  struct jpp_outcome* cause;  // held: whose failure it is, if an argument had failed
+} jpp_outcome_t;
+
+// Held once.
+jpp_status_t* jpp_outcome_create(const void* runtime,
+                                 jpp_outcome_t** out_outcome) JPP_MUST_USE;
+// These two take the lock themselves.
+void jpp_outcome_hold(jpp_outcome_t* outcome);
+void jpp_outcome_release(jpp_outcome_t* outcome);  // takes NULL
+void jpp_outcome_set_issued(jpp_outcome_t* outcome);
+// Owns `failure`, which may be NULL.
+void jpp_outcome_finish(jpp_outcome_t* outcome, jpp_status_t* failure);
+// A copy of the failure for somebody who will see it, or NULL. Takes NULL.
+jpp_status_t* jpp_outcome_tell(jpp_outcome_t* outcome) JPP_MUST_USE;
+
+//===-- Arrays ---------------------------------------------------------------------===//
+
+struct jpp_array {
+  jpp_array_layout_t layout;
+  uint32_t* ranks;         // [num_ranks]
+  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
+  // Under the lock:
+  uint32_t holders;
+  uint32_t readers;  // who use the buffers without the lock; they stay meanwhile
+  bool deleted;
+  bool lost;               // donated to a step that failed
+  jpp_array_t* origin;     // held: what this one stands for; stands for nothing itself
+  jpp_outcome_t* outcome;  // held: of the step that makes it; NULL: no step's result
+};
+
+void jpp_arrays_lock(void);
+void jpp_arrays_unlock(void);
+
+// An array without buffers, which `outcome` (NULL: nobody) is to fill.
+jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t* outcome,
+                                jpp_array_t** out_array) JPP_MUST_USE;
+// The buffers of a rank, or NULL if the array is not there.
+jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank);
+// Under the lock: jpp_array_fate().
+const char* jpp_array_fate_of(const jpp_array_t* array);
+// What a donation of the array deletes.
+jpp_array_t* jpp_array_root(jpp_array_t* array);
+// Takes the lock; frees the buffers if nobody can use them any more: the array is deleted
+// or its step failed, and all readers are done.
+void jpp_array_settle(jpp_array_t* array);
+// A reader more, under the lock, and less, without.
+void jpp_array_begin_read(jpp_array_t* array);
+void jpp_array_end_read(jpp_array_t* array);
+// Under the lock, which it gives up meanwhile: until the buffers are there, be they
+// promises of the device's, or the step has failed.
+void jpp_array_await_issue(const jpp_array_t* array);
+
+#endif  // JPP_ARRAY_ARRAY_H_

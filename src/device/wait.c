@@ -1,0 +1,115 @@
+// Interruptible waits: a wait of 50 ms, a question, and so on. Work that a device already
+// has is not touched when its waiter leaves.
+#include "device/wait.h"
+
+#include <time.h>
+
+#include "base/alloc.h"
+
+enum { kSliceNanoseconds = 50000000, kSecond = 1000000000 };
+
+void jpp_wait_init_condition(pthread_cond_t* condition) {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(condition, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+static struct timespec end_of_slice(void) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += kSliceNanoseconds;
+  if (until.tv_nsec >= kSecond) {
+    until.tv_nsec -= kSecond;
+    ++until.tv_sec;
+  }
+  return until;
+}
+
+bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
+                    const jpp_interrupt_t* interrupt) {
+  if (!interrupt) {
+    pthread_cond_wait(condition, mutex);
+    return true;
+  }
+  struct timespec until = end_of_slice();
+  if (pthread_cond_timedwait(condition, mutex, &until) == 0) return true;
+  pthread_mutex_unlock(mutex);
+  bool requested = interrupt->requested(interrupt->user);
+  pthread_mutex_lock(mutex);
+  return !requested;
+}
+
+// --- Events ---------------------------------------------------------------------------
+
+// Rings when an event is ready. One that its waiter has left frees itself then.
+typedef struct wait_alarm {
+  jpp_event_waiter_t waiter;
+  pthread_mutex_t mutex;  // of the rest
+  pthread_cond_t changed;
+  bool rung, abandoned;
+} wait_alarm_t;
+
+static void alarm_destroy(wait_alarm_t* alarm) {
+  pthread_cond_destroy(&alarm->changed);
+  pthread_mutex_destroy(&alarm->mutex);
+  jpp_free(alarm);
+}
+
+// Any thread, possibly the one that registers; takes only the alarm's lock, for an
+// instant.
+static void alarm_ring(void* user, jpp_status_t* status) {
+  wait_alarm_t* alarm = user;
+  jpp_status_free(status);
+  pthread_mutex_lock(&alarm->mutex);
+  bool abandoned = alarm->abandoned;
+  alarm->rung = true;
+  pthread_cond_signal(&alarm->changed);
+  pthread_mutex_unlock(&alarm->mutex);
+  if (abandoned) alarm_destroy(alarm);
+}
+
+static bool await_alarm(wait_alarm_t* alarm, const jpp_interrupt_t* interrupt) {
+  bool waiting = true;
+  pthread_mutex_lock(&alarm->mutex);
+  while (waiting && !alarm->rung) {
+    waiting = jpp_wait_slice(&alarm->changed, &alarm->mutex, interrupt);
+  }
+  bool rung = alarm->rung;
+  alarm->abandoned = !rung;
+  pthread_mutex_unlock(&alarm->mutex);
+  if (rung) alarm_destroy(alarm);
+  return rung;
+}
+
+static jpp_status_t* set_alarm(jpp_client_t* client, jpp_event_t* event,
+                               wait_alarm_t** out_alarm) {
+  wait_alarm_t* alarm = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &alarm));
+  pthread_mutex_init(&alarm->mutex, NULL);
+  jpp_wait_init_condition(&alarm->changed);
+  alarm->waiter = (jpp_event_waiter_t){.callback = alarm_ring, .user = alarm};
+  jpp_status_t* status = jpp_client_event_on_ready(client, event, &alarm->waiter);
+  if (status) {
+    alarm_destroy(alarm);
+    return status;
+  }
+  *out_alarm = alarm;
+  return NULL;
+}
+
+bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
+                    const jpp_interrupt_t* interrupt) {
+  bool ready = !event;
+  wait_alarm_t* alarm = NULL;
+  jpp_status_t* status = NULL;
+  if (event) status = jpp_client_event_is_ready(client, event, &ready);
+  if (!status && !ready) status = set_alarm(client, event, &alarm);
+  if (alarm) return await_alarm(alarm, interrupt);
+  if (status) {  // no way to ask: wait without
+    jpp_status_free(status);
+    jpp_status_free(jpp_client_event_await(client, event));
+  }
+  return true;
+}

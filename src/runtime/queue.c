@@ -1,0 +1,150 @@
+// The queue of steps and its two threads.
+#include "runtime/queue.h"
+
+#include <signal.h>
+
+#include "device/wait.h"
+#include "runtime/state.h"
+
+static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
+  return &queue->slots[number % queue->count];
+}
+
+// --- Threads --------------------------------------------------------------------------
+
+static void* issuer_main(void* user) {
+  jpp_runtime_t* runtime = user;
+  jpp_queue_t* queue = &runtime->queue;
+  pthread_mutex_lock(&queue->mutex);
+  while (!queue->stopping || queue->issued < atomic_load(&queue->submitted)) {
+    if (queue->issued == atomic_load(&queue->submitted)) {
+      pthread_cond_wait(&queue->changed, &queue->mutex);
+      continue;
+    }
+    jpp_step_t* step = slot_of(queue, queue->issued + 1);
+    pthread_mutex_unlock(&queue->mutex);
+    jpp_step_issue(runtime, step);
+    pthread_mutex_lock(&queue->mutex);
+    ++queue->issued;
+    pthread_cond_broadcast(&queue->changed);
+  }
+  pthread_mutex_unlock(&queue->mutex);
+  return NULL;
+}
+
+static void* finisher_main(void* user) {
+  jpp_runtime_t* runtime = user;
+  jpp_queue_t* queue = &runtime->queue;
+  pthread_mutex_lock(&queue->mutex);
+  while (!queue->stopping || queue->finished < atomic_load(&queue->submitted)) {
+    if (queue->finished == queue->issued) {
+      pthread_cond_wait(&queue->changed, &queue->mutex);
+      continue;
+    }
+    jpp_step_t* step = slot_of(queue, queue->finished + 1);
+    pthread_mutex_unlock(&queue->mutex);
+    jpp_step_finish(runtime, step);
+    pthread_mutex_lock(&queue->mutex);
+    ++queue->finished;
+    pthread_cond_broadcast(&queue->changed);
+  }
+  pthread_mutex_unlock(&queue->mutex);
+  return NULL;
+}
+
+static jpp_status_t* start_thread(jpp_runtime_t* runtime, void* (*run)(void*),
+                                  pthread_t* thread) {
+  int error = pthread_create(thread, NULL, run, runtime);
+  if (error) {
+    return jpp_status_make(JPP_OUT_OF_MEMORY,
+                           "a thread of the runtime could not be started: error %d",
+                           error);
+  }
+  ++runtime->queue.threads;
+  return NULL;
+}
+
+void jpp_queue_init(jpp_queue_t* queue) {
+  pthread_mutex_init(&queue->mutex, NULL);
+  jpp_wait_init_condition(&queue->changed);
+}
+
+void jpp_queue_deinit(jpp_queue_t* queue) {
+  pthread_cond_destroy(&queue->changed);
+  pthread_mutex_destroy(&queue->mutex);
+}
+
+jpp_status_t* jpp_queue_start(jpp_runtime_t* runtime) {
+  // Signals are the application's: its own threads take them.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  jpp_status_t* status = start_thread(runtime, issuer_main, &runtime->queue.issuer);
+  if (!status) status = start_thread(runtime, finisher_main, &runtime->queue.finisher);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return status;
+}
+
+void jpp_queue_stop(jpp_runtime_t* runtime) {
+  jpp_queue_t* queue = &runtime->queue;
+  pthread_mutex_lock(&queue->mutex);
+  queue->stopping = true;
+  pthread_cond_broadcast(&queue->changed);
+  pthread_mutex_unlock(&queue->mutex);
+  if (queue->threads > 0) pthread_join(queue->issuer, NULL);
+  if (queue->threads > 1) pthread_join(queue->finisher, NULL);
+}
+
+// --- Callers --------------------------------------------------------------------------
+
+jpp_step_t* jpp_queue_reserve(jpp_runtime_t* runtime, const jpp_interrupt_t* interrupt) {
+  jpp_queue_t* queue = &runtime->queue;
+  bool waiting = true;
+  jpp_step_t* step = NULL;
+  pthread_mutex_lock(&queue->mutex);
+  while (waiting && !step) {
+    uint64_t submitted = atomic_load(&queue->submitted);
+    if (!queue->reserved && submitted - queue->finished < queue->count) {
+      step = slot_of(queue, submitted + 1);
+      step->number = submitted + 1;
+      atomic_store(&step->cancelled, false);
+      queue->reserved = true;
+    } else {
+      waiting = jpp_wait_slice(&queue->changed, &queue->mutex, interrupt);
+    }
+  }
+  pthread_mutex_unlock(&queue->mutex);
+  return step;
+}
+
+static void end_reservation(jpp_queue_t* queue, uint64_t submitted) {
+  pthread_mutex_lock(&queue->mutex);
+  queue->reserved = false;
+  atomic_fetch_add(&queue->submitted, submitted);
+  pthread_cond_broadcast(&queue->changed);
+  pthread_mutex_unlock(&queue->mutex);
+}
+
+void jpp_queue_give_up(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 0); }
+
+void jpp_queue_submit(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 1); }
+
+void jpp_queue_cancel(jpp_runtime_t* runtime, uint64_t number) {
+  jpp_queue_t* queue = &runtime->queue;
+  pthread_mutex_lock(&queue->mutex);
+  if (queue->finished < number) atomic_store(&slot_of(queue, number)->cancelled, true);
+  pthread_mutex_unlock(&queue->mutex);
+}
+
+bool jpp_queue_await(jpp_runtime_t* runtime, uint64_t steps,
+                     const jpp_interrupt_t* interrupt) {
+  jpp_queue_t* queue = &runtime->queue;
+  bool waiting = true;
+  pthread_mutex_lock(&queue->mutex);
+  while (waiting && queue->finished < steps) {
+    waiting = jpp_wait_slice(&queue->changed, &queue->mutex, interrupt);
+  }
+  bool finished = queue->finished >= steps;
+  pthread_mutex_unlock(&queue->mutex);
+  return finished;
+}

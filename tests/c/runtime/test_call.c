@@ -1,0 +1,376 @@
+// Calls on arrays: promises, steps in flight, donation, and failures that are told once.
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model.h"
+
+enum { kMostArrays = 32 };
+
+// --- A stepper: calls a model's runtime with its arguments ----------------------------
+
+typedef struct stepper {
+  model_t* model;
+  jpp_array_t* args[kMostArrays];
+  jpp_array_t* results[kMostArrays];
+} stepper_t;
+
+static uint32_t num_args(const stepper_t* stepper) {
+  return stepper->model->graph->num_args;
+}
+
+static uint32_t num_results(const stepper_t* stepper) {
+  return stepper->model->graph->num_outputs;
+}
+
+// An argument of `value`s on the first rank alone.
+static jpp_array_t* upload(const model_t* model, uint32_t arg, float value) {
+  const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
+  uint32_t per_rank = model->options.devices_per_rank, rank = 0;
+  float data[64];
+  for (uint32_t i = 0; i < 64; ++i) data[i] = value;
+  jpp_host_array_t host = {
+      .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+  jpp_buffer_t* buffers[8] = {0};
+  assert_true(jpp_type_bytes(type) <= sizeof(data) && per_rank <= 8);
+  for (uint32_t d = 0; d < per_rank; ++d) {
+    ASSERT_OK(jpp_client_buffer_from_host(model->client, &host, model->devices[d],
+                                          &buffers[d]));
+  }
+  jpp_array_layout_t layout = {.client = model->client,
+                               .num_ranks = 1,
+                               .devices_per_rank = per_rank,
+                               .ranks = &rank};
+  jpp_array_t* array = NULL;
+  ASSERT_OK(jpp_array_create(&layout, buffers, &array));
+  return array;
+}
+
+static stepper_t make_stepper(const char* text, model_options_t options) {
+  stepper_t stepper = {.model = model_create(text, options)};
+  assert_true(num_args(&stepper) <= kMostArrays && num_results(&stepper) <= kMostArrays);
+  for (uint32_t a = 0; a < num_args(&stepper); ++a) {
+    stepper.args[a] = upload(stepper.model, a, (float)a);
+  }
+  return stepper;
+}
+
+static jpp_status_t* try_call(stepper_t* stepper, const jpp_interrupt_t* interrupt) {
+  jpp_call_t call = {
+      .args = stepper->args, .results = stepper->results, .interrupt = interrupt};
+  return jpp_runtime_call(stepper->model->runtime, &call);
+}
+
+static void drop(jpp_array_t** arrays, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    jpp_array_release(arrays[i]);
+    arrays[i] = NULL;
+  }
+}
+
+// The chain's new weights take the old ones' places; the other results are dropped.
+static void feed_back(stepper_t* stepper) {
+  uint32_t weights = num_args(stepper) - 1;
+  for (uint32_t w = 0; w < weights; ++w) {
+    jpp_array_release(stepper->args[w]);
+    stepper->args[w] = stepper->results[w];
+    stepper->results[w] = NULL;
+  }
+  drop(stepper->results, num_results(stepper));
+}
+
+static float read_number(jpp_array_t* array) {
+  float data[64] = {0};
+  jpp_array_layout_t layout = jpp_array_layout(array);
+  jpp_buffer_t* buffer = NULL;
+  size_t bytes = 0;
+  ASSERT_OK(jpp_array_await(array, NULL));
+  buffer = jpp_array_shards(array, layout.ranks[0])[0];
+  ASSERT_OK(jpp_client_buffer_size(layout.client, buffer, &bytes));
+  assert_true(bytes <= sizeof(data));
+  ASSERT_OK(jpp_array_read(array, layout.ranks[0], 0, data, bytes, NULL));
+  return data[0];
+}
+
+static void end_stepper(stepper_t* stepper) {
+  drop(stepper->args, num_args(stepper));
+  drop(stepper->results, num_results(stepper));
+  model_destroy(stepper->model);
+}
+
+// --- Steps in flight ------------------------------------------------------------------
+
+// The last loss of a training whose steps are called one after another, however many are
+// under way, on however many devices.
+static float train(const char* text, model_options_t options, uint32_t steps, bool wait) {
+  stepper_t stepper = make_stepper(text, options);
+  float loss = 0;
+  for (uint32_t i = 0; i < steps; ++i) {
+    ASSERT_OK(try_call(&stepper, NULL));
+    if (wait) ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
+    if (i + 1 == steps) loss = read_number(stepper.results[num_results(&stepper) - 1]);
+    feed_back(&stepper);
+  }
+  end_stepper(&stepper);
+  return loss;
+}
+
+static void test_steps_in_flight_train_alike(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  float expected = train(text, (model_options_t){.steps_in_flight = 1}, 20, true);
+  for (uint32_t in_flight = 1; in_flight <= 4; ++in_flight) {
+    for (uint32_t per_rank = 1; per_rank <= 2; ++per_rank) {
+      model_options_t options = {.steps_in_flight = in_flight,
+                                 .devices_per_rank = per_rank,
+                                 .device_threads = 2,
+                                 .issue_threads = in_flight,
+                                 .latency_us = 30};
+      assert_float_equal(train(text, options, 20, false), expected, 0);
+    }
+  }
+  free(text);
+}
+
+// Until every device is held up, calls return though nothing is done.
+static void test_a_call_does_not_wait(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 4);
+  stepper_t stepper = make_stepper(
+      text,
+      (model_options_t){.device_threads = 1, .latency_us = 20000, .steps_in_flight = 3});
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK(try_call(&stepper, NULL));
+    bool ready = true;
+    ASSERT_OK(jpp_array_is_ready(stepper.results[0], &ready));
+    assert_false(ready);
+    feed_back(&stepper);
+  }
+  ASSERT_OK(jpp_array_await(stepper.args[0], NULL));
+  bool ready = false;
+  ASSERT_OK(jpp_array_is_ready(stepper.args[0], &ready));
+  assert_true(ready);
+  end_stepper(&stepper);
+  free(text);
+}
+
+static bool always(void* user) {
+  ++*(int*)user;
+  return true;
+}
+
+static void test_waits_are_interrupted_and_steps_go_on(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 4);
+  stepper_t stepper = make_stepper(
+      text,
+      (model_options_t){.device_threads = 1, .latency_us = 30000, .steps_in_flight = 1});
+  int asked = 0;
+  jpp_interrupt_t interrupt = {.requested = always, .user = &asked};
+  ASSERT_OK(try_call(&stepper, NULL));
+  ASSERT_FAILS(jpp_array_await(stepper.results[0], &interrupt), JPP_CANCELLED, "wait");
+  ASSERT_FAILS(jpp_runtime_await(stepper.model->runtime, &interrupt), JPP_CANCELLED,
+               "wait");
+  jpp_array_t* first = stepper.results[0];
+  jpp_array_hold(first);
+  feed_back(&stepper);
+  ASSERT_FAILS(try_call(&stepper, &interrupt), JPP_CANCELLED, "turn");
+  assert_true(asked >= 3);
+  assert_false(jpp_array_is_deleted(first));  // nothing was claimed
+  ASSERT_OK(jpp_array_await(first, NULL));
+  jpp_array_release(first);
+  ASSERT_OK(try_call(&stepper, NULL));
+  end_stepper(&stepper);
+  free(text);
+}
+
+// --- Donation -------------------------------------------------------------------------
+
+static void test_donated_arguments_are_claimed(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 2);
+  stepper_t stepper = make_stepper(text, (model_options_t){.device_threads = 1});
+  jpp_array_t* second = stepper.args[1];
+  stepper.args[1] = stepper.args[0];
+  ASSERT_FAILS(try_call(&stepper, NULL), JPP_DONATED_ERROR,
+               "arguments w0 and w1 are the same array");
+  assert_false(jpp_array_is_deleted(stepper.args[0]));
+  stepper.args[1] = second;
+  ASSERT_OK(try_call(&stepper, NULL));
+  assert_true(jpp_array_is_deleted(stepper.args[0]));
+  ASSERT_FAILS(jpp_array_await(stepper.args[0], NULL), JPP_DONATED_ERROR, "donated");
+  drop(stepper.results, num_results(&stepper));
+  ASSERT_FAILS(try_call(&stepper, NULL), JPP_DONATED_ERROR,
+               "argument w0: expected an array, found one that was deleted or donated");
+  end_stepper(&stepper);
+  free(text);
+}
+
+// Results may be deleted or let go before they exist; what a donated copy stands for
+// goes.
+static void test_promises_may_be_dropped(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 2);
+  stepper_t stepper =
+      make_stepper(text, (model_options_t){.device_threads = 1, .latency_us = 1000});
+  jpp_array_t* origin = upload(stepper.model, 0, 1);
+  jpp_array_stand_for(stepper.args[0], origin);
+  jpp_array_stand_for(origin, stepper.args[0]);  // would close a circle
+  ASSERT_OK(try_call(&stepper, NULL));
+  assert_true(jpp_array_is_deleted(origin));
+  jpp_array_release(origin);
+  for (uint32_t o = 0; o < num_results(&stepper); ++o) {
+    if (o % 2) jpp_array_delete(stepper.results[o]);
+  }
+  drop(stepper.results, num_results(&stepper));
+  ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
+  end_stepper(&stepper);  // which sees that no buffer is left
+  free(text);
+}
+
+// --- Failures -------------------------------------------------------------------------
+
+static void inject(const stepper_t* stepper, bool async) {
+  jpp_fake_failure_t failure = {.at = 9, .async = async};
+  ASSERT_OK(jpp_fake_set_failure(stepper->model->client, failure));
+}
+
+// A step that depends on one that fails has the same failure, which is told once.
+static void fail_in_flight(bool async, bool look) {
+  char* text = model_chain(3, 3, 4);
+  stepper_t stepper = make_stepper(
+      text,
+      (model_options_t){.device_threads = 2, .latency_us = 3000, .steps_in_flight = 3});
+  ASSERT_OK(try_call(&stepper, NULL));
+  feed_back(&stepper);
+  ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
+  inject(&stepper, async);
+  ASSERT_OK(try_call(&stepper, NULL));
+  jpp_array_t* failed = stepper.results[0];
+  jpp_array_hold(failed);
+  feed_back(&stepper);
+  jpp_status_t* status = try_call(&stepper, NULL);  // it may have failed by now
+  if (look && !status) {
+    ASSERT_FAILS(jpp_array_await(stepper.results[0], NULL), JPP_EXECUTION_ERROR,
+                 "step 2: rank ");
+    ASSERT_FAILS(jpp_array_await(failed, NULL), JPP_DONATED_ERROR, "step that failed");
+    ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
+  } else if (!status) {
+    ASSERT_FAILS(jpp_runtime_await(stepper.model->runtime, NULL), JPP_EXECUTION_ERROR,
+                 "step 2: rank ");
+    ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
+  } else {
+    assert_int_equal(jpp_status_code(status), JPP_EXECUTION_ERROR);
+    assert_non_null(strstr(jpp_status_message(status), "step 2: rank "));
+    jpp_status_free(status);
+  }
+  ASSERT_OK(jpp_fake_set_failure(stepper.model->client, (jpp_fake_failure_t){0}));
+  jpp_array_release(failed);
+  // The runtime goes on, with other arguments.
+  drop(stepper.args, num_args(&stepper));
+  drop(stepper.results, num_results(&stepper));
+  for (uint32_t a = 0; a < num_args(&stepper); ++a) {
+    stepper.args[a] = upload(stepper.model, a, (float)a);
+  }
+  ASSERT_OK(try_call(&stepper, NULL));
+  ASSERT_OK(jpp_array_await(stepper.results[0], NULL));
+  end_stepper(&stepper);
+  free(text);
+}
+
+static void test_failures_are_told_once(void** state) {
+  (void)state;
+  for (int i = 0; i < 20; ++i) fail_in_flight(i % 2, i % 4 < 2);
+}
+
+// The next call tells of what nobody waited for, and has taken nothing then.
+static void test_the_next_call_tells(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 2);
+  stepper_t stepper = make_stepper(text, (model_options_t){.device_threads = 1});
+  inject(&stepper, false);
+  ASSERT_OK(try_call(&stepper, NULL));
+  bool ready = false;
+  while (!ready) ASSERT_OK(jpp_array_is_ready(stepper.results[0], &ready));
+  drop(stepper.results, num_results(&stepper));
+  for (uint32_t a = 0; a + 1 < num_args(&stepper); ++a) {
+    jpp_array_release(stepper.args[a]);
+    stepper.args[a] = upload(stepper.model, a, 1);
+  }
+  ASSERT_FAILS(try_call(&stepper, NULL), JPP_EXECUTION_ERROR, "step 1: rank ");
+  assert_false(jpp_array_is_deleted(stepper.args[0]));
+  ASSERT_OK(try_call(&stepper, NULL));
+  end_stepper(&stepper);
+  free(text);
+}
+
+static void test_all_steps_are_cancelled(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 4);
+  stepper_t stepper = make_stepper(
+      text,
+      (model_options_t){.device_threads = 1, .latency_us = 50000, .steps_in_flight = 3});
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK(try_call(&stepper, NULL));
+    feed_back(&stepper);
+  }
+  jpp_runtime_cancel(stepper.model->runtime);
+  ASSERT_FAILS(jpp_array_await(stepper.args[0], NULL), JPP_CANCELLED, "cancelled");
+  end_stepper(&stepper);
+  free(text);
+}
+
+// --- Threads --------------------------------------------------------------------------
+
+typedef struct caller {
+  stepper_t stepper;
+  float number;
+  pthread_t thread;
+} caller_t;
+
+static void* call_often(void* user) {
+  caller_t* caller = user;
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_OK(try_call(&caller->stepper, NULL));
+    feed_back(&caller->stepper);
+  }
+  caller->number = read_number(caller->stepper.args[0]);
+  return NULL;
+}
+
+static void test_threads_share_a_runtime(void** state) {
+  (void)state;
+  char* text = model_chain(2, 2, 3);
+  stepper_t first = make_stepper(text, (model_options_t){.device_threads = 2});
+  caller_t callers[3] = {0};
+  for (int i = 0; i < 3; ++i) {
+    callers[i].stepper.model = first.model;
+    for (uint32_t a = 0; a < num_args(&first); ++a) {
+      callers[i].stepper.args[a] = upload(first.model, a, (float)a);
+    }
+    assert_int_equal(pthread_create(&callers[i].thread, NULL, call_often, &callers[i]),
+                     0);
+  }
+  for (int i = 0; i < 3; ++i) {
+    pthread_join(callers[i].thread, NULL);
+    assert_float_equal(callers[i].number, callers[0].number, 0);
+    drop(callers[i].stepper.args, num_args(&first));
+  }
+  end_stepper(&first);
+  free(text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_steps_in_flight_train_alike),
+      cmocka_unit_test(test_a_call_does_not_wait),
+      cmocka_unit_test(test_waits_are_interrupted_and_steps_go_on),
+      cmocka_unit_test(test_donated_arguments_are_claimed),
+      cmocka_unit_test(test_promises_may_be_dropped),
+      cmocka_unit_test(test_failures_are_told_once),
+      cmocka_unit_test(test_the_next_call_tells),
+      cmocka_unit_test(test_all_steps_are_cancelled),
+      cmocka_unit_test(test_threads_share_a_runtime),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
