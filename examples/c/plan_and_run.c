@@ -45,6 +45,7 @@ static void report(const jpp_planned_t* planned) {
            planned->report->actors[r].peak_bytes);
   }
   jpp_simulate_options_t options = {
+      .struct_size = sizeof(options),
       .rank_cost = {.forward = 1, .backward = 1, .weight = 1}};
   jpp_simulation_t* simulation = NULL;
   check(jpp_schedule_simulate(planned->schedules[0], &options, &simulation));
@@ -165,8 +166,10 @@ static void run(const jpp_plan_t* plan, const char* plugin) {
   static const uint32_t kDevices[kMaxRanks] = {0, 1, 2, 3, 4, 5, 6, 7};
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = plan->ranks};
-  jpp_pjrt_options_t pjrt = {
-      .plugin_path = plugin, .options = &option, .option_count = 1};
+  jpp_pjrt_options_t pjrt = {.struct_size = sizeof(pjrt),
+                             .plugin_path = plugin,
+                             .options = &option,
+                             .option_count = 1};
   jpp_client_t* client = NULL;
   check(jpp_client_create_pjrt(&pjrt, &client));
   uint32_t tasks = plan->staged->num_tasks;
@@ -204,7 +207,7 @@ int main(int argc, char** argv) {
     check(jpp_status_make(JPP_UNSUPPORTED, "this example takes one loop and 8 ranks"));
   }
   jpp_loop_schedule_t loop = {.built_in = argv[2]};
-  jpp_plan_options_t options = {.loops = &loop};
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = &loop};
   jpp_planned_t* planned = NULL;
   check(jpp_plan_graph(graph, &options, &planned));
   report(planned);

@@ -55,6 +55,7 @@ typedef struct jpp_client_option {
 } jpp_client_option_t;
 
 typedef struct jpp_pjrt_options {
+  size_t struct_size;                  // sizeof(jpp_pjrt_options_t)
   const char* plugin_path;             // a shared library that exports GetPjrtApi
   const jpp_client_option_t* options;  // e.g. cpu_device_count (int64) for a CPU plugin
   uint32_t option_count;

@@ -37,6 +37,7 @@ typedef struct jpp_loop_schedule {
 } jpp_loop_schedule_t;
 
 typedef struct jpp_plan_options {
+  size_t struct_size;                // sizeof(jpp_plan_options_t)
   uint32_t ranks;                    // 0: as many as the graph says
   uint32_t stages;                   // of loops whose schedule is built; 0: the loop's
   const jpp_loop_schedule_t* loops;  // [graph->num_loops]; NULL: each loop's own name

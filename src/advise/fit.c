@@ -36,7 +36,7 @@ static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
   for (uint32_t s = 0; s < schedule->stages; ++s) {
     costs[s] = stage_cost(planned->staged, loop, s);
   }
-  jpp_simulate_options_t options = {.stage_costs = costs};
+  jpp_simulate_options_t options = {.struct_size = sizeof(options), .stage_costs = costs};
   jpp_status_t* status = jpp_schedule_simulate(schedule, &options, &simulation);
   jpp_free(costs);
   if (!status) *out_makespan = simulation->makespan;

@@ -88,7 +88,8 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
             jpp_py_to_u64s(memory_limits, "memory limits", graph->ranks, &limits) &&
             jpp_py_check(JPP_ALLOC_ARRAY(graph->num_loops, &loops));
   for (uint32_t l = 0; ok && l < graph->num_loops; ++l) loops[l].given = table[l];
-  jpp_plan_options_t options = {.loops = loops, .memory_limits = limits};
+  jpp_plan_options_t options = {
+      .struct_size = sizeof(options), .loops = loops, .memory_limits = limits};
   measuring_t measuring = {.measure = measure};
   ok = ok && make_plan(self, &options, &measuring);
   jpp_free(table);
@@ -238,7 +239,8 @@ static bool read_search(const jpp_advise_search_t* step, PyObject* list,
 
 static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* costs,
                                  double seconds) {
-  jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
+  jpp_search_options_t options = {
+      .struct_size = sizeof(options), .seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
   bool ok = read_search(step, costs, &options, &table);

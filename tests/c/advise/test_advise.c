@@ -16,7 +16,8 @@ static jpp_status_t* plan_within(const char* name, const char* schedule, uint64_
   for (uint32_t r = 0; r < graph->ranks; ++r) limits[r] = bytes;
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t l = 0; l < graph->num_loops; ++l) loops[l].built_in = schedule;
-  jpp_plan_options_t options = {.loops = loops, .memory_limits = limits};
+  jpp_plan_options_t options = {
+      .struct_size = sizeof(options), .loops = loops, .memory_limits = limits};
   jpp_planned_t* planned = NULL;
   jpp_status_t* status = jpp_plan_graph(graph, &options, &planned);
   status = jpp_advise_fit(graph, &options, status);
@@ -67,8 +68,12 @@ static jpp_status_t* search(const planned_t* like, uint64_t limit,
                               .schedules = like->schedules,
                               .like = like->plan,
                               .limits = limit ? limits : NULL};
-  jpp_search_options_t options = {
-      .stages = 4, .ranks = 2, .microbatches = 4, .costs = kCosts, .seconds = 0.05};
+  jpp_search_options_t options = {.struct_size = sizeof(options),
+                                  .stages = 4,
+                                  .ranks = 2,
+                                  .microbatches = 4,
+                                  .costs = kCosts,
+                                  .seconds = 0.05};
   return jpp_advise_search(&step, &options, out_result);
 }
 
@@ -115,7 +120,7 @@ static void test_every_allocation_may_fail(void** state) {
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
   free(text);
   uint64_t limits[] = {1, 1};
-  jpp_plan_options_t options = {.memory_limits = limits};
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .memory_limits = limits};
   int64_t n = 0;
   for (bool done = false; !done; n += 7) {
     jpp_planned_t* planned = NULL;

@@ -63,8 +63,10 @@ bool test_skip_without_plugin(void) {
 static jpp_client_t* create_pjrt(void) {
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = TEST_DEVICES};
-  jpp_pjrt_options_t options = {
-      .plugin_path = test_plugin_path(), .options = &option, .option_count = 1};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = test_plugin_path(),
+                                .options = &option,
+                                .option_count = 1};
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_pjrt(&options, &client));
   return client;
@@ -72,7 +74,8 @@ static jpp_client_t* create_pjrt(void) {
 
 jpp_client_t* test_client_create(const char* driver) {
   if (strcmp(driver, "pjrt") == 0) return create_pjrt();
-  jpp_fake_options_t options = {.device_count = TEST_DEVICES};
+  jpp_fake_options_t options = {.struct_size = sizeof(options),
+                                .device_count = TEST_DEVICES};
   if (strcmp(driver, "fake-threads") == 0) {
     options.threads = 3;
     options.latency_us = 200;

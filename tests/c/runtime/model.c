@@ -93,7 +93,8 @@ static void plan(model_t* model) {
   for (uint32_t i = 0; i < model->graph->num_loops; ++i) {
     loops[i].built_in = model->options.schedule;
   }
-  jpp_plan_options_t options = {.ranks = model->options.ranks, .loops = loops};
+  jpp_plan_options_t options = {
+      .struct_size = sizeof(options), .ranks = model->options.ranks, .loops = loops};
   ASSERT_OK(jpp_plan_graph(model->graph, &options, &model->planned));
   model->staged = model->planned->staged;
   model->plan = model->planned->plan;
@@ -134,14 +135,17 @@ void model_compile(model_t* model) {
 static void create_plugin_client(model_t* model, uint32_t devices) {
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = devices};
-  jpp_pjrt_options_t options = {
-      .plugin_path = model->options.plugin_path, .options = &option, .option_count = 1};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = model->options.plugin_path,
+                                .options = &option,
+                                .option_count = 1};
   ASSERT_OK(jpp_client_create_pjrt(&options, &model->client));
 }
 
 static void create_client(model_t* model) {
   uint32_t devices = model->options.ranks * model->options.devices_per_rank;
-  jpp_fake_options_t options = {.device_count = devices,
+  jpp_fake_options_t options = {.struct_size = sizeof(options),
+                                .device_count = devices,
                                 .threads = model->options.device_threads,
                                 .latency_us = model->options.latency_us};
   if (model->options.plugin_path) {
