@@ -95,9 +95,11 @@ JPP_API const jpp_client_info_t* jpp_client_info(const jpp_client_t* client);
 
 typedef struct jpp_compile_request {
   const char* code;
-  size_t code_size;     // bytes
-  const char* format;   // "mlir": StableHLO as text or bytecode; the fake takes "fake"
-  const void* options;  // a serialized CompileOptionsProto; the fake ignores it
+  size_t code_size;    // bytes
+  const char* format;  // "mlir": StableHLO as text or bytecode; the fake takes "fake"
+  // A serialized CompileOptionsProto; the fake ignores it. NULL: a program for one
+  // device, which is chosen when it is executed.
+  const void* options;
   size_t options_size;  // bytes
 } jpp_compile_request_t;
 

@@ -105,14 +105,8 @@ static void plan(model_t* model) {
 jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   bool fake = !model->options.plugin_path;
   char* code = fake ? model_fake_code(model, task) : model_mlir_code(model, task);
-  // executable_build_options (3) {num_replicas (4): 1, num_partitions (5): 1},
-  // compile_portable_executable (4): true
-  static const char kPortable[] = "\x1a\x04\x20\x01\x28\x01\x20\x01";
-  jpp_compile_request_t request = {.code = code,
-                                   .code_size = strlen(code),
-                                   .format = fake ? "fake" : "mlir",
-                                   .options = kPortable,
-                                   .options_size = sizeof(kPortable) - 1};
+  jpp_compile_request_t request = {
+      .code = code, .code_size = strlen(code), .format = fake ? "fake" : "mlir"};
   jpp_executable_t* executable = NULL;
   ASSERT_OK(jpp_client_compile(model->client, &request, &executable));
   free(code);
