@@ -149,23 +149,6 @@ static void test_bytes_are_those_that_were_measured(void** state) {
   jpp_graph_destroy(graph);
 }
 
-static void test_limits_hold_for_the_peaks(void** state) {
-  (void)state;
-  jpp_graph_t* graph = parse_file("mlp4");
-  jpp_planned_t* planned = NULL;
-  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
-  uint64_t limits[4];
-  for (uint32_t r = 0; r < 4; ++r) limits[r] = planned->report->actors[r].peak_bytes;
-  jpp_planned_destroy(planned);
-  jpp_plan_options_t options = {.struct_size = sizeof(options), .memory_limits = limits};
-  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
-  jpp_planned_destroy(planned);
-  --limits[3];
-  ASSERT_FAILS(jpp_plan_graph(graph, &options, &planned), JPP_OUT_OF_MEMORY,
-               "memory limit: rank 3");
-  jpp_graph_destroy(graph);
-}
-
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   jpp_graph_t* graph = parse_file("two_loops");
@@ -191,7 +174,6 @@ int main(void) {
       cmocka_unit_test(test_a_loop_takes_what_it_is_given),
       cmocka_unit_test(test_given_schedules_are_proved),
       cmocka_unit_test(test_bytes_are_those_that_were_measured),
-      cmocka_unit_test(test_limits_hold_for_the_peaks),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
