@@ -207,7 +207,7 @@ static jpp_status_t* run(jpp_bare_t* bare, const bare_call_t* call) {
 
 static jpp_status_t* issue(jpp_bare_t* bare, const bare_call_t* call) {
   jpp_client_t* client = bare->options.client;
-  switch (call->kind) {
+  switch ((jpp_instr_kind_t)call->kind) {
     case JPP_INSTR_RUN:
       return run(bare, call);
     case JPP_INSTR_SEND:
@@ -217,12 +217,15 @@ static jpp_status_t* issue(jpp_bare_t* bare, const bare_call_t* call) {
     case JPP_INSTR_RECV:
       bare->regs[call->registers[0]] = bare->messages[call->message];
       return NULL;
-    default:
+    case JPP_INSTR_DELETE:
       for (uint32_t k = 0; k < call->num_args; ++k) {
         jpp_client_buffer_destroy(client, bare->regs[call->registers[k]]);
       }
       return NULL;
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
+  return NULL;
 }
 
 static jpp_status_t* take_output(jpp_bare_t* bare, uint32_t rank,

@@ -1,7 +1,10 @@
 // Writes each op of a task as a line of StableHLO; %vN is the plan's value N.
+#define _POSIX_C_SOURCE 200809L
 #include "stablehlo.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void write_type(FILE* out, const jpp_type_t* type) {
@@ -33,7 +36,7 @@ static void write_op(FILE* out, const jpp_staged_t* staged, const jpp_op_t* op) 
   fprintf(out, "\n");
 }
 
-void write_task(FILE* out, const jpp_plan_t* plan, uint32_t id) {
+static void write_task(FILE* out, const jpp_plan_t* plan, uint32_t id) {
   const jpp_staged_t* staged = plan->staged;
   const jpp_task_t* task = &staged->tasks[id];
   fprintf(out, "module { func.func public @main(");
@@ -62,4 +65,15 @@ void write_task(FILE* out, const jpp_plan_t* plan, uint32_t id) {
     write_type(out, &staged->values[task->outputs[i]].type);
   }
   fprintf(out, "\n} }\n");
+}
+
+char* task_code(const jpp_plan_t* plan, uint32_t task) {
+  char* code = NULL;
+  size_t size = 0;
+  FILE* out = open_memstream(&code, &size);
+  if (!out) return NULL;
+  write_task(out, plan, task);
+  if (!fclose(out)) return code;
+  free(code);
+  return NULL;
 }

@@ -4,10 +4,9 @@
 #define EXAMPLES_C_STABLEHLO_H_
 
 #include <jaxpp/jaxpp.h>
-#include <stdio.h>
 
 // A module with a function from the task's inputs to its outputs. An input that the plan
-// donates lends its memory to an output.
-void write_task(FILE* out, const jpp_plan_t* plan, uint32_t task);
+// donates lends its memory to an output. Free the text with free(); NULL: no memory.
+char* task_code(const jpp_plan_t* plan, uint32_t task);
 
 #endif  // EXAMPLES_C_STABLEHLO_H_

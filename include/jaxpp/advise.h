@@ -10,15 +10,14 @@
 
 #include "jaxpp/plan.h"
 
-// Takes what jpp_plan_graph() returned for these arguments. If a rank's peak is over its
-// limit the result says besides: of the built-in schedules that serve these stages, ranks
-// and microbatches, the one with the shortest simulated loops whose own plan fits, or
-// else the smallest limit that one fits. Other statuses and NULL come back as they are.
-// Where a value's bytes on a device are not known, because it stays inside a task of the
-// plan, the whole value counts. Takes and returns ownership of the status.
-JPP_API jpp_status_t* jpp_advise_fit(const jpp_graph_t* graph,
-                                     const jpp_plan_options_t* options,
-                                     jpp_status_t* status) JPP_MUST_USE;
+// Holds a plan with all its parts against `limits`, [ranks] bytes on each device.
+// JPP_OUT_OF_MEMORY if a rank's peak is over its limit, as jpp_check_memory_limit() says
+// it, and besides: of the built-in schedules that serve these stages, ranks and
+// microbatches, the one with the shortest simulated loops whose own plan fits, or else
+// the smallest limit that one fits. Where a value's bytes on a device are not known,
+// because it stays inside a task of the plan, the whole value counts.
+JPP_API jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned,
+                                     const uint64_t* limits) JPP_MUST_USE;
 
 // A search for the schedule of one loop of a step.
 typedef struct jpp_advise_search {

@@ -55,6 +55,7 @@ typedef struct jpp_client_option {
 } jpp_client_option_t;
 
 typedef struct jpp_pjrt_options {
+  size_t struct_size;                  // sizeof(jpp_pjrt_options_t)
   const char* plugin_path;             // a shared library that exports GetPjrtApi
   const jpp_client_option_t* options;  // e.g. cpu_device_count (int64) for a CPU plugin
   uint32_t option_count;
@@ -94,9 +95,11 @@ JPP_API const jpp_client_info_t* jpp_client_info(const jpp_client_t* client);
 
 typedef struct jpp_compile_request {
   const char* code;
-  size_t code_size;     // bytes
-  const char* format;   // "mlir": StableHLO as text or bytecode; the fake takes "fake"
-  const void* options;  // a serialized CompileOptionsProto; the fake ignores it
+  size_t code_size;    // bytes
+  const char* format;  // "mlir": StableHLO as text or bytecode; the fake takes "fake"
+  // A serialized CompileOptionsProto; the fake ignores it. NULL: a program for one
+  // device, which is chosen when it is executed.
+  const void* options;
   size_t options_size;  // bytes
 } jpp_compile_request_t;
 

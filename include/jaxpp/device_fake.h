@@ -31,6 +31,7 @@ typedef struct jpp_fake_failure {
 } jpp_fake_failure_t;
 
 typedef struct jpp_fake_options {
+  size_t struct_size;     // sizeof(jpp_fake_options_t)
   uint32_t device_count;  // 1 to JPP_FAKE_MAX_DEVICES
   uint32_t threads;       // workers that do the work; 0: done when the call returns
   uint32_t latency_us;    // microseconds that an execution takes

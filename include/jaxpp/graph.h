@@ -28,7 +28,8 @@ typedef struct jpp_type {
   uint32_t ndim;
   const int64_t* dims;  // [ndim]
   // How many equal pieces a rank's devices cut the array into, each device holding one;
-  // 0 and 1: every device holds all of it.
+  // 0 and 1: every device holds all of it. Divides the elements: JAX takes and gives
+  // arrays in equal pieces only.
   uint32_t shards;
 } jpp_type_t;
 
@@ -214,7 +215,8 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,
                                       char** out_text) JPP_MUST_USE;
 // The same with the shards that follow from `device_bytes`, [graph->num_values] bytes of
-// each value on one device; 0 where that is not known.
+// each value on one device; 0 where that is not known. Equal pieces only: of types of
+// less than a byte an element the bytes may not tell.
 JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
                                               const uint64_t* device_bytes,
                                               char** out_text) JPP_MUST_USE;

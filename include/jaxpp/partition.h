@@ -115,6 +115,7 @@ typedef struct jpp_staged {
 } jpp_staged_t;
 
 typedef struct jpp_partition_options {
+  size_t struct_size;  // sizeof(jpp_partition_options_t)
   uint32_t ranks;
   const jpp_loop_placement_t* loops;  // [graph->num_loops]
   uint64_t small_bytes;               // what "small" means in rule 4; 0: 4096

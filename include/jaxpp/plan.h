@@ -37,12 +37,12 @@ typedef struct jpp_loop_schedule {
 } jpp_loop_schedule_t;
 
 typedef struct jpp_plan_options {
+  size_t struct_size;                // sizeof(jpp_plan_options_t)
   uint32_t ranks;                    // 0: as many as the graph says
   uint32_t stages;                   // of loops whose schedule is built; 0: the loop's
   const jpp_loop_schedule_t* loops;  // [graph->num_loops]; NULL: each loop's own name
   bool fuse_steady_state;            // as in jpp_schedule_params_t
   uint32_t channel_slots;            // minimum for each channel; 0: 2
-  const uint64_t* memory_limits;     // [ranks] bytes on each device; NULL: none
   // Called once the partition is known: out_bytes holds the bytes of every value on one
   // device by the types' shards, [staged->num_values], which it may correct. NULL: they
   // are right. From the caller's thread; its error ends the planning.
@@ -62,15 +62,14 @@ typedef struct jpp_planned {
   const jpp_check_report_t* report;
 } jpp_planned_t;
 
-// Plans a step: schedules are built and proved, the graph is partitioned by them, the
-// programs are made and proved, and their peaks are held against the limits. The graph
-// must outlive the result, which owns the rest; free it with jpp_planned_destroy().
+// Plans a step: schedules are built and proved, the graph is partitioned by them, and the
+// programs are made and proved. The graph must outlive the result, which owns the rest;
+// free it with jpp_planned_destroy(). jpp_advise_fit() holds it against memory limits.
 //
 // JPP_INVALID_ARGUMENT: neither options nor graph say the ranks, or a loop's stages or
 // schedule; otherwise the errors of jpp_schedule_build(), jpp_schedule_verify(),
-// jpp_partition() and jpp_program_build(). JPP_OUT_OF_MEMORY: a rank's peak is over its
-// limit; jpp_advise_fit() says what would do. JPP_PROGRAM_ERROR is a defect of the
-// planner: its plan failed its proof.
+// jpp_partition() and jpp_program_build(). JPP_PROGRAM_ERROR is a defect of the planner:
+// its plan failed its proof.
 JPP_API jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph,
                                      const jpp_plan_options_t* options,
                                      jpp_planned_t** out_planned) JPP_MUST_USE;

@@ -103,6 +103,7 @@ typedef struct jpp_plan {
 } jpp_plan_t;
 
 typedef struct jpp_program_options {
+  size_t struct_size;                      // sizeof(jpp_program_options_t)
   const jpp_schedule_t* const* schedules;  // [graph->num_loops], verified
   // [staged->num_values] bytes of each value on one device; NULL: by the types' shards.
   const uint64_t* value_bytes;

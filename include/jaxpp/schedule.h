@@ -173,6 +173,7 @@ typedef struct jpp_schedule_timeline {
 } jpp_schedule_timeline_t;
 
 typedef struct jpp_schedule_timeline_options {
+  size_t struct_size;  // sizeof(jpp_schedule_timeline_options_t)
   // A FusedTask runs as one program: it starts when all that its tasks need from
   // elsewhere is there, and its tasks share its start and end. Otherwise they run one by
   // one.

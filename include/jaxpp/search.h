@@ -20,6 +20,7 @@ typedef struct jpp_search_progress {
 } jpp_search_progress_t;
 
 typedef struct jpp_search_options {
+  size_t struct_size;  // sizeof(jpp_search_options_t)
   uint32_t stages, ranks, microbatches;
   const jpp_cost_t* costs;    // [stages]
   double latency;             // from a task's end to a use on another rank

@@ -21,6 +21,7 @@
 #include "jaxpp/schedule.h"
 
 typedef struct jpp_simulate_options {
+  size_t struct_size;             // sizeof(jpp_simulate_options_t)
   const jpp_cost_t* stage_costs;  // [stages]; NULL: rank_cost shared by a rank's stages
   jpp_cost_t rank_cost;           // of all stages of a rank together
   double latency;

@@ -74,4 +74,15 @@ JPP_API void jpp_text_free(char* text);
     if (jpp_status_local_) return jpp_status_annotate(jpp_status_local_, __VA_ARGS__); \
   } while (0)
 
+// --- Options ---
+//
+// The first field of each struct of options, jpp_plan_options_t and the like, is its
+// size, by which a library can tell a caller that was compiled against another version:
+//
+//   jpp_plan_options_t options = {.struct_size = sizeof(options), .ranks = 2};
+//
+// Fields that the caller's version does not have yet are taken for 0, which in each field
+// is what holds by default. Fields that the library does not have yet must be 0.
+// JPP_INVALID_ARGUMENT when they are not, and for a size that is not set.
+
 #endif  // JAXPP_STATUS_H_

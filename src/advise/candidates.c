@@ -41,7 +41,8 @@ jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
   *out_planned = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &sources));
   for (uint32_t l = 0; l < loops; ++l) sources[l].given = schedules[l];
-  jpp_plan_options_t options = {.ranks = candidates->ranks,
+  jpp_plan_options_t options = {.struct_size = sizeof(options),
+                                .ranks = candidates->ranks,
                                 .loops = sources,
                                 .measure = measure_values,
                                 .context = (void*)candidates,

@@ -1,8 +1,6 @@
 // Finds a built-in schedule that fits a memory limit: plans the step under each that
 // accepts its loops' sizes and returns, of those within the limits, the one whose
 // simulation is shortest.
-#include <string.h>
-
 #include "advise/candidates.h"
 #include "base/log.h"
 #include "base/str.h"
@@ -36,7 +34,7 @@ static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
   for (uint32_t s = 0; s < schedule->stages; ++s) {
     costs[s] = stage_cost(planned->staged, loop, s);
   }
-  jpp_simulate_options_t options = {.stage_costs = costs};
+  jpp_simulate_options_t options = {.struct_size = sizeof(options), .stage_costs = costs};
   jpp_status_t* status = jpp_schedule_simulate(schedule, &options, &simulation);
   jpp_free(costs);
   if (!status) *out_makespan = simulation->makespan;
@@ -169,34 +167,14 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned, const uint64_t*
   return status;
 }
 
-// The status with advice appended, or the error that kept the advice from being found.
-static jpp_status_t* add_advice(const jpp_planned_t* planned, const uint64_t* limits,
-                                jpp_status_t* status) {
+jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned, const uint64_t* limits) {
   jpp_str_t str = {0};
-  jpp_str_append(&str, jpp_status_message(status));
-  jpp_status_t* failed = append_advice(planned, limits, &str);
+  jpp_status_t* status = NULL;
+  if (!jpp_check_append_excess(planned->report, limits, &str)) return NULL;
+  if (planned->graph->num_loops) status = append_advice(planned, limits, &str);
   char* text = NULL;
-  failed = jpp_str_finish_unless(failed, &str, &text);
-  if (!failed) failed = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
+  JPP_RETURN_IF_ERROR(jpp_str_finish_unless(status, &str, &text));
+  status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
   jpp_free(text);
-  jpp_status_free(status);
-  return failed;
-}
-
-jpp_status_t* jpp_advise_fit(const jpp_graph_t* graph, const jpp_plan_options_t* options,
-                             jpp_status_t* status) {
-  bool memory = status && jpp_status_code(status) == JPP_OUT_OF_MEMORY;
-  if (!memory || !options || !options->memory_limits || !graph->num_loops) return status;
-  jpp_plan_options_t unlimited = *options;
-  unlimited.memory_limits = NULL;
-  unlimited.last = JPP_PART_CHECK;
-  jpp_planned_t* planned = NULL;
-  jpp_status_t* again = jpp_plan_graph(graph, &unlimited, &planned);
-  if (!again) again = jpp_check_memory_limit(planned->report, options->memory_limits);
-  // Otherwise the host ran out of memory, and no rank exceeded its limit.
-  bool by_limits = !strcmp(jpp_status_message(again), jpp_status_message(status));
-  if (by_limits) status = add_advice(planned, options->memory_limits, status);
-  jpp_status_free(again);
-  jpp_planned_destroy(planned);
   return status;
 }

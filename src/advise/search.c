@@ -2,12 +2,13 @@
 // planned under it fits.
 #include "advise/candidates.h"
 #include "base/alloc.h"
+#include "base/struct_size.h"
 
 typedef struct acceptor {
   jpp_candidates_t candidates;
   const jpp_schedule_t** schedules;  // [loops]
   uint32_t loop;
-  const jpp_search_options_t* options;  // the caller's
+  const jpp_search_options_t* options;  // the caller's, complete
 } acceptor_t;
 
 static jpp_status_t* accept_if_fits(void* context, const jpp_schedule_t* schedule,
@@ -53,15 +54,14 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
       (unsigned long long)least, (unsigned long long)candidates->smallest);
 }
 
-static jpp_status_t* search_under_limits(const jpp_advise_search_t* step,
-                                         const jpp_search_options_t* options,
-                                         acceptor_t* a, jpp_search_result_t* out_result) {
+static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, acceptor_t* a,
+                                         jpp_search_result_t* out_result) {
   uint32_t loops = step->graph->num_loops;
   JPP_RETURN_IF_ERROR(
       jpp_candidates_init(&a->candidates, step->graph, step->like, step->limits));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
   for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
-  jpp_search_options_t under_limits = *options;
+  jpp_search_options_t under_limits = *a->options;
   under_limits.accept = step->limits ? accept_if_fits : NULL;
   under_limits.progress = forward_progress;
   under_limits.poll = forward_poll;
@@ -72,9 +72,11 @@ static jpp_status_t* search_under_limits(const jpp_advise_search_t* step,
 jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
                                 const jpp_search_options_t* options,
                                 jpp_search_result_t* out_result) {
-  acceptor_t a = {.loop = step->loop, .options = options};
   *out_result = (jpp_search_result_t){0};
-  jpp_status_t* status = search_under_limits(step, options, &a, out_result);
+  jpp_search_options_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &full));
+  acceptor_t a = {.loop = step->loop, .options = &full};
+  jpp_status_t* status = search_under_limits(step, &a, out_result);
   if (status) status = explain_refusal(&a, status);
   jpp_candidates_deinit(&a.candidates);
   jpp_free(a.schedules);

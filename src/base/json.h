@@ -1,4 +1,6 @@
-// Small helpers over jansson, with which all JSON is read and written.
+// Small helpers over jansson, which reads all JSON and writes plans. Schedules, results
+// of simulations and traces, rows of numbers in a fixed form (%.12g, %.3f), are written
+// as text where they are made: jansson has no such forms.
 #ifndef JPP_BASE_JSON_H_
 #define JPP_BASE_JSON_H_
 

@@ -114,6 +114,10 @@ bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value);
 uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* limits,
                               uint32_t* out_count);
 
+// What jpp_check_memory_limit() says. False, and nothing, when no rank is over its limit.
+bool jpp_check_append_excess(const jpp_check_report_t* report, const uint64_t* limits,
+                             jpp_str_t* str);
+
 // "weights 256, activations 64"; nothing for kinds without bytes.
 void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
 

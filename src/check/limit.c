@@ -38,17 +38,23 @@ static void append_rank(const jpp_check_report_t* report, uint32_t rank, uint64_
   jpp_check_append_kinds(actor->bytes_at_peak, str);
 }
 
-jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
-                                     const uint64_t* limits) {
+bool jpp_check_append_excess(const jpp_check_report_t* report, const uint64_t* limits,
+                             jpp_str_t* str) {
   uint32_t count = 0;
   uint32_t worst = jpp_check_worst_rank(report, limits, &count);
-  if (worst == JPP_NONE) return NULL;
-  jpp_str_t str = {0};
-  append_rank(report, worst, limits[worst], &str);
+  if (worst == JPP_NONE) return false;
+  append_rank(report, worst, limits[worst], str);
   if (count > 1) {
-    jpp_str_appendf(&str, "\n%u other rank%s over as well", count - 1,
+    jpp_str_appendf(str, "\n%u other rank%s over as well", count - 1,
                     count == 2 ? " is" : "s are");
   }
+  return true;
+}
+
+jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
+                                     const uint64_t* limits) {
+  jpp_str_t str = {0};
+  if (!jpp_check_append_excess(report, limits, &str)) return NULL;
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
   jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);

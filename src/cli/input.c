@@ -130,7 +130,8 @@ void jpp_cli_note_halves(const char* file) {
 jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,
                                  jpp_simulation_t** out_simulation) {
-  jpp_simulate_options_t simulate = {.rank_cost = {1, 1, 1},
+  jpp_simulate_options_t simulate = {.struct_size = sizeof(simulate),
+                                     .rank_cost = {1, 1, 1},
                                      .latency = options->latency,
                                      .transfer = options->transfer,
                                      .no_overlap = options->no_overlap,

@@ -74,21 +74,17 @@ static jpp_status_t* print(const jpp_cli_options_t* options, jpp_plan_part_t par
 typedef struct tables {
   jpp_schedule_t* schedule;    // of --schedule FILE
   jpp_loop_schedule_t* loops;  // [loops]; NULL without --schedule
-  uint64_t* limits;            // [ranks]; NULL without --memory-limit
 } tables_t;
 
 static void tables_deinit(tables_t* tables) {
   jpp_schedule_destroy(tables->schedule);
   jpp_free(tables->loops);
-  jpp_free(tables->limits);
 }
 
-// The same schedule for every loop, and the same limit for every rank. On failure what
-// was made stays in `tables`.
+// The same schedule for every loop. On failure what was made stays in `tables`.
 static jpp_status_t* tables_init(const jpp_cli_options_t* options,
                                  const jpp_graph_t* graph, tables_t* tables) {
   const char* name = options->schedule;
-  uint32_t ranks = options->ranks ? options->ranks : graph->ranks;
   *tables = (tables_t){0};
   if (name) JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_loops, &tables->loops));
   if (name && jpp_cli_names_file(name)) {
@@ -97,24 +93,33 @@ static jpp_status_t* tables_init(const jpp_cli_options_t* options,
   for (uint32_t l = 0; name && l < graph->num_loops; ++l) {
     tables->loops[l] = (jpp_loop_schedule_t){.given = tables->schedule, .built_in = name};
   }
-  if (!options->memory_limit) return NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks, &tables->limits));
-  for (uint32_t r = 0; r < ranks; ++r) tables->limits[r] = options->memory_limit;
   return NULL;
+}
+
+// The same limit for every rank.
+static jpp_status_t* check_limit(const jpp_cli_options_t* options,
+                                 const jpp_planned_t* planned) {
+  uint64_t* limits = NULL;
+  if (!options->memory_limit) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &limits));
+  for (uint32_t r = 0; r < planned->ranks; ++r) limits[r] = options->memory_limit;
+  jpp_status_t* status = jpp_advise_fit(planned, limits);
+  jpp_free(limits);
+  return status;
 }
 
 static jpp_status_t* plan(const jpp_cli_options_t* options, const tables_t* tables,
                           jpp_plan_part_t last, const jpp_graph_t* graph,
                           jpp_planned_t** out_planned) {
-  jpp_plan_options_t planning = {.ranks = options->ranks,
+  jpp_plan_options_t planning = {.struct_size = sizeof(planning),
+                                 .ranks = options->ranks,
                                  .stages = options->stages,
                                  .loops = tables->loops,
                                  .fuse_steady_state = options->fuse,
                                  .channel_slots = options->slots,
-                                 .memory_limits = tables->limits,
-                                 .last = tables->limits ? JPP_PART_CHECK : last};
-  jpp_status_t* status = jpp_plan_graph(graph, &planning, out_planned);
-  return jpp_advise_fit(graph, &planning, status);
+                                 .last = options->memory_limit ? JPP_PART_CHECK : last};
+  JPP_RETURN_IF_ERROR(jpp_plan_graph(graph, &planning, out_planned));
+  return check_limit(options, *out_planned);
 }
 
 static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,

@@ -84,7 +84,8 @@ jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_
   JPP_RETURN_IF_ERROR(
       jpp_cli_read_costs(options->costs, options->stages, &costs, &halved));
   if (halved) jpp_cli_note_halves(options->costs);
-  jpp_search_options_t search = {.stages = options->stages,
+  jpp_search_options_t search = {.struct_size = sizeof(search),
+                                 .stages = options->stages,
                                  .ranks = options->ranks,
                                  .microbatches = options->microbatches,
                                  .costs = costs,

@@ -112,6 +112,12 @@ static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
                            "value %%%u: expected fewer than 2^31 shards, found %u", value,
                            type->shards);
   }
+  if (!jpp_type_divides(type, type->shards)) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "value %%%u: expected a number of shards that divides its "
+                           "elements, found %u",
+                           value, type->shards);
+  }
   if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
   return jpp_status_make(JPP_GRAPH_ERROR,
                          "value %%%u (%s of %u dimensions) has more than 2^63 bytes",

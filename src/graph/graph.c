@@ -18,6 +18,22 @@ bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
          (a->ndim == 0 || memcmp(a->dims, b->dims, a->ndim * sizeof(*a->dims)) == 0);
 }
 
+// Each dimension takes its common divisor with what is left of the shards. The number of
+// elements itself may be too large for an integer.
+bool jpp_type_divides(const jpp_type_t* type, uint64_t shards) {
+  uint64_t left = shards;
+  for (uint32_t i = 0; i < type->ndim && left > 1; ++i) {
+    uint64_t a = left, b = (uint64_t)type->dims[i];
+    while (b) {
+      uint64_t rest = a % b;
+      a = b;
+      b = rest;
+    }
+    left /= a;
+  }
+  return left <= 1;
+}
+
 uint64_t jpp_value_device_bytes(const jpp_value_t* value) {
   return value->bytes / (value->type.shards ? value->type.shards : 1);
 }

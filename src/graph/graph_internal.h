@@ -8,6 +8,9 @@
 // The largest dimension: the text form reads numbers as doubles.
 #define JPP_MOST_DIM ((int64_t)1 << 53)
 
+// Whether the type's dimensions can be cut into that many equal pieces.
+bool jpp_type_divides(const jpp_type_t* type, uint64_t shards);
+
 typedef struct jpp_graph_storage {
   jpp_graph_t graph;
   jpp_arena_t arena;

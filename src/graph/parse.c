@@ -121,7 +121,11 @@ static jpp_status_t* parse_type(parser_t* p, jpp_type_t* out_type) {
   JPP_RETURN_IF_ERROR(check_size(p, &token, out_type));
   if (!at_punct(p, "/")) return NULL;
   JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
-  return parse_u32(p, "a number of shards", &out_type->shards);
+  token = p->lexer.token;
+  JPP_RETURN_IF_ERROR(parse_u32(p, "a number of shards", &out_type->shards));
+  if (jpp_type_divides(out_type, out_type->shards)) return NULL;
+  return jpp_lexer_error(&p->lexer, &token,
+                         "number of shards does not divide the type's elements");
 }
 
 static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {

@@ -156,9 +156,10 @@ jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &values));
   for (uint32_t v = 0; v < graph->num_values; ++v) {
     values[v] = graph->values[v];
-    if (device_bytes[v]) {
-      values[v].type.shards = (uint32_t)(values[v].bytes / device_bytes[v]);
-    }
+    if (!device_bytes[v]) continue;
+    uint64_t shards = values[v].bytes / device_bytes[v];
+    if (jpp_type_divides(&values[v].type, shards))
+      values[v].type.shards = (uint32_t)shards;
   }
   jpp_graph_t sharded = *graph;
   sharded.values = values;

@@ -1,5 +1,6 @@
 // Runs the partitioner's passes in order and hands their tables over as an immutable
 // staged graph.
+#include "base/struct_size.h"
 #include "partition/partitioner.h"
 
 bool jpp_rank_set_has(jpp_rank_set_t set, uint32_t rank) {
@@ -142,13 +143,16 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
                             const jpp_partition_options_t* options,
                             jpp_staged_t** out_staged) {
   *out_staged = NULL;
-  if (options->ranks == 0) {
+  jpp_partition_options_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_partition_options_t, small_bytes, options, &full));
+  if (full.ranks == 0) {
     return jpp_status_make(JPP_MESH_ERROR, "0 pipeline ranks; expected at least 1");
   }
   jpp_staged_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_partitioner_t partitioner = {
-      .graph = graph, .options = options, .arena = &storage->arena};
+      .graph = graph, .options = &full, .arena = &storage->arena};
   jpp_status_t* status = run_passes(&partitioner, &storage->staged);
   jpp_vec_deinit(&partitioner.values);
   jpp_vec_deinit(&partitioner.origins);

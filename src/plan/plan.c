@@ -3,6 +3,7 @@
 #include "jaxpp/plan.h"
 
 #include "base/alloc.h"
+#include "base/struct_size.h"
 
 typedef struct planned_storage {
   jpp_planned_t planned;  // first: what the caller holds
@@ -28,8 +29,9 @@ const char* jpp_plan_part_name(jpp_plan_part_t part) {
 static jpp_status_t* search_schedule(const jpp_search_options_t* options,
                                      const jpp_schedule_params_t* params,
                                      jpp_schedule_t** out_schedule) {
-  jpp_search_options_t search = *options;
+  jpp_search_options_t search;
   jpp_search_result_t result = {0};
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &search));
   search.stages = params->stages;
   search.ranks = params->ranks;
   search.microbatches = params->microbatches;
@@ -82,7 +84,8 @@ static jpp_status_t* partition_graph(planned_storage_t* storage) {
   for (uint32_t l = 0; l < loops; ++l) {
     placements[l] = jpp_schedule_placement(planned->schedules[l]);
   }
-  jpp_partition_options_t options = {.ranks = planned->ranks, .loops = placements};
+  jpp_partition_options_t options = {
+      .struct_size = sizeof(options), .ranks = planned->ranks, .loops = placements};
   jpp_status_t* status = jpp_partition(planned->graph, &options, &storage->staged);
   jpp_free(placements);
   return status;
@@ -91,7 +94,8 @@ static jpp_status_t* partition_graph(planned_storage_t* storage) {
 static jpp_status_t* build_program(const jpp_plan_options_t* options,
                                    planned_storage_t* storage) {
   const jpp_staged_t* staged = storage->staged;
-  jpp_program_options_t program = {.schedules = storage->planned.schedules,
+  jpp_program_options_t program = {.struct_size = sizeof(program),
+                                   .schedules = storage->planned.schedules,
                                    .channel_slots = options->channel_slots};
   uint64_t* bytes = NULL;
   jpp_status_t* status = NULL;
@@ -129,18 +133,20 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
   if (last < JPP_PART_CHECK) return NULL;
   JPP_RETURN_IF_ERROR(jpp_check_plan(storage->plan, &storage->report));
   planned->report = storage->report;
-  if (!options->memory_limits) return NULL;
-  return jpp_check_memory_limit(storage->report, options->memory_limits);
+  return NULL;
 }
 
 jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph, const jpp_plan_options_t* options,
                              jpp_planned_t** out_planned) {
-  static const jpp_plan_options_t kDefaults = {0};
+  jpp_plan_options_t full = {.struct_size = sizeof(full)};
   *out_planned = NULL;
+  if (options) {
+    JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_plan_options_t, last, options, &full));
+  }
   planned_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   storage->planned.graph = graph;
-  jpp_status_t* status = make_parts(options ? options : &kDefaults, storage);
+  jpp_status_t* status = make_parts(&full, storage);
   if (status) {
     jpp_planned_destroy(&storage->planned);
     return status;

@@ -1,4 +1,5 @@
 // Builds every actor's instruction list by the passes that builder.h lists.
+#include "base/struct_size.h"
 #include "program/builder.h"
 
 const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {
@@ -62,17 +63,20 @@ jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                 const jpp_program_options_t* options,
                                 jpp_plan_t** out_plan) {
   *out_plan = NULL;
+  jpp_program_options_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_program_options_t, channel_slots, options, &full));
   jpp_plan_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_program_builder_t builder = {
-      .staged = staged, .options = options, .arena = &storage->arena};
+      .staged = staged, .options = &full, .arena = &storage->arena};
   jpp_status_t* status = build_programs(&builder, &storage->plan);
   builder_deinit(&builder);
   if (status) {
     jpp_plan_destroy(&storage->plan);
     return status;
   }
-  jpp_program_log(&storage->plan, options);
+  jpp_program_log(&storage->plan, &full);
   *out_plan = &storage->plan;
   return NULL;
 }

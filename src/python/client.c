@@ -26,7 +26,7 @@ static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
 
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
-  jpp_pjrt_options_t options = {0};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options)};
   PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;
   if (!PyArg_ParseTuple(args, "O&O!:Client", PyUnicode_FSConverter, &path, &PyDict_Type,

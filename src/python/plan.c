@@ -1,5 +1,7 @@
 // jaxpp._core.Plan: a graph taken to a proved plan by jpp_plan_graph(), and searches for
 // a schedule that plan a step anew.
+#include <string.h>
+
 #include "base/vec.h"
 #include "jaxpp/advise.h"
 #include "python/core.h"
@@ -10,35 +12,28 @@
 typedef struct measuring {
   PyObject* measure;  // (Staged) -> bytes of every value, or None
   PyObject* staged;   // the Staged that it was asked with
-  uint64_t* bytes;    // what it said; NULL: None
   bool raised;
 } measuring_t;
 
-static bool ask(measuring_t* m, const jpp_staged_t* staged) {
+static bool ask(measuring_t* m, const jpp_staged_t* staged, uint64_t* out_bytes) {
   m->staged = jpp_py_staged_new(staged);
   if (!m->staged) return false;
+  uint64_t* bytes = NULL;  // stays NULL for None
   PyObject* found = PyObject_CallFunctionObjArgs(m->measure, m->staged, NULL);
-  bool ok =
-      found && jpp_py_to_u64s(found, "bytes of values", staged->num_values, &m->bytes);
+  bool ok = found && jpp_py_to_u64s(found, "bytes of values", staged->num_values, &bytes);
+  if (bytes) memcpy(out_bytes, bytes, staged->num_values * sizeof(*bytes));
+  jpp_free(bytes);
   Py_XDECREF(found);
   return ok;
 }
 
-// The first planning asks; advice plans again, and gets the same answer for the same
-// schedules.
 static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
                                     uint64_t* out_bytes) {
   measuring_t* m = context;
-  if (!m->staged) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    m->raised = !ask(m, staged);
-    PyGILState_Release(gil);
-  }
-  if (m->raised) return jpp_status_make(JPP_CANCELLED, "an exception in Python");
-  for (uint32_t v = 0; m->bytes && v < staged->num_values; ++v) {
-    out_bytes[v] = m->bytes[v];
-  }
-  return NULL;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  m->raised = !ask(m, staged, out_bytes);
+  PyGILState_Release(gil);
+  return m->raised ? jpp_status_make(JPP_CANCELLED, "an exception in Python") : NULL;
 }
 
 // The Staged that Python has seen lives as long as somebody holds it.
@@ -53,8 +48,9 @@ static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
   Py_DECREF(m->staged);
 }
 
+// `limits` [ranks]; NULL: none.
 static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
-                      measuring_t* measuring) {
+                      const uint64_t* limits, measuring_t* measuring) {
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   options->ranks = graph->ranks;
   if (measuring->measure != Py_None) {
@@ -64,10 +60,13 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
   jpp_status_t* status = NULL;
   Py_BEGIN_ALLOW_THREADS
     status = jpp_plan_graph(graph, options, &self->planned);
-    if (!measuring->raised) status = jpp_advise_fit(graph, options, status);
+    if (!status && limits) status = jpp_advise_fit(self->planned, limits);
   Py_END_ALLOW_THREADS
+  if (status) {
+    jpp_planned_destroy(self->planned);
+    self->planned = NULL;
+  }
   settle_staged(measuring, self);
-  jpp_free(measuring->bytes);
   if (measuring->raised) {  // the exception is set
     jpp_status_free(status);
     return false;
@@ -88,9 +87,9 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
             jpp_py_to_u64s(memory_limits, "memory limits", graph->ranks, &limits) &&
             jpp_py_check(JPP_ALLOC_ARRAY(graph->num_loops, &loops));
   for (uint32_t l = 0; ok && l < graph->num_loops; ++l) loops[l].given = table[l];
-  jpp_plan_options_t options = {.loops = loops, .memory_limits = limits};
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   measuring_t measuring = {.measure = measure};
-  ok = ok && make_plan(self, &options, &measuring);
+  ok = ok && make_plan(self, &options, limits, &measuring);
   jpp_free(table);
   jpp_free(loops);
   jpp_free(limits);
@@ -238,7 +237,8 @@ static bool read_search(const jpp_advise_search_t* step, PyObject* list,
 
 static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* costs,
                                  double seconds) {
-  jpp_search_options_t options = {.seconds = seconds, .poll = jpp_py_poll};
+  jpp_search_options_t options = {
+      .struct_size = sizeof(options), .seconds = seconds, .poll = jpp_py_poll};
   jpp_search_result_t result = {0};
   jpp_cost_t* table = NULL;
   bool ok = read_search(step, costs, &options, &table);

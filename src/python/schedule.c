@@ -256,7 +256,7 @@ bool jpp_py_check_search(jpp_status_t* status) {
 
 static PyObject* schedule_search(PyObject* type, PyObject* args) {
   (void)type;
-  jpp_search_options_t options = {0};
+  jpp_search_options_t options = {.struct_size = sizeof(options)};
   PyObject* list = NULL;
   if (!PyArg_ParseTuple(args, "O&O&O&O!dO&O&d", jpp_py_u32_converter, &options.stages,
                         jpp_py_u32_converter, &options.ranks, jpp_py_u32_converter,

@@ -1,5 +1,6 @@
 // The dry run with times: gives each task its start, then merges the rows, each sorted
 // already, into one list by a heap of ranks.
+#include "base/struct_size.h"
 #include "schedule/order.h"
 #include "schedule/schedule.h"
 
@@ -101,13 +102,17 @@ static jpp_status_t* timeline_fill(const jpp_schedule_t* schedule, bool fused_as
 jpp_status_t* jpp_schedule_timeline(const jpp_schedule_t* schedule,
                                     const jpp_schedule_timeline_options_t* options,
                                     jpp_schedule_timeline_t** out_timeline) {
+  jpp_schedule_timeline_options_t full = {.struct_size = sizeof(full)};
   *out_timeline = NULL;
+  if (options) {
+    JPP_RETURN_IF_ERROR(
+        JPP_OPTIONS_COPY(jpp_schedule_timeline_options_t, fused_as_one, options, &full));
+  }
   jpp_timeline_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
-  jpp_status_t* status =
-      timeline_fill(schedule, options && options->fused_as_one, &scratch, storage);
+  jpp_status_t* status = timeline_fill(schedule, full.fused_as_one, &scratch, storage);
   jpp_arena_deinit(&scratch);
   if (status) {
     jpp_schedule_timeline_destroy(&storage->timeline);

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "base/struct_size.h"
 #include "search/greedy.h"
 #include "simulate/simulation.h"
 
@@ -66,7 +67,8 @@ static double lower_bound(const jpp_search_options_t* options) {
 static jpp_status_t* measure_schedule(const search_t* search,
                                       const jpp_schedule_t* schedule,
                                       double* out_makespan, bool* out_fits) {
-  jpp_simulate_options_t options = {.stage_costs = search->options->costs,
+  jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                    .stage_costs = search->options->costs,
                                     .latency = search->options->latency};
   jpp_simulation_t* simulation = NULL;
   JPP_RETURN_IF_ERROR(jpp_schedule_simulate(schedule, &options, &simulation));
@@ -405,10 +407,12 @@ static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
 jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
                                   jpp_search_result_t* out_result) {
   *out_result = (jpp_search_result_t){0};
-  JPP_RETURN_IF_ERROR(check_search_options(options));
-  search_t search = {.options = options,
+  jpp_search_options_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &full));
+  JPP_RETURN_IF_ERROR(check_search_options(&full));
+  search_t search = {.options = &full,
                      .start = seconds_now(),
-                     .random = options->seed + 0x9e3779b97f4a7c15ull,
+                     .random = full.seed + 0x9e3779b97f4a7c15ull,
                      .result = out_result};
   jpp_arena_init(&search.arena);
   jpp_status_t* status = run_search(&search);

@@ -3,6 +3,7 @@
 // can run, so ranks may be advanced in any order and no event queue is needed.
 #include "jaxpp/simulate.h"
 
+#include "base/struct_size.h"
 #include "schedule/channels.h"
 #include "schedule/dryrun.h"
 #include "schedule/order.h"
@@ -268,11 +269,14 @@ jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
                                     const jpp_simulate_options_t* options,
                                     jpp_simulation_t** out_simulation) {
   *out_simulation = NULL;
+  jpp_simulate_options_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_simulate_options_t, optimizer_free, options, &full));
   jpp_simulation_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
   jpp_arena_init(&scratch);
-  jpp_status_t* status = simulate_into(schedule, options, &scratch, storage);
+  jpp_status_t* status = simulate_into(schedule, &full, &scratch, storage);
   jpp_arena_deinit(&scratch);
   if (status) {
     jpp_simulation_destroy(&storage->simulation);

@@ -1,5 +1,8 @@
 // Writes Chrome trace events one at a time, so that a trace of millions of tasks needs no
-// more memory than its text.
+// more memory than its text. jansson, which writes plans (base/json.h), has no numbers of
+// three decimals: a time would be 1.2344999999999999. It costs more, too: on two shared
+// cores a million events, 128 MB of text, take 1.5 s and 130 MB here; by jansson 2.9 s
+// written event by event, and as one value 4.6 s and 1.7 GB.
 #include "view/chrome.h"
 
 #include "base/utf8.h"

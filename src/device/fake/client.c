@@ -1,5 +1,6 @@
 // Creates and destroys the fake device's client. All handles it ever made are kept until
 // then, so that the use of a dead handle is an error instead of a crash.
+#include "base/struct_size.h"
 #include "device/fake/fake.h"
 
 static void fake_destroy(jpp_client_t* base) {
@@ -47,23 +48,25 @@ static const jpp_client_vtable_t kFakeVtable = {
 jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                      jpp_client_t** out_client) {
   *out_client = NULL;
+  jpp_fake_options_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_fake_options_t, failure, options, &full));
   JPP_RETURN_IF_ERROR(jpp_process_begin_client());
-  if (options->device_count < 1 || options->device_count > JPP_FAKE_MAX_DEVICES) {
+  if (full.device_count < 1 || full.device_count > JPP_FAKE_MAX_DEVICES) {
     return jpp_status_make(JPP_DEVICES_ERROR, "fake: expected 1 to %d devices, found %u",
-                           JPP_FAKE_MAX_DEVICES, options->device_count);
+                           JPP_FAKE_MAX_DEVICES, full.device_count);
   }
   fake_client_t* client = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
-  client->options = *options;
-  client->failure = options->failure;
-  for (uint32_t i = 0; i < options->device_count; ++i) {
+  client->options = full;
+  client->failure = full.failure;
+  for (uint32_t i = 0; i < full.device_count; ++i) {
     client->devices[i] = (jpp_device_info_t){.id = (int32_t)i, .kind = "fake"};
   }
   client->base = (jpp_client_t){.vtable = &kFakeVtable,
                                 .info = {.driver = "fake",
                                          .platform_name = "fake",
                                          .platform_version = "1",
-                                         .device_count = options->device_count,
+                                         .device_count = full.device_count,
                                          .devices = client->devices}};
   pthread_mutex_init(&client->mutex, NULL);
   pthread_cond_init(&client->changed, NULL);

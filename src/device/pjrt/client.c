@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/struct_size.h"
 #include "device/pjrt/pjrt.h"
 
 static void pjrt_destroy(jpp_client_t* base) {
@@ -159,18 +160,20 @@ static jpp_status_t* client_init(jpp_pjrt_client_t* client,
 jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
                                      jpp_client_t** out_client) {
   *out_client = NULL;
+  jpp_pjrt_options_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_pjrt_options_t, option_count, options, &full));
   JPP_RETURN_IF_ERROR(jpp_process_begin_client());
   jpp_pjrt_client_t* client = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
   client->base.vtable = &kPjrtVtable;
   client->base.info.driver = "pjrt";
   jpp_arena_init(&client->arena);
-  jpp_status_t* status = client_init(client, options);
+  jpp_status_t* status = client_init(client, &full);
   if (status) {
     pjrt_destroy(&client->base);
     return status;
   }
-  JPP_LOG(JPP_LOG_INFO, "plugin %s: platform %s, %u devices", options->plugin_path,
+  JPP_LOG(JPP_LOG_INFO, "plugin %s: platform %s, %u devices", full.plugin_path,
           client->base.info.platform_name, client->base.info.device_count);
   *out_client = &client->base;
   return NULL;

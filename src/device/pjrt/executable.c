@@ -4,6 +4,10 @@
 #include "base/alloc.h"
 #include "device/pjrt/pjrt.h"
 
+// A CompileOptionsProto: executable_build_options (3) {num_replicas (4): 1,
+// num_partitions (5): 1}, compile_portable_executable (4): true.
+static const char kOneDeviceOptions[] = "\x1a\x04\x20\x01\x28\x01\x20\x01";
+
 jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
                                jpp_executable_t** out_executable) {
   jpp_pjrt_client_t* client = jpp_pjrt_client(base);
@@ -17,8 +21,9 @@ jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* 
   JPP_PJRT_ARGS(Client_Compile, args);
   args.client = client->client;
   args.program = &program;
-  args.compile_options = request->options;
-  args.compile_options_size = request->options_size;
+  args.compile_options = request->options ? request->options : kOneDeviceOptions;
+  args.compile_options_size =
+      request->options ? request->options_size : sizeof(kOneDeviceOptions) - 1;
   JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
                                       client->api->PJRT_Client_Compile(&args),
                                       JPP_INVALID_ARGUMENT, "compile"));

@@ -16,10 +16,10 @@ static jpp_status_t* plan_within(const char* name, const char* schedule, uint64_
   for (uint32_t r = 0; r < graph->ranks; ++r) limits[r] = bytes;
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t l = 0; l < graph->num_loops; ++l) loops[l].built_in = schedule;
-  jpp_plan_options_t options = {.loops = loops, .memory_limits = limits};
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   jpp_planned_t* planned = NULL;
-  jpp_status_t* status = jpp_plan_graph(graph, &options, &planned);
-  status = jpp_advise_fit(graph, &options, status);
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  jpp_status_t* status = jpp_advise_fit(planned, limits);
   jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);
   return status;
@@ -59,6 +59,19 @@ static void test_the_schedule_that_is_named_fits(void** state) {
   ASSERT_OK(plan_within("mlp4", name, 520));
 }
 
+static void test_limits_hold_for_the_peaks(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp4", NULL, &planned));
+  uint64_t limits[4];
+  for (uint32_t r = 0; r < 4; ++r) limits[r] = planned.report->actors[r].peak_bytes;
+  ASSERT_OK(jpp_advise_fit(planned.made, limits));
+  --limits[3];
+  ASSERT_FAILS(jpp_advise_fit(planned.made, limits), JPP_OUT_OF_MEMORY,
+               "memory limit: rank 3");
+  plan_free(&planned);
+}
+
 static jpp_status_t* search(const planned_t* like, uint64_t limit,
                             jpp_search_result_t* out_result) {
   static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {3, 3, 3}};
@@ -67,8 +80,12 @@ static jpp_status_t* search(const planned_t* like, uint64_t limit,
                               .schedules = like->schedules,
                               .like = like->plan,
                               .limits = limit ? limits : NULL};
-  jpp_search_options_t options = {
-      .stages = 4, .ranks = 2, .microbatches = 4, .costs = kCosts, .seconds = 0.05};
+  jpp_search_options_t options = {.struct_size = sizeof(options),
+                                  .stages = 4,
+                                  .ranks = 2,
+                                  .microbatches = 4,
+                                  .costs = kCosts,
+                                  .seconds = 0.05};
   return jpp_advise_search(&step, &options, out_result);
 }
 
@@ -115,19 +132,19 @@ static void test_every_allocation_may_fail(void** state) {
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
   free(text);
   uint64_t limits[] = {1, 1};
-  jpp_plan_options_t options = {.memory_limits = limits};
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
   int64_t n = 0;
   for (bool done = false; !done; n += 7) {
-    jpp_planned_t* planned = NULL;
     jpp_alloc_fail_after(n);
-    jpp_status_t* status = jpp_plan_graph(graph, &options, &planned);
-    status = jpp_advise_fit(graph, &options, status);
+    jpp_status_t* status = jpp_advise_fit(planned, limits);
     assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     done = strstr(jpp_status_message(status), "smallest limit") != NULL;
     jpp_status_free(status);
   }
   jpp_alloc_fail_after(-1);
   assert_true(n > 100);
+  jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);
 }
 
@@ -135,6 +152,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_refusals_are_as_their_golden_file),
       cmocka_unit_test(test_the_schedule_that_is_named_fits),
+      cmocka_unit_test(test_limits_hold_for_the_peaks),
       cmocka_unit_test(test_searches_keep_their_limits),
       cmocka_unit_test(test_every_allocation_may_fail),
   };

@@ -1,5 +1,6 @@
 #include "base/arena.h"
 #include "base/finite.h"
+#include "base/struct_size.h"
 #include "base/utf8.h"
 #include "base/vec.h"
 #include "jaxpp/dtype.h"
@@ -231,6 +232,53 @@ static void test_texts_that_leave_are_utf8(void** state) {
                  "a&quot;\\\n\xef\xbf\xbd&lt;&amp;&gt;\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
 }
 
+// Options of three versions, each with a field more.
+typedef struct options_v1 {
+  size_t struct_size;
+  uint32_t width;
+} options_v1_t;
+
+typedef struct options_v2 {
+  size_t struct_size;
+  uint32_t width;
+  uint64_t height;
+} options_v2_t;
+
+typedef struct options_v3 {
+  size_t struct_size;
+  uint32_t width;
+  uint64_t height, depth;
+} options_v3_t;
+
+static jpp_status_t* read_as_v2(const void* given, options_v2_t* out) {
+  return JPP_OPTIONS_COPY(options_v2_t, width, given, out);
+}
+
+static void test_options_of_other_versions_are_read(void** state) {
+  (void)state;
+  options_v1_t older = {.struct_size = sizeof(older), .width = 3};
+  options_v3_t newer = {.struct_size = sizeof(newer), .width = 4, .height = 5};
+  options_v2_t found = {.height = 9};
+  ASSERT_OK(read_as_v2(&older, &found));
+  assert_int_equal(found.struct_size, sizeof(found));
+  assert_int_equal(found.width, 3);
+  assert_int_equal(found.height, 0);
+  ASSERT_OK(read_as_v2(&newer, &found));
+  assert_int_equal(found.struct_size, sizeof(found));
+  assert_int_equal(found.width, 4);
+  assert_int_equal(found.height, 5);
+  newer.depth = 6;
+  ASSERT_FAILS(
+      read_as_v2(&newer, &found), JPP_INVALID_ARGUMENT,
+      "options_v2_t: expected zeros behind the 24 bytes that this version of the "
+      "library knows, found 6 at byte 24 of 32");
+  older.struct_size = sizeof(size_t) + 3;
+  ASSERT_FAILS(read_as_v2(&older, &found), JPP_INVALID_ARGUMENT,
+               "options_v2_t: expected a struct_size of at least 12 and at most 4096 "
+               "bytes, found 11; set it to sizeof(options_v2_t)");
+  ASSERT_FAILS(read_as_v2(NULL, &found), JPP_INVALID_ARGUMENT, "found NULL");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_status_carries_code_and_context),
@@ -245,6 +293,7 @@ int main(void) {
       cmocka_unit_test(test_utf8_is_told_from_other_bytes),
       cmocka_unit_test(test_texts_that_leave_are_utf8),
       cmocka_unit_test(test_bytes_stay_at_the_largest_number),
+      cmocka_unit_test(test_options_of_other_versions_are_read),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -344,7 +344,8 @@ static void test_a_backward_that_was_not_split_can_not_run_split(void** state) {
   jpp_schedule_t* split = NULL;
   ASSERT_OK(jpp_schedule_build("zb-h1", &params, &split));
   const jpp_schedule_t* schedules[] = {split};
-  jpp_program_options_t options = {.schedules = schedules};
+  jpp_program_options_t options = {.struct_size = sizeof(options),
+                                   .schedules = schedules};
   jpp_plan_t* plan = NULL;
   ASSERT_FAILS(jpp_program_build(planned.staged, &options, &plan), JPP_SCHEDULE_ERROR,
                "was partitioned with whole backwards, its schedule 'zb-h1' runs input");

@@ -8,7 +8,7 @@
 typedef struct program_text {
   const char* fake;
   const char* mlir;
-  const char* options;  // a CompileOptionsProto, for "mlir"
+  const char* options;  // a CompileOptionsProto, for "mlir"; NULL: any one device
   size_t options_size;
 } program_text_t;
 
@@ -16,8 +16,6 @@ typedef struct program_text {
 
 // executable_build_options (3) {num_replicas (4): 1, num_partitions (5): 1}
 #define ONE_DEVICE "\x1a\x04\x20\x01\x28\x01"
-// and compile_portable_executable (4): true
-#define PORTABLE ONE_DEVICE "\x20\x01"
 // num_replicas: 2, device_assignment (9) {replica_count (1): 2, computation_count (2): 1,
 // computation_devices (3) {replica_device_ids (1): 0, 1}}
 #define TWO_DEVICES \
@@ -37,7 +35,7 @@ typedef struct program_text {
 
 static const program_text_t kPrograms[TEST_PROGRAM_COUNT] = {
     [TEST_ADD] = {"f32[4] = sum 0 1\n", MLIR_ADD("", ""), OPTIONS(ONE_DEVICE)},
-    [TEST_ADD_PORTABLE] = {"f32[4] = sum 0 1", MLIR_ADD("", ""), OPTIONS(PORTABLE)},
+    [TEST_ADD_PORTABLE] = {"f32[4] = sum 0 1", MLIR_ADD("", "")},
     [TEST_ADD_DONATE] = {"donate 0\nf32[4] = sum 0 1",
                          MLIR_ADD("", " {tf.aliasing_output = 0 : i32}"),
                          OPTIONS(ONE_DEVICE)},
@@ -63,8 +61,10 @@ bool test_skip_without_plugin(void) {
 static jpp_client_t* create_pjrt(void) {
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = TEST_DEVICES};
-  jpp_pjrt_options_t options = {
-      .plugin_path = test_plugin_path(), .options = &option, .option_count = 1};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = test_plugin_path(),
+                                .options = &option,
+                                .option_count = 1};
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_pjrt(&options, &client));
   return client;
@@ -72,7 +72,8 @@ static jpp_client_t* create_pjrt(void) {
 
 jpp_client_t* test_client_create(const char* driver) {
   if (strcmp(driver, "pjrt") == 0) return create_pjrt();
-  jpp_fake_options_t options = {.device_count = TEST_DEVICES};
+  jpp_fake_options_t options = {.struct_size = sizeof(options),
+                                .device_count = TEST_DEVICES};
   if (strcmp(driver, "fake-threads") == 0) {
     options.threads = 3;
     options.latency_us = 200;

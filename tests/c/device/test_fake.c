@@ -3,7 +3,8 @@
 #include "driver_under_test.h"
 
 static jpp_client_t* create(uint32_t threads) {
-  jpp_fake_options_t options = {.device_count = 2, .threads = threads};
+  jpp_fake_options_t options = {
+      .struct_size = sizeof(options), .device_count = 2, .threads = threads};
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_fake(&options, &client));
   return client;
@@ -34,8 +35,9 @@ static jpp_status_t* compile_text(jpp_client_t* client, const char* text,
 static void test_device_count_is_checked(void** state) {
   (void)state;
   jpp_client_t* client = NULL;
-  jpp_fake_options_t none = {0};
-  jpp_fake_options_t many = {.device_count = JPP_FAKE_MAX_DEVICES + 1};
+  jpp_fake_options_t none = {.struct_size = sizeof(none)};
+  jpp_fake_options_t many = {.struct_size = sizeof(many),
+                             .device_count = JPP_FAKE_MAX_DEVICES + 1};
   ASSERT_FAILS(jpp_client_create_fake(&none, &client), JPP_DEVICES_ERROR, "found 0");
   ASSERT_FAILS(jpp_client_create_fake(&many, &client), JPP_DEVICES_ERROR, "found 65");
 }
@@ -246,7 +248,8 @@ static void test_failed_allocation_anywhere_leaks_nothing(void** state) {
 static void test_failed_allocation_in_compile_and_create(void** state) {
   (void)state;
   for (int64_t n = 0;; ++n) {
-    jpp_fake_options_t options = {.device_count = 1, .threads = 1};
+    jpp_fake_options_t options = {
+        .struct_size = sizeof(options), .device_count = 1, .threads = 1};
     jpp_client_t* client = NULL;
     jpp_executable_t* add = NULL;
     jpp_alloc_fail_after(n);

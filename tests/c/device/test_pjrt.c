@@ -29,8 +29,10 @@ static void test_option_of_a_wrong_type_is_refused(void** state) {
   (void)state;
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_STRING, .string_value = "many"};
-  jpp_pjrt_options_t options = {
-      .plugin_path = test_plugin_path(), .options = &option, .option_count = 1};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = test_plugin_path(),
+                                .options = &option,
+                                .option_count = 1};
   jpp_client_t* client = NULL;
   ASSERT_FAILS(jpp_client_create_pjrt(&options, &client), JPP_PLUGIN_ERROR,
                "cannot make a client");

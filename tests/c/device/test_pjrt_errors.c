@@ -3,7 +3,7 @@
 
 static jpp_status_t* create(const char* path) {
   jpp_client_t* client = (jpp_client_t*)&path;
-  jpp_pjrt_options_t options = {.plugin_path = path};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options), .plugin_path = path};
   jpp_status_t* status = jpp_client_create_pjrt(&options, &client);
   assert_null(client);
   return status;

@@ -135,6 +135,25 @@ static void test_marks_and_flags_and_shards_are_in_range(void** state) {
   assert_op_refused(desc, "found flags 8 and stage 0");
   assert_type_refused((jpp_type_t){.dtype = JPP_DTYPE_F32, .shards = 1u << 31},
                       "fewer than 2^31 shards");
+  int64_t dims[] = {6, 10};
+  jpp_type_t type = {JPP_DTYPE_F32, 2, dims};
+  static const uint32_t kUneven[] = {7, 8, 9, 120};
+  for (size_t i = 0; i < sizeof(kUneven) / sizeof(*kUneven); ++i) {
+    type.shards = kUneven[i];
+    assert_type_refused(type, "a number of shards that divides its elements");
+  }
+  jpp_graph_builder_t* builder = NULL;
+  uint32_t value = 0;
+  ASSERT_OK(jpp_graph_builder_create("g", 1, &builder));
+  static const uint32_t kEven[] = {0, 1, 4, 15, 60};
+  for (size_t i = 0; i < sizeof(kEven) / sizeof(*kEven); ++i) {
+    type.shards = kEven[i];
+    ASSERT_OK(jpp_graph_builder_add_arg(builder, &type, false, NULL, &value));
+  }
+  dims[1] = 0;
+  type.shards = 7;
+  ASSERT_OK(jpp_graph_builder_add_arg(builder, &type, false, NULL, &value));
+  jpp_graph_builder_destroy(builder);
 }
 
 static void test_loops_have_microbatches_and_reductions(void** state) {
@@ -222,7 +241,9 @@ static jpp_type_t random_type(void) {
       .dtype = (jpp_dtype_t)(odd ? random_below(40) : JPP_DTYPE_F32),
       .ndim = odd ? random_below(35) : random_below(2),
       .dims = dims,
-      .shards = random_below(8) ? 0 : random_u32(),
+      .shards = random_below(8)   ? 0
+                : random_below(8) ? 1
+                                  : random_u32() & 3,
   };
 }
 

@@ -66,6 +66,21 @@ static void test_shards_survive(void** state) {
   jpp_text_free(printed);
 }
 
+// Bytes of s4 on one of three devices are those on one of two: what can not be is not
+// printed, since it could not be read.
+static void test_shards_are_printed_as_they_are_read(void** state) {
+  (void)state;
+  const char* text = "graph \"g\"\narg %0 f32[6]\narg %1 s4[3]\n";
+  const uint64_t bytes[] = {8, 1};
+  jpp_graph_t* graph = NULL;
+  char* printed = NULL;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
+  ASSERT_OK(jpp_graph_print_sharded(graph, bytes, &printed));
+  assert_string_equal(printed, "graph \"g\"\narg %0 f32[6]/3\narg %1 s4[3]\n");
+  jpp_text_free(printed);
+  jpp_graph_destroy(graph);
+}
+
 static void test_names_places_and_costs_survive(void** state) {
   (void)state;
   char* printed = print_of(
@@ -112,6 +127,9 @@ static const refusal_t kRefusals[] = {
     {"arg %b f32[4 4]", JPP_PARSE_ERROR, "test:3:14: expected ',' or ']', found '4'"},
     {"arg %b f32[-4]", JPP_PARSE_ERROR, "test:3:12: expected a dimension"},
     {"arg %b f32[2000000000,2000000000,9]", JPP_PARSE_ERROR, "test:3:8: type has more"},
+    {"arg %b f32[4,3]/8", JPP_PARSE_ERROR,
+     "test:3:17: number of shards does not divide the type's elements"},
+    {"arg %b f32[]/2", JPP_PARSE_ERROR, "test:3:14: number of shards does not divide"},
     // Values
     {"arg %a f32[4]", JPP_PARSE_ERROR, "test:3:5: value is defined twice"},
     {"%b:f32[4], %b:f32[4] = f(%a)", JPP_PARSE_ERROR,
@@ -194,6 +212,7 @@ int main(void) {
       cmocka_unit_test(test_printed_graphs_are_as_their_golden_files),
       cmocka_unit_test(test_a_loop_may_have_no_results),
       cmocka_unit_test(test_shards_survive),
+      cmocka_unit_test(test_shards_are_printed_as_they_are_read),
       cmocka_unit_test(test_names_places_and_costs_survive),
       cmocka_unit_test(test_malformed_texts_are_refused_where_they_go_wrong),
       cmocka_unit_test(test_damaged_texts_do_no_harm),

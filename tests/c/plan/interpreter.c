@@ -168,7 +168,7 @@ static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
   const jpp_program_t* program = &m->plan->programs[rank];
   const uint32_t* operands = program->operands + instr->first_operand;
   uint32_t channel = instr->target;
-  switch (instr->kind) {
+  switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
       return run_task(m, rank, instr, operands);
     case JPP_INSTR_SEND:
@@ -185,12 +185,15 @@ static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
     case JPP_INSTR_RECV:
       if (m->sent[channel] == m->taken[channel]) return false;
       return write_reg(m, rank, operands[0], m->queues[channel][m->taken[channel]++]);
-    default:
+    case JPP_INSTR_DELETE:
       for (uint32_t i = 0; i < instr->num_args; ++i) {
         if (!drop_reg(m, rank, operands[i])) return false;
       }
       return true;
+    case JPP_INSTR_KIND_COUNT:
+      break;
   }
+  return broken(m);
 }
 
 static void fill_given(machine_t* m, uint32_t rank) {

@@ -34,8 +34,10 @@ jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
     loops[i].given = planned->given[i];
   }
-  jpp_plan_options_t options = {
-      .ranks = planned->ranks, .loops = loops, .channel_slots = slots};
+  jpp_plan_options_t options = {.struct_size = sizeof(options),
+                                .ranks = planned->ranks,
+                                .loops = loops,
+                                .channel_slots = slots};
   return plan_with(planned, &options);
 }
 
@@ -49,7 +51,8 @@ jpp_status_t* plan_text(const char* text, const plan_options_t* options,
   for (uint32_t i = 0; i < out_planned->graph->num_loops; ++i) {
     loops[i].built_in = options->schedule;
   }
-  jpp_plan_options_t planning = {.ranks = options->ranks,
+  jpp_plan_options_t planning = {.struct_size = sizeof(planning),
+                                 .ranks = options->ranks,
                                  .stages = options->stages,
                                  .loops = loops,
                                  .channel_slots = options->slots};

@@ -93,7 +93,8 @@ static void plan(model_t* model) {
   for (uint32_t i = 0; i < model->graph->num_loops; ++i) {
     loops[i].built_in = model->options.schedule;
   }
-  jpp_plan_options_t options = {.ranks = model->options.ranks, .loops = loops};
+  jpp_plan_options_t options = {
+      .struct_size = sizeof(options), .ranks = model->options.ranks, .loops = loops};
   ASSERT_OK(jpp_plan_graph(model->graph, &options, &model->planned));
   model->staged = model->planned->staged;
   model->plan = model->planned->plan;
@@ -104,14 +105,8 @@ static void plan(model_t* model) {
 jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   bool fake = !model->options.plugin_path;
   char* code = fake ? model_fake_code(model, task) : model_mlir_code(model, task);
-  // executable_build_options (3) {num_replicas (4): 1, num_partitions (5): 1},
-  // compile_portable_executable (4): true
-  static const char kPortable[] = "\x1a\x04\x20\x01\x28\x01\x20\x01";
-  jpp_compile_request_t request = {.code = code,
-                                   .code_size = strlen(code),
-                                   .format = fake ? "fake" : "mlir",
-                                   .options = kPortable,
-                                   .options_size = sizeof(kPortable) - 1};
+  jpp_compile_request_t request = {
+      .code = code, .code_size = strlen(code), .format = fake ? "fake" : "mlir"};
   jpp_executable_t* executable = NULL;
   ASSERT_OK(jpp_client_compile(model->client, &request, &executable));
   free(code);
@@ -134,14 +129,17 @@ void model_compile(model_t* model) {
 static void create_plugin_client(model_t* model, uint32_t devices) {
   jpp_client_option_t option = {
       .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = devices};
-  jpp_pjrt_options_t options = {
-      .plugin_path = model->options.plugin_path, .options = &option, .option_count = 1};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = model->options.plugin_path,
+                                .options = &option,
+                                .option_count = 1};
   ASSERT_OK(jpp_client_create_pjrt(&options, &model->client));
 }
 
 static void create_client(model_t* model) {
   uint32_t devices = model->options.ranks * model->options.devices_per_rank;
-  jpp_fake_options_t options = {.device_count = devices,
+  jpp_fake_options_t options = {.struct_size = sizeof(options),
+                                .device_count = devices,
                                 .threads = model->options.device_threads,
                                 .latency_us = model->options.latency_us};
   if (model->options.plugin_path) {

@@ -177,7 +177,8 @@ static void test_missing_tasks_are_named(void** state) {
 
 static void add_message(const jpp_schedule_t* schedule, bool fused_as_one,
                         jpp_str_t* str) {
-  jpp_schedule_timeline_options_t options = {fused_as_one};
+  jpp_schedule_timeline_options_t options = {.struct_size = sizeof(options),
+                                             .fused_as_one = fused_as_one};
   jpp_schedule_timeline_t* timeline = NULL;
   jpp_status_t* status = jpp_schedule_timeline(schedule, &options, &timeline);
   assert_int_equal(jpp_status_code(status), JPP_SCHEDULE_ERROR);

@@ -28,13 +28,15 @@ static jpp_search_result_t search(jpp_search_options_t options) {
 static void test_uneven_stages_are_beaten(void** state) {
   (void)state;
   uint32_t reports = 0;
-  jpp_search_result_t result = search((jpp_search_options_t){.stages = 8,
-                                                             .ranks = 4,
-                                                             .microbatches = 8,
-                                                             .costs = kUneven,
-                                                             .seconds = 1.2,
-                                                             .progress = count_reports,
-                                                             .context = &reports});
+  jpp_search_result_t result =
+      search((jpp_search_options_t){.struct_size = sizeof(jpp_search_options_t),
+                                    .stages = 8,
+                                    .ranks = 4,
+                                    .microbatches = 8,
+                                    .costs = kUneven,
+                                    .seconds = 1.2,
+                                    .progress = count_reports,
+                                    .context = &reports});
   assert_non_null(result.built_in);
   assert_true(result.makespan < result.built_in_makespan);
   assert_true(reports >= 1);
@@ -44,20 +46,23 @@ static void test_uneven_stages_are_beaten(void** state) {
 static void test_limits_are_kept(void** state) {
   (void)state;
   for (uint64_t most = 3; most < 9; ++most) {
-    jpp_search_result_t result = search((jpp_search_options_t){.stages = 8,
-                                                               .ranks = 4,
-                                                               .microbatches = 6,
-                                                               .costs = kUneven,
-                                                               .latency = 0.1,
-                                                               .memory_limit = most * 10,
-                                                               .activation_bytes = 10,
-                                                               .seconds = 0.05});
+    jpp_search_result_t result =
+        search((jpp_search_options_t){.struct_size = sizeof(jpp_search_options_t),
+                                      .stages = 8,
+                                      .ranks = 4,
+                                      .microbatches = 6,
+                                      .costs = kUneven,
+                                      .latency = 0.1,
+                                      .memory_limit = most * 10,
+                                      .activation_bytes = 10,
+                                      .seconds = 0.05});
     uint32_t peaks[4];
     jpp_schedule_peak_microbatches(result.schedule, peaks);
     for (uint32_t r = 0; r < 4; ++r) assert_true(peaks[r] <= most);
     jpp_schedule_destroy(result.schedule);
   }
-  jpp_search_options_t options = {.stages = 8,
+  jpp_search_options_t options = {.struct_size = sizeof(options),
+                                  .stages = 8,
                                   .ranks = 4,
                                   .microbatches = 6,
                                   .costs = kUneven,
@@ -72,12 +77,14 @@ static void test_limits_are_kept(void** state) {
 static void test_every_size_is_served(void** state) {
   (void)state;
   for (uint32_t n = 0; n < 4 * 4 * 3; ++n) {
-    jpp_search_result_t result = search((jpp_search_options_t){.stages = n % 4 + 1,
-                                                               .ranks = n / 4 % 4 + 1,
-                                                               .microbatches = n / 16 + 1,
-                                                               .costs = kUneven,
-                                                               .seconds = 0.005,
-                                                               .whole_backwards = n % 2});
+    jpp_search_result_t result =
+        search((jpp_search_options_t){.struct_size = sizeof(jpp_search_options_t),
+                                      .stages = n % 4 + 1,
+                                      .ranks = n / 4 % 4 + 1,
+                                      .microbatches = n / 16 + 1,
+                                      .costs = kUneven,
+                                      .seconds = 0.005,
+                                      .whole_backwards = n % 2});
     jpp_schedule_destroy(result.schedule);
   }
 }
@@ -86,7 +93,8 @@ static void test_every_size_is_served(void** state) {
 static void test_pictures_hold_every_task(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("v-half", 8, 4, 6);
-  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}};
+  jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                    .rank_cost = {1, 1, 1}};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   char *svg = NULL, *html = NULL, *text = NULL;
@@ -114,7 +122,8 @@ static void test_pictures_hold_every_task(void** state) {
 static void test_pictures_show_streams(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("zb-v", 4, 2, 2);
-  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .streams = 2};
+  jpp_simulate_options_t options = {
+      .struct_size = sizeof(options), .rank_cost = {1, 1, 1}, .streams = 2};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   char *svg = NULL, *text = NULL, *trace = NULL;
@@ -145,7 +154,8 @@ static jpp_status_t* interrupt(void* context) {
 static void test_a_poll_ends_the_search(void** state) {
   (void)state;
   uint32_t polls = 0;
-  jpp_search_options_t options = {.stages = 8,
+  jpp_search_options_t options = {.struct_size = sizeof(options),
+                                  .stages = 8,
                                   .ranks = 4,
                                   .microbatches = 8,
                                   .costs = kUneven,
@@ -161,8 +171,11 @@ static void test_a_poll_ends_the_search(void** state) {
 static void test_a_search_has_an_end(void** state) {
   (void)state;
   static const double kBad[] = {NAN, INFINITY, -INFINITY, -1};
-  jpp_search_options_t options = {
-      .stages = 8, .ranks = 4, .microbatches = 8, .costs = kUneven};
+  jpp_search_options_t options = {.struct_size = sizeof(options),
+                                  .stages = 8,
+                                  .ranks = 4,
+                                  .microbatches = 8,
+                                  .costs = kUneven};
   jpp_search_result_t result;
   for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
     options.seconds = kBad[i];

@@ -16,7 +16,8 @@ enum { kGridStep = 1 };
 
 static jpp_simulation_t* simulate(const jpp_schedule_t* schedule, double f, double b,
                                   double w) {
-  jpp_simulate_options_t options = {.rank_cost = {f, b, w}};
+  jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                    .rank_cost = {f, b, w}};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   return simulation;
@@ -237,7 +238,8 @@ static void compare_streams(const jpp_schedule_t* schedule) {
   const double* c = kCosts[g_with_streams % 3];
   double v = (double)schedule->stages / schedule->ranks;
   for (uint32_t streams = 1; streams <= 3; ++streams) {
-    jpp_simulate_options_t options = {.rank_cost = {c[0] * v, c[1] * v, c[2] * v},
+    jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                      .rank_cost = {c[0] * v, c[1] * v, c[2] * v},
                                       .streams = streams};
     jpp_simulation_t* simulation = NULL;
     ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
@@ -259,7 +261,8 @@ static void test_streams_are_simulated_as_by_the_naive_one(void** state) {
 static void test_a_second_stream_takes_weight_gradients(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("zb-h1", 2, 2, 4);
-  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .streams = 2};
+  jpp_simulate_options_t options = {
+      .struct_size = sizeof(options), .rank_cost = {1, 1, 1}, .streams = 2};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   assert_near(simulation->makespan, 4 * (1 + 1) + 2 + 1);
@@ -280,7 +283,8 @@ static void test_a_second_stream_takes_weight_gradients(void** state) {
 static void test_a_second_stream_overlaps_pairs(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("dualpipe-v", 4, 2, 8);
-  jpp_simulate_options_t options = {.rank_cost = {2, 2, 2}, .streams = 2};
+  jpp_simulate_options_t options = {
+      .struct_size = sizeof(options), .rank_cost = {2, 2, 2}, .streams = 2};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   uint32_t overlapping = 0;
@@ -297,7 +301,8 @@ static void test_a_second_stream_overlaps_pairs(void** state) {
 static void test_optimizer_waits_for_all_or_not(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("zb-h2", 4, 4, 12);
-  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}, .optimizer = 5};
+  jpp_simulate_options_t options = {
+      .struct_size = sizeof(options), .rank_cost = {1, 1, 1}, .optimizer = 5};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   assert_near(simulation->step, 36 + 3 + 5);
@@ -312,7 +317,8 @@ static void test_optimizer_waits_for_all_or_not(void** state) {
 static void test_transfers_take_turns_on_a_channel(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("gpipe", 2, 2, 2);
-  jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}};
+  jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                    .rank_cost = {1, 1, 1}};
   double expected[] = {9, 9 + 2 * 3, 9 + 2 * 3 + 2 * 1};
   jpp_simulation_t* simulation = NULL;
   for (uint32_t i = 0; i < 3; ++i) {
@@ -323,7 +329,9 @@ static void test_transfers_take_turns_on_a_channel(void** state) {
     jpp_simulation_destroy(simulation);
   }
   // Messages of 4 units leave every 4, though forwards end every 1.
-  options = (jpp_simulate_options_t){.rank_cost = {1, 1, 1}, .transfer = 4};
+  options = (jpp_simulate_options_t){.struct_size = sizeof(jpp_simulate_options_t),
+                                     .rank_cost = {1, 1, 1},
+                                     .transfer = 4};
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   assert_near(simulation->starts[1][1 + 1], 1 + 4 + 4);
   jpp_simulation_destroy(simulation);
@@ -339,7 +347,8 @@ static void test_costs_may_differ_by_stage(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("1f1b", 2, 2, 3);
   jpp_cost_t costs[] = {{1, 1, 1}, {2, 3, 4}};
-  jpp_simulate_options_t options = {.stage_costs = costs, .optimizer = 2};
+  jpp_simulate_options_t options = {
+      .struct_size = sizeof(options), .stage_costs = costs, .optimizer = 2};
   jpp_simulation_t* simulation = NULL;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   assert_near(simulation->makespan, 1 + 3 * 9 + 2);
@@ -362,7 +371,8 @@ static void test_times_are_of_a_size_that_can_be_summed(void** state) {
   jpp_schedule_t* schedule = build("zb-h1", 4, 4, 64);
   for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
     for (uint32_t field = 0; field < 6; ++field) {
-      jpp_simulate_options_t options = {.rank_cost = {1, 1, 1}};
+      jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                        .rank_cost = {1, 1, 1}};
       double* fields[] = {&options.rank_cost.forward, &options.rank_cost.backward,
                           &options.rank_cost.weight,  &options.latency,
                           &options.transfer,          &options.optimizer};
@@ -375,6 +385,7 @@ static void test_times_are_of_a_size_that_can_be_summed(void** state) {
   }
   for (uint32_t n = 0; n < 256; ++n) {
     jpp_simulate_options_t options = {
+        .struct_size = sizeof(options),
         .rank_cost = {kGood[n % 4], kGood[n / 4 % 4], kGood[n / 16 % 4]},
         .latency = kGood[n / 64 % 4]};
     jpp_simulation_t* simulation = NULL;

@@ -1,9 +1,10 @@
-// Plans as JSON: all of it, whatever bytes a name holds, or an error.
+// Plans and traces as JSON: all of it, whatever bytes a name holds, or an error.
 #include "base/alloc.h"
 #include "base/json.h"
 #include "base/utf8.h"
 #include "jaxpp/view.h"
 #include "test_util.h"
+#include "view/chrome.h"
 
 // Names of every kind with a byte that is no UTF-8, as the text form writes it and plain.
 static const char kGraph[] =
@@ -84,11 +85,38 @@ static void test_a_text_that_is_no_json_is_none(void** state) {
   ASSERT_FAILS(jpp_json_read("f", "{\"\xff\": 1}", 8, &value), JPP_PARSE_ERROR, "f:1: ");
 }
 
+// Each byte that a name can hold, by itself and inside a text.
+static void test_events_are_json_whatever_their_names(void** state) {
+  (void)state;
+  for (int byte = 1; byte < 256; ++byte) {
+    const char name[] = {'f', (char)byte, 'g', '"', (char)byte, 0};
+    jpp_chrome_event_t event = {.name = name, .kind = JPP_TASK_FWD, .start = 0.5};
+    jpp_str_t str = {0};
+    char* text = NULL;
+    jpp_chrome_begin(&str);
+    jpp_chrome_append_process(name, 0, 1, &str);
+    jpp_chrome_append_event(&event, &str);
+    jpp_chrome_end(&str);
+    ASSERT_OK(jpp_str_finish(&str, &text));
+    json_t* trace = NULL;
+    ASSERT_OK(jpp_json_read("trace", text, strlen(text), &trace));
+    const json_t* events = json_object_get(trace, "traceEvents");
+    assert_int_equal(json_array_size(events), 4);
+    const json_t* found = json_object_get(json_array_get(events, 3), "name");
+    jpp_str_append_utf8(&str, name, strlen(name));
+    assert_string_equal(json_string_value(found), str.data);
+    jpp_str_deinit(&str);
+    json_decref(trace);
+    jpp_free(text);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_names_are_utf8_and_nothing_is_left_out),
       cmocka_unit_test(test_every_allocation_may_fail),
       cmocka_unit_test(test_a_text_that_is_no_json_is_none),
+      cmocka_unit_test(test_events_are_json_whatever_their_names),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,7 +104,8 @@ static void test_timeline_starts_each_task_as_early_as_it_can(void** state) {
 
 // The tasks of a FusedTask share their times, stand side by side, and start late enough.
 static void check_fused(const jpp_schedule_t* schedule) {
-  jpp_schedule_timeline_options_t options = {.fused_as_one = true};
+  jpp_schedule_timeline_options_t options = {.struct_size = sizeof(options),
+                                             .fused_as_one = true};
   jpp_schedule_timeline_t* timeline = NULL;
   ASSERT_OK(jpp_schedule_timeline(schedule, &options, &timeline));
   for (uint64_t i = 0; i + 1 < timeline->count; ++i) {

@@ -1,0 +1,35 @@
+// Options of any version become those of this one: zeros stand for fields that the caller
+// did not have, and zeros alone are accepted where the library does not have the field.
+#include "base/struct_size.h"
+
+#include <stdint.h>
+#include <string.h>
+
+// A larger size was never set, and bytes that far away may not be the caller's.
+enum { kMostOptionBytes = 4096 };
+
+jpp_status_t* jpp_options_copy(const char* name, const void* given, size_t first,
+                               size_t known, void* out) {
+  if (!given) return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: found NULL", name);
+  size_t size;
+  memcpy(&size, given, sizeof(size));
+  if (size < first || size > kMostOptionBytes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected a struct_size of at least %zu and at most %d "
+                           "bytes, found %zu; set it to sizeof(%s)",
+                           name, first, kMostOptionBytes, size, name);
+  }
+  const uint8_t* bytes = given;
+  for (size_t i = known; i < size; ++i) {
+    if (!bytes[i]) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected zeros behind the %zu bytes that this version of "
+                           "the library knows, found %u at byte %zu of %zu; leave the "
+                           "newer fields 0, or use the library that has them",
+                           name, known, bytes[i], i, size);
+  }
+  memset(out, 0, known);
+  memcpy(out, given, size < known ? size : known);
+  memcpy(out, &known, sizeof(known));
+  return NULL;
+}

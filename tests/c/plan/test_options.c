@@ -1,0 +1,171 @@
+// Every function that takes options reads those of a caller of another version: the same
+// sizes and bytes are tried on all of them.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "jaxpp/advise.h"
+#include "jaxpp/device.h"
+#include "jaxpp/device_fake.h"
+#include "plan_util.h"
+#include "schedule_util.h"
+
+static planned_t g_planned;  // mlp2, on which they work
+static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}};
+
+static jpp_status_t* call_timeline(const void* options) {
+  jpp_schedule_timeline_t* timeline = NULL;
+  jpp_status_t* status =
+      jpp_schedule_timeline(g_planned.schedules[0], options, &timeline);
+  jpp_schedule_timeline_destroy(timeline);
+  return status;
+}
+
+static jpp_status_t* call_simulate(const void* options) {
+  jpp_simulation_t* simulation = NULL;
+  jpp_status_t* status =
+      jpp_schedule_simulate(g_planned.schedules[0], options, &simulation);
+  jpp_simulation_destroy(simulation);
+  return status;
+}
+
+static jpp_status_t* call_search(const void* options) {
+  jpp_search_result_t result;
+  jpp_status_t* status = jpp_schedule_search(options, &result);
+  jpp_schedule_destroy(result.schedule);
+  return status;
+}
+
+static jpp_status_t* call_advise_search(const void* options) {
+  jpp_advise_search_t step = {
+      .graph = g_planned.graph, .schedules = g_planned.schedules, .like = g_planned.plan};
+  jpp_search_result_t result;
+  jpp_status_t* status = jpp_advise_search(&step, options, &result);
+  jpp_schedule_destroy(result.schedule);
+  return status;
+}
+
+static jpp_status_t* call_partition(const void* options) {
+  jpp_staged_t* staged = NULL;
+  jpp_status_t* status = jpp_partition(g_planned.graph, options, &staged);
+  jpp_staged_destroy(staged);
+  return status;
+}
+
+static jpp_status_t* call_program(const void* options) {
+  jpp_plan_t* plan = NULL;
+  jpp_status_t* status = jpp_program_build(g_planned.staged, options, &plan);
+  jpp_plan_destroy(plan);
+  return status;
+}
+
+static jpp_status_t* call_plan(const void* options) {
+  jpp_planned_t* planned = NULL;
+  jpp_status_t* status = jpp_plan_graph(g_planned.graph, options, &planned);
+  jpp_planned_destroy(planned);
+  return status;
+}
+
+// The options of the search for a loop's schedule.
+static jpp_status_t* call_plan_with_search(const void* search) {
+  jpp_loop_schedule_t loop = {.search = search};
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = &loop};
+  return call_plan(&options);
+}
+
+static jpp_status_t* call_fake(const void* options) {
+  jpp_client_t* client = NULL;
+  jpp_status_t* status = jpp_client_create_fake(options, &client);
+  jpp_client_destroy(client);
+  return status;
+}
+
+static jpp_status_t* call_pjrt(const void* options) {
+  jpp_client_t* client = NULL;
+  jpp_status_t* status = jpp_client_create_pjrt(options, &client);
+  jpp_client_destroy(client);
+  return status;
+}
+
+typedef struct entry {
+  const char* type;
+  jpp_status_t* (*call)(const void* options);
+  const void* options;     // valid ones
+  size_t size;             // of them
+  jpp_status_code_t code;  // what becomes of them
+} entry_t;
+
+// The call with the options' first bytes, zeros up to `size`, `last` in the last byte,
+// and this struct_size.
+static jpp_status_t* call_with(const entry_t* entry, size_t struct_size, size_t size,
+                               uint8_t last) {
+  uint8_t* bytes = calloc(1, size);  // just as many, so that the sanitizer sees one more
+  assert_non_null(bytes);
+  memcpy(bytes, entry->options, size < entry->size ? size : entry->size);
+  memcpy(bytes, &struct_size, sizeof(struct_size));
+  if (size > entry->size) bytes[size - 1] = last;
+  jpp_status_t* status = entry->call(bytes);
+  free(bytes);
+  return status;
+}
+
+static void check_entry(const entry_t* entry) {
+  char refused[80], newer[80];
+  snprintf(refused, sizeof(refused), "set it to sizeof(%s)", entry->type);
+  snprintf(newer, sizeof(newer), "%s: expected zeros behind the %zu bytes", entry->type,
+           entry->size);
+  size_t size = entry->size;
+  ASSERT_FAILS(call_with(entry, 0, size, 0), JPP_INVALID_ARGUMENT, refused);
+  ASSERT_FAILS(call_with(entry, sizeof(size_t), sizeof(size_t), 0), JPP_INVALID_ARGUMENT,
+               refused);
+  ASSERT_FAILS(call_with(entry, SIZE_MAX, size, 0), JPP_INVALID_ARGUMENT, refused);
+  ASSERT_FAILS(call_with(entry, size + 9, size + 9, 1), JPP_INVALID_ARGUMENT, newer);
+  for (size_t more = 0; more <= 16; more += 8) {
+    jpp_status_t* status = call_with(entry, size + more, size + more, 0);
+    if (jpp_status_code(status) != entry->code) {
+      fail_msg("%s: %s", entry->type, jpp_status_message(status));
+    }
+    jpp_status_free(status);
+  }
+}
+
+static void test_all_options_are_read_by_their_size(void** state) {
+  (void)state;
+  ASSERT_OK(plan_file("mlp2", NULL, &g_planned));
+  uint32_t ranks[] = {0, 1};
+  jpp_loop_placement_t placement = {.stages = 2, .stage_rank = ranks};
+  jpp_schedule_timeline_options_t timeline = {.fused_as_one = true};
+  jpp_simulate_options_t simulate = {.rank_cost = {1, 1, 1}, .optimizer_free = true};
+  jpp_search_options_t search = {
+      .stages = 2, .ranks = 2, .microbatches = 4, .costs = kCosts};
+  jpp_partition_options_t partition = {.ranks = 2, .loops = &placement};
+  jpp_program_options_t program = {.schedules = g_planned.schedules};
+  jpp_plan_options_t plan = {.last = JPP_PART_PROGRAM};
+  jpp_fake_options_t fake = {.device_count = 1};
+  jpp_pjrt_options_t pjrt = {.plugin_path = "/nowhere/plugin.so"};
+#define ENTRY(type, call, options, code) \
+  { #type, call, &(options), sizeof(type), code }
+  const entry_t entries[] = {
+      ENTRY(jpp_schedule_timeline_options_t, call_timeline, timeline, JPP_OK),
+      ENTRY(jpp_simulate_options_t, call_simulate, simulate, JPP_OK),
+      ENTRY(jpp_search_options_t, call_search, search, JPP_OK),
+      ENTRY(jpp_search_options_t, call_advise_search, search, JPP_OK),
+      ENTRY(jpp_search_options_t, call_plan_with_search, search, JPP_OK),
+      ENTRY(jpp_partition_options_t, call_partition, partition, JPP_OK),
+      ENTRY(jpp_program_options_t, call_program, program, JPP_OK),
+      ENTRY(jpp_plan_options_t, call_plan, plan, JPP_OK),
+      ENTRY(jpp_fake_options_t, call_fake, fake, JPP_OK),
+      ENTRY(jpp_pjrt_options_t, call_pjrt, pjrt, JPP_PLUGIN_ERROR),
+  };
+#undef ENTRY
+  for (size_t i = 0; i < sizeof(entries) / sizeof(*entries); ++i) {
+    check_entry(&entries[i]);
+  }
+  plan_free(&g_planned);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_all_options_are_read_by_their_size),
+  };
+  return cmocka_run_group_tests_name("plan_options", tests, NULL, NULL);
+}
