@@ -31,10 +31,12 @@ typedef struct jpp_task_executable {
 } jpp_task_executable_t;
 
 typedef struct jpp_runtime_options {
+  size_t struct_size;
   jpp_client_t* client;                      // borrowed
   const jpp_plan_t* plan;                    // borrowed
   uint32_t devices_per_rank;                 // >= 1
-  const uint32_t* devices;                   // [ranks * devices_per_rank] client indices
+  // [ranks * devices_per_rank] client indices; NULL: one rank after the other, from 0.
+  const uint32_t* devices;
   const jpp_task_executable_t* executables;  // [staged->num_tasks]
   const char* transport;                     // the driver between ranks; NULL: "inproc"
   // 0 or 1: one thread issues. More help only where a plugin's calls take long.

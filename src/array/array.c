@@ -45,6 +45,25 @@ jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
   return NULL;
 }
 
+jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
+                               const jpp_host_array_t* shards, const uint32_t* devices,
+                               jpp_array_t** out_array) {
+  *out_array = NULL;
+  jpp_array_t* array = NULL;
+  jpp_status_t* status = jpp_array_promise(layout, NULL, &array);
+  for (size_t i = 0; !status && i < count_shards(array); ++i) {
+    status =
+        jpp_client_buffer_from_host(layout->client, &shards[i % layout->devices_per_rank],
+                                    devices[i], &array->buffers[i]);
+  }
+  if (status) {
+    jpp_array_release(array);
+    return status;
+  }
+  *out_array = array;
+  return NULL;
+}
+
 void jpp_array_hold(jpp_array_t* array) {
   jpp_arrays_lock();
   ++array->holders;

@@ -50,6 +50,7 @@ static bool read_executables(const runtime_object_t* self, bool portable, uint32
 static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
                          uint32_t steps_in_flight, int bare) {
   jpp_runtime_options_t options = {
+      .struct_size = sizeof(options),
       .client = ((jpp_py_client_t*)self->client)->client,
       .plan = self->plan,
       .devices_per_rank = self->devices_per_rank,

@@ -1,9 +1,16 @@
 // Creates and destroys a runtime. Everything that a step needs is looked up and allocated
 // here, so that the step itself does neither.
 #include "base/log.h"
+#include "base/struct_size.h"
 #include "runtime/state.h"
 
 // --- Create ---------------------------------------------------------------------------
+
+static uint32_t device_of(const jpp_runtime_options_t* options, uint32_t rank,
+                          uint32_t device) {
+  uint32_t at = rank * options->devices_per_rank + device;
+  return options->devices ? options->devices[at] : at;
+}
 
 static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options) {
   if (options->devices_per_rank < 1) {
@@ -13,7 +20,7 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
   uint32_t available = jpp_client_info(options->client)->device_count;
   for (uint32_t r = 0; r < options->plan->ranks; ++r) {
     for (uint32_t d = 0; d < options->devices_per_rank; ++d) {
-      uint32_t device = options->devices[(size_t)r * options->devices_per_rank + d];
+      uint32_t device = device_of(options, r, d);
       if (device < available) continue;
       return jpp_status_make(
           JPP_DEVICES_ERROR,
@@ -27,15 +34,16 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
 
 static jpp_status_t* copy_devices(jpp_runtime_t* runtime,
                                   const jpp_runtime_options_t* options) {
-  uint32_t per_rank = options->devices_per_rank;
+  uint32_t per_rank = options->devices_per_rank, ranks = runtime->plan->ranks;
   uint32_t* devices = NULL;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(
-      &runtime->arena, options->devices,
-      (size_t)runtime->plan->ranks * per_rank * sizeof(*devices), (void**)&devices));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&runtime->arena, runtime->plan->ranks, &runtime->actors));
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+  size_t count = (size_t)ranks * per_rank;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, count, &devices));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, ranks, &runtime->actors));
+  for (uint32_t r = 0; r < ranks; ++r) {
     runtime->actors[r].devices = devices + (size_t)r * per_rank;
+    for (uint32_t d = 0; d < per_rank; ++d) {
+      devices[(size_t)r * per_rank + d] = device_of(options, r, d);
+    }
   }
   return NULL;
 }
@@ -46,7 +54,7 @@ static jpp_status_t* resolve_call(jpp_runtime_t* runtime,
   const uint32_t* donated_to = options->plan->bindings[id].donated_to;
   const jpp_task_executable_t* given = &options->executables[id];
   bool one_device = given->portable && options->devices_per_rank == 1;
-  uint32_t device = options->devices[(size_t)task->rank * options->devices_per_rank];
+  uint32_t device = device_of(options, task->rank, 0);
   uint32_t* donated = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_inputs, &donated));
   jpp_task_call_t* call = &runtime->calls[id];
@@ -182,9 +190,13 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   return jpp_queue_start(runtime);
 }
 
-jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
+jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
                                  jpp_runtime_t** out_runtime) {
+  jpp_runtime_options_t full;
+  const jpp_runtime_options_t* options = &full;
   *out_runtime = NULL;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_runtime_options_t, steps_in_flight, given, &full));
   JPP_RETURN_IF_ERROR(check_runtime_options(options));
   jpp_runtime_t* runtime = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &runtime));

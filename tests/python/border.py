@@ -335,6 +335,12 @@ def cases(step: Step) -> list[Case]:
             ("number", 0),
             ("text, not None", "m"),
         ),
+        Case(
+            "Plan.steps_in_flight",
+            lambda: step.plan.steps_in_flight,
+            ("numbers", [10**9] * 2),
+            ("number", 2),
+        ),
         Case("Plan.program_text", lambda: step.plan.program_text),
         Case("Plan.text", lambda: step.plan.text),
         Case("Client", lambda: _core.Client, ("path", "/nowhere"), ("dict", {})),

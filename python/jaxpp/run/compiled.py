@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import Bounds
 
 __all__ = ["CompiledStep"]
+
+_log = logging.getLogger("jaxpp")
 
 _MEASURED_RUNS = 4  # of a trial
 
@@ -140,7 +143,7 @@ class CompiledStep:
             flat_devices,
             self._executables,
             devices.per_rank == 1,
-            options.steps_in_flight,
+            self._steps_in_flight(options),
             _core.option("JPP_BENCHMARK") is not None,
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
@@ -158,6 +161,13 @@ class CompiledStep:
             )
         ]
         _dump(traced, compiler)
+
+    def _steps_in_flight(self, options: Options) -> int:
+        wanted, limits = options.steps_in_flight, options.memory_limits
+        fit = self._traced.plan.steps_in_flight(limits, wanted)
+        if fit < wanted:
+            _log.debug("memory_limit has room for %d steps in flight, not for %d", fit, wanted)
+        return min(fit, wanted)
 
     def _arg_avals(self) -> list[Any]:
         consts = [jax.typeof(c) for c in self._traced.graph.consts]
