@@ -87,11 +87,6 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
 
 // --- SEND and RECV --------------------------------------------------------------------
 
-static bool link_is_full(jpp_link_t* link) {
-  uint64_t received = atomic_load_explicit(&link->received, memory_order_acquire);
-  return link->sent - received >= link->plan->slots;
-}
-
 static void destroy_message(const jpp_actor_t* actor) {
   for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
     jpp_client_buffer_destroy(actor->runtime->client, actor->message[d]);
@@ -126,7 +121,7 @@ static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t
 // No copy is made before there is a slot for it: receive slots bound the memory.
 static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                               bool* out_done) {
-  if (link_is_full(instr->link)) return NULL;
+  if (jpp_channel_credits(instr->link->channel) == 0) return NULL;
   jpp_status_t* status = copy_message(actor, instr);
   if (!status) status = hand_over(actor, instr);
   if (status) {

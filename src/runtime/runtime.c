@@ -84,7 +84,8 @@ static void release_message(void* user, void* buffer) {
 
 static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
   const jpp_plan_t* plan = runtime->plan;
-  JPP_RETURN_IF_ERROR(jpp_transport_create(transport, &runtime->transport));
+  jpp_transport_options_t options = {.struct_size = sizeof(options), .driver = transport};
+  JPP_RETURN_IF_ERROR(jpp_transport_create(&options, &runtime->transport));
   JPP_LOG(JPP_LOG_INFO, "transport %s: %u channels of %u devices", transport,
           plan->num_channels, runtime->devices_per_rank);
   JPP_RETURN_IF_ERROR(
@@ -93,12 +94,14 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
     jpp_link_t* link = &runtime->links[i];
     link->plan = &plan->channels[i];
     link->devices = runtime->actors[link->plan->dst].devices;
-    jpp_channel_spec_t spec = {.src_actor = link->plan->src,
+    jpp_channel_spec_t spec = {.struct_size = sizeof(spec),
+                               .id = i,
+                               .src_actor = link->plan->src,
                                .dst_actor = link->plan->dst,
                                .slots = link->plan->slots,
                                .capacity = runtime->devices_per_rank,
                                .release = release_message,
-                               .release_user = runtime->client};
+                               .user = runtime->client};
     JPP_RETURN_IF_ERROR(
         jpp_transport_open_channel(runtime->transport, &spec, &link->channel));
   }
