@@ -405,6 +405,14 @@ class Value:
     def fate(self) -> str: ...
 
 @final
+class Network:
+    def __new__(
+        cls, driver: str, process: int, num_processes: int, address: str, token: bytes, /
+    ) -> Network: ...
+    def address(self, /) -> bytes: ...
+    def connect(self, process: int, address: bytes, /) -> None: ...
+
+@final
 class Runtime:
     def __new__(
         cls,
@@ -416,6 +424,8 @@ class Runtime:
         portable: bool,
         steps_in_flight: int,
         bare: bool,
+        processes: Sequence[int] | None,
+        network: Network | None,
         /,
     ) -> Runtime: ...
     def step(self, values: list[Value], waits: bool, /) -> list[Value]: ...

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, effects, pjit, source_info_util
+from jax._src import api_util, config, distributed, effects, pjit, source_info_util
 from jax._src import core as jax_core
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_internals
@@ -47,6 +47,8 @@ __all__ = [
     "changed_jaxpr",
     "changed_scan",
     "context_mesh",
+    "coordination",
+    "coordination_address",
     "current_line",
     "drop_unused",
     "drop_unused_outputs",
@@ -357,6 +359,20 @@ def name_after(
 
 
 # --- XLA's client -----------------------------------------------------------------------
+
+
+# JAX 0.10.2: distributed.global_state, its client's key-value store and barriers.
+def coordination() -> Any:
+    """The client of the job's coordination service."""
+    client = distributed.global_state.client
+    if client is None:
+        raise RuntimeError("jax.distributed.initialize() was not called")
+    return client
+
+
+def coordination_address() -> str:
+    """HOST:PORT of that service."""
+    return str(distributed.global_state.coordinator_address)
 
 
 # JAX 0.10.2, 0.11.2: jaxlib's xla_client.custom_call_targets.

@@ -17,6 +17,11 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_STEPS_IN_FLIGHT] = {"JPP_STEPS_IN_FLIGHT", "0 to 64", "2",
                                     "how many steps may be under way, where "
                                     "steps_in_flight= does not say; 0: calls wait"},
+    [JPP_OPTION_ADDRESS] = {"JPP_ADDRESS", "ADDRESS",
+                            "the one that reaches the coordinator",
+                            "where other processes of the job reach this one"},
+    [JPP_OPTION_TRANSPORT] = {"JPP_TRANSPORT", "NAME", "ucx",
+                              "the driver between the processes of a job"},
     [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
                               "runtimes bring along the bare loop that they are "
                               "compared to",

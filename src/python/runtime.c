@@ -47,27 +47,63 @@ static bool read_executables(const runtime_object_t* self, bool portable, uint32
   return true;
 }
 
+// Which process has each rank; the transport between them becomes the runtime's.
+static bool read_processes(const runtime_object_t* self, PyObject* processes,
+                           PyObject* network, uint32_t** out_processes,
+                           jpp_runtime_options_t* options) {
+  *out_processes = NULL;
+  if (network == Py_None) return true;
+  jpp_py_network_t* found = (jpp_py_network_t*)network;
+  uint32_t count = 0;
+  if (!Py_IS_TYPE(network, jpp_py_types.network) || !found->transport) {
+    PyErr_SetString(PyExc_TypeError, "expected None or a Network that is not in use");
+    return false;
+  }
+  if (!jpp_py_to_u32s(processes, out_processes, &count) ||
+      !jpp_py_check_count("processes of the ranks", self->plan->ranks, count)) {
+    return false;
+  }
+  options->rank_process = *out_processes;
+  options->process = found->process;
+  options->network = found->transport;
+  return true;
+}
+
+// Blocks until other processes answer, if there are any.
+static jpp_status_t* create_runtime(const jpp_runtime_options_t* options,
+                                    PyObject* network, jpp_runtime_t** out_runtime) {
+  jpp_status_t* status = NULL;
+  if (options->network) ((jpp_py_network_t*)network)->transport = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_runtime_create(options, out_runtime);
+  Py_END_ALLOW_THREADS
+  return status;
+}
+
 static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
-                         uint32_t steps_in_flight, int bare) {
+                         uint32_t steps_in_flight, int bare, PyObject* processes,
+                         PyObject* network) {
   jpp_runtime_options_t options = {
       .struct_size = sizeof(options),
       .client = ((jpp_py_client_t*)self->client)->client,
       .plan = self->plan,
       .devices_per_rank = self->devices_per_rank,
       .steps_in_flight = steps_in_flight ? steps_in_flight : 1};
-  uint32_t *device_ids = NULL, count = 0;
+  uint32_t *device_ids = NULL, *process_ids = NULL, count = 0;
   uint32_t tasks = self->plan->staged->num_tasks;
   jpp_task_executable_t* table = NULL;
   uint64_t expected = (uint64_t)self->plan->ranks * self->devices_per_rank;
   bool ok = jpp_py_to_u32s(devices, &device_ids, &count) &&
             jpp_py_check_count("devices of the ranks", expected, count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
-            read_executables(self, portable, tasks, table);
+            read_executables(self, portable, tasks, table) &&
+            read_processes(self, processes, network, &process_ids, &options);
   options.devices = device_ids;
   options.executables = table;
-  ok = ok && jpp_py_check(jpp_runtime_create(&options, &self->runtime)) &&
-       (!bare || jpp_py_check(jpp_bare_create(&options, &self->bare)));
+  ok = ok && jpp_py_check(create_runtime(&options, network, &self->runtime)) &&
+       (!bare || options.network || jpp_py_check(jpp_bare_create(&options, &self->bare)));
   jpp_free(device_ids);
+  jpp_free(process_ids);
   jpp_free(table);
   return ok;
 }
@@ -75,12 +111,13 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
 static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
+  PyObject *processes = NULL, *network = NULL;
   uint32_t per_rank = 0, steps_in_flight = 0;
   int portable = 0, bare = 0;
-  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&p:Runtime", jpp_py_types.client, &client,
+  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&pOO:Runtime", jpp_py_types.client, &client,
                         jpp_py_types.plan, &plan, jpp_py_u32_converter, &per_rank,
                         &devices, &executables, &portable, jpp_py_u32_converter,
-                        &steps_in_flight, &bare)) {
+                        &steps_in_flight, &bare, &processes, &network)) {
     return NULL;
   }
   runtime_object_t* self = jpp_py_new(type);
@@ -91,7 +128,8 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   self->plan = ((jpp_py_plan_t*)plan)->plan;
   self->devices_per_rank = per_rank;
   self->waits = steps_in_flight == 0;
-  if (self->executables && make_runtime(self, devices, portable, steps_in_flight, bare)) {
+  if (self->executables &&
+      make_runtime(self, devices, portable, steps_in_flight, bare, processes, network)) {
     self->next = g_runtimes;
     if (g_runtimes) g_runtimes->before = self;
     g_runtimes = self;
@@ -459,8 +497,9 @@ static PyMethodDef kMethods[] = {
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Runtime(client, plan, devices_per_rank, devices, executables, portable, "
-     "steps_in_flight, bare, /)\n--\n\n"
+     "steps_in_flight, bare, processes, network, /)\n--\n\n"
      "A plan ready to run; steps_in_flight 0: a call returns when the step is done; "
+     "processes: whose each rank is, and the Network between them, or None twice; "
      "`executables`: of every task, None where it has no "
      "ops; devices are [rank][device], flat."},
     {Py_tp_new, (void*)runtime_new},

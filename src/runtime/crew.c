@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include "runtime/network.h"
 #include "runtime/state.h"
 
 enum { kYields = 64, kNapNanoseconds = 50000 };
@@ -60,6 +61,7 @@ static void issue_all(jpp_issuer_t* issuer) {
     uint64_t since = atomic_load(&runtime->progress);
     issue_round(issuer, &some, &all_done);
     if (some) atomic_fetch_add(&runtime->progress, 1);
+    if (issuer->index == 0) some |= jpp_network_progress(runtime);
     if (all_done) {
       atomic_store(&issuer->idle_since, kAllDone);
       return;
@@ -69,7 +71,8 @@ static void issue_all(jpp_issuer_t* issuer) {
       continue;
     }
     atomic_store(&issuer->idle_since, since);
-    if (is_everyone_idle(runtime, since)) halt_step(runtime, JPP_HALT_STUCK);
+    if (!runtime->network && is_everyone_idle(runtime, since))
+      halt_step(runtime, JPP_HALT_STUCK);
     back_off(idle_rounds++);
   }
 }

@@ -170,7 +170,7 @@ class Step:
 
     def runtime(self, executables: list[Any]) -> _core.Runtime:
         return _core.Runtime(
-            self.client, self.plan, 1, self.flat_devices, executables, True, 0, False
+            self.client, self.plan, 1, self.flat_devices, executables, True, 0, False, None, None
         )
 
     def values(self) -> list[_core.Value]:
@@ -394,6 +394,8 @@ def cases(step: Step) -> list[Case]:
             ("anything", True),
             ("number", 0),
             ("anything", False),
+            ("anything", None),
+            ("object or None", None),
         ),
         Case(
             "Runtime.step",
@@ -448,7 +450,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     values, executables = step.values(), step.executables(None)
     runtime = step.runtime(executables)
     new_runtime = lambda *devices: _core.Runtime(  # noqa: E731
-        step.client, step.plan, 1, list(devices), executables, True, 0, False
+        step.client, step.plan, 1, list(devices), executables, True, 0, False, None, None
     )
     gone = value_of(step.client)
     gone.delete()
@@ -472,7 +474,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "too few devices": lambda: new_runtime(0),
         "a device that is not there": lambda: new_runtime(0, 99),
         "no devices a rank": lambda: _core.Runtime(
-            step.client, step.plan, 0, [], executables, True, 0, False
+            step.client, step.plan, 0, [], executables, True, 0, False, None, None
         ),
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import logging
 import os
 import pathlib
@@ -59,7 +60,7 @@ class _Compiler:
     def _submit(
         self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
     ) -> concurrent.futures.Future[_core.Executable] | None:
-        if not task.ops:
+        if not task.ops or not self.devices.has_rank(task.rank):
             return None
         lowered = self.lowerer.lower(task, donations)
         if lowered.callbacks and not has_callbacks(self.devices.client):
@@ -145,6 +146,8 @@ class CompiledStep:
             devices.per_rank == 1,
             self._steps_in_flight(options),
             _core.option("JPP_BENCHMARK") is not None,
+            devices.processes and devices.processes.rank_process,
+            self._network(options),
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
@@ -161,6 +164,20 @@ class CompiledStep:
             )
         ]
         _dump(traced, compiler)
+
+    def _network(self, options: Options) -> _core.Network | None:
+        if self._devices.processes is None:
+            return None
+        plan = self._traced.plan.text()
+        what = {
+            "the version of JAX": jax.__version__,
+            "the argument shapes": str([str(aval) for aval in self._traced.in_avals]),
+            "the schedule": str([s.text() for s in self._traced.schedules])[:200],
+            "the plan": hashlib.sha256(plan.encode()).hexdigest()[:16],
+            "steps_in_flight": str(options.steps_in_flight),
+        }
+        driver = _core.option("JPP_TRANSPORT") or "ucx"
+        return self._devices.processes.connect(driver, what)
 
     def _steps_in_flight(self, options: Options) -> int:
         wanted, limits = options.steps_in_flight, options.memory_limits
