@@ -280,6 +280,7 @@ void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const v
 // --- Progress -------------------------------------------------------------------------
 
 void jpp_net_progress(jpp_net_t* net, bool* out_some) {
+  net->idle = *out_some || net->some ? 0 : net->idle + 1;
   if (atomic_load_explicit(&net->work, memory_order_relaxed) &&
       atomic_exchange(&net->work, false)) {
     for (uint32_t p = 0; p < net->base.num_processes; ++p) {

@@ -113,7 +113,8 @@ struct jpp_net {
   jpp_net_peer_t* peers;  // [num_processes]; this process' own row is not used
   JPP_VEC(jpp_net_channel_t*) closing;  // closed, with operations under way
   _Atomic bool work;                    // a channel has something for jpp_net_progress()
-  bool some;                            // something happened since the last progress
+  uint32_t idle;     // calls of progress in a row in which nothing happened
+  bool some;         // something happened since the last progress
   bool failed;       // a peer did; for the driver, which closes its endpoint
   uint64_t refused;  // packets without proof
 };

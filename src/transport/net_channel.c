@@ -263,7 +263,7 @@ static bool check_agreement(jpp_net_channel_t* channel, const jpp_packet_t* pack
 
 void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
   if (!check_agreement(channel, packet)) return;
-  channel->receiver.grant_due = true;
+  channel->receiver.must_grant = true;
   atomic_store(&channel->net->work, true);
 }
 
@@ -282,6 +282,10 @@ void jpp_net_channel_grant(jpp_net_channel_t* channel, const jpp_packet_t* packe
   }
 }
 
+static bool is_grant_due(const jpp_net_receiver_t* receiver) {
+  return receiver->must_grant || receiver->granted != receiver->told;
+}
+
 void jpp_net_channel_progress(jpp_net_channel_t* channel) {
   if (channel->peer->status || channel->peer->left) return;
   const jpp_status_t* aborted = atomic_load(&channel->aborted);
@@ -293,13 +297,14 @@ void jpp_net_channel_progress(jpp_net_channel_t* channel) {
   if (!channel->sends) {
     jpp_net_receiver_t* receiver = &channel->receiver;
     jpp_net_receiver_collect(channel);
-    if (receiver->grant_due && !receiver->grant.busy) {
+    if (is_grant_due(receiver) && !receiver->grant.busy &&
+        jpp_net_receiver_may_grant(channel)) {
       fill_control(channel, &receiver->grant.packet);
-      receiver->grant.packet.number = receiver->granted;
-      receiver->grant_due = false;
+      receiver->grant.packet.number = receiver->told = receiver->granted;
+      receiver->must_grant = false;
       jpp_net_post(&receiver->grant, JPP_PACKET_GRANT, NULL, 0, NULL);
     }
-    busy |= receiver->grant_due;
+    busy |= is_grant_due(receiver);
   }
   if (busy) atomic_store(&channel->net->work, true);
 }
@@ -429,7 +434,7 @@ static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done
   if (channel->warm_up_sent) {
     JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
     *out_done = !atomic_load(&channel->receiver.released) &&
-                !channel->receiver.grant_due && channel->busy == 0;
+                !is_grant_due(&channel->receiver) && channel->busy == 0;
     return NULL;
   }
   JPP_RETURN_IF_ERROR(

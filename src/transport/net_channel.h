@@ -58,8 +58,9 @@ typedef struct jpp_net_receiver {
   uint32_t num_free;
   uint32_t* slot_of;        // [slots] of message number % slots; JPP_NET_NO_SLOT
   uint64_t taken, granted;  // in this epoch
+  uint64_t told;            // of `granted`, to the sender
+  bool must_grant;          // the sender has asked, or knows nothing of this epoch
   _Atomic bool released;    // some slot
-  bool grant_due;
   jpp_net_op_t grant;
   void* block;  // of all slots' data
   jpp_transport_memory_t* memory;
@@ -115,6 +116,7 @@ void jpp_net_message_done(jpp_net_channel_t* channel, jpp_net_message_t* message
 jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) JPP_MUST_USE;
 void jpp_net_receiver_close(jpp_net_channel_t* channel);
 void jpp_net_receiver_reset(jpp_net_channel_t* channel);
+bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel);
 void jpp_net_receiver_collect(jpp_net_channel_t* channel);
 
 #endif  // JPP_TRANSPORT_NET_CHANNEL_H_

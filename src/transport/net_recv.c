@@ -5,7 +5,7 @@
 #include "transport/net_channel.h"
 
 // Slots are given to PJRT as host memory, which it takes without a copy from this on.
-enum { kAlignment = 64 };
+enum { kAlignment = 64, kIdleCalls = 32 };
 
 static uint64_t aligned(uint64_t bytes) {
   return jpp_bytes_add(bytes, kAlignment - 1) & ~(uint64_t)(kAlignment - 1);
@@ -60,7 +60,7 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
   }
   JPP_RETURN_IF_ERROR(allocate_block(channel));
   receiver->granted = slots;
-  receiver->grant_due = true;
+  receiver->must_grant = true;
   return NULL;
 }
 
@@ -87,7 +87,6 @@ static void free_slot(jpp_net_channel_t* channel, jpp_net_slot_t* slot) {
   slot->state = JPP_NET_SLOT_FREE;
   receiver->free_slots[receiver->num_free++] = (uint32_t)(slot - receiver->slots);
   ++receiver->granted;
-  receiver->grant_due = true;
   atomic_store(&channel->net->work, true);
 }
 
@@ -177,7 +176,8 @@ void jpp_net_receiver_reset(jpp_net_channel_t* channel) {
   }
   receiver->taken = 0;
   receiver->granted = receiver->num_free;
-  receiver->grant_due = true;
+  receiver->told = 0;
+  receiver->must_grant = true;
   atomic_store(&channel->net->work, true);
 }
 
@@ -191,6 +191,15 @@ void jpp_net_receiver_collect(jpp_net_channel_t* channel) {
     }
     free_slot(channel, slot);
   }
+}
+
+// Grants are saved up, so that not each message has one: the sender hears of them when
+// half of the slots are free again, and before that when this process has nothing to do.
+bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel) {
+  const jpp_net_receiver_t* receiver = &channel->receiver;
+  uint64_t due = receiver->granted - receiver->told;
+  return receiver->must_grant || due * 2 >= channel->base.spec.slots ||
+         channel->net->idle >= kIdleCalls;
 }
 
 // --- Receive --------------------------------------------------------------------------

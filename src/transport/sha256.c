@@ -110,8 +110,14 @@ void jpp_hmac_sha256(const void* key, size_t key_size, const void* data, size_t 
 }
 
 bool jpp_bytes_equal_in_constant_time(const void* a, const void* b, size_t size) {
-  const volatile uint8_t *x = a, *y = b;
-  uint8_t difference = 0;
-  for (size_t i = 0; i < size; ++i) difference |= x[i] ^ y[i];
+  uint64_t difference = 0;
+  for (size_t i = 0; i < size; i += sizeof(difference)) {
+    uint64_t x = 0, y = 0;
+    size_t part = size - i < sizeof(x) ? size - i : sizeof(x);
+    memcpy(&x, (const char*)a + i, part);
+    memcpy(&y, (const char*)b + i, part);
+    difference |= x ^ y;
+    __asm__("" : "+r"(difference));  // so that no loop is left early
+  }
   return difference == 0;
 }

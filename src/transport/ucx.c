@@ -18,7 +18,7 @@
 
 enum {
   kPacketId = 1,         // of our active messages
-  kLeastFetched = 8192,  // data of so many bytes are announced
+  kLeastFetched = 8192,  // data of so many bytes are announced: they need several packets
 };
 
 typedef struct ucx_transport {
@@ -222,11 +222,17 @@ static void ucx_unregister(jpp_transport_t* base, jpp_transport_memory_t* memory
 static ucs_status_t ucx_configure(const jpp_ucx_t* ucx, ucp_config_t* config,
                                   const char* devices, uint32_t timeout_ms) {
   char interval[32];
-  uint32_t quarter = timeout_ms / 4;
+  uint32_t quarter = timeout_ms / 4 + 1;
   snprintf(interval, sizeof(interval), "%ums", quarter < 1000 ? quarter : 1000);
   ucs_status_t status = ucx->ucp_config_modify(config, "NET_DEVICES", devices);
-  if (status != UCS_OK) return status;
-  return ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", interval);
+  if (status == UCS_OK) {
+    status = ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", interval);
+  }
+  // Or shared memory is not used: it cannot see a peer die without asking.
+  if (status == UCS_OK) {
+    status = ucx->ucp_config_modify(config, "MM_ERROR_HANDLING", "y");
+  }
+  return status;
 }
 
 static ucs_status_t ucx_make_context(ucx_transport_t* transport, const char* devices) {
@@ -322,6 +328,14 @@ static jpp_status_t* ucx_create(const jpp_transport_options_t* options,
   return NULL;
 }
 
+static bool has_pending(const ucx_transport_t* transport) {
+  uint32_t pending = transport->closing;
+  for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
+    pending += transport->net.peers[i].busy;
+  }
+  return pending != 0;
+}
+
 static void ucx_destroy(jpp_transport_t* base) {
   ucx_transport_t* transport = (ucx_transport_t*)base;
   jpp_net_leave(&transport->net);
@@ -330,7 +344,7 @@ static void ucx_destroy(jpp_transport_t* base) {
     if (peer->endpoint) ucx_close_endpoint(transport, peer);
   }
   int64_t until = jpp_net_now() + transport->net.peer_timeout_ms;
-  while (transport->closing && jpp_net_now() < until) {
+  while (has_pending(transport) && jpp_net_now() < until) {
     transport->ucx->ucp_worker_progress(transport->worker);
   }
   ucx_free(transport);

@@ -30,6 +30,9 @@
   F(ucp_am_send_nbx)                \
   F(ucp_am_recv_data_nbx)           \
   F(ucp_request_free)               \
+  F(ucp_request_check_status)       \
+  F(ucp_tag_send_nbx)               \
+  F(ucp_tag_recv_nbx)               \
   F(ucp_mem_map)                    \
   F(ucp_mem_unmap)                  \
   F(ucs_status_string)
