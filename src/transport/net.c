@@ -219,8 +219,7 @@ static const char* take_channel_packet(jpp_net_channel_t* channel,
       return NULL;
     case JPP_PACKET_GRANT:
       if (!channel->sends) return kWrongEnd;
-      jpp_net_channel_grant(channel, packet);
-      return NULL;
+      return jpp_net_channel_grant(channel, packet);
     case JPP_PACKET_DATA:
       if (channel->sends) return kWrongEnd;
       return jpp_net_channel_data(channel, packet, data, out_place);

@@ -267,9 +267,14 @@ void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet)
   atomic_store(&channel->net->work, true);
 }
 
-void jpp_net_channel_grant(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
+const char* jpp_net_channel_grant(jpp_net_channel_t* channel,
+                                  const jpp_packet_t* packet) {
   jpp_net_sender_t* sender = &channel->sender;
-  if (!check_agreement(channel, packet)) return;
+  if (!check_agreement(channel, packet) || packet->epoch < channel->epoch) return NULL;
+  uint64_t sent = packet->epoch == channel->epoch ? sender->sent : 0;
+  if (packet->number > sent + channel->base.spec.slots) {
+    return "it grants more messages than there are slots";
+  }
   // Packets may overtake each other.
   if (packet->epoch == channel->epoch) {
     if (packet->number > sender->granted) sender->granted = packet->number;
@@ -280,6 +285,7 @@ void jpp_net_channel_grant(jpp_net_channel_t* channel, const jpp_packet_t* packe
              packet->number > sender->early_granted) {
     sender->early_granted = packet->number;
   }
+  return NULL;
 }
 
 static bool is_grant_due(const jpp_net_receiver_t* receiver) {

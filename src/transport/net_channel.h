@@ -98,7 +98,8 @@ jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) JPP_MUST_USE;
 
 // What came for the channel, from its peer. A text of what is wrong with it, or NULL.
 void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet);
-void jpp_net_channel_grant(jpp_net_channel_t* channel, const jpp_packet_t* packet);
+const char* jpp_net_channel_grant(jpp_net_channel_t* channel,
+                                  const jpp_packet_t* packet) JPP_MUST_USE;
 const char* jpp_net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t* packet,
                                  const void* data,
                                  jpp_net_place_t* out_place) JPP_MUST_USE;

@@ -4,7 +4,7 @@
 
 #include "base/alloc.h"
 #include "pair.h"
-#include "transport/net.h"
+#include "transport/net_channel.h"
 #include "transport/sha256.h"
 
 static void expect_hex(const uint8_t* bytes, const char* hex) {
@@ -225,6 +225,34 @@ static void test_data_that_comes_twice_or_too_large_fails_the_peer(void** state)
   }
 }
 
+static void test_more_credits_than_slots_fail_the_peer(void** state) {
+  (void)state;
+  for (uint64_t extra = 0; extra < 2; ++extra) {
+    pair_t pair;
+    pair_open(&pair, "fake", 2, 1, 64);
+    PAIR_WAIT(&pair, jpp_channel_credits(pair.out) == 2);
+    const jpp_net_t* net = (const jpp_net_t*)pair.sender;
+    const jpp_net_channel_t* channel = (const jpp_net_channel_t*)pair.out;
+    jpp_packet_t packet = {.source = 1,
+                           .kind = JPP_PACKET_GRANT,
+                           .channel = 5,
+                           .number = 2 + extra,
+                           .size = channel->spec_hash};
+    memcpy(packet.proof, net->peers[1].proof_in, sizeof(packet.proof));
+    jpp_net_place_t place;
+    jpp_net_arrived((jpp_net_t*)pair.sender, &packet, sizeof(packet), NULL, 0, &place);
+    jpp_status_t* status = jpp_transport_peer_status(pair.sender, 1);
+    if (extra) {
+      ASSERT_FAILS(status, JPP_PEER_ERROR,
+                   "it grants more messages than there are slots");
+    } else {
+      ASSERT_OK(status);
+    }
+    jpp_transport_fake_kill(pair.receiver);
+    pair_close(&pair);
+  }
+}
+
 static void test_packets_of_channels_that_are_not_open_are_dropped(void** state) {
   (void)state;
   pair_t pair;
@@ -246,6 +274,7 @@ int main(void) {
       cmocka_unit_test(test_packets_without_proof_change_nothing),
       cmocka_unit_test(test_what_the_plan_does_not_allow_fails_the_peer),
       cmocka_unit_test(test_data_that_comes_twice_or_too_large_fails_the_peer),
+      cmocka_unit_test(test_more_credits_than_slots_fail_the_peer),
       cmocka_unit_test(test_packets_of_channels_that_are_not_open_are_dropped),
   };
   return cmocka_run_group_tests_name("transport_handshake", tests, NULL, NULL);
