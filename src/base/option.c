@@ -22,6 +22,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                             "where other processes of the job reach this one"},
     [JPP_OPTION_TRANSPORT] = {"JPP_TRANSPORT", "NAME", "ucx",
                               "the driver between the processes of a job"},
+    [JPP_OPTION_UCX] = {"JPP_UCX", "PATH",
+                        "the package libucx-cu13 or -cu12, then the system",
+                        "libucp.so.0, the library UCX that connects processes"},
     [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
                               "runtimes bring along the bare loop that they are "
                               "compared to",
