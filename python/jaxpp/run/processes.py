@@ -7,8 +7,11 @@ tell each other before the first step goes through the key-value store of
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+import os
+import pathlib
 import secrets
 import socket
 
@@ -74,6 +77,7 @@ class Processes:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, {"the version of jaxpp": jaxpp.__version__, **what})
+        _name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
         network = _core.Network(driver, self.me, self.count, address, self._token(key))
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
@@ -81,6 +85,15 @@ class Processes:
                 network.connect(process, bytes(found))
         coordination().wait_at_barrier(f"{key}/connected", _TIMEOUT_MS)
         return network
+
+
+def _name_ucx() -> None:
+    """JPP_UCX where the library of the package libucx-cu13 or -cu12 is, if nobody set it."""
+    spec = importlib.util.find_spec("libucx")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        library = pathlib.Path(folder) / "lib" / "libucp.so.0"
+        if library.exists():
+            os.environ.setdefault("JPP_UCX", str(library))
 
 
 def _own_address() -> str:
