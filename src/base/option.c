@@ -25,6 +25,12 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_UCX] = {"JPP_UCX", "PATH",
                         "the package libucx-cu13 or -cu12, then the system",
                         "libucp.so.0, the library UCX that connects processes"},
+    [JPP_OPTION_NUM_PROCESSES] = {"JPP_NUM_PROCESSES", "N", "none",
+                                  "how many processes the job has; set by jaxpp launch"},
+    [JPP_OPTION_PROCESS_ID] = {"JPP_PROCESS_ID", "N", "none",
+                               "which of them this is; set by jaxpp launch"},
+    [JPP_OPTION_RESTART] = {"JPP_RESTART", "N", "0",
+                            "how often the job was started again; set by jaxpp launch"},
     [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
                               "runtimes bring along the bare loop that they are "
                               "compared to",
