@@ -25,6 +25,7 @@
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
 #include "jaxpp/transport.h"
+#include "jaxpp/transport_fake.h"
 #include "jaxpp/runtime.h"
 
 // What people look at.

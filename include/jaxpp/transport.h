@@ -162,7 +162,8 @@ JPP_API jpp_status_t* jpp_transport_open_channel(
 JPP_API jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel,
                                           bool* out_done) JPP_MUST_USE;
 
-// How many messages can be sent now, at least; 0 only when none can. Sender's thread.
+// How many messages can be sent now, at least; 0 only when none can. After an abort or a
+// failure not 0: a send need not wait, it returns the error. Sender's thread.
 JPP_API uint32_t jpp_channel_credits(jpp_channel_t* channel);
 
 typedef struct jpp_channel_stats {

@@ -14,6 +14,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                         "log to standard error what was decided, up to this level"},
     [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
                          "write what the planner and JAX made of each step there"},
+    [JPP_OPTION_UCX] = {"JPP_UCX", "PATH",
+                        "the package libucx-cu13 or -cu12, then the system",
+                        "libucp.so.0, the library UCX that connects processes"},
     [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
                               "runtimes bring along the bare loop that they are "
                               "compared to",

@@ -74,6 +74,8 @@ jpp_status_t* jpp_transport_no_recv_bytes(jpp_channel_t* channel,
 void jpp_transport_no_release(jpp_channel_t* channel, uint32_t slot);
 
 extern const jpp_transport_vtable_t jpp_transport_inproc;
+extern const jpp_transport_vtable_t jpp_transport_fake;
 extern const jpp_transport_vtable_t jpp_transport_null;
+extern const jpp_transport_vtable_t jpp_transport_ucx;
 
 #endif  // JPP_TRANSPORT_DRIVER_H_

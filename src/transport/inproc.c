@@ -144,8 +144,7 @@ static uint32_t slot_after(const inproc_channel_t* channel, uint32_t slot) {
   return slot + 1 == channel->slot_count ? 0 : slot + 1;
 }
 
-static uint32_t inproc_credits(jpp_channel_t* base) {
-  inproc_channel_t* channel = (inproc_channel_t*)base;
+static uint32_t inproc_free_slots(inproc_channel_t* channel) {
   uint64_t sent = atomic_load_explicit(&channel->sent, memory_order_relaxed);
   if (sent - channel->received_seen == channel->slot_count) {
     channel->received_seen =
@@ -154,13 +153,19 @@ static uint32_t inproc_credits(jpp_channel_t* base) {
   return channel->slot_count - (uint32_t)(sent - channel->received_seen);
 }
 
+static uint32_t inproc_credits(jpp_channel_t* base) {
+  const inproc_channel_t* channel = (const inproc_channel_t*)base;
+  bool aborted = atomic_load_explicit(&channel->aborted, memory_order_relaxed);
+  return aborted ? channel->slot_count : inproc_free_slots((inproc_channel_t*)base);
+}
+
 // --- Messages -------------------------------------------------------------------------
 
 static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* message,
                                      bool* out_done) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
   JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
-  if (inproc_credits(base) == 0) return NULL;
+  if (inproc_free_slots(channel) == 0) return NULL;
   inproc_slot_t* slot = &channel->slots[channel->send_slot];
   slot->tag = message->tag;
   slot->count = message->count;

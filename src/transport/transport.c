@@ -9,6 +9,8 @@
 
 static const jpp_transport_vtable_t* const kDrivers[] = {
     &jpp_transport_inproc,
+    &jpp_transport_ucx,
+    &jpp_transport_fake,
     &jpp_transport_null,
 };
 #define DRIVER_COUNT (sizeof(kDrivers) / sizeof(kDrivers[0]))

@@ -251,15 +251,12 @@ static void test_channel_without_slots_is_refused(void** state) {
 static void test_drivers_are_listed_and_found_by_name(void** state) {
   (void)state;
   uint32_t count = 0;
-  for (; jpp_transport_driver_name(count); ++count) {
-    jpp_transport_t* transport = NULL;
-    ASSERT_OK(create_transport(jpp_transport_driver_name(count), &transport));
-    jpp_transport_destroy(transport);
-  }
-  assert_true(count >= 2);
+  while (jpp_transport_driver_name(count)) ++count;
+  assert_true(count >= 4);
   jpp_transport_t* transport = NULL;
-  ASSERT_FAILS(create_transport("carrier-pigeon", &transport), JPP_INVALID_ARGUMENT,
-               "expected transport inproc or null, found 'carrier-pigeon'");
+  ASSERT_FAILS(
+      create_transport("carrier-pigeon", &transport), JPP_INVALID_ARGUMENT,
+      "expected transport inproc or ucx or fake or null, found 'carrier-pigeon'");
   assert_null(transport);
 }
 
@@ -289,6 +286,9 @@ static const struct CMUnitTest kConformance[] = {
 };
 enum { kConformanceCount = sizeof(kConformance) / sizeof(*kConformance), kMost = 128 };
 
+// The suite of those that carry bytes is test_bytes.c.
+static bool is_of_handles(const char* driver) { return !strcmp(driver, "inproc"); }
+
 // The suite on every driver that the library lists, but for the skeleton, which refuses.
 int main(void) {
   static char names[kMost][128];
@@ -299,7 +299,7 @@ int main(void) {
   size_t count = 2;
   const char* driver;
   for (uint32_t d = 0; (driver = jpp_transport_driver_name(d)); ++d) {
-    if (!strcmp(driver, "null")) continue;
+    if (!is_of_handles(driver)) continue;
     for (size_t i = 0; i < kConformanceCount && count < kMost; ++i, ++count) {
       tests[count] = kConformance[i];
       snprintf(names[count], sizeof(*names), "%s on %s", kConformance[i].name, driver);
