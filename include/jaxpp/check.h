@@ -98,7 +98,6 @@ JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t ra
 JPP_API jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
                                              const uint64_t* limits) JPP_MUST_USE;
 
-
 // How many steps, at most `wanted` and at least 1, may be in flight within limits[rank]
 // (as above; NULL: no limits).
 JPP_API uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,

@@ -177,17 +177,17 @@ void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, si
 jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
                                    const jpp_channel_spec_t* spec,
                                    jpp_channel_t** out_channel);
-jpp_status_t* jpp_net_warm_up(jpp_channel_t* channel, bool* out_done);
-uint32_t jpp_net_credits(jpp_channel_t* channel);
-void jpp_net_get_stats(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats);
-void jpp_net_set_abort(jpp_channel_t* channel, const jpp_status_t* status);
-void jpp_net_reset(jpp_channel_t* channel);
-void jpp_net_close(jpp_channel_t* channel);
-jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
+jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done);
+uint32_t jpp_net_credits(jpp_channel_t* base);
+void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats);
+void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
+void jpp_net_reset(jpp_channel_t* base);
+void jpp_net_close(jpp_channel_t* base);
+jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
                                      const jpp_shard_t* shards, uint32_t count,
                                      void* cookie, bool* out_done);
-jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* channel, jpp_received_t* out_received,
+jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* base, jpp_received_t* out_received,
                                      bool* out_done);
-void jpp_net_release(jpp_channel_t* channel, uint32_t slot);
+void jpp_net_release(jpp_channel_t* base, uint32_t slot);
 
 #endif  // JPP_TRANSPORT_NET_H_

@@ -66,11 +66,13 @@ static jpp_status_t* find_library(void** out_library) {
 
 static jpp_status_t* load_functions(void* library) {
   const char* missing = NULL;
+// NOLINTBEGIN(bugprone-macro-parentheses): functions are named
 #define JPP_UCX_LOAD(name)                               \
   g_ucx.name = (__typeof__(&name))dlsym(library, #name); \
   if (!g_ucx.name) missing = #name;
   JPP_UCX_FUNCTIONS(JPP_UCX_LOAD)
 #undef JPP_UCX_LOAD
+  // NOLINTEND(bugprone-macro-parentheses)
   if (!missing) return NULL;
   return jpp_status_make(
       JPP_UNSUPPORTED,

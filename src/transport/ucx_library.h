@@ -38,6 +38,7 @@
   F(ucs_status_string)
 
 typedef struct jpp_ucx {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a member is declared
 #define JPP_UCX_MEMBER(name) __typeof__(&name) name;
   JPP_UCX_FUNCTIONS(JPP_UCX_MEMBER)
 #undef JPP_UCX_MEMBER

@@ -76,8 +76,7 @@ static void use_channels(jpp_channel_t* const* channels, uint8_t what) {
   }
   if (what & 4) {
     FUZZ_CHECK(jpp_channel_credits(channels[1]) <= kSlots);
-    jpp_status_free(
-        jpp_channel_try_send_bytes(channels[1], 0, &shard, 1, NULL, &done));
+    jpp_status_free(jpp_channel_try_send_bytes(channels[1], 0, &shard, 1, NULL, &done));
   }
   if ((what & 24) == 24) jpp_channel_reset(channels[what >> 7]);
 }
