@@ -11,7 +11,6 @@ import contextlib
 import contextvars
 import functools
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -390,7 +389,7 @@ class _Launched(clusters.ClusterEnv):
 
     @classmethod
     def get_coordinator_address(cls, timeout_secs: int | None, *port: Any) -> str:
-        return os.environ["JAX_COORDINATOR_ADDRESS"]
+        return _core.option("JAX_COORDINATOR_ADDRESS") or ""
 
     @classmethod
     def get_process_count(cls) -> int:

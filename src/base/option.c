@@ -35,6 +35,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                               "runtimes bring along the bare loop that they are "
                               "compared to",
                               .for_tests = true},
+    [JPP_OPTION_COORDINATOR] = {"JAX_COORDINATOR_ADDRESS", "HOST:PORT", "none",
+                                "JAX's own: where a job's processes meet; set by jaxpp "
+                                "launch"},
     [JPP_OPTION_XLA_FLAGS] = {"XLA_FLAGS", "FLAGS", "none",
                               "XLA's own; part of the compilation cache's keys"},
     [JPP_OPTION_TF_LOG] = {"TF_CPP_MIN_LOG_LEVEL", "0 to 3", "2",

@@ -128,6 +128,7 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   self->plan = ((jpp_py_plan_t*)plan)->plan;
   self->devices_per_rank = per_rank;
   self->waits = steps_in_flight == 0;
+  self->networked = network != Py_None;
   if (self->executables &&
       make_runtime(self, devices, portable, steps_in_flight, bare, processes, network)) {
     self->next = g_runtimes;
@@ -248,6 +249,12 @@ void jpp_py_stop_late_thread(void) {
   Py_END_ALLOW_THREADS
 }
 
+static bool check_open(const runtime_object_t* self) {
+  if (self->runtime) return true;
+  PyErr_SetString(PyExc_RuntimeError, "the interpreter is about to exit");
+  return false;
+}
+
 static bool run_call(call_t* call) {
   jpp_call_t request = {.args = call->args, .results = call->results};
   jpp_py_wait_t wait;
@@ -261,6 +268,7 @@ static bool run_call(call_t* call) {
 
 // Until the steps so far are done. Raises what nobody has heard of yet.
 static bool await_steps(runtime_object_t* self) {
+  if (!check_open(self)) return false;
   jpp_py_wait_t wait;
   jpp_py_wait_begin(&wait);
   jpp_status_t* status = jpp_runtime_await(self->runtime, &wait.interrupt);
@@ -295,7 +303,7 @@ static PyObject* runtime_step(PyObject* object, PyObject* args) {
   int waits = 0;
   if (!PyArg_ParseTuple(args, "Op:step", &list, &waits)) return NULL;
   jpp_py_stop_late_thread();
-  if (!jpp_py_check(jpp_process_check())) return NULL;
+  if (!check_open(call.self) || !jpp_py_check(jpp_process_check())) return NULL;
   if (open_call(&call, list) && run_call(&call) &&
       (!(waits || call.self->waits) || await_call(call.self))) {
     results = results_to_list(&call);
@@ -321,14 +329,28 @@ static bool has_callbacks(const runtime_object_t* self) {
   return false;
 }
 
-// Steps under way that nobody waits for, and that call nothing back, are given up.
+// Leaves the job, once the others have what they need of this process.
+static void leave_job(runtime_object_t* self) {
+  jpp_runtime_t* runtime = self->runtime;
+  self->runtime = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    jpp_runtime_destroy(runtime);
+  Py_END_ALLOW_THREADS
+}
+
+// Steps under way that nobody waits for, and that call nothing back, are given up, unless
+// other processes depend on them.
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
   for (runtime_object_t* self = g_runtimes; self; self = self->next) {
-    bool given_up = self->interrupted || !has_callbacks(self);
+    bool needed = self->networked || has_callbacks(self);
+    bool given_up = self->interrupted || !needed;
+    if (!self->runtime) continue;
     if (given_up) cancel_steps(self);
-    if (await_steps(self)) continue;
+    bool ok = await_steps(self);
+    if (self->networked && !self->interrupted) leave_job(self);
+    if (ok) continue;
     if (given_up) {
       PyErr_Clear();
     } else if (self->interrupted) {
@@ -370,13 +392,14 @@ static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
 static PyObject* runtime_set_checks(PyObject* object, PyObject* args) {
   int nans = 0, infs = 0;
   if (!PyArg_ParseTuple(args, "pp", &nans, &infs)) return NULL;
+  if (!check_open((runtime_object_t*)object)) return NULL;
   jpp_runtime_set_checks(((runtime_object_t*)object)->runtime, nans, infs);
   Py_RETURN_NONE;
 }
 
 static PyObject* runtime_set_tracing(PyObject* object, PyObject* enabled) {
   int on = PyObject_IsTrue(enabled);
-  if (on < 0) return NULL;
+  if (on < 0 || !check_open((runtime_object_t*)object)) return NULL;
   jpp_runtime_set_tracing(((runtime_object_t*)object)->runtime, on);
   Py_RETURN_NONE;
 }

@@ -8,7 +8,8 @@
 #include "runtime/network.h"
 #include "runtime/state.h"
 
-enum { kYields = 64, kNapNanoseconds = 50000 };
+// What comes from another process comes soon: a hop costs tens of microseconds.
+enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
@@ -45,9 +46,9 @@ static bool is_everyone_idle(jpp_runtime_t* runtime, uint64_t since) {
   return atomic_load(&runtime->progress) == since;
 }
 
-static void back_off(uint32_t idle_rounds) {
+static void back_off(const jpp_runtime_t* runtime, uint32_t idle_rounds) {
   struct timespec nap = {.tv_nsec = kNapNanoseconds};
-  if (idle_rounds < kYields) {
+  if (idle_rounds < (runtime->network ? kNetworkYields : kYields)) {
     sched_yield();
   } else {
     nanosleep(&nap, NULL);
@@ -73,7 +74,7 @@ static void issue_all(jpp_issuer_t* issuer) {
     atomic_store(&issuer->idle_since, since);
     if (!runtime->network && is_everyone_idle(runtime, since))
       halt_step(runtime, JPP_HALT_STUCK);
-    back_off(idle_rounds++);
+    back_off(runtime, idle_rounds++);
   }
 }
 

@@ -10,7 +10,12 @@
 #include "runtime/failure.h"
 #include "runtime/state.h"
 
-enum { kNapNanoseconds = 50000, kMillisecond = 1000000, kFlushMs = 10000 };
+enum {
+  kNapNanoseconds = 50000,
+  kMillisecond = 1000000,
+  kFlushMs = 10000,
+  kAbortMs = 200
+};
 
 // What a shard is, as it goes over the wire: processes of a job run on machines of one
 // byte order, which the transport's handshake compares.
@@ -199,11 +204,25 @@ static void drop_parcels(jpp_outbox_t* outbox) {
   }
 }
 
-// Waits until the transport needs no parcel any more, for a bounded time: a peer that is
-// gone makes its channels fail.
-static void await_sent(jpp_runtime_t* runtime) {
-  int64_t end = jpp_trace_now() + (int64_t)kFlushMs * kMillisecond;
-  while (jpp_network_is_busy(runtime) && jpp_trace_now() < end) {
+// Whether a message is on its way that a peer may still want: one that has left is no
+// help to who has not received it yet. A channel that failed has credits.
+static bool is_wanted(const jpp_runtime_t* runtime) {
+  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
+    const jpp_link_t* link = &runtime->links[i];
+    if (!link->outbox || !link->channel) continue;
+    if (link->outbox->busy) return true;
+    if (jpp_channel_credits(link->channel) < link->plan->slots) return true;
+  }
+  return false;
+}
+
+// For a bounded time: until all that was sent is received or, after a failure, until the
+// others have been told.
+static void say_goodbye(jpp_runtime_t* runtime) {
+  bool broken = atomic_load(&runtime->broken);
+  int64_t now = jpp_trace_now();
+  int64_t end = now + (int64_t)(broken ? kAbortMs : kFlushMs) * kMillisecond;
+  while ((broken || is_wanted(runtime)) && jpp_trace_now() < end) {
     if (!jpp_network_progress(runtime)) nap();
   }
 }
@@ -229,7 +248,7 @@ static void free_outboxes(jpp_runtime_t* runtime) {
 void jpp_network_close(jpp_runtime_t* runtime) {
   if (!runtime->network) return;
   if (runtime->links) {
-    if (!atomic_load(&runtime->broken)) await_sent(runtime);
+    say_goodbye(runtime);
     close_channels(runtime);
   }
   for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
@@ -299,14 +318,6 @@ bool jpp_network_progress(jpp_runtime_t* runtime) {
   }
   jpp_transport_progress(runtime->network, &moved);
   return some || moved;
-}
-
-bool jpp_network_is_busy(const jpp_runtime_t* runtime) {
-  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
-    const jpp_outbox_t* outbox = runtime->links[i].outbox;
-    if (outbox && outbox->busy) return true;
-  }
-  return false;
 }
 
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {

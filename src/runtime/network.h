@@ -21,8 +21,6 @@ void jpp_network_close(jpp_runtime_t* runtime);
 // Sends what is ready and moves the transport on. Issuing thread. True: something
 // happened.
 bool jpp_network_progress(jpp_runtime_t* runtime);
-// Whether parcels wait for their devices, their turn, or their end.
-bool jpp_network_is_busy(const jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
 
