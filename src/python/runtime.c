@@ -18,6 +18,7 @@ typedef struct runtime_object {
   uint32_t devices_per_rank;
   bool waits;        // a call returns when the step is done
   bool interrupted;  // somebody gave up waiting for a step
+  bool networked;    // other processes need its steps
 } runtime_object_t;
 
 static runtime_object_t* g_runtimes;  // under the GIL, as is the next one
