@@ -101,7 +101,8 @@ def measure_overlap(model: Model, turns: int) -> None:
     jax.block_until_ready((state.params, loss))
     together = (time.perf_counter() - start) / turns
     print(f"\n{model.name}: preparing a batch for as long as a step takes")
-    print(f"  step {step * 1e3:.3f} ms, batch {work * 1e3:.3f} ms, both {together * 1e3:.3f} ms")
+    step_ms, work_ms, both_ms = step * 1e3, work * 1e3, together * 1e3
+    print(f"  step {step_ms:.3f} ms, batch {work_ms:.3f} ms, both {both_ms:.3f} ms")
     print(f"  both / the longer one     {together / max(step, work):6.2f}", flush=True)
 
 

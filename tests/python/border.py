@@ -68,6 +68,7 @@ WRONG: dict[str, list[Any]] = {
     + [("none", []), ("float32", [10**40]), ("float32", [-1]), ["float32", []]],
     "types": [*NO_SEQUENCES, [None], [("float32", ["x"])], [()], Lies([]), Raises()],
     "object": [*OTHERS],
+    "object or None": [1, "x", object()],
     "objects": [*NO_SEQUENCES, [None], [1, 2], [object()], Lies([]), Raises()],
     "no objects": [*NO_SEQUENCES, [None, None]],
     "list": [None, 1, (), {}, [None], [[None]], [[()]], [[], [(1, 2)]], Raises()],
@@ -170,7 +171,16 @@ class Step:
 
     def runtime(self, executables: list[Any]) -> _core.Runtime:
         return _core.Runtime(
-            self.client, self.plan, 1, self.flat_devices, executables, True, 0, False, None, None
+            self.client,
+            self.plan,
+            1,
+            self.flat_devices,
+            executables,
+            True,
+            0,
+            False,
+            None,
+            None,
         )
 
     def values(self) -> list[_core.Value]:
@@ -210,6 +220,10 @@ def cases(step: Step) -> list[Case]:
         if t.ops
     )
     value, number = value_of(step.client), ("number", 1)
+    token = b"a token of the tests"
+    network = _core.Network("fake", 0, 2, "border", token)
+    other = _core.Network("fake", 1, 2, "other", token)
+    new_network = lambda: _core.Network("fake", 0, 2, "border", token)  # noqa: E731
     new = lambda: _core.Graph("g", 1)  # noqa: E731
     return [
         Case("Graph", lambda: _core.Graph, ("text", "g"), number),
@@ -338,7 +352,7 @@ def cases(step: Step) -> list[Case]:
         Case(
             "Plan.steps_in_flight",
             lambda: step.plan.steps_in_flight,
-            ("numbers", [10**9] * 2),
+            ("numbers or None", [10**9] * 2),
             ("number", 2),
         ),
         Case("Plan.program_text", lambda: step.plan.program_text),
@@ -433,6 +447,22 @@ def cases(step: Step) -> list[Case]:
         Case("option", lambda: _core.option, ("text, not None", "JPP_LOG")),
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler),
+        Case(
+            "Network",
+            lambda: _core.Network,
+            ("text, not None", "fake"),
+            ("number", 0),
+            ("number", 2),
+            ("text, not None", "a"),
+            ("bytes", token),
+        ),
+        Case("Network.address", lambda: network.address),
+        Case(
+            "Network.connect",
+            lambda: new_network().connect,
+            ("number", 1),
+            ("bytes", other.address()),
+        ),
         Case("runtimes_close", lambda: _core.runtimes_close),
         Case("callbacks_close", lambda: _core.callbacks_close),
     ]

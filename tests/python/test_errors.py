@@ -72,7 +72,7 @@ def compare_to_docs(title: str, message: str) -> None:
 @pytest.mark.parametrize("wrong", CASES, ids=lambda c: c.title.replace(" ", "-"))
 def test_error(wrong: Case) -> None:
     with pytest.raises(jaxpp.JaxppError) as caught:
-        wrong.run()
+        jax.block_until_ready(wrong.run())
     message = str(caught.value)
     compare_to_docs(wrong.title, message)
     assert type(caught.value) is (jaxpp.NanError if wrong.code == "nan" else jaxpp.JaxppError)

@@ -120,4 +120,3 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
     if jax.process_count() == 1:
         return None
     return Processes([_owner(mesh, rank) for rank in range(mesh.mpmd_dim)])
-
