@@ -27,6 +27,7 @@
 #include "jaxpp/array.h"
 #include "jaxpp/transport.h"
 #include "jaxpp/runtime.h"
+#include "jaxpp/planfile.h"
 
 // What people look at.
 #include "jaxpp/view.h"
