@@ -38,6 +38,7 @@ typedef struct jpp_planfile_contents {
   uint32_t channel_slots;        // that it was planned with
   uint32_t steps_in_flight;      // as in jpp_runtime_options_t
   const char* platform;          // of the devices that the modules are for: "cpu"
+  const char* format;            // of the modules, as in jpp_compile_request_t
   uint32_t devices_per_rank;     // >= 1
   const int32_t* device_ids;     // [ranks * devices_per_rank] the plugin's own ids
   // A CompileOptionsProto for all modules, without a device assignment.

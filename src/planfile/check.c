@@ -109,11 +109,12 @@ jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) {
   if (!contents->planned || !contents->planned->report) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a plan with its proof");
   }
-  if (!contents->platform || !*contents->platform || !contents->devices_per_rank) {
+  if (!contents->platform || !contents->format || !contents->devices_per_rank) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected the platform of the devices and at least 1 device a "
-                           "rank, found %s and %u",
+                           "expected a platform, the modules' format and at least 1 "
+                           "device a rank, found %s, %s and %u",
                            contents->platform ? contents->platform : "none",
+                           contents->format ? contents->format : "none",
                            contents->devices_per_rank);
   }
   JPP_RETURN_IF_ERROR(check_modules(contents));

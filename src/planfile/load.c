@@ -379,6 +379,7 @@ static jpp_status_t* read_devices(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   uint32_t ranks = 0, count = 0, *ids = NULL;
   JPP_RETURN_IF_ERROR(get_text(r, r->header, "platform", &contents->platform));
+  JPP_RETURN_IF_ERROR(get_text(r, r->header, "format", &contents->format));
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "ranks", &ranks));
   JPP_RETURN_IF_ERROR(
       get_u32(r, r->header, "devices_per_rank", &contents->devices_per_rank));

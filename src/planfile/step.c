@@ -111,7 +111,7 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
   jpp_compile_request_t request = {
       .code = module->data,
       .code_size = module->size,
-      .format = "mlir",
+      .format = contents->format,
       .options = contents->compile_options.data,
       .options_size = contents->compile_options.size,
       .devices = step->devices + (size_t)task->rank * per_rank,
@@ -365,9 +365,11 @@ jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step) {
 
 jpp_status_t* jpp_planfile_step_call(jpp_planfile_step_t* step, const jpp_call_t* call) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
-  if (!contents->num_constants) return jpp_runtime_call(step->runtime, call);
   uint32_t args = count_args(step);
   jpp_array_t** all = NULL;
+  for (uint32_t o = 0; o < contents->planned->graph->num_outputs; ++o) {
+    call->results[o] = NULL;
+  }
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->planned->graph->num_args, &all));
   for (uint32_t a = 0; a < args; ++a) all[a] = call->args[a];
   for (uint32_t c = 0; c < contents->num_constants; ++c) {

@@ -6,6 +6,7 @@
 #include "jaxpp/advise.h"
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
+#include "jaxpp/planfile.h"
 #include "plan_util.h"
 #include "schedule_util.h"
 
@@ -86,6 +87,10 @@ static jpp_status_t* call_pjrt(const void* options) {
   return status;
 }
 
+static jpp_status_t* call_planfile(const void* contents) {
+  return jpp_planfile_save(contents, "/nowhere/plan");
+}
+
 typedef struct entry {
   const char* type;
   jpp_status_t* (*call)(const void* options);
@@ -141,6 +146,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_program_options_t program = {.schedules = g_planned.schedules};
   jpp_plan_options_t plan = {.last = JPP_PART_PROGRAM};
   jpp_fake_options_t fake = {.device_count = 1};
+  jpp_planfile_contents_t contents = {.front = {"", 0}};
   jpp_pjrt_options_t pjrt = {.plugin_path = "/nowhere/plugin.so"};
 #define ENTRY(type, call, options, code) \
   { #type, call, &(options), sizeof(type), code }
@@ -154,6 +160,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_program_options_t, call_program, program, JPP_OK),
       ENTRY(jpp_plan_options_t, call_plan, plan, JPP_OK),
       ENTRY(jpp_fake_options_t, call_fake, fake, JPP_OK),
+      ENTRY(jpp_planfile_contents_t, call_planfile, contents, JPP_INVALID_ARGUMENT),
       ENTRY(jpp_pjrt_options_t, call_pjrt, pjrt, JPP_PLUGIN_ERROR),
   };
 #undef ENTRY
