@@ -109,12 +109,20 @@ JPP_API void jpp_planfile_step_destroy(jpp_planfile_step_t* step);
 // Borrowed for the lifetime of the step: to cancel, trace and await.
 JPP_API jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step);
 
+// Bytes of a dense host array of the type, in which small types take a byte an element.
+JPP_API uint64_t jpp_planfile_host_bytes(const jpp_type_t* type);
+
 // Brings an argument to the ranks and devices that need it. `data` is a dense host array
-// of its type, 4-bit types a byte an element, and only read during the call. The caller
-// holds the array.
+// of its type, jpp_planfile_host_bytes(), and only read during the call. The caller holds
+// the array.
 JPP_API jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step,
                                                uint32_t arg, const void* data,
                                                jpp_array_t** out_array) JPP_MUST_USE;
+
+// The other way: waits for a result and copies all of it to a dense host array.
+JPP_API jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step,
+                                             uint32_t output, jpp_array_t* array,
+                                             void* data) JPP_MUST_USE;
 
 // jpp_runtime_call() with the constants added: `call->args` has the other arguments,
 // [num_args - num_constants].

@@ -80,7 +80,7 @@ static const flag_t kFlags[] = {
      "the PJRT plugin; default JPP_PLUGIN, then the CPU plugin installed beside jaxpp"},
     {JPP_FLAG_RUN, "--steps", "N", FLAG_U32, FIELD(steps), "steps to run; default 10"},
     {JPP_FLAG_RUN, "--seed", "N", FLAG_U32, FIELD(seed),
-     "random f64, f32 and bf16 arguments between -0.1 and 0.1, instead of zeros"},
+     "random f64, f32 and bf16 arguments between 0 and 0.1, instead of zeros"},
     {JPP_FLAG_SECONDS, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),
      "to search for; default 5"},
     {JPP_FLAG_HELP, "--help", NULL, FLAG_BOOL, FIELD(help), "print this help"},

@@ -48,9 +48,6 @@ static inline void jpp_planfile_put(unsigned char* at, uint32_t bytes, uint64_t 
 // Of a file of at least JPP_PLANFILE_HEAD_SIZE bytes, whatever stands in it as its hash.
 uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size);
 
-// Bytes of a dense host array of the type.
-uint64_t jpp_planfile_host_bytes(const jpp_type_t* type);
-
 // What must hold between the parts of contents, on both ways: JPP_INVALID_ARGUMENT says
 // what does not.
 jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;

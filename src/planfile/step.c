@@ -279,6 +279,69 @@ jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step, uint32_t
   return jpp_status_annotate(status, "argument %s", value->name ? value->name : "?");
 }
 
+// --- Results --------------------------------------------------------------------------
+
+// Copies a dense box to its place in a dense array, a row of the last dimension at a
+// time.
+static void copy_box(const jpp_type_t* type, const int64_t* dims, const int64_t* start,
+                     const char* from, char* to) {
+  int64_t at[JPP_BUFFER_MAX_RANK] = {0};
+  uint32_t last = type->ndim - 1;
+  int64_t element = jpp_dtype_bits(type->dtype) / 8, row = dims[last] * element;
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    if (!dims[i]) return;
+  }
+  while (true) {
+    int64_t offset = 0;
+    for (uint32_t i = 0; i <= last; ++i) {
+      offset = offset * type->dims[i] + start[i] + at[i];
+    }
+    memcpy(to + offset * element, from, (size_t)row);
+    from += row;
+    uint32_t next = last;
+    while (next-- > 0 && ++at[next] == dims[next]) at[next] = 0;
+    if (next == UINT32_MAX) return;
+  }
+}
+
+static jpp_status_t* read_boxes(const jpp_planfile_step_t* step, const jpp_type_t* type,
+                                const jpp_planfile_layout_t* layout, jpp_array_t* array,
+                                char* data) {
+  jpp_type_t box_type = *type;
+  box_type.dims = layout->dims;
+  uint64_t bytes = jpp_planfile_host_bytes(&box_type);
+  uint32_t rank = jpp_array_layout(array).ranks[0];
+  char* box = NULL;
+  jpp_status_t* status = jpp_alloc(bytes, (void**)&box);
+  for (uint32_t d = 0; d < step->file->contents.devices_per_rank && !status; ++d) {
+    status = jpp_array_read(array, rank, d, box, bytes, NULL);
+    if (status) break;
+    copy_box(type, layout->dims, layout->starts + (size_t)d * type->ndim, box, data);
+  }
+  jpp_free(box);
+  return status;
+}
+
+jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t output,
+                                     jpp_array_t* array, void* data) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  const jpp_graph_t* graph = contents->planned->graph;
+  if (output >= graph->num_outputs) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected the number of one of %u results, found %u",
+                           graph->num_outputs, output);
+  }
+  const jpp_type_t* type = &graph->values[graph->outputs[output].value].type;
+  if (contents->layouts && type->ndim && type->ndim <= JPP_BUFFER_MAX_RANK) {
+    const jpp_planfile_layout_t* layout = &contents->layouts[graph->num_args + output];
+    return read_boxes(step, type, layout, array, data);
+  }
+  return jpp_array_read(array, jpp_array_layout(array).ranks[0], 0, data,
+                        jpp_planfile_host_bytes(type), NULL);
+}
+
+// --- Constants ------------------------------------------------------------------------
+
 static uint32_t count_args(const jpp_planfile_step_t* step) {
   return step->file->contents.planned->graph->num_args -
          step->file->contents.num_constants;

@@ -177,6 +177,11 @@ class LoadedStep:
         self._types = compiled.argument_types()
         self.compiled = compiled
 
+    @property
+    def structure(self) -> Any:
+        """The treedef of (positional arguments, keyword arguments) without the static ones."""
+        return self._planned.tree
+
     def _check_static(self, static: Static, found: Any) -> None:
         if isinstance(static.value, _Untold):
             raise make_error(
