@@ -6,7 +6,7 @@ from jaxpp.errors import JaxppError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.plan.auto import Auto
-from jaxpp.run.loading import LoadedStep, load
+from jaxpp.run.loading import load
 from jaxpp.run.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
 from jaxpp.run.times import collect_task_times_ms
 from jaxpp.schedules import (
@@ -53,7 +53,6 @@ __all__ = [
     "InterleavedZeroBubble",
     "JaxppError",
     "KimiK2",
-    "LoadedStep",
     "Max",
     "MpmdArray",
     "MpmdMesh",

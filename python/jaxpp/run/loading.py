@@ -178,6 +178,11 @@ class LoadedStep:
         self.compiled = compiled
 
     @property
+    def path(self) -> str:
+        """Of the plan file."""
+        return self._path
+
+    @property
     def structure(self) -> Any:
         """The treedef of (positional arguments, keyword arguments) without the static ones."""
         return self._planned.tree
