@@ -6,10 +6,10 @@ SOURCES := $(shell find src include python meson.build meson.options jaxpp.pc.in
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test test-jax bench fmt asan random soak fuzz clean
+.PHONY: help install wheel demo test test-jax bench bench-distributed fmt asan random soak fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One `pip install .` builds the library, the command, the extension and the package.
 $(VENV)/.installed: $(SOURCES)
@@ -23,8 +23,8 @@ $(VENV)/.installed: $(SOURCES)
 $(VENV)/.tools:
 	@tools/system_packages.sh library
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
-	@$(PYTHON) -c "import mesonbuild, ninja, xla_plugins" 2>/dev/null || \
-	  $(PYTHON) -m pip install --quiet "meson>=1.4" ninja xla-cpu-pjrt==0.0.1
+	@$(PYTHON) -c "import mesonbuild, ninja, xla_plugins, libucx" 2>/dev/null || \
+	  $(PYTHON) -m pip install --quiet "meson>=1.4" ninja xla-cpu-pjrt==0.0.1 libucx-cu13
 	@touch $@
 
 PREFIX := /usr/local
@@ -63,6 +63,18 @@ bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C
 	@$(PYTHON) benchmarks/steps.py
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
+
+# The addresses are those of network interfaces of this host: AT=192.0.2.7.
+AT := 127.0.0.1
+bench-distributed: $(VENV)/.tools ## sends between two processes against bare UCX, over what AT=127.0.0.1 has
+	@test -e build-bench || PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-bench --buildtype=release -Dpython=false
+	@PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) compile -C build-bench bench_transport
+	@library=$$($(PYTHON) tools/find_headers.py ucx)/../lib/libucp.so.0; \
+	  export JPP_UCX=$${JPP_UCX:-$$library}; \
+	  build-bench/tests/c/transport/bench_transport $(AT) && \
+	  echo "bare UCX that does not look for dead peers:" && \
+	  build-bench/tests/c/transport/bench_transport $(AT) any && \
+	  echo "and over TCP:" && UCX_TLS=tcp,self build-bench/tests/c/transport/bench_transport $(AT)
 
 soak: $(VENV)/.installed ## longer: all Python tests on ranks of 2 and 4 devices, CASES=100 random models
 	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python

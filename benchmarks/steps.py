@@ -1,7 +1,7 @@
 """Step times of two models: the pipeline, a bare C loop that makes the same PJRT calls, and
 plain `jax.jit` of the same step. The three take turns, so that a machine whose speed drifts
 slows them alike; times are medians, ratios are medians of ratios within a turn. Then the
-time of a call whose step has nothing to run.
+time of a loop that prepares batches meanwhile, and of a call whose step has nothing to run.
 
     python benchmarks/steps.py [--turns N]
 """
@@ -37,7 +37,7 @@ class State:
     def time(self, batch: Any) -> float:
         start = time.perf_counter()
         self.params, loss = self.step(self.params, *batch)
-        jax.block_until_ready(loss)
+        jax.block_until_ready((self.params, loss))
         return time.perf_counter() - start
 
 
@@ -77,6 +77,34 @@ def report(model: Model, times: np.ndarray, instructions: int) -> None:
     print(f"  pipeline / plain jax.jit  {against_plain:6.2f}", flush=True)
 
 
+def prepare(pieces: int) -> float:
+    """Makes a batch in numpy; how long it took."""
+    generator = np.random.default_rng(0)
+    start = time.perf_counter()
+    for _ in range(pieces):
+        generator.standard_normal(1 << 12)
+    return time.perf_counter() - start
+
+
+def measure_overlap(model: Model, turns: int) -> None:
+    """A loop that prepares a batch for as long as a step takes, while the step before runs."""
+    params, batch = model.params(), model.batch()
+    state = State(model.pipeline().compile(params, *batch), params)
+    state.time(batch)
+    step = float(np.median([state.time(batch) for _ in range(turns)]))
+    pieces = max(1, round(step / prepare(1000) * 1000))
+    work = float(np.median([prepare(pieces) for _ in range(turns)]))
+    start = time.perf_counter()
+    for _ in range(turns):
+        prepare(pieces)
+        state.params, loss = state.step(state.params, *batch)
+    jax.block_until_ready((state.params, loss))
+    together = (time.perf_counter() - start) / turns
+    print(f"\n{model.name}: preparing a batch for as long as a step takes")
+    print(f"  step {step * 1e3:.3f} ms, batch {work * 1e3:.3f} ms, both {together * 1e3:.3f} ms")
+    print(f"  both / the longer one     {together / max(step, work):6.2f}", flush=True)
+
+
 def measure_idle(turns: int) -> None:
     """A step whose tasks are empty: what a call costs before anything runs."""
     calls = 100
@@ -99,6 +127,7 @@ def main() -> None:
     print(f"jax {jax.__version__}, {os.cpu_count()} cores, medians of {turns} turns")
     for model in MODELS:
         measure(model, turns)
+        measure_overlap(model, turns)
     measure_idle(turns)
 
 

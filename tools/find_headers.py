@@ -2,6 +2,7 @@
 
 find_headers.py pjrt    pjrt_c_api.h, from xla-cpu-pjrt
 find_headers.py ffi     xla/ffi/api/c_api.h, from jaxlib
+find_headers.py ucx     ucp/api/ucp.h, from libucx-cu13 or libucx-cu12
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ import sys
 # What to look for, where in which module, and the package that has it.
 HEADERS = {
     "pjrt": ("pjrt_c_api.h", "xla_plugins", "*/include", "xla-cpu-pjrt==0.0.1"),
+    "ucx": ("ucp/api/ucp.h", "libucx", "include", "libucx-cu13"),
     "ffi": ("xla/ffi/api/c_api.h", "jaxlib", "include", "jaxlib"),
 }
 

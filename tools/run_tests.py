@@ -122,6 +122,9 @@ PARTS: dict[str, Callable[[], tuple[int, int]]] = {
 
 
 def main(names: list[str]) -> int:
+    if unknown := [name for name in names if name not in PARTS]:
+        print(f"no part {unknown[0]!r}; the parts: {' '.join(PARTS)}", file=sys.stderr)
+        return 2
     rows = []
     for name in names or PARTS:
         print(f"--- {name}", flush=True)

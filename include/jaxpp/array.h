@@ -30,6 +30,12 @@ typedef struct jpp_array_layout {
 JPP_API jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
                                        jpp_buffer_t* const* buffers,
                                        jpp_array_t** out_array) JPP_MUST_USE;
+// Copies to devices of the layout's client: `shards` are [devices_per_rank], the same on
+// each rank; `devices` are client indices, [num_ranks][devices_per_rank].
+JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
+                                       const jpp_host_array_t* shards,
+                                       const uint32_t* devices,
+                                       jpp_array_t** out_array) JPP_MUST_USE;
 JPP_API void jpp_array_hold(jpp_array_t* array);
 // Frees the array if nobody else holds it. NULL is fine.
 JPP_API void jpp_array_release(jpp_array_t* array);

@@ -50,6 +50,9 @@ typedef struct jpp_check_actor {
   uint64_t peak_bytes;                   // on each device of the actor
   uint32_t peak_instr;                   // where it is first reached
   uint64_t bytes_at_peak[JPP_BYTES_KIND_COUNT];
+  // What each further step in flight adds: its batch, and its results less the arguments
+  // whose memory it takes over.
+  uint64_t next_step_bytes;
 } jpp_check_actor_t;
 
 typedef struct jpp_check_channel {
@@ -94,5 +97,10 @@ JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t ra
 // much, and the kinds.
 JPP_API jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
                                              const uint64_t* limits) JPP_MUST_USE;
+
+// How many steps, at most `wanted` and at least 1, may be in flight within limits[rank]
+// (as above; NULL: no limits).
+JPP_API uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,
+                                           const uint64_t* limits, uint32_t wanted);
 
 #endif  // JAXPP_CHECK_H_

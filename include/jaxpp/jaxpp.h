@@ -26,6 +26,7 @@
 #include "jaxpp/device_fake.h"
 #include "jaxpp/array.h"
 #include "jaxpp/transport.h"
+#include "jaxpp/transport_fake.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/planfile.h"
 

@@ -15,11 +15,17 @@
 // Threads: everything but destroy may be called by any thread at any time; steps are
 // issued in the order of the calls. Read a trace while no traced step is under way.
 // Runtimes do not share anything but the client.
+//
+// Several processes: arguments and results lie on the ranks of this process; what other
+// ranks hold of them is the other processes' affair. A step that fails in one process
+// fails in all of them, with the status of the first, and their runtimes are of no more
+// use: every further call gives that status.
 #ifndef JAXPP_RUNTIME_H_
 #define JAXPP_RUNTIME_H_
 
 #include "jaxpp/array.h"
 #include "jaxpp/program.h"
+#include "jaxpp/transport.h"
 
 typedef struct jpp_runtime jpp_runtime_t;
 
@@ -31,15 +37,23 @@ typedef struct jpp_task_executable {
 } jpp_task_executable_t;
 
 typedef struct jpp_runtime_options {
-  jpp_client_t* client;                      // borrowed
-  const jpp_plan_t* plan;                    // borrowed
-  uint32_t devices_per_rank;                 // >= 1
-  const uint32_t* devices;                   // [ranks * devices_per_rank] client indices
+  size_t struct_size;
+  jpp_client_t* client;       // borrowed
+  const jpp_plan_t* plan;     // borrowed
+  uint32_t devices_per_rank;  // >= 1
+  // [ranks * devices_per_rank] client indices; NULL: one rank after the other, from 0.
+  const uint32_t* devices;
   const jpp_task_executable_t* executables;  // [staged->num_tasks]
   const char* transport;                     // the driver between ranks; NULL: "inproc"
   // 0 or 1: one thread issues. More help only where a plugin's calls take long.
   uint32_t issue_threads;
   uint32_t steps_in_flight;  // 0: 2
+  // Several processes with one plan: each has a runtime, which runs the ranks that are
+  // its own, and calls the same steps in the same order. NULL: this one has all ranks.
+  const uint32_t* rank_process;  // [ranks]
+  uint32_t process;              // this one
+  // Of bytes, connected to the others. The runtime takes it over, whatever the outcome.
+  jpp_transport_t* network;
 } jpp_runtime_options_t;
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables

@@ -35,6 +35,7 @@ typedef enum jpp_status_code {
   JPP_NAN_ERROR,         // a task made a NaN or an infinity and was being watched for it
   JPP_OUT_OF_MEMORY,     // host or device memory, or a memory limit
   JPP_UNSUPPORTED,       // understood, and not built
+  JPP_PEER_ERROR,        // another process of the job died, left or sent nonsense
   JPP_CANCELLED,         // stopped because something else failed or the user asked
   JPP_INTERNAL_ERROR,    // a bug in this library
   JPP_STATUS_CODE_COUNT

@@ -1,13 +1,32 @@
-// Transport: moves buffers from one actor to another, over channels of bounded depth.
+// Transport: moves the values of a plan from one rank to another, over channels of
+// bounded depth.
 //
-// A channel has one sender and one receiver. A message is a few buffer pointers and a
-// tag; the channel does not look at either: that tags come in the order the receiver
-// expects is the caller's to check. Sending hands the buffers over; receiving takes them.
+// A channel has one sending rank, one receiving rank and a number of slots. A message is
+// one value: a shard for each device of a rank, and a tag. Messages of a channel arrive
+// in the order they were sent; that their tags are the expected ones is the caller's to
+// check.
 //
-// Threads: a channel's sends come from one thread at a time, and so do its receives; the
-// two may be different threads. jpp_channel_abort() may be called by any thread at any
-// time, all other calls on a transport or a channel by one thread while nobody else uses
-// it.
+// There are two forms of messages, and a driver carries one of them:
+//
+//  - handles, between the ranks of one process: a send hands pointers over, a receive
+//    takes them. The transport does not look at what they point to.
+//  - bytes, between processes: a send names the memory of each shard and is told when
+//  that
+//    memory may be reused; the receiver has memory for `slots` messages, which the driver
+//    registers when the channel is opened and into which it receives without being asked.
+//    A receive borrows a slot and gives it back by releasing it.
+//
+// A slot that is free at the receiver is a credit at the sender. Nothing is sent without
+// a credit, so what may be under way is bounded by what the plan says.
+//
+// No call waits for a peer, except jpp_transport_destroy(), for a bounded time. A process
+// that dies, leaves, or sends what the plan does not allow makes the calls on its
+// channels fail with JPP_PEER_ERROR, which names it.
+//
+// Threads: a channel of handles is sent to by one thread at a time and received from by
+// one thread at a time; the two may be different threads. All calls on a transport of
+// bytes and its channels are made by one thread at a time. Any thread may call
+// jpp_channel_abort() and jpp_channel_release() at any time while the channel is open.
 #ifndef JAXPP_TRANSPORT_H_
 #define JAXPP_TRANSPORT_H_
 
@@ -17,39 +36,162 @@
 
 typedef struct jpp_transport jpp_transport_t;
 typedef struct jpp_channel jpp_channel_t;
+// Memory that a driver has made known to the devices that will read it.
+typedef struct jpp_transport_memory jpp_transport_memory_t;
 
 //===-- Transport ------------------------------------------------------------------===//
 
-// The drivers by name: "inproc" (actors of one process) and "null" (a skeleton: every
-// call fails with JPP_UNSUPPORTED). NULL past the last one.
+// The drivers by name: "inproc" (handles, within a process), "ucx" (bytes, over shared
+// memory, TCP or RDMA), "fake" (bytes, within a process, for tests; transport_fake.h) and
+// "null" (a skeleton: every call fails with JPP_UNSUPPORTED). NULL past the last one.
 JPP_API const char* jpp_transport_driver_name(uint32_t index);
 
-// JPP_INVALID_ARGUMENT lists the names there are when `name` is none of them.
-JPP_API jpp_status_t* jpp_transport_create(const char* name,
+typedef struct jpp_transport_options {
+  size_t struct_size;      // sizeof(jpp_transport_options_t)
+  const char* driver;      // a driver's name
+  uint32_t process;        // this process, below num_processes
+  uint32_t num_processes;  // of the job; 0 counts as 1
+  // Where this process may be reached: the address of a network interface
+  // ("192.0.2.7"), or the name of one as the driver knows it ("eth0", "mlx5_0:1"), or
+  // several with commas between them. There is no default: a transport of bytes listens
+  // nowhere else.
+  const char* address;
+  // The job's secret, the same in all processes; a peer proves that it has it before
+  // anything it sends is looked at. Transports of bytes want at least 16 bytes.
+  const void* token;
+  size_t token_size;
+  // A peer that does not answer for so long counts as dead; also the longest that
+  // jpp_transport_destroy() waits. 0: 10000.
+  uint32_t peer_timeout_ms;
+} jpp_transport_options_t;
+
+// Copies what it needs of the options. JPP_INVALID_ARGUMENT lists the names there are
+// when `driver` is none of them, and says what is wrong with an address; JPP_UNSUPPORTED
+// says what to install for a driver whose library is missing.
+JPP_API jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
                                            jpp_transport_t** out_transport) JPP_MUST_USE;
 
-// Close every channel first. NULL is fine.
+// Close every channel first. Tells the peers, lets what was sent arrive as long as they
+// take it, and calls jpp_channel_spec_t.sent for all that is left. NULL is fine.
 JPP_API void jpp_transport_destroy(jpp_transport_t* transport);
+
+typedef enum jpp_transport_form {
+  JPP_TRANSPORT_HANDLES,
+  JPP_TRANSPORT_BYTES,
+} jpp_transport_form_t;
+
+JPP_API jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport);
+
+// What the other processes need to reach this one, with a proof of the token. How it gets
+// to them is the caller's affair. Borrowed for the lifetime of the transport; transports
+// of handles have none: size 0.
+JPP_API void jpp_transport_address(const jpp_transport_t* transport,
+                                   const void** out_address, size_t* out_size);
+
+// Begins to connect to another process, whose address it is. Each of the two calls it
+// once, before the first channel between them is opened. JPP_PEER_ERROR for an address
+// that is damaged, of another process, or made with another token or another version.
+JPP_API jpp_status_t* jpp_transport_connect(jpp_transport_t* transport, uint32_t process,
+                                            const void* address,
+                                            size_t size) JPP_MUST_USE;
+
+// Moves everything on: call it in the loop that sends and receives. Calls `sent`. When
+// `out_some` is false nothing happened. Failures show at the channels that they concern.
+JPP_API void jpp_transport_progress(jpp_transport_t* transport, bool* out_some);
+
+// For a caller that has nothing to do: when `out_armed` is true, `out_descriptor` becomes
+// readable once there is something for jpp_transport_progress(), which is then due; when
+// false something is there already. -1 for drivers that never need it. Does not wake up
+// for releases and aborts of this process.
+JPP_API jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
+                                        bool* out_armed) JPP_MUST_USE;
+
+// NULL while the process can be reached, as far as is known; else why not, to be freed.
+JPP_API jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
+                                                uint32_t process) JPP_MUST_USE;
+
+// Registers memory to send from, which must stay as it is until it is unregistered,
+// before the transport is destroyed. A send from memory that is not registered is as
+// correct; drivers may have to register it then.
+JPP_API jpp_status_t* jpp_transport_register(
+    jpp_transport_t* transport, void* data, size_t size,
+    jpp_transport_memory_t** out_memory) JPP_MUST_USE;
+// NULL is fine.
+JPP_API void jpp_transport_unregister(jpp_transport_t* transport,
+                                      jpp_transport_memory_t* memory);
 
 //===-- Channels -------------------------------------------------------------------===//
 
-// Frees a buffer that nobody will receive. Called by reset and close, on their thread.
+// Handles: frees a buffer that nobody will receive. Called by reset and close, on their
+// thread.
 typedef void (*jpp_channel_release_t)(void* user, void* buffer);
 
+// Bytes: the memory of a message may be reused. Called once for each message that was
+// sent, whatever became of it, with its cookie; by try_send, progress, close or destroy,
+// on their thread, not always in order. Must not call the transport.
+typedef void (*jpp_channel_sent_t)(void* user, void* cookie);
+
+// Both ends of a channel have the same numbers; a transport of bytes compares them.
 typedef struct jpp_channel_spec {
-  uint32_t src_actor;
-  uint32_t dst_actor;
+  size_t struct_size;             // sizeof(jpp_channel_spec_t)
+  uint32_t id;                    // the plan's number of the channel
+  uint32_t src_actor;             // the sending rank
+  uint32_t dst_actor;             // the receiving rank
+  uint32_t src_process;           // whose ranks they are: at least one is this process
+  uint32_t dst_process;           // with handles they do not count
   uint32_t slots;                 // messages that may wait; at least 1
-  uint32_t capacity;              // buffers a message may have; at least 1
-  jpp_channel_release_t release;  // NULL: buffers left inside are dropped
-  void* release_user;
+  uint32_t capacity;              // shards that a message may have; at least 1
+  const uint64_t* bytes;          // [capacity] the most that a shard may have; bytes only
+  jpp_channel_release_t release;  // handles; NULL: buffers left inside are dropped
+  jpp_channel_sent_t sent;        // bytes; NULL: nobody wants to know
+  void* user;                     // of both
 } jpp_channel_spec_t;
 
-// All memory of the channel is allocated here. The caller owns it, and closes it before
+// All memory of the channel is allocated here, and registered: at the receiver `slots`
+// messages of the largest size. Bytes: this process opens the end or the ends that are
+// its ranks'; the other process must be connected. The caller closes the channel before
 // the transport is destroyed.
 JPP_API jpp_status_t* jpp_transport_open_channel(
     jpp_transport_t* transport, const jpp_channel_spec_t* spec,
     jpp_channel_t** out_channel) JPP_MUST_USE;
+
+// Bytes: sends a message from end to end, so that connections are made, memory is
+// registered and the route is known to work before it counts. Both ends call it, with
+// progress in between, until `out_done` is true; nothing may be sent before. Handles:
+// done at once.
+JPP_API jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel,
+                                          bool* out_done) JPP_MUST_USE;
+
+// How many messages can be sent now, at least; 0 only when none can. After an abort or a
+// failure not 0: a send need not wait, it returns the error. Sender's thread.
+JPP_API uint32_t jpp_channel_credits(jpp_channel_t* channel);
+
+typedef struct jpp_channel_stats {
+  uint64_t messages_sent, messages_received;
+  uint64_t bytes_sent, bytes_received;  // of shards; 0 with handles
+} jpp_channel_stats_t;
+
+JPP_API void jpp_channel_get_stats(const jpp_channel_t* channel,
+                                   jpp_channel_stats_t* out_stats);
+
+// Any thread, at any time: from now on both ends get a copy of `status`, also the
+// receiver for whom messages still wait; the other process' as soon as it hears of it,
+// with this one's name in front. The first abort stays. `status` is only read.
+JPP_API void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status);
+
+// Drops what waits and clears the abort, so that the channel is as new. Nobody else may
+// use the channel meanwhile. Bytes: both ends must be reset, each by its process; the
+// sender has no credit until the other end is. Slots that are not released stay the
+// receiver's, and `sent` is still called for what is under way.
+JPP_API void jpp_channel_reset(jpp_channel_t* channel);
+
+// Drops what waits and frees the channel. Nobody else may use it. Bytes: memory that is
+// being sent must stay until `sent` was called for it, at the latest by
+// jpp_transport_destroy(); slots are gone, also those that were not released. NULL is
+// fine.
+JPP_API void jpp_channel_close(jpp_channel_t* channel);
+
+//===-- Messages of handles --------------------------------------------------------===//
 
 typedef struct jpp_message {
   void** buffers;
@@ -58,8 +200,9 @@ typedef struct jpp_message {
 } jpp_message_t;
 
 // Sender's thread only; never blocks, never allocates unless it fails. When `out_done` is
-// true the buffers are handed over; when false no slot is free, try again later. After an
-// abort: the status it was given. JPP_INVALID_ARGUMENT for more buffers than `capacity`.
+// true the buffers are handed over; when false there is no credit, try again later. After
+// an abort: the status it was given. JPP_INVALID_ARGUMENT for more buffers than
+// `capacity`.
 JPP_API jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel,
                                            const jpp_message_t* message,
                                            bool* out_done) JPP_MUST_USE;
@@ -70,15 +213,41 @@ JPP_API jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel,
 JPP_API jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* message,
                                            bool* out_done) JPP_MUST_USE;
 
-// Any thread, at any time: from now on both ends get a copy of `status`, also the
-// receiver for whom messages still wait. The first abort stays. `status` is only read.
-JPP_API void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status);
+//===-- Messages of bytes ----------------------------------------------------------===//
 
-// Releases what waits and clears the abort, so that the channel is as new. Nobody else
-// may use the channel meanwhile.
-JPP_API void jpp_channel_reset(jpp_channel_t* channel);
+typedef struct jpp_shard {
+  const void* data;
+  size_t size;                           // 0: `data` is not looked at
+  const jpp_transport_memory_t* memory;  // that `data` is in; NULL: not registered
+} jpp_shard_t;
 
-// Releases what waits and frees the channel. Nobody else may use it. NULL is fine.
-JPP_API void jpp_channel_close(jpp_channel_t* channel);
+// Never blocks, never allocates unless it fails. When `out_done` is true the shards'
+// memory must not change until `sent` was called with the cookie; when false there is no
+// credit, and nothing happened. JPP_INVALID_ARGUMENT for more shards than `capacity` or a
+// shard larger than `bytes` says.
+JPP_API jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
+                                                 const jpp_shard_t* shards,
+                                                 uint32_t count, void* cookie,
+                                                 bool* out_done) JPP_MUST_USE;
+
+// A message in a slot. The shards' memory begins at multiples of 64 bytes and is the
+// caller's, to write as well, until the slot is released.
+typedef struct jpp_received {
+  uint64_t tag;
+  uint32_t slot;
+  uint32_t count;
+  void* const* data;      // [count] in the slot
+  const uint64_t* sizes;  // [count]
+} jpp_received_t;
+
+// Takes the next message, if all of it has arrived. The arrays are the channel's and stay
+// until the slot is released.
+JPP_API jpp_status_t* jpp_channel_try_recv_bytes(jpp_channel_t* channel,
+                                                 jpp_received_t* out_received,
+                                                 bool* out_done) JPP_MUST_USE;
+
+// Any thread, once for each message that was taken, in any order: the slot is free, which
+// the next jpp_transport_progress() tells the sender.
+JPP_API void jpp_channel_release(jpp_channel_t* channel, uint32_t slot);
 
 #endif  // JAXPP_TRANSPORT_H_

@@ -55,10 +55,11 @@ class Placement:
         self.mesh = mesh
         self.aval = aval
         self.ranks = tuple(ranks)
+        self.local_ranks = tuple(r for r in self.ranks if devices.has_rank(r))
         self.spec = spec
         self.dtype_name, self.physical_shape = physical_type(aval)
         self.sharding = MpmdSharding(mesh, self.ranks, spec)
-        self.device_indices = [d for r in self.ranks for d in devices.indices[r]]
+        self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
         self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
         self.slices = self._shard_slices()
 
@@ -75,10 +76,10 @@ class Placement:
         shards = [host[index] if index else host for index in self.slices]
         return _core.Value.put(
             self.devices.client,
-            self.ranks,
+            self.local_ranks,
             self.devices.per_rank,
             self.device_indices,
-            shards * len(self.ranks),
+            shards * len(self.local_ranks),
             self.dtype_name,
         )
 
@@ -145,6 +146,7 @@ class PartedPlacement:
         self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
         self.aval = aval
         self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
+        self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
         self.sharding = MpmdSharding(self.mesh, self.ranks, self.spec)
         self.dtype_name = parts[0].dtype_name
         self.key = (tuple(aval.shape), aval.dtype, False)
@@ -167,7 +169,7 @@ class PartedPlacement:
         """The whole array, each part from its first rank."""
         assert isinstance(value, PartedValue)
         pairs = zip(self.parts, value.values, strict=True)
-        return np.concatenate([part.read(v, part.ranks[0]) for part, v in pairs])
+        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
 
     def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The rows that lie on a rank."""
@@ -261,8 +263,20 @@ class MpmdArray:
     # --- Looking at it ---
 
     def _read(self, rank: int | None = None) -> np.ndarray:
-        ranks = self._placement.ranks
-        return self._placement.read(self._value, ranks[0] if rank is None else rank)
+        if rank is None:
+            rank = self._first_local_rank()
+        return self._placement.read(self._value, rank)
+
+    def _first_local_rank(self) -> int:
+        ranks = self._placement.local_ranks
+        if ranks:
+            return ranks[0]
+        raise make_error(
+            "mesh",
+            f"an MpmdArray of rank {self._placement.ranks[0]} is looked at in process "
+            f"{jax.process_index()}, which has no copy of it; expected a process of the ranks "
+            f"{list(self._placement.ranks)}, or a result that all ranks have",
+        )
 
     def _rank_array(self, rank: int, host: np.ndarray | None = None) -> jax.Array:
         host = self._read(rank) if host is None else host
@@ -277,7 +291,7 @@ class MpmdArray:
 
     @property
     def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
-        ranks = self._placement.ranks
+        ranks = self._placement.local_ranks
         read = self._placement.read_rank  # of one that is stored by parts: the rank's rows
         return collections.OrderedDict(
             (r, self._rank_array(r, read(self._value, r))) for r in ranks
@@ -292,7 +306,7 @@ class MpmdArray:
     @property
     def first_mpmd_replica(self) -> jax.Array:
         """The copy on the lowest rank that holds it."""
-        return self._rank_array(self._placement.ranks[0])
+        return self._rank_array(self._first_local_rank())
 
     def _host(self) -> np.ndarray:
         """The array in host memory, read once from its first rank."""

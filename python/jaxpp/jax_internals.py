@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, config, effects, pjit, source_info_util
+from jax._src import api_util, clusters, config, distributed, effects, pjit, source_info_util
 from jax._src import core as jax_core
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_internals
@@ -33,6 +33,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
+
+from jaxpp import _core
 
 # JAX 0.11.2; none in 0.10.2: how a scan says which of its operands are constants and states.
 try:
@@ -47,6 +49,8 @@ __all__ = [
     "changed_jaxpr",
     "changed_scan",
     "context_mesh",
+    "coordination",
+    "coordination_address",
     "current_line",
     "drop_unused",
     "drop_unused_outputs",
@@ -386,6 +390,47 @@ def key_implementation(dtype: Any) -> str | None:
 
 
 # --- XLA's client -----------------------------------------------------------------------
+
+
+# JAX 0.10.2: distributed.global_state, its client's key-value store and barriers.
+def coordination() -> Any:
+    """The client of the job's coordination service."""
+    client = distributed.global_state.client
+    if client is None:
+        raise RuntimeError("jax.distributed.initialize() was not called")
+    return client
+
+
+def coordination_address() -> str:
+    """HOST:PORT of that service."""
+    return str(distributed.global_state.coordinator_address)
+
+
+# JAX 0.10.2: clusters.ClusterEnv, whose subclasses jax.distributed.initialize() asks.
+class _Launched(clusters.ClusterEnv):
+    """A process that `jaxpp launch` has started, with JAX_COORDINATOR_ADDRESS set."""
+
+    name = "jaxpp"
+
+    @classmethod
+    def is_env_present(cls) -> bool:
+        return _core.option("JPP_PROCESS_ID") is not None
+
+    @classmethod
+    def get_coordinator_address(cls, timeout_secs: int | None, *port: Any) -> str:
+        return _core.option("JAX_COORDINATOR_ADDRESS") or ""
+
+    @classmethod
+    def get_process_count(cls) -> int:
+        return int(_core.option("JPP_NUM_PROCESSES") or 1)
+
+    @classmethod
+    def get_process_id(cls) -> int:
+        return int(_core.option("JPP_PROCESS_ID") or 0)
+
+    @classmethod
+    def get_local_process_id(cls) -> int | None:
+        return cls.get_process_id()
 
 
 # JAX 0.10.2, 0.11.2: jaxlib's xla_client.custom_call_targets.

@@ -45,6 +45,25 @@ jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
   return NULL;
 }
 
+jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
+                               const jpp_host_array_t* shards, const uint32_t* devices,
+                               jpp_array_t** out_array) {
+  *out_array = NULL;
+  jpp_array_t* array = NULL;
+  jpp_status_t* status = jpp_array_promise(layout, NULL, &array);
+  for (size_t i = 0; !status && i < count_shards(array); ++i) {
+    status =
+        jpp_client_buffer_from_host(layout->client, &shards[i % layout->devices_per_rank],
+                                    devices[i], &array->buffers[i]);
+  }
+  if (status) {
+    jpp_array_release(array);
+    return status;
+  }
+  *out_array = array;
+  return NULL;
+}
+
 void jpp_array_hold(jpp_array_t* array) {
   jpp_arrays_lock();
   ++array->holders;
@@ -89,17 +108,20 @@ jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank) {
 
 void jpp_array_begin_read(jpp_array_t* array) { ++array->readers; }
 
-// Under the lock. Promised buffers are not there to be freed.
-static bool is_useless(const jpp_array_t* array) {
+// Under the lock: whether the caller is to free the buffers, which nobody can use any
+// more. Promised ones are not there to be freed.
+static bool claim_useless(jpp_array_t* array) {
   const jpp_outcome_t* outcome = array->outcome;
   bool failed = outcome && outcome->failure;
   bool promised = outcome && !outcome->issued && !outcome->finished;
-  return array->readers == 0 && !promised && (array->deleted || failed);
+  if (array->dropped || array->readers || promised) return false;
+  array->dropped = array->deleted || failed;
+  return array->dropped;
 }
 
 void jpp_array_settle(jpp_array_t* array) {
   jpp_arrays_lock();
-  bool useless = is_useless(array);
+  bool useless = claim_useless(array);
   jpp_arrays_unlock();
   if (useless) destroy_buffers(array);
 }
@@ -107,7 +129,7 @@ void jpp_array_settle(jpp_array_t* array) {
 void jpp_array_end_read(jpp_array_t* array) {
   jpp_arrays_lock();
   --array->readers;
-  bool useless = is_useless(array);
+  bool useless = claim_useless(array);
   jpp_arrays_changed();
   jpp_arrays_unlock();
   if (useless) destroy_buffers(array);
@@ -135,7 +157,7 @@ void jpp_array_stand_for(jpp_array_t* copy, jpp_array_t* origin) {
 void jpp_array_delete(jpp_array_t* array) {
   jpp_arrays_lock();
   array->deleted = true;
-  bool useless = is_useless(array);
+  bool useless = claim_useless(array);
   jpp_arrays_unlock();
   if (useless) destroy_buffers(array);
 }

@@ -43,6 +43,7 @@ struct jpp_array {
   uint32_t readers;  // who use the buffers without the lock; they stay meanwhile
   bool deleted;
   bool lost;               // donated to a step that failed
+  bool dropped;            // its buffers are freed, or are being freed by somebody
   jpp_array_t* origin;     // held: what this one stands for; stands for nothing itself
   jpp_outcome_t* outcome;  // held: of the step that makes it; NULL: no step's result
 };

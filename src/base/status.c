@@ -39,6 +39,7 @@ static const char* const kCodeNames[JPP_STATUS_CODE_COUNT] = {
     [JPP_NAN_ERROR] = "nan",
     [JPP_OUT_OF_MEMORY] = "out-of-memory",
     [JPP_UNSUPPORTED] = "unsupported",
+    [JPP_PEER_ERROR] = "peer",
     [JPP_CANCELLED] = "cancelled",
     [JPP_INTERNAL_ERROR] = "internal",
 };

@@ -41,6 +41,7 @@ static jpp_status_t* check_all(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(jpp_check_bindings(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
+    jpp_check_next_step(c, r);
   }
   JPP_RETURN_IF_ERROR(jpp_check_run_counts(c));
   JPP_RETURN_IF_ERROR(jpp_check_channels(c));

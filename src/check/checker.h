@@ -118,6 +118,8 @@ uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* 
 bool jpp_check_append_excess(const jpp_check_report_t* report, const uint64_t* limits,
                              jpp_str_t* str);
 
+// limit.c: what a further step in flight adds on the rank; c->kinds is known.
+void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank);
 // "weights 256, activations 64"; nothing for kinds without bytes.
 void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
 

@@ -1,5 +1,5 @@
 // Compares each rank's proved peak with its memory limit; the error describes the rank
-// that exceeds its limit by most.
+// that exceeds its limit by most. What is below the limit has room for more steps.
 #include "check/checker.h"
 
 uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* limits,
@@ -60,4 +60,41 @@ jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
   jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
   jpp_free(text);
   return status;
+}
+
+// --- Steps in flight ------------------------------------------------------------------
+
+static uint64_t bytes_of(const jpp_checker_t* c, uint32_t value) {
+  return c->plan->value_bytes[value];
+}
+
+void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank) {
+  const jpp_program_t* program = &c->plan->programs[rank];
+  const jpp_graph_t* graph = c->staged->graph;
+  uint64_t batch = 0, taken = 0, results = 0;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    uint32_t value = graph->args[program->inputs[i].arg].value;
+    if (program->inputs[i].owned) {
+      taken += bytes_of(c, value);
+    } else if (c->kinds[value] == JPP_BYTES_BATCH) {
+      batch += bytes_of(c, value);
+    }
+  }
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    results += bytes_of(c, graph->outputs[program->outputs[i].output].value);
+  }
+  c->actors[rank].next_step_bytes = batch + (results > taken ? results - taken : 0);
+}
+
+uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,
+                                   const uint64_t* limits, uint32_t wanted) {
+  uint64_t steps = wanted;
+  for (uint32_t r = 0; limits && r < report->plan->ranks; ++r) {
+    const jpp_check_actor_t* actor = &report->actors[r];
+    uint64_t room = limits[r] > actor->peak_bytes ? limits[r] - actor->peak_bytes : 0;
+    if (!actor->next_step_bytes) continue;
+    uint64_t more = room / actor->next_step_bytes;
+    if (more + 1 < steps) steps = more + 1;
+  }
+  return steps ? (uint32_t)steps : 1;
 }

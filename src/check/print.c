@@ -37,7 +37,8 @@ static void append_actor(const jpp_check_report_t* report, uint32_t rank,
                   (unsigned long long)actor->peak_bytes, actor->peak_instr);
   if (actor->peak_bytes) jpp_str_append(str, " ");
   jpp_check_append_kinds(actor->bytes_at_peak, str);
-  jpp_str_append(str, "\n");
+  jpp_str_appendf(str, "\n  each further step in flight: %llu bytes\n",
+                  (unsigned long long)actor->next_step_bytes);
 }
 
 jpp_status_t* jpp_check_report_print(const jpp_check_report_t* report, char** out_text) {

@@ -17,6 +17,8 @@ typedef struct jpp_cli_options {
   const char* after;
   const char* schedule;
   uint32_t stages, ranks, microbatches;
+  uint32_t processes, restarts;
+  char* const* command;  // what stands behind "--", with a NULL at its end
   uint32_t slots, streams;
   bool fuse, json, help;
   bool csv, communication, color, no_overlap, optimizer_free, trace;
@@ -60,7 +62,8 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_SECONDS = 1 << 16,
   JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
   JPP_FLAG_LATENCY = 1 << 18,
-  JPP_FLAG_RUN = 1 << 19,  // plugin, steps, seed
+  JPP_FLAG_LAUNCH = 1 << 19,  // processes, restarts, and a command behind "--"
+  JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.
@@ -74,6 +77,9 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 
 jpp_status_t* jpp_cli_environment(const jpp_cli_options_t* options,
                                   jpp_str_t* out) JPP_MUST_USE;
+// Exits with the status of the first process that fails.
+jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options,
+                             jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,

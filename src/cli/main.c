@@ -38,6 +38,8 @@ static const jpp_cli_command_t kCommands[] = {
      "a picture of a schedule or a trace", jpp_cli_plot},
     {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
      jpp_cli_drift},
+    {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,
+     "start the processes of a job on this host", jpp_cli_launch},
     {"options", "", 0, JPP_FLAG_JSON, "the environment variables that are read",
      jpp_cli_environment},
 };

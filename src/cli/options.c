@@ -83,6 +83,9 @@ static const flag_t kFlags[] = {
      "random f64, f32 and bf16 arguments between 0 and 0.1, instead of zeros"},
     {JPP_FLAG_SECONDS, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),
      "to search for; default 5"},
+    {JPP_FLAG_LAUNCH, "-n", "N", FLAG_U32, FIELD(processes), "processes; default 1"},
+    {JPP_FLAG_LAUNCH, "--restarts", "N", FLAG_U32, FIELD(restarts),
+     "how often to start all again when one has failed; default 0"},
     {JPP_FLAG_HELP, "--help", NULL, FLAG_BOOL, FIELD(help), "print this help"},
 };
 enum { kFlagCount = sizeof(kFlags) / sizeof(*kFlags) };
@@ -192,7 +195,12 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                             char* const* words, jpp_cli_options_t* out_options) {
   jpp_cli_options_t options = {0};
   *out_options = options;
+  bool launches = command->flags & JPP_FLAG_LAUNCH;
   for (int i = 0; i < count; ++i) {
+    if (launches && !strcmp(words[i], "--")) {
+      options.command = words + i + 1;
+      break;
+    }
     if (words[i][0] == '-' && words[i][1]) {
       JPP_RETURN_IF_ERROR(parse_flag(command, count, words, &i, &options));
     } else if (options.num_words == command->num_words) {
@@ -204,6 +212,10 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
     }
   }
   if (options.num_words < command->num_words && !options.help) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s", command->name,
+                           command->words);
+  }
+  if (launches && !options.help && (!options.command || !options.command[0])) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s", command->name,
                            command->words);
   }

@@ -6,7 +6,7 @@
 
 #include "base/alloc.h"
 
-enum { kSliceNanoseconds = 50000000, kSecond = 1000000000 };
+enum { kSliceNanoseconds = 50000000, kBriefNanoseconds = 300000, kSecond = 1000000000 };
 
 void jpp_wait_init_condition(pthread_cond_t* condition) {
   pthread_condattr_t attributes;
@@ -16,10 +16,10 @@ void jpp_wait_init_condition(pthread_cond_t* condition) {
   pthread_condattr_destroy(&attributes);
 }
 
-static struct timespec end_of_slice(void) {
+static struct timespec after(long nanoseconds) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += kSliceNanoseconds;
+  until.tv_nsec += nanoseconds;
   if (until.tv_nsec >= kSecond) {
     until.tv_nsec -= kSecond;
     ++until.tv_sec;
@@ -33,12 +33,17 @@ bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
     pthread_cond_wait(condition, mutex);
     return true;
   }
-  struct timespec until = end_of_slice();
+  struct timespec until = after(kSliceNanoseconds);
   if (pthread_cond_timedwait(condition, mutex, &until) == 0) return true;
   pthread_mutex_unlock(mutex);
   bool requested = interrupt->requested(interrupt->user);
   pthread_mutex_lock(mutex);
   return !requested;
+}
+
+void jpp_wait_briefly(pthread_cond_t* condition, pthread_mutex_t* mutex) {
+  struct timespec until = after(kBriefNanoseconds);
+  pthread_cond_timedwait(condition, mutex, &until);
 }
 
 // --- Events ---------------------------------------------------------------------------

@@ -377,7 +377,8 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
   memcpy(step->devices, devices, count_devices(step->file) * sizeof(*devices));
   JPP_RETURN_IF_ERROR(compile_tasks(step));
   JPP_RETURN_IF_ERROR(upload_constants(step));
-  jpp_runtime_options_t options = {.client = step->client,
+  jpp_runtime_options_t options = {.struct_size = sizeof(options),
+                                   .client = step->client,
                                    .plan = contents->planned->plan,
                                    .devices_per_rank = contents->devices_per_rank,
                                    .devices = step->devices,

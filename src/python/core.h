@@ -122,13 +122,13 @@ typedef struct jpp_py_types {
   PyObject* error;      // JaxppError
   PyObject* nan_error;  // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
-  PyTypeObject *callback, *planfile;
+  PyTypeObject *network, *callback, *planfile;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;
 
 extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
-    jpp_py_runtime_spec, jpp_py_callback_spec, jpp_py_planfile_spec;
+    jpp_py_network_spec, jpp_py_runtime_spec, jpp_py_callback_spec, jpp_py_planfile_spec;
 
 // runtime.c: the interpreter is about to exit. Does not return to a thread that goes on
 // meanwhile: it is stopped, as Python stops it where it takes the GIL.
@@ -187,6 +187,12 @@ typedef struct jpp_py_executable {
   PyObject* client;
   PyObject* kept;  // of any kind: what its code names by address
 } jpp_py_executable_t;
+
+typedef struct jpp_py_network {
+  PyObject ob_base;
+  jpp_transport_t* transport;  // NULL once a Runtime has it
+  uint32_t process;            // this one
+} jpp_py_network_t;
 
 // An array on the devices of some ranks.
 typedef struct jpp_py_value {

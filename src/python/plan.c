@@ -316,6 +316,20 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   return found;
 }
 
+static PyObject* plan_steps_in_flight(PyObject* object, PyObject* args) {
+  const jpp_planned_t* planned = ((jpp_py_plan_t*)object)->planned;
+  PyObject* limits = NULL;
+  uint32_t wanted = 0;
+  uint64_t* bytes = NULL;
+  if (!PyArg_ParseTuple(args, "OO&", &limits, jpp_py_u32_converter, &wanted) ||
+      !jpp_py_to_u64s(limits, "memory limits", planned->ranks, &bytes)) {
+    return NULL;
+  }
+  uint32_t steps = jpp_check_steps_in_flight(planned->report, bytes, wanted);
+  jpp_free(bytes);
+  return PyLong_FromUnsignedLong(steps);
+}
+
 static PyMethodDef kMethods[] = {
     {"staged", plan_staged, METH_NOARGS,
      "staged($self, /)\n--\n\nThe graph partitioned in tasks."},
@@ -339,6 +353,9 @@ static PyMethodDef kMethods[] = {
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
      "An out-of-memory message with what the plan says of the rank."},
+    {"steps_in_flight", plan_steps_in_flight, METH_VARARGS,
+     "steps_in_flight($self, memory_limits, wanted, /)\n--\n\n"
+     "How many steps, at most `wanted`, may be in flight within the limits (or None)."},
     {"program_text", plan_program_text, METH_NOARGS,
      "program_text($self, /)\n--\n\nAll actors, as a jaxpr."},
     {"text", plan_text, METH_NOARGS, "text($self, /)\n--\n\nThe programs' text form."},

@@ -18,6 +18,7 @@ typedef struct runtime_object {
   uint32_t devices_per_rank;
   bool waits;        // a call returns when the step is done
   bool interrupted;  // somebody gave up waiting for a step
+  bool networked;    // other processes need its steps
 } runtime_object_t;
 
 static runtime_object_t* g_runtimes;  // under the GIL, as is the next one
@@ -47,26 +48,63 @@ static bool read_executables(const runtime_object_t* self, bool portable, uint32
   return true;
 }
 
+// Which process has each rank; the transport between them becomes the runtime's.
+static bool read_processes(const runtime_object_t* self, PyObject* processes,
+                           PyObject* network, uint32_t** out_processes,
+                           jpp_runtime_options_t* options) {
+  *out_processes = NULL;
+  if (network == Py_None) return true;
+  jpp_py_network_t* found = (jpp_py_network_t*)network;
+  uint32_t count = 0;
+  if (!Py_IS_TYPE(network, jpp_py_types.network) || !found->transport) {
+    PyErr_SetString(PyExc_TypeError, "expected None or a Network that is not in use");
+    return false;
+  }
+  if (!jpp_py_to_u32s(processes, out_processes, &count) ||
+      !jpp_py_check_count("processes of the ranks", self->plan->ranks, count)) {
+    return false;
+  }
+  options->rank_process = *out_processes;
+  options->process = found->process;
+  options->network = found->transport;
+  return true;
+}
+
+// Blocks until other processes answer, if there are any.
+static jpp_status_t* create_runtime(const jpp_runtime_options_t* options,
+                                    PyObject* network, jpp_runtime_t** out_runtime) {
+  jpp_status_t* status = NULL;
+  if (options->network) ((jpp_py_network_t*)network)->transport = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_runtime_create(options, out_runtime);
+  Py_END_ALLOW_THREADS
+  return status;
+}
+
 static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
-                         uint32_t steps_in_flight, int bare) {
+                         uint32_t steps_in_flight, int bare, PyObject* processes,
+                         PyObject* network) {
   jpp_runtime_options_t options = {
+      .struct_size = sizeof(options),
       .client = ((jpp_py_client_t*)self->client)->client,
       .plan = self->plan,
       .devices_per_rank = self->devices_per_rank,
       .steps_in_flight = steps_in_flight ? steps_in_flight : 1};
-  uint32_t *device_ids = NULL, count = 0;
+  uint32_t *device_ids = NULL, *process_ids = NULL, count = 0;
   uint32_t tasks = self->plan->staged->num_tasks;
   jpp_task_executable_t* table = NULL;
   uint64_t expected = (uint64_t)self->plan->ranks * self->devices_per_rank;
   bool ok = jpp_py_to_u32s(devices, &device_ids, &count) &&
             jpp_py_check_count("devices of the ranks", expected, count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
-            read_executables(self, portable, tasks, table);
+            read_executables(self, portable, tasks, table) &&
+            read_processes(self, processes, network, &process_ids, &options);
   options.devices = device_ids;
   options.executables = table;
-  ok = ok && jpp_py_check(jpp_runtime_create(&options, &self->runtime)) &&
-       (!bare || jpp_py_check(jpp_bare_create(&options, &self->bare)));
+  ok = ok && jpp_py_check(create_runtime(&options, network, &self->runtime)) &&
+       (!bare || options.network || jpp_py_check(jpp_bare_create(&options, &self->bare)));
   jpp_free(device_ids);
+  jpp_free(process_ids);
   jpp_free(table);
   return ok;
 }
@@ -74,12 +112,13 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
 static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
+  PyObject *processes = NULL, *network = NULL;
   uint32_t per_rank = 0, steps_in_flight = 0;
   int portable = 0, bare = 0;
-  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&p:Runtime", jpp_py_types.client, &client,
+  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&pOO:Runtime", jpp_py_types.client, &client,
                         jpp_py_types.plan, &plan, jpp_py_u32_converter, &per_rank,
                         &devices, &executables, &portable, jpp_py_u32_converter,
-                        &steps_in_flight, &bare)) {
+                        &steps_in_flight, &bare, &processes, &network)) {
     return NULL;
   }
   runtime_object_t* self = jpp_py_new(type);
@@ -90,7 +129,9 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   self->plan = ((jpp_py_plan_t*)plan)->plan;
   self->devices_per_rank = per_rank;
   self->waits = steps_in_flight == 0;
-  if (self->executables && make_runtime(self, devices, portable, steps_in_flight, bare)) {
+  self->networked = network != Py_None;
+  if (self->executables &&
+      make_runtime(self, devices, portable, steps_in_flight, bare, processes, network)) {
     self->next = g_runtimes;
     if (g_runtimes) g_runtimes->before = self;
     g_runtimes = self;
@@ -209,6 +250,12 @@ void jpp_py_stop_late_thread(void) {
   Py_END_ALLOW_THREADS
 }
 
+static bool check_open(const runtime_object_t* self) {
+  if (self->runtime) return true;
+  PyErr_SetString(PyExc_RuntimeError, "the interpreter is about to exit");
+  return false;
+}
+
 static bool run_call(call_t* call) {
   jpp_call_t request = {.args = call->args, .results = call->results};
   jpp_py_wait_t wait;
@@ -222,6 +269,7 @@ static bool run_call(call_t* call) {
 
 // Until the steps so far are done. Raises what nobody has heard of yet.
 static bool await_steps(runtime_object_t* self) {
+  if (!check_open(self)) return false;
   jpp_py_wait_t wait;
   jpp_py_wait_begin(&wait);
   jpp_status_t* status = jpp_runtime_await(self->runtime, &wait.interrupt);
@@ -256,7 +304,7 @@ static PyObject* runtime_step(PyObject* object, PyObject* args) {
   int waits = 0;
   if (!PyArg_ParseTuple(args, "Op:step", &list, &waits)) return NULL;
   jpp_py_stop_late_thread();
-  if (!jpp_py_check(jpp_process_check())) return NULL;
+  if (!check_open(call.self) || !jpp_py_check(jpp_process_check())) return NULL;
   if (open_call(&call, list) && run_call(&call) &&
       (!(waits || call.self->waits) || await_call(call.self))) {
     results = results_to_list(&call);
@@ -282,14 +330,28 @@ static bool has_callbacks(const runtime_object_t* self) {
   return false;
 }
 
-// Steps under way that nobody waits for, and that call nothing back, are given up.
+// Leaves the job, once the others have what they need of this process.
+static void leave_job(runtime_object_t* self) {
+  jpp_runtime_t* runtime = self->runtime;
+  self->runtime = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    jpp_runtime_destroy(runtime);
+  Py_END_ALLOW_THREADS
+}
+
+// Steps under way that nobody waits for, and that call nothing back, are given up, unless
+// other processes depend on them.
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
   for (runtime_object_t* self = g_runtimes; self; self = self->next) {
-    bool given_up = self->interrupted || !has_callbacks(self);
+    bool needed = self->networked || has_callbacks(self);
+    bool given_up = self->interrupted || !needed;
+    if (!self->runtime) continue;
     if (given_up) cancel_steps(self);
-    if (await_steps(self)) continue;
+    bool ok = await_steps(self);
+    if (self->networked && !self->interrupted) leave_job(self);
+    if (ok) continue;
     if (given_up) {
       PyErr_Clear();
     } else if (self->interrupted) {
@@ -331,13 +393,14 @@ static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
 static PyObject* runtime_set_checks(PyObject* object, PyObject* args) {
   int nans = 0, infs = 0;
   if (!PyArg_ParseTuple(args, "pp", &nans, &infs)) return NULL;
+  if (!check_open((runtime_object_t*)object)) return NULL;
   jpp_runtime_set_checks(((runtime_object_t*)object)->runtime, nans, infs);
   Py_RETURN_NONE;
 }
 
 static PyObject* runtime_set_tracing(PyObject* object, PyObject* enabled) {
   int on = PyObject_IsTrue(enabled);
-  if (on < 0) return NULL;
+  if (on < 0 || !check_open((runtime_object_t*)object)) return NULL;
   jpp_runtime_set_tracing(((runtime_object_t*)object)->runtime, on);
   Py_RETURN_NONE;
 }
@@ -458,8 +521,9 @@ static PyMethodDef kMethods[] = {
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Runtime(client, plan, devices_per_rank, devices, executables, portable, "
-     "steps_in_flight, bare, /)\n--\n\n"
+     "steps_in_flight, bare, processes, network, /)\n--\n\n"
      "A plan ready to run; steps_in_flight 0: a call returns when the step is done; "
+     "processes: whose each rank is, and the Network between them, or None twice; "
      "`executables`: of every task, None where it has no "
      "ops; devices are [rank][device], flat."},
     {Py_tp_new, (void*)runtime_new},

@@ -205,10 +205,18 @@ static void count_given_bytes(jpp_actor_t* actor) {
   }
 }
 
+bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
+  return !runtime->rank_process || runtime->rank_process[rank] == runtime->process;
+}
+
+// Of the ranks that other processes have.
+static const jpp_program_t kNoProgram;
+
 jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
   jpp_actor_t* actor = &runtime->actors[rank];
   actor->runtime = runtime;
-  actor->program = &runtime->plan->programs[rank];
+  actor->program =
+      jpp_runtime_has_rank(runtime, rank) ? &runtime->plan->programs[rank] : &kNoProgram;
   bool* checked = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(runtime->plan->staged->num_tasks, &checked));
   jpp_status_t* status = resolve_instrs(actor, checked);

@@ -15,13 +15,18 @@ typedef struct jpp_task_call {
   const uint32_t* donated;  // [num_donated] positions among the args
 } jpp_task_call_t;
 
+struct jpp_outbox;
+typedef struct jpp_outbox jpp_outbox_t;
+
 // A channel with what both ends know about it.
 typedef struct jpp_link {
   jpp_channel_t* channel;
   const jpp_plan_channel_t* plan;
   const uint32_t* devices;    // [devices_per_rank] of the destination
   uint32_t sends, recvs;      // instructions
-  uint32_t first_message;     // in jpp_runtime.message_ends
+  uint32_t first_message;     // in jpp_tracer_t.message_ends
+  bool remote;                // to or from a rank of another process
+  jpp_outbox_t* outbox;       // of a remote one that this process sends to; else NULL
   uint64_t sent;              // sender's
   _Atomic uint64_t received;  // written by the receiver
 } jpp_link_t;
@@ -56,8 +61,8 @@ typedef struct jpp_actor_step {
 
 typedef struct jpp_actor {
   jpp_runtime_t* runtime;
-  const jpp_program_t* program;
-  const uint32_t* devices;  // [devices_per_rank]
+  const jpp_program_t* program;  // an empty one for a rank of another process
+  const uint32_t* devices;       // [devices_per_rank]
   uint32_t num_instrs, num_runs;
   jpp_actor_instr_t* instrs;  // the program's, less runs of tasks without ops
   jpp_buffer_t** regs;

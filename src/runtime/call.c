@@ -24,8 +24,10 @@ static jpp_status_t* interrupted(void) {
                          "the call was interrupted while it waited for its turn");
 }
 
-// The failure of an earlier step of which nobody has heard.
+// The failure of an earlier step of which nobody has heard, or after which there is no
+// other one.
 static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
+  if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
   jpp_status_t* status = NULL;
   jpp_arrays_lock();
   if (runtime->failed && !runtime->failed->told) {
@@ -52,17 +54,25 @@ static jpp_status_t* check_args(const jpp_runtime_t* runtime, const jpp_call_t* 
   return NULL;
 }
 
+static bool lies_in_this_process(const jpp_runtime_t* runtime, const jpp_array_t* array) {
+  for (uint32_t i = 0; i < array->layout.num_ranks; ++i) {
+    if (jpp_runtime_has_rank(runtime, array->ranks[i])) return true;
+  }
+  return false;
+}
+
 // An argument that a rank needs must be somewhere to be copied from.
 static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t* call) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    const jpp_program_t* program = &runtime->plan->programs[r];
+    const jpp_program_t* program = runtime->actors[r].program;
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
       uint32_t arg = program->inputs[i].arg;
-      if (call->args[arg]->layout.num_ranks) continue;
-      return jpp_status_make(JPP_INVALID_ARGUMENT,
-                             "argument %s: expected an array on rank %u or another from "
-                             "which to copy it, found one on no rank",
-                             arg_name(runtime, arg), r);
+      if (lies_in_this_process(runtime, call->args[arg])) continue;
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT,
+          "argument %s: expected an array on rank %u or another of "
+          "this process from which to copy it, found one on no such rank",
+          arg_name(runtime, arg), r);
     }
   }
   return NULL;
@@ -313,7 +323,7 @@ static jpp_buffer_t** shards_of_input(jpp_runtime_t* runtime, const jpp_step_t* 
 
 // Under the lock: the buffers of all arguments that lie where they are needed.
 static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
-  const jpp_program_t* program = &runtime->plan->programs[rank];
+  const jpp_program_t* program = runtime->actors[rank].program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     const jpp_program_input_t* input = &program->inputs[i];
     if (step->actors[rank].is_copy[i]) continue;
@@ -345,7 +355,7 @@ static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
 // Brings arguments to the ranks that have no copy of them, from their first one.
 static jpp_status_t* copy_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    const jpp_program_t* program = &runtime->plan->programs[r];
+    const jpp_program_t* program = runtime->actors[r].program;
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
       if (jpp_array_at(step->args[program->inputs[i].arg], r)) continue;
       step->actors[r].is_copy[i] = true;
@@ -358,7 +368,7 @@ static jpp_status_t* copy_inputs(jpp_runtime_t* runtime, const jpp_step_t* step)
 
 static void clear_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    uint32_t inputs = runtime->plan->programs[r].num_inputs;
+    uint32_t inputs = runtime->actors[r].program->num_inputs;
     for (uint32_t i = 0; i < inputs; ++i) step->actors[r].is_copy[i] = false;
     size_t count = (size_t)inputs * runtime->devices_per_rank;
     for (size_t k = 0; k < count; ++k) step->actors[r].inputs[k] = NULL;
@@ -383,7 +393,7 @@ jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
 
 // The runtime's own copies of what the step only borrowed.
 static void drop_copies(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
-  const jpp_program_t* program = &runtime->plan->programs[rank];
+  const jpp_program_t* program = runtime->actors[rank].program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     if (!step->actors[rank].is_copy[i] || program->inputs[i].owned) continue;
     jpp_buffer_t** copies = shards_of_input(runtime, step, rank, i);
@@ -395,7 +405,7 @@ static void drop_copies(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t
 }
 
 static void give_outputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
-  const jpp_program_t* program = &runtime->plan->programs[rank];
+  const jpp_program_t* program = runtime->actors[rank].program;
   uint32_t devices = runtime->devices_per_rank;
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
     jpp_array_t* result = step->results[program->outputs[i].output];

@@ -5,9 +5,11 @@
 #include <signal.h>
 #include <time.h>
 
+#include "runtime/network.h"
 #include "runtime/state.h"
 
-enum { kYields = 64, kNapNanoseconds = 50000 };
+// What comes from another process comes soon: a hop costs tens of microseconds.
+enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
@@ -44,9 +46,9 @@ static bool is_everyone_idle(jpp_runtime_t* runtime, uint64_t since) {
   return atomic_load(&runtime->progress) == since;
 }
 
-static void back_off(uint32_t idle_rounds) {
+static void back_off(const jpp_runtime_t* runtime, uint32_t idle_rounds) {
   struct timespec nap = {.tv_nsec = kNapNanoseconds};
-  if (idle_rounds < kYields) {
+  if (idle_rounds < (runtime->network ? kNetworkYields : kYields)) {
     sched_yield();
   } else {
     nanosleep(&nap, NULL);
@@ -60,6 +62,7 @@ static void issue_all(jpp_issuer_t* issuer) {
     uint64_t since = atomic_load(&runtime->progress);
     issue_round(issuer, &some, &all_done);
     if (some) atomic_fetch_add(&runtime->progress, 1);
+    if (issuer->index == 0) some |= jpp_network_progress(runtime);
     if (all_done) {
       atomic_store(&issuer->idle_since, kAllDone);
       return;
@@ -69,8 +72,9 @@ static void issue_all(jpp_issuer_t* issuer) {
       continue;
     }
     atomic_store(&issuer->idle_since, since);
-    if (is_everyone_idle(runtime, since)) halt_step(runtime, JPP_HALT_STUCK);
-    back_off(idle_rounds++);
+    if (!runtime->network && is_everyone_idle(runtime, since))
+      halt_step(runtime, JPP_HALT_STUCK);
+    back_off(runtime, idle_rounds++);
   }
 }
 

@@ -1,6 +1,7 @@
 // The instruction loop. Nothing here allocates, looks up or formats unless it fails.
 #include "runtime/failure.h"
 #include "runtime/nans.h"
+#include "runtime/network.h"
 #include "runtime/state.h"
 
 static uint64_t take_order(jpp_runtime_t* runtime) {
@@ -87,11 +88,6 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
 
 // --- SEND and RECV --------------------------------------------------------------------
 
-static bool link_is_full(jpp_link_t* link) {
-  uint64_t received = atomic_load_explicit(&link->received, memory_order_acquire);
-  return link->sent - received >= link->plan->slots;
-}
-
 static void destroy_message(const jpp_actor_t* actor) {
   for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
     jpp_client_buffer_destroy(actor->runtime->client, actor->message[d]);
@@ -126,7 +122,8 @@ static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t
 // No copy is made before there is a slot for it: receive slots bound the memory.
 static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                               bool* out_done) {
-  if (link_is_full(instr->link)) return NULL;
+  if (instr->link->remote) return jpp_network_send(actor, instr, out_done);
+  if (jpp_channel_credits(instr->link->channel) == 0) return NULL;
   jpp_status_t* status = copy_message(actor, instr);
   if (!status) status = hand_over(actor, instr);
   if (status) {
@@ -143,6 +140,7 @@ static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
 
 static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                               bool* out_done) {
+  if (instr->link->remote) return jpp_network_recv(actor, instr, out_done);
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_link_t* link = instr->link;
   jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;

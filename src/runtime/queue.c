@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "device/wait.h"
+#include "runtime/network.h"
 #include "runtime/state.h"
 
 static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
@@ -12,13 +13,28 @@ static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
 
 // --- Threads --------------------------------------------------------------------------
 
+// Other processes may need this one while it has nothing to issue: their messages, and
+// what is left of its own.
+static void await_change(jpp_runtime_t* runtime) {
+  jpp_queue_t* queue = &runtime->queue;
+  if (!runtime->network) {
+    pthread_cond_wait(&queue->changed, &queue->mutex);
+    return;
+  }
+  pthread_mutex_unlock(&queue->mutex);
+  bool some = jpp_network_progress(runtime);
+  pthread_mutex_lock(&queue->mutex);
+  bool idle = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
+  if (!some && idle) jpp_wait_briefly(&queue->changed, &queue->mutex);
+}
+
 static void* issuer_main(void* user) {
   jpp_runtime_t* runtime = user;
   jpp_queue_t* queue = &runtime->queue;
   pthread_mutex_lock(&queue->mutex);
   while (!queue->stopping || queue->issued < atomic_load(&queue->submitted)) {
     if (queue->issued == atomic_load(&queue->submitted)) {
-      pthread_cond_wait(&queue->changed, &queue->mutex);
+      await_change(runtime);
       continue;
     }
     jpp_step_t* step = slot_of(queue, queue->issued + 1);

@@ -1,9 +1,19 @@
 // Creates and destroys a runtime. Everything that a step needs is looked up and allocated
 // here, so that the step itself does neither.
 #include "base/log.h"
+#include "base/struct_size.h"
+#include "runtime/network.h"
 #include "runtime/state.h"
 
+enum { kWarmUpMs = 60000 };  // of routes to other processes
+
 // --- Create ---------------------------------------------------------------------------
+
+static uint32_t device_of(const jpp_runtime_options_t* options, uint32_t rank,
+                          uint32_t device) {
+  uint32_t at = rank * options->devices_per_rank + device;
+  return options->devices ? options->devices[at] : at;
+}
 
 static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options) {
   if (options->devices_per_rank < 1) {
@@ -12,8 +22,9 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
   }
   uint32_t available = jpp_client_info(options->client)->device_count;
   for (uint32_t r = 0; r < options->plan->ranks; ++r) {
+    if (options->rank_process && options->rank_process[r] != options->process) continue;
     for (uint32_t d = 0; d < options->devices_per_rank; ++d) {
-      uint32_t device = options->devices[(size_t)r * options->devices_per_rank + d];
+      uint32_t device = device_of(options, r, d);
       if (device < available) continue;
       return jpp_status_make(
           JPP_DEVICES_ERROR,
@@ -27,17 +38,33 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
 
 static jpp_status_t* copy_devices(jpp_runtime_t* runtime,
                                   const jpp_runtime_options_t* options) {
-  uint32_t per_rank = options->devices_per_rank;
+  uint32_t per_rank = options->devices_per_rank, ranks = runtime->plan->ranks;
   uint32_t* devices = NULL;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(
-      &runtime->arena, options->devices,
-      (size_t)runtime->plan->ranks * per_rank * sizeof(*devices), (void**)&devices));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&runtime->arena, runtime->plan->ranks, &runtime->actors));
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+  size_t count = (size_t)ranks * per_rank;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, count, &devices));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, ranks, &runtime->actors));
+  for (uint32_t r = 0; r < ranks; ++r) {
     runtime->actors[r].devices = devices + (size_t)r * per_rank;
+    for (uint32_t d = 0; d < per_rank; ++d) {
+      devices[(size_t)r * per_rank + d] = device_of(options, r, d);
+    }
   }
   return NULL;
+}
+
+static jpp_status_t* copy_processes(jpp_runtime_t* runtime,
+                                    const jpp_runtime_options_t* options) {
+  uint32_t ranks = runtime->plan->ranks;
+  if (!options->rank_process) return NULL;
+  if (!options->network || jpp_transport_form(options->network) != JPP_TRANSPORT_BYTES) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected a network of bytes between the processes of the "
+                           "ranks, found none");
+  }
+  runtime->process = options->process;
+  return jpp_arena_copy(&runtime->arena, options->rank_process,
+                        ranks * sizeof(*options->rank_process),
+                        (void**)&runtime->rank_process);
 }
 
 static jpp_status_t* resolve_call(jpp_runtime_t* runtime,
@@ -46,7 +73,7 @@ static jpp_status_t* resolve_call(jpp_runtime_t* runtime,
   const uint32_t* donated_to = options->plan->bindings[id].donated_to;
   const jpp_task_executable_t* given = &options->executables[id];
   bool one_device = given->portable && options->devices_per_rank == 1;
-  uint32_t device = options->devices[(size_t)task->rank * options->devices_per_rank];
+  uint32_t device = device_of(options, task->rank, 0);
   uint32_t* donated = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_inputs, &donated));
   jpp_task_call_t* call = &runtime->calls[id];
@@ -74,9 +101,24 @@ static void release_message(void* user, void* buffer) {
   jpp_client_buffer_destroy(user, buffer);
 }
 
+static jpp_status_t* open_local_link(jpp_runtime_t* runtime, uint32_t index) {
+  jpp_link_t* link = &runtime->links[index];
+  jpp_channel_spec_t spec = {.struct_size = sizeof(spec),
+                             .id = index,
+                             .src_actor = link->plan->src,
+                             .dst_actor = link->plan->dst,
+                             .slots = link->plan->slots,
+                             .capacity = runtime->devices_per_rank,
+                             .release = release_message,
+                             .user = runtime->client};
+  return jpp_transport_open_channel(runtime->transport, &spec, &link->channel);
+}
+
+// Channels between ranks of other processes stay closed.
 static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
   const jpp_plan_t* plan = runtime->plan;
-  JPP_RETURN_IF_ERROR(jpp_transport_create(transport, &runtime->transport));
+  jpp_transport_options_t options = {.struct_size = sizeof(options), .driver = transport};
+  JPP_RETURN_IF_ERROR(jpp_transport_create(&options, &runtime->transport));
   JPP_LOG(JPP_LOG_INFO, "transport %s: %u channels of %u devices", transport,
           plan->num_channels, runtime->devices_per_rank);
   JPP_RETURN_IF_ERROR(
@@ -85,14 +127,10 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
     jpp_link_t* link = &runtime->links[i];
     link->plan = &plan->channels[i];
     link->devices = runtime->actors[link->plan->dst].devices;
-    jpp_channel_spec_t spec = {.src_actor = link->plan->src,
-                               .dst_actor = link->plan->dst,
-                               .slots = link->plan->slots,
-                               .capacity = runtime->devices_per_rank,
-                               .release = release_message,
-                               .release_user = runtime->client};
-    JPP_RETURN_IF_ERROR(
-        jpp_transport_open_channel(runtime->transport, &spec, &link->channel));
+    bool sends = jpp_runtime_has_rank(runtime, link->plan->src);
+    bool receives = jpp_runtime_has_rank(runtime, link->plan->dst);
+    link->remote = sends != receives;
+    if (sends && receives) JPP_RETURN_IF_ERROR(open_local_link(runtime, i));
   }
   return NULL;
 }
@@ -151,7 +189,7 @@ static jpp_status_t* find_holders(jpp_runtime_t* runtime) {
         JPP_ARENA_ARRAY(&runtime->arena, ranks, &runtime->holders[o].ranks));
   }
   for (uint32_t r = 0; r < ranks; ++r) {
-    const jpp_program_t* program = &runtime->plan->programs[r];
+    const jpp_program_t* program = runtime->actors[r].program;
     for (uint32_t i = 0; i < program->num_outputs; ++i) {
       jpp_holders_t* holders = &runtime->holders[program->outputs[i].output];
       holders->ranks[holders->count++] = r;
@@ -165,6 +203,7 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   uint32_t ranks = options->plan->ranks;
   uint32_t threads = options->issue_threads < ranks ? options->issue_threads : ranks;
   JPP_RETURN_IF_ERROR(copy_devices(runtime, options));
+  JPP_RETURN_IF_ERROR(copy_processes(runtime, options));
   JPP_RETURN_IF_ERROR(resolve_calls(runtime, options));
   JPP_RETURN_IF_ERROR(
       open_links(runtime, options->transport ? options->transport : "inproc"));
@@ -178,16 +217,30 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
     JPP_RETURN_IF_ERROR_IN(upload_constants(&runtime->actors[r]),
                            "rank %u, microbatch numbers", r);
   }
+  if (runtime->network) {
+    threads = 1;  // a network's calls are made by one thread
+    JPP_RETURN_IF_ERROR(jpp_network_open(runtime));
+    JPP_RETURN_IF_ERROR(jpp_network_warm_up(runtime, kWarmUpMs));
+  }
   JPP_RETURN_IF_ERROR(jpp_crew_start(runtime, threads ? threads : 1));
   return jpp_queue_start(runtime);
 }
 
-jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
+jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
                                  jpp_runtime_t** out_runtime) {
+  jpp_runtime_options_t full;
+  const jpp_runtime_options_t* options = &full;
   *out_runtime = NULL;
-  JPP_RETURN_IF_ERROR(check_runtime_options(options));
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_runtime_options_t, steps_in_flight, given, &full));
   jpp_runtime_t* runtime = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &runtime));
+  jpp_status_t* status = check_runtime_options(options);
+  if (!status) status = JPP_ALLOC_ARRAY(1, &runtime);
+  if (status) {
+    jpp_transport_destroy(options->network);
+    return status;
+  }
+  runtime->network = options->network;
   runtime->client = options->client;
   runtime->plan = options->plan;
   runtime->devices_per_rank = options->devices_per_rank;
@@ -196,13 +249,39 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   pthread_mutex_init(&runtime->crew.mutex, NULL);
   pthread_cond_init(&runtime->crew.changed, NULL);
   jpp_queue_init(&runtime->queue);
-  jpp_status_t* status = create_runtime(runtime, options);
+  status = create_runtime(runtime, options);
   if (status) {
+    atomic_store(&runtime->broken, true);  // nobody waits for what it did not send
     jpp_runtime_destroy(runtime);
     return status;
   }
   *out_runtime = runtime;
   return NULL;
+}
+
+// --- Breaking -------------------------------------------------------------------------
+
+void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
+  jpp_status_t* copy = jpp_status_clone(status);
+  jpp_arrays_lock();
+  bool first = !runtime->breakage;
+  if (first) {
+    runtime->breakage = copy;
+    atomic_store(&runtime->broken, true);
+  }
+  jpp_arrays_unlock();
+  if (first) {
+    jpp_network_abort(runtime, status);
+  } else {
+    jpp_status_free(copy);
+  }
+}
+
+jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) {
+  jpp_arrays_lock();
+  jpp_status_t* status = jpp_status_clone(runtime->breakage);
+  jpp_arrays_unlock();
+  return status;
 }
 
 // --- Destroy --------------------------------------------------------------------------
@@ -238,10 +317,12 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
   }
+  jpp_network_close(runtime);
   for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
     jpp_channel_close(runtime->links[i].channel);
   }
   jpp_transport_destroy(runtime->transport);
+  jpp_status_free(runtime->breakage);
   jpp_queue_deinit(&runtime->queue);
   pthread_cond_destroy(&runtime->crew.changed);
   pthread_mutex_destroy(&runtime->crew.mutex);

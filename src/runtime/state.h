@@ -47,8 +47,11 @@ struct jpp_runtime {
   const jpp_plan_t* plan;
   uint32_t devices_per_rank;
   jpp_arena_t arena;
-  jpp_transport_t* transport;
-  jpp_link_t* links;  // [plan->num_channels]
+  jpp_transport_t* transport;    // between the ranks of this process
+  const uint32_t* rank_process;  // [ranks]; NULL: all are this process'
+  uint32_t process;
+  jpp_transport_t* network;  // to other processes' ranks; NULL: there are none
+  jpp_link_t* links;         // [plan->num_channels]
   jpp_task_call_t* calls;
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_crew_t crew;
@@ -62,10 +65,18 @@ struct jpp_runtime {
   _Atomic uint64_t cancelled;  // all steps up to this one
   jpp_outcome_t* failed;       // held: of the last step that failed; under the
                                // arrays' lock
+  atomic_bool broken;          // for good: another process does not go on
+  jpp_status_t* breakage;      // why; under the arrays' lock
   atomic_uint checks_wanted;
   jpp_tracer_t tracer;
 };
 
+bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank);
+// With several processes: nobody can go on after a failure, of which the others are told.
+// The first one counts; `status` is only read. Any thread.
+void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status);
+// A copy of it, or NULL.
+jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) JPP_MUST_USE;
 // Whether the step is to stop.
 bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step);
 // In the issuing thread: everything that the devices are to do.

@@ -33,7 +33,8 @@ static bool is_cancelled(const jpp_runtime_t* runtime, const jpp_step_t* step) {
 }
 
 bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
-  return atomic_load_explicit(&step->halt, memory_order_relaxed) != JPP_HALT_NO ||
+  return atomic_load_explicit(&runtime->broken, memory_order_relaxed) ||
+         atomic_load_explicit(&step->halt, memory_order_relaxed) != JPP_HALT_NO ||
          is_cancelled(runtime, step);
 }
 
@@ -103,6 +104,7 @@ static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
   JPP_RETURN_IF_ERROR(check_inputs(runtime));
   jpp_crew_issue(runtime);
   if (atomic_load(&step->halt) == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
+  if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
   return is_cancelled(runtime, step) ? cancelled_error() : NULL;
 }
 
@@ -151,7 +153,7 @@ static void drop_outputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_buffer_t** outputs = step->actors[r].outputs;
     size_t count =
-        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
+        (size_t)runtime->actors[r].program->num_outputs * runtime->devices_per_rank;
     for (size_t i = 0; i < count; ++i) {
       jpp_client_buffer_destroy(runtime->client, outputs[i]);
       outputs[i] = NULL;
@@ -168,6 +170,7 @@ static void end_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
   }
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
     jpp_link_t* link = &runtime->links[i];
+    if (link->remote || !link->channel) continue;
     if (link->sent != atomic_load(&link->received)) jpp_channel_reset(link->channel);
   }
   if (!success) drop_outputs(runtime, step);
@@ -300,7 +303,7 @@ static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_step_t* actor = &step->actors[r];
-    size_t outputs = runtime->plan->programs[r].num_outputs * devices;
+    size_t outputs = runtime->actors[r].program->num_outputs * devices;
     if (is_cancelled(runtime, step) ||
         !are_ready(runtime, actor->events, actor->runs * devices, &interrupt) ||
         !are_ready(runtime, actor->output_events, outputs, &interrupt)) {
@@ -326,7 +329,7 @@ static void abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
     jpp_actor_step_t* actor = &step->actors[r];
     drop_events(runtime, actor->events, actor->runs * devices);
     drop_events(runtime, actor->output_events,
-                runtime->plan->programs[r].num_outputs * devices);
+                runtime->actors[r].program->num_outputs * devices);
     jpp_status_free(actor->error);
     actor->error = NULL;
   }
@@ -356,7 +359,7 @@ static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* ste
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_buffer_t** outputs = step->actors[r].outputs;
     size_t count =
-        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
+        (size_t)runtime->actors[r].program->num_outputs * runtime->devices_per_rank;
     for (size_t i = 0; i < count; ++i) {
       step->waiter->io->outputs[r][i] = outputs[i];
       outputs[i] = NULL;
@@ -366,6 +369,7 @@ static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* ste
 
 void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_status_t* status = await_step(runtime, step);
+  if (status && runtime->network) jpp_runtime_break(runtime, status);
   if (step->trace) jpp_trace_finish(runtime, step, !status);
   if (step->outcome) {
     jpp_call_finished(runtime, step, status);
@@ -384,7 +388,7 @@ void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
 static void clear_outputs(const jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     size_t count =
-        (size_t)runtime->plan->programs[r].num_outputs * runtime->devices_per_rank;
+        (size_t)runtime->actors[r].program->num_outputs * runtime->devices_per_rank;
     for (size_t i = 0; i < count; ++i) io->outputs[r][i] = NULL;
   }
 }
@@ -394,7 +398,7 @@ static void clear_outputs(const jpp_runtime_t* runtime, const jpp_step_io_t* io)
 static jpp_status_t* refuse_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
   uint32_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    const jpp_program_t* program = &runtime->plan->programs[r];
+    const jpp_program_t* program = runtime->actors[r].program;
     for (uint32_t i = 0; i < program->num_inputs * devices; ++i) {
       if (!program->inputs[i / devices].owned) continue;
       jpp_client_buffer_destroy(runtime->client, io->inputs[r][i]);
@@ -413,7 +417,7 @@ jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) 
   step->waiter = &waiter;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     size_t count =
-        (size_t)runtime->plan->programs[r].num_inputs * runtime->devices_per_rank;
+        (size_t)runtime->actors[r].program->num_inputs * runtime->devices_per_rank;
     for (size_t i = 0; i < count; ++i) step->actors[r].inputs[i] = io->inputs[r][i];
   }
   uint64_t number = step->number;

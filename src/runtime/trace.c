@@ -69,7 +69,7 @@ static void number_messages(jpp_actor_t* actor) {
 static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
   uint32_t registers = 0, messages = 0;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    uint32_t count = runtime->plan->programs[r].num_registers;
+    uint32_t count = runtime->actors[r].program->num_registers;
     if (count > registers) registers = count;
     number_messages(&runtime->actors[r]);
   }

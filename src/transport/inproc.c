@@ -35,11 +35,60 @@ typedef struct inproc_channel {
   uint32_t recv_slot;
 } inproc_channel_t;
 
-static jpp_status_t* inproc_create(jpp_transport_t** out_transport) {
+// --- Transport ------------------------------------------------------------------------
+
+static jpp_status_t* inproc_create(const jpp_transport_options_t* options,
+                                   jpp_transport_t** out_transport) {
+  (void)options;
   return jpp_alloc(sizeof(**out_transport), (void**)out_transport);
 }
 
 static void inproc_destroy(jpp_transport_t* transport) { jpp_free(transport); }
+
+static void inproc_address(const jpp_transport_t* transport, const void** out_address,
+                           size_t* out_size) {
+  (void)transport, (void)out_address, (void)out_size;
+}
+
+static jpp_status_t* inproc_connect(jpp_transport_t* transport, uint32_t process,
+                                    const void* address, size_t size) {
+  (void)transport, (void)address, (void)size;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "transport inproc stays within a process and does not connect "
+                         "to process %u",
+                         process);
+}
+
+static void inproc_progress(jpp_transport_t* transport, bool* out_some) {
+  (void)transport, (void)out_some;
+}
+
+static jpp_status_t* inproc_arm(jpp_transport_t* transport, int* out_descriptor,
+                                bool* out_armed) {
+  (void)transport, (void)out_descriptor;
+  *out_armed = true;
+  return NULL;
+}
+
+static jpp_status_t* inproc_peer_status(const jpp_transport_t* transport,
+                                        uint32_t process) {
+  (void)transport, (void)process;
+  return NULL;
+}
+
+// Nothing reads the memory of handles.
+static jpp_status_t* inproc_register(jpp_transport_t* transport, void* data, size_t size,
+                                     jpp_transport_memory_t** out_memory) {
+  (void)transport, (void)data, (void)size, (void)out_memory;
+  return NULL;
+}
+
+static void inproc_unregister(jpp_transport_t* transport,
+                              jpp_transport_memory_t* memory) {
+  (void)transport, (void)memory;
+}
+
+// --- Channels -------------------------------------------------------------------------
 
 static void inproc_free(inproc_channel_t* channel) {
   jpp_status_free(atomic_load(&channel->aborted));
@@ -75,7 +124,19 @@ static jpp_status_t* inproc_open_channel(jpp_transport_t* transport,
   return NULL;
 }
 
-static jpp_status_t* inproc_set_abort_status(inproc_channel_t* channel) {
+static jpp_status_t* inproc_warm_up(jpp_channel_t* channel, bool* out_done) {
+  (void)channel;
+  *out_done = true;
+  return NULL;
+}
+
+static void inproc_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats) {
+  const inproc_channel_t* channel = (const inproc_channel_t*)base;
+  out_stats->messages_sent = atomic_load(&channel->sent);
+  out_stats->messages_received = atomic_load(&channel->received);
+}
+
+static jpp_status_t* inproc_abort_status(inproc_channel_t* channel) {
   return jpp_status_clone(atomic_load_explicit(&channel->aborted, memory_order_acquire));
 }
 
@@ -83,21 +144,34 @@ static uint32_t slot_after(const inproc_channel_t* channel, uint32_t slot) {
   return slot + 1 == channel->slot_count ? 0 : slot + 1;
 }
 
-static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* message,
-                                     bool* out_done) {
-  inproc_channel_t* channel = (inproc_channel_t*)base;
-  JPP_RETURN_IF_ERROR(inproc_set_abort_status(channel));
+static uint32_t inproc_free_slots(inproc_channel_t* channel) {
   uint64_t sent = atomic_load_explicit(&channel->sent, memory_order_relaxed);
   if (sent - channel->received_seen == channel->slot_count) {
     channel->received_seen =
         atomic_load_explicit(&channel->received, memory_order_acquire);
-    if (sent - channel->received_seen == channel->slot_count) return NULL;
   }
+  return channel->slot_count - (uint32_t)(sent - channel->received_seen);
+}
+
+static uint32_t inproc_credits(jpp_channel_t* base) {
+  const inproc_channel_t* channel = (const inproc_channel_t*)base;
+  bool aborted = atomic_load_explicit(&channel->aborted, memory_order_relaxed);
+  return aborted ? channel->slot_count : inproc_free_slots((inproc_channel_t*)base);
+}
+
+// --- Messages -------------------------------------------------------------------------
+
+static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* message,
+                                     bool* out_done) {
+  inproc_channel_t* channel = (inproc_channel_t*)base;
+  JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
+  if (inproc_free_slots(channel) == 0) return NULL;
   inproc_slot_t* slot = &channel->slots[channel->send_slot];
   slot->tag = message->tag;
   slot->count = message->count;
   for (uint32_t i = 0; i < message->count; ++i) slot->buffers[i] = message->buffers[i];
   channel->send_slot = slot_after(channel, channel->send_slot);
+  uint64_t sent = atomic_load_explicit(&channel->sent, memory_order_relaxed);
   atomic_store_explicit(&channel->sent, sent + 1, memory_order_release);
   *out_done = true;
   return NULL;
@@ -122,10 +196,12 @@ static bool inproc_take(inproc_channel_t* channel, jpp_message_t* message) {
 static jpp_status_t* inproc_try_recv(jpp_channel_t* base, jpp_message_t* message,
                                      bool* out_done) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
-  JPP_RETURN_IF_ERROR(inproc_set_abort_status(channel));
+  JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
   *out_done = inproc_take(channel, message);
   return NULL;
 }
+
+// --- Abort, reset and close -----------------------------------------------------------
 
 static void inproc_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
@@ -141,7 +217,7 @@ static void inproc_release(inproc_channel_t* channel) {
   while (atomic_load(&channel->received) != atomic_load(&channel->sent)) {
     const inproc_slot_t* slot = &channel->slots[channel->recv_slot];
     for (uint32_t i = 0; i < slot->count && spec->release; ++i) {
-      spec->release(spec->release_user, slot->buffers[i]);
+      spec->release(spec->user, slot->buffers[i]);
     }
     channel->recv_slot = slot_after(channel, channel->recv_slot);
     atomic_fetch_add(&channel->received, 1);
@@ -164,12 +240,26 @@ static void inproc_close(jpp_channel_t* base) {
 
 const jpp_transport_vtable_t jpp_transport_inproc = {
     .name = "inproc",
+    .form = JPP_TRANSPORT_HANDLES,
     .create = inproc_create,
     .destroy = inproc_destroy,
+    .address = inproc_address,
+    .connect = inproc_connect,
+    .progress = inproc_progress,
+    .arm = inproc_arm,
+    .peer_status = inproc_peer_status,
+    .register_memory = inproc_register,
+    .unregister_memory = inproc_unregister,
     .open_channel = inproc_open_channel,
-    .try_send = inproc_try_send,
-    .try_recv = inproc_try_recv,
+    .warm_up = inproc_warm_up,
+    .credits = inproc_credits,
+    .get_stats = inproc_get_stats,
     .set_abort = inproc_set_abort,
     .reset = inproc_reset,
     .close = inproc_close,
+    .try_send = inproc_try_send,
+    .try_recv = inproc_try_recv,
+    .try_send_bytes = jpp_transport_no_send_bytes,
+    .try_recv_bytes = jpp_transport_no_recv_bytes,
+    .release = jpp_transport_no_release,
 };

@@ -9,6 +9,8 @@
 
 static const jpp_transport_vtable_t* const kDrivers[] = {
     &jpp_transport_inproc,
+    &jpp_transport_ucx,
+    &jpp_transport_fake,
     &jpp_transport_null,
 };
 #define DRIVER_COUNT (sizeof(kDrivers) / sizeof(kDrivers[0]))
@@ -16,6 +18,8 @@ static const jpp_transport_vtable_t* const kDrivers[] = {
 const char* jpp_transport_driver_name(uint32_t index) {
   return index < DRIVER_COUNT ? kDrivers[index]->name : NULL;
 }
+
+// --- Transport ------------------------------------------------------------------------
 
 static jpp_status_t* unknown_driver(const char* name) {
   jpp_str_t names = {0};
@@ -30,56 +34,155 @@ static jpp_status_t* unknown_driver(const char* name) {
   return status;
 }
 
-jpp_status_t* jpp_transport_create(const char* name, jpp_transport_t** out_transport) {
+// A struct of a caller that was compiled with an older header ends earlier: the members
+// that it does not know are zero.
+static jpp_status_t* copy_struct(const char* what, void* to, size_t size,
+                                 const void* from) {
+  size_t given = 0;
+  memcpy(&given, from, sizeof(given));
+  if (given < sizeof(given)) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: struct_size is not set", what);
+  }
+  memset(to, 0, size);
+  memcpy(to, from, given < size ? given : size);
+  return NULL;
+}
+
+jpp_status_t* jpp_transport_create(const jpp_transport_options_t* given,
+                                   jpp_transport_t** out_transport) {
   *out_transport = NULL;
+  jpp_transport_options_t options;
+  JPP_RETURN_IF_ERROR(
+      copy_struct("jpp_transport_options_t", &options, sizeof(options), given));
+  if (options.num_processes == 0) options.num_processes = 1;
+  if (options.peer_timeout_ms == 0) options.peer_timeout_ms = 10000;
+  if (options.process >= options.num_processes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "transport %s: expected a process below %u, the processes of "
+                           "the job; found %u",
+                           options.driver, options.num_processes, options.process);
+  }
   for (size_t i = 0; i < DRIVER_COUNT; ++i) {
-    if (strcmp(kDrivers[i]->name, name) != 0) continue;
-    JPP_RETURN_IF_ERROR(kDrivers[i]->create(out_transport));
+    if (strcmp(kDrivers[i]->name, options.driver) != 0) continue;
+    JPP_RETURN_IF_ERROR_IN(kDrivers[i]->create(&options, out_transport), "transport %s",
+                           options.driver);
     (*out_transport)->vtable = kDrivers[i];
+    (*out_transport)->process = options.process;
+    (*out_transport)->num_processes = options.num_processes;
     return NULL;
   }
-  return unknown_driver(name);
+  return unknown_driver(options.driver);
 }
 
 void jpp_transport_destroy(jpp_transport_t* transport) {
   if (transport) transport->vtable->destroy(transport);
 }
 
-jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
-                                         const jpp_channel_spec_t* spec,
-                                         jpp_channel_t** out_channel) {
-  *out_channel = NULL;
+jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport) {
+  return transport->vtable->form;
+}
+
+void jpp_transport_address(const jpp_transport_t* transport, const void** out_address,
+                           size_t* out_size) {
+  *out_address = NULL;
+  *out_size = 0;
+  transport->vtable->address(transport, out_address, out_size);
+}
+
+jpp_status_t* jpp_transport_connect(jpp_transport_t* transport, uint32_t process,
+                                    const void* address, size_t size) {
+  if (process >= transport->num_processes || process == transport->process) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "transport %s of process %u: expected another of %u processes "
+                           "to connect to, found %u",
+                           transport->vtable->name, transport->process,
+                           transport->num_processes, process);
+  }
+  return transport->vtable->connect(transport, process, address, size);
+}
+
+void jpp_transport_progress(jpp_transport_t* transport, bool* out_some) {
+  *out_some = false;
+  transport->vtable->progress(transport, out_some);
+}
+
+jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
+                                bool* out_armed) {
+  *out_descriptor = -1;
+  *out_armed = false;
+  return transport->vtable->arm(transport, out_descriptor, out_armed);
+}
+
+jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
+                                        uint32_t process) {
+  return transport->vtable->peer_status(transport, process);
+}
+
+jpp_status_t* jpp_transport_register(jpp_transport_t* transport, void* data, size_t size,
+                                     jpp_transport_memory_t** out_memory) {
+  *out_memory = NULL;
+  return transport->vtable->register_memory(transport, data, size, out_memory);
+}
+
+void jpp_transport_unregister(jpp_transport_t* transport,
+                              jpp_transport_memory_t* memory) {
+  if (memory) transport->vtable->unregister_memory(transport, memory);
+}
+
+// --- Channels -------------------------------------------------------------------------
+
+static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
+                                        const jpp_channel_spec_t* spec) {
   if (spec->slots < 1 || spec->capacity < 1) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "channel from actor %u to %u: expected at least 1 slot and 1 "
-                           "buffer a message, found %u and %u",
-                           spec->src_actor, spec->dst_actor, spec->slots, spec->capacity);
+                           "expected at least 1 slot and 1 buffer a message, found %u "
+                           "and %u",
+                           spec->slots, spec->capacity);
   }
-  JPP_RETURN_IF_ERROR_IN(transport->vtable->open_channel(transport, spec, out_channel),
-                         "channel from actor %u to %u", spec->src_actor, spec->dst_actor);
+  if (transport->vtable->form == JPP_TRANSPORT_HANDLES) return NULL;
+  uint32_t here = transport->process, processes = transport->num_processes;
+  if (spec->src_process >= processes || spec->dst_process >= processes ||
+      (spec->src_process == here) == (spec->dst_process == here)) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected process %u, which opens it, and another of %u at "
+                           "its ends, found %u and %u",
+                           here, processes, spec->src_process, spec->dst_process);
+  }
+  if (spec->bytes) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "expected the most bytes of each shard, found none");
+}
+
+jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
+                                         const jpp_channel_spec_t* given,
+                                         jpp_channel_t** out_channel) {
+  *out_channel = NULL;
+  jpp_channel_spec_t spec;
+  JPP_RETURN_IF_ERROR(copy_struct("jpp_channel_spec_t", &spec, sizeof(spec), given));
+  jpp_status_t* status = check_channel_spec(transport, &spec);
+  if (!status) status = transport->vtable->open_channel(transport, &spec, out_channel);
+  if (status) {
+    return jpp_status_annotate(status, "channel from actor %u to %u", spec.src_actor,
+                               spec.dst_actor);
+  }
   (*out_channel)->vtable = transport->vtable;
-  (*out_channel)->spec = *spec;
+  (*out_channel)->spec = spec;
+  (*out_channel)->spec.bytes = NULL;
   return NULL;
 }
 
-jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel, const jpp_message_t* message,
-                                   bool* out_done) {
+jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel, bool* out_done) {
   *out_done = false;
-  if (message->count > channel->spec.capacity) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "channel from actor %u to %u: expected %u buffers at most, "
-                           "found %u in message %llu",
-                           channel->spec.src_actor, channel->spec.dst_actor,
-                           channel->spec.capacity, message->count,
-                           (unsigned long long)message->tag);
-  }
-  return channel->vtable->try_send(channel, message, out_done);
+  return channel->vtable->warm_up(channel, out_done);
 }
 
-jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* message,
-                                   bool* out_done) {
-  *out_done = false;
-  return channel->vtable->try_recv(channel, message, out_done);
+uint32_t jpp_channel_credits(jpp_channel_t* channel) {
+  return channel->vtable->credits(channel);
+}
+
+void jpp_channel_get_stats(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats) {
+  *out_stats = (jpp_channel_stats_t){0};
+  channel->vtable->get_stats(channel, out_stats);
 }
 
 void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status) {
@@ -90,4 +193,84 @@ void jpp_channel_reset(jpp_channel_t* channel) { channel->vtable->reset(channel)
 
 void jpp_channel_close(jpp_channel_t* channel) {
   if (channel) channel->vtable->close(channel);
+}
+
+// --- Messages -------------------------------------------------------------------------
+
+static jpp_status_t* check_count(const jpp_channel_t* channel, uint64_t tag,
+                                 uint32_t count) {
+  if (count <= channel->spec.capacity) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "channel from actor %u to %u: expected %u buffers at most, "
+                         "found %u in message %llu",
+                         channel->spec.src_actor, channel->spec.dst_actor,
+                         channel->spec.capacity, count, (unsigned long long)tag);
+}
+
+jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel, const jpp_message_t* message,
+                                   bool* out_done) {
+  *out_done = false;
+  JPP_RETURN_IF_ERROR(check_count(channel, message->tag, message->count));
+  return channel->vtable->try_send(channel, message, out_done);
+}
+
+jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* message,
+                                   bool* out_done) {
+  *out_done = false;
+  return channel->vtable->try_recv(channel, message, out_done);
+}
+
+jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
+                                         const jpp_shard_t* shards, uint32_t count,
+                                         void* cookie, bool* out_done) {
+  *out_done = false;
+  JPP_RETURN_IF_ERROR(check_count(channel, tag, count));
+  return channel->vtable->try_send_bytes(channel, tag, shards, count, cookie, out_done);
+}
+
+jpp_status_t* jpp_channel_try_recv_bytes(jpp_channel_t* channel,
+                                         jpp_received_t* out_received, bool* out_done) {
+  *out_done = false;
+  return channel->vtable->try_recv_bytes(channel, out_received, out_done);
+}
+
+void jpp_channel_release(jpp_channel_t* channel, uint32_t slot) {
+  channel->vtable->release(channel, slot);
+}
+
+// --- Rows that a form does not have ---------------------------------------------------
+
+static jpp_status_t* wrong_form(const jpp_channel_t* channel, const char* expected) {
+  return jpp_status_make(
+      JPP_UNSUPPORTED, "transport %s carries %s, no %s", channel->vtable->name,
+      channel->vtable->form == JPP_TRANSPORT_HANDLES ? "handles" : "bytes", expected);
+}
+
+jpp_status_t* jpp_transport_no_send(jpp_channel_t* channel, const jpp_message_t* message,
+                                    bool* out_done) {
+  (void)message, (void)out_done;
+  return wrong_form(channel, "handles");
+}
+
+jpp_status_t* jpp_transport_no_recv(jpp_channel_t* channel, jpp_message_t* message,
+                                    bool* out_done) {
+  (void)message, (void)out_done;
+  return wrong_form(channel, "handles");
+}
+
+jpp_status_t* jpp_transport_no_send_bytes(jpp_channel_t* channel, uint64_t tag,
+                                          const jpp_shard_t* shards, uint32_t count,
+                                          void* cookie, bool* out_done) {
+  (void)tag, (void)shards, (void)count, (void)cookie, (void)out_done;
+  return wrong_form(channel, "bytes");
+}
+
+jpp_status_t* jpp_transport_no_recv_bytes(jpp_channel_t* channel,
+                                          jpp_received_t* out_received, bool* out_done) {
+  (void)out_received, (void)out_done;
+  return wrong_form(channel, "bytes");
+}
+
+void jpp_transport_no_release(jpp_channel_t* channel, uint32_t slot) {
+  (void)channel, (void)slot;
 }

@@ -175,7 +175,16 @@ class Step:
 
     def runtime(self, executables: list[Any]) -> _core.Runtime:
         return _core.Runtime(
-            self.client, self.plan, 1, self.flat_devices, executables, True, 0, False
+            self.client,
+            self.plan,
+            1,
+            self.flat_devices,
+            executables,
+            True,
+            0,
+            False,
+            None,
+            None,
         )
 
     def values(self) -> list[_core.Value]:
@@ -359,6 +368,12 @@ def cases(step: Step) -> list[Case]:
         Case("PlanFile", lambda: _core.PlanFile, ("path", step.saved)),
         Case("PlanFile.plan", lambda: _core.PlanFile(step.saved).plan),
         Case("PlanFile.contents", lambda: _core.PlanFile(step.saved).contents),
+        Case(
+            "Plan.steps_in_flight",
+            lambda: step.plan.steps_in_flight,
+            ("numbers", [10**9] * 2),
+            ("number", 2),
+        ),
         Case("Plan.program_text", lambda: step.plan.program_text),
         Case("Plan.text", lambda: step.plan.text),
         Case("Client", lambda: _core.Client, ("path", "/nowhere"), ("dict", {})),
@@ -413,6 +428,8 @@ def cases(step: Step) -> list[Case]:
             ("anything", True),
             ("number", 0),
             ("anything", False),
+            ("anything", None),
+            ("object or None", None),
         ),
         Case(
             "Runtime.step",
@@ -467,7 +484,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     values, executables = step.values(), step.executables(None)
     runtime = step.runtime(executables)
     new_runtime = lambda *devices: _core.Runtime(  # noqa: E731
-        step.client, step.plan, 1, list(devices), executables, True, 0, False
+        step.client, step.plan, 1, list(devices), executables, True, 0, False, None, None
     )
     gone = value_of(step.client)
     gone.delete()
@@ -491,7 +508,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "too few devices": lambda: new_runtime(0),
         "a device that is not there": lambda: new_runtime(0, 99),
         "no devices a rank": lambda: _core.Runtime(
-            step.client, step.plan, 0, [], executables, True, 0, False
+            step.client, step.plan, 0, [], executables, True, 0, False, None, None
         ),
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -27,6 +29,8 @@ from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import Bounds
 
 __all__ = ["CompiledStep"]
+
+_log = logging.getLogger("jaxpp")
 
 _MEASURED_RUNS = 4  # of a trial
 
@@ -75,7 +79,7 @@ class _Compiler:
     def _submit(
         self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
     ) -> concurrent.futures.Future[_core.Executable] | None:
-        if not task.ops:
+        if not task.ops or not self.devices.has_rank(task.rank):
             self.made.add(task, None)
             return None
         lowered = self.code.lower(task, donations)
@@ -156,7 +160,7 @@ class CompiledStep:
         self._traced = traced
         self._devices = devices
         self._mesh = options.mesh
-        self._steps_in_flight = options.steps_in_flight
+        self._in_flight = self._steps_in_flight(options)
         self._tracing = False
         if code is None:
             assert isinstance(traced, Traced)
@@ -172,8 +176,10 @@ class CompiledStep:
             flat_devices,
             self._executables,
             devices.per_rank == 1,
-            options.steps_in_flight,
+            self._in_flight,
             _core.option("JPP_BENCHMARK") is not None,
+            devices.processes and devices.processes.rank_process,
+            self._network(options),
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
@@ -188,6 +194,27 @@ class CompiledStep:
             for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
         _dump(traced, code)
+
+    def _network(self, options: Options) -> _core.Network | None:
+        if self._devices.processes is None:
+            return None
+        plan = self._traced.plan.text()
+        what = {
+            "the version of JAX": jax.__version__,
+            "the argument shapes": str([str(aval) for aval in self._traced.in_avals]),
+            "the schedule": self._traced.schedule_text,
+            "the plan": hashlib.sha256(plan.encode()).hexdigest()[:16],
+            "steps_in_flight": str(options.steps_in_flight),
+        }
+        driver = _core.option("JPP_TRANSPORT") or "ucx"
+        return self._devices.processes.connect(driver, what)
+
+    def _steps_in_flight(self, options: Options) -> int:
+        wanted, limits = options.steps_in_flight, options.memory_limits
+        fit = self._traced.plan.steps_in_flight(limits, wanted)
+        if fit < wanted:
+            _log.debug("memory_limit has room for %d steps in flight, not for %d", fit, wanted)
+        return min(fit, wanted)
 
     def _arg_avals(self) -> list[Any]:
         consts = [jax.typeof(c) for c in self._traced.consts]
@@ -373,7 +400,7 @@ class CompiledStep:
             "invalid-argument" if the file cannot be written.
         """
         lying = Lying(self._devices, self._mesh, self._inputs, self._outputs)
-        save_step(path, self._traced, self._modules, lying, self._steps_in_flight)
+        save_step(path, self._traced, self._modules, lying, self._in_flight)
 
     # --- Looking ---
 

@@ -13,12 +13,16 @@ from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.run.compilation_cache import plugin_key
 from jaxpp.run.handlers import register_handlers
+from jaxpp.run.processes import processes_of
 
 __all__ = ["Devices", "devices_for"]
 
 
 class Devices:
-    """A client and the devices of each rank of a mesh, as the client numbers them."""
+    """A client and the devices of each rank of a mesh, as the client numbers them.
+
+    A rank of another process has none here: its indices are 0.
+    """
 
     def __init__(self, client: _core.Client, plugin: str, mesh: MpmdMesh) -> None:
         self.client = client
@@ -27,17 +31,26 @@ class Devices:
         self.platform, self.version, self.found = info.platform, info.version, info.devices
         self.plugin_key = plugin_key(plugin, self.version)
         by_id = {device.id: index for index, device in enumerate(self.found)}
-        self.ids = [[d.id for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
-        missing = sorted({i for ids in self.ids for i in ids} - by_id.keys())
+        self.processes = processes_of(mesh)
+        self.local_ranks = [r for r in range(mesh.mpmd_dim) if self.has_rank(r)]
+        self.ids = [
+            [_local_id(d) if self.has_rank(r) else 0 for d in mesh.devices_of(r)]
+            for r in range(mesh.mpmd_dim)
+        ]
+        missing = sorted({i for r in self.local_ranks for i in self.ids[r]} - by_id.keys())
         if missing:
             raise make_error(
                 "devices",
                 f"not enough devices: the mesh expects the devices "
-                f"{sorted(i for ids in self.ids for i in ids)}, found "
+                f"{sorted(i for r in self.local_ranks for i in self.ids[r])}, found "
                 f"{len(self.found)} in the plugin ({self.platform}), without {missing}; use a "
                 "smaller mesh or a plugin with more devices",
             )
         self.indices = [[by_id[i] for i in ids] for ids in self.ids]
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether the rank is this process'."""
+        return self.processes is None or self.processes.has_rank(rank)
 
     @property
     def per_rank(self) -> int:
@@ -48,6 +61,11 @@ class Devices:
     def layout(self) -> tuple[Any, ...]:
         """Equal for meshes whose ranks are the same devices of the same client."""
         return (id(self.client), tuple(map(tuple, self.indices)))
+
+
+def _local_id(device: jax.Device) -> int:
+    """The number of one of this process' devices, as a client of its own gives it."""
+    return device.id if jax.process_count() == 1 else device.local_hardware_id
 
 
 def _default_plugin() -> str:
@@ -78,9 +96,9 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
         devices ("devices").
     """
     path = plugin or _core.option("JPP_PLUGIN") or _default_plugin()
-    highest = max(d.id for d in mesh.jax_mesh.devices.flat)
+    local = [_local_id(d) for d in mesh.jax_mesh.local_devices]
     on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
-    cpu_devices = max(highest + 1, len(jax.devices("cpu"))) if on_cpu else 0
+    cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
     return _devices(_client(path, cpu_devices), path, mesh)
 
 

@@ -122,6 +122,7 @@ def _planned_of(path: str, file: _core.PlanFile, contents: Any, front: Any) -> P
             for data, row in zip(contents.constants, front["constants"], strict=True)
         ],
         statics=[_static_of(row) for row in front["statics"]],
+        schedule_text=front["schedule_text"],
     )
 
 

@@ -178,6 +178,7 @@ def _front(planned: Planned, lying: Lying, steps_in_flight: int) -> bytes:
         "donated": planned.donated,
         "argument_bounds": planned.argument_bounds,
         "result_bounds": planned.result_bounds,
+        "schedule_text": planned.schedule_text,
         "statics": [_static_json(static) for static in planned.statics],
         "jax": jax.__version__,
     }
@@ -201,6 +202,13 @@ def save_step(
             f"save: task {modules.calls_back[0]} calls back into Python (jax.debug.print, a "
             "callback), to a function of this process that no other has; remove the callback "
             "to save the step",
+        )
+    if lying.devices.processes is not None:
+        raise make_error(
+            "unsupported",
+            "save: the step runs in several processes, each of which has only the tasks of "
+            "its own ranks; expected a step that was compiled in one process. Compile it for "
+            "ShapeDtypeStructs on as many devices of one process, and save that",
         )
     planned.plan.save(
         path,

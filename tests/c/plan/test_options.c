@@ -7,6 +7,7 @@
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
 #include "jaxpp/planfile.h"
+#include "jaxpp/runtime.h"
 #include "plan_util.h"
 #include "schedule_util.h"
 
@@ -91,6 +92,14 @@ static jpp_status_t* call_planfile(const void* contents) {
   return jpp_planfile_save(contents, "/nowhere/plan");
 }
 
+// A client of one device is not enough for two ranks.
+static jpp_status_t* call_runtime(const void* options) {
+  jpp_runtime_t* runtime = NULL;
+  jpp_status_t* status = jpp_runtime_create(options, &runtime);
+  jpp_runtime_destroy(runtime);
+  return status;
+}
+
 typedef struct entry {
   const char* type;
   jpp_status_t* (*call)(const void* options);
@@ -148,6 +157,9 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_fake_options_t fake = {.device_count = 1};
   jpp_planfile_contents_t contents = {.front = {"", 0}};
   jpp_pjrt_options_t pjrt = {.plugin_path = "/nowhere/plugin.so"};
+  jpp_fake_options_t one = {.struct_size = sizeof(one), .device_count = 1};
+  jpp_runtime_options_t runtime = {.plan = g_planned.plan, .devices_per_rank = 1};
+  ASSERT_OK(jpp_client_create_fake(&one, &runtime.client));
 #define ENTRY(type, call, options, code) \
   { #type, call, &(options), sizeof(type), code }
   const entry_t entries[] = {
@@ -162,11 +174,13 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_fake_options_t, call_fake, fake, JPP_OK),
       ENTRY(jpp_planfile_contents_t, call_planfile, contents, JPP_INVALID_ARGUMENT),
       ENTRY(jpp_pjrt_options_t, call_pjrt, pjrt, JPP_PLUGIN_ERROR),
+      ENTRY(jpp_runtime_options_t, call_runtime, runtime, JPP_DEVICES_ERROR),
   };
 #undef ENTRY
   for (size_t i = 0; i < sizeof(entries) / sizeof(*entries); ++i) {
     check_entry(&entries[i]);
   }
+  jpp_client_destroy(runtime.client);
   plan_free(&g_planned);
 }
 

@@ -19,7 +19,8 @@ static double now_us(void) {
 }
 
 static jpp_bare_t* create_bare(const model_t* model) {
-  jpp_runtime_options_t options = {.client = model->client,
+  jpp_runtime_options_t options = {.struct_size = sizeof(options),
+                                   .client = model->client,
                                    .plan = model->plan,
                                    .devices_per_rank = 1,
                                    .devices = model->devices,

@@ -177,7 +177,8 @@ model_t* model_plan(const char* text, model_options_t options) {
 }
 
 jpp_status_t* model_try_create_runtime(model_t* model) {
-  jpp_runtime_options_t options = {.client = model->client,
+  jpp_runtime_options_t options = {.struct_size = sizeof(options),
+                                   .client = model->client,
                                    .plan = model->plan,
                                    .devices_per_rank = model->options.devices_per_rank,
                                    .devices = model->devices,

@@ -1,0 +1,122 @@
+"""The processes of a job: whose each rank is, how they agree and how they find each other.
+
+Every process runs the same script and plans the same steps in the same order. What they
+tell each other before the first step goes through the key-value store of
+`jax.distributed`; what steps send goes from process to process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import secrets
+import socket
+
+import jax
+
+import jaxpp
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.jax_internals import coordination, coordination_address
+from jaxpp.mesh import MpmdMesh
+
+__all__ = ["Processes", "processes_of"]
+
+_TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
+_numbers = itertools.count()  # of the compiled steps, in all processes alike
+
+
+class Processes:
+    """The processes that a mesh spans."""
+
+    def __init__(self, rank_process: list[int]) -> None:
+        self.rank_process = rank_process
+        self.me = jax.process_index()
+        self.count = jax.process_count()
+
+    def has_rank(self, rank: int) -> bool:
+        return self.rank_process[rank] == self.me
+
+    def _exchange(self, key: str, mine: bytes) -> list[bytes]:
+        """What each process has put under the key."""
+        store = coordination()
+        store.key_value_set_bytes(f"{key}/{self.me}", mine)
+        return [
+            store.blocking_key_value_get_bytes(f"{key}/{p}", _TIMEOUT_MS)
+            for p in range(self.count)
+        ]
+
+    def _token(self, key: str) -> bytes:
+        """The secret that the network's peers prove; the first process makes it."""
+        if self.me == 0:
+            coordination().key_value_set_bytes(f"{key}/token", secrets.token_bytes(32))
+        token = coordination().blocking_key_value_get_bytes(f"{key}/token", _TIMEOUT_MS)
+        return bytes(token)
+
+    def _agree(self, key: str, what: dict[str, str]) -> None:
+        """Raises in every process if their steps differ; says in what."""
+        mine = json.dumps(what).encode()
+        for process, found in enumerate(self._exchange(f"{key}/plan", mine)):
+            theirs = json.loads(found)
+            differs = [name for name in what if theirs.get(name) != what[name]]
+            if not differs:
+                continue
+            name = differs[0]
+            expected, other = what[name], theirs.get(name)
+            raise make_error(
+                "mesh",
+                f"process {self.me} and process {process} do not run the same step: "
+                f"{name} is {expected} in process {self.me} and {other} in process "
+                f"{process}; expected the same script, versions and arguments in all",
+            )
+
+    def connect(self, driver: str, what: dict[str, str]) -> _core.Network:
+        """The network of the next step that all processes have made alike."""
+        key = f"jaxpp/{next(_numbers)}"
+        self._agree(key, {"the version of jaxpp": jaxpp.__version__, **what})
+        _name_ucx()
+        address = _core.option("JPP_ADDRESS") or _own_address()
+        network = _core.Network(driver, self.me, self.count, address, self._token(key))
+        for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
+            if process != self.me:
+                network.connect(process, bytes(found))
+        coordination().wait_at_barrier(f"{key}/connected", _TIMEOUT_MS)
+        return network
+
+
+def _name_ucx() -> None:
+    """JPP_UCX where the library of the package libucx-cu13 or -cu12 is, if nobody set it."""
+    spec = importlib.util.find_spec("libucx")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        library = pathlib.Path(folder) / "lib" / "libucp.so.0"
+        if library.exists():
+            os.environ.setdefault("JPP_UCX", str(library))
+
+
+def _own_address() -> str:
+    """The address by which this machine reaches the job's coordinator."""
+    host, port = coordination_address().rsplit(":", 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host.strip("[]"), int(port)))
+        return str(probe.getsockname()[0])
+
+
+def _owner(mesh: MpmdMesh, rank: int) -> int:
+    owners = sorted({device.process_index for device in mesh.devices_of(rank)})
+    if len(owners) == 1:
+        return owners[0]
+    raise make_error(
+        "unsupported",
+        f"rank {rank}: expected its devices in one process, found them in processes {owners}; "
+        "make the mesh so that each process has whole ranks",
+    )
+
+
+def processes_of(mesh: MpmdMesh) -> Processes | None:
+    """The processes that the mesh spans; None: this one has all of it."""
+    if jax.process_count() == 1:
+        return None
+    return Processes([_owner(mesh, rank) for rank in range(mesh.mpmd_dim)])

@@ -1,0 +1,349 @@
+// Processes and their packets: who is connected, what a packet is for, who has failed.
+#include "transport/net.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "transport/net_channel.h"
+#include "transport/sha256.h"
+
+int64_t jpp_net_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// --- Create ---------------------------------------------------------------------------
+
+static jpp_status_t* check_net_options(const jpp_transport_options_t* options) {
+  if (options->token_size < kJppLeastTokenSize) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected the job's token, of %d bytes at least; found %zu",
+                           kJppLeastTokenSize, options->token_size);
+  }
+  if (options->address && *options->address) return NULL;
+  return jpp_status_make(
+      JPP_INVALID_ARGUMENT,
+      "expected the address of the network interface that this process "
+      "listens on (\"127.0.0.1\" for a job on one host), found none");
+}
+
+static jpp_status_t* draw_nonce(jpp_net_t* net) {
+  if (getrandom(net->nonce, sizeof(net->nonce), 0) == (ssize_t)sizeof(net->nonce)) {
+    return NULL;
+  }
+  return jpp_status_make(JPP_INTERNAL_ERROR, "no random numbers: %s", strerror(errno));
+}
+
+jpp_status_t* jpp_net_init(jpp_net_t* net, const jpp_net_port_t* port,
+                           const jpp_transport_options_t* options) {
+  JPP_RETURN_IF_ERROR(check_net_options(options));
+  net->port = port;
+  net->base.process = options->process;
+  net->base.num_processes = options->num_processes;
+  net->peer_timeout_ms = options->peer_timeout_ms;
+  JPP_RETURN_IF_ERROR(draw_nonce(net));
+  JPP_RETURN_IF_ERROR(jpp_alloc(options->token_size, &net->token));
+  memcpy(net->token, options->token, options->token_size);
+  net->token_size = options->token_size;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(options->num_processes, &net->peers));
+  for (uint32_t i = 0; i < options->num_processes; ++i) {
+    jpp_net_peer_t* peer = &net->peers[i];
+    peer->net = net;
+    peer->process = i;
+    jpp_packet_proof(net->token, net->token_size, net->nonce, i, options->process,
+                     peer->proof_in);
+    peer->hello.peer = peer->bye.peer = peer->gone.peer = peer;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_net_publish(jpp_net_t* net, const char* name, const void* route,
+                              size_t route_size) {
+  jpp_address_t address = {.process = net->base.process,
+                           .num_processes = net->base.num_processes,
+                           .name = name,
+                           .name_size = strlen(name),
+                           .route = route,
+                           .route_size = route_size};
+  memcpy(address.nonce, net->nonce, sizeof(address.nonce));
+  return jpp_address_seal(&address, net->token, net->token_size, &net->address,
+                          &net->address_size);
+}
+
+void jpp_net_get_address(const jpp_transport_t* transport, const void** out_address,
+                         size_t* out_size) {
+  const jpp_net_t* net = (const jpp_net_t*)transport;
+  *out_address = net->address;
+  *out_size = net->address_size;
+}
+
+// --- Connect --------------------------------------------------------------------------
+
+static jpp_status_t* check_peer_address(const jpp_net_t* net, uint32_t process,
+                                        const jpp_address_t* address) {
+  if (address->process != process || address->num_processes != net->base.num_processes) {
+    return jpp_status_make(
+        JPP_PEER_ERROR,
+        "expected the address of process %u of %u, found that of %u of "
+        "%u",
+        process, net->base.num_processes, address->process, address->num_processes);
+  }
+  if (!net->peers[process].name) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT, "it is connected already");
+}
+
+jpp_status_t* jpp_net_open_address(jpp_net_t* net, uint32_t process, const void* bytes,
+                                   size_t size, jpp_address_t* out_address) {
+  jpp_net_peer_t* peer = &net->peers[process];
+  jpp_status_t* status =
+      jpp_address_open(bytes, size, net->token, net->token_size, out_address);
+  if (!status) status = check_peer_address(net, process, out_address);
+  if (!status) status = jpp_alloc(out_address->name_size + 1, (void**)&peer->name);
+  if (status) return jpp_status_annotate(status, "process %u", process);
+  memcpy(peer->name, out_address->name, out_address->name_size);
+  jpp_packet_proof(net->token, net->token_size, out_address->nonce, net->base.process,
+                   process, peer->proof_out);
+  return NULL;
+}
+
+void jpp_net_greet(jpp_net_peer_t* peer) {
+  JPP_LOG(JPP_LOG_INFO, "process %u connects to process %u at %s",
+          peer->net->base.process, peer->process, peer->name);
+  jpp_net_post(&peer->hello, JPP_PACKET_HELLO, NULL, 0, NULL);
+}
+
+jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t process) {
+  const jpp_net_t* net = (const jpp_net_t*)transport;
+  if (process >= net->base.num_processes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a process below %u, found %u",
+                           net->base.num_processes, process);
+  }
+  const jpp_net_peer_t* peer = &net->peers[process];
+  if (peer->status) return jpp_status_clone(peer->status);
+  return peer->left ? jpp_net_left_status(peer) : NULL;
+}
+
+jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) {
+  return jpp_status_make(JPP_PEER_ERROR, "process %u at %s has left the job",
+                         peer->process, peer->name ? peer->name : "an unknown address");
+}
+
+void jpp_net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) {
+  if (peer->status || peer->left) return;
+  char what[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(what, sizeof(what), format, arguments);
+  va_end(arguments);
+  peer->status = jpp_status_make(JPP_PEER_ERROR, "process %u at %s: %s", peer->process,
+                                 peer->name ? peer->name : "an unknown address", what);
+  peer->net->some = peer->net->failed = true;
+}
+
+// --- Packets out ----------------------------------------------------------------------
+
+void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, size_t size,
+                  const jpp_transport_memory_t* memory) {
+  jpp_net_peer_t* peer = op->peer;
+  op->packet.kind = kind;
+  op->packet.source = peer->net->base.process;
+  memcpy(op->packet.proof, peer->proof_out, sizeof(op->packet.proof));
+  op->busy = true;
+  ++peer->busy;
+  if (op->channel) ++op->channel->busy;
+  // A peer without an endpoint has failed.
+  if (!peer->endpoint || peer->net->port->send(peer->net, op, data, size, memory))
+    jpp_net_op_done(op);
+}
+
+void jpp_net_op_done(jpp_net_op_t* op) {
+  jpp_net_channel_t* channel = op->channel;
+  op->busy = false;
+  --op->peer->busy;
+  op->peer->net->some = true;
+  if (op->message) jpp_net_message_done(channel, op->message);
+  if (channel) jpp_net_channel_idle(channel);
+}
+
+// --- Packets in -----------------------------------------------------------------------
+
+static jpp_net_channel_t* find_channel(const jpp_net_peer_t* peer, uint32_t id) {
+  for (size_t i = 0; i < peer->ends.count; ++i) {
+    if (peer->ends.data[i].id == id) return peer->ends.data[i].channel;
+  }
+  return NULL;
+}
+
+// NULL for a packet of somebody who does not have the token, or not this job's.
+static jpp_net_peer_t* authenticate(jpp_net_t* net, const void* head, size_t head_size,
+                                    jpp_packet_t* out_packet) {
+  if (head_size != sizeof(*out_packet)) return NULL;
+  memcpy(out_packet, head, sizeof(*out_packet));
+  if (out_packet->source >= net->base.num_processes) return NULL;
+  jpp_net_peer_t* peer = &net->peers[out_packet->source];
+  return jpp_bytes_equal_in_constant_time(out_packet->proof, peer->proof_in,
+                                          sizeof(out_packet->proof))
+             ? peer
+             : NULL;
+}
+
+static void refuse_packet(jpp_net_t* net) {
+  if (net->refused++) return;
+  JPP_LOG(JPP_LOG_WARNING,
+          "process %u: dropped a packet without proof of the job's token; further ones "
+          "are not reported",
+          net->base.process);
+}
+
+static void take_bye(jpp_net_peer_t* peer) {
+  peer->left = true;
+  if (peer->endpoint && !peer->gone.busy && !peer->status) {
+    jpp_net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
+  }
+}
+
+static const char* take_channel_packet(jpp_net_channel_t* channel,
+                                       const jpp_packet_t* packet, const void* data,
+                                       jpp_net_place_t* out_place) {
+  static const char kWrongEnd[] = "it has the same end of the channel as this process";
+  switch (packet->kind) {
+    case JPP_PACKET_ASK:
+      if (channel->sends) return kWrongEnd;
+      jpp_net_channel_ask(channel, packet);
+      return NULL;
+    case JPP_PACKET_GRANT:
+      if (!channel->sends) return kWrongEnd;
+      return jpp_net_channel_grant(channel, packet);
+    case JPP_PACKET_DATA:
+      if (channel->sends) return kWrongEnd;
+      return jpp_net_channel_data(channel, packet, data, out_place);
+    default:
+      return jpp_net_channel_abort(channel, packet, data);
+  }
+}
+
+// What is wrong with the packet, or NULL.
+static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                               const void* data, size_t size,
+                               jpp_net_place_t* out_place) {
+  bool has_data = packet->kind == JPP_PACKET_DATA || packet->kind == JPP_PACKET_ABORT;
+  if (size != (has_data ? packet->size : 0))
+    return "its length is another than its data's";
+  switch (packet->kind) {
+    case JPP_PACKET_HELLO:
+      return NULL;
+    case JPP_PACKET_BYE:
+      take_bye(peer);
+      return NULL;
+    case JPP_PACKET_GONE:
+      peer->knows_we_left = true;
+      return NULL;
+    case JPP_PACKET_ASK:
+    case JPP_PACKET_GRANT:
+    case JPP_PACKET_DATA:
+    case JPP_PACKET_ABORT:
+      break;
+    default:
+      return "there is no such kind";
+  }
+  jpp_net_channel_t* channel = find_channel(peer, packet->channel);
+  return channel ? take_channel_packet(channel, packet, data, out_place) : NULL;
+}
+
+void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const void* data,
+                     size_t size, jpp_net_place_t* out_place) {
+  *out_place = (jpp_net_place_t){0};
+  jpp_packet_t packet;
+  jpp_net_peer_t* peer = authenticate(net, head, head_size, &packet);
+  if (!peer) {
+    refuse_packet(net);
+    return;
+  }
+  net->some = true;
+  if (peer->status) return;
+  const char* wrong = take_packet(peer, &packet, data, size, out_place);
+  if (!wrong) return;
+  jpp_net_peer_failed(peer,
+                      "it sent a packet of kind %u for channel %u that the plan does not "
+                      "allow (message %llu, shard %u of %u, %zu bytes): %s",
+                      packet.kind, packet.channel, (unsigned long long)packet.number,
+                      packet.shard, packet.count, size, wrong);
+}
+
+// --- Progress -------------------------------------------------------------------------
+
+void jpp_net_progress(jpp_net_t* net, bool* out_some) {
+  net->idle = *out_some || net->some ? 0 : net->idle + 1;
+  if (atomic_load_explicit(&net->work, memory_order_relaxed) &&
+      atomic_exchange(&net->work, false)) {
+    for (uint32_t p = 0; p < net->base.num_processes; ++p) {
+      const jpp_net_peer_t* peer = &net->peers[p];
+      for (size_t i = 0; i < peer->ends.count; ++i) {
+        jpp_net_channel_progress(peer->ends.data[i].channel);
+      }
+    }
+  }
+  *out_some |= net->some;
+  net->some = false;
+}
+
+// --- Destroy --------------------------------------------------------------------------
+
+static bool can_reach(const jpp_net_peer_t* peer) {
+  return peer->endpoint && !peer->status && !peer->left;
+}
+
+static bool is_sending(const jpp_net_peer_t* peer) {
+  return can_reach(peer) && peer->busy;
+}
+
+static bool waits_for_gone(const jpp_net_peer_t* peer) {
+  return can_reach(peer) && !peer->knows_we_left;
+}
+
+static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_t* peer),
+                           int64_t until) {
+  const struct timespec nap = {.tv_nsec = 50000};
+  while (jpp_net_now() < until) {
+    bool holds = false, some = false;
+    for (uint32_t i = 0; i < net->base.num_processes && !holds; ++i) {
+      holds = condition(&net->peers[i]);
+    }
+    if (!holds) return;
+    net->port->progress(&net->base, &some);
+    if (!some) nanosleep(&nap, NULL);
+  }
+}
+
+void jpp_net_leave(jpp_net_t* net) {
+  int64_t until = jpp_net_now() + net->peer_timeout_ms;
+  progress_while(net, is_sending, until);
+  for (uint32_t i = 0; i < net->base.num_processes; ++i) {
+    jpp_net_peer_t* peer = &net->peers[i];
+    if (can_reach(peer)) jpp_net_post(&peer->bye, JPP_PACKET_BYE, NULL, 0, NULL);
+  }
+  progress_while(net, waits_for_gone, until);
+}
+
+static void free_peer(jpp_net_peer_t* peer) {
+  jpp_vec_deinit(&peer->ends);
+  jpp_status_free(peer->status);
+  jpp_free(peer->name);
+}
+
+void jpp_net_deinit(jpp_net_t* net) {
+  while (net->closing.count) jpp_net_channel_free(net->closing.data[0]);
+  jpp_vec_deinit(&net->closing);
+  for (uint32_t i = 0; net->peers && i < net->base.num_processes; ++i) {
+    free_peer(&net->peers[i]);
+  }
+  jpp_free(net->peers);
+  jpp_free(net->address);
+  jpp_free(net->token);
+}

@@ -1,0 +1,193 @@
+// Channels of bytes between processes, for drivers that can carry packets from one
+// process to another: ucx.c and fake.c. Slots, credits, epochs, the order of messages,
+// the checks of all that a peer sends, aborts and leave-taking are here, once for all of
+// them.
+//
+// A packet is a head of fixed size and perhaps data. A driver may deliver packets in any
+// order, each once, until the peer fails. The packets between the two ends of a channel:
+//
+//   ASK    the sender is open: tell me what I may send
+//   GRANT  the receiver is open, or has released slots: `number` messages may be sent in
+//          this epoch, counted from its beginning
+//   DATA   a shard of message `number`; messages without shards have one of size 0
+//   ABORT  the data are a status
+//
+// and between two processes HELLO, BYE (I leave, all that I sent is sent) and GONE (BYE
+// has come). A packet of a channel that is not open here is dropped: GRANT is repeated
+// for ASK.
+//
+// An epoch is the time between two resets of a channel. Packets of an earlier epoch than
+// the channel's are dropped; data of a later one can not come, since there was no GRANT.
+//
+// Threads: everything here belongs to the one thread that uses the transport, but for
+// what is atomic.
+#ifndef JPP_TRANSPORT_NET_H_
+#define JPP_TRANSPORT_NET_H_
+
+#include <stdatomic.h>
+
+#include "base/vec.h"
+#include "transport/driver.h"
+#include "transport/handshake.h"
+
+typedef enum jpp_packet_kind {
+  JPP_PACKET_HELLO = 1,
+  JPP_PACKET_ASK,
+  JPP_PACKET_GRANT,
+  JPP_PACKET_DATA,
+  JPP_PACKET_ABORT,
+  JPP_PACKET_BYE,
+  JPP_PACKET_GONE,
+} jpp_packet_kind_t;
+
+// The head of a packet, in the byte order that both processes have. What a kind does not
+// use is 0.
+typedef struct jpp_packet {
+  uint8_t proof[kJppProofSize];
+  uint32_t source;  // process
+  uint32_t kind;    // jpp_packet_kind_t
+  uint32_t channel;
+  uint32_t epoch;
+  uint64_t number;  // DATA: of the message in its epoch; GRANT: how many; ABORT: the code
+  uint64_t tag;     // DATA
+  uint32_t shard;   // DATA; ASK and GRANT: slots
+  uint32_t count;   // DATA: shards of the message; ASK and GRANT: capacity
+  uint64_t size;    // DATA, ABORT: of the data; ASK and GRANT: hash of the spec
+} jpp_packet_t;
+
+enum { kJppMostAbortText = 1000 };
+
+typedef struct jpp_net jpp_net_t;
+typedef struct jpp_net_peer jpp_net_peer_t;
+typedef struct jpp_net_channel jpp_net_channel_t;
+typedef struct jpp_net_message jpp_net_message_t;
+
+// A packet on its way out. The driver may use it from send until jpp_net_op_done().
+typedef struct jpp_net_op {
+  jpp_packet_t packet;
+  jpp_net_peer_t* peer;
+  jpp_net_channel_t* channel;  // NULL for packets between processes
+  jpp_net_message_t* message;  // DATA
+  bool busy;
+} jpp_net_op_t;
+
+// What a driver does for this file.
+typedef struct jpp_net_port {
+  // Sends a packet to op->peer. True: done with at once, also when it failed and
+  // jpp_net_peer_failed() was called; false: jpp_net_op_done() will be called.
+  bool (*send)(jpp_net_t* net, jpp_net_op_t* op, const void* data, size_t size,
+               const jpp_transport_memory_t* memory);
+  // Moves everything on, as the row of jpp_transport_vtable_t.
+  void (*progress)(jpp_transport_t* transport, bool* out_some);
+} jpp_net_port_t;
+
+typedef struct jpp_net_end {
+  uint32_t id;
+  jpp_net_channel_t* channel;
+} jpp_net_end_t;
+
+struct jpp_net_peer {
+  jpp_net_t* net;
+  uint32_t process;
+  void* endpoint;  // the driver's; NULL: not connected
+  char* name;      // for messages; NULL until connected
+  uint8_t proof_out[kJppProofSize], proof_in[kJppProofSize];
+  JPP_VEC(jpp_net_end_t) ends;  // the open channels with this peer
+  uint32_t busy;                // operations under way
+  jpp_status_t* status;         // why it can not be reached; NULL: it can
+  bool left;                    // BYE has come
+  bool knows_we_left;           // GONE has come
+  jpp_net_op_t hello, bye, gone;
+};
+
+// Begins a driver's transport.
+struct jpp_net {
+  jpp_transport_t base;
+  const jpp_net_port_t* port;
+  void* token;
+  size_t token_size;
+  uint32_t peer_timeout_ms;
+  uint8_t nonce[kJppNonceSize];
+  void* address;
+  size_t address_size;
+  jpp_net_peer_t* peers;  // [num_processes]; this process' own row is not used
+  JPP_VEC(jpp_net_channel_t*) closing;  // closed, with operations under way
+  _Atomic bool work;                    // a channel has something for jpp_net_progress()
+  uint32_t idle;     // calls of progress in a row in which nothing happened
+  bool some;         // something happened since the last progress
+  bool failed;       // a peer did; for the driver, which closes its endpoint
+  uint64_t refused;  // packets without proof
+};
+
+// --- Transport (net.c) ----------------------------------------------------------------
+
+// Checks and copies the options, draws the nonce. On an error: jpp_net_deinit().
+jpp_status_t* jpp_net_init(jpp_net_t* net, const jpp_net_port_t* port,
+                           const jpp_transport_options_t* options) JPP_MUST_USE;
+// Makes the address from what the driver's connect needs at the peer.
+jpp_status_t* jpp_net_publish(jpp_net_t* net, const char* name, const void* route,
+                              size_t route_size) JPP_MUST_USE;
+// Checks the address of a peer; the driver then makes peer->endpoint of
+// out_address->route, and calls jpp_net_greet().
+jpp_status_t* jpp_net_open_address(jpp_net_t* net, uint32_t process, const void* bytes,
+                                   size_t size, jpp_address_t* out_address) JPP_MUST_USE;
+void jpp_net_greet(jpp_net_peer_t* peer);
+// Destroy, first part: lets what is under way arrive, for peer_timeout_ms at most.
+void jpp_net_leave(jpp_net_t* net);
+// Destroy, last part: the driver will not call back any more. Calls `sent` for what is
+// left.
+void jpp_net_deinit(jpp_net_t* net);
+
+// CLOCK_MONOTONIC in milliseconds.
+int64_t jpp_net_now(void);
+
+void jpp_net_get_address(const jpp_transport_t* transport, const void** out_address,
+                         size_t* out_size);
+jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t process);
+
+// The part of progress that is not the driver's. Sets `out_some` if something happened.
+void jpp_net_progress(jpp_net_t* net, bool* out_some);
+
+// --- For drivers' callbacks (net.c) ---------------------------------------------------
+
+// Where the data of a packet go.
+typedef struct jpp_net_place {
+  void* data;   // NULL: drop the packet
+  void* shard;  // for jpp_net_received()
+} jpp_net_place_t;
+
+// A packet has come, from wherever. `data` NULL: they are still at the peer, and the
+// driver fetches them to `out_place`; otherwise this call has done all.
+void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const void* data,
+                     size_t size, jpp_net_place_t* out_place);
+// The data are fetched, or could not be.
+void jpp_net_received(void* shard, bool success);
+// Whose data they are.
+jpp_net_peer_t* jpp_net_shard_peer(const void* shard);
+void jpp_net_op_done(jpp_net_op_t* op);
+// The first failure stays. A peer that has left is not failed.
+void jpp_net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) JPP_PRINTF(2, 3);
+
+void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, size_t size,
+                  const jpp_transport_memory_t* memory);
+
+// --- Channels (net_channel.c) ---------------------------------------------------------
+
+// Rows of jpp_transport_vtable_t.
+jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
+                                   const jpp_channel_spec_t* spec,
+                                   jpp_channel_t** out_channel);
+jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done);
+uint32_t jpp_net_credits(jpp_channel_t* base);
+void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats);
+void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
+void jpp_net_reset(jpp_channel_t* base);
+void jpp_net_close(jpp_channel_t* base);
+jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
+                                     const jpp_shard_t* shards, uint32_t count,
+                                     void* cookie, bool* out_done);
+jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* base, jpp_received_t* out_received,
+                                     bool* out_done);
+void jpp_net_release(jpp_channel_t* base, uint32_t slot);
+
+#endif  // JPP_TRANSPORT_NET_H_

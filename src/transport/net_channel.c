@@ -1,0 +1,475 @@
+// A channel of bytes as a whole, and its sender's end.
+#include "transport/net_channel.h"
+
+#include <string.h>
+
+#include "base/utf8.h"
+
+// The tag of the message of jpp_channel_warm_up(): value ids are below.
+static const uint64_t kWarmUpTag = UINT64_MAX;
+enum { kMostWarmUp = 1 << 20 };  // bytes a shard: large ones take another route
+
+// --- Status ---------------------------------------------------------------------------
+
+jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) {
+  const jpp_status_t* aborted =
+      atomic_load_explicit(&channel->aborted, memory_order_acquire);
+  if (aborted) return jpp_status_clone(aborted);
+  if (channel->peer_aborted && channel->peer_aborted_epoch >= channel->epoch) {
+    return jpp_status_clone(channel->peer_aborted);
+  }
+  return jpp_status_clone(channel->peer->status);
+}
+
+static bool has_failed(const jpp_net_channel_t* channel) {
+  return atomic_load_explicit(&channel->aborted, memory_order_relaxed) ||
+         channel->peer_aborted || channel->peer->status || channel->peer->left;
+}
+
+// --- Open and close -------------------------------------------------------------------
+
+// FNV-1a of all that both ends must agree on.
+static uint64_t hash_spec(const jpp_channel_spec_t* spec) {
+  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  const uint64_t head[] = {spec->src_actor,   spec->dst_actor, spec->src_process,
+                           spec->dst_process, spec->slots,     spec->capacity};
+  const unsigned char* bytes = (const unsigned char*)head;
+  for (size_t i = 0; i < sizeof(head); ++i) {
+    hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+  }
+  bytes = (const unsigned char*)spec->bytes;
+  for (size_t i = 0; i < spec->capacity * sizeof(*spec->bytes); ++i) {
+    hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+  }
+  return hash;
+}
+
+static jpp_status_t* open_sender(jpp_net_channel_t* channel) {
+  jpp_net_sender_t* sender = &channel->sender;
+  const jpp_channel_spec_t* spec = &channel->base.spec;
+  sender->ask.peer = channel->peer;
+  sender->ask.channel = channel;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(spec->slots, &sender->messages));
+  for (uint32_t s = 0; s < spec->slots; ++s) {
+    jpp_net_message_t* message = &sender->messages[s];
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(spec->capacity, &message->ops));
+    for (uint32_t i = 0; i < spec->capacity; ++i) {
+      message->ops[i] =
+          (jpp_net_op_t){.peer = channel->peer, .channel = channel, .message = message};
+    }
+  }
+  return NULL;
+}
+
+static void close_sender(jpp_net_channel_t* channel) {
+  jpp_net_sender_t* sender = &channel->sender;
+  for (uint32_t s = 0; sender->messages && s < channel->base.spec.slots; ++s) {
+    jpp_net_message_t* message = &sender->messages[s];
+    if (message->busy) {
+      message->busy = 1;
+      jpp_net_message_done(channel, message);
+    }
+    jpp_free(message->ops);
+  }
+  jpp_free(sender->messages);
+}
+
+// No operation is under way, or the driver is gone.
+void jpp_net_channel_free(jpp_net_channel_t* channel) {
+  jpp_net_t* net = channel->net;
+  for (size_t i = 0; i < net->closing.count; ++i) {
+    if (net->closing.data[i] != channel) continue;
+    net->closing.data[i] = net->closing.data[--net->closing.count];
+    break;
+  }
+  if (channel->sends) {
+    close_sender(channel);
+  } else {
+    jpp_net_receiver_close(channel);
+  }
+  jpp_status_free(atomic_load(&channel->aborted));
+  jpp_status_free(channel->peer_aborted);
+  jpp_free(channel->abort_text);
+  jpp_free(channel->warm_up_data);
+  jpp_free(channel->bytes);
+  jpp_free(channel);
+}
+
+static jpp_status_t* open_channel(jpp_net_channel_t* channel, const uint64_t* bytes) {
+  jpp_net_t* net = channel->net;
+  uint32_t capacity = channel->base.spec.capacity;
+  channel->abort.peer = channel->peer;
+  channel->abort.channel = channel;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &channel->bytes));
+  memcpy(channel->bytes, bytes, capacity * sizeof(*bytes));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kJppMostAbortText, &channel->abort_text));
+  // So that nothing that is closed needs memory for it.
+  size_t open = 1;
+  for (uint32_t p = 0; p < net->base.num_processes; ++p) open += net->peers[p].ends.count;
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&net->closing, open));
+  JPP_RETURN_IF_ERROR(channel->sends ? open_sender(channel)
+                                     : jpp_net_receiver_open(channel));
+  return JPP_VEC_PUSH(&channel->peer->ends,
+                      (jpp_net_end_t){.id = channel->base.spec.id, .channel = channel});
+}
+
+static jpp_status_t* check_peer(const jpp_net_peer_t* peer, uint32_t id) {
+  if (!peer->endpoint) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "process %u is not connected yet",
+                           peer->process);
+  }
+  for (size_t i = 0; i < peer->ends.count; ++i) {
+    if (peer->ends.data[i].id != id) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "channel %u is open already", id);
+  }
+  return NULL;
+}
+
+static void fill_control(const jpp_net_channel_t* channel, jpp_packet_t* packet) {
+  const jpp_channel_spec_t* spec = &channel->base.spec;
+  *packet = (jpp_packet_t){.channel = spec->id,
+                           .epoch = channel->epoch,
+                           .shard = spec->slots,
+                           .count = spec->capacity,
+                           .size = channel->spec_hash};
+}
+
+jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
+                                   const jpp_channel_spec_t* spec,
+                                   jpp_channel_t** out_channel) {
+  jpp_net_t* net = (jpp_net_t*)transport;
+  bool sends = spec->src_process == net->base.process;
+  jpp_net_peer_t* peer = &net->peers[sends ? spec->dst_process : spec->src_process];
+  JPP_RETURN_IF_ERROR(check_peer(peer, spec->id));
+  jpp_net_channel_t* channel = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &channel));
+  channel->base.spec = *spec;
+  channel->net = net;
+  channel->peer = peer;
+  channel->sends = sends;
+  channel->spec_hash = hash_spec(spec);
+  jpp_status_t* status = open_channel(channel, spec->bytes);
+  if (status) {
+    jpp_net_channel_free(channel);
+    return status;
+  }
+  if (sends) {
+    fill_control(channel, &channel->sender.ask.packet);
+    jpp_net_post(&channel->sender.ask, JPP_PACKET_ASK, NULL, 0, NULL);
+  } else {
+    jpp_net_channel_progress(channel);
+  }
+  *out_channel = &channel->base;
+  return NULL;
+}
+
+void jpp_net_close(jpp_channel_t* base) {
+  jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
+  jpp_net_peer_t* peer = channel->peer;
+  for (size_t i = 0; i < peer->ends.count; ++i) {
+    if (peer->ends.data[i].channel != channel) continue;
+    peer->ends.data[i] = peer->ends.data[--peer->ends.count];
+    break;
+  }
+  if (!channel->busy) {
+    jpp_net_channel_free(channel);
+    return;
+  }
+  channel->closed = true;
+  channel->net->closing.data[channel->net->closing.count++] = channel;
+}
+
+void jpp_net_channel_idle(jpp_net_channel_t* channel) {
+  if (--channel->busy == 0 && channel->closed) jpp_net_channel_free(channel);
+}
+
+// --- Abort and reset ------------------------------------------------------------------
+
+void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
+  jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
+  jpp_status_t* copy = jpp_status_clone(status);
+  jpp_status_t* none = NULL;
+  if (!atomic_compare_exchange_strong(&channel->aborted, &none, copy)) {
+    jpp_status_free(copy);
+  }
+  atomic_store(&channel->net->work, true);
+}
+
+static void tell_abort(jpp_net_channel_t* channel, const jpp_status_t* aborted) {
+  const char* text = jpp_status_message(aborted);
+  size_t size = strnlen(text, kJppMostAbortText);
+  memcpy(channel->abort_text, text, size);
+  channel->abort.packet = (jpp_packet_t){.channel = channel->base.spec.id,
+                                         .epoch = channel->epoch,
+                                         .number = jpp_status_code(aborted),
+                                         .size = size};
+  channel->abort_told = true;
+  jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
+}
+
+const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
+                                  const char* text) {
+  if (packet->number == JPP_OK || packet->number >= JPP_STATUS_CODE_COUNT) {
+    return "there is no such error";
+  }
+  if (packet->size > kJppMostAbortText || (packet->size && !text)) {
+    return "the message is too long";
+  }
+  if (packet->epoch < channel->epoch) return NULL;
+  if (channel->peer_aborted && channel->peer_aborted_epoch >= channel->epoch) return NULL;
+  jpp_str_t words = {0};
+  if (packet->size) jpp_str_append_utf8(&words, text, packet->size);
+  jpp_status_free(channel->peer_aborted);
+  channel->peer_aborted = jpp_status_make(
+      (jpp_status_code_t)packet->number, "process %u at %s: %s", channel->peer->process,
+      channel->peer->name, words.data ? words.data : "aborted");
+  channel->peer_aborted_epoch = packet->epoch;
+  jpp_str_deinit(&words);
+  return NULL;
+}
+
+void jpp_net_reset(jpp_channel_t* base) {
+  jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
+  jpp_net_sender_t* sender = &channel->sender;
+  ++channel->epoch;
+  jpp_status_free(atomic_exchange(&channel->aborted, NULL));
+  channel->abort_told = false;
+  if (channel->sends) {
+    sender->sent = 0;
+    sender->granted = sender->early_epoch == channel->epoch ? sender->early_granted : 0;
+  } else {
+    jpp_net_receiver_collect(channel);
+    jpp_net_receiver_reset(channel);
+  }
+}
+
+// --- What comes from the peer ---------------------------------------------------------
+
+// Both ends are opened from the same plan, or nothing goes over the channel.
+static bool check_agreement(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
+  if (packet->size == channel->spec_hash) return true;
+  const jpp_channel_spec_t* spec = &channel->base.spec;
+  jpp_status_t* status = jpp_status_make(
+      JPP_PEER_ERROR,
+      "channel %u from actor %u to %u: expected %u slots of %u shards at its other end, "
+      "process %u at %s has %u of %u, or others in ranks or bytes; run the same plan in "
+      "all processes",
+      spec->id, spec->src_actor, spec->dst_actor, spec->slots, spec->capacity,
+      channel->peer->process, channel->peer->name, packet->shard, packet->count);
+  jpp_net_set_abort(&channel->base, status);
+  jpp_status_free(status);
+  return false;
+}
+
+void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
+  if (!check_agreement(channel, packet)) return;
+  channel->receiver.must_grant = true;
+  atomic_store(&channel->net->work, true);
+}
+
+const char* jpp_net_channel_grant(jpp_net_channel_t* channel,
+                                  const jpp_packet_t* packet) {
+  jpp_net_sender_t* sender = &channel->sender;
+  if (!check_agreement(channel, packet) || packet->epoch < channel->epoch) return NULL;
+  uint64_t sent = packet->epoch == channel->epoch ? sender->sent : 0;
+  if (packet->number > sent + channel->base.spec.slots) {
+    return "it grants more messages than there are slots";
+  }
+  // Packets may overtake each other.
+  if (packet->epoch == channel->epoch) {
+    if (packet->number > sender->granted) sender->granted = packet->number;
+  } else if (packet->epoch > sender->early_epoch) {
+    sender->early_epoch = packet->epoch;
+    sender->early_granted = packet->number;
+  } else if (packet->epoch == sender->early_epoch &&
+             packet->number > sender->early_granted) {
+    sender->early_granted = packet->number;
+  }
+  return NULL;
+}
+
+static bool is_grant_due(const jpp_net_receiver_t* receiver) {
+  return receiver->must_grant || receiver->granted != receiver->told;
+}
+
+void jpp_net_channel_progress(jpp_net_channel_t* channel) {
+  if (channel->peer->status || channel->peer->left) return;
+  const jpp_status_t* aborted = atomic_load(&channel->aborted);
+  bool busy = false;
+  if (aborted && !channel->abort_told) {
+    busy = channel->abort.busy;
+    if (!busy) tell_abort(channel, aborted);
+  }
+  if (!channel->sends) {
+    jpp_net_receiver_t* receiver = &channel->receiver;
+    jpp_net_receiver_collect(channel);
+    if (is_grant_due(receiver) && !receiver->grant.busy &&
+        jpp_net_receiver_may_grant(channel)) {
+      fill_control(channel, &receiver->grant.packet);
+      receiver->grant.packet.number = receiver->told = receiver->granted;
+      receiver->must_grant = false;
+      jpp_net_post(&receiver->grant, JPP_PACKET_GRANT, NULL, 0, NULL);
+    }
+    busy |= is_grant_due(receiver);
+  }
+  if (busy) atomic_store(&channel->net->work, true);
+}
+
+// --- Send -----------------------------------------------------------------------------
+
+static bool can_send(const jpp_net_channel_t* channel) {
+  const jpp_net_sender_t* sender = &channel->sender;
+  return channel->sends && sender->sent < sender->granted &&
+         !sender->messages[sender->turn].busy;
+}
+
+uint32_t jpp_net_credits(jpp_channel_t* base) {
+  const jpp_net_channel_t* channel = (const jpp_net_channel_t*)base;
+  const jpp_net_sender_t* sender = &channel->sender;
+  if (has_failed(channel)) return base->spec.slots;
+  return can_send(channel) ? (uint32_t)(sender->granted - sender->sent) : 0;
+}
+
+void jpp_net_message_done(jpp_net_channel_t* channel, jpp_net_message_t* message) {
+  if (--message->busy || message->warms_up || !channel->base.spec.sent) return;
+  channel->base.spec.sent(channel->base.spec.user, message->cookie);
+}
+
+static jpp_status_t* check_shards(const jpp_net_channel_t* channel, uint64_t tag,
+                                  const jpp_shard_t* shards, uint32_t count) {
+  const jpp_channel_spec_t* spec = &channel->base.spec;
+  if (!channel->sends) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "channel %u: this is the receiver's end",
+                           spec->id);
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    if (shards[i].size <= channel->bytes[i]) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "channel from actor %u to %u: expected %llu bytes at most in "
+                           "shard %u, found %zu in message %llu",
+                           spec->src_actor, spec->dst_actor,
+                           (unsigned long long)channel->bytes[i], i, shards[i].size,
+                           (unsigned long long)tag);
+  }
+  return NULL;
+}
+
+static void send_message(jpp_net_channel_t* channel, uint64_t tag,
+                         const jpp_shard_t* shards, uint32_t count,
+                         jpp_net_message_t* message) {
+  static const jpp_shard_t kNoShard = {0};
+  jpp_net_sender_t* sender = &channel->sender;
+  uint32_t packets = count ? count : 1;
+  message->busy = packets + 1;
+  for (uint32_t i = 0; i < packets; ++i) {
+    const jpp_shard_t* shard = count ? &shards[i] : &kNoShard;
+    message->ops[i].packet = (jpp_packet_t){.channel = channel->base.spec.id,
+                                            .epoch = channel->epoch,
+                                            .number = sender->sent,
+                                            .tag = tag,
+                                            .shard = i,
+                                            .count = count,
+                                            .size = shard->size};
+    channel->stats.bytes_sent += shard->size;
+    jpp_net_post(&message->ops[i], JPP_PACKET_DATA, shard->data, shard->size,
+                 shard->memory);
+  }
+  ++channel->stats.messages_sent;
+  ++sender->sent;
+  sender->turn = sender->turn + 1 == channel->base.spec.slots ? 0 : sender->turn + 1;
+  jpp_net_message_done(channel, message);
+}
+
+static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
+                              const jpp_shard_t* shards, uint32_t count, void* cookie,
+                              bool warms_up, bool* out_done) {
+  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+  JPP_RETURN_IF_ERROR(check_shards(channel, tag, shards, count));
+  if (channel->peer->left) return jpp_net_left_status(channel->peer);
+  if (!can_send(channel)) return NULL;
+  jpp_net_message_t* message = &channel->sender.messages[channel->sender.turn];
+  message->cookie = cookie;
+  message->warms_up = warms_up;
+  send_message(channel, tag, shards, count, message);
+  *out_done = true;
+  return NULL;
+}
+
+jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
+                                     const jpp_shard_t* shards, uint32_t count,
+                                     void* cookie, bool* out_done) {
+  return try_send((jpp_net_channel_t*)base, tag, shards, count, cookie, false, out_done);
+}
+
+void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats) {
+  *out_stats = ((const jpp_net_channel_t*)base)->stats;
+}
+
+// --- Warm up --------------------------------------------------------------------------
+
+// Each shard as large as it may be, up to kMostWarmUp; all of the same memory.
+static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
+  uint32_t capacity = channel->base.spec.capacity;
+  jpp_shard_t* shards = NULL;
+  size_t head = capacity * sizeof(*shards);
+  if (!channel->warm_up_data) {
+    JPP_RETURN_IF_ERROR(jpp_alloc(head + kMostWarmUp, &channel->warm_up_data));
+  }
+  shards = channel->warm_up_data;
+  for (uint32_t i = 0; i < capacity; ++i) {
+    shards[i].data = (const char*)channel->warm_up_data + head;
+    shards[i].size = channel->bytes[i] < kMostWarmUp ? channel->bytes[i] : kMostWarmUp;
+  }
+  return try_send(channel, kWarmUpTag, shards, capacity, NULL, true, out_sent);
+}
+
+// Done when the receiver has given all credits back.
+static jpp_status_t* warm_up_sender(jpp_net_channel_t* channel, bool* out_done) {
+  const jpp_net_sender_t* sender = &channel->sender;
+  if (!channel->warm_up_sent) return send_warm_up(channel, &channel->warm_up_sent);
+  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+  if (channel->peer->left) return jpp_net_left_status(channel->peer);
+  *out_done =
+      sender->granted - sender->sent == channel->base.spec.slots && channel->busy == 0;
+  return NULL;
+}
+
+// Done when the credit is on its way.
+static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done) {
+  jpp_received_t received = {0};
+  if (channel->warm_up_sent) {
+    JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+    *out_done = !atomic_load(&channel->receiver.released) &&
+                !is_grant_due(&channel->receiver) && channel->busy == 0;
+    return NULL;
+  }
+  JPP_RETURN_IF_ERROR(
+      jpp_net_try_recv_bytes(&channel->base, &received, &channel->warm_up_sent));
+  if (!channel->warm_up_sent) return NULL;
+  jpp_net_release(&channel->base, received.slot);
+  if (received.tag == kWarmUpTag) return NULL;
+  return jpp_status_make(JPP_PEER_ERROR,
+                         "process %u at %s: expected its message that warms channel %u "
+                         "up, found message %llu",
+                         channel->peer->process, channel->peer->name,
+                         channel->base.spec.id, (unsigned long long)received.tag);
+}
+
+jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done) {
+  jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
+  uint32_t timeout = channel->net->peer_timeout_ms;
+  if (!channel->warm_up_until) channel->warm_up_until = jpp_net_now() + timeout;
+  JPP_RETURN_IF_ERROR(channel->sends ? warm_up_sender(channel, out_done)
+                                     : warm_up_receiver(channel, out_done));
+  if (*out_done) {
+    jpp_free(channel->warm_up_data);
+    channel->warm_up_data = NULL;
+    return NULL;
+  }
+  if (jpp_net_now() < channel->warm_up_until) return NULL;
+  return jpp_status_make(
+      JPP_PEER_ERROR,
+      "process %u at %s: channel %u has not warmed up within %u ms; is "
+      "it running, and can it be reached from here?",
+      channel->peer->process, channel->peer->name, base->spec.id, timeout);
+}

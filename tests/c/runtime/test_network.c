@@ -1,0 +1,240 @@
+// One plan in several processes: here each is a thread with a client, a transport and a
+// runtime of its own, over the network that tests have.
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "jaxpp/transport_fake.h"
+#include "model.h"
+
+enum { kProcesses = 3, kOutputs = 16, kSteps = 8 };
+
+static const char kToken[] = "a token of the tests";
+
+typedef struct process {
+  uint32_t index;
+  const char* text;
+  model_options_t options;
+  jpp_transport_t* network;
+  uint32_t rank_process[kProcesses];
+  uint32_t fail_at_step;  // 0: never
+  bool late;              // the failure shows after the call
+  pthread_t thread;
+  float numbers[kOutputs];  // of its own ranks' outputs, after the last step; else -1
+  jpp_status_t* status;     // of the step that failed
+} process_t;
+
+// --- Networks -------------------------------------------------------------------------
+
+static void connect_all(process_t* processes, uint32_t delay, uint64_t seed) {
+  char address[kProcesses][32];
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    snprintf(address[p], sizeof(address[p]), "process %u", p);
+    jpp_transport_options_t options = {.struct_size = sizeof(options),
+                                       .driver = "fake",
+                                       .process = p,
+                                       .num_processes = kProcesses,
+                                       .address = address[p],
+                                       .token = kToken,
+                                       .token_size = sizeof(kToken)};
+    ASSERT_OK(jpp_transport_create(&options, &processes[p].network));
+    if (delay > 1) jpp_transport_fake_set_delay(processes[p].network, delay, seed + p);
+  }
+  for (uint32_t p = 0; p < kProcesses * kProcesses; ++p) {
+    uint32_t from = p / kProcesses, to = p % kProcesses;
+    const void* data = NULL;
+    size_t size = 0;
+    if (from == to) continue;
+    jpp_transport_address(processes[to].network, &data, &size);
+    ASSERT_OK(jpp_transport_connect(processes[from].network, to, data, size));
+  }
+}
+
+// --- A process ------------------------------------------------------------------------
+
+static jpp_array_t* upload(const model_t* model, uint32_t arg, uint32_t rank) {
+  const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
+  float data[64];
+  for (int i = 0; i < 64; ++i) data[i] = (float)arg + (float)i / 16;
+  uint32_t per_rank = model->options.devices_per_rank;
+  jpp_host_array_t host = {
+      .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+  jpp_host_array_t shards[4] = {host, host, host, host};
+  jpp_array_layout_t layout = {.client = model->client,
+                               .num_ranks = 1,
+                               .devices_per_rank = per_rank,
+                               .ranks = &rank};
+  jpp_array_t* array = NULL;
+  assert_true(per_rank <= 4);
+  ASSERT_OK(jpp_array_upload(&layout, shards, model->devices + rank * per_rank, &array));
+  return array;
+}
+
+static void read_numbers(const model_t* model, jpp_array_t* const* results,
+                         float* numbers) {
+  for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
+    jpp_array_layout_t layout = jpp_array_layout(results[o]);
+    float data[64] = {0};
+    size_t bytes = 0;
+    numbers[o] = -1;
+    if (!layout.num_ranks) continue;
+    ASSERT_OK(jpp_array_await(results[o], NULL));
+    jpp_buffer_t* buffer = jpp_array_shards(results[o], layout.ranks[0])[0];
+    ASSERT_OK(jpp_client_buffer_size(model->client, buffer, &bytes));
+    ASSERT_OK(jpp_array_read(results[o], layout.ranks[0], 0, data, bytes, NULL));
+    numbers[o] = data[0];
+  }
+}
+
+static jpp_status_t* take_step(const process_t* process, model_t* model,
+                               jpp_array_t** args, jpp_array_t** results, uint32_t step) {
+  if (step == process->fail_at_step) {
+    jpp_fake_failure_t failure = {.at = 5, .async = process->late};
+    ASSERT_OK(jpp_fake_set_failure(model->client, failure));
+  }
+  jpp_call_t call = {.args = args, .results = results};
+  return jpp_runtime_call(model->runtime, &call);
+}
+
+// The chain's new weights take the old ones' places.
+static void train(process_t* process, model_t* model) {
+  uint32_t num_args = model->graph->num_args, weights = num_args - 1;
+  uint32_t num_results = model->graph->num_outputs;
+  jpp_array_t *args[kOutputs], *results[kOutputs];
+  for (uint32_t a = 0; a < num_args; ++a) args[a] = upload(model, a, process->index);
+  for (uint32_t step = 1; step <= kSteps && !process->status; ++step) {
+    process->status = take_step(process, model, args, results, step);
+    if (process->status) break;
+    if (step == kSteps) {
+      process->status = jpp_runtime_await(model->runtime, NULL);
+      if (!process->status) read_numbers(model, results, process->numbers);
+    }
+    for (uint32_t o = 0; o < num_results; ++o) {
+      if (o < weights) {
+        jpp_array_release(args[o]);
+        args[o] = results[o];
+      } else {
+        jpp_array_release(results[o]);
+      }
+    }
+  }
+  if (!process->status) process->status = jpp_runtime_await(model->runtime, NULL);
+  for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
+}
+
+static void* run_process(void* user) {
+  process_t* process = user;
+  model_t* model = model_plan(process->text, process->options);
+  jpp_runtime_options_t options = {.struct_size = sizeof(options),
+                                   .client = model->client,
+                                   .plan = model->plan,
+                                   .devices_per_rank = model->options.devices_per_rank,
+                                   .devices = model->devices,
+                                   .executables = model->executables,
+                                   .steps_in_flight = 3,
+                                   .rank_process = process->rank_process,
+                                   .process = process->index,
+                                   .network = process->network};
+  ASSERT_OK(jpp_runtime_create(&options, &model->runtime));
+  train(process, model);
+  model_destroy(model);
+  return NULL;
+}
+
+static void run_all(process_t* processes, const char* text, model_options_t options) {
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    processes[p].index = p;
+    processes[p].text = text;
+    processes[p].options = options;
+    for (uint32_t r = 0; r < kProcesses; ++r) processes[p].rank_process[r] = r;
+    assert_int_equal(
+        pthread_create(&processes[p].thread, NULL, run_process, &processes[p]), 0);
+  }
+  for (uint32_t p = 0; p < kProcesses; ++p) pthread_join(processes[p].thread, NULL);
+}
+
+// --- Alike ----------------------------------------------------------------------------
+
+// The same training in one process.
+static void train_alone(const char* text, model_options_t options, float* numbers) {
+  process_t process = {.index = 0};
+  model_t* model = model_create(text, options);
+  train(&process, model);
+  ASSERT_OK(process.status);
+  memcpy(numbers, process.numbers, sizeof(process.numbers));
+  model_destroy(model);
+}
+
+static void test_processes_train_as_one(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t per_rank = 1; per_rank <= 2; ++per_rank) {
+    model_options_t options = {
+        .device_threads = 2, .latency_us = 20, .devices_per_rank = per_rank};
+    float expected[kOutputs];
+    train_alone(text, options, expected);
+    for (uint32_t delay = 1; delay < 12; delay += 5) {
+      process_t processes[kProcesses] = {0};
+      connect_all(processes, delay, delay);
+      run_all(processes, text, options);
+      for (uint32_t o = 0; o < 7; ++o) {
+        uint32_t seen = 0;
+        for (uint32_t p = 0; p < kProcesses; ++p) {
+          ASSERT_OK(processes[p].status);
+          if (processes[p].numbers[o] == -1) continue;
+          assert_float_equal(processes[p].numbers[o], expected[o], 0);
+          ++seen;
+        }
+        assert_true(seen > 0);
+      }
+    }
+  }
+  free(text);
+}
+
+// --- Failures -------------------------------------------------------------------------
+
+static void test_a_failure_is_everybodys(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t at = 0; at < 6; ++at) {
+    process_t processes[kProcesses] = {0};
+    processes[at % kProcesses].fail_at_step = 2 + at;
+    processes[at % kProcesses].late = at >= 3;
+    connect_all(processes, 1 + at, at);
+    run_all(processes, text, (model_options_t){.device_threads = 1});
+    for (uint32_t p = 0; p < kProcesses; ++p) {
+      assert_non_null(processes[p].status);
+      const char* message = jpp_status_message(processes[p].status);
+      if (!strstr(message, "injected failure")) fail_msg("process %u: %s", p, message);
+      jpp_status_free(processes[p].status);
+    }
+  }
+  free(text);
+}
+
+static void test_a_network_is_needed(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  model_t* model = model_plan(text, (model_options_t){0});
+  const uint32_t rank_process[] = {0, 0, 1};
+  jpp_runtime_options_t options = {.struct_size = sizeof(options),
+                                   .client = model->client,
+                                   .plan = model->plan,
+                                   .devices_per_rank = 1,
+                                   .executables = model->executables,
+                                   .rank_process = rank_process};
+  ASSERT_FAILS(jpp_runtime_create(&options, &model->runtime), JPP_INVALID_ARGUMENT,
+               "expected a network of bytes");
+  model_destroy(model);
+  free(text);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_processes_train_as_one),
+      cmocka_unit_test(test_a_failure_is_everybodys),
+      cmocka_unit_test(test_a_network_is_needed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
