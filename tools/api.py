@@ -28,12 +28,17 @@ CHAPTERS = {
     "jaxpp.plan.auto": "A schedule that is found",
     "jaxpp.array": "Arrays",
     "jaxpp.trace.cross": "Values of several ranks",
+    "jaxpp.run.loading": "Plans from files",
     "jaxpp.run.reshard": "Between plain JAX and a pipeline",
     "jaxpp.run.times": "Measured times",
     "jaxpp.errors": "Errors",
 }
 # What calls of these names give, which nobody imports.
-GIVEN = {"jaxpp.step": ["MpmdFunction"], "jaxpp.run.compiled": ["CompiledStep"]}
+GIVEN = {
+    "jaxpp.step": ["MpmdFunction"],
+    "jaxpp.run.loading": ["LoadedStep"],
+    "jaxpp.run.compiled": ["CompiledStep"],
+}
 HEAD = """# The Python API
 
 Everything in `jaxpp.api`, which is what scripts import: `import jaxpp.api as jaxpp`, and what

@@ -31,6 +31,8 @@ ALLOWED = {
     "array": ["base", "device"],
     "transport": ["base"],
     "runtime": [*before("plan"), "device", "array", "transport"],
+    # A plan that travels, and the step that it becomes.
+    "planfile": [*before("plan"), "plan", "device", "array", "runtime"],
     # Read by none but those outside.
     "view": [*PLANNER, "device", "array", "transport", "runtime"],
 }

@@ -101,6 +101,10 @@ typedef struct jpp_compile_request {
   // device, which is chosen when it is executed.
   const void* options;
   size_t options_size;  // bytes
+  // [device_count] Where each partition of the program runs; the options have no device
+  // assignment then. 0: as the options say.
+  const uint32_t* devices;
+  uint32_t device_count;
 } jpp_compile_request_t;
 
 // Compiles and loads. Blocks; calls from several threads compile in parallel. The caller

@@ -28,6 +28,7 @@
 #include "jaxpp/transport.h"
 #include "jaxpp/transport_fake.h"
 #include "jaxpp/runtime.h"
+#include "jaxpp/planfile.h"
 
 // What people look at.
 #include "jaxpp/view.h"

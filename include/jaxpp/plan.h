@@ -76,4 +76,22 @@ JPP_API jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph,
 // Takes NULL.
 JPP_API void jpp_planned_destroy(jpp_planned_t* planned);
 
+// What makes a step the same step, as numbers: processes that run one together compare
+// them, and so does a plan that comes back from a file. Costs, lines of the user's code
+// and the names of schedules are no part of it.
+typedef struct jpp_plan_hashes {
+  uint64_t arguments;  // types, names and donation of arguments, types of results
+  uint64_t graph;      // ops: kinds, names, operands, types
+  uint64_t schedule;   // of all loops, task by task
+  uint64_t program;    // tasks, instructions, channels, bytes on devices
+} jpp_plan_hashes_t;
+
+// Of a complete plan. The same on every machine, for one version of the library.
+JPP_API void jpp_planned_hash(const jpp_planned_t* planned,
+                              jpp_plan_hashes_t* out_hashes);
+// "arguments", "graph", "schedule" or "program": the first in which they differ, the
+// likely cause for the others; NULL: they are equal. Lifetime static.
+JPP_API const char* jpp_plan_hashes_difference(const jpp_plan_hashes_t* a,
+                                               const jpp_plan_hashes_t* b);
+
 #endif  // JAXPP_PLAN_H_

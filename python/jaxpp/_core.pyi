@@ -46,6 +46,7 @@ TASK_FWD: Final[int]
 TASK_BWD: Final[int]
 TASK_BWD_I: Final[int]
 TASK_BWD_W: Final[int]
+NONE: Final[int]
 LARGEST_COUNT: Final[int]
 LARGEST_LATENCY: Final[int]
 CALLBACK_ATTRIBUTE: Final[str]
@@ -179,6 +180,51 @@ class Compiled(structseq[Any], tuple[Executable, bool]):
     def executable(self) -> Executable: ...
     @property
     def written(self) -> bool: ...
+
+@final
+class PlanFileContents(
+    structseq[Any],
+    tuple[
+        str,
+        str,
+        int,
+        list[int],
+        bytes,
+        list[bytes],
+        list[int | None],
+        list[bytes],
+        bytes,
+    ],
+):
+    __match_args__: Final = (
+        "maker",
+        "platform",
+        "devices_per_rank",
+        "device_ids",
+        "compile_options",
+        "modules",
+        "task_modules",
+        "constants",
+        "front",
+    )
+    @property
+    def maker(self) -> str: ...
+    @property
+    def platform(self) -> str: ...
+    @property
+    def devices_per_rank(self) -> int: ...
+    @property
+    def device_ids(self) -> list[int]: ...
+    @property
+    def compile_options(self) -> bytes: ...
+    @property
+    def modules(self) -> list[bytes]: ...
+    @property
+    def task_modules(self) -> list[int | None]: ...
+    @property
+    def constants(self) -> list[bytes]: ...
+    @property
+    def front(self) -> bytes: ...
 
 @final
 class ScheduleInfo(structseq[Any], tuple[str, str, str, str, int, bool, ScheduleSizes]):
@@ -361,17 +407,46 @@ class Plan:
         seconds: float,
         /,
     ) -> SearchResult: ...
+    def save(
+        self,
+        path: StrPath,
+        platform: str,
+        devices_per_rank: int,
+        device_ids: Sequence[int],
+        steps_in_flight: int,
+        compile_options: Buffer,
+        modules: Sequence[bytes],
+        task_modules: Sequence[int],
+        layouts: Sequence[int] | None,
+        constants: Sequence[bytes],
+        replaced: Sequence[int],
+        front: Buffer,
+        /,
+    ) -> None: ...
     def explain_memory(self, rank: int, message: str, /) -> str: ...
     def steps_in_flight(self, memory_limits: Sequence[int] | None, wanted: int, /) -> int: ...
     def program_text(self, /) -> str: ...
     def text(self, /) -> str: ...
 
 @final
+class PlanFile:
+    def __new__(cls, path: StrPath, /) -> PlanFile: ...
+    def plan(self, /) -> Plan: ...
+    def contents(self, /) -> PlanFileContents: ...
+
+@final
 class Client:
     def __new__(cls, plugin: StrPath, options: dict[str, Any], /) -> Client: ...
     def info(self, /) -> ClientInfo: ...
     def compile(
-        self, code: Buffer, options: Buffer, kept: object, folder: bytes, key: str | None, /
+        self,
+        code: Buffer,
+        options: Buffer,
+        devices: Sequence[int],
+        kept: object,
+        folder: bytes,
+        key: str | None,
+        /,
     ) -> Compiled: ...
     def register_custom_call(
         self, name: str, platform: str, handler: CapsuleType, traits: int, /

@@ -6,6 +6,7 @@ from jaxpp.errors import JaxppError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.plan.auto import Auto
+from jaxpp.run.loading import load
 from jaxpp.run.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
 from jaxpp.run.times import collect_task_times_ms
 from jaxpp.schedules import (
@@ -71,6 +72,7 @@ __all__ = [
     "collect_task_times_ms",
     "cross_mpmd_all_reduce",
     "cross_mpmd_stack",
+    "load",
     "mark_stage_end",
     "mpmd_jit_by_yield",
     "mpmd_jit_with_loop",

@@ -21,7 +21,15 @@ from jaxpp.mesh import MpmdMesh, MpmdSharding
 if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
 
-__all__ = ["MpmdArray", "PartedPlacement", "PartedValue", "Placement", "physical_type"]
+__all__ = [
+    "MpmdArray",
+    "PartedPlacement",
+    "PartedValue",
+    "Placement",
+    "carrier_of",
+    "physical_type",
+    "to_host",
+]
 
 
 def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
@@ -53,7 +61,7 @@ class Placement:
         self.sharding = MpmdSharding(mesh, self.ranks, spec)
         self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
         self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
-        self._slices = self._shard_slices()
+        self.slices = self._shard_slices()
 
     def _shard_slices(self) -> list[tuple[slice, ...]]:
         lowering = self.mesh.lowering_mesh()
@@ -64,8 +72,8 @@ class Placement:
 
     def put(self, array: Any) -> _core.Value:
         """Uploads a host or JAX array to the ranks."""
-        host = _to_host(array, self.dtype_name)
-        shards = [host[index] if index else host for index in self._slices]
+        host = to_host(array, self.dtype_name)
+        shards = [host[index] if index else host for index in self.slices]
         return _core.Value.put(
             self.devices.client,
             self.local_ranks,
@@ -86,7 +94,7 @@ class Placement:
         if self.devices.per_rank == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
         whole = np.empty(self.physical_shape, dtype)
-        for d, index in enumerate(self._slices):
+        for d, index in enumerate(self.slices):
             shape = whole[index].shape
             whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
         return whole
@@ -94,7 +102,7 @@ class Placement:
     def _read_shard(
         self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
     ) -> np.ndarray:
-        shard = np.empty(shape, _carrier(jnp.dtype(self.dtype_name)))
+        shard = np.empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
         if math.prod(shape):
             value.read(rank, device, shard.reshape(-1).view(np.uint8))
         return shard
@@ -170,16 +178,17 @@ class PartedPlacement:
         return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
 
 
-def _carrier(dtype: Any) -> Any:
+def carrier_of(dtype: Any) -> Any:
     """A dtype of the same size that numpy's buffers can carry."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
-def _to_host(array: Any, dtype_name: str) -> np.ndarray:
+def to_host(array: Any, dtype_name: str) -> np.ndarray:
+    """The elements of an array as they are stored, in a dtype of numpy's own."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     host = np.asarray(array, jnp.dtype(dtype_name))
-    return host.view(_carrier(host.dtype))
+    return host.view(carrier_of(host.dtype))
 
 
 def _operand(other: Any) -> Any:

@@ -64,13 +64,16 @@ __all__ = [
     "is_transposed",
     "is_unspecified",
     "is_user_file",
+    "key_implementation",
     "line_of",
     "name_after",
+    "node_of_tree",
     "scan_sizes",
     "serialized_compile_options",
     "settings_key",
     "settings_of",
     "stacked_aval",
+    "tree_of_node",
     "user_frames",
     "user_line",
     "without_constants",
@@ -360,6 +363,32 @@ def name_after(
     api_util.save_wrapped_fun_debug_info(run, info)
 
 
+# --- Pytrees ----------------------------------------------------------------------------
+
+
+# JAX 0.10.2, 0.11.2: PyTreeDef.node_data and children.
+def node_of_tree(tree: Any) -> tuple[Any, list[Any]]:
+    """The root of a treedef, (its type, its data) or None for a leaf, and its children."""
+    return tree.node_data(), tree.children()
+
+
+# JAX 0.10.2, 0.11.2: PyTreeDef.from_node_data_and_children.
+def tree_of_node(node: tuple[type, Any], children: Sequence[Any]) -> Any:
+    """The other way; ValueError for a type that is no registered pytree."""
+    try:
+        return jax.tree_util.PyTreeDef.from_node_data_and_children(
+            jax.tree_util.default_registry, node, children
+        )
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+# JAX 0.10.2, 0.11.2: the name in a key dtype's _impl.
+def key_implementation(dtype: Any) -> str | None:
+    """What PRNG keys of the dtype are made by; None for other dtypes."""
+    return dtype._impl.name if jnp.issubdtype(dtype, jax.dtypes.prng_key) else None
+
+
 # --- XLA's client -----------------------------------------------------------------------
 
 
@@ -410,29 +439,25 @@ def host_call_targets() -> dict[str, Any]:
     return xla_client.custom_call_targets("Host")
 
 
-# JAX 0.10.2, 0.11.2: xla_client.CompileOptions with its executable_build_options,
-# DeviceAssignment.
-def serialized_compile_options(
-    device_ids: Sequence[int], user_options: dict[str, Any] | None
-) -> bytes:
-    """A CompileOptionsProto for one SPMD program on these devices, or for any one device."""
+# JAX 0.10.2, 0.11.2: xla_client.CompileOptions with its executable_build_options.
+def serialized_compile_options(devices: int, user_options: dict[str, Any] | None) -> bytes:
+    """A CompileOptionsProto for one SPMD program on so many devices; which ones, the request
+    to compile it says. One: a program for any one device."""
     options = xla_client.CompileOptions()
     build = options.executable_build_options
     overrides = dict(user_options or {})
-    if len(device_ids) > 1 and jax.__version_info__ >= (0, 11):
+    if devices > 1 and jax.__version_info__ >= (0, 11):
         # On there; a module in portable form is then refused its use, with a line in the
         # plugin's log for each task.
         overrides.setdefault("xla_enable_hlo_sharding_v3", False)
     options.env_option_overrides = list(overrides.items())
-    if len(device_ids) == 1:
+    if devices == 1:
         options.compile_portable_executable = True
         return options.SerializeAsString()
-    options.num_partitions = build.num_partitions = len(device_ids)
+    options.num_partitions = build.num_partitions = devices
     options.num_replicas = build.num_replicas = 1
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = True
-    assignment = np.array([device_ids])
-    build.device_assignment = xla_client.DeviceAssignment.create(assignment)
     return options.SerializeAsString()
 
 

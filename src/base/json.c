@@ -6,8 +6,9 @@
 
 #include "base/utf8.h"
 
-// Whether memory was out since jpp_json_read() began, which jansson does not always say.
-static bool g_out_of_memory;
+// Whether memory was out since jpp_json_read() began in this thread, which jansson does
+// not always say.
+static _Thread_local bool g_out_of_memory;
 
 static void* allocate(size_t size) {
   void* memory = NULL;

@@ -9,7 +9,7 @@
 #include "base/str.h"
 
 // Reads a text; `file` is named in errors ("FILE:LINE: ..."). JPP_PARSE_ERROR,
-// JPP_OUT_OF_MEMORY. One thread at a time. Free with json_decref().
+// JPP_OUT_OF_MEMORY. Free with json_decref().
 jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
                             json_t** out_value) JPP_MUST_USE;
 

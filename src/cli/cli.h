@@ -25,6 +25,8 @@ typedef struct jpp_cli_options {
   const char* cost;   // "F,B,W"
   const char* costs;  // a file
   const char* output;
+  const char* plugin;
+  uint32_t steps, seed;
   double latency, transfer, optimizer, seconds, bandwidth;
   uint64_t memory_limit, activation_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
@@ -61,6 +63,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
   JPP_FLAG_LATENCY = 1 << 18,
   JPP_FLAG_LAUNCH = 1 << 19,  // processes, restarts, and a command behind "--"
+  JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.
@@ -78,6 +81,7 @@ jpp_status_t* jpp_cli_environment(const jpp_cli_options_t* options,
 jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;

@@ -18,6 +18,8 @@ enum {
 static const jpp_cli_command_t kCommands[] = {
     {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER | JPP_FLAG_PLAN_MEMORY,
      "plan the graph in a file ('-': standard input)", jpp_cli_plan},
+    {"run", "PLAN", 1, JPP_FLAG_RUN | JPP_FLAG_JSON,
+     "run a plan that save() wrote, without Python", jpp_cli_run},
     {"schedule list", "", 0, JPP_FLAG_JSON, "the schedules that are built in",
      jpp_cli_schedule_list},
     {"schedule show", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_JSON | JPP_FLAG_CSV,
@@ -188,6 +190,7 @@ static int exit_status(const jpp_status_t* status) {
     case JPP_MARKS_ERROR:
     case JPP_SCHEDULE_ERROR:
     case JPP_PROGRAM_ERROR:
+    case JPP_EXECUTION_ERROR:
     case JPP_OUT_OF_MEMORY:
     case JPP_INTERNAL_ERROR:
       return 1;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "device/driver.h"
@@ -30,18 +31,9 @@ typedef struct entry {
   size_t code_size;
 } entry_t;
 
-// FNV-1a: detects a damaged file, not a forged one.
-static uint64_t hash_bytes(uint64_t hash, const void* bytes, size_t size) {
-  for (size_t i = 0; i < size; ++i) {
-    hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);
-  }
-  return hash;
-}
-
 static uint64_t hash_entry(const entry_t* entry) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
-  hash = hash_bytes(hash, entry->key, strlen(entry->key));
-  return hash_bytes(hash, entry->code, entry->code_size);
+  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, entry->key, strlen(entry->key));
+  return jpp_hash_bytes(hash, entry->code, entry->code_size);
 }
 
 // --- Reading --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include "jaxpp/device.h"
 
 #include "base/log.h"
+#include "device/assignment.h"
 #include "device/driver.h"
 #include "device/process.h"
 
@@ -28,7 +29,24 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
   *out_executable = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", request->code_size);
-  return client->vtable->compile(client, request, out_executable);
+  if (!request->device_count) {
+    return client->vtable->compile(client, request, out_executable);
+  }
+  for (uint32_t i = 0; i < request->device_count; ++i) {
+    JPP_RETURN_IF_ERROR(client_check_device(client, request->devices[i]));
+  }
+  jpp_str_t options = {0};
+  jpp_assignment_append(client, request, &options);
+  jpp_status_t* status = options.error;
+  options.error = NULL;
+  if (!status) {
+    jpp_compile_request_t assigned = *request;
+    assigned.options = options.data;
+    assigned.options_size = options.length;
+    status = client->vtable->compile(client, &assigned, out_executable);
+  }
+  jpp_str_deinit(&options);
+  return status;
 }
 
 jpp_status_t* jpp_client_executable_result_count(jpp_client_t* client,

@@ -87,19 +87,27 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options;
   PyObject* kept = NULL;
   const char *folder = NULL, *key = NULL;
-  if (!PyArg_ParseTuple(args, "y*y*Oyz", &code, &options, &kept, &folder, &key)) {
+  PyObject* devices = NULL;
+  uint32_t *device_table = NULL, device_count = 0;
+  if (!PyArg_ParseTuple(args, "y*y*OOyz", &code, &options, &devices, &kept, &folder,
+                        &key)) {
     return NULL;
   }
   if (*folder && !key) {
+    PyErr_SetString(PyExc_TypeError, "expected a key with the folder, found None");
+  }
+  if (PyErr_Occurred() || !jpp_py_to_u32s(devices, &device_table, &device_count)) {
     PyBuffer_Release(&code);
     PyBuffer_Release(&options);
-    return PyErr_Format(PyExc_TypeError, "expected a key with the folder, found None");
+    return NULL;
   }
   jpp_compile_request_t request = {.code = code.buf,
                                    .code_size = (size_t)code.len,
                                    .format = "mlir",
                                    .options = options.buf,
-                                   .options_size = (size_t)options.len};
+                                   .options_size = (size_t)options.len,
+                                   .devices = device_table,
+                                   .device_count = device_count};
   jpp_executable_t* executable = NULL;
   jpp_cache_outcome_t outcome;
   jpp_status_t* status = NULL;
@@ -109,6 +117,7 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
+  jpp_free(device_table);
   if (!jpp_py_check(status)) return NULL;
   jpp_py_executable_t* self = jpp_py_new(jpp_py_types.executable);
   if (!self) {
@@ -142,8 +151,9 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
-     "compile($self, code, options, kept, folder, key, /)\n--\n\n"
-     "Compiles StableHLO under a serialized CompileOptionsProto; the Executable keeps "
+     "compile($self, code, options, devices, kept, folder, key, /)\n--\n\n"
+     "Compiles StableHLO under a serialized CompileOptionsProto, for these devices as "
+     "the client numbers them; without any, for each one device. The Executable keeps "
      "`kept` alive. With a folder, as bytes: loads what was compiled under the key "
      "before, "
      "or leaves it there; b\"\": none. Releases the GIL."},

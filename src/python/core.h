@@ -97,6 +97,7 @@ typedef enum jpp_py_record {
   JPP_PY_DEVICE_INFO,
   JPP_PY_CLIENT_INFO,
   JPP_PY_COMPILED,
+  JPP_PY_PLANFILE_CONTENTS,
   JPP_PY_SCHEDULE_INFO,
   JPP_PY_SCHEDULE_SIZES,
   JPP_PY_SCHEDULE_TASK,
@@ -121,14 +122,13 @@ typedef struct jpp_py_types {
   PyObject* error;      // JaxppError
   PyObject* nan_error;  // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
-  PyTypeObject* network;
-  PyTypeObject* callback;
+  PyTypeObject *network, *callback, *planfile;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;
 
 extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
-    jpp_py_network_spec, jpp_py_runtime_spec, jpp_py_callback_spec;
+    jpp_py_network_spec, jpp_py_runtime_spec, jpp_py_callback_spec, jpp_py_planfile_spec;
 
 // runtime.c: the interpreter is about to exit. Does not return to a thread that goes on
 // meanwhile: it is stopped, as Python stops it where it takes the GIL.
@@ -164,11 +164,17 @@ PyObject* jpp_py_staged_new(const jpp_staged_t* staged);
 
 typedef struct jpp_py_plan {
   PyObject ob_base;
-  jpp_planned_t* planned;
+  const jpp_planned_t* planned;
   const jpp_plan_t* plan;  // of it
   PyObject* graph;
   PyObject* schedules;  // a tuple, [loops]
+  PyObject* file;       // the PlanFile that owns `planned`; NULL: the Plan does
 } jpp_py_plan_t;
+
+// The Plan of a PlanFile, which stays alive with it.
+PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned);
+// planfile.c: the method Plan.save.
+PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args);
 
 typedef struct jpp_py_client {
   PyObject ob_base;

@@ -65,6 +65,7 @@ static int module_exec(PyObject* module) {
             add_type(module, "Network", &jpp_py_network_spec, &t->network) &&
             add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime) &&
             add_type(module, "Callback", &jpp_py_callback_spec, &t->callback) &&
+            add_type(module, "PlanFile", &jpp_py_planfile_spec, &t->planfile) &&
             PyModule_AddStringConstant(module, "__version__", jpp_version()) == 0;
   return ok ? 0 : -1;
 }

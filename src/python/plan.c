@@ -57,15 +57,17 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
     options->measure = measure_values;
     options->context = measuring;
   }
+  jpp_planned_t* planned = NULL;
   jpp_status_t* status = NULL;
   Py_BEGIN_ALLOW_THREADS
-    status = jpp_plan_graph(graph, options, &self->planned);
-    if (!status && limits) status = jpp_advise_fit(self->planned, limits);
+    status = jpp_plan_graph(graph, options, &planned);
+    if (!status && limits) status = jpp_advise_fit(planned, limits);
   Py_END_ALLOW_THREADS
   if (status) {
-    jpp_planned_destroy(self->planned);
-    self->planned = NULL;
+    jpp_planned_destroy(planned);
+    planned = NULL;
   }
+  self->planned = planned;
   settle_staged(measuring, self);
   if (measuring->raised) {  // the exception is set
     jpp_status_free(status);
@@ -118,9 +120,19 @@ static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   return NULL;
 }
 
+PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned) {
+  jpp_py_plan_t* self = jpp_py_new(jpp_py_types.plan);
+  if (!self) return NULL;
+  self->file = Py_NewRef(file);
+  self->planned = planned;
+  self->plan = planned->plan;
+  return (PyObject*)self;
+}
+
 static void plan_dealloc(PyObject* object) {
   jpp_py_plan_t* self = (jpp_py_plan_t*)object;
-  jpp_planned_destroy(self->planned);
+  if (!self->file) jpp_planned_destroy((jpp_planned_t*)self->planned);
+  Py_XDECREF(self->file);
   Py_XDECREF(self->schedules);
   Py_XDECREF(self->graph);
   jpp_py_free(object);
@@ -331,6 +343,13 @@ static PyMethodDef kMethods[] = {
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
+    {"save", jpp_py_plan_save, METH_VARARGS,
+     "save($self, path, platform, devices_per_rank, device_ids, steps_in_flight, "
+     "compile_options, modules, task_modules, layouts, constants, replaced, front, "
+     "/)\n--\n\n"
+     "Writes a plan file. `task_modules` and `replaced` have NONE for none; `layouts`, "
+     "None or a flat list: of each argument and result the shape of a shard and where "
+     "that of each device begins."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
      "An out-of-memory message with what the plan says of the rank."},

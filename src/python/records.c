@@ -72,6 +72,19 @@ static PyStructSequence_Field kCompiled[] = {
     {NULL, NULL},
 };
 
+static PyStructSequence_Field kPlanFileContents[] = {
+    {"maker", "who wrote it: \"jaxpp 0.2.0\""},
+    {"platform", "of the devices that the modules are for"},
+    {"devices_per_rank", NULL},
+    {"device_ids", "as the plugin numbers them, rank after rank"},
+    {"compile_options", "a CompileOptionsProto without a device assignment"},
+    {"modules", "StableHLO, a list of bytes"},
+    {"task_modules", "for each task its module; None for one without ops"},
+    {"constants", "the last arguments, a list of bytes"},
+    {"front", "what the front end saved for itself"},
+    {NULL, NULL},
+};
+
 static PyStructSequence_Field kScheduleInfo[] = {
     {"name", "\"interleaved-1f1b\""},
     {"class_name", "\"Interleaved1F1B\""},
@@ -136,6 +149,9 @@ static PyStructSequence_Desc kRecords[] = {
                             JPP_PY_FIELDS(kClientInfo)},
     [JPP_PY_COMPILED] = {"jaxpp._core.Compiled", "What a compilation gives.",
                          JPP_PY_FIELDS(kCompiled)},
+    [JPP_PY_PLANFILE_CONTENTS] = {"jaxpp._core.PlanFileContents",
+                                  "What is in a plan file beside the plan.",
+                                  JPP_PY_FIELDS(kPlanFileContents)},
     [JPP_PY_SCHEDULE_INFO] = {"jaxpp._core.ScheduleInfo", "What a built-in schedule is.",
                               JPP_PY_FIELDS(kScheduleInfo)},
     [JPP_PY_SCHEDULE_SIZES] = {"jaxpp._core.ScheduleSizes", "What a schedule is for.",
@@ -203,6 +219,7 @@ static const struct {
     {"TASK_BWD", JPP_TASK_BWD},
     {"TASK_BWD_I", JPP_TASK_BWD_I},
     {"TASK_BWD_W", JPP_TASK_BWD_W},
+    {"NONE", JPP_NONE},               // the module of a task without ops, and the like
     {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches
     {"LARGEST_LATENCY", UINT16_MAX},  // of a task in a schedule
 };

@@ -11,6 +11,7 @@ import functools
 import os
 import pickle
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,9 +73,10 @@ WRONG: dict[str, list[Any]] = {
     "objects": [*NO_SEQUENCES, [None], [1, 2], [object()], Lies([]), Raises()],
     "no objects": [*NO_SEQUENCES, [None, None]],
     "list": [None, 1, (), {}, [None], [[None]], [[()]], [[], [(1, 2)]], Raises()],
+    "list of bytes": [*NO_SEQUENCES, [None], ["x"], [bytearray(1)], Raises(), Lies([None])],
     "dict": [None, 1, [], {1: 2}, {"x": object()}],
     "bytes": [None, 1, "x", [], object()],
-    "path": [1, None, [], "/nowhere", "a\0b"],
+    "path": [1, None, [], "/nowhere/file", "a\0b"],
     "function": [None, 1, []],
     "function or None": [1, [], "x"],
     "capsule": [None, 1, object()],
@@ -156,16 +158,19 @@ class Step:
         self.devices = devices_for(mesh, None)
         self.client = self.devices.client
         self.flat_devices = [d for row in self.devices.indices for d in row]
+        self.folder = tempfile.mkdtemp()
+        self.saved = self.folder + "/saved"
+        self.compiled.save(self.saved)
         specs = None
         self.lowerer = TaskLowerer(self.traced.graph, self.staged, mesh, specs, "cpu")
 
     def executables(self, kept: Any) -> list[Any]:
-        options = serialized_compile_options([0], None)
+        options = serialized_compile_options(1, None)
         rows = zip(self.staged.tasks(), self.plan.donations(), strict=True)
         lowered = [self.lowerer.lower(t, row) if t.ops else None for t, row in rows]
         compile_ = self.client.compile
         return [
-            None if one is None else compile_(one.code, options, kept, b"", None).executable
+            None if one is None else compile_(one.code, options, [], kept, b"", None).executable
             for one in lowered
         ]
 
@@ -350,6 +355,25 @@ def cases(step: Step) -> list[Case]:
             ("text, not None", "m"),
         ),
         Case(
+            "Plan.save",
+            lambda: step.plan.save,
+            ("path", step.folder + "/plan"),
+            ("text, not None", "cpu"),
+            ("number", 1),
+            ("numbers", [0, 1]),
+            ("number", 1),
+            ("bytes", b""),
+            ("list of bytes", [b"code"]),
+            ("numbers", [0 if task.ops else _core.NONE for task in step.staged.tasks()]),
+            ("numbers or None", None),
+            ("list of bytes", []),
+            ("numbers", [_core.NONE] * len(step.staged.outputs())),
+            ("bytes", b""),
+        ),
+        Case("PlanFile", lambda: _core.PlanFile, ("path", step.saved)),
+        Case("PlanFile.plan", lambda: _core.PlanFile(step.saved).plan),
+        Case("PlanFile.contents", lambda: _core.PlanFile(step.saved).contents),
+        Case(
             "Plan.steps_in_flight",
             lambda: step.plan.steps_in_flight,
             ("numbers or None", [10**9] * 2),
@@ -364,6 +388,7 @@ def cases(step: Step) -> list[Case]:
             lambda: step.client.compile,
             ("bytes", code),
             ("bytes", b""),
+            ("numbers", []),
             ("anything", None),
             ("bytes", b""),
             ("text", None),
@@ -520,8 +545,10 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "items of another size": lambda: _core.Value.put(
             step.client, [0], 1, [0], [np.ones(2, "f8")], "float32"
         ),
-        "a folder without a key": lambda: step.client.compile(b"", b"", None, b"/tmp", None),
-        "code that is none": lambda: step.client.compile(b"none", b"", None, b"", None),
+        "a folder without a key": lambda: step.client.compile(
+            b"", b"", [], None, b"/tmp", None
+        ),
+        "code that is none": lambda: step.client.compile(b"none", b"", [], None, b"", None),
         "kinds of no reduction": lambda: in_loop().end_loop([999], [0], [("float32", [2])]),
         "flags of more bits": lambda: in_loop().add_op(0, 256, 0, [], [], 1.0, "f", None),
         "a latency of more bits": lambda: _core.Schedule.from_rows(

@@ -1,6 +1,6 @@
 """What the lists of wrong calls share; test_errors.py makes the calls.
 
-The lists: cases_stages.py, cases_loops.py, cases_arguments.py,
+The lists: cases_stages.py, cases_loops.py, cases_arguments.py, cases_files.py,
 cases_plugins.py. The steps that they call are in mistakes.py.
 """
 

@@ -341,3 +341,11 @@ def task_too_large(x: jax.Array) -> jax.Array:
 
 def first_of(xs: jax.Array) -> jax.Array:
     return xs[0]
+
+
+# --- Plan files -------------------------------------------------------------------------
+
+
+def loss_that_prints(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x.sum())
+    return loss(ws, x)

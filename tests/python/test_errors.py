@@ -25,7 +25,7 @@ import mistakes as m
 from cases import CASES, JIT, TWO, WARNINGS, Case, Warned, mesh, state, step_of, train
 from jaxpp.errors import make_error
 
-for topic in ("stages", "loops", "arguments", "plugins"):  # as docs/errors.md has them
+for topic in ("stages", "loops", "arguments", "files", "plugins"):  # as docs/errors.md has them
     plugins = importlib.import_module(f"cases_{topic}")
 
 HERE = pathlib.Path(__file__).parent

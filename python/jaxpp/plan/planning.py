@@ -26,24 +26,21 @@ from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.sharding import Specs, infer_specs
-from jaxpp.trace.call import Call, Options, Signature, struct_of
+from jaxpp.trace.call import Call, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, part_step
 
-__all__ = ["Traced", "name_of", "trace_function", "trace_step"]
+__all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 
 
 @dataclasses.dataclass
-class Traced:
-    """A step traced, split, placed and scheduled, before anything is compiled."""
+class Planned:
+    """A step's plan, and what its arguments and results are: traced, or from a file."""
 
-    graph: Graph
-    schedules: list[_core.Schedule]
     staged: _core.Staged
     specs: Specs
     plan: _core.Plan
-    proof: str  # what the checker found of the plan
     tree: Any
     out_tree: Any
     in_avals: list[Any]
@@ -53,11 +50,23 @@ class Traced:
     # Of the step's own arguments and results, whose number this is: where they are cut.
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
+    consts: list[Any]  # the plan's last arguments, which the caller does not pass
+    statics: list[Static]
+    schedule_text: str  # the beginning of the schedules' texts, which processes compare
 
     @property
     def text(self) -> str:
         """The programs of all actors."""
         return self.plan.text()
+
+
+@dataclasses.dataclass
+class Traced(Planned):
+    """A step traced, split, placed and scheduled, before anything is compiled."""
+
+    graph: Graph
+    schedules: list[_core.Schedule]
+    proof: str  # what the checker found of the plan
 
 
 def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
@@ -210,6 +219,7 @@ class _Front:
     out_specs: list[Any]
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
+    statics: list[Static]
 
     def graph(self, donated: list[bool], **options: Any) -> Graph:
         ranks = self.mesh.mpmd_dim
@@ -234,20 +244,23 @@ class _Front:
 
         plan = _core.Plan(graph.core, schedules, memory_limits, measure)
         return Traced(
-            graph,
-            schedules,
-            plan.staged(),
-            found[0],
-            plan,
-            plan.proof(),
-            self.tree,
-            self.out_tree,
-            [v.aval for v in self.closed.jaxpr.invars],
-            self.closed.out_avals,
-            self.arg_names,
-            donated,
-            self.argument_bounds,
-            self.result_bounds,
+            staged=plan.staged(),
+            specs=found[0],
+            plan=plan,
+            tree=self.tree,
+            out_tree=self.out_tree,
+            in_avals=[v.aval for v in self.closed.jaxpr.invars],
+            out_avals=self.closed.out_avals,
+            arg_names=self.arg_names,
+            donated=donated,
+            argument_bounds=self.argument_bounds,
+            result_bounds=self.result_bounds,
+            consts=graph.consts,
+            statics=self.statics,
+            schedule_text=str([schedule.text() for schedule in schedules])[:200],
+            graph=graph,
+            schedules=schedules,
+            proof=plan.proof(),
         )
 
 
@@ -314,7 +327,17 @@ def _trace_front(
     out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
     whole: list[list[Bounds | None]] = [[None] * len(names), [None] * len(out_names)]
     front = _Front(
-        name, mesh, closed, call.tree, out_tree, names, out_names, in_specs, out_specs, *whole
+        name,
+        mesh,
+        closed,
+        call.tree,
+        out_tree,
+        names,
+        out_names,
+        in_specs,
+        out_specs,
+        *whole,
+        statics=signature.statics(call),
     )
     return _part_front(front)
 

@@ -14,6 +14,7 @@ import logging
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 
 import jax
 
@@ -64,17 +65,18 @@ def _xla_flags() -> str:
     return " ".join(flag for flag in flags if not flag.startswith(no_code))
 
 
-def key_of(module: str, options: bytes, plugin: str) -> str:
+def key_of(module: str, options: bytes, devices: Sequence[int], plugin: str) -> str:
     """The name of a compiled task.
 
     Args:
       module: its StableHLO as text without locations, so that a line added above a step does
         not compile it again.
-      options: the serialized CompileOptionsProto, device assignment included.
+      options: the serialized CompileOptionsProto.
+      devices: the ids of those that the task is compiled for; none: each one device.
       plugin: of `plugin_key`.
     """
     digest = hashlib.sha256()
-    texts = (module, plugin, _processor(), _xla_flags())
+    texts = (module, str(devices), plugin, _processor(), _xla_flags())
     for part in (options, *(text.encode(errors="surrogatepass") for text in texts)):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)

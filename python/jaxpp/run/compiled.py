@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,11 +18,12 @@ from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
 from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
-from jaxpp.plan.planning import Traced
+from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.compilation_cache import folder, key_of
 from jaxpp.run.devices import Devices
 from jaxpp.run.handlers import has_callbacks
 from jaxpp.run.lowering import LoweredTask, TaskLowerer
+from jaxpp.run.saving import Lying, TaskModules, save_step
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import Bounds
@@ -42,18 +43,36 @@ def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppE
     return make_error(error.code, f"rank {rank}, {what}: {text}")
 
 
-class _Compiler:
-    """Lowers and compiles the tasks of a plan, each distinct one once, in parallel."""
+class Code(Protocol):
+    """The StableHLO of a plan's tasks, and how to compile all of it."""
+
+    compile_options: bytes
+
+    def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
+
+
+class _TracedCode:
+    """Lowered by JAX."""
 
     def __init__(self, traced: Traced, devices: Devices, options: Options) -> None:
-        self.traced = traced
-        self.devices = devices
-        self.user_options = options.compiler_options
         specs = None if traced.specs.one_device else traced.specs.by_value
-        self.lowerer = TaskLowerer(
+        self.lower = TaskLowerer(
             traced.graph, traced.staged, options.mesh, specs, devices.platform
+        ).lower
+        self.compile_options = serialized_compile_options(
+            devices.per_rank, options.compiler_options
         )
+
+
+class _Compiler:
+    """Compiles the tasks of a plan, each distinct one once, in parallel."""
+
+    def __init__(self, planned: Planned, devices: Devices, code: Code) -> None:
+        self.planned = planned
+        self.devices = devices
+        self.code = code
         self.cache_folder = folder()
+        self.made = TaskModules(code.compile_options)
         self.all_written = True  # to that folder; by any of the pool's threads
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
@@ -61,8 +80,10 @@ class _Compiler:
         self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
     ) -> concurrent.futures.Future[_core.Executable] | None:
         if not task.ops or not self.devices.has_rank(task.rank):
+            self.made.add(task, None)
             return None
-        lowered = self.lowerer.lower(task, donations)
+        lowered = self.code.lower(task, donations)
+        self.made.add(task, lowered)
         if lowered.callbacks and not has_callbacks(self.devices.client):
             raise make_error(
                 "unsupported",
@@ -73,17 +94,21 @@ class _Compiler:
         portable = self.devices.per_rank == 1
         key = (lowered.code, None if portable else task.rank)
         if key not in self.futures:
-            ids = self.devices.ids[task.rank]
-            options = serialized_compile_options(ids, self.user_options)
-            self.futures[key] = pool.submit(self._compile, lowered, options)
+            rank = None if portable else task.rank
+            self.futures[key] = pool.submit(self._compile, lowered, rank)
         return self.futures[key]
 
-    def _compile(self, lowered: LoweredTask, options: bytes) -> _core.Executable:
+    def _compile(self, lowered: LoweredTask, rank: int | None) -> _core.Executable:
+        """For the devices of a rank, or for each one device."""
         # The code of a callback names an address of this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
-        key = key_of(lowered.text(), options, self.devices.plugin_key) if folder else None
+        options, plugin = self.code.compile_options, self.devices.plugin_key
+        ids, devices = (
+            ([], []) if rank is None else (self.devices.ids[rank], self.devices.indices[rank])
+        )
+        key = key_of(lowered.text(), options, ids, plugin) if folder else None
         compile_ = self.devices.client.compile
-        compiled = compile_(lowered.code, options, lowered.callbacks, folder, key)
+        compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, key)
         if not compiled.written:
             self.all_written = False
         return compiled.executable
@@ -94,11 +119,11 @@ class _Compiler:
         try:
             return future.result()
         except JaxppError as error:
-            raise explain(error, self.traced.plan, task.rank, f"task {task.name}") from None
+            raise explain(error, self.planned.plan, task.rank, f"task {task.name}") from None
 
     def compile_all(self) -> list[_core.Executable | None]:
-        tasks = self.traced.staged.tasks()
-        donations = self.traced.plan.donations()
+        tasks = self.planned.staged.tasks()
+        donations = self.planned.plan.donations()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
             found = [
@@ -129,13 +154,20 @@ class CompiledStep:
     microbatch and step, or, if nothing did, the next call.
     """
 
-    def __init__(self, traced: Traced, devices: Devices, options: Options) -> None:
+    def __init__(
+        self, traced: Planned, devices: Devices, options: Options, code: Code | None = None
+    ) -> None:
         self._traced = traced
         self._devices = devices
         self._mesh = options.mesh
+        self._in_flight = self._steps_in_flight(options)
         self._tracing = False
-        compiler = _Compiler(traced, devices, options)
+        if code is None:
+            assert isinstance(traced, Traced)
+            code = _TracedCode(traced, devices, options)
+        compiler = _Compiler(traced, devices, code)
         self._executables = compiler.compile_all()
+        self._modules = compiler.made
         flat_devices = [d for row in devices.indices for d in row]
         self._runtime = _core.Runtime(
             devices.client,
@@ -144,7 +176,7 @@ class CompiledStep:
             flat_devices,
             self._executables,
             devices.per_rank == 1,
-            self._steps_in_flight(options),
+            self._in_flight,
             _core.option("JPP_BENCHMARK") is not None,
             devices.processes and devices.processes.rank_process,
             self._network(options),
@@ -156,14 +188,12 @@ class CompiledStep:
         self._by_parts = any(traced.argument_bounds) or any(traced.result_bounds)
         self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
-        constants = self._inputs[traced.graph.num_args :]
+        constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
             self._upload(placement, const, f"constant {k} that the step closes over")
-            for k, (placement, const) in enumerate(
-                zip(constants, traced.graph.consts, strict=True)
-            )
+            for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
-        _dump(traced, compiler)
+        _dump(traced, code)
 
     def _network(self, options: Options) -> _core.Network | None:
         if self._devices.processes is None:
@@ -172,7 +202,7 @@ class CompiledStep:
         what = {
             "the version of JAX": jax.__version__,
             "the argument shapes": str([str(aval) for aval in self._traced.in_avals]),
-            "the schedule": str([s.text() for s in self._traced.schedules])[:200],
+            "the schedule": self._traced.schedule_text,
             "the plan": hashlib.sha256(plan.encode()).hexdigest()[:16],
             "steps_in_flight": str(options.steps_in_flight),
         }
@@ -187,7 +217,7 @@ class CompiledStep:
         return min(fit, wanted)
 
     def _arg_avals(self) -> list[Any]:
-        consts = [jax.typeof(c) for c in self._traced.graph.consts]
+        consts = [jax.typeof(c) for c in self._traced.consts]
         return [*self._traced.in_avals, *consts]
 
     def _placement(self, placed: _core.PlacedValue, aval: Any) -> Placement:
@@ -334,6 +364,7 @@ class CompiledStep:
         leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
         self.run_leaves(leaves)
         self.set_tracing()
+        assert isinstance(self._traced, Traced)
         loops = range(len(self._traced.graph.loops))
         costs = []
         for _ in range(_MEASURED_RUNS):
@@ -341,6 +372,35 @@ class CompiledStep:
             costs.append([self._runtime.costs(loop) for loop in loops])
         means = [np.mean(runs, axis=0) for runs in zip(*costs, strict=True)]
         return [[tuple(stage) for stage in loop.tolist()] for loop in means]
+
+    def argument_types(self) -> list[tuple[str, Any]]:
+        """The name, and the shape and dtype, of each leaf of the arguments."""
+        found = []
+        for (first, placement), cut in zip(
+            self._argument_groups, self._traced.argument_bounds, strict=True
+        ):
+            name = self._traced.arg_names[first]
+            found.append((name.rpartition("[")[0] if cut else name, placement.key[:2]))
+        return found
+
+    # --- Saving ---
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the step to a file, from which `jaxpp.load` and `jaxpp run` run it.
+
+        The file holds the plan, the StableHLO of its tasks, its constants, and what its
+        arguments and results are, but none of their values.
+
+        Args:
+          path: of the file. One that is there is replaced when the new one is complete.
+
+        Raises:
+          JaxppError: "unsupported" for a step that calls back into Python
+            (`jax.debug.print`), and for pytrees of types that no other process can import;
+            "invalid-argument" if the file cannot be written.
+        """
+        lying = Lying(self._devices, self._mesh, self._inputs, self._outputs)
+        save_step(path, self._traced, self._modules, lying, self._in_flight)
 
     # --- Looking ---
 
@@ -375,18 +435,18 @@ class ProgramText:
     __repr__ = __str__
 
 
-def _dump(traced: Traced, compiler: _Compiler) -> None:
+def _dump(traced: Planned, code: Code) -> None:
     """JPP_DUMP=dir: what each part of the planner made, as `jaxpp plan` prints it."""
     folder = _core.option("JPP_DUMP")
-    if not folder:
+    if not folder or not isinstance(traced, Traced):
         return
     try:
-        _write_dump(pathlib.Path(folder), traced, compiler)
+        _write_dump(pathlib.Path(folder), traced, code)
     except (OSError, ValueError) as error:
         warn(f"JPP_DUMP={folder!r}: {error}; the rest is not written")
 
 
-def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None:
+def _write_dump(path: pathlib.Path, traced: Traced, code: Code) -> None:
     def write(name: str, text: str) -> None:
         (path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -401,4 +461,4 @@ def _write_dump(path: pathlib.Path, traced: Traced, compiler: _Compiler) -> None
         write(f"schedule{i or ''}.txt", schedule.text())
     for task, row in zip(traced.staged.tasks(), traced.plan.donations(), strict=True):
         if task.ops:
-            write(f"{task.name}.mlir", compiler.lowerer.lower(task, row).text())
+            write(f"{task.name}.mlir", code.lower(task, row).text())

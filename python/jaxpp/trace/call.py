@@ -25,6 +25,7 @@ __all__ = [
     "Call",
     "Options",
     "Signature",
+    "Static",
     "TracedArgument",
     "compiler_options_of",
     "memory_limits_of",
@@ -63,6 +64,15 @@ class Call:
     tree: Any
     args: tuple[Any, ...]  # dynamic positional, as a tree
     kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A static argument of a call."""
+
+    position: int | None  # None: passed by name
+    name: str
+    value: Any
 
 
 def _parameters(fun: Callable[..., Any]) -> tuple[list[str], bool]:
@@ -178,6 +188,13 @@ class Signature:
                 donated.append(head in self.donate_names)
             names.append(head + jax.tree_util.keystr(rest))
         return names, donated
+
+    def statics(self, call: Call) -> list[Static]:
+        """The static arguments of a call."""
+        by_position, by_name = call.static
+        return [Static(i, self._name(i), value) for i, value in by_position] + [
+            Static(None, name, value) for name, value in by_name
+        ]
 
     def merge(
         self, static: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -6,6 +6,7 @@
 #include "jaxpp/advise.h"
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
+#include "jaxpp/planfile.h"
 #include "jaxpp/runtime.h"
 #include "plan_util.h"
 #include "schedule_util.h"
@@ -87,6 +88,10 @@ static jpp_status_t* call_pjrt(const void* options) {
   return status;
 }
 
+static jpp_status_t* call_planfile(const void* contents) {
+  return jpp_planfile_save(contents, "/nowhere/plan");
+}
+
 // A client of one device is not enough for two ranks.
 static jpp_status_t* call_runtime(const void* options) {
   jpp_runtime_t* runtime = NULL;
@@ -150,6 +155,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_program_options_t program = {.schedules = g_planned.schedules};
   jpp_plan_options_t plan = {.last = JPP_PART_PROGRAM};
   jpp_fake_options_t fake = {.device_count = 1};
+  jpp_planfile_contents_t contents = {.front = {"", 0}};
   jpp_pjrt_options_t pjrt = {.plugin_path = "/nowhere/plugin.so"};
   jpp_fake_options_t one = {.struct_size = sizeof(one), .device_count = 1};
   jpp_runtime_options_t runtime = {.plan = g_planned.plan, .devices_per_rank = 1};
@@ -166,6 +172,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_program_options_t, call_program, program, JPP_OK),
       ENTRY(jpp_plan_options_t, call_plan, plan, JPP_OK),
       ENTRY(jpp_fake_options_t, call_fake, fake, JPP_OK),
+      ENTRY(jpp_planfile_contents_t, call_planfile, contents, JPP_INVALID_ARGUMENT),
       ENTRY(jpp_pjrt_options_t, call_pjrt, pjrt, JPP_PLUGIN_ERROR),
       ENTRY(jpp_runtime_options_t, call_runtime, runtime, JPP_DEVICES_ERROR),
   };

@@ -1,0 +1,339 @@
+"""From a plan file to a step that runs: nothing is traced and nothing lowered."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+from jaxpp import _core
+from jaxpp.array import carrier_of
+from jaxpp.errors import make_error, shorten, tree_text
+from jaxpp.mesh import MpmdMesh
+from jaxpp.plan.planning import Planned
+from jaxpp.plan.sharding import Specs
+from jaxpp.run.compiled import CompiledStep
+from jaxpp.run.devices import devices_for
+from jaxpp.run.lowering import LoweredTask
+from jaxpp.run.trees import decode_tree, decode_value
+from jaxpp.trace.call import (
+    Options,
+    Static,
+    TracedArgument,
+    plugin_of,
+    static_key,
+    struct_key,
+)
+
+__all__ = ["LoadedStep", "load"]
+
+
+# --- What is in the file ----------------------------------------------------------------
+
+
+class _Code:
+    """The modules of a file, by task."""
+
+    def __init__(self, contents: _core.PlanFileContents, staged: _core.Staged) -> None:
+        self.compile_options = contents.compile_options
+        self._modules = contents.modules
+        tasks = [task.name for task in staged.tasks()]
+        self._of_task = dict(zip(tasks, contents.task_modules, strict=True))
+
+    def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask:
+        number = self._of_task[task.name]
+        assert number is not None
+        code = self._modules[number]
+        return LoweredTask(code, (), code.hex)
+
+
+def _aval_of(row: Sequence[Any]) -> Any:
+    shape, name, weak, implementation = row
+    if implementation is not None:
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=implementation)).dtype
+    else:
+        dtype = jnp.dtype(name)
+    return jax.core.ShapedArray(tuple(shape), dtype, weak_type=weak)
+
+
+def _constant_of(data: bytes, row: Sequence[Any]) -> np.ndarray:
+    name, shape = row
+    dtype = jnp.dtype(name)
+    return np.frombuffer(data, carrier_of(dtype)).reshape(shape).view(dtype)
+
+
+def _bounds_of(rows: Sequence[Any]) -> list[Any]:
+    return [None if row is None else tuple(row) for row in rows]
+
+
+def _tree_of(path: str, front: dict[str, Any], key: str) -> Any:
+    try:
+        return decode_tree(front[key])
+    except (ImportError, AttributeError, ValueError) as error:
+        raise make_error(
+            "unsupported",
+            f"plan file {path}: its {'arguments' if key == 'tree' else 'results'} have a type "
+            f"that is not here: {error}; expected the module that had it when the step was "
+            "saved",
+        ) from None
+
+
+def _static_of(row: dict[str, Any]) -> Static:
+    value = decode_value(row["value"]) if "value" in row else _Untold(row["text"])
+    return Static(row["position"], row["name"], value)
+
+
+class _Untold:
+    """A static argument that did not travel."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _planned_of(path: str, file: _core.PlanFile, contents: Any, front: Any) -> Planned:
+    plan = file.plan()
+    staged = plan.staged()
+    specs: dict[int, Any] = {}
+    for placed, spec in (
+        *zip(staged.args(), front["in_specs"], strict=True),
+        *zip(staged.outputs(), front["out_specs"], strict=True),
+    ):
+        specs[placed.value] = decode_value(spec)
+    return Planned(
+        staged=staged,
+        specs=Specs(specs, None),
+        plan=plan,
+        tree=_tree_of(path, front, "tree"),
+        out_tree=_tree_of(path, front, "out_tree"),
+        in_avals=[_aval_of(row) for row in front["in_avals"]],
+        out_avals=[_aval_of(row) for row in front["out_avals"]],
+        arg_names=front["arg_names"],
+        donated=front["donated"],
+        argument_bounds=_bounds_of(front["argument_bounds"]),
+        result_bounds=_bounds_of(front["result_bounds"]),
+        consts=[
+            _constant_of(data, row)
+            for data, row in zip(contents.constants, front["constants"], strict=True)
+        ],
+        statics=[_static_of(row) for row in front["statics"]],
+        schedule_text=front["schedule_text"],
+    )
+
+
+# --- The mesh ---------------------------------------------------------------------------
+
+
+def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
+    """On the devices that had these ids, or else on the first ones."""
+    count = len(saved["devices"])
+    by_id = {device.id: device for device in jax.devices()}
+    if len(by_id) < count:
+        raise make_error(
+            "devices",
+            f"plan file {path}: expected {count} devices, a mesh of "
+            f"{dict(zip(saved['axes'], saved['shape'], strict=True))}, found {len(by_id)}; on "
+            "CPUs jax_num_cpu_devices says how many there are",
+        )
+    found = [by_id.get(i) for i in saved["devices"]]
+    devices = list(by_id.values())[:count] if None in found else found
+    types = tuple(AxisType[name] for name in saved["types"])
+    array = np.array(devices, dtype=object).reshape(saved["shape"])
+    mesh = jax.sharding.Mesh(array, tuple(saved["axes"]), axis_types=types)
+    return MpmdMesh(mesh, saved["pipeline"])
+
+
+def _check_mesh(path: str, mesh: Any, saved: dict[str, Any]) -> MpmdMesh:
+    if not isinstance(mesh, MpmdMesh):
+        raise make_error("mesh", f"load: mpmd_mesh={shorten(mesh)}; expected an MpmdMesh")
+    found = (dict(mesh.jax_mesh.shape), mesh.mpmd_axis_name)
+    expected = (dict(zip(saved["axes"], saved["shape"], strict=True)), saved["pipeline"])
+    if list(found[0].items()) == list(expected[0].items()) and found[1] == expected[1]:
+        return mesh
+    raise make_error(
+        "mesh",
+        f"plan file {path}: expected a mesh of {expected[0]} with the ranks along "
+        f"{expected[1]!r}, as it was saved for, found {found[0]} along {found[1]!r}",
+    )
+
+
+# --- The step ---------------------------------------------------------------------------
+
+
+class LoadedStep:
+    """A step from a plan file: call it as the function that it was made from.
+
+    Arguments must have the structure, shapes and dtypes that it was compiled for. Static
+    arguments are compiled in: leave them out, or pass the same ones.
+    """
+
+    def __init__(self, path: str, planned: Planned, compiled: CompiledStep) -> None:
+        self._path = path
+        self._planned = planned
+        self._types = compiled.argument_types()
+        self.compiled = compiled
+
+    @property
+    def path(self) -> str:
+        """Of the plan file."""
+        return self._path
+
+    @property
+    def structure(self) -> Any:
+        """The treedef of (positional arguments, keyword arguments) without the static ones."""
+        return self._planned.tree
+
+    def _check_static(self, static: Static, found: Any) -> None:
+        if isinstance(static.value, _Untold):
+            raise make_error(
+                "unsupported",
+                f"static argument {static.name} of the step in {self._path}: its value "
+                f"{static.value.text} is compiled in, and can not be compared with "
+                f"{shorten(found)}; leave it out",
+            )
+        if static_key(found) != static_key(static.value):
+            raise make_error(
+                "invalid-argument",
+                f"static argument {static.name} of the step in {self._path}: expected "
+                f"{static.value!r}, which is compiled in, found {shorten(found)}; save a step "
+                "for that",
+            )
+
+    def _without_statics(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        by_position = {s.position: s for s in self._planned.statics if s.position is not None}
+        dynamic = self._planned.tree.children()[0]
+        if by_position and len(args) == len(dynamic.children()) + len(by_position):
+            for position, static in by_position.items():
+                self._check_static(static, args[position])
+            args = tuple(a for i, a in enumerate(args) if i not in by_position)
+        for static in self._planned.statics:
+            if static.name in kwargs:
+                self._check_static(static, kwargs[static.name])
+                kwargs = {k: v for k, v in kwargs.items() if k != static.name}
+        return args, kwargs
+
+    def _refuse_structure(self, given: Any) -> None:
+        arrays = [np.float32(0)] * self._planned.tree.num_leaves
+        args, kwargs = jax.tree.unflatten(self._planned.tree, arrays)
+        raise make_error(
+            "invalid-argument",
+            f"the step in {self._path}: expected arguments as it was saved with\n"
+            f"  saved: {tree_text(args)} {tree_text(kwargs)}\n"
+            f"  found: {tree_text(given[0])} {tree_text(given[1])}",
+        )
+
+    def _refuse_type(self, number: int, leaf: Any) -> None:
+        name, (shape, dtype) = self._types[number]
+        shape_found, dtype_found, _ = struct_key(leaf)
+        raise make_error(
+            "invalid-argument",
+            f"argument {name} of the step in {self._path}: expected {dtype}{list(shape)}, "
+            f"which it was compiled for, found {dtype_found}{list(shape_found)}; save a step "
+            "for that",
+        )
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if self._planned.statics:
+            args, kwargs = self._without_statics(args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self._planned.tree:
+            self._refuse_structure((args, kwargs))
+        for number, (leaf, (name, expected)) in enumerate(
+            zip(leaves, self._types, strict=True)
+        ):
+            try:
+                found = struct_key(leaf)[:2]
+            except TracedArgument:
+                raise make_error(
+                    "unsupported",
+                    f"argument {name} of the step in {self._path}: expected an array, found "
+                    f"{shorten(leaf)}, a value that JAX traces; a loaded step is not traced",
+                ) from None
+            except TypeError:
+                raise make_error(
+                    "invalid-argument",
+                    f"argument {name} of the step in {self._path}: expected an array or a "
+                    f"number, found {shorten(leaf)} of type {type(leaf).__name__}",
+                ) from None
+            if found != expected:
+                self._refuse_type(number, leaf)
+        return leaves
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled.run_leaves(self._leaves(args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+
+def load(
+    path: str | os.PathLike[str],
+    mpmd_mesh: MpmdMesh | None = None,
+    plugin: str | os.PathLike[str] | None = None,
+) -> LoadedStep:
+    """A step that `save` wrote, compiled and ready to run.
+
+    Nothing is traced: the process needs neither the model's code nor its own trace.
+
+    Args:
+      path: of the plan file. Load files that you trust: their code is run.
+      mpmd_mesh: the devices to run on, a mesh of the axes and sizes that the step was saved
+        for; default: the devices with the same ids, or else the first ones.
+      plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded CPU one.
+
+    Returns:
+      The step, to be called as the function that it was made from, with arguments of the
+      structure, shapes and dtypes that it was compiled for. Static arguments are compiled
+      in: leave them out, or pass the same ones.
+
+    Raises:
+      JaxppError: "parse" for a file that is damaged or no plan file; "unsupported" for one
+        of a newer form, of another planner, or for another platform; "invalid-argument" if
+        it can not be read; "mesh" and "devices" if it does not fit the devices.
+    """
+    name = os.fsdecode(path)
+    plugin_path = plugin_of(plugin, "load")
+    _core.check_process()
+    file = _core.PlanFile(path)
+    contents = file.contents()
+    if not contents.front:
+        raise make_error(
+            "unsupported",
+            f"plan file {name}: it was written by a program in C and says nothing of pytrees; "
+            "expected one that save() of a step wrote. jaxpp run runs it",
+        )
+    front = json.loads(contents.front)
+    saved = front["mesh"]
+    mesh = _saved_mesh(name, saved) if mpmd_mesh is None else None
+    mesh = mesh or _check_mesh(name, mpmd_mesh, saved)
+    devices = devices_for(mesh, plugin_path)
+    if devices.platform != contents.platform:
+        raise make_error(
+            "unsupported",
+            f"plan file {name}: its tasks are lowered for platform {contents.platform}; "
+            f"expected a plugin of that one, found {devices.platform}",
+        )
+    planned = _planned_of(name, file, contents, front)
+    options = Options(
+        "load",
+        mesh,
+        in_specs=None,
+        out_specs=None,
+        static_argnums=(),
+        static_argnames=(),
+        donate_argnums=(),
+        donate_argnames=(),
+        compiler_options={},
+        plugin=plugin_path,
+        memory_limits=None,
+        steps_in_flight=front["steps_in_flight"],
+    )
+    code = _Code(contents, planned.staged)
+    return LoadedStep(name, planned, CompiledStep(planned, devices, options, code))

@@ -1,0 +1,226 @@
+"""From a compiled step to a plan file.
+
+The file is C's (`jaxpp/planfile.h`); what it does not understand, pytrees and shardings by
+the names of mesh axes, stands in a part of it that is Python's, as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxpp import _core
+from jaxpp.array import Placement, to_host
+from jaxpp.errors import make_error, shorten
+from jaxpp.jax_internals import key_implementation
+from jaxpp.mesh import MpmdMesh
+from jaxpp.plan.planning import Planned
+from jaxpp.run.devices import Devices
+from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
+from jaxpp.trace.stacked import Bounds
+
+if TYPE_CHECKING:
+    from jaxpp.run.lowering import LoweredTask
+
+__all__ = ["Lying", "TaskModules", "save_step"]
+
+
+class TaskModules:
+    """What a step's tasks were compiled from."""
+
+    def __init__(self, compile_options: bytes) -> None:
+        self.compile_options = compile_options
+        self.modules: dict[bytes, int] = {}  # numbered as they come
+        self.of_task: list[int] = []  # _core.NONE for a task without ops
+        self.calls_back: list[str] = []  # tasks whose modules only this process can run
+
+    def add(self, task: _core.StagedTask, lowered: LoweredTask | None) -> None:
+        """The next task."""
+        if lowered is None:
+            self.of_task.append(_core.NONE)
+            return
+        self.of_task.append(self.modules.setdefault(lowered.code, len(self.modules)))
+        if lowered.callbacks:
+            self.calls_back.append(task.name)
+
+
+@dataclasses.dataclass
+class Lying:
+    """Where a plan's arguments, constants included, and results lie."""
+
+    devices: Devices
+    mesh: MpmdMesh
+    inputs: list[Placement]
+    outputs: list[Placement]
+
+
+# --- Layouts and constants --------------------------------------------------------------
+
+
+def _layout(placement: Placement) -> list[int]:
+    """The shape of a shard, and where that of each device begins."""
+    shape = placement.physical_shape
+    rows = [
+        [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+        for index in placement.slices
+    ]
+    box = [stop - start for start, stop in rows[0]]
+    return box + [start for row in rows for start, _ in row]
+
+
+def _layouts(lying: Lying) -> list[int] | None:
+    if lying.devices.per_rank == 1:
+        return None
+    placements = [*lying.inputs, *lying.outputs]
+    return [number for placement in placements for number in _layout(placement)]
+
+
+def _constants(planned: Planned, lying: Lying) -> list[bytes]:
+    placements = lying.inputs[len(planned.in_avals) :]
+    pairs = zip(planned.consts, placements, strict=True)
+    return [to_host(const, placement.dtype_name).tobytes() for const, placement in pairs]
+
+
+# --- Which result is which argument of the next step ------------------------------------
+
+
+def _parts_of_leaves(avals: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[range]:
+    """For each leaf the numbers of its parts, or its own."""
+    counts = [len(cut) - 1 if cut else 1 for cut in bounds]
+    ends = np.cumsum([0, *counts]).tolist()
+    assert ends[-1] == len(avals)
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _subtrees(
+    trees: Sequence[Any], avals: Sequence[Any], bounds: Sequence[Bounds | None]
+) -> list[tuple[Any, list[int]]]:
+    """What trees that stand side by side are like, structure and types, and their parts."""
+    parts = _parts_of_leaves(avals, bounds)
+    found, first = [], 0
+    for tree in trees:
+        leaves = parts[first : first + tree.num_leaves]
+        first += tree.num_leaves
+        types = [[(avals[n].shape, avals[n].dtype) for n in leaf] for leaf in leaves]
+        found.append(((tree, types), [n for leaf in leaves for n in leaf]))
+    return found
+
+
+def _replaced(planned: Planned) -> list[int]:
+    """For each result the donated argument whose place it takes: of training steps, which
+    return their state as they were given it, the first subtree of its form. It is what
+    `jaxpp run` goes by; nothing that computes depends on it."""
+    found = [_core.NONE] * len(planned.out_avals)
+    args, kwargs = planned.tree.children()
+    trees = [*args.children(), *kwargs.children()]
+    results = (planned.out_avals, planned.result_bounds)
+    candidates = _subtrees(planned.out_tree.children(), *results)
+    candidates += _subtrees([planned.out_tree], *results)
+    for like, given in _subtrees(trees, planned.in_avals, planned.argument_bounds):
+        if not all(planned.donated[n] for n in given):
+            continue
+        for out_like, numbers in candidates:
+            if out_like == like and all(found[n] == _core.NONE for n in numbers):
+                for number, argument in zip(numbers, given, strict=True):
+                    found[number] = argument
+                break
+    return found
+
+
+# --- Python's part ----------------------------------------------------------------------
+
+
+def _aval_json(aval: Any) -> list[Any]:
+    weak = bool(getattr(aval, "weak_type", False))
+    return [list(aval.shape), str(aval.dtype), weak, key_implementation(aval.dtype)]
+
+
+def _static_json(static: Any) -> dict[str, Any]:
+    row = {"position": static.position, "name": static.name}
+    try:
+        return {**row, "value": encode_value(static.value)}
+    except CannotTravel:
+        return {**row, "text": shorten(static.value)}
+
+
+def _mesh_json(mesh: MpmdMesh) -> dict[str, Any]:
+    whole = mesh.jax_mesh
+    return {
+        "axes": list(whole.axis_names),
+        "shape": list(whole.devices.shape),
+        "types": [kind.name for kind in whole.axis_types],
+        "pipeline": mesh.mpmd_axis_name,
+        "devices": [device.id for device in whole.devices.flat],
+    }
+
+
+def _front(planned: Planned, lying: Lying, steps_in_flight: int) -> bytes:
+    front = {
+        "mesh": _mesh_json(lying.mesh),
+        "steps_in_flight": steps_in_flight,
+        "tree": encode_tree(planned.tree, "the structure of the arguments"),
+        "out_tree": encode_tree(planned.out_tree, "the structure of the results"),
+        "in_avals": [_aval_json(aval) for aval in planned.in_avals],
+        "out_avals": [_aval_json(aval) for aval in planned.out_avals],
+        "constants": [
+            [placement.dtype_name, list(placement.physical_shape)]
+            for placement in lying.inputs[len(planned.in_avals) :]
+        ],
+        "in_specs": [encode_value(p.spec) for p in lying.inputs],
+        "out_specs": [encode_value(p.spec) for p in lying.outputs],
+        "arg_names": planned.arg_names,
+        "donated": planned.donated,
+        "argument_bounds": planned.argument_bounds,
+        "result_bounds": planned.result_bounds,
+        "schedule_text": planned.schedule_text,
+        "statics": [_static_json(static) for static in planned.statics],
+        "jax": jax.__version__,
+    }
+    return json.dumps(front).encode()
+
+
+# --- All --------------------------------------------------------------------------------
+
+
+def save_step(
+    path: str | os.PathLike[str],
+    planned: Planned,
+    modules: TaskModules,
+    lying: Lying,
+    steps_in_flight: int,
+) -> None:
+    """Writes a plan file."""
+    if modules.calls_back:
+        raise make_error(
+            "unsupported",
+            f"save: task {modules.calls_back[0]} calls back into Python (jax.debug.print, a "
+            "callback), to a function of this process that no other has; remove the callback "
+            "to save the step",
+        )
+    if lying.devices.processes is not None:
+        raise make_error(
+            "unsupported",
+            "save: the step runs in several processes, each of which has only the tasks of "
+            "its own ranks; expected a step that was compiled in one process. Compile it for "
+            "ShapeDtypeStructs on as many devices of one process, and save that",
+        )
+    planned.plan.save(
+        path,
+        lying.devices.platform,
+        lying.devices.per_rank,
+        [device for ids in lying.devices.ids for device in ids],
+        max(1, steps_in_flight),
+        modules.compile_options,
+        list(modules.modules),
+        modules.of_task,
+        _layouts(lying),
+        _constants(planned, lying),
+        _replaced(planned),
+        _front(planned, lying, steps_in_flight),
+    )

@@ -1,0 +1,396 @@
+// jaxpp run: a plan file run by C alone, on arguments of zeros or random numbers. A
+// result that takes an argument's place in training does so here, too.
+#include <glob.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/option.h"
+#include "cli/cli.h"
+#include "jaxpp/planfile.h"
+
+enum { kDefaultSteps = 10, kMostPath = 4096 };
+
+typedef struct run {
+  const jpp_cli_options_t* options;
+  jpp_planfile_t* file;
+  const jpp_graph_t* graph;
+  uint32_t num_args;  // without constants
+  jpp_client_t* client;
+  jpp_planfile_step_t* step;
+  jpp_array_t** args;     // [num_args]
+  jpp_array_t** results;  // [graph->num_outputs] of the last step
+  uint32_t steps;
+  double compile_ms, first_ms, step_ms;  // the last: of the others, on average
+} run_t;
+
+static double now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+// --- The plugin -----------------------------------------------------------------------
+
+// Where pip puts packages, from the folder of the command: `pattern` has room for
+// kMostPath bytes.
+static bool pattern_of_plugin(char* pattern) {
+  static const char kBehind[] =
+      "/lib/python3*/site-packages/lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so";
+  char path[kMostPath - sizeof(kBehind)];
+  ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  if (length < 0) return false;
+  path[length] = 0;
+  for (int up = 0; up < 2; ++up) {
+    char* slash = strrchr(path, '/');
+    if (slash) *slash = 0;
+  }
+  snprintf(pattern, kMostPath, "%s%s", path, kBehind);
+  return true;
+}
+
+static jpp_status_t* find_plugin(const jpp_cli_options_t* options, jpp_str_t* path) {
+  const char* named = options->plugin;
+  char pattern[kMostPath] = "";
+  glob_t found = {0};
+  if (!named) named = jpp_option_get(JPP_OPTION_PLUGIN);
+  if (!named && pattern_of_plugin(pattern) && glob(pattern, 0, NULL, &found) == 0) {
+    named = found.gl_pathv[0];
+  }
+  if (named) jpp_str_append(path, named);
+  globfree(&found);
+  if (named) return NULL;
+  return jpp_status_make(JPP_PLUGIN_ERROR,
+                         "no PJRT plugin: neither --plugin nor JPP_PLUGIN names one, and "
+                         "there is no %s; pip install lammps-jax-pjrt-cpu",
+                         pattern);
+}
+
+static jpp_status_t* create_client(run_t* run, const char* plugin) {
+  const jpp_planfile_contents_t* contents = &run->file->contents;
+  jpp_client_option_t devices = {
+      .name = "cpu_device_count",
+      .type = JPP_OPTION_INT64,
+      .int64_value = (int64_t)contents->planned->ranks * contents->devices_per_rank};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = plugin,
+                                .options = &devices,
+                                .option_count = !strcmp(contents->platform, "cpu")};
+  setenv("TF_CPP_MIN_LOG_LEVEL", "2", 0);  // what goes wrong comes as a status
+  return jpp_client_create_pjrt(&options, &run->client);
+}
+
+static jpp_status_t* open_client(run_t* run) {
+  jpp_str_t path = {0};
+  char* plugin = NULL;
+  jpp_status_t* status = find_plugin(run->options, &path);
+  if (!status) status = jpp_str_finish(&path, &plugin);
+  jpp_str_deinit(&path);
+  if (!status) status = create_client(run, plugin);
+  jpp_free(plugin);
+  return status;
+}
+
+// --- Arguments ------------------------------------------------------------------------
+
+// In [0, 0.1), of which an optimizer's state may take roots; splitmix64,
+// https://prng.di.unimi.it/splitmix64.c
+static double next_random(uint64_t* state) {
+  uint64_t z = (*state += 0x9e3779b97f4a7c15);
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+  z = (z ^ z >> 27) * 0x94d049bb133111eb;
+  z ^= z >> 31;
+  return (double)(z >> 11) * 0x1p-53 * 0.1;
+}
+
+static void fill_random(uint64_t seed, jpp_dtype_t dtype, void* data, uint64_t bytes) {
+  for (uint64_t i = 0; dtype == JPP_DTYPE_F64 && i < bytes / sizeof(double); ++i) {
+    ((double*)data)[i] = next_random(&seed);
+  }
+  for (uint64_t i = 0; dtype == JPP_DTYPE_F32 && i < bytes / sizeof(float); ++i) {
+    ((float*)data)[i] = (float)next_random(&seed);
+  }
+  for (uint64_t i = 0; dtype == JPP_DTYPE_BF16 && i < bytes / sizeof(uint16_t); ++i) {
+    float number = (float)next_random(&seed);
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof(bits));
+    ((uint16_t*)data)[i] = (uint16_t)(bits >> 16);
+  }
+}
+
+static jpp_status_t* upload_arg(run_t* run, uint32_t arg) {
+  const jpp_type_t* type = &run->graph->values[run->graph->args[arg].value].type;
+  uint64_t bytes = jpp_planfile_host_bytes(type);
+  uint32_t seed = run->options->seed;
+  void* data = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc(bytes, &data));
+  if (seed) fill_random((uint64_t)seed << 32 | arg, type->dtype, data, bytes);
+  jpp_status_t* status = jpp_planfile_step_upload(run->step, arg, data, &run->args[arg]);
+  jpp_free(data);
+  return status;
+}
+
+// --- Steps ----------------------------------------------------------------------------
+
+static bool lie_alike(const run_t* run, uint32_t arg, uint32_t output) {
+  const jpp_planfile_contents_t* contents = &run->file->contents;
+  uint32_t ndim = run->graph->values[run->graph->args[arg].value].type.ndim;
+  if (!contents->layouts || !ndim) return true;
+  const jpp_planfile_layout_t* a = &contents->layouts[arg];
+  const jpp_planfile_layout_t* b = &contents->layouts[run->graph->num_args + output];
+  size_t starts = (size_t)contents->devices_per_rank * ndim * sizeof(*a->starts);
+  return memcmp(a->dims, b->dims, ndim * sizeof(*a->dims)) == 0 &&
+         memcmp(a->starts, b->starts, starts) == 0;
+}
+
+// By way of the host where the result is cut otherwise than the argument.
+static jpp_status_t* replace_arg(run_t* run, uint32_t arg, uint32_t output) {
+  const jpp_type_t* type = &run->graph->values[run->graph->args[arg].value].type;
+  void* data = NULL;
+  jpp_array_release(run->args[arg]);
+  run->args[arg] = NULL;
+  if (lie_alike(run, arg, output)) {
+    run->args[arg] = run->results[output];
+    jpp_array_hold(run->args[arg]);
+    return NULL;
+  }
+  JPP_RETURN_IF_ERROR(jpp_alloc(jpp_planfile_host_bytes(type), &data));
+  jpp_status_t* status =
+      jpp_planfile_step_read(run->step, output, run->results[output], data);
+  if (!status) status = jpp_planfile_step_upload(run->step, arg, data, &run->args[arg]);
+  jpp_free(data);
+  return status;
+}
+
+// What the last step took is replaced: by its results where the plan says so, otherwise
+// by the same numbers again.
+static jpp_status_t* replace_args(run_t* run) {
+  const uint32_t* replaced = run->file->contents.replaced;
+  for (uint32_t o = 0; replaced && o < run->graph->num_outputs; ++o) {
+    if (replaced[o] == JPP_NONE || !run->results[o]) continue;
+    JPP_RETURN_IF_ERROR(replace_arg(run, replaced[o], o));
+  }
+  for (uint32_t a = 0; a < run->num_args; ++a) {
+    if (run->args[a] && !jpp_array_is_deleted(run->args[a])) continue;
+    jpp_array_release(run->args[a]);
+    run->args[a] = NULL;
+    JPP_RETURN_IF_ERROR(upload_arg(run, a));
+  }
+  return NULL;
+}
+
+static void drop_results(run_t* run) {
+  for (uint32_t o = 0; run->results && o < run->graph->num_outputs; ++o) {
+    jpp_array_release(run->results[o]);
+    run->results[o] = NULL;
+  }
+}
+
+static jpp_status_t* call_step(run_t* run) {
+  jpp_call_t call = {.args = run->args, .results = run->results};
+  JPP_RETURN_IF_ERROR(replace_args(run));
+  drop_results(run);
+  return jpp_planfile_step_call(run->step, &call);
+}
+
+static jpp_status_t* run_steps(run_t* run) {
+  jpp_runtime_t* runtime = jpp_planfile_step_runtime(run->step);
+  double begin = now_ms();
+  JPP_RETURN_IF_ERROR(call_step(run));
+  JPP_RETURN_IF_ERROR(jpp_runtime_await(runtime, NULL));
+  run->first_ms = now_ms() - begin;
+  begin = now_ms();
+  for (uint32_t i = 1; i < run->steps; ++i) JPP_RETURN_IF_ERROR(call_step(run));
+  JPP_RETURN_IF_ERROR(jpp_runtime_await(runtime, NULL));
+  if (run->steps > 1) run->step_ms = (now_ms() - begin) / (run->steps - 1);
+  return NULL;
+}
+
+static jpp_status_t* prepare(run_t* run) {
+  const jpp_planfile_contents_t* contents = &run->file->contents;
+  uint32_t *devices = NULL, ranks = contents->planned->ranks;
+  double begin = now_ms();
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks * contents->devices_per_rank, &devices));
+  jpp_status_t* status = jpp_planfile_devices(run->file, run->client, devices);
+  if (!status) {
+    status = jpp_planfile_step_create(run->file, run->client, devices, &run->step);
+  }
+  jpp_free(devices);
+  JPP_RETURN_IF_ERROR(status);
+  run->compile_ms = now_ms() - begin;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
+  return JPP_ALLOC_ARRAY(run->graph->num_outputs, &run->results);
+}
+
+// --- Printing -------------------------------------------------------------------------
+
+static void append_type(const jpp_type_t* type, jpp_str_t* out) {
+  jpp_str_appendf(out, "%s[", jpp_dtype_name(type->dtype));
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    jpp_str_appendf(out, "%s%" PRId64, i ? "," : "", type->dims[i]);
+  }
+  jpp_str_append(out, "]");
+}
+
+// False for types that have no number here.
+static bool number_of(jpp_dtype_t dtype, const void* data, double* out_number) {
+  switch (dtype) {
+    case JPP_DTYPE_F64:
+      *out_number = *(const double*)data;
+      return true;
+    case JPP_DTYPE_F32:
+      *out_number = (double)*(const float*)data;
+      return true;
+    case JPP_DTYPE_S32:
+      *out_number = *(const int32_t*)data;
+      return true;
+    case JPP_DTYPE_U32:
+      *out_number = *(const uint32_t*)data;
+      return true;
+    case JPP_DTYPE_BOOL:
+      *out_number = *(const uint8_t*)data;
+      return true;
+    case JPP_DTYPE_BF16: {
+      uint32_t bits = (uint32_t) * (const uint16_t*)data << 16;
+      float number;
+      memcpy(&number, &bits, sizeof(number));
+      *out_number = (double)number;
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
+// *out_known: the result is a scalar whose number is read.
+static jpp_status_t* read_scalar(const run_t* run, uint32_t output, double* out_number,
+                                 bool* out_known) {
+  const jpp_type_t* type = &run->graph->values[run->graph->outputs[output].value].type;
+  uint64_t data[2] = {0};  // room for the largest type
+  *out_known = false;
+  if (type->ndim) return NULL;
+  JPP_RETURN_IF_ERROR(
+      jpp_planfile_step_read(run->step, output, run->results[output], data));
+  *out_known = number_of(type->dtype, data, out_number);
+  return NULL;
+}
+
+static jpp_status_t* print_results(const run_t* run, jpp_str_t* out) {
+  for (uint32_t o = 0; o < run->graph->num_outputs; ++o) {
+    const jpp_graph_output_t* output = &run->graph->outputs[o];
+    double number = 0;
+    bool known = false;
+    JPP_RETURN_IF_ERROR(read_scalar(run, o, &number, &known));
+    jpp_str_appendf(out, "%s: ", output->name ? output->name : "?");
+    append_type(&run->graph->values[output->value].type, out);
+    if (known) jpp_str_appendf(out, " = %.9g", number);
+    jpp_str_append(out, "\n");
+  }
+  return NULL;
+}
+
+static jpp_status_t* print_text(const run_t* run, jpp_str_t* out) {
+  const jpp_planfile_contents_t* contents = &run->file->contents;
+  const jpp_planned_t* planned = contents->planned;
+  jpp_str_appendf(out, "%s, written by %s: %u ranks of %u %s devices\n",
+                  planned->graph->name, run->file->maker, planned->ranks,
+                  contents->devices_per_rank, contents->platform);
+  jpp_str_appendf(out, "compiled %u modules in %.0f ms\n", contents->num_modules,
+                  run->compile_ms);
+  jpp_str_appendf(out, "first step %.3f ms", run->first_ms);
+  if (run->steps > 1) {
+    jpp_str_appendf(out, ", %u more %.3f ms each", run->steps - 1, run->step_ms);
+  }
+  jpp_str_append(out, "\n");
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    jpp_str_appendf(out, "rank %u: peak %" PRIu64 " bytes on each device\n", r,
+                    planned->report->actors[r].peak_bytes);
+  }
+  return print_results(run, out);
+}
+
+static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
+  *out_list = json_array();
+  for (uint32_t o = 0; o < run->graph->num_outputs; ++o) {
+    const jpp_graph_output_t* output = &run->graph->outputs[o];
+    const jpp_type_t* type = &run->graph->values[output->value].type;
+    json_t* shape = json_array();
+    double number = 0;
+    bool known = false;
+    for (uint32_t i = 0; i < type->ndim; ++i) {
+      jpp_json_append(&shape, json_integer(type->dims[i]));
+    }
+    jpp_status_t* status = read_scalar(run, o, &number, &known);
+    json_t* value = known && number - number == 0 ? json_real(number) : json_null();
+    jpp_json_append(
+        out_list, json_pack("{so ss so so}", "name", jpp_json_text(output->name), "dtype",
+                            jpp_dtype_name(type->dtype), "shape", shape, "value", value));
+    JPP_RETURN_IF_ERROR(status);
+  }
+  return NULL;
+}
+
+static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
+  const jpp_planfile_contents_t* contents = &run->file->contents;
+  const jpp_planned_t* planned = contents->planned;
+  json_t *peaks = json_array(), *results = NULL;
+  jpp_status_t* status = results_to_json(run, &results);
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    json_int_t peak = (json_int_t)planned->report->actors[r].peak_bytes;
+    jpp_json_append(&peaks, json_integer(peak));
+  }
+  json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so}",                     //
+                          "name", jpp_json_text(planned->graph->name),                 //
+                          "maker", jpp_json_text(run->file->maker),                    //
+                          "platform", jpp_json_text(contents->platform),               //
+                          "ranks", (json_int_t)planned->ranks,                         //
+                          "devices_per_rank", (json_int_t)contents->devices_per_rank,  //
+                          "modules", (json_int_t)contents->num_modules,                //
+                          "compile_ms", run->compile_ms,                               //
+                          "steps", (json_int_t)run->steps,                             //
+                          "first_step_ms", run->first_ms,                              //
+                          "step_ms", run->step_ms,                                     //
+                          "peak_bytes", peaks, "results", results);
+  if (status) {
+    json_decref(all);
+    return status;
+  }
+  JPP_RETURN_IF_ERROR(jpp_json_take(all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), out));
+  jpp_str_append(out, "\n");
+  return NULL;
+}
+
+// --- All ------------------------------------------------------------------------------
+
+static jpp_status_t* run_file(run_t* run, jpp_str_t* out) {
+  JPP_RETURN_IF_ERROR(jpp_planfile_load(run->options->words[0], &run->file));
+  run->graph = run->file->contents.planned->graph;
+  run->num_args = run->graph->num_args - run->file->contents.num_constants;
+  JPP_RETURN_IF_ERROR(open_client(run));
+  JPP_RETURN_IF_ERROR(prepare(run));
+  JPP_RETURN_IF_ERROR(run_steps(run));
+  return run->options->json ? print_json(run, out) : print_text(run, out);
+}
+
+static void end_run(run_t* run) {
+  drop_results(run);
+  for (uint32_t a = 0; run->args && a < run->num_args; ++a) {
+    jpp_array_release(run->args[a]);
+  }
+  jpp_free(run->args);
+  jpp_free(run->results);
+  jpp_planfile_step_destroy(run->step);
+  jpp_client_destroy(run->client);
+  jpp_planfile_destroy(run->file);
+}
+
+jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) {
+  run_t run = {.options = options,
+               .steps = options->steps ? options->steps : kDefaultSteps};
+  jpp_status_t* status = run_file(&run, out);
+  end_run(&run);
+  return status;
+}

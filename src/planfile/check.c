@@ -1,0 +1,124 @@
+// What must hold between the parts of a plan file's contents, whoever made them.
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "planfile/format.h"
+
+uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size) {
+  const size_t behind = JPP_PLANFILE_HASH_AT + 8;
+  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, bytes, JPP_PLANFILE_HASH_AT);
+  return jpp_hash_bytes(hash, bytes + behind, size - behind);
+}
+
+uint64_t jpp_planfile_host_bytes(const jpp_type_t* type) {
+  uint64_t bytes = jpp_dtype_bits(type->dtype) / 8;
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    if (!type->dims[i]) return 0;
+    bytes = jpp_bytes_multiply(bytes, (uint64_t)type->dims[i]);
+  }
+  return bytes;
+}
+
+static const jpp_type_t* type_of_arg(const jpp_graph_t* graph, uint32_t arg) {
+  return &graph->values[graph->args[arg].value].type;
+}
+
+static const jpp_type_t* type_of_output(const jpp_graph_t* graph, uint32_t output) {
+  return &graph->values[graph->outputs[output].value].type;
+}
+
+static jpp_status_t* check_modules(const jpp_planfile_contents_t* contents) {
+  const jpp_staged_t* staged = contents->planned->staged;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    uint32_t module = contents->task_modules[t];
+    if (task->num_ops ? module < contents->num_modules : module == JPP_NONE) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "task %s of %u ops: expected %s %u modules, found number %d",
+                           task->name, task->num_ops,
+                           task->num_ops ? "one of the" : "none of the",
+                           contents->num_modules, (int)module);
+  }
+  return NULL;
+}
+
+static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
+  const jpp_graph_t* graph = contents->planned->graph;
+  if (contents->num_constants > graph->num_args) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected at most %u constants, as many as there are "
+                           "arguments, found %u",
+                           graph->num_args, contents->num_constants);
+  }
+  uint32_t first = graph->num_args - contents->num_constants;
+  for (uint32_t c = 0; c < contents->num_constants; ++c) {
+    uint64_t expected = jpp_planfile_host_bytes(type_of_arg(graph, first + c));
+    if (contents->constants[c].size == expected) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "constant %u: expected %llu bytes, found %zu", c,
+                           (unsigned long long)expected, contents->constants[c].size);
+  }
+  return NULL;
+}
+
+static jpp_status_t* check_replaced(const jpp_planfile_contents_t* contents) {
+  const jpp_graph_t* graph = contents->planned->graph;
+  uint32_t args = graph->num_args - contents->num_constants;
+  for (uint32_t o = 0; contents->replaced && o < graph->num_outputs; ++o) {
+    uint32_t arg = contents->replaced[o];
+    if (arg == JPP_NONE) continue;
+    if (arg < args && jpp_type_equal(type_of_arg(graph, arg), type_of_output(graph, o))) {
+      continue;
+    }
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "result %u: expected an argument of its type that it replaces, "
+        "one of %u, found number %u",
+        o, args, arg);
+  }
+  return NULL;
+}
+
+static bool is_inside(const jpp_type_t* type, const jpp_planfile_layout_t* layout,
+                      uint32_t devices) {
+  for (uint64_t i = 0; i < (uint64_t)devices * type->ndim; ++i) {
+    int64_t whole = type->dims[i % type->ndim], size = layout->dims[i % type->ndim];
+    int64_t start = layout->starts[i];
+    if (size < 0 || start < 0 || size > whole || start > whole - size) return false;
+  }
+  return true;
+}
+
+static jpp_status_t* check_layouts(const jpp_planfile_contents_t* contents) {
+  const jpp_graph_t* graph = contents->planned->graph;
+  uint32_t count = graph->num_args + graph->num_outputs;
+  for (uint32_t i = 0; contents->layouts && i < count; ++i) {
+    bool is_arg = i < graph->num_args;
+    const jpp_type_t* type =
+        is_arg ? type_of_arg(graph, i) : type_of_output(graph, i - graph->num_args);
+    if (is_inside(type, &contents->layouts[i], contents->devices_per_rank)) continue;
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "layout of %s %u: expected a part of the array on each device, "
+        "found one beyond it",
+        is_arg ? "argument" : "result", is_arg ? i : i - graph->num_args);
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) {
+  if (!contents->planned || !contents->planned->report) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a plan with its proof");
+  }
+  if (!contents->platform || !contents->format || !contents->devices_per_rank) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected a platform, the modules' format and at least 1 "
+                           "device a rank, found %s, %s and %u",
+                           contents->platform ? contents->platform : "none",
+                           contents->format ? contents->format : "none",
+                           contents->devices_per_rank);
+  }
+  JPP_RETURN_IF_ERROR(check_modules(contents));
+  JPP_RETURN_IF_ERROR(check_constants(contents));
+  JPP_RETURN_IF_ERROR(check_replaced(contents));
+  return check_layouts(contents);
+}

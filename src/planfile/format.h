@@ -1,0 +1,55 @@
+// The form of a plan file, for its writer and its reader. Numbers are little-endian.
+//
+//   0   magic          16 bytes, "jaxpp plan file\n"
+//   16  format         u32
+//   20  maker          28 bytes, "jaxpp 0.2.0", NUL behind it
+//   48  size           u64, of the whole file
+//   56  hash           u64, of all bytes but these eight
+//   64  header's size  u64
+//   72  header         JSON: numbers, names, and the size of each blob
+//   ..  blobs          one behind another, in this order: the graph's text, value_bytes,
+//                      a schedule for each loop, layouts, compile options, modules,
+//                      constants, the front end's
+//
+// Magic, format and maker stay where they are in every later format, so that each version
+// can say what it was given.
+#ifndef JPP_PLANFILE_FORMAT_H_
+#define JPP_PLANFILE_FORMAT_H_
+
+#include <string.h>
+
+#include "jaxpp/planfile.h"
+
+#define JPP_PLANFILE_MAGIC "jaxpp plan file\n"
+
+enum {
+  JPP_PLANFILE_MAGIC_SIZE = 16,
+  JPP_PLANFILE_FORMAT_AT = 16,
+  JPP_PLANFILE_MAKER_AT = 20,
+  JPP_PLANFILE_MAKER_SIZE = 28,
+  JPP_PLANFILE_SIZE_AT = 48,
+  JPP_PLANFILE_HASH_AT = 56,
+  JPP_PLANFILE_HEADER_SIZE_AT = 64,
+  JPP_PLANFILE_HEAD_SIZE = 72,
+  // An entry of a schedule: kind | joins_next << 8 | latency << 16, stage, microbatch.
+  JPP_PLANFILE_ENTRY_SIZE = 12,
+};
+
+static inline uint64_t jpp_planfile_get(const unsigned char* at, uint32_t bytes) {
+  uint64_t number = 0;
+  for (uint32_t i = bytes; i-- > 0;) number = number << 8 | at[i];
+  return number;
+}
+
+static inline void jpp_planfile_put(unsigned char* at, uint32_t bytes, uint64_t number) {
+  for (uint32_t i = 0; i < bytes; ++i) at[i] = (unsigned char)(number >> 8 * i);
+}
+
+// Of a file of at least JPP_PLANFILE_HEAD_SIZE bytes, whatever stands in it as its hash.
+uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size);
+
+// What must hold between the parts of contents, on both ways: JPP_INVALID_ARGUMENT says
+// what does not.
+jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;
+
+#endif  // JPP_PLANFILE_FORMAT_H_

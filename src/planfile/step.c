@@ -1,0 +1,447 @@
+// From a plan file to a step that runs: devices, executables, constants, a runtime.
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "planfile/format.h"
+
+// --- Devices --------------------------------------------------------------------------
+
+static uint32_t count_devices(const jpp_planfile_t* file) {
+  return file->contents.planned->ranks * file->contents.devices_per_rank;
+}
+
+static uint32_t find_device(const jpp_client_info_t* info, int32_t id) {
+  for (uint32_t i = 0; i < info->device_count; ++i) {
+    if (info->devices[i].id == id) return i;
+  }
+  return JPP_NONE;
+}
+
+jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
+                                   uint32_t* out_devices) {
+  const jpp_client_info_t* info = jpp_client_info(client);
+  uint32_t count = count_devices(file);
+  bool all = true;
+  if (info->device_count < count) {
+    return jpp_status_make(
+        JPP_DEVICES_ERROR,
+        "plan file %s: expected %u devices, %u ranks of %u, found %u on "
+        "platform %s",
+        file->path, count, file->contents.planned->ranks, file->contents.devices_per_rank,
+        info->device_count, info->platform_name);
+  }
+  for (uint32_t i = 0; i < count && all; ++i) {
+    out_devices[i] = find_device(info, file->contents.device_ids[i]);
+    all = out_devices[i] != JPP_NONE;
+  }
+  for (uint32_t i = 0; i < count && !all; ++i) out_devices[i] = i;
+  return NULL;
+}
+
+// --- Compiling ------------------------------------------------------------------------
+
+// A module on the devices of a rank; with one device a rank, a module for all ranks.
+typedef struct job {
+  uint32_t module, task;  // the first task that it is for
+  jpp_executable_t* executable;
+  jpp_status_t* status;
+} job_t;
+
+struct jpp_planfile_step {
+  const jpp_planfile_t* file;
+  jpp_client_t* client;
+  uint32_t* devices;    // [ranks * devices_per_rank]
+  uint32_t* task_jobs;  // [num_tasks] JPP_NONE for a task without ops
+  job_t* jobs;          // [num_tasks], of which the first num_jobs are used
+  uint32_t num_jobs;
+  atomic_uint next_job;  // for the threads that compile
+  atomic_bool failed;
+  jpp_task_executable_t* executables;  // [num_tasks]
+  jpp_array_t** constants;             // [num_constants]
+  jpp_runtime_t* runtime;
+};
+
+static const jpp_staged_t* staged_of(const jpp_planfile_step_t* step) {
+  return step->file->contents.planned->staged;
+}
+
+static bool is_portable(const jpp_planfile_step_t* step) {
+  return step->file->contents.devices_per_rank == 1;
+}
+
+// The job of each pair of module and rank, [num_modules][ranks], or of each module alone.
+static void find_jobs(jpp_planfile_step_t* step, uint32_t* job_of) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  for (uint32_t t = 0; t < staged_of(step)->num_tasks; ++t) {
+    uint32_t module = contents->task_modules[t];
+    step->task_jobs[t] = JPP_NONE;
+    if (module == JPP_NONE) continue;
+    size_t at = module;
+    if (!is_portable(step)) {
+      at = at * contents->planned->ranks + staged_of(step)->tasks[t].rank;
+    }
+    if (!job_of[at]) {
+      step->jobs[step->num_jobs] = (job_t){.module = module, .task = t};
+      job_of[at] = ++step->num_jobs;
+    }
+    step->task_jobs[t] = job_of[at] - 1;
+  }
+}
+
+static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  uint32_t tasks = staged_of(step)->num_tasks, *job_of = NULL;
+  uint32_t ranks = is_portable(step) ? 1 : contents->planned->ranks;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->task_jobs));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->jobs));
+  JPP_RETURN_IF_ERROR(
+      JPP_ALLOC_ARRAY(jpp_bytes_multiply(contents->num_modules, ranks), &job_of));
+  find_jobs(step, job_of);
+  jpp_free(job_of);
+  return NULL;
+}
+
+static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  const jpp_planfile_bytes_t* module = &contents->modules[job->module];
+  uint32_t per_rank = contents->devices_per_rank;
+  const jpp_task_t* task = &staged_of(step)->tasks[job->task];
+  jpp_compile_request_t request = {
+      .code = module->data,
+      .code_size = module->size,
+      .format = contents->format,
+      .options = contents->compile_options.data,
+      .options_size = contents->compile_options.size,
+      .devices = step->devices + (size_t)task->rank * per_rank,
+      .device_count = is_portable(step) ? 0 : per_rank};
+  return jpp_status_annotate(jpp_client_compile(step->client, &request, &job->executable),
+                             "rank %u, task %s", task->rank, task->name);
+}
+
+// A thread that compiles. After a failure nobody begins anything more.
+static void* compile_jobs(void* user) {
+  jpp_planfile_step_t* step = user;
+  while (!atomic_load(&step->failed)) {
+    uint32_t next = atomic_fetch_add(&step->next_job, 1);
+    if (next >= step->num_jobs) break;
+    job_t* job = &step->jobs[next];
+    job->status = compile_job(step, job);
+    if (job->status) atomic_store(&step->failed, true);
+  }
+  return NULL;
+}
+
+// The caller's thread is one of those that compile.
+static void compile_in_parallel(jpp_planfile_step_t* step) {
+  enum { kMostThreads = 63 };
+  pthread_t threads[kMostThreads];
+  long wanted = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+  if (wanted >= step->num_jobs) wanted = step->num_jobs - 1;
+  if (wanted > kMostThreads) wanted = kMostThreads;
+  int started = 0;
+  while (started < wanted &&
+         pthread_create(&threads[started], NULL, compile_jobs, step) == 0) {
+    ++started;
+  }
+  compile_jobs(step);
+  for (int i = 0; i < started; ++i) pthread_join(threads[i], NULL);
+}
+
+// The first failure; the others are dropped.
+static jpp_status_t* take_failure(jpp_planfile_step_t* step) {
+  jpp_status_t* first = NULL;
+  for (uint32_t i = 0; i < step->num_jobs; ++i) {
+    if (!first) {
+      first = step->jobs[i].status;
+    } else {
+      jpp_status_free(step->jobs[i].status);
+    }
+    step->jobs[i].status = NULL;
+  }
+  return first;
+}
+
+static jpp_status_t* compile_tasks(jpp_planfile_step_t* step) {
+  uint32_t tasks = staged_of(step)->num_tasks;
+  JPP_RETURN_IF_ERROR(make_jobs(step));
+  compile_in_parallel(step);
+  JPP_RETURN_IF_ERROR(take_failure(step));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->executables));
+  for (uint32_t t = 0; t < tasks; ++t) {
+    uint32_t job = step->task_jobs[t];
+    if (job == JPP_NONE) continue;
+    step->executables[t] = (jpp_task_executable_t){step->jobs[job].executable,
+                                                   .portable = is_portable(step)};
+  }
+  return NULL;
+}
+
+// --- Arguments ------------------------------------------------------------------------
+
+// An array in host memory and where its parts go.
+typedef struct upload {
+  const jpp_planfile_step_t* step;
+  jpp_host_array_t host;  // of the part on one device
+  const int64_t* starts;  // [devices_per_rank][ndim]; NULL: every device has all of it
+  const char* data;       // of the whole array
+} upload_t;
+
+static jpp_status_t* upload_rank(upload_t* upload, uint32_t rank,
+                                 jpp_buffer_t** out_buffers) {
+  const jpp_planfile_step_t* step = upload->step;
+  uint32_t per_rank = step->file->contents.devices_per_rank;
+  for (uint32_t d = 0; d < per_rank; ++d) {
+    int64_t offset = 0;
+    for (uint32_t i = 0; upload->starts && i < upload->host.rank; ++i) {
+      offset += upload->starts[(size_t)d * upload->host.rank + i] *
+                upload->host.byte_strides[i];
+    }
+    upload->host.data = upload->data + offset;
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_from_host(
+        step->client, &upload->host, step->devices[(size_t)rank * per_rank + d],
+        &out_buffers[d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* upload_ranks(upload_t* upload, const jpp_array_layout_t* layout,
+                                  jpp_array_t** out_array) {
+  uint32_t per_rank = layout->devices_per_rank;
+  size_t count = (size_t)layout->num_ranks * per_rank;
+  jpp_buffer_t** buffers = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(count, &buffers);
+  for (uint32_t i = 0; i < layout->num_ranks && !status; ++i) {
+    status = upload_rank(upload, layout->ranks[i], buffers + (size_t)i * per_rank);
+    if (!status) continue;
+    status = jpp_plan_explain_memory(upload->step->file->contents.planned->plan,
+                                     layout->ranks[i], status);
+    status = jpp_status_annotate(status, "rank %u", layout->ranks[i]);
+  }
+  if (!status) status = jpp_array_create(layout, buffers, out_array);
+  for (size_t i = 0; status && buffers && i < count; ++i) {
+    jpp_client_buffer_destroy(layout->client, buffers[i]);
+  }
+  jpp_free(buffers);
+  return status;
+}
+
+// Sorts out which ranks need the array. `strides` and `ranks` have room for all.
+static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
+                                  const void* data, int64_t* strides, uint32_t* ranks,
+                                  jpp_array_t** out_array) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  const jpp_graph_t* graph = contents->planned->graph;
+  const jpp_type_t* type = &graph->values[graph->args[arg].value].type;
+  const jpp_planfile_layout_t* box = contents->layouts ? &contents->layouts[arg] : NULL;
+  int64_t stride = jpp_dtype_bits(type->dtype) / 8;
+  for (uint32_t i = type->ndim; i-- > 0; stride *= type->dims[i]) strides[i] = stride;
+  upload_t upload = {.step = step,
+                     .host = {.dtype = type->dtype,
+                              .rank = type->ndim,
+                              .dims = box ? box->dims : type->dims,
+                              .byte_strides = strides},
+                     .starts = box ? box->starts : NULL,
+                     .data = data};
+  jpp_array_layout_t layout = {.client = step->client,
+                               .devices_per_rank = contents->devices_per_rank,
+                               .ranks = ranks};
+  for (uint32_t r = 0; r < contents->planned->ranks; ++r) {
+    if (jpp_rank_set_has(contents->planned->staged->args[arg].ranks, r)) {
+      ranks[layout.num_ranks++] = r;
+    }
+  }
+  return upload_ranks(&upload, &layout, out_array);
+}
+
+jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step, uint32_t arg,
+                                       const void* data, jpp_array_t** out_array) {
+  const jpp_planned_t* planned = step->file->contents.planned;
+  const jpp_graph_t* graph = planned->graph;
+  *out_array = NULL;
+  if (arg >= graph->num_args) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected the number of one of %u arguments, found %u",
+                           graph->num_args, arg);
+  }
+  const jpp_value_t* value = &graph->values[graph->args[arg].value];
+  if (value->type.ndim > JPP_BUFFER_MAX_RANK) {
+    return jpp_status_make(
+        JPP_UNSUPPORTED, "argument %s: expected at most %d dimensions, found %u",
+        value->name ? value->name : "?", JPP_BUFFER_MAX_RANK, value->type.ndim);
+  }
+  int64_t strides[JPP_BUFFER_MAX_RANK];
+  uint32_t* ranks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &ranks));
+  jpp_status_t* status = upload_array(step, arg, data, strides, ranks, out_array);
+  jpp_free(ranks);
+  return jpp_status_annotate(status, "argument %s", value->name ? value->name : "?");
+}
+
+// --- Results --------------------------------------------------------------------------
+
+// Copies a dense box to its place in a dense array, a row of the last dimension at a
+// time.
+static void copy_box(const jpp_type_t* type, const int64_t* dims, const int64_t* start,
+                     const char* from, char* to) {
+  int64_t at[JPP_BUFFER_MAX_RANK] = {0};
+  uint32_t last = type->ndim - 1;
+  int64_t element = jpp_dtype_bits(type->dtype) / 8, row = dims[last] * element;
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    if (!dims[i]) return;
+  }
+  while (true) {
+    int64_t offset = 0;
+    for (uint32_t i = 0; i <= last; ++i) {
+      offset = offset * type->dims[i] + start[i] + at[i];
+    }
+    memcpy(to + offset * element, from, (size_t)row);
+    from += row;
+    uint32_t next = last;
+    while (next-- > 0 && ++at[next] == dims[next]) at[next] = 0;
+    if (next == UINT32_MAX) return;
+  }
+}
+
+static jpp_status_t* read_boxes(const jpp_planfile_step_t* step, const jpp_type_t* type,
+                                const jpp_planfile_layout_t* layout, jpp_array_t* array,
+                                char* data) {
+  jpp_type_t box_type = *type;
+  box_type.dims = layout->dims;
+  uint64_t bytes = jpp_planfile_host_bytes(&box_type);
+  uint32_t rank = jpp_array_layout(array).ranks[0];
+  char* box = NULL;
+  jpp_status_t* status = jpp_alloc(bytes, (void**)&box);
+  for (uint32_t d = 0; d < step->file->contents.devices_per_rank && !status; ++d) {
+    status = jpp_array_read(array, rank, d, box, bytes, NULL);
+    if (status) break;
+    copy_box(type, layout->dims, layout->starts + (size_t)d * type->ndim, box, data);
+  }
+  jpp_free(box);
+  return status;
+}
+
+jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t output,
+                                     jpp_array_t* array, void* data) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  const jpp_graph_t* graph = contents->planned->graph;
+  if (output >= graph->num_outputs) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected the number of one of %u results, found %u",
+                           graph->num_outputs, output);
+  }
+  const jpp_type_t* type = &graph->values[graph->outputs[output].value].type;
+  if (contents->layouts && type->ndim && type->ndim <= JPP_BUFFER_MAX_RANK) {
+    const jpp_planfile_layout_t* layout = &contents->layouts[graph->num_args + output];
+    return read_boxes(step, type, layout, array, data);
+  }
+  return jpp_array_read(array, jpp_array_layout(array).ranks[0], 0, data,
+                        jpp_planfile_host_bytes(type), NULL);
+}
+
+// --- Constants ------------------------------------------------------------------------
+
+static uint32_t count_args(const jpp_planfile_step_t* step) {
+  return step->file->contents.planned->graph->num_args -
+         step->file->contents.num_constants;
+}
+
+static jpp_status_t* upload_constants(jpp_planfile_step_t* step) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
+  for (uint32_t c = 0; c < contents->num_constants; ++c) {
+    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
+        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
+  }
+  return NULL;
+}
+
+// --- Create and destroy ---------------------------------------------------------------
+
+static jpp_status_t* check_platform(const jpp_planfile_t* file,
+                                    const jpp_client_t* client) {
+  const char* found = jpp_client_info(client)->platform_name;
+  if (!strcmp(file->contents.platform, found)) return NULL;
+  return jpp_status_make(
+      JPP_UNSUPPORTED,
+      "plan file %s: its tasks are lowered for platform %s; expected a "
+      "plugin of that one, found %s",
+      file->path, file->contents.platform, found);
+}
+
+static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devices) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  JPP_RETURN_IF_ERROR(check_platform(step->file, step->client));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count_devices(step->file), &step->devices));
+  memcpy(step->devices, devices, count_devices(step->file) * sizeof(*devices));
+  JPP_RETURN_IF_ERROR(compile_tasks(step));
+  JPP_RETURN_IF_ERROR(upload_constants(step));
+  jpp_runtime_options_t options = {.struct_size = sizeof(options),
+                                   .client = step->client,
+                                   .plan = contents->planned->plan,
+                                   .devices_per_rank = contents->devices_per_rank,
+                                   .devices = step->devices,
+                                   .executables = step->executables,
+                                   .steps_in_flight = contents->steps_in_flight};
+  return jpp_runtime_create(&options, &step->runtime);
+}
+
+jpp_status_t* jpp_planfile_step_create(const jpp_planfile_t* file, jpp_client_t* client,
+                                       const uint32_t* devices,
+                                       jpp_planfile_step_t** out_step) {
+  jpp_planfile_step_t* step = NULL;
+  *out_step = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &step));
+  step->file = file;
+  step->client = client;
+  jpp_status_t* status = create_step(step, devices);
+  if (status) {
+    jpp_planfile_step_destroy(step);
+    return status;
+  }
+  *out_step = step;
+  return NULL;
+}
+
+void jpp_planfile_step_destroy(jpp_planfile_step_t* step) {
+  if (!step) return;
+  jpp_runtime_destroy(step->runtime);
+  for (uint32_t c = 0; step->constants && c < step->file->contents.num_constants; ++c) {
+    jpp_array_release(step->constants[c]);
+  }
+  for (uint32_t i = 0; i < step->num_jobs; ++i) {
+    jpp_client_executable_destroy(step->client, step->jobs[i].executable);
+  }
+  jpp_free(step->constants);
+  jpp_free(step->executables);
+  jpp_free(step->jobs);
+  jpp_free(step->task_jobs);
+  jpp_free(step->devices);
+  jpp_free(step);
+}
+
+jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step) {
+  return step->runtime;
+}
+
+// --- Calls ----------------------------------------------------------------------------
+
+jpp_status_t* jpp_planfile_step_call(jpp_planfile_step_t* step, const jpp_call_t* call) {
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  uint32_t args = count_args(step);
+  jpp_array_t** all = NULL;
+  for (uint32_t o = 0; o < contents->planned->graph->num_outputs; ++o) {
+    call->results[o] = NULL;
+  }
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->planned->graph->num_args, &all));
+  for (uint32_t a = 0; a < args; ++a) all[a] = call->args[a];
+  for (uint32_t c = 0; c < contents->num_constants; ++c) {
+    all[args + c] = step->constants[c];
+  }
+  jpp_call_t whole = *call;
+  whole.args = all;
+  jpp_status_t* status = jpp_runtime_call(step->runtime, &whole);
+  jpp_free(all);
+  return status;
+}

@@ -1,0 +1,155 @@
+"""Plan files: what can not be saved, and what can not be loaded."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxpp.api as jaxpp
+import mistakes as m
+from cases import JIT, TWO, case, mesh
+
+# --- Saving -----------------------------------------------------------------------------
+
+
+def compiled(loss: Any = m.loss) -> Any:
+    return JIT(m.training_step(TWO, loss), mesh()).compile(m.params(), m.batch())
+
+
+def save_state_of_local_class() -> None:
+    State = collections.namedtuple("State", ["ws"])
+
+    def step(state: Any, xs: jax.Array) -> Any:
+        return m.training_step(TWO)(state.ws, xs)
+
+    JIT(step, mesh()).compile(State(m.params()), m.batch()).save("/nowhere/plan")
+
+
+case(
+    "A step that prints, saved",
+    "unsupported",
+    lambda: compiled(m.loss_that_prints).save("/nowhere/plan"),
+    "calls back into Python",
+    "remove the callback",
+)
+case(
+    "A step whose state is of a class that can not be imported, saved",
+    "unsupported",
+    save_state_of_local_class,
+    "the structure of the arguments can not be written to a plan file",
+    "define the class at the top of a module",
+)
+case(
+    "A plan saved to a folder that is not there",
+    "invalid-argument",
+    lambda: compiled().save("/nowhere/plan"),
+    "plan file /nowhere/plan: cannot be written: No such file or directory",
+)
+
+# --- Loading ----------------------------------------------------------------------------
+
+
+def loaded(change: Callable[[bytearray], Any] = lambda _: None, mpmd_mesh: Any = None) -> Any:
+    """A saved step, after a change of the file's bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "plan"
+        compiled().save(path)
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(data)
+        try:
+            return jaxpp.load(path, mpmd_mesh)
+        except jaxpp.JaxppError as error:
+            raise with_text(error, str(path), "step.plan") from None
+
+
+def with_text(error: jaxpp.JaxppError, old: str, new: str) -> jaxpp.JaxppError:
+    changed = jaxpp.JaxppError(str(error).replace(old, new))
+    changed.code = error.code
+    return changed
+
+
+def calling(call: Callable[[Any], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        step = loaded()
+        try:
+            call(step)
+        except jaxpp.JaxppError as error:
+            raise with_text(error, step.path, "step.plan") from None
+
+    return run
+
+
+def newer(data: bytearray) -> None:
+    data[16] = 2
+    data[20:48] = b"jaxpp 99.0".ljust(28, b"\0")
+
+
+case(
+    "A plan file that is not there",
+    "invalid-argument",
+    lambda: jaxpp.load("/nowhere/plan"),
+    "plan file /nowhere/plan: cannot be read: No such file or directory",
+)
+case(
+    "A file that is no plan",
+    "parse",
+    lambda: loaded(lambda data: data.__setitem__(slice(0, 5), b"graph")),
+    'expected a file that begins with "jaxpp plan file"',
+)
+case(
+    "A plan file that was cut off",
+    "parse",
+    lambda: loaded(lambda data: data.__delitem__(slice(40, None))),
+    "damaged or cut off: expected at least 72 bytes, found 40",
+)
+case(
+    "A plan file of a newer form",
+    "unsupported",
+    lambda: loaded(newer),
+    "its form 2 was written by jaxpp 99.0; expected at most 1",
+)
+case(
+    "A loaded step called with other shapes",
+    "invalid-argument",
+    calling(lambda step: step(m.params(), m.batch(4))),
+    "argument xs of the step in step.plan: expected float32[3, 2, 4]",
+    "found float32[4, 2, 4]",
+)
+case(
+    "A loaded step called with other arguments",
+    "invalid-argument",
+    calling(lambda step: step(m.params(3), m.batch())),
+    "expected arguments as it was saved with",
+)
+case(
+    "A loaded step called with what is no array",
+    "invalid-argument",
+    calling(lambda step: step(m.params(), "text")),
+    "argument xs of the step in step.plan: expected an array or a number, found 'text'",
+)
+case(
+    "A loaded step in a function that JAX traces",
+    "unsupported",
+    calling(lambda step: jax.jit(lambda xs: step(m.params(), xs))(m.batch())),
+    "a loaded step is not traced",
+)
+case(
+    "A plan loaded on another mesh",
+    "mesh",
+    lambda: loaded(mpmd_mesh=mesh(4)),
+    "expected a mesh of {'stage': 2} with the ranks along 'stage'",
+    "found {'stage': 4}",
+)
+case(
+    "A plan loaded on what is no mesh",
+    "mesh",
+    lambda: loaded(mpmd_mesh=np.zeros(2)),
+    "load: mpmd_mesh=array([0., 0.]); expected an MpmdMesh",
+)
