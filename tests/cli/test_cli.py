@@ -52,7 +52,7 @@ class CommandTest(unittest.TestCase):
         self.assertIn(message, done.stderr)
 
     def test_help_names_every_command_and_flag(self) -> None:
-        for command in ["plan", "schedule list", "schedule show", "verify"]:
+        for command in ["plan", "run", "schedule list", "schedule show", "verify"]:
             self.assertIn(f"jaxpp {command}", run("--help").stdout)
             done = run(*command.split(), "--help")
             self.assertEqual(done.returncode, 0)
@@ -60,6 +60,13 @@ class CommandTest(unittest.TestCase):
         for flag in ["--after", "--json", "--schedule", "--ranks", "--stages"]:
             self.assertIn(flag, run("plan", "--help").stdout)
         self.assertRegex(run("--version").stdout, r"^jaxpp \d+\.\d+\.\d+\n$")
+
+    def test_what_is_no_plan_file_is_not_run(self) -> None:
+        self.assert_refused(2, "plan file /nowhere: cannot be read: No such", "run", "/nowhere")
+        text = "expected a file that begins with"
+        self.assert_refused(2, text, "run", graph("mlp4"))
+        self.assert_refused(2, "it is no regular file", "run", "/dev/null")
+        self.assert_refused(2, "--steps: expected a whole number", "run", "x", "--steps=0")
 
     def test_summary(self) -> None:
         done = run("plan", graph("mlp4"))

@@ -325,7 +325,6 @@ def _trace_front(
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
     out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
-    whole: list[list[Bounds | None]] = [[None] * len(names), [None] * len(out_names)]
     front = _Front(
         name,
         mesh,
@@ -336,7 +335,8 @@ def _trace_front(
         out_names,
         in_specs,
         out_specs,
-        *whole,
+        argument_bounds=[None] * len(names),
+        result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
     )
     return _part_front(front)

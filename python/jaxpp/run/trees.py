@@ -92,9 +92,9 @@ def decode_value(json: Any) -> Any:
     if kind == "dict":
         return {decode_value(k): decode_value(v) for k, v in data}
     parts = [decode_value(part) for part in data]
-    return {"tuple": tuple, "list": list, "spec": lambda parts: PartitionSpec(*parts)}[kind](
-        parts
-    )
+    if kind == "spec":
+        return PartitionSpec(*parts)
+    return tuple(parts) if kind == "tuple" else parts
 
 
 # --- Trees ------------------------------------------------------------------------------
