@@ -407,7 +407,7 @@ def coordination_address() -> str:
 
 
 # JAX 0.10.2: clusters.ClusterEnv, whose subclasses jax.distributed.initialize() asks.
-class _Launched(clusters.ClusterEnv):
+class _Launched(clusters.ClusterEnv):  # type: ignore[misc]
     """A process that `jaxpp launch` has started, with JAX_COORDINATOR_ADDRESS set."""
 
     name = "jaxpp"

@@ -178,7 +178,7 @@ class CompiledStep:
             devices.per_rank == 1,
             self._in_flight,
             _core.option("JPP_BENCHMARK") is not None,
-            devices.processes and devices.processes.rank_process,
+            devices.processes.rank_process if devices.processes else None,
             self._network(options),
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
