@@ -373,6 +373,11 @@ def coordination() -> Any:
     return client
 
 
+def coordination_process() -> int:
+    """This process' number there, which jax.process_index() asks the devices for."""
+    return int(distributed.global_state.process_id)
+
+
 def coordination_address() -> str:
     """HOST:PORT of that service."""
     return str(distributed.global_state.coordinator_address)

@@ -170,7 +170,16 @@ class Step:
 
     def runtime(self, executables: list[Any]) -> _core.Runtime:
         return _core.Runtime(
-            self.client, self.plan, 1, self.flat_devices, executables, True, 0, False, None, None
+            self.client,
+            self.plan,
+            1,
+            self.flat_devices,
+            executables,
+            True,
+            0,
+            False,
+            None,
+            None,
         )
 
     def values(self) -> list[_core.Value]:

@@ -168,12 +168,18 @@ class CompiledStep:
     def _network(self, options: Options) -> _core.Network | None:
         if self._devices.processes is None:
             return None
-        plan = self._traced.plan.text()
+        traced = self._traced
+        schedules = [schedule.text() for schedule in traced.schedules]
+        arguments = zip(traced.arg_names, traced.in_avals, strict=True)
         what = {
-            "the version of JAX": jax.__version__,
-            "the argument shapes": str([str(aval) for aval in self._traced.in_avals]),
-            "the schedule": str([s.text() for s in self._traced.schedules])[:200],
-            "the plan": hashlib.sha256(plan.encode()).hexdigest()[:16],
+            "version of JAX": jax.__version__,
+            "number of arguments": str(len(traced.in_avals)),
+            **{f"argument {name}": str(aval) for name, aval in arguments},
+            "schedule": "; ".join(
+                text.partition("\n")[0].removeprefix("schedule ") for text in schedules
+            ),
+            "digest of the schedule's task lists": _digest("".join(schedules)),
+            "digest of the plan": _digest(traced.plan.text()),
             "steps_in_flight": str(options.steps_in_flight),
         }
         driver = _core.option("JPP_TRANSPORT") or "ucx"
@@ -373,6 +379,10 @@ class ProgramText:
         return self._plan.program_text()
 
     __repr__ = __str__
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _dump(traced: Traced, compiler: _Compiler) -> None:
