@@ -63,9 +63,11 @@ class Placement:
         return [indices[d] for d in lowering.devices.flat]
 
     def put(self, array: Any) -> _core.Value:
-        """Uploads a host or JAX array to the ranks."""
-        host = _to_host(array, self.dtype_name)
-        shards = [host[index] if index else host for index in self._slices]
+        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
+        shards: list[np.ndarray] = []
+        if self.local_ranks:
+            host = _to_host(array, self.dtype_name)
+            shards = [host[index] if index else host for index in self._slices]
         return _core.Value.put(
             self.devices.client,
             self.local_ranks,

@@ -198,6 +198,13 @@ def late_step() -> None:
     step(weights, xs)
 
 
+def moved_argument() -> None:
+    """A result of one rank as the argument that another rank takes."""
+    step, weights, xs = two_stages()
+    (first, second), _ = step(weights, xs)
+    step([second, first], xs)
+
+
 def spread_rank() -> None:
     step, weights, xs = two_stages()
     step(weights, xs)
@@ -227,6 +234,7 @@ JOBS: dict[str, Callable[[], None]] = {
             missing_step,
             late_step,
             spread_rank,
+            moved_argument,
             no_copy,
         )
     },

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
-from jaxpp.errors import JaxppError, make_error, warn
+from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Traced
@@ -229,8 +229,18 @@ class CompiledStep:
             if type(leaf) is MpmdArray:
                 fate = leaf._value.fate
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
-        host = leaf._read() if type(leaf) is MpmdArray else leaf
+        host = self._host_of(leaf, placement, name) if type(leaf) is MpmdArray else leaf
         return self._moved(lambda: placement.put(host), placement, name)
+
+    @staticmethod
+    def _host_of(leaf: MpmdArray, wanted: Placement | PartedPlacement, name: str) -> Any:
+        """The array in host memory; None where nothing of it is wanted in this process."""
+        if not wanted.local_ranks:
+            return None
+        try:
+            return leaf._read()
+        except JaxppError as error:
+            raise annotate(error, name) from None
 
     def _moved(
         self, move: Callable[[], _core.Value], placement: Placement, name: str
