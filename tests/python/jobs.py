@@ -36,18 +36,22 @@ def say(*words: Any) -> None:
 # --- Training -----------------------------------------------------------------------------
 
 
-def has_copy(array: Any) -> bool:
-    """Whether this process has one."""
+def local_ranks(array: Any) -> list[int]:
+    """The ranks of this process that have it."""
     mesh, me = array.sharding.mpmd_mesh, jax.process_index()
-    return any(mesh.devices_of(rank)[0].process_index == me for rank in array.mpmd_idxs)
+    return [r for r in array.mpmd_idxs if mesh.devices_of(r)[0].process_index == me]
 
 
 def described(name: str, tree: Any) -> Iterator[str]:
-    """A line with the exact bytes, hashed, of each array that this process has."""
+    """A line with the exact bytes, hashed, of each copy that this process has."""
     for path, array in jax.tree_util.tree_leaves_with_path(tree):
-        if has_copy(array):
-            digest = hashlib.sha256(np.asarray(array).tobytes()).hexdigest()[:16]
-            yield f"{name}{jax.tree_util.keystr(path)} {digest}"
+        ranks = local_ranks(array)
+        if not ranks:
+            continue
+        copies = array.to_mpmd_local_array
+        for rank, copy in zip(ranks, copies if len(ranks) > 1 else [copies], strict=True):
+            digest = hashlib.sha256(np.asarray(copy).tobytes()).hexdigest()[:16]
+            yield f"{name}{jax.tree_util.keystr(path)} rank {rank} {digest}"
 
 
 def tied_mlp(stages: int) -> Any:
@@ -59,8 +63,26 @@ def tied_mlp(stages: int) -> Any:
     return problem
 
 
+def stacked_mlp(stages: int) -> Any:
+    """An MLP whose layers are rows of one leaf: each rank has its own."""
+    problem = models.mlp([1] * stages, MICROBATCHES)
+    of_mlp = problem.loss
+
+    def loss(params: Any, *rest: Any) -> Any:
+        rows = zip(params["w"], params["b"], strict=True)
+        return of_mlp([{"w": w, "b": b} for w, b in rows], *rest)
+
+    problem.loss = loss
+    problem.params = jax.tree.map(lambda *ws: np.stack(ws), *problem.params)
+    return problem
+
+
 def problems(stages: int) -> dict[str, Any]:
-    made = {"mlp": models.mlp([1] * stages, MICROBATCHES), "tied": tied_mlp(stages)}
+    made = {
+        "mlp": models.mlp([1] * stages, MICROBATCHES),
+        "tied": tied_mlp(stages),
+        "stacked": stacked_mlp(stages),
+    }
     for problem in made.values():
         problem.optimizer = optax.sgd(0.1)
     made["clipped"] = models.mlp([1] * stages, MICROBATCHES)
@@ -83,7 +105,7 @@ def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
     params, state = problem.params, problem.optimizer.init(problem.params)
     for i in range(steps):
         params, state, loss, _ = step(params, state, problem.batch)
-        if has_copy(loss):
+        if local_ranks(loss):
             yield f"{name} loss {i} {float(loss).hex()}"
     yield from described(f"{name} params", params)
     yield from described(f"{name} state", state)

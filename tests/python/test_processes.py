@@ -101,8 +101,8 @@ def test_trains_as_one_process_does(
     mesh = mesh_of(ranks, {} if width == 1 else {"model": width})
     expected = {line for name in jobs.problems(ranks) for line in jobs.train(name, mesh)}
     assert {line for of_process in lines.values() for line in of_process} == expected
-    holders = [p for p in lines if any("tied params[0]['w']" in line for line in lines[p])]
-    assert sorted(holders) == [0, processes - 1]
+    for rank, process in (0, 0), (ranks - 1, processes - 1):
+        assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
 
 
 # --- Failures ---------------------------------------------------------------------------
@@ -186,6 +186,16 @@ def test_a_rank_in_two_processes(launch: Launch) -> None:
         assert (
             "rank 0: expected its devices in one process, found them in processes [0, 1]"
             in (error_of(lines[process]))
+        )
+
+
+def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "moved_argument")
+    assert result == 1
+    for process in range(2):
+        assert error_of(lines[process]).startswith(
+            f"argument weights[{process}]: expected an array on rank {process} or another of "
+            "this process"
         )
 
 

@@ -260,11 +260,17 @@ class CompiledStep:
             return leaf._value.values
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
-        host = leaf._read() if type(leaf) is MpmdArray else np.asarray(leaf)
-        return [
-            self._upload(part, host[rows], f"argument {self._traced.arg_names[first + k]}")
-            for k, (part, rows) in enumerate(zip(whole.parts, whole.rows(), strict=True))
-        ]
+        names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
+        if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
+            leaves = map(MpmdArray, leaf._placement.parts, leaf._value.values)
+        else:
+            host = (
+                self._host_of(leaf, whole, names[0])
+                if type(leaf) is MpmdArray
+                else np.asarray(leaf)
+            )
+            leaves = (host[rows] for rows in whole.rows())
+        return list(map(self._upload, whole.parts, leaves, names))
 
     def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
         if not self._by_parts:
