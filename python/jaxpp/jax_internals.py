@@ -11,7 +11,6 @@ import contextlib
 import contextvars
 import functools
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -385,17 +384,13 @@ def coordination_address() -> str:
 
 # JAX 0.10.2: clusters.ClusterEnv, whose subclasses jax.distributed.initialize() asks.
 class _Launched(clusters.ClusterEnv):
-    """A process that `jaxpp launch` has started, with JAX_COORDINATOR_ADDRESS set."""
+    """A process of `jaxpp launch`; JAX itself reads the JAX_COORDINATOR_ADDRESS set there."""
 
     name = "jaxpp"
 
     @classmethod
     def is_env_present(cls) -> bool:
         return _core.option("JPP_PROCESS_ID") is not None
-
-    @classmethod
-    def get_coordinator_address(cls, timeout_secs: int | None, *port: Any) -> str:
-        return os.environ["JAX_COORDINATOR_ADDRESS"]
 
     @classmethod
     def get_process_count(cls) -> int:
