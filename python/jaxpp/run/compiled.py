@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -261,15 +261,17 @@ class CompiledStep:
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
         names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
+        leaves: Iterable[Any]
         if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
+            assert isinstance(leaf._placement, PartedPlacement)
+            assert isinstance(leaf._value, PartedValue)
             leaves = map(MpmdArray, leaf._placement.parts, leaf._value.values)
+        elif type(leaf) is MpmdArray:
+            host = self._host_of(leaf, whole, names[0])
+            leaves = [None if host is None else host[rows] for rows in whole.rows()]
         else:
-            host = (
-                self._host_of(leaf, whole, names[0])
-                if type(leaf) is MpmdArray
-                else np.asarray(leaf)
-            )
-            leaves = (host[rows] for rows in whole.rows())
+            host = np.asarray(leaf)
+            leaves = [host[rows] for rows in whole.rows()]
         return list(map(self._upload, whole.parts, leaves, names))
 
     def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
