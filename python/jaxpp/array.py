@@ -71,9 +71,11 @@ class Placement:
         return [indices[d] for d in lowering.devices.flat]
 
     def put(self, array: Any) -> _core.Value:
-        """Uploads a host or JAX array to the ranks."""
-        host = to_host(array, self.dtype_name)
-        shards = [host[index] if index else host for index in self.slices]
+        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
+        shards: list[np.ndarray] = []
+        if self.local_ranks:
+            host = to_host(array, self.dtype_name)
+            shards = [host[index] if index else host for index in self.slices]
         return _core.Value.put(
             self.devices.client,
             self.local_ranks,
@@ -155,19 +157,34 @@ class PartedPlacement:
         ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
         return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
 
+    def is_cut_like(self, other: Any) -> bool:
+        """Whether an array placed as `other` says has the same parts."""
+        return isinstance(other, PartedPlacement) and (
+            [part.aval.shape for part in self.parts]
+            == [part.aval.shape for part in other.parts]
+        )
+
     def lies_like(self, other: Any) -> bool:
         """Whether an array placed as `other` says need not move to lie so."""
-        if not isinstance(other, PartedPlacement) or other.devices is not self.devices:
-            return False
-        pairs = zip(self.parts, other.parts, strict=False)
-        return len(self.parts) == len(other.parts) and all(
-            a.aval.shape == b.aval.shape and (a.devices.per_rank == 1 or a.spec == b.spec)
-            for a, b in pairs
+        return (
+            self.is_cut_like(other)
+            and other.devices is self.devices
+            and all(
+                a.devices.per_rank == 1 or a.spec == b.spec
+                for a, b in zip(self.parts, other.parts, strict=True)
+            )
         )
 
     def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, each part from its first rank."""
         assert isinstance(value, PartedValue)
+        if not all(part.local_ranks for part in self.parts):
+            raise make_error(
+                "mesh",
+                f"an MpmdArray of the ranks {list(self.ranks)} is looked at in process "
+                f"{jax.process_index()}, which has the rows of the ranks "
+                f"{list(self.local_ranks)} only; to_mpmd_local_array has those",
+            )
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
 

@@ -401,6 +401,11 @@ def coordination() -> Any:
     return client
 
 
+def coordination_process() -> int:
+    """This process' number there, which jax.process_index() asks the devices for."""
+    return int(distributed.global_state.process_id)
+
+
 def coordination_address() -> str:
     """HOST:PORT of that service."""
     return str(distributed.global_state.coordinator_address)
@@ -408,17 +413,13 @@ def coordination_address() -> str:
 
 # JAX 0.10.2: clusters.ClusterEnv, whose subclasses jax.distributed.initialize() asks.
 class _Launched(clusters.ClusterEnv):  # type: ignore[misc]
-    """A process that `jaxpp launch` has started, with JAX_COORDINATOR_ADDRESS set."""
+    """A process of `jaxpp launch`; JAX itself reads the JAX_COORDINATOR_ADDRESS set there."""
 
     name = "jaxpp"
 
     @classmethod
     def is_env_present(cls) -> bool:
         return _core.option("JPP_PROCESS_ID") is not None
-
-    @classmethod
-    def get_coordinator_address(cls, timeout_secs: int | None, *port: Any) -> str:
-        return _core.option("JAX_COORDINATOR_ADDRESS") or ""
 
     @classmethod
     def get_process_count(cls) -> int:

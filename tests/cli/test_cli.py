@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -37,6 +38,15 @@ def run(
 def graph(name: str) -> str:
     """The path of a graph file."""
     return str(GRAPHS / f"{name}.jpp")
+
+
+def is_running(pid: str) -> bool:
+    """Whether there is such a process, and not only its exit status."""
+    try:
+        state = pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 class CommandTest(unittest.TestCase):
@@ -528,6 +538,118 @@ class CommandTest(unittest.TestCase):
             named = re.findall(r"environ[^\n]*?\"(JPP_\w+)\"|getenv\(\"(JPP_\w+)\"", text)
             unknown = {name for pair in named for name in pair if name} - known
             self.assertFalse(unknown, f"{file.relative_to(ROOT)}")
+
+    def test_launch_numbers_processes_and_their_lines(self) -> None:
+        script = (
+            'echo "$JPP_PROCESS_ID of $JPP_NUM_PROCESSES, start $JPP_RESTART"; '
+            'echo "$JAX_COORDINATOR_ADDRESS" >&2; printf "no end"'
+        )
+        done = run("launch", "-n", "3", "--", "sh", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        expected = [f"[{i}] {i} of 3, start 0" for i in range(3)]
+        expected += [f"[{i}] no end" for i in range(3)]
+        self.assertEqual(sorted(done.stdout.splitlines()), sorted(expected))
+        lines = [
+            re.fullmatch(r"\[(\d)\] (127\.0\.0\.1:\d+)", x) for x in done.stderr.split("\n")
+        ]
+        found = [line for line in lines if line]
+        self.assertEqual(sorted(line[1] for line in found), ["0", "1", "2"])
+        self.assertEqual(len({line[2] for line in found}), 1)
+        self.assertEqual(run("launch", "--", "sh", "-c", "echo one").stdout, "[0] one\n")
+
+    def test_launch_passes_long_lines_and_any_bytes(self) -> None:
+        script = "printf '\\377\\n'; head -c 20000 /dev/zero | tr '\\0' x; echo"
+        done = subprocess.run(
+            [COMMAND, "launch", "--", "sh", "-c", script], capture_output=True, check=True
+        )
+        first, *long = done.stdout.splitlines()
+        self.assertEqual(first, b"[0] \xff")
+        self.assertTrue(all(line.startswith(b"[0] ") for line in long))
+        self.assertEqual(b"".join(line[4:] for line in long), b"x" * 20000)
+
+    def test_launch_ends_all_when_one_fails(self) -> None:
+        wait = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+        ready = 'while [ ! -e "$1/up" ]; do sleep 0.05; done'
+        begin = (
+            f'if [ $JPP_PROCESS_ID = 0 ]; then touch "$1/up"; {wait}; fi; {ready}; sleep 0.3; '
+        )
+        for end, result, says in [
+            ("exit 3", 3, "failed with exit status 3"),
+            ("kill -9 $$", 137, "was ended by signal 9 (Killed)"),
+        ]:
+            with tempfile.TemporaryDirectory() as folder:
+                done = run("launch", "-n", "2", "--", "sh", "-c", begin + end, "sh", folder)
+            self.assertEqual(done.returncode, result, done.stderr)
+            self.assertEqual(done.stdout, "[0] up\n[0] told\n")
+            message = (
+                rf"^jaxpp launch: process 1 \(pid \d+\) {re.escape(says)}; ending the others"
+            )
+            self.assertEqual(
+                len(re.findall(message, done.stderr, re.MULTILINE)), 1, done.stderr
+            )
+
+    def test_launch_leaves_nothing_behind(self) -> None:
+        """Neither what ignores SIGTERM nor what a process has started."""
+        script = (
+            "trap '' TERM; sleep 1000 >&- 2>&- & echo $! $$; "
+            'if [ $JPP_PROCESS_ID = 0 ]; then touch "$1/up"; wait; fi; '
+            'while [ ! -e "$1/up" ]; do sleep 0.05; done; exit 5'
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            done = run("launch", "-n", "2", "--", "sh", "-c", script, "sh", folder)
+        self.assertEqual(done.returncode, 5, done.stderr)
+        pids = [pid for line in done.stdout.splitlines() for pid in line.split()[1:]]
+        self.assertEqual(len(pids), 4, done.stdout)
+        for pid in pids:
+            self.assertFalse(is_running(pid), pid)
+
+    def test_launch_passes_signals(self) -> None:
+        script = "trap 'echo INT; exit 1' INT; trap 'echo TERM; exit 1' TERM; echo $$; "
+        script += "while :; do sleep 0.1; done"
+        for number in [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]:
+            launcher = subprocess.Popen(
+                [COMMAND, "launch", "-n", "2", "--restarts=1", "--", "sh", "-c", script],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert launcher.stdout is not None
+            pids = [launcher.stdout.readline().split()[1] for _ in range(2)]
+            launcher.send_signal(number)
+            output, errors = launcher.communicate()
+            self.assertNotIn("jaxpp", errors)
+            if number == signal.SIGKILL:
+                self.assertEqual((launcher.returncode, output), (-number, ""))
+            else:
+                name = number.name.removeprefix("SIG")
+                self.assertEqual(launcher.returncode, 128 + number)
+                self.assertEqual(sorted(output.splitlines()), [f"[{i}] {name}" for i in (0, 1)])
+            deadline = time.monotonic() + 60  # the kernel ends them after the launcher
+            while any(map(is_running, pids)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertFalse(any(map(is_running, pids)), pids)
+
+    def test_launch_restarts(self) -> None:
+        script = "echo start $JPP_RESTART; [ $JPP_RESTART = 2 ]"
+        done = run("launch", "--restarts", "2", "--", "sh", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, "[0] start 0\n[0] start 1\n[0] start 2\n")
+        self.assertEqual(re.findall(r"again \((.*)\)", done.stderr), ["1 of 2", "2 of 2"])
+        self.assertEqual(
+            run("launch", "--restarts", "1", "--", "sh", "-c", script).returncode, 1
+        )
+
+    def test_launch_refuses(self) -> None:
+        self.assert_refused(2, "expected -- COMMAND", "launch")
+        self.assert_refused(2, "expected -- COMMAND", "launch", "-n", "2", "--")
+        self.assert_refused(2, "'true'", "launch", "true")
+        self.assert_refused(2, "found 'x'", "launch", "-n", "x", "--", "true")
+        self.assert_refused(2, "at most 4096, found 4097", "launch", "-n", "4097", "--", "true")
+        self.assert_refused(2, "--restarts", "launch", "--restarts", "--", "true")
+        self.assert_refused(2, "no flag '--ranks=2'", "launch", "--ranks=2", "--", "true")
+        done = run("launch", "-n", "1", "--", "/no/such/command")
+        self.assertEqual(done.returncode, 127)
+        self.assertIn("[0] /no/such/command: No such file or directory\n", done.stderr)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Planned:
     result_bounds: list[Bounds | None]
     consts: list[Any]  # the plan's last arguments, which the caller does not pass
     statics: list[Static]
-    schedule_text: str  # the beginning of the schedules' texts, which processes compare
+    schedule_text: str  # each schedule's name and sizes, which processes compare
 
     @property
     def text(self) -> str:
@@ -257,7 +257,10 @@ class _Front:
             result_bounds=self.result_bounds,
             consts=graph.consts,
             statics=self.statics,
-            schedule_text=str([schedule.text() for schedule in schedules])[:200],
+            schedule_text="; ".join(
+                schedule.text().partition("\n")[0].removeprefix("schedule ")
+                for schedule in schedules
+            ),
             graph=graph,
             schedules=schedules,
             proof=plan.proof(),

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
-from jaxpp.errors import JaxppError, make_error, warn
+from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
@@ -198,12 +198,14 @@ class CompiledStep:
     def _network(self, options: Options) -> _core.Network | None:
         if self._devices.processes is None:
             return None
-        plan = self._traced.plan.text()
+        traced = self._traced
+        arguments = zip(traced.arg_names, traced.in_avals, strict=True)
         what = {
-            "the version of JAX": jax.__version__,
-            "the argument shapes": str([str(aval) for aval in self._traced.in_avals]),
-            "the schedule": self._traced.schedule_text,
-            "the plan": hashlib.sha256(plan.encode()).hexdigest()[:16],
+            "version of JAX": jax.__version__,
+            "number of arguments": str(len(traced.in_avals)),
+            **{f"argument {name}": str(aval) for name, aval in arguments},
+            "schedule": traced.schedule_text,
+            "digest of the plan": _digest(traced.plan.text()),
             "steps_in_flight": str(options.steps_in_flight),
         }
         driver = _core.option("JPP_TRANSPORT") or "ucx"
@@ -253,8 +255,18 @@ class CompiledStep:
             if type(leaf) is MpmdArray:
                 fate = leaf._value.fate
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
-        host = leaf._read() if type(leaf) is MpmdArray else leaf
+        host = self._host_of(leaf, placement, name) if type(leaf) is MpmdArray else leaf
         return self._moved(lambda: placement.put(host), placement, name)
+
+    @staticmethod
+    def _host_of(leaf: MpmdArray, wanted: Placement | PartedPlacement, name: str) -> Any:
+        """The array in host memory; None where nothing of it is wanted in this process."""
+        if not wanted.local_ranks:
+            return None
+        try:
+            return leaf._read()
+        except JaxppError as error:
+            raise annotate(error, name) from None
 
     def _moved(
         self, move: Callable[[], _core.Value], placement: Placement, name: str
@@ -274,11 +286,19 @@ class CompiledStep:
             return leaf._value.values
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
-        host = leaf._read() if type(leaf) is MpmdArray else np.asarray(leaf)
-        return [
-            self._upload(part, host[rows], f"argument {self._traced.arg_names[first + k]}")
-            for k, (part, rows) in enumerate(zip(whole.parts, whole.rows(), strict=True))
-        ]
+        names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
+        leaves: Iterable[Any]
+        if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
+            assert isinstance(leaf._placement, PartedPlacement)
+            assert isinstance(leaf._value, PartedValue)
+            leaves = map(MpmdArray, leaf._placement.parts, leaf._value.values)
+        elif type(leaf) is MpmdArray:
+            host = self._host_of(leaf, whole, names[0])
+            leaves = [None if host is None else host[rows] for rows in whole.rows()]
+        else:
+            host = np.asarray(leaf)
+            leaves = [host[rows] for rows in whole.rows()]
+        return list(map(self._upload, whole.parts, leaves, names))
 
     def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
         if not self._by_parts:
@@ -433,6 +453,10 @@ class ProgramText:
         return self._plan.program_text()
 
     __repr__ = __str__
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _dump(traced: Planned, code: Code) -> None:

@@ -7,6 +7,8 @@ tell each other before the first step goes through the key-value store of
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -20,13 +22,47 @@ import jax
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import coordination, coordination_address
+from jaxpp.jax_internals import coordination, coordination_address, coordination_process
 from jaxpp.mesh import MpmdMesh
 
 __all__ = ["Processes", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
+_POLL_MS = 500
 _numbers = itertools.count()  # of the compiled steps, in all processes alike
+
+
+def _tell_others() -> None:
+    """At this process' end: nobody has to wait for it any longer."""
+    with contextlib.suppress(RuntimeError):  # no job, or its coordinator is gone
+        coordination().key_value_set_bytes(f"jaxpp/ended/{coordination_process()}", b"1")
+
+
+atexit.register(_tell_others)
+
+
+def _key_of(process: int, key: str) -> bytes:
+    """What a process puts under the key, as soon as it has."""
+    store = coordination()
+    for _ in range(0, _TIMEOUT_MS, _POLL_MS):
+        ended = {at for at, _ in store.key_value_dir_get_bytes("jaxpp/ended/")}
+        try:
+            return bytes(store.blocking_key_value_get_bytes(key, _POLL_MS))
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith("DEADLINE_EXCEEDED"):
+                raise make_error("peer", f"waited for process {process}: {error}") from None
+        if f"jaxpp/ended/{process}" in ended:
+            raise make_error(
+                "peer",
+                f"process {process} has ended and did not make the step that process "
+                f"{jax.process_index()} makes; its own error says why, or it calls fewer steps",
+            )
+    raise make_error(
+        "peer",
+        f"process {process} did not make the step that process {jax.process_index()} makes in "
+        f"{_TIMEOUT_MS / 1000:g} seconds; expected every process to call the same steps in the "
+        "same order",
+    )
 
 
 class Processes:
@@ -42,19 +78,14 @@ class Processes:
 
     def _exchange(self, key: str, mine: bytes) -> list[bytes]:
         """What each process has put under the key."""
-        store = coordination()
-        store.key_value_set_bytes(f"{key}/{self.me}", mine)
-        return [
-            store.blocking_key_value_get_bytes(f"{key}/{p}", _TIMEOUT_MS)
-            for p in range(self.count)
-        ]
+        coordination().key_value_set_bytes(f"{key}/{self.me}", mine)
+        return [_key_of(p, f"{key}/{p}") for p in range(self.count)]
 
     def _token(self, key: str) -> bytes:
         """The secret that the network's peers prove; the first process makes it."""
         if self.me == 0:
             coordination().key_value_set_bytes(f"{key}/token", secrets.token_bytes(32))
-        token = coordination().blocking_key_value_get_bytes(f"{key}/token", _TIMEOUT_MS)
-        return bytes(token)
+        return _key_of(0, f"{key}/token")
 
     def _agree(self, key: str, what: dict[str, str]) -> None:
         """Raises in every process if their steps differ; says in what."""
@@ -69,21 +100,21 @@ class Processes:
             raise make_error(
                 "mesh",
                 f"process {self.me} and process {process} do not run the same step: "
-                f"{name} is {expected} in process {self.me} and {other} in process "
+                f"the {name} is {expected} in process {self.me}, and {other} in process "
                 f"{process}; expected the same script, versions and arguments in all",
             )
 
     def connect(self, driver: str, what: dict[str, str]) -> _core.Network:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
-        self._agree(key, {"the version of jaxpp": jaxpp.__version__, **what})
+        self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
         _name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
         network = _core.Network(driver, self.me, self.count, address, self._token(key))
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
                 network.connect(process, bytes(found))
-        coordination().wait_at_barrier(f"{key}/connected", _TIMEOUT_MS)
+        self._exchange(f"{key}/connected", b"1")
         return network
 
 

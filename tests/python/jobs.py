@@ -1,0 +1,271 @@
+"""Scripts of several processes: test_processes.py starts them with `jaxpp launch`.
+
+`python jobs.py JOB DEVICES MARK`, with DEVICES a process; MARK is for the test to find the
+processes by. A job prints what its test looks for. Tests also import this module, to train
+the same in one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxpp.api as jaxpp
+import models
+from equality import mesh_of, pipelined_step, usual_specs
+from jaxpp.run import processes
+
+STEPS = 3
+MICROBATCHES = 4
+
+
+def say(*words: Any) -> None:
+    print(*words, flush=True)
+
+
+# --- Training -----------------------------------------------------------------------------
+
+
+def local_ranks(array: Any) -> list[int]:
+    """The ranks of this process that have it."""
+    mesh, me = array.sharding.mpmd_mesh, jax.process_index()
+    return [r for r in array.mpmd_idxs if mesh.devices_of(r)[0].process_index == me]
+
+
+def described(name: str, tree: Any) -> Iterator[str]:
+    """A line with the exact bytes, hashed, of each copy that this process has."""
+    for path, array in jax.tree_util.tree_leaves_with_path(tree):
+        ranks = local_ranks(array)
+        if not ranks:
+            continue
+        copies = array.to_mpmd_local_array
+        for rank, copy in zip(ranks, copies if len(ranks) > 1 else [copies], strict=True):
+            digest = hashlib.sha256(np.asarray(copy).tobytes()).hexdigest()[:16]
+            yield f"{name}{jax.tree_util.keystr(path)} rank {rank} {digest}"
+
+
+def tied_mlp(stages: int) -> Any:
+    """An MLP whose last stage has the first stage's weights once more."""
+    problem = models.mlp([1] * stages, MICROBATCHES)
+    of_mlp = problem.loss
+    problem.loss = lambda params, *rest: of_mlp([*params, params[0]], *rest)
+    problem.params = problem.params[:-1]
+    return problem
+
+
+def stacked_mlp(stages: int) -> Any:
+    """An MLP whose layers are rows of one leaf: each rank has its own."""
+    problem = models.mlp([2] * stages, MICROBATCHES)
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        x = mb["x"]
+        for row in range(2 * stages):
+            x = models.layer({name: leaf[row] for name, leaf in params.items()}, x)
+            x = mark(x) if row % 2 else x
+        return models.mse(x, mb["y"]), ()
+
+    problem.loss = loss
+    problem.params = jax.tree.map(lambda *ws: np.stack(ws), *problem.params)
+    return problem
+
+
+def problems(stages: int) -> dict[str, Any]:
+    made = {
+        "mlp": models.mlp([1] * stages, MICROBATCHES),
+        "tied": tied_mlp(stages),
+        "stacked": stacked_mlp(stages),
+    }
+    for problem in made.values():
+        problem.optimizer = optax.sgd(0.1)
+    made["clipped"] = models.mlp([1] * stages, MICROBATCHES)
+    made["clipped"].optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1))
+    return made
+
+
+def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
+    """Losses as they come, then parameters and optimizer state."""
+    problem = problems(mesh.mpmd_dim)[name]
+    options = {}
+    if mesh.lowering_mesh().size > 1:
+        options["in_specs"] = usual_specs(problem, mesh)
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(mesh.mpmd_dim)),
+        mpmd_mesh=mesh,
+        donate_argnums=(0, 1),
+        **options,
+    )
+    params, state = problem.params, problem.optimizer.init(problem.params)
+    for i in range(steps):
+        params, state, loss, _ = step(params, state, problem.batch)
+        if local_ranks(loss):
+            yield f"{name} loss {i} {float(loss).hex()}"
+    yield from described(f"{name} params", params)
+    yield from described(f"{name} state", state)
+
+
+def mesh_of_all(ranks: int) -> Any:
+    width = len(jax.devices()) // ranks
+    return mesh_of(ranks, {} if width == 1 else {"model": width})
+
+
+def train_all(ranks: int) -> None:
+    mesh = mesh_of_all(ranks)
+    for name in problems(ranks):
+        for line in train(name, mesh):
+            say(line)
+
+
+# --- Failures -----------------------------------------------------------------------------
+
+
+def two_stages(schedule: Any = None, width: int = 4) -> tuple[Any, Any, Any]:
+    """A step, its weights and its batch."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        x = jaxpp.mark_stage_end(jnp.tanh(x @ weights[0]))
+        return jaxpp.mark_stage_end(jnp.tanh(x @ weights[1])).sum()
+
+    def step(weights: Any, xs: Any) -> Any:
+        total, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(weights, x),
+            xs,
+            schedule or jaxpp.Std1F1B(2),
+            operation=jaxpp.Add,
+        )
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), total
+
+    weights = [np.eye(width, dtype=np.float32)] * 2
+    xs = np.ones((8, 2, width), np.float32)
+    return jaxpp.mpmd_jit_with_loop(step, mesh_of_all(2)), weights, xs
+
+
+def on_the_way(then: Callable[[], None]) -> None:
+    """Trains without end; the last process does `then` after a few steps."""
+    step, weights, xs = two_stages()
+    i = 0
+    while True:
+        weights, _ = step(weights, xs)
+        i += 1
+        if i == 5:
+            say("training")
+            if jax.process_index() == jax.process_count() - 1:
+                then()
+
+
+def killed() -> None:
+    on_the_way(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def raising() -> None:
+    def fail() -> None:
+        raise ValueError("of the user")
+
+    on_the_way(fail)
+
+
+def training() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    on_the_way(lambda: None)
+
+
+def raising_early() -> None:
+    """Before its first step, for which the others wait."""
+    step, weights, xs = two_stages()
+    if jax.process_index() == 1:
+        raise ValueError("of the user")
+    step(weights, xs)
+
+
+def killed_once() -> None:
+    """Trains to its end when it is started again."""
+    if os.environ["JPP_RESTART"] == "0":
+        killed()
+    for line in train("mlp", mesh_of_all(2)):
+        say(line)
+
+
+def other_shape() -> None:
+    step, weights, xs = two_stages(width=4 + jax.process_index())
+    step(weights, xs)
+
+
+def other_schedule() -> None:
+    schedule = [jaxpp.Std1F1B, jaxpp.GPipe][jax.process_index()](2)
+    step, weights, xs = two_stages(schedule)
+    step(weights, xs)
+
+
+def missing_step() -> None:
+    """The first process makes a step that the other does not."""
+    step, weights, xs = two_stages()
+    if jax.process_index() == 0:
+        step(weights, xs)
+
+
+def late_step() -> None:
+    """The first process waits for the other, which is busy, for a second only."""
+    processes._TIMEOUT_MS = 1000
+    if jax.process_index() == 1:
+        time.sleep(8)
+        return
+    step, weights, xs = two_stages()
+    step(weights, xs)
+
+
+def moved_argument() -> None:
+    """A result of one rank as the argument that another rank takes."""
+    step, weights, xs = two_stages()
+    (first, second), _ = step(weights, xs)
+    step([second, first], xs)
+
+
+def spread_rank() -> None:
+    step, weights, xs = two_stages()
+    step(weights, xs)
+
+
+def no_copy() -> None:
+    step, weights, xs = two_stages()
+    weights, _ = step(weights, xs)
+    first, second = (tuple(w.mpmd_idxs) for w in weights)
+    say("ranks", first, second)
+    np.asarray(weights[1 - jax.process_index()])
+
+
+JOBS: dict[str, Callable[[], None]] = {
+    "train2": lambda: train_all(2),
+    "train4": lambda: train_all(4),
+    **{
+        job.__name__: job
+        for job in (
+            killed,
+            raising,
+            raising_early,
+            training,
+            killed_once,
+            other_shape,
+            other_schedule,
+            missing_step,
+            late_step,
+            spread_rank,
+            moved_argument,
+            no_copy,
+        )
+    },
+}
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
+    jax.distributed.initialize()
+    JOBS[sys.argv[1]]()

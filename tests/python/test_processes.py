@@ -1,0 +1,209 @@
+"""Steps over several processes, which `jaxpp launch` starts (jobs.py): they train exactly as
+one process does, and a failure in one ends all.
+
+Time limits are there only so that a hang fails.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import jobs
+from equality import mesh_of
+
+JOBS = pathlib.Path(__file__).with_name("jobs.py")
+LIMIT = 120  # seconds
+
+Lines = collections.defaultdict[int, list[str]]
+Launch = Callable[..., tuple[int, Lines, str]]
+
+
+def _left_over(mark: str) -> list[str]:
+    """The processes that have the mark among their arguments."""
+    found = []
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = file.read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if mark.encode() in arguments:
+            found.append(file.parent.name)
+    return found
+
+
+@pytest.fixture
+def launch(command: str, tmp_path: pathlib.Path) -> Launch:
+    def run(
+        processes: int, devices: int, job: str, *flags: str, interrupt: bool = False
+    ) -> tuple[int, Lines, str]:
+        """Exit status, lines of each process, the launcher's own; no process is left."""
+        mark = str(tmp_path)
+        script = [sys.executable, "-W", "ignore", str(JOBS), job, str(devices), mark]
+        environment = {**os.environ, "JPP_ADDRESS": "127.0.0.1"}
+        launcher = subprocess.Popen(
+            [command, "launch", "-n", str(processes), *flags, "--", *script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        before = ""
+        if interrupt:  # when one has said that it is on the way
+            assert launcher.stdout is not None
+            before = launcher.stdout.readline()
+            launcher.send_signal(signal.SIGINT)
+        try:
+            output = before + launcher.communicate(timeout=LIMIT)[0]
+        finally:
+            launcher.kill()
+        assert _left_over(mark) == []
+        lines, own = Lines(list), ""
+        for line in output.splitlines():
+            of_process = re.fullmatch(r"\[(\d+)\] (.*)", line)
+            if of_process:
+                lines[int(of_process[1])].append(of_process[2])
+            else:
+                own += line + "\n"
+        return launcher.returncode, lines, own
+
+    return run
+
+
+def error_of(lines: list[str]) -> str:
+    """The one JaxppError that a process ended with."""
+    errors = [line for line in lines if line.startswith("jaxpp.JaxppError: ")]
+    assert len(errors) == 1, lines
+    return errors[0].removeprefix("jaxpp.JaxppError: ")
+
+
+# --- Training ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "ranks"), [(2, 1, 2), (4, 1, 4), (2, 2, 2), (2, 2, 4)]
+)
+def test_trains_as_one_process_does(
+    launch: Launch, processes: int, devices: int, ranks: int
+) -> None:
+    """Losses, parameters and state bit for bit, of tied weights both copies."""
+    result, lines, _ = launch(processes, devices, f"train{ranks}")
+    assert result == 0, lines
+    width = processes * devices // ranks
+    mesh = mesh_of(ranks, {} if width == 1 else {"model": width})
+    expected = {line for name in jobs.problems(ranks) for line in jobs.train(name, mesh)}
+    assert {line for of_process in lines.values() for line in of_process} == expected
+    for rank, process in (0, 0), (ranks - 1, processes - 1):
+        assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
+
+
+# --- Failures ---------------------------------------------------------------------------
+
+
+def test_a_killed_process_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "killed")
+    assert result == 128 + signal.SIGKILL
+    ended = re.search(r"process 1 \(pid (\d+)\) was ended by signal 9", own)
+    assert ended, own
+    error = error_of(lines[0])
+    assert (
+        f"process 1 at 127.0.0.1 (host {os.uname().nodename}, process id {ended[1]})" in error
+    )
+    assert "the connection was lost" in error
+
+
+def test_an_exception_in_one_process_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "raising")
+    assert result == 1, own
+    assert lines[1][-1] == "ValueError: of the user"
+    assert "process 1 at 127.0.0.1" in error_of(lines[0])
+
+
+def test_an_exception_before_the_first_step_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "raising_early")
+    assert result == 1, own
+    assert lines[1][-1] == "ValueError: of the user"
+    assert error_of(lines[0]).startswith("process 1 has ended and did not make the step")
+
+
+def test_ctrl_c_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "training", interrupt=True)
+    assert (result, own) == (128 + signal.SIGINT, "")
+    assert any(line == "KeyboardInterrupt" for of in lines.values() for line in of), lines
+
+
+def test_restart_after_a_failure(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "killed_once", "--restarts", "1")
+    assert result == 0, lines
+    assert own.endswith("starting all processes again (1 of 1)\n")
+    assert "jaxpp.JaxppError" in " ".join(lines[0])  # of the first run
+    expected = set(jobs.train("mlp", mesh_of(2, {})))
+    assert expected <= {*lines[0], *lines[1]}
+
+
+@pytest.mark.parametrize(
+    ("job", "differs"),
+    [
+        ("other_shape", ("the argument weights[0] is float32[{}", "4,4]", "5,5]")),
+        ("other_schedule", ("the schedule is {}: 2 stages", "1f1b", "gpipe")),
+    ],
+)
+def test_steps_that_differ(launch: Launch, job: str, differs: tuple[str, ...]) -> None:
+    result, lines, _ = launch(2, 1, job)
+    assert result == 1
+    text, *values = differs
+    for me, other in (0, 1), (1, 0):
+        error = error_of(lines[me])
+        assert f"process {me} and process {other} do not run the same step" in error
+        assert text.format(values[me]) in error
+        assert values[other] in error
+
+
+def test_a_step_that_the_others_do_not_make(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "missing_step")
+    assert result == 1
+    assert error_of(lines[0]).startswith("process 1 has ended and did not make the step")
+
+
+def test_a_process_that_is_late(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "late_step")
+    assert result == 1
+    assert error_of(lines[0]).startswith("process 1 did not make the step that process 0 makes")
+
+
+def test_a_rank_in_two_processes(launch: Launch) -> None:
+    result, lines, _ = launch(4, 1, "spread_rank")
+    assert result == 1
+    for process in range(4):
+        assert (
+            "rank 0: expected its devices in one process, found them in processes [0, 1]"
+            in (error_of(lines[process]))
+        )
+
+
+def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "moved_argument")
+    assert result == 1
+    for process in range(2):
+        assert error_of(lines[process]).startswith(
+            f"argument weights[{process}]: expected an array on rank {process} or another of "
+            "this process"
+        )
+
+
+def test_a_result_that_is_elsewhere(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "no_copy")
+    assert result == 1
+    for me, other in (0, 1), (1, 0):
+        assert lines[me][0] == "ranks (0,) (1,)"
+        assert error_of(lines[me]).startswith(
+            f"an MpmdArray of rank {other} is looked at in process {me}, which has no copy"
+        )
