@@ -222,18 +222,19 @@ static bool is_over(const job_t* job) {
 
 // --- The loop -------------------------------------------------------------------------
 
-// Reads what has come, for a tenth of a second at most.
-static void read_outputs(job_t* job, const sigset_t* waiting_mask, bool wait) {
+// Reads what has come, or comes within a tenth of a second if it waits; false: nothing.
+static bool read_outputs(job_t* job, const sigset_t* waiting_mask, bool wait) {
   struct timespec slice = {.tv_nsec = wait ? 100000000 : 0};
   for (uint32_t i = 0; i < 2 * job->count; ++i) {
     job->polls[i] = (struct pollfd){.fd = job->children[i / 2].outputs[i % 2].read_end,
                                     .events = POLLIN};
   }
-  if (ppoll(job->polls, 2 * job->count, &slice, waiting_mask) <= 0) return;
+  if (ppoll(job->polls, 2 * job->count, &slice, waiting_mask) <= 0) return false;
   for (uint32_t i = 0; i < 2 * job->count; ++i) {
     if (!job->polls[i].revents) continue;
     read_output(&job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
   }
+  return true;
 }
 
 static void pass_interrupts(job_t* job, int* passed) {
@@ -255,7 +256,8 @@ static void follow(job_t* job, const sigset_t* waiting_mask) {
     collect_ends(job);
     if (job->ending && is_overdue(job)) signal_all(job, SIGKILL);
   }
-  read_outputs(job, waiting_mask, false);
+  while (read_outputs(job, waiting_mask, false)) {
+  }
   for (uint32_t i = 0; i < 2 * job->count; ++i) {
     output_t* output = &job->children[i / 2].outputs[i % 2];
     if (output->read_end < 0) continue;

@@ -201,6 +201,7 @@ static void drop_parcels(jpp_outbox_t* outbox) {
       jpp_client_event_destroy(outbox->runtime->client, event);
       parcel->events[d] = NULL;
     }
+    parcel_sent(NULL, parcel);  // the transport never had it
   }
 }
 

@@ -135,8 +135,9 @@ static void* run_process(void* user) {
                                    .rank_process = process->rank_process,
                                    .process = process->index,
                                    .network = process->network};
-  ASSERT_OK(jpp_runtime_create(&options, &model->runtime));
-  train(process, model);
+  // Another process may have failed in its first step before this one has a runtime.
+  process->status = jpp_runtime_create(&options, &model->runtime);
+  if (!process->status) train(process, model);
   model_destroy(model);
   return NULL;
 }
