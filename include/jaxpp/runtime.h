@@ -54,6 +54,10 @@ typedef struct jpp_runtime_options {
   uint32_t process;              // this one
   // Of bytes, connected to the others. The runtime takes it over, whatever the outcome.
   jpp_transport_t* network;
+  // A step for which nothing comes from other processes for so long fails with
+  // JPP_PEER_ERROR, which says what is waited for: a process may be alive and stand
+  // still. 0: 600000, ten minutes.
+  uint32_t stall_timeout_ms;
 } jpp_runtime_options_t;
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables

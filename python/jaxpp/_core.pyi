@@ -482,7 +482,14 @@ class Value:
 @final
 class Network:
     def __new__(
-        cls, driver: str, process: int, num_processes: int, address: str, token: bytes, /
+        cls,
+        driver: str,
+        process: int,
+        num_processes: int,
+        address: str,
+        token: bytes,
+        stall_timeout_ms: int,
+        /,
     ) -> Network: ...
     def address(self, /) -> bytes: ...
     def connect(self, process: int, address: bytes, /) -> None: ...

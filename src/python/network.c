@@ -7,9 +7,11 @@ static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   jpp_py_utf8_t driver = {0}, address = {0};
   Py_buffer token;
   jpp_transport_options_t options = {.struct_size = sizeof(options)};
-  if (!PyArg_ParseTuple(args, "O&O&O&O&y*:Network", jpp_py_str_converter, &driver,
+  uint32_t stall_timeout_ms = 0;
+  if (!PyArg_ParseTuple(args, "O&O&O&O&y*O&:Network", jpp_py_str_converter, &driver,
                         jpp_py_u32_converter, &options.process, jpp_py_u32_converter,
-                        &options.num_processes, jpp_py_str_converter, &address, &token)) {
+                        &options.num_processes, jpp_py_str_converter, &address, &token,
+                        jpp_py_u32_converter, &stall_timeout_ms)) {
     return NULL;
   }
   options.driver = driver.text;
@@ -19,6 +21,7 @@ static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   jpp_py_network_t* self = jpp_py_new(type);
   if (self) {
     self->process = options.process;
+    self->stall_timeout_ms = stall_timeout_ms;
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
       status = jpp_transport_create(&options, &self->transport);
@@ -79,8 +82,10 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Network(driver, process, num_processes, address, token, /)\n--\n\n"
-     "Messages between the processes of a job, at `address` of this one."},
+     "Network(driver, process, num_processes, address, token, stall_timeout_ms, "
+     "/)\n--\n\n"
+     "Messages between the processes of a job, at `address` of this one; how long a step "
+     "waits for them, 0: ten minutes."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},
     {Py_tp_methods, kMethods},

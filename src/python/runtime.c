@@ -67,6 +67,7 @@ static bool read_processes(const runtime_object_t* self, PyObject* processes,
   options->rank_process = *out_processes;
   options->process = found->process;
   options->network = found->transport;
+  options->stall_timeout_ms = found->stall_timeout_ms;
   return true;
 }
 

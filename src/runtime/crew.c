@@ -9,7 +9,12 @@
 #include "runtime/state.h"
 
 // What comes from another process comes soon: a hop costs tens of microseconds.
-enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
+enum {
+  kYields = 64,
+  kNetworkYields = 2000,
+  kNapNanoseconds = 50000,
+  kMillisecond = 1000000
+};
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
@@ -55,26 +60,43 @@ static void back_off(const jpp_runtime_t* runtime, uint32_t idle_rounds) {
   }
 }
 
+// Halts a step for which nobody can do anything any more, as far as is known: within a
+// process that is certain, of others only time can tell.
+static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
+                             int64_t quiet_since) {
+  if (!runtime->network) {
+    if (is_everyone_idle(runtime, since)) halt_step(runtime, JPP_HALT_STUCK);
+    return;
+  }
+  int64_t quiet = jpp_trace_now() - quiet_since;
+  if (quiet / kMillisecond > runtime->stall_timeout_ms) {
+    halt_step(runtime, JPP_HALT_STALLED);
+  }
+}
+
 static void issue_all(jpp_issuer_t* issuer) {
   jpp_runtime_t* runtime = issuer->runtime;
+  int64_t quiet_since = jpp_trace_now();
   for (uint32_t idle_rounds = 0; !jpp_step_is_halted(runtime, runtime->step);) {
     bool some = false, all_done = false;
     uint64_t since = atomic_load(&runtime->progress);
     issue_round(issuer, &some, &all_done);
-    if (some) atomic_fetch_add(&runtime->progress, 1);
+    if (some) {
+      atomic_fetch_add(&runtime->progress, 1);
+      quiet_since = jpp_trace_now();
+    }
     if (issuer->index == 0) some |= jpp_network_progress(runtime);
     if (all_done) {
       atomic_store(&issuer->idle_since, kAllDone);
       return;
     }
+    atomic_store(&issuer->idle_since, some ? kNotIdleYet : since);
+    if (!some) halt_if_hopeless(runtime, since, quiet_since);
     if (some) {
       idle_rounds = 0;
-      continue;
+    } else {
+      back_off(runtime, idle_rounds++);
     }
-    atomic_store(&issuer->idle_since, since);
-    if (!runtime->network && is_everyone_idle(runtime, since))
-      halt_step(runtime, JPP_HALT_STUCK);
-    back_off(runtime, idle_rounds++);
   }
 }
 

@@ -9,8 +9,9 @@
 
 typedef enum jpp_halt {
   JPP_HALT_NO,
-  JPP_HALT_FAILED,  // an actor has an error
-  JPP_HALT_STUCK,   // no actor can go on
+  JPP_HALT_FAILED,   // an actor has an error
+  JPP_HALT_STUCK,    // no actor can go on
+  JPP_HALT_STALLED,  // nothing has come from other processes for too long
 } jpp_halt_t;
 
 // Issue thread `index` issues for actors index, index + count, ...

@@ -154,21 +154,46 @@ static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
   describe_in(actor, instr->source, place);
   jpp_str_appendf(str, "%s%s", str->length ? "; " : "", place);
   if (!instr->link) return;
+  if (instr->link->remote) {
+    const jpp_runtime_t* runtime = actor->runtime;
+    bool sends = instr->kind == JPP_INSTR_SEND;
+    uint32_t other = sends ? instr->link->plan->dst : instr->link->plan->src;
+    jpp_str_appendf(str, " (in process %u)", runtime->rank_process[other]);
+    return;
+  }
   uint64_t waiting = instr->link->sent - atomic_load(&instr->link->received);
   jpp_str_appendf(str, " (%llu of %u slots full)", (unsigned long long)waiting,
                   instr->link->plan->slots);
 }
 
-jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime) {
+// What each actor that is not done waits for; free with jpp_free().
+static jpp_status_t* describe_blocked(const jpp_runtime_t* runtime, char** out_text) {
   jpp_str_t str = {0};
-  char* text = NULL;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_t* actor = &runtime->actors[r];
     if (actor->at < actor->num_instrs) append_blocked(&str, actor);
   }
-  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  return jpp_str_finish(&str, out_text);
+}
+
+jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime) {
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = jpp_status_make(
       JPP_INTERNAL_ERROR, "the programs wait for each other for ever: %s", text);
+  jpp_free(text);
+  return status;
+}
+
+jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime) {
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
+  jpp_status_t* status = jpp_status_make(
+      JPP_PEER_ERROR,
+      "nothing has come from other processes for %g s (JPP_STALL_TIMEOUT): %s; expected "
+      "all processes to call the same steps: one has stopped, hangs, or is busy "
+      "elsewhere",
+      (double)runtime->stall_timeout_ms / 1000, text);
   jpp_free(text);
   return status;
 }

@@ -13,7 +13,8 @@ jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t outpu
 // A message that is not the one the receiver was to get. Not located yet.
 jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag);
-// What every actor that is not done waits for.
+// What every actor that is not done waits for: for ever, or of other processes.
 jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime);
+jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime);
 
 #endif  // JPP_RUNTIME_FAILURE_H_

@@ -5,7 +5,7 @@
 #include "runtime/network.h"
 #include "runtime/state.h"
 
-enum { kWarmUpMs = 60000 };  // of routes to other processes
+enum { kWarmUpMs = 60000, kStallMs = 600000 };  // with other processes
 
 // --- Create ---------------------------------------------------------------------------
 
@@ -62,6 +62,8 @@ static jpp_status_t* copy_processes(jpp_runtime_t* runtime,
                            "ranks, found none");
   }
   runtime->process = options->process;
+  runtime->stall_timeout_ms =
+      options->stall_timeout_ms ? options->stall_timeout_ms : kStallMs;
   return jpp_arena_copy(&runtime->arena, options->rank_process,
                         ranks * sizeof(*options->rank_process),
                         (void**)&runtime->rank_process);

@@ -104,6 +104,7 @@ static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
   JPP_RETURN_IF_ERROR(check_inputs(runtime));
   jpp_crew_issue(runtime);
   if (atomic_load(&step->halt) == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
+  if (atomic_load(&step->halt) == JPP_HALT_STALLED) return jpp_failure_stalled(runtime);
   if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
   return is_cancelled(runtime, step) ? cancelled_error() : NULL;
 }

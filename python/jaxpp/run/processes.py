@@ -110,7 +110,8 @@ class Processes:
         self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
         _name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
-        network = _core.Network(driver, self.me, self.count, address, self._token(key))
+        token, stall = self._token(key), _stall_timeout_ms()
+        network = _core.Network(driver, self.me, self.count, address, token, stall)
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
                 network.connect(process, bytes(found))
@@ -125,6 +126,20 @@ def _name_ucx() -> None:
         library = pathlib.Path(folder) / "lib" / "libucp.so.0"
         if library.exists():
             os.environ.setdefault("JPP_UCX", str(library))
+
+
+def _stall_timeout_ms() -> int:
+    given = _core.option("JPP_STALL_TIMEOUT")
+    try:
+        seconds = float(given or 600)
+    except ValueError:
+        seconds = 0
+    if 0.001 <= seconds <= 10**6:
+        return int(seconds * 1000)
+    raise make_error(
+        "invalid-argument",
+        f"JPP_STALL_TIMEOUT={given!r}: expected seconds, above 0 and at most 1000000",
+    )
 
 
 def _own_address() -> str:

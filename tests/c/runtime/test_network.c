@@ -1,6 +1,8 @@
 // One plan in several processes: here each is a thread with a client, a transport and a
 // runtime of its own, over the network that tests have.
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,6 +21,9 @@ typedef struct process {
   uint32_t rank_process[kProcesses];
   uint32_t fail_at_step;  // 0: never
   bool late;              // the failure shows after the call
+  uint32_t stop_before;   // a step that it never calls, while it lives on; 0: none
+  uint32_t stall_timeout_ms;
+  atomic_uint* ended;  // processes
   pthread_t thread;
   float numbers[kOutputs];  // of its own ranks' outputs, after the last step; else -1
   jpp_status_t* status;     // of the step that failed
@@ -86,6 +91,11 @@ static void read_numbers(const model_t* model, jpp_array_t* const* results,
   }
 }
 
+// Lives on until the others are done.
+static void stand_still(const process_t* process) {
+  while (atomic_load(process->ended) < kProcesses - 1) sched_yield();
+}
+
 static jpp_status_t* take_step(const process_t* process, model_t* model,
                                jpp_array_t** args, jpp_array_t** results, uint32_t step) {
   if (step == process->fail_at_step) {
@@ -103,6 +113,10 @@ static void train(process_t* process, model_t* model) {
   jpp_array_t *args[kOutputs], *results[kOutputs];
   for (uint32_t a = 0; a < num_args; ++a) args[a] = upload(model, a, process->index);
   for (uint32_t step = 1; step <= kSteps && !process->status; ++step) {
+    if (step == process->stop_before) {
+      stand_still(process);
+      break;
+    }
     process->status = take_step(process, model, args, results, step);
     if (process->status) break;
     if (step == kSteps) {
@@ -119,6 +133,7 @@ static void train(process_t* process, model_t* model) {
     }
   }
   if (!process->status) process->status = jpp_runtime_await(model->runtime, NULL);
+  if (process->ended && !process->stop_before) atomic_fetch_add(process->ended, 1);
   for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
 }
 
@@ -134,7 +149,8 @@ static void* run_process(void* user) {
                                    .steps_in_flight = 3,
                                    .rank_process = process->rank_process,
                                    .process = process->index,
-                                   .network = process->network};
+                                   .network = process->network,
+                                   .stall_timeout_ms = process->stall_timeout_ms};
   // Another process may have failed in its first step before this one has a runtime.
   process->status = jpp_runtime_create(&options, &model->runtime);
   if (!process->status) train(process, model);
@@ -214,6 +230,32 @@ static void test_a_failure_is_everybodys(void** state) {
   free(text);
 }
 
+static void test_a_process_that_stands_still_is_named(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  atomic_uint ended = 0;
+  process_t processes[kProcesses] = {0};
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    processes[p].ended = &ended;
+    processes[p].stall_timeout_ms = 300;
+  }
+  processes[1].stop_before = 3;
+  connect_all(processes, 1, 0);
+  run_all(processes, text, (model_options_t){.device_threads = 1});
+  assert_null(processes[1].status);  // it did not ask
+  for (uint32_t p = 0; p < kProcesses; p += 2) {
+    assert_non_null(processes[p].status);
+    assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
+    const char* message = jpp_status_message(processes[p].status);
+    if (!strstr(message, "nothing has come from other processes for 0.3 s") ||
+        !strstr(message, "(in process 1)")) {
+      fail_msg("process %u: %s", p, message);
+    }
+    jpp_status_free(processes[p].status);
+  }
+  free(text);
+}
+
 static void test_a_network_is_needed(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
@@ -235,6 +277,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_processes_train_as_one),
       cmocka_unit_test(test_a_failure_is_everybodys),
+      cmocka_unit_test(test_a_process_that_stands_still_is_named),
       cmocka_unit_test(test_a_network_is_needed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
