@@ -24,17 +24,23 @@ static jpp_status_t* interrupted(void) {
                          "the call was interrupted while it waited for its turn");
 }
 
-// The failure of an earlier step of which nobody has heard, or after which there is no
-// other one.
+// The failure of an earlier step, or a breakage between steps, of which nobody has heard.
 static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
-  if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
   jpp_status_t* status = NULL;
   jpp_arrays_lock();
-  if (runtime->failed && !runtime->failed->told) {
-    status = jpp_outcome_tell(runtime->failed);
+  if (runtime->failed) {
+    if (!runtime->failed->told) status = jpp_outcome_tell(runtime->failed);
+  } else if (!runtime->breakage_told) {
+    status = jpp_status_clone(runtime->breakage);
+    runtime->breakage_told = status != NULL;
   }
   jpp_arrays_unlock();
   return status;
+}
+
+// After a breakage there is no other step.
+static jpp_status_t* refuse_if_broken(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->broken) ? jpp_runtime_breakage(runtime) : NULL;
 }
 
 static jpp_status_t* check_args(const jpp_runtime_t* runtime, const jpp_call_t* call) {
@@ -249,6 +255,7 @@ static void forget_call(const jpp_runtime_t* runtime, jpp_step_t* step) {
 static jpp_status_t* prepare_call(jpp_runtime_t* runtime, jpp_step_t* step,
                                   const jpp_call_t* call) {
   JPP_RETURN_IF_ERROR(take_failure(runtime));
+  JPP_RETURN_IF_ERROR(refuse_if_broken(runtime));
   JPP_RETURN_IF_ERROR(check_args(runtime, call));
   JPP_RETURN_IF_ERROR(check_places(runtime, call));
   JPP_RETURN_IF_ERROR(tell_of_failed_arg(runtime, call));
@@ -463,6 +470,8 @@ static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* st
   jpp_arrays_lock();
   lose_donated(runtime, step);
   jpp_outcome_t* from = find_failed_arg(runtime, step);
+  // Steps that were under way when a process broke off fail of the same cause.
+  if (!from && atomic_load(&runtime->broken)) from = runtime->failed;
   if (from) {
     status = inherit_failure(step, from, status);
   } else {

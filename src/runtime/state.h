@@ -68,6 +68,7 @@ struct jpp_runtime {
                                // arrays' lock
   atomic_bool broken;          // for good: another process does not go on
   jpp_status_t* breakage;      // why; under the arrays' lock
+  bool breakage_told;          // under the same lock
   atomic_uint checks_wanted;
   jpp_tracer_t tracer;
 };
