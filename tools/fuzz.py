@@ -26,8 +26,8 @@ TARGETS: dict[str, tuple[list[str], int]] = {
     "csv": ([f"{GOLDEN}/schedule/csv/*"], 10000),
     "costs": (["docs/schedules/*.txt", f"{GOLDEN}/runtime/*.json"], 10000),
     "drift": ([f"{GOLDEN}/runtime/*.json"], 10000),
-    "planfile": ([], 20000),  # makes its first input itself
-    "transport": ([], 50000),
+    "planfile": ([], 5000),  # makes its first input itself
+    "transport": ([], 10000),
 }
 
 
