@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cli/cli.h"
 
 enum { kLineSize = 8192, kGraceMs = 5000, kMostProcesses = 4096, kCanNotRun = 127 };
@@ -41,10 +42,10 @@ typedef struct job {
   child_t* children;
   struct pollfd* polls;  // [2 * count]
   char* const* command;
-  uint32_t restart;     // how often it was started again
-  int result;           // exit status of the first that failed; 0: none has
-  bool ending;          // the others are told to end
-  struct timespec end;  // when they are killed
+  uint32_t restart;  // how often it was started again
+  int result;        // exit status of the first that failed; 0: none has
+  bool ending;       // the others are told to end
+  int64_t end_ms;    // when they are killed
 } job_t;
 
 static volatile sig_atomic_t g_interrupts;  // Ctrl-C or SIGTERM, how often
@@ -171,15 +172,7 @@ static void signal_all(const job_t* job, int number) {
 static void end_all(job_t* job, int number) {
   signal_all(job, number);
   job->ending = true;
-  clock_gettime(CLOCK_MONOTONIC, &job->end);
-  job->end.tv_sec += kGraceMs / 1000;
-}
-
-static bool is_overdue(const job_t* job) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec > job->end.tv_sec ||
-         (now.tv_sec == job->end.tv_sec && now.tv_nsec > job->end.tv_nsec);
+  job->end_ms = jpp_clock_now_ms() + kGraceMs;
 }
 
 static void note_end(job_t* job, child_t* child, int wait_status) {
@@ -254,7 +247,7 @@ static void follow(job_t* job, const sigset_t* waiting_mask) {
     read_outputs(job, waiting_mask, true);
     pass_interrupts(job, &passed);
     collect_ends(job);
-    if (job->ending && is_overdue(job)) signal_all(job, SIGKILL);
+    if (job->ending && jpp_clock_now_ms() > job->end_ms) signal_all(job, SIGKILL);
   }
   while (read_outputs(job, waiting_mask, false)) {
   }

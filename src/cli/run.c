@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/option.h"
 #include "cli/cli.h"
 #include "jaxpp/planfile.h"
@@ -27,11 +27,7 @@ typedef struct run {
   double compile_ms, first_ms, step_ms;  // the last: of the others, on average
 } run_t;
 
-static double now_ms(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
-}
+static double now_ms(void) { return 1e-6 * (double)jpp_clock_now(); }
 
 // --- The plugin -----------------------------------------------------------------------
 

@@ -2,9 +2,8 @@
 // has is not touched when its waiter leaves.
 #include "device/wait.h"
 
-#include <time.h>
-
 #include "base/alloc.h"
+#include "base/clock.h"
 
 enum { kSliceNanoseconds = 50000000, kBriefNanoseconds = 300000, kSecond = 1000000000 };
 
@@ -17,14 +16,8 @@ void jpp_wait_init_condition(pthread_cond_t* condition) {
 }
 
 static struct timespec after(long nanoseconds) {
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += nanoseconds;
-  if (until.tv_nsec >= kSecond) {
-    until.tv_nsec -= kSecond;
-    ++until.tv_sec;
-  }
-  return until;
+  int64_t until = jpp_clock_now() + nanoseconds;
+  return (struct timespec){.tv_sec = until / kSecond, .tv_nsec = until % kSecond};
 }
 
 bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,

@@ -5,16 +5,12 @@
 #include <signal.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "runtime/network.h"
 #include "runtime/state.h"
 
 // What comes from another process comes soon: a hop costs tens of microseconds.
-enum {
-  kYields = 64,
-  kNetworkYields = 2000,
-  kNapNanoseconds = 50000,
-  kMillisecond = 1000000
-};
+enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
@@ -68,22 +64,22 @@ static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
     if (is_everyone_idle(runtime, since)) halt_step(runtime, JPP_HALT_STUCK);
     return;
   }
-  int64_t quiet = jpp_trace_now() - quiet_since;
-  if (quiet / kMillisecond > runtime->stall_timeout_ms) {
+  int64_t quiet = jpp_clock_now() - quiet_since;
+  if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     halt_step(runtime, JPP_HALT_STALLED);
   }
 }
 
 static void issue_all(jpp_issuer_t* issuer) {
   jpp_runtime_t* runtime = issuer->runtime;
-  int64_t quiet_since = jpp_trace_now();
+  int64_t quiet_since = runtime->network ? jpp_clock_now() : 0;
   for (uint32_t idle_rounds = 0; !jpp_step_is_halted(runtime, runtime->step);) {
     bool some = false, all_done = false;
     uint64_t since = atomic_load(&runtime->progress);
     issue_round(issuer, &some, &all_done);
     if (some) {
       atomic_fetch_add(&runtime->progress, 1);
-      quiet_since = jpp_trace_now();
+      if (runtime->network) quiet_since = jpp_clock_now();
     }
     if (issuer->index == 0) some |= jpp_network_progress(runtime);
     if (all_done) {

@@ -1,4 +1,5 @@
 // The instruction loop. Nothing here allocates, looks up or formats unless it fails.
+#include "base/clock.h"
 #include "runtime/failure.h"
 #include "runtime/nans.h"
 #include "runtime/network.h"
@@ -80,7 +81,7 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   bool tracing = actor->step->trace != NULL;
   actor->step->order[instr->run] = take_order(actor->runtime);
   actor->step->runs = instr->run + 1;
-  int64_t issued = tracing ? jpp_trace_now() : 0;
+  int64_t issued = tracing ? jpp_clock_now() : 0;
   JPP_RETURN_IF_ERROR(execute_task(actor, instr));
   if (actor->runtime->step->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
   return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;

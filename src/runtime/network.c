@@ -2,20 +2,13 @@
 // shard's shape is known to the program that made it, not to the plan.
 #include "runtime/network.h"
 
-#include <sched.h>
-#include <string.h>
 #include <time.h>
 
-#include "base/log.h"
+#include "base/clock.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
 
-enum {
-  kNapNanoseconds = 50000,
-  kMillisecond = 1000000,
-  kFlushMs = 10000,
-  kAbortMs = 200
-};
+enum { kNapNanoseconds = 50000, kFlushMs = 10000, kAbortMs = 200 };
 
 // What a shard is, as it goes over the wire: processes of a job run on machines of one
 // byte order, which the transport's handshake compares.
@@ -24,6 +17,15 @@ typedef struct wire_shape {
   uint32_t rank;
   int64_t dims[JPP_BUFFER_MAX_RANK];
 } wire_shape_t;
+
+// In host memory.
+static uint64_t bytes_of(const wire_shape_t* shape) {
+  uint64_t bytes = jpp_dtype_bits((jpp_dtype_t)shape->dtype) / 8;
+  for (uint32_t i = 0; i < shape->rank; ++i) {
+    bytes = jpp_bytes_multiply(bytes, (uint64_t)shape->dims[i]);
+  }
+  return bytes;
+}
 
 typedef struct parcel {
   struct jpp_outbox* outbox;
@@ -42,18 +44,17 @@ struct jpp_outbox {
   parcel_t* parcels;    // [slots] message n uses n % slots
   uint64_t filled, gone;
   uint32_t busy;
-  void* memory;  // of all parcels
-  jpp_transport_memory_t* registered;
+  jpp_transport_memory_t* registered;  // all parcels' memory
 };
 
 // --- Open -----------------------------------------------------------------------------
 
-// Sub-byte elements take a byte each in host memory.
+// Of a shard in host memory, where types of 2 and 4 bits are not packed.
 static uint64_t host_bytes(const jpp_plan_t* plan, uint32_t value) {
-  const jpp_type_t* type = &plan->staged->values[value].type;
-  uint64_t bytes = plan->value_bytes[value];
-  uint32_t bits = jpp_dtype_bits(type->dtype);
-  return bits && bits < 8 ? bytes * (8 / bits) : bytes;
+  jpp_dtype_t dtype = plan->staged->values[value].type.dtype;
+  uint64_t of_eight = jpp_dtype_bits(dtype);
+  return jpp_bytes_multiply(plan->value_bytes[value], of_eight) /
+         jpp_dtype_device_bytes(dtype, 8);
 }
 
 static uint64_t most_bytes_of_link(const jpp_runtime_t* runtime, uint32_t channel) {
@@ -110,12 +111,13 @@ static jpp_status_t* make_outbox(jpp_runtime_t* runtime, jpp_link_t* link,
   outbox->most_bytes = most_bytes;
   link->outbox = outbox;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, slots, &outbox->parcels));
-  JPP_RETURN_IF_ERROR(jpp_alloc(parcel_bytes * slots, &outbox->memory));
-  JPP_RETURN_IF_ERROR(jpp_transport_register(runtime->network, outbox->memory,
+  char* memory = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, parcel_bytes * slots, &memory));
+  JPP_RETURN_IF_ERROR(jpp_transport_register(runtime->network, memory,
                                              parcel_bytes * slots, &outbox->registered));
   for (uint32_t i = 0; i < slots; ++i) {
-    JPP_RETURN_IF_ERROR(make_parcel(outbox, &outbox->parcels[i],
-                                    (char*)outbox->memory + i * parcel_bytes));
+    JPP_RETURN_IF_ERROR(
+        make_parcel(outbox, &outbox->parcels[i], memory + i * parcel_bytes));
   }
   return NULL;
 }
@@ -173,12 +175,12 @@ static void nap(void) {
 }
 
 jpp_status_t* jpp_network_warm_up(jpp_runtime_t* runtime, uint32_t timeout_ms) {
-  int64_t end = jpp_trace_now() + (int64_t)timeout_ms * kMillisecond;
+  int64_t end = jpp_clock_now_ms() + timeout_ms;
   for (uint32_t waiting = 1; waiting;) {
     bool some = false;
     JPP_RETURN_IF_ERROR(warm_up_links(runtime, &waiting));
     jpp_transport_progress(runtime->network, &some);
-    if (waiting && jpp_trace_now() > end) {
+    if (waiting && jpp_clock_now_ms() > end) {
       return jpp_status_make(JPP_PEER_ERROR,
                              "%u channels to other processes did not answer within %u ms",
                              waiting, timeout_ms);
@@ -221,45 +223,31 @@ static bool is_wanted(const jpp_runtime_t* runtime) {
 // others have been told.
 static void say_goodbye(jpp_runtime_t* runtime) {
   bool broken = atomic_load(&runtime->broken);
-  int64_t now = jpp_trace_now();
-  int64_t end = now + (int64_t)(broken ? kAbortMs : kFlushMs) * kMillisecond;
-  while ((broken || is_wanted(runtime)) && jpp_trace_now() < end) {
+  int64_t end = jpp_clock_now_ms() + (broken ? kAbortMs : kFlushMs);
+  while ((broken || is_wanted(runtime)) && jpp_clock_now_ms() < end) {
     if (!jpp_network_progress(runtime)) nap();
   }
 }
 
-static void close_channels(jpp_runtime_t* runtime) {
-  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
-    jpp_link_t* link = &runtime->links[i];
-    if (link->outbox) drop_parcels(link->outbox);
-    if (!link->remote) continue;
+static void close_link(jpp_runtime_t* runtime, jpp_link_t* link) {
+  if (link->outbox) drop_parcels(link->outbox);
+  if (link->remote) {
     jpp_channel_close(link->channel);
     link->channel = NULL;
   }
-}
-
-// The transport may read parcels until it is destroyed.
-static void free_outboxes(jpp_runtime_t* runtime) {
-  for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
-    jpp_outbox_t* outbox = runtime->links[i].outbox;
-    if (outbox) jpp_free(outbox->memory);
+  // What the transport still reads is known to it until it is destroyed.
+  if (link->outbox && !link->outbox->busy) {
+    jpp_transport_unregister(runtime->network, link->outbox->registered);
   }
 }
 
 void jpp_network_close(jpp_runtime_t* runtime) {
   if (!runtime->network) return;
-  if (runtime->links) {
-    say_goodbye(runtime);
-    close_channels(runtime);
-  }
+  if (runtime->links) say_goodbye(runtime);
   for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
-    jpp_outbox_t* outbox = runtime->links[i].outbox;
-    if (outbox && !outbox->busy) {
-      jpp_transport_unregister(runtime->network, outbox->registered);
-    }
+    close_link(runtime, &runtime->links[i]);
   }
   jpp_transport_destroy(runtime->network);
-  free_outboxes(runtime);
 }
 
 // --- Progress -------------------------------------------------------------------------
@@ -336,11 +324,8 @@ static jpp_status_t* fill_shard(parcel_t* parcel, uint32_t device, jpp_buffer_t*
   JPP_RETURN_IF_ERROR(jpp_client_buffer_shape(client, buffer, &shape));
   wire_shape_t* wire = &parcel->shapes[device];
   *wire = (wire_shape_t){.dtype = shape.dtype, .rank = shape.rank};
-  uint64_t bytes = (jpp_dtype_bits(shape.dtype) + 7) / 8;
-  for (uint32_t i = 0; i < shape.rank; ++i) {
-    wire->dims[i] = shape.dims[i];
-    bytes = jpp_bytes_multiply(bytes, (uint64_t)shape.dims[i]);
-  }
+  for (uint32_t i = 0; i < shape.rank; ++i) wire->dims[i] = shape.dims[i];
+  uint64_t bytes = bytes_of(wire);
   if (bytes > parcel->outbox->most_bytes) {
     return jpp_status_make(
         JPP_INTERNAL_ERROR, "expected at most %llu bytes of a shard, found %llu",
@@ -377,12 +362,8 @@ static jpp_status_t* check_shape(const jpp_runtime_t* runtime,
   uint32_t value = (uint32_t)(instr->tag >> 32);
   jpp_dtype_t dtype = runtime->plan->staged->values[value].type.dtype;
   bool fits = shape->dtype == (uint32_t)dtype && shape->rank <= JPP_BUFFER_MAX_RANK;
-  uint64_t bytes = (jpp_dtype_bits(dtype) + 7) / 8;
-  for (uint32_t i = 0; fits && i < shape->rank; ++i) {
-    fits = shape->dims[i] >= 0;
-    bytes = jpp_bytes_multiply(bytes, (uint64_t)shape->dims[i]);
-  }
-  if (fits && bytes == size) return NULL;
+  for (uint32_t i = 0; fits && i < shape->rank; ++i) fits = shape->dims[i] >= 0;
+  if (fits && bytes_of(shape) == size) return NULL;
   return jpp_status_make(
       JPP_PEER_ERROR, "expected a shard of %%%u (%s), found %llu bytes of another kind",
       value, jpp_dtype_name(dtype), (unsigned long long)size);

@@ -2,15 +2,9 @@
 // stored: when it was issued and when its results were ready. Their meaning is worked out
 // afterwards.
 #include <sched.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "runtime/state.h"
-
-int64_t jpp_trace_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 // --- Memory for traces ----------------------------------------------------------------
 
@@ -104,7 +98,7 @@ void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
     step->trace = &runtime->tracer.steps[step->number % runtime->tracer.count];
     step->trace->complete = false;
     step->trace->trace.step = step->number;
-    step->trace->trace.start = jpp_trace_now();
+    step->trace->trace.start = jpp_clock_now();
   }
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
@@ -123,7 +117,7 @@ void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
 // Any thread, no lock held. The waiter is the runtime's again once `pending` is lower.
 static void run_ended(void* user, jpp_status_t* status) {
   jpp_run_waiter_t* waiter = user;
-  waiter->end = jpp_trace_now();
+  waiter->end = jpp_clock_now();
   jpp_status_free(status);
   atomic_fetch_sub_explicit(waiter->pending, 1, memory_order_release);
 }
@@ -250,7 +244,7 @@ static void follow_actors(jpp_runtime_t* runtime, jpp_step_trace_t* step, bool s
 void jpp_trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
   jpp_step_trace_t* found = step->trace;
   if (success) {
-    found->trace.length = jpp_trace_now() - found->trace.start;
+    found->trace.length = jpp_clock_now() - found->trace.start;
     for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
       found->peaks[r] = found->actors[r].peak_live_bytes;
       find_run_ends(&runtime->actors[r], found);

@@ -43,7 +43,6 @@ typedef struct jpp_tracer {
 } jpp_tracer_t;
 
 jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
-int64_t jpp_trace_now(void);
 // The step is about to be issued; it is traced if that is wanted.
 void jpp_trace_begin(jpp_runtime_t* runtime, struct jpp_step* step);
 // Adds what the instruction adds to the live bytes.

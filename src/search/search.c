@@ -4,8 +4,8 @@
 #include "jaxpp/search.h"
 
 #include <math.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/struct_size.h"
 #include "search/greedy.h"
@@ -32,11 +32,7 @@ typedef struct search {
   jpp_search_result_t* result;
 } search_t;
 
-static double seconds_now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
+static double seconds_now(void) { return 1e-9 * (double)jpp_clock_now(); }
 
 // A linear congruential generator with Knuth's MMIX constants, so that a search with a
 // seed is the same on every platform.

@@ -6,17 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "transport/net_channel.h"
 #include "transport/sha256.h"
-
-int64_t jpp_net_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 // --- Create ---------------------------------------------------------------------------
 
@@ -310,7 +304,7 @@ static bool waits_for_gone(const jpp_net_peer_t* peer) {
 static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_t* peer),
                            int64_t until) {
   const struct timespec nap = {.tv_nsec = 50000};
-  while (jpp_net_now() < until) {
+  while (jpp_clock_now_ms() < until) {
     bool holds = false, some = false;
     for (uint32_t i = 0; i < net->base.num_processes && !holds; ++i) {
       holds = condition(&net->peers[i]);
@@ -322,7 +316,7 @@ static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_
 }
 
 void jpp_net_leave(jpp_net_t* net) {
-  int64_t until = jpp_net_now() + net->peer_timeout_ms;
+  int64_t until = jpp_clock_now_ms() + net->peer_timeout_ms;
   progress_while(net, is_sending, until);
   for (uint32_t i = 0; i < net->base.num_processes; ++i) {
     jpp_net_peer_t* peer = &net->peers[i];

@@ -138,9 +138,6 @@ void jpp_net_leave(jpp_net_t* net);
 // left.
 void jpp_net_deinit(jpp_net_t* net);
 
-// CLOCK_MONOTONIC in milliseconds.
-int64_t jpp_net_now(void);
-
 void jpp_net_get_address(const jpp_transport_t* transport, const void** out_address,
                          size_t* out_size);
 jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t process);

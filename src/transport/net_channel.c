@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/utf8.h"
 
 // The tag of the message of jpp_channel_warm_up(): value ids are below.
@@ -458,7 +459,7 @@ static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done
 jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   uint32_t timeout = channel->net->peer_timeout_ms;
-  if (!channel->warm_up_until) channel->warm_up_until = jpp_net_now() + timeout;
+  if (!channel->warm_up_until) channel->warm_up_until = jpp_clock_now_ms() + timeout;
   JPP_RETURN_IF_ERROR(channel->sends ? warm_up_sender(channel, out_done)
                                      : warm_up_receiver(channel, out_done));
   if (*out_done) {
@@ -466,7 +467,7 @@ jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done) {
     channel->warm_up_data = NULL;
     return NULL;
   }
-  if (jpp_net_now() < channel->warm_up_until) return NULL;
+  if (jpp_clock_now_ms() < channel->warm_up_until) return NULL;
   return jpp_status_make(
       JPP_PEER_ERROR,
       "process %u at %s: channel %u has not warmed up within %u ms; is "

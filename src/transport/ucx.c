@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "transport/net.h"
@@ -343,8 +344,8 @@ static void ucx_destroy(jpp_transport_t* base) {
     jpp_net_peer_t* peer = &transport->net.peers[i];
     if (peer->endpoint) ucx_close_endpoint(transport, peer);
   }
-  int64_t until = jpp_net_now() + transport->net.peer_timeout_ms;
-  while (has_pending(transport) && jpp_net_now() < until) {
+  int64_t until = jpp_clock_now_ms() + transport->net.peer_timeout_ms;
+  while (has_pending(transport) && jpp_clock_now_ms() < until) {
     transport->ucx->ucp_worker_progress(transport->worker);
   }
   ucx_free(transport);

@@ -7,6 +7,7 @@ the same in one process.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import signal
@@ -123,6 +124,37 @@ def train_all(ranks: int) -> None:
     for name in problems(ranks):
         for line in train(name, mesh):
             say(line)
+
+
+TYPES = (
+    "bool int2 int4 int8 int32 uint2 uint4 uint16 "
+    "float8_e4m3fn bfloat16 float16 float32 complex64"
+).split()
+
+
+def sum_by_way_of(dtype: Any, xs: Any) -> Any:
+    """The second stage gets numbers of that type from the first."""
+
+    def one(x: Any) -> Any:
+        x = jaxpp.mark_stage_end(jnp.floor(x).astype(dtype))
+        return jaxpp.mark_stage_end(jnp.real(x.astype(jnp.complex64)).sum())
+
+    return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+
+def sums_of_types(mesh: Any) -> Iterator[str]:
+    """Of odd sizes."""
+    xs = np.random.default_rng(0).uniform(0, 3, (MICROBATCHES, 3, 5)).astype(np.float32)
+    for name in TYPES:
+        total = functools.partial(sum_by_way_of, jnp.dtype(name))
+        result = jaxpp.mpmd_jit_with_loop(total, mpmd_mesh=mesh)(xs)
+        if local_ranks(result):
+            yield f"{name} {float(result)}"
+
+
+def types() -> None:
+    for line in sums_of_types(mesh_of_all(2)):
+        say(line)
 
 
 # --- Failures -----------------------------------------------------------------------------
@@ -248,6 +280,7 @@ JOBS: dict[str, Callable[[], None]] = {
     **{
         job.__name__: job
         for job in (
+            types,
             killed,
             raising,
             raising_early,

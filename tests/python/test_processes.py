@@ -105,6 +105,16 @@ def test_trains_as_one_process_does(
         assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_values_of_every_type_arrive(launch: Launch, devices: int) -> None:
+    """Also those that devices pack and the wire does not."""
+    result, lines, _ = launch(2, devices, "types")
+    assert result == 0, lines
+    mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
+    assert lines[1] == list(jobs.sums_of_types(mesh))
+    assert len(lines[1]) == len(jobs.TYPES)
+
+
 # --- Failures ---------------------------------------------------------------------------
 
 

@@ -1,0 +1,21 @@
+// The clock for durations and deadlines.
+#ifndef JPP_BASE_CLOCK_H_
+#define JPP_BASE_CLOCK_H_
+
+#include <stdint.h>
+#include <time.h>
+
+enum { JPP_NANOSECONDS_OF_MS = 1000000 };
+
+// CLOCK_MONOTONIC in nanoseconds.
+static inline int64_t jpp_clock_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline int64_t jpp_clock_now_ms(void) {
+  return jpp_clock_now() / JPP_NANOSECONDS_OF_MS;
+}
+
+#endif  // JPP_BASE_CLOCK_H_
