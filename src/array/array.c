@@ -187,16 +187,16 @@ const char* jpp_array_fate(const jpp_array_t* array) {
 
 // --- Waiting --------------------------------------------------------------------------
 
-static jpp_status_t* interrupted(void) {
-  return jpp_status_make(JPP_CANCELLED, "the wait for an array was interrupted");
-}
+static const char kWait[] = "the wait for an array";
 
 // Under the lock. Until its step has been issued, or is finished.
 static jpp_status_t* await_outcome(const jpp_array_t* array, bool finished,
                                    const jpp_interrupt_t* interrupt) {
   const jpp_outcome_t* outcome = array->outcome;
   while (outcome && !outcome->finished && (finished || !outcome->issued)) {
-    if (!jpp_arrays_wait(interrupt)) return interrupted();
+    if (!jpp_arrays_wait(interrupt)) {
+      return jpp_status_make(JPP_CANCELLED, "%s was interrupted", kWait);
+    }
   }
   return jpp_outcome_tell(array->outcome);
 }
@@ -226,13 +226,7 @@ static jpp_status_t* open_array(jpp_array_t* array, const jpp_interrupt_t* inter
 
 static jpp_status_t* await_buffer(const jpp_array_t* array, jpp_buffer_t* buffer,
                                   const jpp_interrupt_t* interrupt) {
-  jpp_event_t* event = NULL;
-  jpp_client_t* client = array->layout.client;
-  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
-  bool ready = jpp_wait_event(client, event, interrupt);
-  jpp_status_t* status = ready ? jpp_client_event_await(client, event) : interrupted();
-  jpp_client_event_destroy(client, event);
-  return status;
+  return jpp_wait_buffer(array->layout.client, buffer, kWait, interrupt);
 }
 
 // A device has said why a buffer has no contents: the step says it better, once it is

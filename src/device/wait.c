@@ -111,3 +111,15 @@ bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
   }
   return true;
 }
+
+jpp_status_t* jpp_wait_buffer(jpp_client_t* client, jpp_buffer_t* buffer,
+                              const char* what, const jpp_interrupt_t* interrupt) {
+  jpp_event_t* event = NULL;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
+  bool ready = !interrupt || jpp_wait_event(client, event, interrupt);
+  jpp_status_t* status = ready
+                             ? jpp_client_event_await(client, event)
+                             : jpp_status_make(JPP_CANCELLED, "%s was interrupted", what);
+  jpp_client_event_destroy(client, event);
+  return status;
+}

@@ -20,4 +20,10 @@ void jpp_wait_briefly(pthread_cond_t* condition, pthread_mutex_t* mutex);
 bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
                     const jpp_interrupt_t* interrupt);
 
+// Until the buffer's contents are there, and how that went; JPP_CANCELLED, with `what` in
+// front, if interrupted.
+jpp_status_t* jpp_wait_buffer(jpp_client_t* client, jpp_buffer_t* buffer,
+                              const char* what,
+                              const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+
 #endif  // JPP_DEVICE_WAIT_H_

@@ -98,10 +98,12 @@ static jpp_status_t* tell_of_failed_arg(const jpp_runtime_t* runtime,
 
 static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
                       const jpp_call_t* call) {
+  jpp_arrays_lock();
   for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
-    jpp_array_hold(call->args[a]);
+    ++call->args[a]->holders;
     step->args[a] = call->args[a];
   }
+  jpp_arrays_unlock();
 }
 
 // --- Donation -------------------------------------------------------------------------
@@ -276,10 +278,12 @@ jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime, const jpp_call_t* call) {
     jpp_queue_give_up(runtime);
     return status;
   }
+  jpp_arrays_lock();
   for (uint32_t o = 0; o < num_outputs; ++o) {
-    jpp_array_hold(step->results[o]);
+    ++step->results[o]->holders;
     call->results[o] = step->results[o];
   }
+  jpp_arrays_unlock();
   step->waiter = NULL;
   jpp_queue_submit(runtime);
   return NULL;

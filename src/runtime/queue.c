@@ -15,7 +15,7 @@ static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
 
 // Other processes may need this one while it has nothing to issue: their messages, and
 // what is left of its own.
-static void await_change(jpp_runtime_t* runtime) {
+static void await_submission(jpp_runtime_t* runtime) {
   jpp_queue_t* queue = &runtime->queue;
   if (!runtime->network) {
     pthread_cond_wait(&queue->changed, &queue->mutex);
@@ -28,43 +28,37 @@ static void await_change(jpp_runtime_t* runtime) {
   if (!some && idle) jpp_wait_briefly(&queue->changed, &queue->mutex);
 }
 
-static void* issuer_main(void* user) {
-  jpp_runtime_t* runtime = user;
+// Takes one step after the other: to issue it, or to finish what is issued.
+static void follow_steps(jpp_runtime_t* runtime, bool finishes) {
   jpp_queue_t* queue = &runtime->queue;
+  uint64_t* done = finishes ? &queue->finished : &queue->issued;
   pthread_mutex_lock(&queue->mutex);
-  while (!queue->stopping || queue->issued < atomic_load(&queue->submitted)) {
-    if (queue->issued == atomic_load(&queue->submitted)) {
-      await_change(runtime);
+  while (!queue->stopping || *done < atomic_load(&queue->submitted)) {
+    if (*done == (finishes ? queue->issued : atomic_load(&queue->submitted))) {
+      if (finishes) {
+        pthread_cond_wait(&queue->changed, &queue->mutex);
+      } else {
+        await_submission(runtime);
+      }
       continue;
     }
-    jpp_step_t* step = slot_of(queue, queue->issued + 1);
+    jpp_step_t* step = slot_of(queue, *done + 1);
     pthread_mutex_unlock(&queue->mutex);
-    jpp_step_issue(runtime, step);
+    (finishes ? jpp_step_finish : jpp_step_issue)(runtime, step);
     pthread_mutex_lock(&queue->mutex);
-    ++queue->issued;
+    ++*done;
     pthread_cond_broadcast(&queue->changed);
   }
   pthread_mutex_unlock(&queue->mutex);
+}
+
+static void* issuer_main(void* runtime) {
+  follow_steps(runtime, false);
   return NULL;
 }
 
-static void* finisher_main(void* user) {
-  jpp_runtime_t* runtime = user;
-  jpp_queue_t* queue = &runtime->queue;
-  pthread_mutex_lock(&queue->mutex);
-  while (!queue->stopping || queue->finished < atomic_load(&queue->submitted)) {
-    if (queue->finished == queue->issued) {
-      pthread_cond_wait(&queue->changed, &queue->mutex);
-      continue;
-    }
-    jpp_step_t* step = slot_of(queue, queue->finished + 1);
-    pthread_mutex_unlock(&queue->mutex);
-    jpp_step_finish(runtime, step);
-    pthread_mutex_lock(&queue->mutex);
-    ++queue->finished;
-    pthread_cond_broadcast(&queue->changed);
-  }
-  pthread_mutex_unlock(&queue->mutex);
+static void* finisher_main(void* runtime) {
+  follow_steps(runtime, true);
   return NULL;
 }
 

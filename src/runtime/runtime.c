@@ -2,6 +2,7 @@
 // here, so that the step itself does neither.
 #include "base/log.h"
 #include "base/struct_size.h"
+#include "device/wait.h"
 #include "runtime/network.h"
 #include "runtime/state.h"
 
@@ -137,14 +138,6 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
   return NULL;
 }
 
-static jpp_status_t* await_ready(jpp_client_t* client, jpp_buffer_t* buffer) {
-  jpp_event_t* event = NULL;
-  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
-  jpp_status_t* status = jpp_client_event_await(client, event);
-  jpp_client_event_destroy(client, event);
-  return status;
-}
-
 static jpp_status_t* upload_constants(jpp_actor_t* actor) {
   jpp_client_t* client = actor->runtime->client;
   uint32_t devices = actor->runtime->devices_per_rank;
@@ -155,7 +148,7 @@ static jpp_status_t* upload_constants(jpp_actor_t* actor) {
       jpp_buffer_t** buffer = &actor->constants[(size_t)i * devices + d];
       JPP_RETURN_IF_ERROR(
           jpp_client_buffer_from_host(client, &array, actor->devices[d], buffer));
-      JPP_RETURN_IF_ERROR(await_ready(client, *buffer));
+      JPP_RETURN_IF_ERROR(jpp_wait_buffer(client, *buffer, "an upload", NULL));
     }
   }
   return NULL;

@@ -1,3 +1,6 @@
+// Proofs that a process has the job's token: an address is sealed with an HMAC of it, and
+// every packet begins with one over the receiver's random number. Nothing that follows a
+// proof is looked at before the proof is good.
 #include "transport/handshake.h"
 
 #include <string.h>

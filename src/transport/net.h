@@ -170,7 +170,16 @@ void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, si
 
 // --- Channels (net_channel.c) ---------------------------------------------------------
 
-// Rows of jpp_transport_vtable_t.
+// The rows of jpp_transport_vtable_t that are the same for all drivers of packets.
+#define JPP_NET_ROWS                                                                 \
+  .form = JPP_TRANSPORT_BYTES, .address = jpp_net_get_address,                       \
+  .peer_status = jpp_net_peer_status, .open_channel = jpp_net_open_channel,          \
+  .warm_up = jpp_net_warm_up, .credits = jpp_net_credits,                            \
+  .get_stats = jpp_net_get_stats, .set_abort = jpp_net_set_abort,                    \
+  .reset = jpp_net_reset, .close = jpp_net_close, .try_send = jpp_transport_no_send, \
+  .try_recv = jpp_transport_no_recv, .try_send_bytes = jpp_net_try_send_bytes,       \
+  .try_recv_bytes = jpp_net_try_recv_bytes, .release = jpp_net_release
+
 jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
                                    const jpp_channel_spec_t* spec,
                                    jpp_channel_t** out_channel);

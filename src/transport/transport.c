@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "base/struct_size.h"
 #include "transport/driver.h"
 
 static const jpp_transport_vtable_t* const kDrivers[] = {
@@ -34,26 +35,12 @@ static jpp_status_t* unknown_driver(const char* name) {
   return status;
 }
 
-// A struct of a caller that was compiled with an older header ends earlier: the members
-// that it does not know are zero.
-static jpp_status_t* copy_struct(const char* what, void* to, size_t size,
-                                 const void* from) {
-  size_t given = 0;
-  memcpy(&given, from, sizeof(given));
-  if (given < sizeof(given)) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: struct_size is not set", what);
-  }
-  memset(to, 0, size);
-  memcpy(to, from, given < size ? given : size);
-  return NULL;
-}
-
 jpp_status_t* jpp_transport_create(const jpp_transport_options_t* given,
                                    jpp_transport_t** out_transport) {
   *out_transport = NULL;
   jpp_transport_options_t options;
   JPP_RETURN_IF_ERROR(
-      copy_struct("jpp_transport_options_t", &options, sizeof(options), given));
+      JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, given, &options));
   if (options.num_processes == 0) options.num_processes = 1;
   if (options.peer_timeout_ms == 0) options.peer_timeout_ms = 10000;
   if (options.process >= options.num_processes) {
@@ -158,7 +145,7 @@ jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
                                          jpp_channel_t** out_channel) {
   *out_channel = NULL;
   jpp_channel_spec_t spec;
-  JPP_RETURN_IF_ERROR(copy_struct("jpp_channel_spec_t", &spec, sizeof(spec), given));
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_channel_spec_t, user, given, &spec));
   jpp_status_t* status = check_channel_spec(transport, &spec);
   if (!status) status = transport->vtable->open_channel(transport, &spec, out_channel);
   if (status) {

@@ -1,3 +1,6 @@
+// Loads UCX at run time, once a process, so that the library runs without it. Every
+// function that is used is looked up by name, and an installation that lacks one is
+// named.
 #include "transport/ucx_library.h"
 
 #include <dlfcn.h>

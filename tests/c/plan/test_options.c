@@ -92,6 +92,24 @@ static jpp_status_t* call_planfile(const void* contents) {
   return jpp_planfile_save(contents, "/nowhere/plan");
 }
 
+static jpp_status_t* call_transport(const void* options) {
+  jpp_transport_t* transport = NULL;
+  jpp_status_t* status = jpp_transport_create(options, &transport);
+  jpp_transport_destroy(transport);
+  return status;
+}
+
+static jpp_status_t* call_channel(const void* spec) {
+  jpp_transport_options_t options = {.struct_size = sizeof(options), .driver = "inproc"};
+  jpp_transport_t* transport = NULL;
+  jpp_channel_t* channel = NULL;
+  JPP_RETURN_IF_ERROR(jpp_transport_create(&options, &transport));
+  jpp_status_t* status = jpp_transport_open_channel(transport, spec, &channel);
+  jpp_channel_close(channel);
+  jpp_transport_destroy(transport);
+  return status;
+}
+
 // A client of one device is not enough for two ranks.
 static jpp_status_t* call_runtime(const void* options) {
   jpp_runtime_t* runtime = NULL;
@@ -160,6 +178,8 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_fake_options_t one = {.struct_size = sizeof(one), .device_count = 1};
   jpp_runtime_options_t runtime = {.plan = g_planned.plan, .devices_per_rank = 1};
   ASSERT_OK(jpp_client_create_fake(&one, &runtime.client));
+  jpp_transport_options_t transport = {.driver = "inproc"};
+  jpp_channel_spec_t channel = {.slots = 1, .capacity = 1};
 #define ENTRY(type, call, options, code) \
   { #type, call, &(options), sizeof(type), code }
   const entry_t entries[] = {
@@ -174,6 +194,8 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_fake_options_t, call_fake, fake, JPP_OK),
       ENTRY(jpp_planfile_contents_t, call_planfile, contents, JPP_INVALID_ARGUMENT),
       ENTRY(jpp_pjrt_options_t, call_pjrt, pjrt, JPP_PLUGIN_ERROR),
+      ENTRY(jpp_transport_options_t, call_transport, transport, JPP_OK),
+      ENTRY(jpp_channel_spec_t, call_channel, channel, JPP_OK),
       ENTRY(jpp_runtime_options_t, call_runtime, runtime, JPP_DEVICES_ERROR),
   };
 #undef ENTRY

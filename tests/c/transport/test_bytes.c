@@ -226,7 +226,7 @@ static void test_options_are_checked(void** state) {
                "expected a process below 2");
   options.struct_size = 0;
   ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
-               "struct_size is not set");
+               "set it to sizeof(jpp_transport_options_t)");
   assert_null(transport);
 }
 
