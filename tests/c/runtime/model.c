@@ -184,7 +184,11 @@ jpp_status_t* model_try_create_runtime(model_t* model) {
                                    .devices = model->devices,
                                    .executables = model->executables,
                                    .issue_threads = model->options.issue_threads,
-                                   .steps_in_flight = model->options.steps_in_flight};
+                                   .steps_in_flight = model->options.steps_in_flight,
+                                   .rank_process = model->options.rank_process,
+                                   .process = model->options.process,
+                                   .network = model->options.network,
+                                   .stall_timeout_ms = model->options.stall_timeout_ms};
   return jpp_runtime_create(&options, &model->runtime);
 }
 
@@ -217,6 +221,43 @@ void model_destroy(model_t* model) {
   jpp_planned_destroy(model->planned);
   jpp_graph_destroy(model->graph);
   free(model);
+}
+
+// --- Arrays ---------------------------------------------------------------------------
+
+enum { kMostNumbers = 64, kMostDevices = 8 };  // of an array, of a rank
+
+jpp_array_t* model_array(const model_t* model, uint32_t arg, uint32_t rank, float first,
+                         float more) {
+  const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
+  uint32_t per_rank = model->options.devices_per_rank;
+  float data[kMostNumbers];
+  jpp_host_array_t shards[kMostDevices];
+  assert_true(jpp_type_bytes(type) <= sizeof(data) && per_rank <= kMostDevices);
+  for (int i = 0; i < kMostNumbers; ++i) data[i] = first + (float)i * more;
+  for (uint32_t d = 0; d < per_rank; ++d) {
+    shards[d] = (jpp_host_array_t){
+        .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+  }
+  jpp_array_layout_t layout = {.client = model->client,
+                               .num_ranks = 1,
+                               .devices_per_rank = per_rank,
+                               .ranks = &rank};
+  jpp_array_t* array = NULL;
+  ASSERT_OK(jpp_array_upload(&layout, shards, model->devices + rank * per_rank, &array));
+  return array;
+}
+
+float model_read_array(jpp_array_t* array) {
+  float data[kMostNumbers] = {0};
+  jpp_array_layout_t layout = jpp_array_layout(array);
+  size_t bytes = 0;
+  ASSERT_OK(jpp_array_await(array, NULL));
+  jpp_buffer_t* buffer = jpp_array_shards(array, layout.ranks[0])[0];
+  ASSERT_OK(jpp_client_buffer_size(layout.client, buffer, &bytes));
+  assert_true(bytes <= sizeof(data));
+  ASSERT_OK(jpp_array_read(array, layout.ranks[0], 0, data, bytes, NULL));
+  return data[0];
 }
 
 // --- Steps ----------------------------------------------------------------------------

@@ -18,9 +18,14 @@ typedef struct model_options {
   uint32_t devices_per_rank;  // 0: 1
   uint32_t issue_threads;
   uint32_t steps_in_flight;
-  uint32_t device_threads;       // of the fake
-  uint32_t latency_us;           // of the fake
-  bool portable;                 // one executable for any device
+  uint32_t device_threads;  // of the fake
+  uint32_t latency_us;      // of the fake
+  bool portable;            // one executable for any device
+  // As jpp_runtime_options_t has them.
+  const uint32_t* rank_process;
+  uint32_t process;
+  jpp_transport_t* network;
+  uint32_t stall_timeout_ms;
   const char* plugin_path;       // NULL: the fake. Executables are portable then.
   const char* custom_call;       // plugin: what result 0 of task `custom_call_task` goes
   const char* custom_call_task;  // through
@@ -56,6 +61,12 @@ jpp_executable_t* model_compile_task(const model_t* model, uint32_t task);
 jpp_status_t* model_try_create_runtime(model_t* model);
 model_t* model_create(const char* text, model_options_t options);
 void model_destroy(model_t* model);
+
+// An argument on one rank alone, whose elements are first, first + more, ...
+jpp_array_t* model_array(const model_t* model, uint32_t arg, uint32_t rank, float first,
+                         float more);
+// Waits; the first element of the first rank's shard.
+float model_read_array(jpp_array_t* array);
 
 // Uploads inputs: filled with a number of the argument.
 void model_give(model_t* model);

@@ -25,25 +25,7 @@ static uint32_t num_results(const stepper_t* stepper) {
 
 // An argument of `value`s on the first rank alone.
 static jpp_array_t* upload(const model_t* model, uint32_t arg, float value) {
-  const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
-  uint32_t per_rank = model->options.devices_per_rank, rank = 0;
-  float data[64];
-  for (uint32_t i = 0; i < 64; ++i) data[i] = value;
-  jpp_host_array_t host = {
-      .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
-  jpp_buffer_t* buffers[8] = {0};
-  assert_true(jpp_type_bytes(type) <= sizeof(data) && per_rank <= 8);
-  for (uint32_t d = 0; d < per_rank; ++d) {
-    ASSERT_OK(jpp_client_buffer_from_host(model->client, &host, model->devices[d],
-                                          &buffers[d]));
-  }
-  jpp_array_layout_t layout = {.client = model->client,
-                               .num_ranks = 1,
-                               .devices_per_rank = per_rank,
-                               .ranks = &rank};
-  jpp_array_t* array = NULL;
-  ASSERT_OK(jpp_array_create(&layout, buffers, &array));
-  return array;
+  return model_array(model, arg, 0, value, 0);
 }
 
 static stepper_t make_stepper(const char* text, model_options_t options) {
@@ -79,19 +61,6 @@ static void feed_back(stepper_t* stepper) {
   drop(stepper->results, num_results(stepper));
 }
 
-static float read_number(jpp_array_t* array) {
-  float data[64] = {0};
-  jpp_array_layout_t layout = jpp_array_layout(array);
-  jpp_buffer_t* buffer = NULL;
-  size_t bytes = 0;
-  ASSERT_OK(jpp_array_await(array, NULL));
-  buffer = jpp_array_shards(array, layout.ranks[0])[0];
-  ASSERT_OK(jpp_client_buffer_size(layout.client, buffer, &bytes));
-  assert_true(bytes <= sizeof(data));
-  ASSERT_OK(jpp_array_read(array, layout.ranks[0], 0, data, bytes, NULL));
-  return data[0];
-}
-
 static void end_stepper(stepper_t* stepper) {
   drop(stepper->args, num_args(stepper));
   drop(stepper->results, num_results(stepper));
@@ -108,7 +77,8 @@ static float train(const char* text, model_options_t options, uint32_t steps, bo
   for (uint32_t i = 0; i < steps; ++i) {
     ASSERT_OK(try_call(&stepper, NULL));
     if (wait) ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
-    if (i + 1 == steps) loss = read_number(stepper.results[num_results(&stepper) - 1]);
+    if (i + 1 == steps)
+      loss = model_read_array(stepper.results[num_results(&stepper) - 1]);
     feed_back(&stepper);
   }
   end_stepper(&stepper);
@@ -334,7 +304,7 @@ static void* call_often(void* user) {
     ASSERT_OK(try_call(&caller->stepper, NULL));
     feed_back(&caller->stepper);
   }
-  caller->number = read_number(caller->stepper.args[0]);
+  caller->number = model_read_array(caller->stepper.args[0]);
   return NULL;
 }
 

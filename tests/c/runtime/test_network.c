@@ -11,6 +11,8 @@
 
 enum { kProcesses = 3, kOutputs = 16, kSteps = 8 };
 
+static const uint32_t kRankProcess[kProcesses] = {0, 1, 2};
+
 static const char kToken[] = "a token of the tests";
 
 typedef struct process {
@@ -18,12 +20,10 @@ typedef struct process {
   const char* text;
   model_options_t options;
   jpp_transport_t* network;
-  uint32_t rank_process[kProcesses];
   uint32_t fail_at_step;  // 0: never
   bool late;              // the failure shows after the call
   uint32_t stop_before;   // a step that it never calls, while it lives on; 0: none
-  uint32_t stall_timeout_ms;
-  atomic_uint* ended;  // processes
+  atomic_uint* ended;     // processes
   pthread_t thread;
   float numbers[kOutputs];  // of its own ranks' outputs, after the last step; else -1
   jpp_status_t* status;     // of the step that failed
@@ -57,37 +57,11 @@ static void connect_all(process_t* processes, uint32_t delay, uint64_t seed) {
 
 // --- A process ------------------------------------------------------------------------
 
-static jpp_array_t* upload(const model_t* model, uint32_t arg, uint32_t rank) {
-  const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
-  float data[64];
-  for (int i = 0; i < 64; ++i) data[i] = (float)arg + (float)i / 16;
-  uint32_t per_rank = model->options.devices_per_rank;
-  jpp_host_array_t host = {
-      .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
-  jpp_host_array_t shards[4] = {host, host, host, host};
-  jpp_array_layout_t layout = {.client = model->client,
-                               .num_ranks = 1,
-                               .devices_per_rank = per_rank,
-                               .ranks = &rank};
-  jpp_array_t* array = NULL;
-  assert_true(per_rank <= 4);
-  ASSERT_OK(jpp_array_upload(&layout, shards, model->devices + rank * per_rank, &array));
-  return array;
-}
-
 static void read_numbers(const model_t* model, jpp_array_t* const* results,
                          float* numbers) {
   for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
-    jpp_array_layout_t layout = jpp_array_layout(results[o]);
-    float data[64] = {0};
-    size_t bytes = 0;
-    numbers[o] = -1;
-    if (!layout.num_ranks) continue;
-    ASSERT_OK(jpp_array_await(results[o], NULL));
-    jpp_buffer_t* buffer = jpp_array_shards(results[o], layout.ranks[0])[0];
-    ASSERT_OK(jpp_client_buffer_size(model->client, buffer, &bytes));
-    ASSERT_OK(jpp_array_read(results[o], layout.ranks[0], 0, data, bytes, NULL));
-    numbers[o] = data[0];
+    bool here = jpp_array_layout(results[o]).num_ranks > 0;
+    numbers[o] = here ? model_read_array(results[o]) : -1;
   }
 }
 
@@ -111,7 +85,9 @@ static void train(process_t* process, model_t* model) {
   uint32_t num_args = model->graph->num_args, weights = num_args - 1;
   uint32_t num_results = model->graph->num_outputs;
   jpp_array_t *args[kOutputs], *results[kOutputs];
-  for (uint32_t a = 0; a < num_args; ++a) args[a] = upload(model, a, process->index);
+  for (uint32_t a = 0; a < num_args; ++a) {
+    args[a] = model_array(model, a, process->index, (float)a, 1.0f / 16);
+  }
   for (uint32_t step = 1; step <= kSteps && !process->status; ++step) {
     if (step == process->stop_before) {
       stand_still(process);
@@ -140,19 +116,8 @@ static void train(process_t* process, model_t* model) {
 static void* run_process(void* user) {
   process_t* process = user;
   model_t* model = model_plan(process->text, process->options);
-  jpp_runtime_options_t options = {.struct_size = sizeof(options),
-                                   .client = model->client,
-                                   .plan = model->plan,
-                                   .devices_per_rank = model->options.devices_per_rank,
-                                   .devices = model->devices,
-                                   .executables = model->executables,
-                                   .steps_in_flight = 3,
-                                   .rank_process = process->rank_process,
-                                   .process = process->index,
-                                   .network = process->network,
-                                   .stall_timeout_ms = process->stall_timeout_ms};
   // Another process may have failed in its first step before this one has a runtime.
-  process->status = jpp_runtime_create(&options, &model->runtime);
+  process->status = model_try_create_runtime(model);
   if (!process->status) train(process, model);
   model_destroy(model);
   return NULL;
@@ -163,7 +128,10 @@ static void run_all(process_t* processes, const char* text, model_options_t opti
     processes[p].index = p;
     processes[p].text = text;
     processes[p].options = options;
-    for (uint32_t r = 0; r < kProcesses; ++r) processes[p].rank_process[r] = r;
+    processes[p].options.steps_in_flight = 3;
+    processes[p].options.rank_process = kRankProcess;
+    processes[p].options.process = p;
+    processes[p].options.network = processes[p].network;
     assert_int_equal(
         pthread_create(&processes[p].thread, NULL, run_process, &processes[p]), 0);
   }
@@ -235,13 +203,11 @@ static void test_a_process_that_stands_still_is_named(void** state) {
   char* text = model_chain(3, 3, 4);
   atomic_uint ended = 0;
   process_t processes[kProcesses] = {0};
-  for (uint32_t p = 0; p < kProcesses; ++p) {
-    processes[p].ended = &ended;
-    processes[p].stall_timeout_ms = 300;
-  }
+  for (uint32_t p = 0; p < kProcesses; ++p) processes[p].ended = &ended;
   processes[1].stop_before = 3;
   connect_all(processes, 1, 0);
-  run_all(processes, text, (model_options_t){.device_threads = 1});
+  run_all(processes, text,
+          (model_options_t){.device_threads = 1, .stall_timeout_ms = 300});
   assert_null(processes[1].status);  // it did not ask
   for (uint32_t p = 0; p < kProcesses; p += 2) {
     assert_non_null(processes[p].status);
@@ -259,15 +225,8 @@ static void test_a_process_that_stands_still_is_named(void** state) {
 static void test_a_network_is_needed(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
-  model_t* model = model_plan(text, (model_options_t){0});
-  const uint32_t rank_process[] = {0, 0, 1};
-  jpp_runtime_options_t options = {.struct_size = sizeof(options),
-                                   .client = model->client,
-                                   .plan = model->plan,
-                                   .devices_per_rank = 1,
-                                   .executables = model->executables,
-                                   .rank_process = rank_process};
-  ASSERT_FAILS(jpp_runtime_create(&options, &model->runtime), JPP_INVALID_ARGUMENT,
+  model_t* model = model_plan(text, (model_options_t){.rank_process = kRankProcess});
+  ASSERT_FAILS(model_try_create_runtime(model), JPP_INVALID_ARGUMENT,
                "expected a network of bytes");
   model_destroy(model);
   free(text);
