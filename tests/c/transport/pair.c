@@ -2,13 +2,8 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <time.h>
-
-int64_t pair_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 jpp_transport_options_t pair_options(const char* driver, uint32_t process,
                                      uint32_t most_ms) {
@@ -123,4 +118,51 @@ bool pair_is_filled(const void* data, size_t size, uint64_t seed) {
     if (((const unsigned char*)data)[i] != byte_of(seed, i)) return false;
   }
   return true;
+}
+
+void pair_expect_text(pair_t* pair, uint64_t tag, const char* text) {
+  jpp_received_t received;
+  PAIR_WAIT(pair, pair_recv(pair->in, &received));
+  assert_int_equal(received.tag, tag);
+  assert_int_equal(received.count, 1);
+  assert_int_equal(received.sizes[0], strlen(text));
+  assert_memory_equal(received.data[0], text, strlen(text));
+  jpp_channel_release(pair->in, received.slot);
+}
+
+bool pair_send_text(pair_t* pair, uint64_t tag, const char* text) {
+  jpp_shard_t shard = {.data = text, .size = strlen(text)};
+  return pair_send(pair->out, tag, &shard, 1, tag);
+}
+
+// --- Suites ---------------------------------------------------------------------------
+
+// A driver whose library is missing is skipped, which is said.
+static bool is_missing(const char* driver) {
+  jpp_transport_t* transport = NULL;
+  jpp_transport_options_t options = pair_options(driver, 0, 1);
+  jpp_status_t* status = jpp_transport_create(&options, &transport);
+  bool missing = jpp_status_code(status) == JPP_UNSUPPORTED;
+  if (missing) printf("1..0 # SKIP %s\n", jpp_status_message(status));
+  jpp_status_free(status);
+  jpp_transport_destroy(transport);
+  return missing;
+}
+
+enum { kMostTests = 32, kMostName = 128 };
+
+int pair_run_suite(const char* name, const struct CMUnitTest* tests, size_t count,
+                   int argc, char** argv) {
+  static char names[kMostTests][kMostName];
+  struct CMUnitTest run[kMostTests];
+  const char* driver = argc > 1 ? argv[1] : "fake";
+  assert_true(count <= kMostTests);
+  if (is_missing(driver)) return 0;
+  for (size_t i = 0; i < count; ++i) {
+    run[i] = tests[i];
+    snprintf(names[i], kMostName, "%s on %s", tests[i].name, driver);
+    run[i].name = names[i];
+    run[i].initial_state = (void*)driver;
+  }
+  return _cmocka_run_group_tests(name, run, count, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #ifndef TESTS_C_TRANSPORT_PAIR_H_
 #define TESTS_C_TRANSPORT_PAIR_H_
 
+#include "base/clock.h"
 #include "jaxpp/transport_fake.h"
 #include "test_util.h"
 
@@ -36,15 +37,14 @@ void pair_close(pair_t* pair);
 // Progress at both ends.
 void pair_progress(pair_t* pair);
 // The same until the condition is true; fails the test when it is not within a long time.
-#define PAIR_WAIT(pair, condition)                                              \
-  do {                                                                          \
-    int64_t pair_until_ = pair_now() + 20000;                                   \
-    while (!(condition)) {                                                      \
-      if (pair_now() > pair_until_) fail_msg("waited in vain for " #condition); \
-      pair_progress(pair);                                                      \
-    }                                                                           \
+#define PAIR_WAIT(pair, condition)                                                      \
+  do {                                                                                  \
+    int64_t pair_until_ = jpp_clock_now_ms() + 20000;                                   \
+    while (!(condition)) {                                                              \
+      if (jpp_clock_now_ms() > pair_until_) fail_msg("waited in vain for " #condition); \
+      pair_progress(pair);                                                              \
+    }                                                                                   \
   } while (0)
-int64_t pair_now(void);  // milliseconds
 
 // Whether a message could be sent; its status must be OK.
 bool pair_send(jpp_channel_t* channel, uint64_t tag, const jpp_shard_t* shards,
@@ -54,5 +54,15 @@ bool pair_recv(jpp_channel_t* channel, jpp_received_t* out_received);
 // Bytes that differ from message to message and from shard to shard.
 void pair_fill(void* data, size_t size, uint64_t seed);
 bool pair_is_filled(const void* data, size_t size, uint64_t seed);
+
+// A message of one shard, with its tag as the cookie; whether it could be sent.
+bool pair_send_text(pair_t* pair, uint64_t tag, const char* text);
+// Waits for it, and releases its slot.
+void pair_expect_text(pair_t* pair, uint64_t tag, const char* text);
+
+// Runs the tests on the driver that argv[1] names ("fake" if there is none), which is
+// their state. A driver whose library is missing is skipped, which is said.
+int pair_run_suite(const char* name, const struct CMUnitTest* tests, size_t count,
+                   int argc, char** argv);
 
 #endif  // TESTS_C_TRANSPORT_PAIR_H_

@@ -286,7 +286,7 @@ static const struct CMUnitTest kConformance[] = {
 };
 enum { kConformanceCount = sizeof(kConformance) / sizeof(*kConformance), kMost = 128 };
 
-// The suite of those that carry bytes is test_bytes.c.
+// The suites of those that carry bytes are test_bytes.c and test_failures.c.
 static bool is_of_handles(const char* driver) { return !strcmp(driver, "inproc"); }
 
 // The suite on every driver that the library lists, but for the skeleton, which refuses.
