@@ -330,6 +330,28 @@ static PyObject* plan_steps_in_flight(PyObject* object, PyObject* args) {
   return PyLong_FromUnsignedLong(steps);
 }
 
+static bool set_hash(PyObject* dict, const char* name, uint64_t hash) {
+  PyObject* number = PyLong_FromUnsignedLongLong(hash);
+  bool ok = number && PyDict_SetItemString(dict, name, number) == 0;
+  Py_XDECREF(number);
+  return ok;
+}
+
+static PyObject* plan_hashes(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_plan_hashes_t hashes;
+  jpp_planned_hash(((jpp_py_plan_t*)object)->planned, &hashes);
+  PyObject* dict = PyDict_New();
+  if (dict && set_hash(dict, "arguments", hashes.arguments) &&
+      set_hash(dict, "graph", hashes.graph) &&
+      set_hash(dict, "schedule", hashes.schedule) &&
+      set_hash(dict, "program", hashes.program)) {
+    return dict;
+  }
+  Py_XDECREF(dict);
+  return NULL;
+}
+
 static PyMethodDef kMethods[] = {
     {"staged", plan_staged, METH_NOARGS,
      "staged($self, /)\n--\n\nThe graph partitioned in tasks."},
@@ -353,6 +375,10 @@ static PyMethodDef kMethods[] = {
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
      "An out-of-memory message with what the plan says of the rank."},
+    {"hashes", plan_hashes, METH_NOARGS,
+     "hashes($self, /)\n--\n\n"
+     "What makes a step the same step, as numbers, from the likely cause of a difference "
+     "to what follows from it."},
     {"steps_in_flight", plan_steps_in_flight, METH_VARARGS,
      "steps_in_flight($self, memory_limits, wanted, /)\n--\n\n"
      "How many steps, at most `wanted`, may be in flight within the limits (or None)."},

@@ -373,6 +373,7 @@ def cases(step: Step) -> list[Case]:
         Case("PlanFile", lambda: _core.PlanFile, ("path", step.saved)),
         Case("PlanFile.plan", lambda: _core.PlanFile(step.saved).plan),
         Case("PlanFile.contents", lambda: _core.PlanFile(step.saved).contents),
+        Case("Plan.hashes", lambda: step.plan.hashes),
         Case(
             "Plan.steps_in_flight",
             lambda: step.plan.steps_in_flight,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import logging
 import os
 import pathlib
@@ -205,7 +204,9 @@ class CompiledStep:
             "number of arguments": str(len(traced.in_avals)),
             **{f"argument {name}": str(aval) for name, aval in arguments},
             "schedule": traced.schedule_text,
-            "digest of the plan": _digest(traced.plan.text()),
+            **{
+                f"digest of the {name}": f"{h:016x}" for name, h in traced.plan.hashes().items()
+            },
             "steps_in_flight": str(options.steps_in_flight),
         }
         driver = _core.option("JPP_TRANSPORT") or "ucx"
@@ -453,10 +454,6 @@ class ProgramText:
         return self._plan.program_text()
 
     __repr__ = __str__
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _dump(traced: Planned, code: Code) -> None:
