@@ -310,7 +310,7 @@ bool jpp_network_progress(jpp_runtime_t* runtime) {
 }
 
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
-  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
+  for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
     jpp_link_t* link = &runtime->links[i];
     if (link->remote && link->channel) jpp_channel_abort(link->channel, status);
   }

@@ -246,7 +246,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
   jpp_queue_init(&runtime->queue);
   status = create_runtime(runtime, options);
   if (status) {
-    atomic_store(&runtime->broken, true);  // nobody waits for what it did not send
+    jpp_runtime_break(runtime, status);  // others that wait for this one hear why
     jpp_runtime_destroy(runtime);
     return status;
   }

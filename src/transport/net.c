@@ -124,6 +124,7 @@ jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t pro
 }
 
 jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) {
+  if (peer->last_words) return jpp_status_clone(peer->last_words);
   return jpp_status_make(JPP_PEER_ERROR, "process %u at %s has left the job",
                          peer->process, peer->name ? peer->name : "an unknown address");
 }
@@ -247,6 +248,9 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
       return "there is no such kind";
   }
   jpp_net_channel_t* channel = find_channel(peer, packet->channel);
+  if (!channel && packet->kind == JPP_PACKET_ABORT) {
+    return jpp_net_early_abort(peer, packet, data);
+  }
   return channel ? take_channel_packet(channel, packet, data, out_place) : NULL;
 }
 
@@ -328,6 +332,7 @@ void jpp_net_leave(jpp_net_t* net) {
 static void free_peer(jpp_net_peer_t* peer) {
   jpp_vec_deinit(&peer->ends);
   jpp_status_free(peer->status);
+  jpp_status_free(peer->last_words);
   jpp_free(peer->name);
 }
 

@@ -96,6 +96,7 @@ struct jpp_net_peer {
   uint32_t busy;                // operations under way
   jpp_status_t* status;         // why it can not be reached; NULL: it can
   bool left;                    // BYE has come
+  jpp_status_t* last_words;     // an ABORT for a channel that is not open here yet
   bool knows_we_left;           // GONE has come
   jpp_net_op_t hello, bye, gone;
 };

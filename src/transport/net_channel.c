@@ -208,24 +208,44 @@ static void tell_abort(jpp_net_channel_t* channel, const jpp_status_t* aborted) 
   jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
 }
 
-const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
-                                  const char* text) {
+static const char* check_abort(const jpp_packet_t* packet, const char* text) {
   if (packet->number == JPP_OK || packet->number >= JPP_STATUS_CODE_COUNT) {
     return "there is no such error";
   }
   if (packet->size > kJppMostAbortText || (packet->size && !text)) {
     return "the message is too long";
   }
-  if (packet->epoch < channel->epoch) return NULL;
-  if (channel->peer_aborted && channel->peer_aborted_epoch >= channel->epoch) return NULL;
+  return NULL;
+}
+
+static jpp_status_t* status_of_abort(const jpp_net_peer_t* peer,
+                                     const jpp_packet_t* packet, const char* text) {
   jpp_str_t words = {0};
   if (packet->size) jpp_str_append_utf8(&words, text, packet->size);
-  jpp_status_free(channel->peer_aborted);
-  channel->peer_aborted = jpp_status_make(
-      (jpp_status_code_t)packet->number, "process %u at %s: %s", channel->peer->process,
-      channel->peer->name, words.data ? words.data : "aborted");
-  channel->peer_aborted_epoch = packet->epoch;
+  jpp_status_t* status =
+      jpp_status_make((jpp_status_code_t)packet->number, "process %u at %s: %s",
+                      peer->process, peer->name, words.data ? words.data : "aborted");
   jpp_str_deinit(&words);
+  return status;
+}
+
+const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
+                                  const char* text) {
+  const char* wrong = check_abort(packet, text);
+  if (wrong) return wrong;
+  if (packet->epoch < channel->epoch) return NULL;
+  if (channel->peer_aborted && channel->peer_aborted_epoch >= channel->epoch) return NULL;
+  jpp_status_free(channel->peer_aborted);
+  channel->peer_aborted = status_of_abort(channel->peer, packet, text);
+  channel->peer_aborted_epoch = packet->epoch;
+  return NULL;
+}
+
+const char* jpp_net_early_abort(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                                const char* text) {
+  const char* wrong = check_abort(packet, text);
+  if (wrong || peer->last_words) return wrong;
+  peer->last_words = status_of_abort(peer, packet, text);
   return NULL;
 }
 

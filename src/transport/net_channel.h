@@ -105,6 +105,9 @@ const char* jpp_net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t*
                                  jpp_net_place_t* out_place) JPP_MUST_USE;
 const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
                                   const char* text) JPP_MUST_USE;
+// For a channel that is not open here (yet): the peer gave up before that.
+const char* jpp_net_early_abort(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                                const char* text) JPP_MUST_USE;
 
 // Sends what is due.
 void jpp_net_channel_progress(jpp_net_channel_t* channel);
