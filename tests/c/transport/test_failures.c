@@ -290,6 +290,35 @@ static void test_the_last_messages_of_a_peer_arrive(void** state) {
   jpp_transport_destroy(pair.receiver);
 }
 
+// A peer that gives up and leaves before the channel is open here: why is not lost.
+static void test_an_abort_before_the_channel_is_open_is_told(void** state) {
+  pair_t pair = {0};
+  pthread_t thread;
+  uint64_t bytes = 16;
+  pair_connect(&pair, *state, 20000);
+  jpp_channel_spec_t spec = pair_spec(&pair, 7, 1, 1, &bytes);
+  ASSERT_OK(jpp_transport_open_channel(pair.sender, &spec, &pair.out));
+  abort_with(pair.out, "rank 10 failed");
+  for (int i = 0; i < 1000; ++i) pair_progress(&pair);
+  assert_int_equal(pthread_create(&thread, NULL, destroy_sender, &pair), 0);
+  jpp_status_t* left = NULL;
+  int64_t until = jpp_clock_now_ms() + 20000;
+  while (!left && jpp_clock_now_ms() < until) {
+    bool some = false;
+    jpp_transport_progress(pair.receiver, &some);
+    left = jpp_transport_peer_status(pair.receiver, 0);
+  }
+  pthread_join(thread, NULL);
+  ASSERT_FAILS(left, JPP_EXECUTION_ERROR, "rank 10 failed");
+  ASSERT_OK(jpp_transport_open_channel(pair.receiver, &spec, &pair.in));
+  jpp_received_t received;
+  bool done = false;
+  ASSERT_FAILS(jpp_channel_try_recv_bytes(pair.in, &received, &done), JPP_EXECUTION_ERROR,
+               "process 0 at 127.0.0.1");
+  jpp_channel_close(pair.in);
+  jpp_transport_destroy(pair.receiver);
+}
+
 static void test_close_with_messages_under_way(void** state) {
   static char data[3][100000];
   pair_t pair;
@@ -319,6 +348,7 @@ static const struct CMUnitTest kTests[] = {
     cmocka_unit_test(test_abort_from_a_third_thread_ends_a_waiting_receiver),
     cmocka_unit_test(test_a_peer_that_leaves_is_named),
     cmocka_unit_test(test_the_last_messages_of_a_peer_arrive),
+    cmocka_unit_test(test_an_abort_before_the_channel_is_open_is_told),
     cmocka_unit_test(test_close_with_messages_under_way),
 };
 
