@@ -105,6 +105,10 @@ typedef struct jpp_compile_request {
   // assignment then. 0: as the options say.
   const uint32_t* devices;
   uint32_t device_count;
+  // What stands for `code` in the key of a cache: the program as text without source
+  // locations, so that a line added above a step does not compile it again. NULL: `code`.
+  const char* identity;
+  size_t identity_size;  // bytes
 } jpp_compile_request_t;
 
 // Compiles and loads. Blocks; calls from several threads compile in parallel. The caller
@@ -120,10 +124,18 @@ typedef enum jpp_cache_outcome {
   JPP_CACHE_NOT_WRITTEN,  // compiled; the file could not be written (disk full, ...)
 } jpp_cache_outcome_t;
 
-// The same through a folder of compiled programs: loads what an earlier call, maybe of
-// another process, left there under `key`, or else compiles and leaves it. `key` stands
-// for all that the compiled code depends on (program, options, plugin, processor) and is
-// part of a file's name. A file that is damaged, that names another key or that the
+enum { kJppCacheKeySize = 65 };
+
+// The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of all that
+// its code depends on, which is the program, its options, the ids of its devices, the
+// plugin's version and file, this machine's processor, and what XLA_FLAGS says.
+JPP_API void jpp_client_cache_key(const jpp_client_t* client,
+                                  const jpp_compile_request_t* request,
+                                  char out_key[kJppCacheKeySize]);
+
+// The same as compile through a folder of compiled programs: loads what an earlier call,
+// maybe of another process, left there under `key`, or else compiles and leaves it. `key`
+// is part of a file's name; NULL: that of jpp_client_cache_key(). A file that is damaged, that names another key or that the
 // plugin refuses is compiled again and replaced, as is what is no regular file; any
 // number of processes may use a folder.
 JPP_API jpp_status_t* jpp_client_compile_cached(

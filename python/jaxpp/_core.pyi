@@ -446,7 +446,7 @@ class Client:
         devices: Sequence[int],
         kept: object,
         folder: bytes,
-        key: str | None,
+        identity: Buffer,
         /,
     ) -> Compiled: ...
     def register_custom_call(

@@ -175,6 +175,11 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
                                         jpp_cache_outcome_t* out_outcome) {
   *out_outcome = JPP_CACHE_NOT_KEPT;
   char* path = NULL;
+  char made_key[kJppCacheKeySize];
+  if (!key) {
+    jpp_client_cache_key(client, request, made_key);
+    key = made_key;
+  }
   JPP_RETURN_IF_ERROR(make_path(folder, key, "", &path));
   *out_executable = load_program(client, path, key);
   jpp_status_t* status = NULL;

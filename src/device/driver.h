@@ -52,7 +52,9 @@ typedef struct jpp_client_vtable {
 // The first member of every driver's client.
 struct jpp_client {
   const jpp_client_vtable_t* vtable;
-  jpp_client_info_t info;  // filled before create returns, then constant
+  // Filled before create returns, then constant.
+  jpp_client_info_t info;
+  uint64_t build;  // differs from that of another build of the same version; 0: unknown
 };
 
 // For drivers without these operations.

@@ -74,31 +74,29 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
 // Without a folder ("") it only compiles.
 static jpp_status_t* load_or_compile(jpp_client_t* client,
                                      const jpp_compile_request_t* request,
-                                     const char* folder, const char* key,
+                                     const char* folder,
                                      jpp_executable_t** out_executable,
                                      jpp_cache_outcome_t* out_outcome) {
   *out_outcome = JPP_CACHE_NOT_KEPT;
   if (!*folder) return jpp_client_compile(client, request, out_executable);
-  return jpp_client_compile_cached(client, request, folder, key, out_executable,
+  return jpp_client_compile_cached(client, request, folder, NULL, out_executable,
                                    out_outcome);
 }
 
 static PyObject* client_compile(PyObject* object, PyObject* args) {
-  Py_buffer code, options;
+  Py_buffer code, options, identity;
   PyObject* kept = NULL;
-  const char *folder = NULL, *key = NULL;
+  const char* folder = NULL;
   PyObject* devices = NULL;
   uint32_t *device_table = NULL, device_count = 0;
-  if (!PyArg_ParseTuple(args, "y*y*OOyz", &code, &options, &devices, &kept, &folder,
-                        &key)) {
+  if (!PyArg_ParseTuple(args, "y*y*OOyy*", &code, &options, &devices, &kept, &folder,
+                        &identity)) {
     return NULL;
   }
-  if (*folder && !key) {
-    PyErr_SetString(PyExc_TypeError, "expected a key with the folder, found None");
-  }
-  if (PyErr_Occurred() || !jpp_py_to_u32s(devices, &device_table, &device_count)) {
+  if (!jpp_py_to_u32s(devices, &device_table, &device_count)) {
     PyBuffer_Release(&code);
     PyBuffer_Release(&options);
+    PyBuffer_Release(&identity);
     return NULL;
   }
   jpp_compile_request_t request = {.code = code.buf,
@@ -107,16 +105,19 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
                                    .options = options.buf,
                                    .options_size = (size_t)options.len,
                                    .devices = device_table,
-                                   .device_count = device_count};
+                                   .device_count = device_count,
+                                   .identity = identity.buf,
+                                   .identity_size = (size_t)identity.len};
   jpp_executable_t* executable = NULL;
   jpp_cache_outcome_t outcome;
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
   Py_BEGIN_ALLOW_THREADS
-    status = load_or_compile(client, &request, folder, key, &executable, &outcome);
+    status = load_or_compile(client, &request, folder, &executable, &outcome);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);
+  PyBuffer_Release(&identity);
   jpp_free(device_table);
   if (!jpp_py_check(status)) return NULL;
   jpp_py_executable_t* self = jpp_py_new(jpp_py_types.executable);
@@ -151,12 +152,12 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
-     "compile($self, code, options, devices, kept, folder, key, /)\n--\n\n"
+     "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\n"
      "Compiles StableHLO under a serialized CompileOptionsProto, for these devices as "
      "the client numbers them; without any, for each one device. The Executable keeps "
-     "`kept` alive. With a folder, as bytes: loads what was compiled under the key "
-     "before, "
-     "or leaves it there; b\"\": none. Releases the GIL."},
+     "`kept` alive. With a folder, as bytes: loads what was compiled before from "
+     "what stands for the code in the cache, as bytes, or leaves it there; b\"\": no "
+     "folder. Releases the GIL."},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "register_custom_call($self, name, platform, handler, traits, /)\n--\n\n"
      "Gives the plugin an XLA FFI handler, a capsule."},

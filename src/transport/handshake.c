@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "transport/sha256.h"
+#include "base/sha256.h"
 
 // The head of a sealed address; name and route follow it. Both processes have the same
 // byte order, or the magic number is another one.

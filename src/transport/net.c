@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "transport/net_channel.h"
-#include "transport/sha256.h"
+#include "base/sha256.h"
 
 // --- Create ---------------------------------------------------------------------------
 

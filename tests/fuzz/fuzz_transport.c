@@ -5,7 +5,7 @@
 #include "fuzz.h"
 #include "jaxpp/transport_fake.h"
 #include "transport/net.h"
-#include "transport/sha256.h"
+#include "base/sha256.h"
 
 static const char kToken[] = "a token of the fuzzer";
 enum { kMostAddress = 4096, kShards = 2, kChannels = 2, kSlots = 3 };

@@ -170,7 +170,7 @@ class Step:
         lowered = [self.lowerer.lower(t, row) if t.ops else None for t, row in rows]
         compile_ = self.client.compile
         return [
-            None if one is None else compile_(one.code, options, [], kept, b"", None).executable
+            None if one is None else compile_(one.code, options, [], kept, b"", b"").executable
             for one in lowered
         ]
 
@@ -392,7 +392,7 @@ def cases(step: Step) -> list[Case]:
             ("numbers", []),
             ("anything", None),
             ("bytes", b""),
-            ("text", None),
+            ("bytes", b""),
         ),
         Case(
             "Client.register_custom_call",
@@ -547,10 +547,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "items of another size": lambda: _core.Value.put(
             step.client, [0], 1, [0], [np.ones(2, "f8")], "float32"
         ),
-        "a folder without a key": lambda: step.client.compile(
-            b"", b"", [], None, b"/tmp", None
-        ),
-        "code that is none": lambda: step.client.compile(b"none", b"", [], None, b"", None),
+        "code that is none": lambda: step.client.compile(b"none", b"", [], None, b"", b""),
         "kinds of no reduction": lambda: in_loop().end_loop([999], [0], [("float32", [2])]),
         "flags of more bits": lambda: in_loop().add_op(0, 256, 0, [], [], 1.0, "f", None),
         "a latency of more bits": lambda: _core.Schedule.from_rows(

@@ -111,7 +111,7 @@ case(
 def too_few_devices() -> None:
     plugin = devices._default_plugin()
     client = _core.Client(plugin, {"cpu_device_count": 2})
-    devices.Devices(client, plugin, mesh(4))
+    devices.Devices(client, mesh(4))
 
 
 case(

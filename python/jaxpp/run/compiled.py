@@ -18,7 +18,7 @@ from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
-from jaxpp.run.compilation_cache import folder, key_of
+from jaxpp.run.compilation_cache import folder
 from jaxpp.run.devices import Devices
 from jaxpp.run.handlers import has_callbacks
 from jaxpp.run.lowering import LoweredTask, TaskLowerer
@@ -101,13 +101,12 @@ class _Compiler:
         """For the devices of a rank, or for each one device."""
         # The code of a callback names an address of this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
-        options, plugin = self.code.compile_options, self.devices.plugin_key
-        ids, devices = (
-            ([], []) if rank is None else (self.devices.ids[rank], self.devices.indices[rank])
-        )
-        key = key_of(lowered.text(), options, ids, plugin) if folder else None
+        options = self.code.compile_options
+        devices = [] if rank is None else self.devices.indices[rank]
+        # Without locations: a line added above a step does not compile it again.
+        identity = lowered.text().encode(errors="surrogatepass") if folder else b""
         compile_ = self.devices.client.compile
-        compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, key)
+        compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, identity)
         if not compiled.written:
             self.all_written = False
         return compiled.executable

@@ -11,7 +11,6 @@ import jax
 from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.run.compilation_cache import plugin_key
 from jaxpp.run.handlers import register_handlers
 from jaxpp.run.processes import processes_of
 
@@ -24,12 +23,11 @@ class Devices:
     A rank of another process has none here: its indices are 0.
     """
 
-    def __init__(self, client: _core.Client, plugin: str, mesh: MpmdMesh) -> None:
+    def __init__(self, client: _core.Client, mesh: MpmdMesh) -> None:
         self.client = client
         register_handlers(client)
         info = client.info()
         self.platform, self.version, self.found = info.platform, info.version, info.devices
-        self.plugin_key = plugin_key(plugin, self.version)
         by_id = {device.id: index for index, device in enumerate(self.found)}
         self.processes = processes_of(mesh)
         self.local_ranks = [r for r in range(mesh.mpmd_dim) if self.has_rank(r)]
@@ -99,9 +97,9 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
     local = [_local_id(d) for d in mesh.jax_mesh.local_devices]
     on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
-    return _devices(_client(path, cpu_devices), path, mesh)
+    return _devices(_client(path, cpu_devices), mesh)
 
 
 @functools.cache
-def _devices(client: _core.Client, plugin: str, mesh: MpmdMesh) -> Devices:
-    return Devices(client, plugin, mesh)
+def _devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
+    return Devices(client, mesh)

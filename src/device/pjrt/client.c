@@ -1,7 +1,9 @@
 // Creates a client of a PJRT plugin and reads its platform and devices once, so that
 // asking for them later is a read of memory.
 #include <string.h>
+#include <sys/stat.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/struct_size.h"
 #include "device/pjrt/pjrt.h"
@@ -91,6 +93,15 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
   return NULL;
 }
 
+// The plugin's file as it was when it was loaded.
+static uint64_t hash_file(const char* path) {
+  struct stat info;
+  if (stat(path, &info) != 0) return 0;
+  uint64_t hash = jpp_hash_u64(JPP_HASH_START, (uint64_t)info.st_size);
+  hash = jpp_hash_u64(hash, (uint64_t)info.st_mtim.tv_sec);
+  return jpp_hash_u64(hash, (uint64_t)info.st_mtim.tv_nsec);
+}
+
 static jpp_status_t* client_read_platform(jpp_pjrt_client_t* client) {
   JPP_PJRT_ARGS(Client_PlatformName, name);
   name.client = client->client;
@@ -152,6 +163,7 @@ static jpp_status_t* client_read_devices(jpp_pjrt_client_t* client) {
 static jpp_status_t* client_init(jpp_pjrt_client_t* client,
                                  const jpp_pjrt_options_t* options) {
   JPP_RETURN_IF_ERROR(jpp_pjrt_plugin_load(options->plugin_path, &client->api));
+  client->base.build = hash_file(options->plugin_path);
   JPP_RETURN_IF_ERROR(client_open(client, options));
   JPP_RETURN_IF_ERROR(client_read_platform(client));
   return client_read_devices(client);

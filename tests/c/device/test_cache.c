@@ -166,6 +166,74 @@ static void test_a_program_that_does_not_compile_leaves_nothing(void** state) {
   assert_int_equal(file_size(cache->file), -1);
 }
 
+static void key_of(const cache_t* cache, const jpp_compile_request_t* request,
+                   char key[kJppCacheKeySize]) {
+  jpp_client_cache_key(cache->client, request, key);
+  assert_int_equal(strlen(key), kJppCacheKeySize - 1);
+  assert_int_equal(strspn(key, "0123456789abcdef"), kJppCacheKeySize - 1);
+}
+
+// Whatever changes the code changes the key, and nothing else does.
+static void test_what_the_key_stands_for(void** state) {
+  cache_t* cache = *state;
+  enum { kRequests = 9 };
+  static const uint32_t kDevices[] = {1, 0};
+  jpp_compile_request_t plain = {.code = "abc", .code_size = 3, .format = "mlir"};
+  jpp_compile_request_t requests[kRequests];
+  for (int i = 0; i < kRequests; ++i) requests[i] = plain;
+  requests[1].code = "abd";
+  requests[2].code_size = 2;
+  requests[3].format = "fake";
+  requests[4].options = "abc";
+  requests[4].options_size = 3;
+  requests[5].devices = kDevices;
+  requests[5].device_count = 1;
+  requests[6].devices = kDevices + 1;
+  requests[6].device_count = 1;
+  requests[7].devices = kDevices;
+  requests[7].device_count = 2;
+  requests[8].identity = "x";
+  requests[8].identity_size = 1;
+  char keys[kRequests][kJppCacheKeySize], again[kJppCacheKeySize];
+  for (int i = 0; i < kRequests; ++i) {
+    key_of(cache, &requests[i], keys[i]);
+    for (int k = 0; k < i; ++k) assert_string_not_equal(keys[i], keys[k]);
+  }
+  jpp_compile_request_t moved = {.code = "abc at line 7", .code_size = 13};
+  moved.format = "mlir";
+  moved.identity = "abc";
+  moved.identity_size = 3;
+  key_of(cache, &moved, again);
+  assert_string_equal(again, keys[0]);
+
+  setenv("XLA_FLAGS", " --xla_dump_to=/tmp  --xla_force_host_platform_device_count=8\t",
+         1);
+  key_of(cache, &plain, again);
+  assert_string_equal(again, keys[0]);
+  setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true", 1);
+  key_of(cache, &plain, again);
+  assert_string_not_equal(again, keys[0]);
+  unsetenv("XLA_FLAGS");
+}
+
+static void test_a_key_that_the_library_makes(void** state) {
+  cache_t* cache = *state;
+  jpp_compile_request_t request = test_request(cache->client, TEST_ADD_PORTABLE);
+  char key[kJppCacheKeySize], path[sizeof(cache->folder) + sizeof(key) + 8];
+  key_of(cache, &request, key);
+  snprintf(path, sizeof(path), "%s/jaxpp-%s", cache->folder, key);
+  for (int i = 0; i < 2; ++i) {
+    jpp_executable_t* add = NULL;
+    jpp_cache_outcome_t outcome;
+    ASSERT_OK(jpp_client_compile_cached(cache->client, &request, cache->folder, NULL,
+                                        &add, &outcome));
+    jpp_cache_outcome_t kept = i ? JPP_CACHE_LOADED : JPP_CACHE_KEPT;
+    assert_int_equal(outcome, cache->can_keep ? kept : JPP_CACHE_NOT_KEPT);
+    jpp_client_executable_destroy(cache->client, add);
+  }
+  assert_int_equal(unlink(path), cache->can_keep ? 0 : -1);
+}
+
 #define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_cache, drop_cache)
 
 int main(int argc, char** argv) {
@@ -178,6 +246,8 @@ int main(int argc, char** argv) {
   const struct CMUnitTest tests[] = {
       IN_FOLDER(test_the_second_compilation_loads),
       IN_FOLDER(test_damaged_files_are_replaced),
+      IN_FOLDER(test_what_the_key_stands_for),
+      IN_FOLDER(test_a_key_that_the_library_makes),
       IN_FOLDER(test_a_size_that_the_file_does_not_have),
       IN_FOLDER(test_a_file_of_another_key),
       IN_FOLDER(test_a_pipe_is_not_waited_for),

@@ -1,6 +1,6 @@
 // SHA-256 and HMAC as in FIPS 180-4 and RFC 2104: a block of 64 bytes at a time is mixed
 // into eight words, and a key is hashed in before and after the message.
-#include "transport/sha256.h"
+#include "base/sha256.h"
 
 #include <string.h>
 

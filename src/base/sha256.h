@@ -1,7 +1,8 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), for the proof that a peer has the
-// job's token. Here because the library has no other use for a cryptographic library.
-#ifndef JPP_TRANSPORT_SHA256_H_
-#define JPP_TRANSPORT_SHA256_H_
+// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104): names of compiled code in its cache,
+// and the proof that a peer has the job's token. Here because the library has no other
+// use for a cryptographic library.
+#ifndef JPP_BASE_SHA256_H_
+#define JPP_BASE_SHA256_H_
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,4 +26,4 @@ void jpp_hmac_sha256(const void* key, size_t key_size, const void* data, size_t 
 // In the same time wherever they differ.
 bool jpp_bytes_equal_in_constant_time(const void* a, const void* b, size_t size);
 
-#endif  // JPP_TRANSPORT_SHA256_H_
+#endif  // JPP_BASE_SHA256_H_
