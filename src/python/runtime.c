@@ -436,22 +436,49 @@ static PyObject* make_costs(const void* costs, uint64_t stage) {
                        PyFloat_FromDouble(cost->weight));
 }
 
-static PyObject* runtime_costs(PyObject* object, PyObject* args) {
-  uint32_t loop = 0;
-  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &loop)) return NULL;
-  const jpp_trace_t* trace = last_trace(object);
-  if (!trace) return NULL;
-  const jpp_staged_t* staged = trace->plan->staged;
-  if (loop >= staged->graph->num_loops) {
-    return PyErr_Format(PyExc_IndexError, "no loop %u", loop);
+static bool measure(call_t* call, jpp_cost_t* out_costs) {
+  jpp_py_wait_t wait;
+  jpp_py_wait_begin(&wait);
+  jpp_status_t* status =
+      jpp_runtime_measure(call->self->runtime, call->args, &wait.interrupt, out_costs);
+  bool ok = jpp_py_wait_end(&wait, status);
+  call->self->interrupted = wait.raised;
+  return ok;
+}
+
+// A list for each loop.
+static PyObject* costs_to_lists(const jpp_staged_t* staged, const jpp_cost_t* costs) {
+  PyObject* lists = PyList_New(staged->graph->num_loops);
+  for (uint32_t l = 0; lists && l < staged->graph->num_loops; ++l) {
+    PyObject* list = jpp_py_make_list(staged->loops[l].stages, make_costs, costs);
+    costs += staged->loops[l].stages;
+    if (list) {
+      PyList_SetItem(lists, l, list);
+    } else {
+      Py_CLEAR(lists);
+    }
   }
-  uint32_t stages = staged->loops[loop].stages;
+  return lists;
+}
+
+static PyObject* runtime_measure(PyObject* object, PyObject* args) {
+  call_t call = {.self = (runtime_object_t*)object};
+  PyObject *list = NULL, *lists = NULL;
   jpp_cost_t* costs = NULL;
-  if (!jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs))) return NULL;
-  jpp_trace_costs(trace, loop, costs);
-  PyObject* list = jpp_py_make_list(stages, make_costs, costs);
+  if (!PyArg_ParseTuple(args, "O:measure", &list)) return NULL;
+  if (!check_open(call.self) || !jpp_py_check(jpp_process_check())) return NULL;
+  const jpp_staged_t* staged = call.self->plan->staged;
+  uint32_t stages = 0;
+  for (uint32_t l = 0; l < staged->graph->num_loops; ++l) {
+    stages += staged->loops[l].stages;
+  }
+  if (open_call(&call, list) && jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs)) &&
+      measure(&call, costs)) {
+    lists = costs_to_lists(staged, costs);
+  }
   jpp_free(costs);
-  return list;
+  close_call(&call);
+  return lists;
 }
 
 static PyObject* runtime_trace_json(PyObject* object, PyObject* unused) {
@@ -507,8 +534,10 @@ static PyMethodDef kMethods[] = {
      "set_tracing($self, enabled, /)\n--\n\nFrom the next step on."},
     {"trace", runtime_trace, METH_NOARGS,
      "trace($self, /)\n--\n\nThe TaskRuns of the last traced step."},
-    {"costs", runtime_costs, METH_VARARGS,
-     "costs($self, loop, /)\n--\n\nThe StageCosts of a loop in the last traced step."},
+    {"measure", runtime_measure, METH_VARARGS,
+     "measure($self, values, /)\n--\n\n"
+     "The StageCosts of each loop, from a few runs on these values, of which none is "
+     "donated."},
     {"trace_json", runtime_trace_json, METH_NOARGS,
      "trace_json($self, /)\n--\n\nThe last traced step for Perfetto."},
     {"trace_draw", runtime_trace_draw, METH_VARARGS,

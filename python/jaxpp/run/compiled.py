@@ -31,8 +31,6 @@ __all__ = ["CompiledStep"]
 
 _log = logging.getLogger("jaxpp")
 
-_MEASURED_RUNS = 4  # of a trial
-
 
 def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
     """The error with `what` it was about and, out of memory, what the plan says of that."""
@@ -382,16 +380,8 @@ class CompiledStep:
         They are (forward, input gradient, weight gradient) in ms for a microbatch.
         """
         leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
-        self.run_leaves(leaves)
-        self.set_tracing()
-        assert isinstance(self._traced, Traced)
-        loops = range(len(self._traced.graph.loops))
-        costs = []
-        for _ in range(_MEASURED_RUNS):
-            self.run_leaves(leaves)
-            costs.append([self._runtime.costs(loop) for loop in loops])
-        means = [np.mean(runs, axis=0) for runs in zip(*costs, strict=True)]
-        return [[tuple(stage) for stage in loop.tolist()] for loop in means]
+        values = self._values_of(leaves) + self._constants
+        return [list(map(tuple, loop)) for loop in self._runtime.measure(values)]
 
     def argument_types(self) -> list[tuple[str, Any]]:
         """The name, and the shape and dtype, of each leaf of the arguments."""

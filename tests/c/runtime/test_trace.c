@@ -102,6 +102,28 @@ static void test_costs_are_those_of_the_device(void** state) {
   }
 }
 
+static void test_costs_of_a_trial(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 2);
+  for (char* at; (at = strstr(text, " donated"));) memset(at, ' ', strlen(" donated"));
+  model_options_t options = {.schedule = "gpipe", .device_threads = 3, .latency_us = 500};
+  model_t* model = model_create(text, options);
+  free(text);
+  jpp_array_t* args[kOutputs];
+  uint32_t num_args = model->graph->num_args;
+  for (uint32_t a = 0; a < num_args; ++a) {
+    args[a] = model_array(model, a, 0, (float)a, 1.0f / 16);
+  }
+  jpp_cost_t costs[4] = {[3] = {.forward = -1}};
+  ASSERT_OK(jpp_runtime_measure(model->runtime, args, NULL, costs));
+  for (uint32_t s = 0; s < 3; ++s) {
+    assert_true(costs[s].forward > 0 && costs[s].backward + costs[s].weight > 0);
+  }
+  assert_true(costs[3].forward < 0);
+  for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
+  model_destroy(model);
+}
+
 // --- JSON -----------------------------------------------------------------------------
 
 static const char* text_at(const json_t* object, const char* key) {
@@ -236,6 +258,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_runs_follow_their_arguments),
       cmocka_unit_test(test_costs_are_those_of_the_device),
+      cmocka_unit_test(test_costs_of_a_trial),
       cmocka_unit_test(test_a_trace_stays_until_the_next_traced_step),
       cmocka_unit_test(test_json_has_every_run),
       cmocka_unit_test(test_pictures),
