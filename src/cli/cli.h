@@ -123,11 +123,6 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
 // Says so on standard error.
 void jpp_cli_note_halves(const char* file);
 
-// A whole file ("-": standard input), NUL-ended, without a byte order mark; free with
-// jpp_free(). Errors begin with its name; JPP_INVALID_ARGUMENT for more than 1 GiB.
-jpp_status_t* jpp_cli_read_file(const char* file, char** out_text,
-                                size_t* out_length) JPP_MUST_USE;
-
 // Names on standard error what looks like a misspelt option in the environment.
 jpp_status_t* jpp_cli_warn_of_options(void) JPP_MUST_USE;
 
