@@ -94,6 +94,9 @@ JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
 JPP_API jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
                                         const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 
+// Whether the job has failed, here or in another process: the runtime is of no more use.
+JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);
+
 // Any thread, also a signal handler: the steps under way stop issuing and fail with
 // JPP_CANCELLED, also those of which all was issued already; what was donated to them is
 // gone. Nobody waits for what the devices still do, unless it is traced: the next step's

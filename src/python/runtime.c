@@ -341,16 +341,18 @@ static void leave_job(runtime_object_t* self) {
 }
 
 // Steps under way that nobody waits for, and that call nothing back, are given up, unless
-// other processes depend on them.
+// other processes depend on them. True: the job that they are in has failed.
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
+  bool broken = false;
   for (runtime_object_t* self = g_runtimes; self; self = self->next) {
     bool needed = self->networked || has_callbacks(self);
     bool given_up = self->interrupted || !needed;
     if (!self->runtime) continue;
     if (given_up) cancel_steps(self);
     bool ok = await_steps(self);
+    broken |= jpp_runtime_is_broken(self->runtime);
     if (self->networked && !self->interrupted) leave_job(self);
     if (ok) continue;
     if (given_up) {
@@ -362,7 +364,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
       PyErr_WriteUnraisable((PyObject*)self);  // a failure that nobody waited for
     }
   }
-  Py_RETURN_NONE;
+  return PyBool_FromLong(broken);
 }
 
 static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {

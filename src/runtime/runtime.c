@@ -272,6 +272,10 @@ void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
   }
 }
 
+bool jpp_runtime_is_broken(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->broken);
+}
+
 jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) {
   jpp_arrays_lock();
   jpp_status_t* status = jpp_status_clone(runtime->breakage);

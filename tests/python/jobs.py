@@ -198,6 +198,23 @@ def killed() -> None:
     on_the_way(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def stopped_of_three() -> None:
+    """The last process, which has the losses."""
+    for _ in train("mlp", mesh_of_all(3), steps=10000):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def busy() -> None:
+    """The last process lets the others wait for longer than a silent one may be silent."""
+    step, weights, xs = two_stages()
+    for i in range(4):
+        weights, total = step(weights, xs)
+        if i == 1 and jax.process_index() == 1:
+            time.sleep(2.5)
+    if local_ranks(total):
+        say("trained", float(total))
+
+
 def raising() -> None:
     def fail() -> None:
         raise ValueError("of the user")
@@ -282,6 +299,8 @@ JOBS: dict[str, Callable[[], None]] = {
         for job in (
             types,
             killed,
+            stopped_of_three,
+            busy,
             raising,
             raising_early,
             training,

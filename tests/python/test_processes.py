@@ -130,6 +130,27 @@ def test_a_killed_process_ends_all(launch: Launch) -> None:
     assert "the connection was lost" in error
 
 
+def test_a_stopped_process_ends_all(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1.5")
+    result, lines, own = launch(3, 1, "stopped_of_three")
+    assert result == 1, own
+    assert "process 2 (pid" in own
+    error = error_of(lines[1])
+    assert "receive of" in error or "send of" in error
+    assert "process 2 at 127.0.0.1 (host " in error
+    assert "nothing was heard of it for 1.5 s: it was stopped" in error
+    assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # which it never waited for
+
+
+def test_a_busy_process_is_not_taken_for_dead(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")
+    result, lines, own = launch(2, 1, "busy")
+    assert result == 0, (lines, own)
+    assert any(line.startswith("trained ") for of in lines.values() for line in of)
+
+
 def test_an_exception_in_one_process_ends_all(launch: Launch) -> None:
     result, lines, own = launch(2, 1, "raising")
     assert result == 1, own
