@@ -14,6 +14,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                         "log to standard error what was decided, up to this level"},
     [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
                          "write what the planner and JAX made of each step there"},
+    [JPP_OPTION_FLIGHT] = {"JPP_FLIGHT", "FOLDER", "none",
+                           "keep a record of the last instructions there, which jaxpp "
+                           "flight reads"},
     [JPP_OPTION_STEPS_IN_FLIGHT] = {"JPP_STEPS_IN_FLIGHT", "0 to 64", "2",
                                     "how many steps may be under way, where "
                                     "steps_in_flight= does not say; 0: calls wait"},

@@ -78,6 +78,8 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 jpp_status_t* jpp_cli_environment(const jpp_cli_options_t* options,
                                   jpp_str_t* out) JPP_MUST_USE;
 // Exits with the status of the first process that fails.
+jpp_status_t* jpp_cli_flight(const jpp_cli_options_t* options,
+                             jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;

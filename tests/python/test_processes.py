@@ -130,8 +130,12 @@ def test_a_killed_process_ends_all(launch: Launch) -> None:
     assert "the connection was lost" in error
 
 
-def test_a_stopped_process_ends_all(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_ends_all(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
+) -> None:
+    flight = tmp_path / "flight"
     monkeypatch.setenv("JPP_PEER_TIMEOUT", "1.5")
+    monkeypatch.setenv("JPP_FLIGHT", str(flight))
     result, lines, own = launch(3, 1, "stopped_of_three")
     assert result == 1, own
     assert "process 2 (pid" in own
@@ -140,6 +144,10 @@ def test_a_stopped_process_ends_all(launch: Launch, monkeypatch: pytest.MonkeyPa
     assert "process 2 at 127.0.0.1 (host " in error
     assert "nothing was heard of it for 1.5 s: it was stopped" in error
     assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # which it never waited for
+    told = subprocess.run(
+        [command, "flight", str(flight)], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"rank 0 waits for rank 1, that for rank 2, which .*, silent: it ", told)
 
 
 def test_a_busy_process_is_not_taken_for_dead(
