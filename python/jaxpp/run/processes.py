@@ -17,6 +17,7 @@ import pathlib
 import secrets
 import socket
 import sys
+import threading
 import time
 
 import jax
@@ -56,15 +57,20 @@ def _leave() -> None:
     failed = _core.runtimes_close() or hasattr(sys, "last_value")
     if not in_a_job():
         return
-    with contextlib.suppress(RuntimeError, jax.errors.JaxRuntimeError):  # it may be gone
+    goodbye = threading.Thread(target=_say_goodbye, args=(failed,), daemon=True)
+    goodbye.start()
+    goodbye.join(_GOODBYE_S if failed else None)
+    if failed:
+        leave_job_at_once()
+
+
+def _say_goodbye(failed: bool) -> None:
+    """Does not come back from a coordinator that can not be reached."""
+    with contextlib.suppress(RuntimeError, jax.errors.JaxRuntimeError):  # it is gone
         me = coordination_process()
         coordination().key_value_set_bytes(f"jaxpp/ended/{me}", b"1")
-        if not failed:
-            return
-        until = time.monotonic() + _GOODBYE_S
-        while me == 0 and len(_ended()) < jax.process_count() and time.monotonic() < until:
+        while failed and me == 0 and len(_ended()) < jax.process_count():
             time.sleep(0.05)
-    leave_job_at_once()
 
 
 atexit.register(_leave)
