@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -227,6 +228,20 @@ def training() -> None:
     on_the_way(lambda: None)
 
 
+def training_all() -> None:
+    """As many ranks as processes; says when it is on the way."""
+    name, ranks = "mlp", jax.process_count()
+    problem, mesh = problems(ranks)[name], mesh_of_all(ranks)
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(ranks)), mpmd_mesh=mesh, donate_argnums=(0, 1)
+    )
+    params, state = problem.params, problem.optimizer.init(problem.params)
+    for i in itertools.count():
+        params, state, _, _ = step(params, state, problem.batch)
+        if i == 3:
+            say("training as", os.getpid())
+
+
 def raising_early() -> None:
     """Before its first step, for which the others wait."""
     step, weights, xs = two_stages()
@@ -304,6 +319,7 @@ JOBS: dict[str, Callable[[], None]] = {
             raising,
             raising_early,
             training,
+            training_all,
             killed_once,
             other_shape,
             other_schedule,

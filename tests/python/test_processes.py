@@ -19,25 +19,13 @@ import pytest
 
 import jobs
 from equality import mesh_of
+from faults import left_over
 
 JOBS = pathlib.Path(__file__).with_name("jobs.py")
 LIMIT = 120  # seconds
 
 Lines = collections.defaultdict[int, list[str]]
 Launch = Callable[..., tuple[int, Lines, str]]
-
-
-def _left_over(mark: str) -> list[str]:
-    """The processes that have the mark among their arguments."""
-    found = []
-    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            arguments = file.read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
-            continue
-        if mark.encode() in arguments:
-            found.append(file.parent.name)
-    return found
 
 
 @pytest.fixture
@@ -65,7 +53,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
             output = before + launcher.communicate(timeout=LIMIT)[0]
         finally:
             launcher.kill()
-        assert _left_over(mark) == []
+        assert left_over(mark) == []
         lines, own = Lines(list), ""
         for line in output.splitlines():
             of_process = re.fullmatch(r"\[(\d+)\] (.*)", line)
