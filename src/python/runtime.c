@@ -483,25 +483,55 @@ static PyObject* runtime_measure(PyObject* object, PyObject* args) {
   return lists;
 }
 
-static PyObject* runtime_trace_json(PyObject* object, PyObject* unused) {
-  (void)unused;
-  const jpp_trace_t* trace = last_trace(object);
+enum { kMostTraces = 64 };
+
+// The last `count` steps, the oldest first, in out_traces.
+static bool last_traces(PyObject* object, uint32_t count,
+                        const jpp_trace_t** out_traces) {
+  if (!last_trace(object)) return false;
+  const jpp_runtime_t* runtime = ((runtime_object_t*)object)->runtime;
+  bool all = 0 < count && count <= kMostTraces;
+  for (uint32_t t = 0; all && t < count; ++t) {
+    out_traces[t] = jpp_runtime_trace(runtime, count - 1 - t);
+    all = out_traces[t] != NULL;
+  }
+  if (all) return true;
+  PyErr_Format(PyExc_ValueError,
+               "expected a number of steps that were traced one after the other, at most "
+               "steps_in_flight; found %u",
+               count);
+  return false;
+}
+
+static PyObject* runtime_trace_json(PyObject* object, PyObject* args) {
+  const jpp_trace_t* traces[kMostTraces];
+  uint32_t steps = 0;
   char* text = NULL;
-  if (!trace || !jpp_py_check(jpp_trace_to_json(trace, &text))) return NULL;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &steps) ||
+      !last_traces(object, steps, traces) ||
+      !jpp_py_check(jpp_trace_to_json(traces, steps, &text))) {
+    return NULL;
+  }
   return jpp_py_take_text(text);
 }
 
 static PyObject* runtime_trace_draw(PyObject* object, PyObject* args) {
-  uint32_t columns = 0;
+  const jpp_trace_t* traces[kMostTraces];
+  uint32_t columns = 0, steps = 0;
   int color = 0;
-  if (!PyArg_ParseTuple(args, "O&p", jpp_py_u32_converter, &columns, &color)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&pO&", jpp_py_u32_converter, &columns, &color,
+                        jpp_py_u32_converter, &steps)) {
+    return NULL;
+  }
   if (columns > kMostColumns) {
     return PyErr_Format(PyExc_ValueError, "expected at most %d columns, found %u",
                         kMostColumns, columns);
   }
-  const jpp_trace_t* trace = last_trace(object);
   char* text = NULL;
-  if (!trace || !jpp_py_check(jpp_trace_draw(trace, columns, color, &text))) return NULL;
+  if (!last_traces(object, steps, traces) ||
+      !jpp_py_check(jpp_trace_draw(traces, steps, columns, color, &text))) {
+    return NULL;
+  }
   return jpp_py_take_text(text);
 }
 
@@ -540,10 +570,11 @@ static PyMethodDef kMethods[] = {
      "measure($self, values, /)\n--\n\n"
      "The StageCosts of each loop, from a few runs on these values, of which none is "
      "donated."},
-    {"trace_json", runtime_trace_json, METH_NOARGS,
-     "trace_json($self, /)\n--\n\nThe last traced step for Perfetto."},
+    {"trace_json", runtime_trace_json, METH_VARARGS,
+     "trace_json($self, steps, /)\n--\n\nThe last traced steps for Perfetto."},
     {"trace_draw", runtime_trace_draw, METH_VARARGS,
-     "trace_draw($self, columns, color, /)\n--\n\nThe last traced step, a line a rank."},
+     "trace_draw($self, columns, color, steps, /)\n--\n\n"
+     "The last traced steps, a line a rank."},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,
      "trace_peaks($self, /)\n--\n\n"
      "Live bytes at each rank's peak, counted in the last traced step."},

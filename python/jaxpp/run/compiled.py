@@ -424,13 +424,14 @@ class CompiledStep:
         self._tracing = enabled
         self._runtime.set_tracing(enabled)
 
-    def trace_json(self) -> str:
-        """The last traced call in Chrome's trace format, which Perfetto opens."""
-        return self._runtime.trace_json()
+    def trace_json(self, steps: int = 1) -> str:
+        """The last traced call in Chrome's trace format, which Perfetto opens; or the last
+        `steps` ones, at most as many as are in flight, so that it is seen how they overlap."""
+        return self._runtime.trace_json(steps)
 
-    def draw_trace(self, columns: int = 100, color: bool = False) -> str:
-        """The last traced call, a line a rank."""
-        return self._runtime.trace_draw(columns, color)
+    def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
+        """The same for a terminal, a line a rank."""
+        return self._runtime.trace_draw(columns, color, steps)
 
 
 class ProgramText:
