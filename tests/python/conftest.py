@@ -4,8 +4,18 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# What one test, worker or subprocess has compiled, the others need not: half of the time. The
+# process that starts the workers makes the folder and removes it.
+_CACHE = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="jaxpp-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax  # noqa: E402
 
@@ -14,6 +24,11 @@ jax.config.update("jax_num_cpu_devices", 8)
 import pytest  # noqa: E402
 
 from equality import make_mesh  # noqa: E402
+
+
+def pytest_unconfigure():
+    if _CACHE:
+        _CACHE.cleanup()
 
 
 @pytest.hookimpl(wrapper=True)
