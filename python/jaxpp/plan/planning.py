@@ -93,7 +93,7 @@ def _broadcast_specs(
     """One spec or None a leaf; the leaves have these names."""
 
     def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | MpmdSharding)
+        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
 
     whose = "arguments" if what == "in_specs" else "results"
     if given is None:
