@@ -138,9 +138,10 @@ class Placement:
         """A value of its own that lies the same."""
         return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
 
-    def pieces(self, value: _core.Value) -> list[tuple[MpmdArray, int]]:
-        """Arrays that lie whole on their ranks, each with the row that it begins at."""
-        return [(MpmdArray._of(self, value), 0)]
+    def pieces(self, value: _core.Value) -> list[tuple[MpmdArray, int | None]]:
+        """Arrays that lie whole on their ranks, each with the row that it begins at, if it is
+        a part."""
+        return [(MpmdArray._of(self, value), None)]
 
 
 class PartedValue:
@@ -233,8 +234,9 @@ class PartedPlacement:
         pairs = zip(self.parts, value.values, strict=True)
         return PartedValue([part.copy(v) for part, v in pairs])
 
-    def pieces(self, value: PartedValue) -> list[tuple[MpmdArray, int]]:
-        """Arrays that lie whole on their ranks, each with the row that it begins at."""
+    def pieces(self, value: PartedValue) -> list[tuple[MpmdArray, int | None]]:
+        """Arrays that lie whole on their ranks, each with the row that it begins at, if it is
+        a part."""
         triples = zip(self.parts, value.values, self.rows(), strict=True)
         return [(MpmdArray._of(part, v), rows.start) for part, v, rows in triples]
 
@@ -295,9 +297,10 @@ class HandMadePlacement:
         """A value of its own that lies the same."""
         return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
 
-    def pieces(self, value: HandMadeValue) -> list[tuple[MpmdArray, int]]:
-        """Arrays that lie whole on their ranks, each with the row that it begins at."""
-        return [(MpmdArray._of(self, value), 0)]
+    def pieces(self, value: HandMadeValue) -> list[tuple[MpmdArray, int | None]]:
+        """Arrays that lie whole on their ranks, each with the row that it begins at, if it is
+        a part."""
+        return [(MpmdArray._of(self, value), None)]
 
 
 def carrier_of(dtype: Any) -> Any:
@@ -651,14 +654,14 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return shards
 
     def _shards_of(
-        self, rank: int, first_row: int, copies: collections.Counter[Any]
+        self, rank: int, first_row: int | None, copies: collections.Counter[Any]
     ) -> Iterator[MpmdShard]:
         sharding = self.sharding.rank_sharding(rank)
         is_local = rank in self._placement.local_ranks
         array = functools.cache(lambda: self._rank_array(rank))
         indices = sharding.devices_indices_map(self.shape)
         for number, (device, index) in enumerate(indices.items()):
-            if first_row:
+            if first_row is not None:
                 start, stop, _ = index[0].indices(self.shape[0])
                 index = (slice(first_row + start, first_row + stop), *index[1:])
             key = tuple((part.start, part.stop) for part in index)
