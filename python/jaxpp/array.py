@@ -86,6 +86,10 @@ class Placement:
         # Only when asked: an argument that nothing uses lies on no rank.
         return MpmdSharding(self.mesh, self.ranks, self.spec)
 
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
+
     def _shard_slices(self) -> list[tuple[slice, ...]]:
         lowering = self.mesh.lowering_mesh()
         if self.devices.per_rank == 1:
@@ -138,11 +142,6 @@ class Placement:
         """A value of its own that lies the same."""
         return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
 
-    def pieces(self, value: _core.Value) -> list[tuple[MpmdArray, int | None]]:
-        """Arrays that lie whole on their ranks, each with the row that it begins at, if it is
-        a part."""
-        return [(MpmdArray._of(self, value), None)]
-
 
 class PartedValue:
     """The memory of an array that is stored by parts along axis 0."""
@@ -185,8 +184,20 @@ class PartedPlacement:
         self.key = (tuple(aval.shape), aval.dtype, False)
 
     @functools.cached_property
-    def sharding(self) -> MpmdSharding:
-        return MpmdSharding(self.mesh, self.ranks, self.spec)
+    def sharding(self) -> NamedSharding:
+        """As JAX can say it: rows dealt out to the ranks in order, though a rank that runs
+        several stages has those of its own; or else, if they can not be, as a copy on each."""
+        mesh = self.mesh.mpmd_submesh(self.ranks).jax_mesh
+        first, *others = tuple(self.spec) or (None,)
+        inside = first if isinstance(first, tuple) else (first,) if first else ()
+        axes = (self.mesh.mpmd_axis_name, *inside)
+        if self.aval.shape[0] % math.prod(mesh.shape[axis] for axis in axes):
+            return MpmdSharding(self.mesh, self.ranks, self.spec)
+        return NamedSharding(mesh, PartitionSpec(axes if inside else axes[0], *others))
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of the rows that a rank has."""
+        return NamedSharding(self.mesh.unstack[rank], self.spec)
 
     def rows(self) -> list[slice]:
         ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
@@ -233,12 +244,6 @@ class PartedPlacement:
         """A value of its own that lies the same."""
         pairs = zip(self.parts, value.values, strict=True)
         return PartedValue([part.copy(v) for part, v in pairs])
-
-    def pieces(self, value: PartedValue) -> list[tuple[MpmdArray, int | None]]:
-        """Arrays that lie whole on their ranks, each with the row that it begins at, if it is
-        a part."""
-        triples = zip(self.parts, value.values, self.rows(), strict=True)
-        return [(MpmdArray._of(part, v), rows.start) for part, v, rows in triples]
 
 
 class HandMadeValue:
@@ -296,11 +301,6 @@ class HandMadePlacement:
     def copy(self, value: HandMadeValue) -> HandMadeValue:
         """A value of its own that lies the same."""
         return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
-
-    def pieces(self, value: HandMadeValue) -> list[tuple[MpmdArray, int | None]]:
-        """Arrays that lie whole on their ranks, each with the row that it begins at, if it is
-        a part."""
-        return [(MpmdArray._of(self, value), None)]
 
 
 def carrier_of(dtype: Any) -> Any:
@@ -372,6 +372,12 @@ def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
             "process has no array, shape and dtype say what the others have",
         )
     return arrays[0].aval
+
+
+def _device_bytes(placement: Placement | HandMadePlacement) -> int:
+    shape = placement.sharding.shard_shape(placement.aval.shape)
+    dtype, stored = physical_type(jax.ShapeDtypeStruct(shape, placement.aval.dtype))
+    return _core.device_bytes(dtype, math.prod(stored)) * placement.sharding.num_devices
 
 
 @jax_array
@@ -468,7 +474,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return math.prod(self.shape)
 
     @property
-    def sharding(self) -> MpmdSharding:
+    def sharding(self) -> NamedSharding:
+        """An `MpmdSharding`; of an array that is stored by parts along axis 0, each on the
+        rank of its stage, the plain sharding that comes nearest."""
         return self._placement.sharding
 
     @property
@@ -497,8 +505,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def is_fully_replicated(self) -> bool:
         """Whether each device has the whole array."""
-        parted = isinstance(self._placement, PartedPlacement)
-        return not parted and self.sharding.is_fully_replicated
+        return self.sharding.is_fully_replicated
 
     def devices(self) -> set[jax.Device]:
         """All that hold a part of it."""
@@ -546,7 +553,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         if isinstance(self._value, HandMadeValue):
             return self._value.of_rank(rank)
         host = self._read(rank) if host is None else host
-        return self._typed(jax.device_put(host, self.sharding.rank_sharding(rank)))
+        return self._typed(jax.device_put(host, self._placement.rank_sharding(rank)))
 
     def _local(self) -> jax.Array:
         """As an array of JAX's own on the default device, uncommitted."""
@@ -646,28 +653,26 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def global_shards(self) -> list[MpmdShard]:
         """The part on each device of its ranks."""
+        read = functools.cache(lambda rank: self._placement.read(self._value, rank))
+        copies: collections.Counter[Any] = collections.Counter()
         shards = []
-        for piece, first_row in self._placement.pieces(self._value):
-            copies: collections.Counter[Any] = collections.Counter()
-            for rank in piece.mpmd_idxs:
-                shards += piece._shards_of(rank, first_row, copies)
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
+            rank = self._placement.mesh.device_mpmd_idx[device]
+            is_here = rank in self._placement.local_ranks
+            part = functools.partial(self._part, read, rank, index, device)
+            key = tuple((one.start, one.stop) for one in index)
+            shards.append(MpmdShard(device, index, copies[key], part if is_here else None))
+            copies[key] += 1
         return shards
 
-    def _shards_of(
-        self, rank: int, first_row: int | None, copies: collections.Counter[Any]
-    ) -> Iterator[MpmdShard]:
-        sharding = self.sharding.rank_sharding(rank)
-        is_local = rank in self._placement.local_ranks
-        array = functools.cache(lambda: self._rank_array(rank))
-        indices = sharding.devices_indices_map(self.shape)
-        for number, (device, index) in enumerate(indices.items()):
-            if first_row is not None:
-                start, stop, _ = index[0].indices(self.shape[0])
-                index = (slice(first_row + start, first_row + stop), *index[1:])
-            key = tuple((part.start, part.stop) for part in index)
-            read = functools.partial(lambda n: array().addressable_shards[n].data, number)
-            yield MpmdShard(device, index, copies[key], read if is_local else None)
-            copies[key] += 1
+    def _part(
+        self,
+        read: Callable[[int], np.ndarray],
+        rank: int,
+        index: tuple[slice, ...],
+        device: jax.Device,
+    ) -> jax.Array:
+        return self._typed(jax.device_put(read(rank)[index], device))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:
@@ -680,15 +685,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def on_device_size_in_bytes(self) -> int:
         """The bytes of all its parts."""
-        dtype, _ = physical_type(self.aval)
-        pieces = self._placement.pieces(self._value)
-        sizes = [
-            math.prod(physical_type(jax.ShapeDtypeStruct(shape, self.dtype))[1])
-            * piece.sharding.num_devices
-            for piece, _ in pieces
-            for shape in [piece.sharding.shard_shape(piece.shape)]
-        ]
-        return sum(_core.device_bytes(dtype, size) for size in sizes)
+        placements = getattr(self._placement, "parts", [self._placement])
+        return sum(map(_device_bytes, placements))
 
     def copy_to_host_async(self) -> None:
         """Nothing: its contents are copied when somebody looks."""
