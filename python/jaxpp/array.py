@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
 
 __all__ = [
+    "HandMadeValue",
     "MpmdArray",
     "MpmdShard",
     "PartedPlacement",
@@ -103,12 +104,21 @@ class Placement:
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
             shards = [host[index] if index else host for index in self.slices]
+        return self._put(shards * len(self.local_ranks))
+
+    def put_made(self, value: HandMadeValue) -> _core.Value:
+        """The same for arrays of JAX's own that lie so already: each shard for itself."""
+        arrays = [value.of_rank(rank) for rank in self.local_ranks]
+        shards = [shard.data for array in arrays for shard in array.addressable_shards]
+        return self._put([to_host(shard, self.dtype_name) for shard in shards])
+
+    def _put(self, shards: list[np.ndarray]) -> _core.Value:
         return _core.Value.put(
             self.devices.client,
             self.local_ranks,
             self.devices.per_rank,
             self.device_indices,
-            shards * len(self.local_ranks),
+            shards,
             self.dtype_name,
         )
 
@@ -397,7 +407,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     array that a step has yet to make waits for it.
 
     `MpmdArray(arrays, sharding)` is one made by hand, of `jax.Array`s that lie on the ranks of
-    an `MpmdSharding`. It refers to them until a step takes it, which copies them once.
+    an `MpmdSharding`. It refers to them until a step takes it, which copies each shard once,
+    to where the array stays from then on.
 
     Args:
       partially_addressable_arrays: the array of each rank that this process has.

@@ -65,6 +65,30 @@ def test_a_step_takes_one_wherever_it_needs_it() -> None:
             found, total = step(ws, m.batch())
             np.testing.assert_allclose(total, expected[1], rtol=1e-5)
             np.testing.assert_allclose(found[0], expected[0][0], rtol=1e-5)
+            assert all(w.mpmd_idxs == ranks and w.sharding == sharding for w in ws)
+        np.testing.assert_array_equal(ws[0], m.params()[0])
+
+
+def test_a_step_takes_the_shards_as_they_lie() -> None:
+    mesh = make_mesh(2, data=2)
+    step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, mesh, in_specs=(P("data"),))
+    for spec in (P("data"), P(None), P()):
+        sharding = MpmdSharding(mesh, (0, 1), spec)
+        arrays = on_ranks(ROWS, sharding)
+        made = MpmdArray(arrays, sharding)
+        np.testing.assert_array_equal(step(made), ROWS + 1)
+        assert made.sharding == sharding
+        uploaded = made._value
+        np.testing.assert_array_equal(step(made), ROWS + 1)
+        assert made._value is uploaded  # once
+        for array in arrays:
+            array.delete()  # nothing refers to them any more
+        np.testing.assert_array_equal(made, ROWS)
+    other = make_mesh(2)
+    sharding = MpmdSharding(other, (1,), P())
+    made = MpmdArray(on_ranks(ROWS, sharding), sharding)  # of a mesh that is not the step's
+    np.testing.assert_array_equal(step(made), ROWS + 1)
+    assert made.mpmd_idxs == (1,) and made.sharding == sharding
 
 
 def test_what_device_put_makes_goes_into_a_step() -> None:
@@ -85,14 +109,15 @@ def test_what_device_put_makes_goes_into_a_step() -> None:
 def test_a_donated_one_is_deleted() -> None:
     mesh = make_mesh(2)
     sharding = MpmdSharding(mesh, (1,), P())
-    made = MpmdArray(on_ranks(ROWS, sharding), sharding)
-    step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, mesh, donate_argnums=0)
-    np.testing.assert_array_equal(step(made), ROWS + 1)
-    assert made.is_deleted() and "deleted" in repr(made)
-    with pytest.raises(jaxpp.JaxppError, match="argument x: expected an array, found one that"):
-        step(made)
-    with pytest.raises(jaxpp.JaxppError, match="use what the step returned"):
-        made.block_until_ready()
+    for of_mesh in (mesh, make_mesh(2, data=2)):  # the arrays' own, another
+        made = MpmdArray(on_ranks(ROWS, sharding), sharding)
+        step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, of_mesh, donate_argnums=0)
+        np.testing.assert_array_equal(step(made), ROWS + 1)
+        assert made.is_deleted() and "deleted" in repr(made)
+        with pytest.raises(jaxpp.JaxppError, match="expected an array, found one that was"):
+            step(made)
+        with pytest.raises(jaxpp.JaxppError, match="use what the step returned"):
+            made.block_until_ready()
 
 
 def test_keys_and_weak_types_by_hand() -> None:

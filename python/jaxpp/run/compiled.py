@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
+from jaxpp.array import HandMadeValue, MpmdArray, PartedPlacement, PartedValue, Placement
 from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
@@ -332,11 +332,24 @@ class CompiledStep:
             if isinstance(placement, PartedPlacement) or type(leaf._value) is not _core.Value:
                 leaf.delete()
 
+    def _take_over(self, leaf: MpmdArray, name: str) -> None:
+        """An array that was made by hand moves into the runtime's memory."""
+        made = leaf._placement
+        placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
+        value = self._moved(lambda: placement.put_made(leaf._value), placement, name)
+        leaf._placement, leaf._value = placement, value
+
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
         name = self._traced.arg_names[position]
         if type(leaf) is not MpmdArray:
             return self._upload(placement, leaf, f"argument {name}")
+        if (
+            type(leaf._value) is HandMadeValue
+            and leaf._placement.mesh == self._mesh
+            and not leaf.is_deleted()
+        ):
+            self._take_over(leaf, f"argument {name}")
         given = leaf._placement
         there = leaf._value
         if type(there) is not _core.Value:
