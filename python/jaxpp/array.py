@@ -194,16 +194,13 @@ class PartedPlacement:
         self.key = (tuple(aval.shape), aval.dtype, False)
 
     @functools.cached_property
-    def sharding(self) -> NamedSharding:
+    def sharding(self) -> MpmdSharding:
         """As JAX can say it: rows dealt out to the ranks in order, though a rank that runs
         several stages has those of its own; or else, if they can not be, as a copy on each."""
-        mesh = self.mesh.mpmd_submesh(self.ranks).jax_mesh
-        first, *others = tuple(self.spec) or (None,)
-        inside = first if isinstance(first, tuple) else (first,) if first else ()
-        axes = (self.mesh.mpmd_axis_name, *inside)
-        if self.aval.shape[0] % math.prod(mesh.shape[axis] for axis in axes):
+        if self.aval.shape[0] % len(self.ranks):
             return MpmdSharding(self.mesh, self.ranks, self.spec)
-        return NamedSharding(mesh, PartitionSpec(axes if inside else axes[0], *others))
+        spec = PartitionSpec(self.mesh.mpmd_axis_name, *tuple(self.spec)[1:])
+        return MpmdSharding._of(self.mesh, self.ranks, spec)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """Of the rows that a rank has."""
@@ -290,6 +287,8 @@ class HandMadeValue:
 class HandMadePlacement:
     """How an array lies that was made of JAX's own."""
 
+    devices: Any = None  # the runtime knows of none
+
     def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
         self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
         self.aval = _plain_aval(aval)
@@ -307,6 +306,10 @@ class HandMadePlacement:
         return np.asarray(jax.random.key_data(array) if is_keys else array)
 
     read_rank = read
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
 
     def copy(self, value: HandMadeValue) -> HandMadeValue:
         """A value of its own that lies the same."""
@@ -485,9 +488,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return math.prod(self.shape)
 
     @property
-    def sharding(self) -> NamedSharding:
-        """An `MpmdSharding`; of an array that is stored by parts along axis 0, each on the
-        rank of its stage, the plain sharding that comes nearest."""
+    def sharding(self) -> MpmdSharding:
+        """Where it lies. Of an array that is stored by parts along axis 0, each on the rank of
+        its stage, the sharding names the pipeline axis along that one."""
         return self._placement.sharding
 
     @property

@@ -106,6 +106,11 @@ class MpmdMesh:
 
     def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
         """The part of a spec over the whole mesh that shards inside a rank."""
+        named = [
+            axis for part in spec for axis in (part if isinstance(part, tuple) else [part])
+        ]
+        if self.mpmd_axis_name not in named:
+            return spec
         parts = []
         for part in spec:
             axes = part if isinstance(part, tuple) else (part,)
@@ -182,16 +187,27 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
             raise make_error(
                 "mesh", f"MpmdSharding: mesh_ids={shorten(ids)}; expected each rank once"
             )
-        mesh = mpmd_mesh.mpmd_submesh(ids).jax_mesh
-        axes = [axis for part in spec for axis in (part if isinstance(part, tuple) else [part])]
-        if mpmd_mesh.mpmd_axis_name in axes:
-            spec = mpmd_mesh.without_pipeline_axis(spec)
-        super().__init__(mesh, spec)
+        self._set(mpmd_mesh, tuple(ids), mpmd_mesh.without_pipeline_axis(spec))
+
+    def _set(self, mpmd_mesh: MpmdMesh, ids: tuple[int, ...], spec: PartitionSpec) -> None:
+        super().__init__(mpmd_mesh.mpmd_submesh(ids).jax_mesh, spec)
         self.mpmd_mesh = mpmd_mesh
-        self.mesh_ids = tuple(ids)
+        self.mesh_ids = ids
+
+    @classmethod
+    def _of(cls, *state: Any) -> MpmdSharding:
+        """One whose spec may name the pipeline axis, for an array that no rank has whole."""
+        sharding = cls.__new__(cls)
+        sharding._set(*state)
+        return sharding
 
     def __reduce__(self) -> Any:
-        return MpmdSharding, (self.mpmd_mesh, self.mesh_ids, self.spec)
+        return MpmdSharding._of, (self.mpmd_mesh, self.mesh_ids, self.spec)
+
+    @property
+    def spec_in_rank(self) -> PartitionSpec:
+        """The spec of what one rank has: without the pipeline axis."""
+        return self.mpmd_mesh.without_pipeline_axis(self.spec)
 
     @property
     def sharding(self) -> NamedSharding:

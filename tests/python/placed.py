@@ -40,6 +40,7 @@ WHOLE: dict[str, Callable[[Any], MpmdArray]] = {
 
 def by_parts(x: Any, **axes: int) -> MpmdArray:
     """Rows in four parts, the first and third on rank 0: weights of stages that are stacked.
+    On ranks of several devices columns are sharded.
 
     The step changes nothing in them.
     """
@@ -61,6 +62,10 @@ def by_parts(x: Any, **axes: int) -> MpmdArray:
         )
         return stacked - 0 * grads
 
-    array = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, axes))(x, jnp.ones(4))
+    spec = P(None, *axes)
+    placed = jaxpp.mpmd_jit_with_loop(
+        step, mesh_of(2, axes), in_specs=(spec, P()), out_specs=spec
+    )
+    array = placed(x, jnp.ones(4))
     assert len(array._placement.parts) == 4
     return array

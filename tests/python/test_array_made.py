@@ -22,7 +22,7 @@ from equality import make_mesh
 from jaxpp.api import MpmdArray, MpmdSharding
 from placed import WHOLE, by_parts
 
-ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
+ROWS = np.arange(32, dtype=np.float32).reshape(8, 4)
 PLACED: dict[str, Callable[[Any], MpmdArray]] = {
     **WHOLE,
     "by parts": by_parts,
@@ -42,16 +42,16 @@ def test_an_array_of_jax_arrays() -> None:
     sharding = MpmdSharding(mesh, (0, 1), P("data"))
     arrays = on_ranks(ROWS, sharding)
     made = MpmdArray(arrays, sharding)
-    assert (made.shape, made.dtype, made.mpmd_idxs) == ((8, 3), jnp.float32, (0, 1))
+    assert (made.shape, made.dtype, made.mpmd_idxs) == ((8, 4), jnp.float32, (0, 1))
     assert made.sharding == sharding and made.spec == P("data") and made.is_mpmd_replicated
     assert made.is_partially_addressable and made.is_fully_addressable
-    assert repr(made).startswith("MpmdArray(shape=(8, 3), dtype=float32, mpmd_idxs=(0, 1), ")
+    assert repr(made).startswith("MpmdArray(shape=(8, 4), dtype=float32, mpmd_idxs=(0, 1), ")
     # They are these arrays, not copies.
     assert made.first_mpmd_replica is arrays[0]
     assert all(a is b for a, b in zip(made.to_mpmd_local_array, arrays, strict=True))
     assert made._partially_addressable_arrays == dict(enumerate(arrays))
     assert MpmdArray(arrays[::-1], sharding).first_mpmd_replica is arrays[0]
-    assert MpmdArray(arrays, sharding, shape=(8, 3), dtype=jnp.float32).shape == (8, 3)
+    assert MpmdArray(arrays, sharding, shape=(8, 4), dtype=jnp.float32).shape == (8, 4)
 
 
 def test_a_step_takes_one_wherever_it_needs_it() -> None:
@@ -154,17 +154,17 @@ def test_keys_and_weak_types_by_hand() -> None:
         (
             lambda s: MpmdArray([on_ranks(ROWS, s)[0], on_ranks(ROWS[:4], s)[1]], s),
             "invalid-argument",
-            "one shape and dtype, found float32[4, 3], float32[8, 3]",
+            "one shape and dtype, found float32[4, 4], float32[8, 4]",
         ),
         (
             lambda s: MpmdArray(on_ranks(ROWS, s), s, shape=(3,)),
             "invalid-argument",
-            "of shape=(3,), dtype=None, found float32[8, 3]",
+            "of shape=(3,), dtype=None, found float32[8, 4]",
         ),
         (
             lambda s: MpmdArray(on_ranks(ROWS, s), s, dtype=jnp.int8),
             "invalid-argument",
-            "found float32[8, 3]",
+            "found float32[8, 4]",
         ),
         (
             lambda s: MpmdArray(on_ranks(ROWS, s), s.sharding),
@@ -221,6 +221,51 @@ def test_shards_put_together_are_the_array(place: str) -> None:
     assert array.copy_to_host_async() is None
 
 
+@pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
+def test_the_sharding_of_an_array_in_parts(axes: dict[str, int]) -> None:
+    """It says that rows are on ranks, and is one to give a step or to restore by."""
+    array = by_parts(ROWS, **axes)
+    assert isinstance(array.sharding, MpmdSharding) and array.sharding.mesh_ids == (0, 1)
+    columns = 4 // array.sharding.mesh.shape.get("data", 1)
+    assert array.sharding.shard_shape(array.shape) == (4, columns)
+    assert (
+        copy.copy(array.sharding)
+        == array.sharding
+        != MpmdSharding(array.sharding.mpmd_mesh, (0, 1), array.spec)
+    )
+    put = jax.device_put(ROWS, array.sharding)
+    mesh = array.sharding.mpmd_mesh
+    step = jaxpp.mpmd_jit_with_loop(
+        lambda x: x + 1, mesh, in_shardings=(array.sharding,), out_shardings=array.sharding
+    )
+    for argument in (array, put, ROWS):
+        found = step(argument)
+        np.testing.assert_array_equal(found, ROWS + 1)
+        assert found.spec == array.spec
+
+
+def test_rows_that_can_not_be_dealt_out_are_a_copy_on_each() -> None:
+    mesh = make_mesh(2)
+
+    def step(stacked: Any, scale: Any) -> Any:
+        def loss(stacked: Any, scale: Any) -> Any:
+            y = jaxpp.mark_stage_end(jnp.sin(scale * jnp.sum(stacked[:1])))
+            return jaxpp.mark_stage_end(jnp.sin(y * jnp.sum(stacked[1:])))
+
+        schedule = jaxpp.Std1F1B(2)
+        grads = jaxpp.treduce(
+            lambda s: jax.grad(loss)(stacked, s), scale, schedule, operation=jaxpp.Add
+        )
+        return stacked - 0 * grads
+
+    array = jaxpp.mpmd_jit_with_loop(step, mesh)(ROWS[:3], jnp.ones(2))
+    assert [part.aval.shape for part in array._placement.parts] == [(1, 4), (2, 4)]
+    assert array.sharding == MpmdSharding(mesh, (0, 1), P())
+    assert [shard.data.shape for shard in array.addressable_shards] == [(3, 4)] * 2
+    np.testing.assert_array_equal(array.addressable_data(1), ROWS[:3])
+    assert array.on_device_size_in_bytes() == array.nbytes
+
+
 # --- Pickles ----------------------------------------------------------------------------
 
 
@@ -252,7 +297,7 @@ def test_a_pickle_does_not_need_this_package(tmp_path: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script, str(path)], capture_output=True, text=True
     )
-    assert done.stdout.strip() == "276.0", done.stderr
+    assert done.stdout.strip() == "496.0", done.stderr
 
 
 def test_a_deleted_one_is_not_pickled() -> None:
