@@ -141,7 +141,7 @@ class MpmdMesh:
 
     @property
     def my_mpmd_group_mesh(self) -> Mesh:
-        """The mesh of that rank."""
+        """The mesh of the rank in `my_mpmd_axis_index`."""
         return self.unstack[self.my_mpmd_axis_index]
 
     def devices_of(self, rank: int) -> list[jax.Device]:

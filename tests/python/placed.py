@@ -62,7 +62,7 @@ def by_parts(x: Any, **axes: int) -> MpmdArray:
         )
         return stacked - 0 * grads
 
-    spec = P(None, *axes)
+    spec = P(None, *axes) if axes else P()
     placed = jaxpp.mpmd_jit_with_loop(
         step, mesh_of(2, axes), in_specs=(spec, P()), out_specs=spec
     )
