@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -372,19 +373,31 @@ def _ranks_of(arrays: Sequence[Any], sharding: MpmdSharding) -> dict[int, jax.Ar
 
 def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
     """The abstract value of all, and of the shape and dtype that are not None."""
-    types = {(array.shape, array.dtype) for array in arrays}
     if not arrays and shape is not None and dtype is not None:
-        return jax.core.ShapedArray(tuple(shape), dtype)
-    given = {(tuple(s), d) for s, d in types if shape is None or tuple(shape) == s}
-    if len(types) != 1 or not given or (dtype is not None and arrays[0].dtype != dtype):
-        text = ", ".join(sorted(f"{d}{list(s)}" for s, d in types)) or "no array"
-        wanted = "" if shape is None and dtype is None else f" of shape={shape}, dtype={dtype}"
-        raise make_error(
-            "invalid-argument",
-            f"MpmdArray: expected arrays of one shape and dtype{wanted}, found {text}; where a "
-            "process has no array, shape and dtype say what the others have",
-        )
-    return arrays[0].aval
+        return jax.ShapeDtypeStruct(shape, dtype)
+    types = {(array.shape, array.dtype) for array in arrays}
+    if len(types) == 1:
+        (found,) = types
+        wanted = found[0] if shape is None else tuple(shape), dtype or found[1]
+        if found == wanted:
+            return arrays[0].aval
+    text = ", ".join(sorted(f"{d}{list(s)}" for s, d in types)) or "no array"
+    told = "" if shape is None and dtype is None else f" of shape={shape}, dtype={dtype}"
+    raise make_error(
+        "invalid-argument",
+        f"MpmdArray: expected arrays of one shape and dtype{told}, found {text}; where a "
+        "process has no array, shape and dtype say what the others have",
+    )
+
+
+def _put(host: np.ndarray, where: Any = None) -> jax.Array:
+    """`jax.device_put`, but what was made under jax_enable_x64 stays as wide as it is."""
+    with jax.enable_x64(True) if _is_wide(host) else contextlib.nullcontext():
+        return jax.device_put(host, where)
+
+
+def _is_wide(host: np.ndarray) -> bool:
+    return bool(jax.dtypes.canonicalize_dtype(host.dtype) != host.dtype)
 
 
 def _device_bytes(placement: Placement | HandMadePlacement) -> int:
@@ -567,16 +580,17 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         if isinstance(self._value, HandMadeValue):
             return self._value.of_rank(rank)
         host = self._read(rank) if host is None else host
-        return self._typed(jax.device_put(host, self._placement.rank_sharding(rank)))
+        return self._typed(_put(host, self._placement.rank_sharding(rank)))
 
     def _local(self) -> jax.Array:
         """As an array of JAX's own on the default device, uncommitted."""
-        return self._typed(jax.device_put(self._read()))
+        return self._typed(_put(self._read()))
 
     def _for_jax(self) -> Any:
         if isinstance(self._value, HandMadeValue):
             return self.first_mpmd_replica
-        return self._local() if self._is_keys else self._read()
+        host = self._read()
+        return self._typed(_put(host)) if self._is_keys or _is_wide(host) else host
 
     @property
     def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
@@ -609,7 +623,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         host = self._host()
-        return host if dtype is None else host.astype(dtype)
+        if dtype is not None:
+            return host.astype(dtype)
+        return host.copy() if copy and not host.flags.writeable else host
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._local().__dlpack__(**options)
@@ -686,7 +702,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         index: tuple[slice, ...],
         device: jax.Device,
     ) -> jax.Array:
-        return self._typed(jax.device_put(read(rank)[index], device))
+        return self._typed(_put(read(rank)[index], device))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:

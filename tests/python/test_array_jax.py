@@ -300,13 +300,21 @@ def test_under_a_mesh() -> None:
         assert bits(jax.device_put(array, jaxpp.MpmdSharding(mesh, {1}, rows.spec))) == bits(x)
 
 
-def test_under_x64() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
+def test_arrays_of_x64_stay_what_they_are(dtype: str) -> None:
+    """Outside `jax.enable_x64` too, as arrays of JAX's own do."""
     with jax.enable_x64(True):
-        plain = jnp.arange(3, dtype=jnp.float64) / 7
-        array = WHOLE["by hand"](plain)
-        assert array.dtype == jnp.float64
-        assert bits(array * 2) == bits(plain * 2)
-    assert bits(array + jnp.float32(1)) == bits(plain + jnp.float32(1))
+        plain = jnp.arange(3).astype(dtype) * 2**33 + 1
+        assert plain.dtype == dtype
+        step = jaxpp.mpmd_jit_with_loop(lambda x: x + 0, make_mesh(2))
+        arrays = [step(plain), WHOLE["by hand"](plain), WHOLE["one rank"](plain)]
+        for array in arrays:
+            assert bits(array * 2) == bits(plain * 2)
+    for array in arrays:
+        for call in (jax.device_put, jax.jit(lambda x: x[0]), lambda x: x.first_mpmd_replica):
+            assert np.asarray(call(array)).dtype == plain.dtype
+        assert bits(jax.jit(jnp.stack)([array, array])) == bits(jax.jit(jnp.stack)([plain] * 2))
+        np.testing.assert_array_equal(array, plain)
 
 
 def test_it_is_no_tracer_and_no_constant_of_the_cache() -> None:

@@ -50,6 +50,8 @@ def test_an_array_of_jax_arrays() -> None:
     assert made.first_mpmd_replica is arrays[0]
     assert all(a is b for a, b in zip(made.to_mpmd_local_array, arrays, strict=True))
     assert made._partially_addressable_arrays == dict(enumerate(arrays))
+    np.array(made)[:] = 0  # a copy
+    np.testing.assert_array_equal(made, ROWS)
     assert MpmdArray(arrays[::-1], sharding).first_mpmd_replica is arrays[0]
     assert MpmdArray(arrays, sharding, shape=(8, 4), dtype=jnp.float32).shape == (8, 4)
 
