@@ -133,6 +133,15 @@ def test_keys_and_weak_types_by_hand() -> None:
     assert weak.weak_type and (weak * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+def test_a_saved_step_has_the_arrays_it_closes_over(tmp_path: Any) -> None:
+    w, key = WHOLE["sharded"](ROWS), WHOLE["by hand"](jax.random.key(0))
+    step = jaxpp.mpmd_jit_with_loop(lambda x: (x * w, jax.random.bits(key)), make_mesh(2))
+    step.compile(np.float32(2)).save(tmp_path / "plan")
+    doubled, bits = jaxpp.load(tmp_path / "plan")(np.float32(2))
+    np.testing.assert_array_equal(doubled, 2 * ROWS)
+    assert int(bits) == int(jax.random.bits(jax.random.key(0)))
+
+
 @pytest.mark.parametrize(
     ("make", "code", "text"),
     [
