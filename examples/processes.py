@@ -26,12 +26,6 @@ import jaxpp.api as jaxpp
 STEPS = 12
 
 
-def is_here(array: jaxpp.MpmdArray) -> bool:
-    """Whether this process has a copy."""
-    ranks = array.sharding.mpmd_mesh.unstack
-    return any(ranks[rank].local_devices for rank in array.mpmd_idxs)
-
-
 def file_of(folder: pathlib.Path, step: int, process: int) -> pathlib.Path:
     return folder / f"step-{step:04}-process-{process}.npz"
 
@@ -39,7 +33,11 @@ def file_of(folder: pathlib.Path, step: int, process: int) -> pathlib.Path:
 def save(folder: pathlib.Path, step: int, leaves) -> None:
     """Writes the leaves of which this process has a copy; never half of them."""
     path = file_of(folder, step, jax.process_index())
-    there = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves) if is_here(leaf)}
+    there = {
+        str(i): np.asarray(leaf)
+        for i, leaf in enumerate(leaves)
+        if leaf.is_partially_addressable
+    }
     unfinished = path.with_suffix(".tmp.npz")
     np.savez(unfinished, **there)
     unfinished.rename(path)
@@ -83,7 +81,7 @@ def main() -> None:
 
     for number in range(done + 1, STEPS + 1):
         state, loss = step(state, batch)
-        if is_here(loss):
+        if loss.is_partially_addressable:
             print(f"step {number:2}  loss {float(loss):.7f}", flush=True)
         save(options.folder, number, jax.tree.leaves(state))
         first_run = os.environ.get("JPP_RESTART", "0") == "0"

@@ -79,8 +79,8 @@ def _names_of(node: ast.stmt) -> list[str]:
     return []
 
 
-def _is(node: ast.FunctionDef, decorator: str) -> bool:
-    return any(ast.unparse(d) == decorator for d in node.decorator_list)
+def _is(node: ast.FunctionDef, *decorators: str) -> bool:
+    return any(ast.unparse(d) in decorators for d in node.decorator_list)
 
 
 def signature(node: ast.FunctionDef, name: str, skip_self: bool) -> str:
@@ -133,6 +133,7 @@ def _class_head(node: ast.ClassDef, found: dict[str, ast.stmt]) -> str:
         + (f" = {ast.unparse(member.value)}" if member.value else "")
         for member in node.body
         if isinstance(member, ast.AnnAssign)
+        and not ast.unparse(member.annotation).startswith("ClassVar")
     ]
     if fields and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
         return f"{node.name}({', '.join(fields)})"
@@ -147,7 +148,7 @@ def _members(node: ast.ClassDef) -> list[str]:
             continue
         if not ast.get_docstring(member):
             continue
-        if _is(member, "property"):
+        if _is(member, "property", "functools.cached_property"):
             text.append(f"**`.{member.name}`**")
         else:
             shown = signature(member, f".{member.name}", not _is(member, "staticmethod"))

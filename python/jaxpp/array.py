@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
+import functools
 import math
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,15 +16,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.errors import make_error
-from jaxpp.jax_internals import wrap_keys
+from jaxpp.errors import make_error, shorten
+from jaxpp.jax_internals import jax_array, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 
 if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
 
 __all__ = [
+    "HandMadeValue",
     "MpmdArray",
+    "MpmdShard",
     "PartedPlacement",
     "PartedValue",
     "Placement",
@@ -40,6 +44,23 @@ def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
     return str(aval.dtype), tuple(aval.shape)
 
 
+def _plain_aval(aval: Any) -> Any:
+    """The abstract value without a sharding, which means a step's mesh alone."""
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.core.ShapedArray(tuple(aval.shape), aval.dtype, weak_type=weak)
+
+
+# JAX's client for the CPU takes over host memory that begins at a multiple of this.
+_ALIGNMENT = 64
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
 class Placement:
     """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
 
@@ -53,15 +74,23 @@ class Placement:
     ) -> None:
         self.devices = devices
         self.mesh = mesh
-        self.aval = aval
+        self.aval = _plain_aval(aval)
         self.ranks = tuple(ranks)
         self.local_ranks = tuple(r for r in self.ranks if devices.has_rank(r))
         self.spec = spec
         self.dtype_name, self.physical_shape = physical_type(aval)
-        self.sharding = MpmdSharding(mesh, self.ranks, spec)
         self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
         self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
         self.slices = self._shard_slices()
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        # Only when asked: an argument that nothing uses lies on no rank.
+        return MpmdSharding(self.mesh, self.ranks, self.spec)
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
 
     def _shard_slices(self) -> list[tuple[slice, ...]]:
         lowering = self.mesh.lowering_mesh()
@@ -76,12 +105,21 @@ class Placement:
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
             shards = [host[index] if index else host for index in self.slices]
+        return self._put(shards * len(self.local_ranks))
+
+    def put_made(self, value: HandMadeValue) -> _core.Value:
+        """The same for arrays of JAX's own that lie so already: each shard for itself."""
+        arrays = [value.of_rank(rank) for rank in self.local_ranks]
+        shards = [shard.data for array in arrays for shard in array.addressable_shards]
+        return self._put([to_host(shard, self.dtype_name) for shard in shards])
+
+    def _put(self, shards: list[np.ndarray]) -> _core.Value:
         return _core.Value.put(
             self.devices.client,
             self.local_ranks,
             self.devices.per_rank,
             self.device_indices,
-            shards * len(self.local_ranks),
+            shards,
             self.dtype_name,
         )
 
@@ -95,7 +133,7 @@ class Placement:
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.per_rank == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
-        whole = np.empty(self.physical_shape, dtype)
+        whole = _aligned_empty(self.physical_shape, dtype)
         for d, index in enumerate(self.slices):
             shape = whole[index].shape
             whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
@@ -104,12 +142,16 @@ class Placement:
     def _read_shard(
         self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
     ) -> np.ndarray:
-        shard = np.empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
+        shard = _aligned_empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
         if math.prod(shape):
             value.read(rank, device, shard.reshape(-1).view(np.uint8))
         return shard
 
     read_rank = read
+
+    def copy(self, value: _core.Value) -> _core.Value:
+        """A value of its own that lies the same."""
+        return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
 
 
 class PartedValue:
@@ -146,12 +188,24 @@ class PartedPlacement:
     def __init__(self, parts: list[Placement], aval: Any) -> None:
         self.parts = parts
         self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
-        self.aval = aval
+        self.aval = _plain_aval(aval)
         self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
         self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
-        self.sharding = MpmdSharding(self.mesh, self.ranks, self.spec)
         self.dtype_name = parts[0].dtype_name
         self.key = (tuple(aval.shape), aval.dtype, False)
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        """As JAX can say it: rows dealt out to the ranks in order, though a rank that runs
+        several stages has those of its own; or else, if they can not be, as a copy on each."""
+        if self.aval.shape[0] % len(self.ranks):
+            return MpmdSharding(self.mesh, self.ranks, self.spec)
+        spec = PartitionSpec(self.mesh.mpmd_axis_name, *tuple(self.spec)[1:])
+        return MpmdSharding._of(self.mesh, self.ranks, spec)
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of the rows that a rank has."""
+        return NamedSharding(self.mesh.unstack[rank], self.spec)
 
     def rows(self) -> list[slice]:
         ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
@@ -194,6 +248,74 @@ class PartedPlacement:
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
 
+    def copy(self, value: PartedValue) -> PartedValue:
+        """A value of its own that lies the same."""
+        pairs = zip(self.parts, value.values, strict=True)
+        return PartedValue([part.copy(v) for part, v in pairs])
+
+
+class HandMadeValue:
+    """The memory of an array that was made of JAX's own, by rank, which a step has not had."""
+
+    def __init__(self, arrays: dict[int, jax.Array]) -> None:
+        self.arrays = arrays
+
+    @property
+    def deleted(self) -> bool:
+        return any(array.is_deleted() for array in self.arrays.values())
+
+    @property
+    def fate(self) -> str:
+        return "was deleted or donated to a step; use what the step returned in its place"
+
+    def of_rank(self, rank: int) -> jax.Array:
+        if self.deleted:
+            raise make_error("donated", f"the array {self.fate}")
+        return self.arrays[rank]
+
+    def delete(self) -> None:
+        for array in self.arrays.values():
+            array.delete()
+
+    def wait(self) -> None:
+        for rank in self.arrays:
+            jax.block_until_ready(self.of_rank(rank))
+
+    def is_ready(self) -> bool:
+        return all(self.of_rank(rank).is_ready() for rank in self.arrays)
+
+
+class HandMadePlacement:
+    """How an array lies that was made of JAX's own."""
+
+    devices: Any = None  # the runtime knows of none
+
+    def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
+        self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
+        self.aval = _plain_aval(aval)
+        self.ranks, self.local_ranks = sharding.mesh_ids, tuple(local_ranks)
+        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.ranks) > 1
+
+    def read(self, value: HandMadeValue, rank: int) -> np.ndarray:
+        """The whole array, from one rank's."""
+        array = value.of_rank(rank)
+        is_keys = key_implementation(array.dtype) is not None
+        return np.asarray(jax.random.key_data(array) if is_keys else array)
+
+    read_rank = read
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
+
+    def copy(self, value: HandMadeValue) -> HandMadeValue:
+        """A value of its own that lies the same."""
+        return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
+
 
 def carrier_of(dtype: Any) -> Any:
     """A dtype of the same size that numpy's buffers can carry."""
@@ -208,27 +330,149 @@ def to_host(array: Any, dtype_name: str) -> np.ndarray:
     return host.view(carrier_of(host.dtype))
 
 
-def _operand(other: Any) -> Any:
-    return other._host() if isinstance(other, MpmdArray) else other
+@dataclasses.dataclass(frozen=True)
+class MpmdShard:
+    """The part of an array on one device, with the fields of a `jax.Shard`."""
+
+    device: jax.Device
+    index: tuple[slice, ...]
+    replica_id: int  # copies of the same elements count from 0
+    _read: Callable[[], jax.Array] | None
+
+    @property
+    def data(self) -> jax.Array | None:
+        """As an array on that device; None for a device of another process."""
+        return self._read() if self._read else None
 
 
-class MpmdArray:
+def _ranks_of(arrays: Sequence[Any], sharding: MpmdSharding) -> dict[int, jax.Array]:
+    """Which of the sharding's ranks each array lies on, as the sharding says."""
+    found: dict[int, jax.Array] = {}
+    for number, array in enumerate(arrays):
+        if not isinstance(array, jax.Array) or isinstance(array, MpmdArray | jax.core.Tracer):
+            raise make_error(
+                "invalid-argument",
+                f"MpmdArray: array {number}: expected a jax.Array on one rank's devices, found "
+                f"{shorten(array)} of type {type(array).__name__}",
+            )
+        ranks = [
+            rank
+            for rank in sharding.mesh_ids
+            if array.sharding.is_equivalent_to(sharding.rank_sharding(rank), array.ndim)
+        ]
+        if len(ranks) != 1 or ranks[0] in found:
+            raise make_error(
+                "sharding",
+                f"MpmdArray: array {number} lies as {array.sharding} says; expected one array "
+                f"a rank, on the ranks {list(sharding.mesh_ids)} of the mesh and sharded by "
+                f"{sharding.spec} there (MpmdSharding.rank_sharding(rank))",
+            )
+        found[ranks[0]] = array
+    return found
+
+
+def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
+    """The abstract value of all, and of the shape and dtype that are not None."""
+    if not arrays and shape is not None and dtype is not None:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    types = {(array.shape, array.dtype) for array in arrays}
+    if len(types) == 1:
+        (found,) = types
+        wanted = found[0] if shape is None else tuple(shape), dtype or found[1]
+        if found == wanted:
+            return arrays[0].aval
+    text = ", ".join(sorted(f"{d}{list(s)}" for s, d in types)) or "no array"
+    told = "" if shape is None and dtype is None else f" of shape={shape}, dtype={dtype}"
+    raise make_error(
+        "invalid-argument",
+        f"MpmdArray: expected arrays of one shape and dtype{told}, found {text}; where a "
+        "process has no array, shape and dtype say what the others have",
+    )
+
+
+def _put(host: np.ndarray, where: Any = None) -> jax.Array:
+    """`jax.device_put`, but what was made under jax_enable_x64 stays as wide as it is."""
+    with jax.enable_x64(True) if _is_wide(host) else contextlib.nullcontext():
+        return jax.device_put(host, where)
+
+
+def _is_wide(host: np.ndarray) -> bool:
+    return bool(jax.dtypes.canonicalize_dtype(host.dtype) != host.dtype)
+
+
+def _device_bytes(placement: Placement | HandMadePlacement) -> int:
+    shape = placement.sharding.shard_shape(placement.aval.shape)
+    dtype, stored = physical_type(jax.ShapeDtypeStruct(shape, placement.aval.dtype))
+    return _core.device_bytes(dtype, math.prod(stored)) * placement.sharding.num_devices
+
+
+@jax_array
+class MpmdArray(jax.Array):  # type: ignore[misc]
     """An array on the devices of one or more pipeline ranks, the same on each.
 
-    A handle: the memory belongs to the runtime. It becomes a `jax.Array` or a numpy array
-    when somebody looks (`np.asarray(x)`, `float(x)`, `x[0]`, `x.to_mpmd_local_array`).
-    Steps return these and take them back. Outside steps arithmetic and comparisons are
-    numpy's, element by element, in host memory; functions under `jax.jit` (most of `jnp`)
-    take `jnp.asarray(x)` or `x.first_mpmd_replica`.
+    A handle: the memory belongs to the runtime. Steps return these and take them back, and
+    nothing moves. It is a `jax.Array`: it has the operators and methods of one, and whatever
+    takes arrays takes it: `jnp`, `jax.jit`, `jax.grad`, `jax.vmap`, `jax.device_put`,
+    optimizers, libraries that save checkpoints.
+
+    What JAX computes with it outside a step, JAX computes on its own devices: there the array
+    is an uncommitted one, as a numpy array is, so that arrays of several ranks go into one
+    `jax.jit`. Its contents are copied for that, from the first rank that has them, once for
+    each computation that takes it: a later step may write where they are, and JAX's arrays
+    never change. `jax.device_put(x)` makes one that is copied no more. Whoever looks at an
+    array that a step has yet to make waits for it.
+
+    `MpmdArray(arrays, sharding)` is one made by hand, of `jax.Array`s that lie on the ranks of
+    an `MpmdSharding`. It refers to them until a step takes it, which copies each shard once,
+    to where the array stays from then on.
+
+    Args:
+      partially_addressable_arrays: the array of each rank that this process has.
+      mpmd_sharding: which ranks have it, and how it is sharded there.
+      shape, dtype: of the array; a process that has none of the ranks must say them.
+
+    Raises:
+      JaxppError: an array is none, or of another shape ("invalid-argument"); it lies elsewhere
+        ("sharding").
     """
 
-    __slots__ = ("_placement", "_value", "__weakref__")
+    __slots__ = ("_placement", "_value")
+    __array_priority__ = 100  # as jax.Array's: an operator of numpy's leaves it to ours
+
+    _placement: Placement | PartedPlacement | HandMadePlacement
+    _value: Any  # _core.Value, PartedValue or HandMadeValue, as the placement
 
     def __init__(
-        self, placement: Placement | PartedPlacement, value: _core.Value | PartedValue
+        self,
+        partially_addressable_arrays: Sequence[jax.Array],
+        mpmd_sharding: MpmdSharding,
+        shape: tuple[int, ...] | None = None,
+        dtype: Any = None,
     ) -> None:
-        self._placement = placement
-        self._value = value
+        if not isinstance(mpmd_sharding, MpmdSharding):
+            raise make_error(
+                "sharding",
+                f"MpmdArray: mpmd_sharding={shorten(mpmd_sharding)}; expected an MpmdSharding",
+            )
+        found = _ranks_of(partially_addressable_arrays, mpmd_sharding)
+        meshes = mpmd_sharding.mpmd_mesh.unstack
+        local = [r for r in mpmd_sharding.mesh_ids if meshes[r].local_devices]
+        if set(local) != set(found):
+            raise make_error(
+                "sharding",
+                f"MpmdArray: expected an array on each of the ranks {local}, found them on "
+                f"{sorted(found)}",
+            )
+        arrays = {rank: found[rank] for rank in local}
+        aval = _common_type(list(arrays.values()), shape, dtype)
+        self._placement = HandMadePlacement(mpmd_sharding, aval, local)
+        self._value = HandMadeValue(arrays)
+
+    @classmethod
+    def _of(cls, placement: Any, value: Any) -> MpmdArray:
+        array = cls.__new__(cls)
+        array._placement, array._value = placement, value
+        return array
 
     # --- What it is ---
 
@@ -246,7 +490,7 @@ class MpmdArray:
 
     @property
     def weak_type(self) -> bool:
-        return bool(getattr(self._placement.aval, "weak_type", False))
+        return self._placement.aval.weak_type
 
     @property
     def ndim(self) -> int:
@@ -258,6 +502,8 @@ class MpmdArray:
 
     @property
     def sharding(self) -> MpmdSharding:
+        """Where it lies. Of an array that is stored by parts along axis 0, each on the rank of
+        its stage, the sharding names the pipeline axis along that one."""
         return self._placement.sharding
 
     @property
@@ -274,8 +520,33 @@ class MpmdArray:
         return self._placement.is_replicated
 
     @property
+    def is_partially_addressable(self) -> bool:
+        """Whether this process has one of these ranks."""
+        return bool(self._placement.local_ranks)
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process has all of these ranks."""
+        return len(self._placement.local_ranks) == len(self._placement.ranks)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether each device has the whole array."""
+        return self.sharding.is_fully_replicated
+
+    def devices(self) -> set[jax.Device]:
+        """All that hold a part of it."""
+        return self.sharding.device_set
+
+    @property
+    def device(self) -> Any:
+        """The device, if it is one, else the sharding."""
+        devices = self.devices()
+        return next(iter(devices)) if len(devices) == 1 else self.sharding
+
+    @property
     def _is_keys(self) -> bool:
-        return jnp.issubdtype(self.dtype, jax.dtypes.prng_key)
+        return key_implementation(self.dtype) is not None
 
     # --- Looking at it ---
 
@@ -295,9 +566,8 @@ class MpmdArray:
             f"{list(self._placement.ranks)}, or a result that all ranks have",
         )
 
-    def _rank_array(self, rank: int, host: np.ndarray | None = None) -> jax.Array:
-        host = self._read(rank) if host is None else host
-        array = jax.device_put(host, self._placement.sharding.rank_sharding(rank))
+    def _typed(self, array: jax.Array) -> jax.Array:
+        """The array, of its elements as they are stored, as one of this array's type."""
         if self._is_keys:
             return wrap_keys(array, self.dtype)
         if self.weak_type:
@@ -305,6 +575,22 @@ class MpmdArray:
                 array, new_dtype=self.dtype, weak_type=True, sharding=None
             )
         return array
+
+    def _rank_array(self, rank: int, host: np.ndarray | None = None) -> jax.Array:
+        if isinstance(self._value, HandMadeValue):
+            return self._value.of_rank(rank)
+        host = self._read(rank) if host is None else host
+        return self._typed(_put(host, self._placement.rank_sharding(rank)))
+
+    def _local(self) -> jax.Array:
+        """As an array of JAX's own on the default device, uncommitted."""
+        return self._typed(_put(self._read()))
+
+    def _for_jax(self) -> Any:
+        if isinstance(self._value, HandMadeValue):
+            return self.first_mpmd_replica
+        host = self._read()
+        return self._typed(_put(host)) if self._is_keys or _is_wide(host) else host
 
     @property
     def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
@@ -337,12 +623,15 @@ class MpmdArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         host = self._host()
-        return host if dtype is None else host.astype(dtype)
+        if dtype is not None:
+            return host.astype(dtype)
+        return host.copy() if copy and not host.flags.writeable else host
 
-    def __jax_array__(self) -> jax.Array:
-        """For `jnp.asarray(x)` and operators; the result is on JAX's default device."""
-        host = jnp.asarray(self._read())
-        return wrap_keys(host, self.dtype) if self._is_keys else host
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._local().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._local().__dlpack_device__()
 
     def _scalar(self, kind: str) -> Any:
         if self.size != 1:
@@ -377,9 +666,6 @@ class MpmdArray:
         """Nested lists of Python numbers, as numpy's `tolist`."""
         return self._host().tolist()
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.first_mpmd_replica[index] if self._is_keys else self._host()[index]
-
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a scalar array")
@@ -388,84 +674,52 @@ class MpmdArray:
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a scalar array")
-        return iter(self.first_mpmd_replica if self._is_keys else self._host())
-
-    # --- Computing with it, outside a step: in host memory, as numpy does ---
-
-    def __add__(self, other: Any) -> Any:
-        return operator.add(self._host(), _operand(other))
-
-    def __radd__(self, other: Any) -> Any:
-        return operator.add(other, self._host())
-
-    def __sub__(self, other: Any) -> Any:
-        return operator.sub(self._host(), _operand(other))
-
-    def __rsub__(self, other: Any) -> Any:
-        return operator.sub(other, self._host())
-
-    def __mul__(self, other: Any) -> Any:
-        return operator.mul(self._host(), _operand(other))
-
-    def __rmul__(self, other: Any) -> Any:
-        return operator.mul(other, self._host())
-
-    def __truediv__(self, other: Any) -> Any:
-        return operator.truediv(self._host(), _operand(other))
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return operator.truediv(other, self._host())
-
-    def __floordiv__(self, other: Any) -> Any:
-        return operator.floordiv(self._host(), _operand(other))
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return operator.floordiv(other, self._host())
-
-    def __mod__(self, other: Any) -> Any:
-        return operator.mod(self._host(), _operand(other))
-
-    def __rmod__(self, other: Any) -> Any:
-        return operator.mod(other, self._host())
-
-    def __pow__(self, other: Any) -> Any:
-        return operator.pow(self._host(), _operand(other))
-
-    def __rpow__(self, other: Any) -> Any:
-        return operator.pow(other, self._host())
-
-    def __matmul__(self, other: Any) -> Any:
-        return operator.matmul(self._host(), _operand(other))
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return operator.matmul(other, self._host())
-
-    def __neg__(self) -> Any:
-        return operator.neg(self._host())
-
-    def __abs__(self) -> Any:
-        return operator.abs(self._host())
-
-    def __eq__(self, other: Any) -> Any:
-        """Element by element, as numpy and JAX compare; so it has no hash."""
-        return operator.eq(self._host(), _operand(other))
-
-    def __ne__(self, other: Any) -> Any:
-        return operator.ne(self._host(), _operand(other))
-
-    def __lt__(self, other: Any) -> Any:
-        return operator.lt(self._host(), _operand(other))
-
-    def __le__(self, other: Any) -> Any:
-        return operator.le(self._host(), _operand(other))
-
-    def __gt__(self, other: Any) -> Any:
-        return operator.gt(self._host(), _operand(other))
-
-    def __ge__(self, other: Any) -> Any:
-        return operator.ge(self._host(), _operand(other))
+        return iter(self._local())
 
     __hash__ = None  # type: ignore[assignment]
+
+    # --- Its shards ---
+
+    @property
+    def global_shards(self) -> list[MpmdShard]:
+        """The part on each device of its ranks."""
+        read = functools.cache(lambda rank: self._placement.read(self._value, rank))
+        copies: collections.Counter[Any] = collections.Counter()
+        shards = []
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
+            rank = self._placement.mesh.device_mpmd_idx[device]
+            is_here = rank in self._placement.local_ranks
+            part = functools.partial(self._part, read, rank, index, device)
+            key = tuple((one.start, one.stop) for one in index)
+            shards.append(MpmdShard(device, index, copies[key], part if is_here else None))
+            copies[key] += 1
+        return shards
+
+    def _part(
+        self,
+        read: Callable[[int], np.ndarray],
+        rank: int,
+        index: tuple[slice, ...],
+        device: jax.Device,
+    ) -> jax.Array:
+        return self._typed(_put(read(rank)[index], device))
+
+    @property
+    def addressable_shards(self) -> list[MpmdShard]:
+        """Those of this process' ranks."""
+        return [shard for shard in self.global_shards if shard._read]
+
+    def addressable_data(self, index: int) -> jax.Array:
+        """The part on one of this process' devices."""
+        return self.addressable_shards[index].data
+
+    def on_device_size_in_bytes(self) -> int:
+        """The bytes of all its parts."""
+        placements = getattr(self._placement, "parts", [self._placement])
+        return sum(map(_device_bytes, placements))
+
+    def copy_to_host_async(self) -> None:
+        """Nothing: its contents are copied when somebody looks."""
 
     # --- Its memory ---
 
@@ -486,12 +740,23 @@ class MpmdArray:
         """Whether its contents are there, or its step failed: looking at it would not wait."""
         return self._value.is_ready()
 
+    def copy(self) -> MpmdArray:
+        """One of its own that lies the same: donating this one leaves it alone."""
+        return MpmdArray._of(self._placement, self._placement.copy(self._value))
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: Any) -> MpmdArray:
+        return self.copy()
+
     def __reduce__(self) -> Any:
-        raise make_error(
-            "unsupported",
-            "an MpmdArray can not be pickled: its memory belongs to the devices of this "
-            "process; pickle np.asarray(x)",
-        )
+        """By value: it is unpickled as an array of JAX's own, without this package."""
+        if self._is_keys:
+            make = functools.partial(
+                jax.random.wrap_key_data, impl=key_implementation(self.dtype)
+            )
+            return make, (self._read(),)
+        return self._local().__reduce__()
 
     # --- Printing ---
 
@@ -500,7 +765,7 @@ class MpmdArray:
             return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, deleted)"
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, "
-            f"mpmd_idxs={self.mpmd_idxs}, sharding={self.sharding.sharding})"
+            f"mpmd_idxs={self.mpmd_idxs}, sharding={self.sharding})"
         )
 
     def __format__(self, spec: str) -> str:

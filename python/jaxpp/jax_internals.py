@@ -23,10 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import api_util, clusters, config, distributed, effects, pjit, source_info_util
 from jax._src import core as jax_core
+from jax._src import dtypes as jax_dtypes
 from jax._src import mesh as mesh_lib
 from jax._src import shard_map as shard_map_internals
-from jax._src.interpreters import mlir
+from jax._src.interpreters import mlir, pxla
 from jax._src.interpreters import partial_eval as pe
+from jax._src.numpy import array_methods
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
@@ -67,6 +69,8 @@ __all__ = [
     "is_transposed",
     "is_unspecified",
     "is_user_file",
+    "jax_array",
+    "keeps_its_sharding",
     "key_implementation",
     "line_of",
     "name_after",
@@ -188,6 +192,58 @@ def is_unspecified(sharding: Any) -> bool:
 def is_ordered(effect: Any) -> bool:
     """Whether calls with this effect must keep their order."""
     return effects.ordered_effects.contains(effect)
+
+
+# --- Arrays and shardings ---------------------------------------------------------------
+
+
+# JAX 0.10.2, 0.11.2: array_methods._set_array_base_attributes; core.pytype_aval_mappings,
+# dtypes.register_canonicalize_value_handler, pxla.shard_arg_handlers and shard_args,
+# mlir.register_constant_handler and get_constant_handler; pjit.convert_to_metaty, which looks
+# where the arguments of a jit lie, and create_meta_ty; `_committed`, which says that an array
+# has to stay there; the `_impl` and `_base_array` of PRNG keys.
+def jax_array(cls: Any) -> Any:
+    """A class of arrays that JAX's functions take: a subclass of `jax.Array`.
+
+    It gets the operators and methods of JAX's own arrays, unless it defines them. Its `aval`
+    is the abstract value, without a sharding. `_for_jax()` is asked for the contents each time
+    that a computation of JAX takes it: a numpy array or an array of JAX's own.
+    """
+    array_methods._set_array_base_attributes(cls, exclude=set(vars(cls)))
+    cls._committed = cls.committed = False
+    cls._impl = property(lambda keys: keys.dtype._impl)
+    cls._base_array = property(lambda keys: keys._for_jax()._base_array)
+    convert = pjit.convert_to_metaty
+
+    def type_in_jit(array: Any) -> Any:
+        if type(array) is cls:  # as a tracer, it lies nowhere
+            return pjit.create_meta_ty(array.aval, None, None, True, False)
+        return convert(array)
+
+    pjit.convert_to_metaty = type_in_jit
+
+    def upload(arrays: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+        contents = [array._for_jax() for array in arrays]
+        return pxla.shard_args(shardings, layouts, copy_semantics, contents)
+
+    def constant(array: Any, aval: Any) -> Any:
+        contents = array._for_jax()
+        return mlir.get_constant_handler(type(contents))(contents, aval)
+
+    jax_core.pytype_aval_mappings[cls] = lambda array: array.aval
+    jax_dtypes.register_canonicalize_value_handler(cls, None)
+    pxla.shard_arg_handlers[cls] = upload
+    mlir.register_constant_handler(cls, constant)
+    return cls
+
+
+# JAX 0.10.2, 0.11.2: pxla._orig_out_sharding_handlers, by the exact type of a sharding.
+def keeps_its_sharding(cls: type[NamedSharding]) -> type[NamedSharding]:
+    """A subclass of NamedSharding: what `jax.jit` makes of an array that lies so has a
+    NamedSharding too, over the same mesh, as it has where the sharding is a plain one."""
+    handlers = pxla._orig_out_sharding_handlers
+    handlers[cls] = handlers[NamedSharding]
+    return cls
 
 
 # --- The context mesh -------------------------------------------------------------------

@@ -6,15 +6,16 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import TracebackType
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals import context_mesh
+from jaxpp.jax_internals import context_mesh, keeps_its_sharding
 
 __all__ = ["MpmdMesh", "MpmdSharding"]
 
@@ -38,6 +39,8 @@ class MpmdMesh:
 
     jax_mesh: Mesh
     mpmd_axis_name: str
+    # Those that were entered with `with` and not left, the innermost last.
+    mesh_stack: ClassVar[list[MpmdMesh]] = []
 
     def __post_init__(self) -> None:
         if not isinstance(self.jax_mesh, Mesh):
@@ -53,21 +56,26 @@ class MpmdMesh:
             )
 
     @property
-    def _axis(self) -> int:
+    def mpmd_axis(self) -> int:
+        """The number of the pipeline axis among the axes of the mesh."""
         return self.jax_mesh.axis_names.index(self.mpmd_axis_name)
 
     @property
     def mpmd_dim(self) -> int:
         """The number of pipeline ranks."""
-        return self.jax_mesh.devices.shape[self._axis]
+        return self.jax_mesh.devices.shape[self.mpmd_axis]
 
     @functools.cached_property
     def unstack(self) -> list[Mesh]:
         """One mesh a rank, with the pipeline axis kept at size 1."""
-        return [self.mpmd_submesh((rank,)) for rank in range(self.mpmd_dim)]
+        return [self._mesh_of((rank,)) for rank in range(self.mpmd_dim)]
 
-    def mpmd_submesh(self, idxs: Iterable[int]) -> Mesh:
-        """The mesh of some ranks, in the given order."""
+    def _mesh_of(self, ranks: Iterable[int]) -> Mesh:
+        devices = np.take(self.jax_mesh.devices, list(ranks), axis=self.mpmd_axis)
+        return Mesh(devices, self.jax_mesh.axis_names, axis_types=self.jax_mesh.axis_types)
+
+    def mpmd_submesh(self, idxs: Iterable[int]) -> MpmdMesh:
+        """The mesh of some ranks, in the given order, which are its ranks 0, 1, ..."""
         idxs = list(idxs)
         if not idxs or not all(0 <= i < self.mpmd_dim for i in idxs):
             raise make_error(
@@ -75,8 +83,22 @@ class MpmdMesh:
                 f"mpmd_submesh: idxs={shorten(idxs)}; expected ranks from 0 to "
                 f"{self.mpmd_dim - 1}",
             )
-        devices = np.take(self.jax_mesh.devices, idxs, axis=self._axis)
-        return Mesh(devices, self.jax_mesh.axis_names, axis_types=self.jax_mesh.axis_types)
+        return MpmdMesh(self._mesh_of(idxs), self.mpmd_axis_name)
+
+    @functools.cached_property
+    def device_coords(self) -> Mapping[jax.Device, tuple[int, ...]]:
+        """Where each device stands: its index along each axis of the mesh."""
+        return {device: at for at, device in np.ndenumerate(self.jax_mesh.devices)}
+
+    @functools.cached_property
+    def device_mpmd_idx(self) -> Mapping[jax.Device, int]:
+        """The rank of each device."""
+        return {device: at[self.mpmd_axis] for device, at in self.device_coords.items()}
+
+    @functools.cached_property
+    def mpmd_idx_for_mesh(self) -> Mapping[Mesh, int]:
+        """The rank of each mesh in `unstack`."""
+        return {mesh: rank for rank, mesh in enumerate(self.unstack)}
 
     def lowering_mesh(self) -> Mesh:
         """The mesh that tasks are lowered for: a rank's, the same for all of them."""
@@ -84,6 +106,11 @@ class MpmdMesh:
 
     def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
         """The part of a spec over the whole mesh that shards inside a rank."""
+        named = [
+            axis for part in spec for axis in (part if isinstance(part, tuple) else [part])
+        ]
+        if self.mpmd_axis_name not in named:
+            return spec
         parts = []
         for part in spec:
             axes = part if isinstance(part, tuple) else (part,)
@@ -112,12 +139,18 @@ class MpmdMesh:
                 return rank
         raise make_error("mesh", "no rank of the mesh has a device of this process")
 
+    @property
+    def my_mpmd_group_mesh(self) -> Mesh:
+        """The mesh of the rank in `my_mpmd_axis_index`."""
+        return self.unstack[self.my_mpmd_axis_index]
+
     def devices_of(self, rank: int) -> list[jax.Device]:
         """A rank's devices, in the order of its mesh."""
         return list(self.unstack[rank].devices.flat)
 
     def __enter__(self) -> MpmdMesh:
         _enter(self.jax_mesh)
+        MpmdMesh.mesh_stack.append(self)
         return self
 
     def __exit__(
@@ -126,21 +159,60 @@ class MpmdMesh:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        MpmdMesh.mesh_stack.pop()
         self.jax_mesh.__exit__(kind, error, trace)
 
 
-@dataclasses.dataclass(frozen=True)
-class MpmdSharding:
-    """Where an `MpmdArray` lives: a copy on each of some ranks, sharded by `spec` there."""
+@keeps_its_sharding
+class MpmdSharding(NamedSharding):  # type: ignore[misc]
+    """Where an `MpmdArray` lives: a copy on each of some ranks, sharded by `spec` there.
 
-    mpmd_mesh: MpmdMesh
-    mesh_ids: tuple[int, ...]
-    spec: PartitionSpec
+    It is a `jax.sharding.NamedSharding` over the devices of these ranks: the pipeline axis of
+    its `mesh` counts them, and nothing is sharded along that one. `jax.device_put(x, sharding)`
+    makes a `jax.Array` of JAX's own that lies so, `jax.ShapeDtypeStruct` takes it, and so do
+    libraries that restore checkpoints; a step takes what they make.
 
-    @functools.cached_property
+    Args:
+      mpmd_mesh: the mesh of all ranks.
+      mesh_ids: the ranks that hold the array.
+      spec: how each of these copies is sharded inside its rank; the pipeline axis is dropped
+        from it.
+    """
+
+    def __init__(
+        self, mpmd_mesh: MpmdMesh, mesh_ids: Iterable[int], spec: PartitionSpec
+    ) -> None:
+        ids = sorted(mesh_ids) if isinstance(mesh_ids, Set) else list(mesh_ids)
+        if len(set(ids)) < len(ids):
+            raise make_error(
+                "mesh", f"MpmdSharding: mesh_ids={shorten(ids)}; expected each rank once"
+            )
+        self._set(mpmd_mesh, tuple(ids), mpmd_mesh.without_pipeline_axis(spec))
+
+    def _set(self, mpmd_mesh: MpmdMesh, ids: tuple[int, ...], spec: PartitionSpec) -> None:
+        super().__init__(mpmd_mesh.mpmd_submesh(ids).jax_mesh, spec)
+        self.mpmd_mesh = mpmd_mesh
+        self.mesh_ids = ids
+
+    @classmethod
+    def _of(cls, *state: Any) -> MpmdSharding:
+        """One whose spec may name the pipeline axis, for an array that no rank has whole."""
+        sharding = cls.__new__(cls)
+        sharding._set(*state)
+        return sharding
+
+    def __reduce__(self) -> Any:
+        return MpmdSharding._of, (self.mpmd_mesh, self.mesh_ids, self.spec)
+
+    @property
+    def spec_in_rank(self) -> PartitionSpec:
+        """The spec of what one rank has: without the pipeline axis."""
+        return self.mpmd_mesh.without_pipeline_axis(self.spec)
+
+    @property
     def sharding(self) -> NamedSharding:
-        """The same as one sharding over all ranks that hold the array."""
-        return NamedSharding(self.mpmd_mesh.mpmd_submesh(self.mesh_ids), self.spec)
+        """The same as a plain `NamedSharding`."""
+        return NamedSharding(self.mesh, self.spec)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """The sharding of the copy on one rank."""

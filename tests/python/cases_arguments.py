@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -212,13 +211,6 @@ case(
     "invalid-argument",
     lambda: train(TWO, compiler_options={"xla_unheard_of": True}),
     "xla_unheard_of",
-)
-case(
-    "An array into a pickle",
-    "unsupported",
-    lambda: pickle.dumps(state()),
-    "can not be pickled",
-    "np.asarray(x)",
 )
 case(
     "float() of an array of several elements",

@@ -303,7 +303,15 @@ def no_copy() -> None:
     weights, _ = step(weights, xs)
     first, second = (tuple(w.mpmd_idxs) for w in weights)
     say("ranks", first, second)
-    np.asarray(weights[1 - jax.process_index()])
+    here, there = weights if jax.process_index() == 0 else weights[::-1]
+    assert here.is_fully_addressable and not there.is_partially_addressable
+    assert [shard.data is None for shard in there.global_shards] == [True]
+    assert len(here.addressable_shards) == 1 and there.addressable_shards == []
+    try:
+        np.asarray(there)
+    except jaxpp.JaxppError as error:
+        assert "which has no copy" in str(error)
+    jax.jit(jnp.sum)(there)
 
 
 JOBS: dict[str, Callable[[], None]] = {

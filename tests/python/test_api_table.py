@@ -77,6 +77,17 @@ ROWS: dict[str, list[str]] = {
         "array::deleting",
         "array::waiting",
     ],
+    "MpmdArray: JAX's functions, optimizers and libraries of checkpoints take it": [
+        "array_jax::functions_of_floats",
+        "array_jax::functions_of_keys",
+        "checkpoints::saved_and_restored",
+    ],
+    "MpmdArray: made by hand, copied, pickled, its shards": [
+        "array_made::an_array_of_jax_arrays",
+        "array_made::copies_lie_the_same_and_live_on",
+        "array_made::pickled_by_value",
+        "array_made::shards_put_together_are_the_array",
+    ],
     "pytrees move between one big mesh and the ranks": [
         "cross::reshard_there_and_back",
         "api_table::reshard_takes_a_threshold",

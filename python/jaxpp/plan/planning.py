@@ -72,7 +72,7 @@ class Traced(Planned):
 def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
     over_all = isinstance(given, NamedSharding) and given.mesh == mesh.jax_mesh
     spec = given.spec if over_all else given
-    if not isinstance(spec, PartitionSpec):
+    if isinstance(given, MpmdSharding) or not isinstance(spec, PartitionSpec):
         return
     axis = mesh.mpmd_axis_name
     named = [a for part in spec for a in (part if isinstance(part, tuple) else (part,))]
@@ -93,7 +93,7 @@ def _broadcast_specs(
     """One spec or None a leaf; the leaves have these names."""
 
     def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | MpmdSharding)
+        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
 
     whose = "arguments" if what == "in_specs" else "results"
     if given is None:
@@ -113,6 +113,8 @@ def _broadcast_specs(
 
 
 def _spec_of(given: Any, what: str) -> PartitionSpec | None:
+    if isinstance(given, MpmdSharding):
+        return given.spec_in_rank
     spec = given if isinstance(given, PartitionSpec) else getattr(given, "spec", None)
     if given is None or isinstance(spec, PartitionSpec):
         return spec
@@ -169,7 +171,7 @@ def _spec_of_leaf(mesh: MpmdMesh, leaf: Any) -> PartitionSpec | None:
     """How an argument lies already, if it lies on a mesh with the axes of a rank's."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, MpmdSharding):
-        return sharding.spec if sharding.mpmd_mesh == mesh else None
+        return sharding.spec_in_rank if sharding.mpmd_mesh == mesh else None
     if not isinstance(sharding, NamedSharding):
         return None
     rank_axes = mesh.lowering_mesh().shape

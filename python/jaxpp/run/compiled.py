@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import MpmdArray, PartedPlacement, PartedValue, Placement
+from jaxpp.array import HandMadeValue, MpmdArray, PartedPlacement, PartedValue, Placement
 from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
@@ -289,7 +289,7 @@ class CompiledStep:
         if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
             assert isinstance(leaf._placement, PartedPlacement)
             assert isinstance(leaf._value, PartedValue)
-            leaves = map(MpmdArray, leaf._placement.parts, leaf._value.values)
+            leaves = map(MpmdArray._of, leaf._placement.parts, leaf._value.values)
         elif type(leaf) is MpmdArray:
             host = self._host_of(leaf, whole, names[0])
             leaves = [None if host is None else host[rows] for rows in whole.rows()]
@@ -311,44 +311,54 @@ class CompiledStep:
 
     def _arrays_of(self, results: list[_core.Value]) -> list[MpmdArray]:
         if not self._by_parts:
-            return list(map(MpmdArray, self._outputs, results))
+            return list(map(MpmdArray._of, self._outputs, results))
         arrays = []
         for first, placement in self._result_groups:
             if isinstance(placement, PartedPlacement):
                 parts = results[first : first + len(placement.parts)]
-                arrays.append(MpmdArray(placement, PartedValue(parts)))
+                arrays.append(MpmdArray._of(placement, PartedValue(parts)))
             else:
-                arrays.append(MpmdArray(placement, results[first]))
+                arrays.append(MpmdArray._of(placement, results[first]))
         return arrays
 
     def _drop_donated(self, leaves: list[Any]) -> None:
-        """Arrays that were donated but had to be cut or joined first."""
+        """Arrays that were donated but had to be cut, joined or copied from JAX's first."""
         for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
             if type(leaf) is not MpmdArray or not self._traced.donated[first]:
                 continue
-            if isinstance(placement, PartedPlacement) or isinstance(leaf._value, PartedValue):
+            if isinstance(placement, PartedPlacement) or type(leaf._value) is not _core.Value:
                 leaf.delete()
+
+    def _take_over(self, leaf: MpmdArray, name: str) -> None:
+        """An array that was made by hand moves into the runtime's memory."""
+        made = leaf._placement
+        placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
+        value = self._moved(lambda: placement.put_made(leaf._value), placement, name)
+        leaf._placement, leaf._value = placement, value
 
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
         name = self._traced.arg_names[position]
         if type(leaf) is not MpmdArray:
             return self._upload(placement, leaf, f"argument {name}")
+        if (
+            type(leaf._value) is HandMadeValue
+            and leaf._placement.mesh == self._mesh
+            and not leaf.is_deleted()
+        ):
+            self._take_over(leaf, f"argument {name}")
         given = leaf._placement
+        there = leaf._value
+        if type(there) is not _core.Value:
+            return self._upload(placement, leaf, f"argument {name}")
         one_device = self._devices.per_rank == 1
         same_devices = given.devices is self._devices or (
             given.devices.layout == self._devices.layout
         )
-        there = leaf._value
-        if (
-            type(there) is _core.Value
-            and same_devices
-            and (one_device or given.spec == placement.spec)
-        ):
+        if same_devices and (one_device or given.spec == placement.spec):
             return there
         value = self._upload(placement, leaf, f"argument {name}")
-        if not isinstance(there, PartedValue):
-            value.stands_for(there)
+        value.stands_for(there)
         return value
 
     def run_leaves(
@@ -369,7 +379,7 @@ class CompiledStep:
             note_step(self._runtime.trace())
             self._runtime.set_tracing(self._tracing)
         if self._by_parts or any(
-            type(leaf) is MpmdArray and type(leaf._value) is PartedValue for leaf in leaves
+            type(leaf) is MpmdArray and type(leaf._value) is not _core.Value for leaf in leaves
         ):
             self._drop_donated(leaves)
         return self._traced.out_tree.unflatten(self._arrays_of(results))

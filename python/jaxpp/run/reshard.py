@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray, Placement
@@ -57,7 +56,7 @@ def spmd_to_mpmd_reshard(
     def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
         aval = jax.typeof(array)
         placement = Placement(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
-        return MpmdArray(placement, placement.put(array))
+        return MpmdArray._of(placement, placement.put(array))
 
     leaves, tree = jax.tree.flatten(arrays)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")
@@ -84,5 +83,4 @@ def mpmd_to_spmd_reshard(
     del mpmd_mesh, threshold
     leaves, tree = jax.tree.flatten(arrays)
     found = _shardings(shardings, arrays, NamedSharding, "mpmd_to_spmd_reshard")
-    pairs = zip(leaves, found, strict=True)
-    return tree.unflatten(jax.device_put(np.asarray(a), s) for a, s in pairs)
+    return tree.unflatten(jax.device_put(leaves, found))
