@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
 
 __all__ = [
+    "ArrayRef",
     "MpmdArray",
     "PartedPlacement",
     "PartedValue",
@@ -76,14 +77,8 @@ class Placement:
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
             shards = [host[index] if index else host for index in self.slices]
-        return _core.Value.put(
-            self.devices.client,
-            self.local_ranks,
-            self.devices.per_rank,
-            self.device_indices,
-            shards * len(self.local_ranks),
-            self.dtype_name,
-        )
+        shards *= len(self.local_ranks)
+        return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
 
     @property
     def is_replicated(self) -> bool:
@@ -91,7 +86,7 @@ class Placement:
 
     def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, from one rank's shards."""
-        assert isinstance(value, _core.Value)
+        assert not isinstance(value, PartedValue)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.per_rank == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
@@ -514,3 +509,7 @@ class MpmdArray:
             f"format of an MpmdArray as {spec!r}: expected a scalar, found shape {self.shape}; "
             "format its elements, x[0], or np.asarray(x)",
         )
+
+
+# What scripts of a remote mesh call the same.
+ArrayRef = MpmdArray

@@ -8,6 +8,7 @@ import functools
 import warnings
 from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -38,6 +39,8 @@ class MpmdMesh:
 
     jax_mesh: Mesh
     mpmd_axis_name: str
+    # The processes that have the devices, of a mesh that stands for theirs.
+    workers: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.jax_mesh, Mesh):

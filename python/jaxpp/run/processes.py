@@ -25,7 +25,7 @@ from jaxpp.errors import make_error
 from jaxpp.jax_internals import coordination, coordination_address, coordination_process
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Processes", "processes_of"]
+__all__ = ["Processes", "name_ucx", "processes_of", "stall_timeout_ms"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
@@ -108,9 +108,9 @@ class Processes:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
-        _name_ucx()
+        name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
-        token, stall = self._token(key), _stall_timeout_ms()
+        token, stall = self._token(key), stall_timeout_ms()
         network = _core.Network(driver, self.me, self.count, address, token, stall)
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
@@ -119,7 +119,7 @@ class Processes:
         return network
 
 
-def _name_ucx() -> None:
+def name_ucx() -> None:
     """JPP_UCX where the library of the package libucx-cu13 or -cu12 is, if nobody set it."""
     spec = importlib.util.find_spec("libucx")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -128,7 +128,7 @@ def _name_ucx() -> None:
             os.environ.setdefault("JPP_UCX", str(library))
 
 
-def _stall_timeout_ms() -> int:
+def stall_timeout_ms() -> int:
     given = _core.option("JPP_STALL_TIMEOUT")
     try:
         seconds = float(given or 600)
