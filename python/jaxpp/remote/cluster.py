@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpp.errors import make_error, shorten
+from jaxpp.errors import make_error
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
 __all__ = ["MOST_MESSAGES", "Cluster"]
@@ -98,12 +98,10 @@ def _end_all(ray: Any, actors: list[Any], group: Any) -> None:
 def _reason(error: BaseException) -> str:
     """What Ray says of a death, without its advice."""
     text = str(getattr(error, "cause", None) or error)
-    for line in text.splitlines():
-        _, found, rest = line.partition("The actor is dead because ")
-        if found:
-            text = rest
-            break
-    return shorten(text.partition(" Some common causes")[0].strip(), 400).strip("'\"")
+    for before in "The actor is dead because ", "Worker exit detail: ":
+        text = text.partition(before)[2] or text
+    text = text.partition(" Some common causes")[0].strip().rstrip(".")
+    return text if len(text) <= 600 else text[:600] + "..."
 
 
 class Cluster:
@@ -194,10 +192,10 @@ class Cluster:
 
     # --- Calls, which give references to what will come ---
 
-    def act(self, number: int, actions: list[list[tuple[Any, ...]]]) -> list[Any]:
-        """A message, with each rank's actions."""
-        pairs = zip(self._acts, actions, strict=True)
-        return [act.remote(number, of_rank) for act, of_rank in pairs]
+    def act(self, message: bytes, shards: Sequence[list[Any]]) -> list[Any]:
+        """A message, with the shards that each rank gets with it."""
+        pairs = zip(self._acts, shards, strict=True)
+        return [act.remote(message, *([own] if own else [])) for act, own in pairs]
 
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
         found = getattr(self._actors[rank], method)
@@ -237,7 +235,7 @@ class Cluster:
         except errors.GetTimeoutError:
             return None
         except errors.RayActorError as error:
-            return f"the worker has died: {_reason(error)}"
+            return f"the worker has died ({_reason(error)})"
         except errors.RayError as error:
             cause = getattr(error, "cause", None) or error
             return f"the worker raised {type(cause).__name__}: {cause}"

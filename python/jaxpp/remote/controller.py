@@ -12,6 +12,7 @@ from then on.
 from __future__ import annotations
 
 import collections
+import json
 import pathlib
 import secrets
 import tempfile
@@ -86,8 +87,9 @@ class Workers:
         # Arrays and plans that nobody has any more. Garbage collection adds to it at any time.
         self.dropped: collections.deque[int] = collections.deque()
         self._cluster = cluster
-        self._lock = threading.RLock()  # of the next two
-        self._gathered: list[list[tuple[Any, ...]]] = [[] for _ in range(ranks)]
+        self._lock = threading.RLock()  # of all that follows
+        self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
+        self._shards: list[list[tuple[Any, ...]]] = [[] for _ in range(ranks)]
         self._sent = 0  # messages
         self._uploaded: list[weakref.ref[RemoteValue]] = []  # which go with the next message
         self._numbers = 0  # that arrays and plans have
@@ -116,15 +118,15 @@ class Workers:
 
     # --- Messages ---
 
-    def gather(self, rank: int, *action: Any) -> None:
-        """For the next message to this rank."""
+    def gather(self, *action: Any) -> None:
+        """For the next message."""
         with self._lock:
-            self._gathered[rank].append(action)
+            self._gathered.append(action)
 
-    def gather_all(self, *action: Any) -> None:
+    def gather_shards(self, rank: int, *upload: Any) -> None:
+        """For the next message, which one rank gets with them."""
         with self._lock:
-            for actions in self._gathered:
-                actions.append(action)
+            self._shards[rank].append(upload)
 
     def expect(self, value: RemoteValue) -> None:
         """An array whose shards were gathered."""
@@ -136,13 +138,12 @@ class Workers:
         self.raise_if_broken()
         with self._lock:
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
-            if action:
-                self.gather_all(*action)
-            gathered, self._gathered = self._gathered, [[] for _ in range(self.ranks)]
-            if dropped:
-                gathered = [[("delete", dropped), *actions] for actions in gathered]
+            first = [("delete", dropped)] if dropped else []
+            actions = [*first, *self._gathered, *([action] if action else [])]
+            shards = self._shards
+            self._gathered, self._shards = [], [[] for _ in range(self.ranks)]
             self._sent += 1
-            replies = self._cluster.act(self._sent, gathered)
+            replies = self._cluster.act(json.dumps((self._sent, actions)).encode(), shards)
             message = Message(self, self._sent, replies, what)
             for reference in self._uploaded:
                 value = reference()
@@ -157,7 +158,7 @@ class Workers:
     def flush(self) -> None:
         """Sends what was gathered, if anything was."""
         with self._lock:
-            if any(self._gathered):
+            if self._gathered or any(self._shards):
                 self.send("an upload")
 
     def message_of(self, value: RemoteValue) -> Message:
@@ -170,7 +171,7 @@ class Workers:
     def delete(self, number: int) -> None:
         """An array, now."""
         if self.broken is None:
-            self.gather_all("delete", [number])
+            self.gather("delete", [number])
             self.flush()
 
     def read(self, value: RemoteValue, rank: int, device: int, size: int) -> Any:
@@ -290,7 +291,7 @@ class RemoteDevices(Devices):
         value = RemoteValue(workers, workers.numbers(1), tuple(ranks), None)
         for i, rank in enumerate(ranks):
             of_rank = shards[i * per_rank : (i + 1) * per_rank]
-            workers.gather(rank, "put", value.number, self._plugin, dtype, of_rank)
+            workers.gather_shards(rank, value.number, self._plugin, dtype, of_rank)
         workers.expect(value)
         return value
 
@@ -458,7 +459,7 @@ class RemoteRuntime:
         """Calls a method of the workers' runtimes, before the next step."""
         if self._set.get(what) != arguments:
             self._set[what] = arguments
-            self._workers.gather_all("set", self._number, what, *arguments)
+            self._workers.gather("set", self._number, what, *arguments)
 
     def set_checks(self, nans: bool, infs: bool) -> None:
         if (nans, infs) != (False, False) or "set_checks" in self._set:

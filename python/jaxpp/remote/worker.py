@@ -8,6 +8,7 @@ to worker over the network of `jaxpp.transport`.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pathlib
 import platform
@@ -206,22 +207,22 @@ class Worker:
 
     # --- Messages ---
 
-    def act(self, number: int, actions: Sequence[tuple[Any, ...]]) -> Failure | None:
+    def act(self, message: bytes, uploads: Sequence[tuple[Any, ...]] = ()) -> Failure | None:
         """Does what a message says; returns when the step that it began, if any, is done."""
+        number, actions = json.loads(message)
         with self._turn:
             self._turn.wait_for(lambda: self._done == number - 1)
             try:
-                began = [self._act(*action) for action in actions]
+                for upload in uploads:
+                    self._put(*upload)
+                began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
             finally:
                 self._done = number
                 self._turn.notify_all()
-        wait = began[-1] if began else None
-        return wait() if wait else None
+        finish = began[-1] if began else None
+        return finish() if finish else None
 
-    def _act(self, kind: str, *arguments: Any) -> Callable[[], Failure | None] | None:
-        return getattr(self, f"_act_{kind}")(*arguments)
-
-    def _act_put(
+    def _put(
         self, number: int, plugin: str | None, dtype: str, shards: list[np.ndarray]
     ) -> None:
         devices = self._devices[plugin]
