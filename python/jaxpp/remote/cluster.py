@@ -144,7 +144,7 @@ class Cluster:
             self._actors.append(actor.options(**options).remote(rank, ranks, per_rank))
         self._acts = [a.act.options(concurrency_group="messages") for a in self._actors]
         try:
-            self._identities = self._begin(import_modules)
+            self.identities = self._begin(import_modules)
         except BaseException:
             self.end()
             raise
@@ -183,7 +183,7 @@ class Cluster:
         return found
 
     def name(self, rank: int) -> str:
-        identity = self._identities[rank]
+        identity = self.identities[rank]
         return f"rank {rank} (host {identity.host}, process id {identity.process})"
 
     def end(self) -> None:

@@ -96,6 +96,11 @@ class Workers:
         self._under_way: collections.deque[Message] = collections.deque()
         self._devices: dict[str | None, RemoteDevices] = {}
 
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        """The host and the process id of each."""
+        return [(worker.host, worker.process) for worker in self._cluster.identities]
+
     def shutdown(self) -> None:
         """Ends the workers. Arrays and steps of the mesh are of no use afterwards."""
         if self.broken is None:

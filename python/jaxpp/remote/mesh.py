@@ -131,6 +131,11 @@ class RemoteMpmdMesh(MpmdMesh):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        """The host and the process id of each rank's worker."""
+        return self.workers.processes
+
     def shutdown(self) -> None:
         """Ends the workers, and with them all arrays of the mesh."""
         self.workers.shutdown()
