@@ -36,6 +36,7 @@ __all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
 
 _PATIENCE = 2  # seconds of waiting until workers are asked whether they live
 _SILENCE = 8  # seconds in which they must answer then
+_AHEAD = 2  # messages beyond the steps in flight, so that workers need not wait for them
 _GRACE = 2  # seconds for the others to tell what they saw, when one has died
 
 
@@ -404,9 +405,12 @@ class RemoteRuntime:
         return [RemoteValue(workers, number, ranks, message) for number, ranks in numbered]
 
     def _await_turn(self) -> None:
-        while len(self._under_way) >= max(1, self._in_flight):
-            self._await(self._under_way[0])
-            self._under_way.popleft()
+        """The workers' runtimes hold back what is beyond the steps in flight."""
+        limit = max(1, self._in_flight) + _AHEAD
+        steps = self._under_way
+        while len(steps) >= limit or (steps and steps[0].is_done()):
+            self._await(steps[0])
+            steps.popleft()
 
     def _await(self, message: Message) -> None:
         try:

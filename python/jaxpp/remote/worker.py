@@ -212,11 +212,12 @@ class Worker:
         number, actions = json.loads(message)
         with self._turn:
             self._turn.wait_for(lambda: self._done == number - 1)
-            try:
-                for upload in uploads:
-                    self._put(*upload)
-                began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
-            finally:
+        try:
+            for upload in uploads:
+                self._put(*upload)
+            began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
+        finally:
+            with self._turn:
                 self._done = number
                 self._turn.notify_all()
         finish = began[-1] if began else None
@@ -281,7 +282,7 @@ class Worker:
         """The bytes of a shard, once the messages up to `after` are done."""
         with self._turn:
             self._turn.wait_for(lambda: self._done >= after)
-            value = self._values[number]
+        value = self._values[number]
         if isinstance(value, Failure):
             return value
         shard = np.empty(size, np.uint8)
