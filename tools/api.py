@@ -19,6 +19,7 @@ from generated import write_or_check
 # The modules that `jaxpp.api` takes its names from, as a reader meets them.
 CHAPTERS = {
     "jaxpp.mesh": "Meshes and shardings",
+    "jaxpp.remote.mesh": "Meshes of workers",
     "jaxpp.trace.marks": "Marking stages",
     "jaxpp.trace.loop": "The loop over microbatches",
     "jaxpp.operations": "How results of microbatches are combined",

@@ -28,13 +28,17 @@ import jaxpp.api as jaxpp
 import jobs
 from equality import mesh_of
 from jaxpp.remote import cluster
+from jaxpp.remote.uploads import Upload, pack, unpack
 
 ray = pytest.importorskip("ray")
 
 LIMIT = 60  # seconds
 SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "LAYERS": 4}  # of the demo
 # Ray writes a token to the home folder if it is given none.
-ENVIRONMENT = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 def make(ranks: int, *shape: int, **options: Any) -> jaxpp.RemoteMpmdMesh:
@@ -220,6 +224,24 @@ def test_arrays_are_put_on_several_ranks(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     assert len(copies) == 2
     for copy in copies:
         np.testing.assert_array_equal(copy, expected)
+
+
+def test_shards_of_every_size_arrive() -> None:
+    """In pieces, whole, empty and without dimensions."""
+    sizes = (0, 1, 1000, 24 * 1024, 24 * 1024 + 1, 10**6, 2 * 10**6)
+    shards = [np.arange(n, dtype=np.float32) for n in sizes]
+    shards += [np.ones((3, 2), bool), np.array(7, np.uint16), np.zeros((0, 4), np.int8)]
+    given = [Upload(i, None, "f32", [shard, shard[::-1]]) for i, shard in enumerate(shards[:7])]
+    given += [Upload(9, "plugin", "u16", shards[7:])]
+    arguments = pack(given)
+    assert sum(isinstance(a, np.ndarray) for a in arguments) == 4
+    assert all(len(a) <= 100 * 1024 for a in arguments if isinstance(a, bytes))
+    for upload, found in zip(given, unpack(arguments), strict=True):
+        assert upload[:3] == found[:3]
+        for expected, shard in zip(upload.shards, found.shards, strict=True):
+            assert shard.dtype == expected.dtype
+            np.testing.assert_array_equal(shard, expected)
+    assert (pack([]), list(unpack([]))) == ([], [])
 
 
 def test_an_argument_that_is_on_another_rank_is_moved(mesh2: jaxpp.RemoteMpmdMesh) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpp.errors import make_error
+from jaxpp.remote.uploads import Upload, pack
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
 __all__ = ["MOST_MESSAGES", "Cluster"]
@@ -192,10 +193,10 @@ class Cluster:
 
     # --- Calls, which give references to what will come ---
 
-    def act(self, message: bytes, shards: Sequence[list[Any]]) -> list[Any]:
+    def act(self, message: bytes, uploads: Sequence[Sequence[Upload]]) -> list[Any]:
         """A message, with the shards that each rank gets with it."""
-        pairs = zip(self._acts, shards, strict=True)
-        return [act.remote(message, *([own] if own else [])) for act, own in pairs]
+        pairs = zip(self._acts, uploads, strict=True)
+        return [act.remote(message, *pack(own)) for act, own in pairs]
 
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
         found = getattr(self._actors[rank], method)

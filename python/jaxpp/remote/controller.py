@@ -25,6 +25,7 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error
 from jaxpp.plan.planning import Planned
 from jaxpp.remote.cluster import MOST_MESSAGES, Cluster
+from jaxpp.remote.uploads import Upload
 from jaxpp.remote.value import RemoteValue
 from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
@@ -47,13 +48,11 @@ class Message:
         self._workers, self.number, self.what = workers, number, what
         self._replies: list[Any] | None = replies  # Ray's references; None: all have come
         self._failure: Failure | None = None
-        self.told = False
 
     def wait(self) -> None:
         """Until all workers have done it. Raises what failed."""
         self.settle()
         if self._failure is not None:
-            self.told = True
             raise make_error(*self._failure)
 
     def is_done(self) -> bool:
@@ -75,7 +74,6 @@ class Message:
     def raise_if_known(self) -> None:
         """What failed, if that is known already."""
         if self._failure is not None:
-            self.told = True
             raise make_error(*self._failure)
 
 
@@ -90,7 +88,7 @@ class Workers:
         self._cluster = cluster
         self._lock = threading.RLock()  # of all that follows
         self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
-        self._shards: list[list[tuple[Any, ...]]] = [[] for _ in range(ranks)]
+        self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]
         self._sent = 0  # messages
         self._uploaded: list[weakref.ref[RemoteValue]] = []  # which go with the next message
         self._numbers = 0  # that arrays and plans have
@@ -129,15 +127,12 @@ class Workers:
         with self._lock:
             self._gathered.append(action)
 
-    def gather_shards(self, rank: int, *upload: Any) -> None:
-        """For the next message, which one rank gets with them."""
-        with self._lock:
-            self._shards[rank].append(upload)
-
-    def expect(self, value: RemoteValue) -> None:
-        """An array whose shards were gathered."""
+    def upload(self, value: RemoteValue, by_rank: dict[int, Upload]) -> None:
+        """With the next message."""
         with self._lock:
             self._uploaded.append(weakref.ref(value))
+            for rank, upload in by_rank.items():
+                self._uploads[rank].append(upload)
 
     def send(self, what: str, *action: Any) -> Message:
         """All that was gathered and, last, the action, which is for all ranks."""
@@ -146,10 +141,10 @@ class Workers:
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
             first = [("delete", dropped)] if dropped else []
             actions = [*first, *self._gathered, *([action] if action else [])]
-            shards = self._shards
-            self._gathered, self._shards = [], [[] for _ in range(self.ranks)]
+            uploads = self._uploads
+            self._gathered, self._uploads = [], [[] for _ in range(self.ranks)]
             self._sent += 1
-            replies = self._cluster.act(json.dumps((self._sent, actions)).encode(), shards)
+            replies = self._cluster.act(json.dumps((self._sent, actions)).encode(), uploads)
             message = Message(self, self._sent, replies, what)
             for reference in self._uploaded:
                 value = reference()
@@ -164,7 +159,7 @@ class Workers:
     def flush(self) -> None:
         """Sends what was gathered, if anything was."""
         with self._lock:
-            if self._gathered or any(self._shards):
+            if self._gathered or self._uploaded:
                 self.send("an upload")
 
     def message_of(self, value: RemoteValue) -> Message:
@@ -295,10 +290,13 @@ class RemoteDevices(Devices):
         workers, per_rank = self._workers, self.per_rank
         workers.raise_if_broken()
         value = RemoteValue(workers, workers.numbers(1), tuple(ranks), None)
-        for i, rank in enumerate(ranks):
-            of_rank = shards[i * per_rank : (i + 1) * per_rank]
-            workers.gather_shards(rank, value.number, self._plugin, dtype, of_rank)
-        workers.expect(value)
+        by_rank = {
+            rank: Upload(
+                value.number, self._plugin, dtype, shards[i * per_rank : (i + 1) * per_rank]
+            )
+            for i, rank in enumerate(ranks)
+        }
+        workers.upload(value, by_rank)
         return value
 
     def flush(self) -> None:

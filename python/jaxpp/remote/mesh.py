@@ -22,7 +22,8 @@ _PIPELINE_AXIS = "mpmd"
 
 def _check_shape(pp: Any, shape: Any, names: Any) -> None:
     def is_count(n: Any) -> bool:
-        return isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1
+        whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
+        return whole and bool(n >= 1)
 
     if not is_count(pp):
         raise make_error(

@@ -24,6 +24,7 @@ import numpy as np
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error
+from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of, plugin_path
 from jaxpp.run.loading import FileCode
@@ -207,14 +208,14 @@ class Worker:
 
     # --- Messages ---
 
-    def act(self, message: bytes, uploads: Sequence[tuple[Any, ...]] = ()) -> Failure | None:
+    def act(self, message: bytes, *shards: Any) -> Failure | None:
         """Does what a message says; returns when the step that it began, if any, is done."""
         number, actions = json.loads(message)
         with self._turn:
             self._turn.wait_for(lambda: self._done == number - 1)
         try:
-            for upload in uploads:
-                self._put(*upload)
+            for upload in unpack(shards):
+                self._put(upload)
             began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
         finally:
             with self._turn:
@@ -223,15 +224,15 @@ class Worker:
         finish = began[-1] if began else None
         return finish() if finish else None
 
-    def _put(
-        self, number: int, plugin: str | None, dtype: str, shards: list[np.ndarray]
-    ) -> None:
-        devices = self._devices[plugin]
+    def _put(self, upload: Upload) -> None:
+        devices = self._devices[upload.plugin]
+        value: _core.Value | Failure
         try:
             indices = devices.indices[self._rank]
-            self._values[number] = devices.put([self._rank], indices, shards, dtype)
+            value = devices.put([self._rank], indices, upload.shards, upload.dtype)
         except JaxppError as error:
-            self._values[number] = Failure(error.code, f"rank {self._rank}, upload: {error}")
+            value = Failure(error.code, f"rank {self._rank}, upload: {error}")
+        self._values[upload.number] = value
 
     def _act_delete(self, numbers: list[int]) -> None:
         """Arrays and plans, which are numbered together."""
