@@ -134,6 +134,7 @@ def _class_head(node: ast.ClassDef, found: dict[str, ast.stmt]) -> str:
         + (f" = {ast.unparse(member.value)}" if member.value else "")
         for member in node.body
         if isinstance(member, ast.AnnAssign)
+        and "ClassVar" not in ast.unparse(member.annotation)
     ]
     if fields and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
         return f"{node.name}({', '.join(fields)})"

@@ -6,6 +6,7 @@ Time limits are there only so that a hang fails.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pathlib
@@ -386,6 +387,16 @@ def test_a_worker_that_is_gone_ends_the_mesh(
     assert losses[:2] == losses[2:]
     mesh.shutdown()
     await_end(processes_of(mesh))
+
+
+def test_workers_end_when_nothing_refers_to_the_mesh(ray_cluster: None) -> None:
+    mesh = make(2, 1)
+    state, loss = two_stages(mesh)(weights(), batch())
+    assert np.isfinite(float(loss))
+    processes = processes_of(mesh)
+    del mesh, state, loss
+    gc.collect()
+    await_end(processes)
 
 
 ENDLESS = """
