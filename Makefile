@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options jaxpp.pc.in
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test test-jax bench bench-distributed fmt asan random soak fuzz clean
+.PHONY: help install wheel demo test test-jax bench bench-distributed fmt asan random faults soak fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,10 +76,15 @@ bench-distributed: $(VENV)/.tools ## sends between two processes against bare UC
 	  build-bench/tests/c/transport/bench_transport $(AT) any && \
 	  echo "and over TCP:" && UCX_TLS=tcp,self build-bench/tests/c/transport/bench_transport $(AT)
 
-soak: $(VENV)/.installed ## longer: all Python tests on ranks of 2 and 4 devices, CASES=100 random models
+soak: $(VENV)/.installed ## longer: tests on ranks of 2 and 4 devices, CASES=100 random models, FAULTS=200
 	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	TEST_AXES=data=2,model=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	$(MAKE) random CASES=$(CASES)
+	$(MAKE) faults FAULTS=$(FAULTS)
+
+FAULTS := 200
+faults: $(VENV)/.installed ## FAULTS=200 jobs of several processes, each hit at a random moment
+	@$(PYTHON) tests/python/faults.py --runs $(FAULTS)
 
 CASES := 100
 random: $(VENV)/.installed ## CASES=100 random models, each also trained by plain JAX

@@ -30,7 +30,8 @@ ALLOWED = {
     "device": ["base"],
     "array": ["base", "device"],
     "transport": ["base"],
-    "runtime": [*before("plan"), "device", "array", "transport"],
+    "flight": ["base"],
+    "runtime": [*before("plan"), "device", "array", "transport", "flight"],
     # A plan that travels, and the step that it becomes.
     "planfile": [*before("plan"), "plan", "device", "array", "runtime"],
     # Read by none but those outside.

@@ -12,27 +12,13 @@
 
 #include "stablehlo.h"
 
-enum { kMost = 8, kSteps = 20 };  // arguments, results
+enum { kMost = 8, kMostTasks = 64, kSteps = 20 };  // arguments, results
 
 // A program that can go on after an error would look at jpp_status_code().
 static void check(jpp_status_t* status) {
   if (!status) return;
   fprintf(stderr, "plan_and_run: %s\n", jpp_status_message(status));
   exit(1);
-}
-
-static jpp_graph_t* read_graph(const char* path) {
-  static char text[1 << 16];
-  FILE* file = fopen(path, "r");
-  size_t length = file ? fread(text, 1, sizeof(text), file) : 0;
-  if (!length || length == sizeof(text)) {
-    check(
-        jpp_status_make(JPP_INVALID_ARGUMENT, "%s: can not read it, or too long", path));
-  }
-  fclose(file);
-  jpp_graph_t* graph = NULL;
-  check(jpp_graph_parse(text, length, path, &graph));
-  return graph;
 }
 
 // What the plan, which is proved, will cost.
@@ -70,16 +56,6 @@ static jpp_array_t* upload(jpp_client_t* client, const jpp_value_t* value) {
   return array;
 }
 
-// Which argument of the next step a result is: a new weight has the old one's name.
-static uint32_t next_arg(const jpp_graph_t* graph, uint32_t result) {
-  uint32_t a = 0;
-  while (a < graph->num_args && strcmp(graph->values[graph->args[a].value].name,
-                                       graph->outputs[result].name) != 0) {
-    ++a;
-  }
-  return a;
-}
-
 // The results are promises: only to print one waits for its step.
 static void train(jpp_client_t* client, const jpp_graph_t* graph,
                   jpp_runtime_t* runtime) {
@@ -91,10 +67,9 @@ static void train(jpp_client_t* client, const jpp_graph_t* graph,
     jpp_call_t call = {.args = args, .results = results};
     check(jpp_runtime_call(runtime, &call));
     for (uint32_t o = 0; o < graph->num_outputs; ++o) {
-      uint32_t a = next_arg(graph, o);
-      if (a < graph->num_args) {
-        jpp_array_release(args[a]);
-        args[a] = results[o];
+      if (graph->args[o].donated) {  // results come in the order of the arguments
+        jpp_array_release(args[o]);
+        args[o] = results[o];
         continue;
       }
       float data[8], sum = 0;
@@ -108,6 +83,19 @@ static void train(jpp_client_t* client, const jpp_graph_t* graph,
   for (uint32_t a = 0; a < graph->num_args; ++a) jpp_array_release(args[a]);
 }
 
+static jpp_task_executable_t compile(jpp_client_t* client, const jpp_plan_t* plan,
+                                     uint32_t task) {
+  jpp_task_executable_t compiled = {.executable = NULL, .portable = true};
+  if (!plan->staged->tasks[task].num_ops) return compiled;
+  char* code = task_code(plan, task);
+  if (!code) check(jpp_status_make(JPP_OUT_OF_MEMORY, "no memory for a task's code"));
+  jpp_compile_request_t request = {
+      .code = code, .code_size = strlen(code), .format = "mlir"};
+  check(jpp_client_compile(client, &request, &compiled.executable));
+  free(code);
+  return compiled;
+}
+
 // Rank r runs on device r.
 static void run(const jpp_plan_t* plan, const char* plugin) {
   jpp_client_option_t option = {
@@ -118,18 +106,12 @@ static void run(const jpp_plan_t* plan, const char* plugin) {
                              .option_count = 1};
   jpp_client_t* client = NULL;
   check(jpp_client_create_pjrt(&pjrt, &client));
-  uint32_t tasks = plan->staged->num_tasks;
-  jpp_task_executable_t* executables =
-      (jpp_task_executable_t*)calloc(tasks, sizeof(*executables));
-  for (uint32_t t = 0; t < tasks; ++t) {
-    if (!plan->staged->tasks[t].num_ops) continue;
-    char* code = task_code(plan, t);
-    if (!code) check(jpp_status_make(JPP_OUT_OF_MEMORY, "no memory for a task's code"));
-    jpp_compile_request_t request = {
-        .code = code, .code_size = strlen(code), .format = "mlir"};
-    check(jpp_client_compile(client, &request, &executables[t].executable));
-    executables[t].portable = true;
-    free(code);
+  jpp_task_executable_t executables[kMostTasks];
+  if (plan->staged->num_tasks > kMostTasks) {
+    check(jpp_status_make(JPP_UNSUPPORTED, "this example takes fewer tasks"));
+  }
+  for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
+    executables[t] = compile(client, plan, t);
   }
   jpp_runtime_options_t options = {.struct_size = sizeof(options),
                                    .client = client,
@@ -140,10 +122,9 @@ static void run(const jpp_plan_t* plan, const char* plugin) {
   check(jpp_runtime_create(&options, &runtime));
   train(client, plan->staged->graph, runtime);
   jpp_runtime_destroy(runtime);
-  for (uint32_t t = 0; t < tasks; ++t) {
+  for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
     jpp_client_executable_destroy(client, executables[t].executable);
   }
-  free(executables);
   jpp_client_destroy(client);
 }
 
@@ -152,8 +133,10 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: plan_and_run GRAPH SCHEDULE PLUGIN\n");
     return 2;
   }
-  jpp_graph_t* graph = read_graph(argv[1]);
-  if (graph->num_loops != 1 || graph->num_args > kMost || graph->num_outputs > kMost) {
+  jpp_graph_t* graph = NULL;
+  check(jpp_graph_read(argv[1], &graph));
+  if (graph->num_loops != 1 || graph->num_args > kMost ||
+      graph->num_outputs > graph->num_args) {
     check(jpp_status_make(JPP_UNSUPPORTED, "this example takes smaller graphs"));
   }
   jpp_loop_schedule_t loop = {.built_in = argv[2]};

@@ -19,6 +19,25 @@
 JPP_API jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned,
                                      const uint64_t* limits) JPP_MUST_USE;
 
+// --- A search with measured costs -----------------------------------------------------
+//
+// 1. Plan a trial of the step: the same graph, but with kJppTrialMicrobatches in the
+//    loops that have no schedule, under jpp_advise_placeholders().
+// 2. Run it: jpp_runtime_measure() (runtime.h) gives the costs of each loop's stages.
+// 3. jpp_advise_search(), a loop after the other, `like` the trial's plan, with
+//    placeholders of the step itself in the place of what is not found yet.
+
+// Each task runs twice: its first run costs more than the others.
+enum { kJppTrialMicrobatches = 2 };
+
+// Schedules for the loops that have none: where given[l] is NULL, jpp_schedule_one_pass()
+// for the loop's microbatches and as many stages as it has marks. `given`: [loops], or
+// NULL. `out_made`: [loops], for the caller to destroy; NULL where one was given.
+// JPP_MARKS_ERROR for a loop without marks.
+JPP_API jpp_status_t* jpp_advise_placeholders(const jpp_graph_t* graph, uint32_t ranks,
+                                              const jpp_schedule_t* const* given,
+                                              jpp_schedule_t** out_made) JPP_MUST_USE;
+
 // A search for the schedule of one loop of a step.
 typedef struct jpp_advise_search {
   const jpp_graph_t* graph;

@@ -223,5 +223,8 @@ JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
 // `file` names the text in errors ("file:line:column: ...", JPP_PARSE_ERROR).
 JPP_API jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
                                       jpp_graph_t** out_graph) JPP_MUST_USE;
+// The same from a file ("-": standard input). JPP_INVALID_ARGUMENT if it can not be read.
+JPP_API jpp_status_t* jpp_graph_read(const char* file,
+                                     jpp_graph_t** out_graph) JPP_MUST_USE;
 
 #endif  // JAXPP_GRAPH_H_

@@ -29,6 +29,7 @@
 #include "jaxpp/transport_fake.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/planfile.h"
+#include "jaxpp/flight.h"
 
 // What people look at.
 #include "jaxpp/view.h"

@@ -94,6 +94,9 @@ JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
 JPP_API jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
                                         const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 
+// Whether the job has failed, here or in another process: the runtime is of no more use.
+JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);
+
 // Any thread, also a signal handler: the steps under way stop issuing and fail with
 // JPP_CANCELLED, also those of which all was issued already; what was donated to them is
 // gone. Nobody waits for what the devices still do, unless it is traced: the next step's
@@ -167,4 +170,14 @@ JPP_API const jpp_trace_t* jpp_runtime_trace(const jpp_runtime_t* runtime, uint3
 // backward counts half as input gradient. `out_costs` has room for the loop's stages.
 JPP_API void jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop,
                              jpp_cost_t* out_costs);
+
+// Calls the step a few times on the same arguments, none of which may be donated, and
+// gives the mean of what the stages took after the first time: those of each loop, one
+// loop after the other. Waits; leaves tracing on. JPP_CANCELLED if interrupted
+// (`interrupt` may be NULL).
+JPP_API jpp_status_t* jpp_runtime_measure(jpp_runtime_t* runtime,
+                                          jpp_array_t* const* args,
+                                          const jpp_interrupt_t* interrupt,
+                                          jpp_cost_t* out_costs) JPP_MUST_USE;
+
 #endif  // JAXPP_RUNTIME_H_

@@ -110,12 +110,15 @@ JPP_API jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans,
 JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
                                      char** out_text) JPP_MUST_USE;
 
-// A traced step by jpp_spans_draw(), under its graph's name.
-JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* trace, uint32_t columns,
-                                     bool color, char** out_text) JPP_MUST_USE;
+// Traced steps of one plan, [count] from the oldest to the newest, at least one: what
+// overlaps is seen. By jpp_spans_draw(), under the graph's name.
+JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* const* traces, uint32_t count,
+                                     uint32_t columns, bool color,
+                                     char** out_text) JPP_MUST_USE;
 // Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
-// rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds.
-JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* trace,
+// rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds from the
+// start of the first step.
+JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count,
                                         char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_VIEW_H_

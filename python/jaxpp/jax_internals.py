@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import functools
 import math
 import re
@@ -57,8 +58,10 @@ __all__ = [
     "element_type_name",
     "exclude_from_user_lines",
     "host_call_targets",
+    "in_a_job",
     "is_of_a_closed_trace",
     "is_ordered",
+    "leave_job_at_once",
     "on_one_mesh",
     "planning_devices",
     "is_tracing",
@@ -402,6 +405,22 @@ def key_implementation(dtype: Any) -> str | None:
 
 
 # JAX 0.10.2: distributed.global_state, its client's key-value store and barriers.
+def in_a_job() -> bool:
+    """Whether jax.distributed.initialize() was called."""
+    return distributed.global_state.client is not None
+
+
+# JAX 0.10.2: api.clean_up() shuts the client down at exit, which waits for all processes;
+# so does the client's destructor.
+def leave_job_at_once() -> None:
+    """Forgets the coordination service, so that this process ends without the others."""
+    state = distributed.global_state
+    for kept in (state.client, state.service):
+        if kept is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    state.client = state.service = None
+
+
 def coordination() -> Any:
     """The client of the job's coordination service."""
     client = distributed.global_state.client

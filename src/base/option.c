@@ -14,6 +14,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                         "log to standard error what was decided, up to this level"},
     [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
                          "write what the planner and JAX made of each step there"},
+    [JPP_OPTION_FLIGHT] = {"JPP_FLIGHT", "FOLDER", "none",
+                           "keep a record of the last instructions there, which jaxpp "
+                           "flight reads"},
     [JPP_OPTION_STEPS_IN_FLIGHT] = {"JPP_STEPS_IN_FLIGHT", "0 to 64", "2",
                                     "how many steps may be under way, where "
                                     "steps_in_flight= does not say; 0: calls wait"},
@@ -25,6 +28,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_UCX] = {"JPP_UCX", "PATH",
                         "the package libucx-cu13 or -cu12, then the system",
                         "libucp.so.0, the library UCX that connects processes"},
+    [JPP_OPTION_PEER_TIMEOUT] = {"JPP_PEER_TIMEOUT", "SECONDS", "10",
+                                 "how long another process may be silent before it "
+                                 "counts as dead"},
     [JPP_OPTION_STALL_TIMEOUT] = {"JPP_STALL_TIMEOUT", "SECONDS", "600",
                                   "how long a step waits for other processes before it "
                                   "fails"},
@@ -73,6 +79,21 @@ jpp_option_t jpp_option_find(const char* name) {
 const char* jpp_option_get(jpp_option_t option) {
   const char* value = getenv(kOptions[option].name);
   return value && *value ? value : NULL;
+}
+
+jpp_status_t* jpp_option_get_ms(jpp_option_t option, uint32_t* out_ms) {
+  const char* value = jpp_option_get(option);
+  *out_ms = 0;
+  if (!value) return NULL;
+  char* end = NULL;
+  double seconds = strtod(value, &end);
+  if (*end || !(seconds >= 0.001 && seconds <= 1e6)) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s='%s': expected seconds, above 0 and at most 1000000",
+                           kOptions[option].name, value);
+  }
+  *out_ms = (uint32_t)(seconds * 1000);
+  return NULL;
 }
 
 // --- Misspelt names -------------------------------------------------------------------

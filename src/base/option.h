@@ -4,6 +4,7 @@
 #define JPP_BASE_OPTION_H_
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "jaxpp/status.h"
 
@@ -11,9 +12,11 @@ typedef enum jpp_option {
   JPP_OPTION_PLUGIN,
   JPP_OPTION_LOG,
   JPP_OPTION_DUMP,
+  JPP_OPTION_FLIGHT,
   JPP_OPTION_STEPS_IN_FLIGHT,
   JPP_OPTION_ADDRESS,
   JPP_OPTION_TRANSPORT,
+  JPP_OPTION_PEER_TIMEOUT,
   JPP_OPTION_STALL_TIMEOUT,
   JPP_OPTION_NUM_PROCESSES,
   JPP_OPTION_PROCESS_ID,
@@ -45,6 +48,10 @@ const jpp_option_info_t* jpp_option_info(jpp_option_t option);
 jpp_option_t jpp_option_find(const char* name);
 // Its value in the environment, borrowed until that changes; NULL when not set or empty.
 const char* jpp_option_get(jpp_option_t option);
+
+// A time in seconds, as milliseconds; 0 when not set. JPP_INVALID_ARGUMENT for what is no
+// number above 0 and at most 1000000.
+jpp_status_t* jpp_option_get_ms(jpp_option_t option, uint32_t* out_ms) JPP_MUST_USE;
 
 // A sentence that names the variables JPP_... of the environment that are not in the
 // table and are spelt almost like a row of it; NULL when there are none. Free with

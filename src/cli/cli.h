@@ -78,6 +78,8 @@ void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 jpp_status_t* jpp_cli_environment(const jpp_cli_options_t* options,
                                   jpp_str_t* out) JPP_MUST_USE;
 // Exits with the status of the first process that fails.
+jpp_status_t* jpp_cli_flight(const jpp_cli_options_t* options,
+                             jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options,
                              jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
@@ -122,11 +124,6 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
                                  jpp_cost_t** out_costs, bool* out_halved) JPP_MUST_USE;
 // Says so on standard error.
 void jpp_cli_note_halves(const char* file);
-
-// A whole file ("-": standard input), NUL-ended, without a byte order mark; free with
-// jpp_free(). Errors begin with its name; JPP_INVALID_ARGUMENT for more than 1 GiB.
-jpp_status_t* jpp_cli_read_file(const char* file, char** out_text,
-                                size_t* out_length) JPP_MUST_USE;
 
 // Names on standard error what looks like a misspelt option in the environment.
 jpp_status_t* jpp_cli_warn_of_options(void) JPP_MUST_USE;

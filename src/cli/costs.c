@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
 
@@ -199,7 +200,7 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
   char* text = NULL;
   size_t length = 0;
   costs_reader_t reader = {.file = file, .stages = stages};
-  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
   jpp_status_t* status = JPP_ALLOC_ARRAY(stages, &reader.costs);
   if (!status) status = JPP_ALLOC_ARRAY(stages, &reader.lines);
   if (!status) {

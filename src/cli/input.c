@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
 #include "jaxpp/schedule_csv.h"
@@ -35,7 +36,7 @@ jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* fil
   *out_schedule = NULL;
   char* text = NULL;
   size_t length = 0;
-  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
   jpp_schedule_t* schedule = NULL;
   jpp_status_t* status =
       jpp_cli_is_trace(text)

@@ -40,6 +40,8 @@ static const jpp_cli_command_t kCommands[] = {
      jpp_cli_drift},
     {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,
      "start the processes of a job on this host", jpp_cli_launch},
+    {"flight", "FOLDER", 1, 0,
+     "where every rank of a job was last, and who waits for whom", jpp_cli_flight},
     {"options", "", 0, JPP_FLAG_JSON, "the environment variables that are read",
      jpp_cli_environment},
 };

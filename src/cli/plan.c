@@ -14,16 +14,6 @@ static jpp_status_t* find_part(const char* name, jpp_plan_part_t* out_part) {
       "--after: expected graph, schedule, partition, program or check, found '%s'", name);
 }
 
-static jpp_status_t* read_graph(const char* file, jpp_graph_t** out_graph) {
-  *out_graph = NULL;
-  char* text = NULL;
-  size_t length = 0;
-  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
-  jpp_status_t* status = jpp_graph_parse(text, length, file, out_graph);
-  jpp_free(text);
-  return status;
-}
-
 // What the graph does not say must be said on the command line.
 static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
                                   const jpp_graph_t* graph) {
@@ -143,7 +133,7 @@ static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
 
 jpp_status_t* jpp_cli_plan(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_graph_t* graph = NULL;
-  jpp_status_t* status = read_graph(options->words[0], &graph);
+  jpp_status_t* status = jpp_graph_read(options->words[0], &graph);
   if (!status) status = plan_and_print(options, graph, out);
   jpp_graph_destroy(graph);
   return status;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
 #include "jaxpp/view.h"
@@ -100,7 +101,7 @@ static jpp_status_t* plot_trace(const jpp_cli_options_t* options, bool* out_is_t
   size_t length = 0;
   *out_is_trace = false;
   if (!jpp_cli_names_file(file)) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
   *out_is_trace = jpp_cli_is_trace(text);
   jpp_cli_trace_t trace = {0};
   jpp_status_t* status = NULL;

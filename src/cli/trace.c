@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "cli/cli.h"
 
 static const double kMostTime = 1e15;  // 31 years of microseconds
@@ -74,7 +75,7 @@ jpp_status_t* jpp_cli_trace_read(const char* file, jpp_cli_trace_t* out_trace) {
   *out_trace = (jpp_cli_trace_t){0};
   char* text = NULL;
   size_t length = 0;
-  JPP_RETURN_IF_ERROR(jpp_cli_read_file(file, &text, &length));
+  JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
   jpp_status_t* status = jpp_cli_trace_parse(file, text, length, out_trace);
   jpp_free(text);
   return status;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/map.h"
 #include "base/vec.h"
 #include "graph/graph_internal.h"
@@ -430,5 +431,15 @@ jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
   jpp_vec_deinit(&parser.inputs);
   jpp_vec_deinit(&parser.results);
   jpp_arena_deinit(&parser.arena);
+  return status;
+}
+
+jpp_status_t* jpp_graph_read(const char* file, jpp_graph_t** out_graph) {
+  char* text = NULL;
+  size_t length = 0;
+  *out_graph = NULL;
+  JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
+  jpp_status_t* status = jpp_graph_parse(text, length, file, out_graph);
+  jpp_free(text);
   return status;
 }

@@ -1,5 +1,6 @@
 // jaxpp._core.Network: the transport between the processes of a job, until a Runtime
 // takes it over.
+#include "base/option.h"
 #include "python/core.h"
 
 static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -7,11 +8,9 @@ static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   jpp_py_utf8_t driver = {0}, address = {0};
   Py_buffer token;
   jpp_transport_options_t options = {.struct_size = sizeof(options)};
-  uint32_t stall_timeout_ms = 0;
-  if (!PyArg_ParseTuple(args, "O&O&O&O&y*O&:Network", jpp_py_str_converter, &driver,
+  if (!PyArg_ParseTuple(args, "O&O&O&O&y*:Network", jpp_py_str_converter, &driver,
                         jpp_py_u32_converter, &options.process, jpp_py_u32_converter,
-                        &options.num_processes, jpp_py_str_converter, &address, &token,
-                        jpp_py_u32_converter, &stall_timeout_ms)) {
+                        &options.num_processes, jpp_py_str_converter, &address, &token)) {
     return NULL;
   }
   options.driver = driver.text;
@@ -21,10 +20,13 @@ static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   jpp_py_network_t* self = jpp_py_new(type);
   if (self) {
     self->process = options.process;
-    self->stall_timeout_ms = stall_timeout_ms;
-    jpp_status_t* status = NULL;
+    jpp_status_t* status =
+        jpp_option_get_ms(JPP_OPTION_STALL_TIMEOUT, &self->stall_timeout_ms);
+    if (!status) {
+      status = jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &options.peer_timeout_ms);
+    }
     Py_BEGIN_ALLOW_THREADS
-      status = jpp_transport_create(&options, &self->transport);
+      if (!status) status = jpp_transport_create(&options, &self->transport);
     Py_END_ALLOW_THREADS
     if (!jpp_py_check(status)) Py_CLEAR(self);
   }
@@ -82,10 +84,9 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Network(driver, process, num_processes, address, token, stall_timeout_ms, "
-     "/)\n--\n\n"
-     "Messages between the processes of a job, at `address` of this one; how long a step "
-     "waits for them, 0: ten minutes."},
+     "Network(driver, process, num_processes, address, token, /)\n--\n\n"
+     "Messages between the processes of a job, at `address` of this one. How long they "
+     "wait for others, JPP_PEER_TIMEOUT and JPP_STALL_TIMEOUT say."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},
     {Py_tp_methods, kMethods},

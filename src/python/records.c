@@ -3,6 +3,7 @@
 // that Python copies none of them by hand.
 #include <string.h>
 
+#include "jaxpp/advise.h"
 #include "python/core.h"
 
 // --- Records --------------------------------------------------------------------------
@@ -219,6 +220,7 @@ static const struct {
     {"TASK_BWD", JPP_TASK_BWD},
     {"TASK_BWD_I", JPP_TASK_BWD_I},
     {"TASK_BWD_W", JPP_TASK_BWD_W},
+    {"TRIAL_MICROBATCHES", kJppTrialMicrobatches},
     {"NONE", JPP_NONE},               // the module of a task without ops, and the like
     {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches
     {"LARGEST_LATENCY", UINT16_MAX},  // of a task in a schedule

@@ -341,16 +341,18 @@ static void leave_job(runtime_object_t* self) {
 }
 
 // Steps under way that nobody waits for, and that call nothing back, are given up, unless
-// other processes depend on them.
+// other processes depend on them. True: the job that they are in has failed.
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
+  bool broken = false;
   for (runtime_object_t* self = g_runtimes; self; self = self->next) {
     bool needed = self->networked || has_callbacks(self);
     bool given_up = self->interrupted || !needed;
     if (!self->runtime) continue;
     if (given_up) cancel_steps(self);
     bool ok = await_steps(self);
+    broken |= jpp_runtime_is_broken(self->runtime);
     if (self->networked && !self->interrupted) leave_job(self);
     if (ok) continue;
     if (given_up) {
@@ -362,7 +364,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
       PyErr_WriteUnraisable((PyObject*)self);  // a failure that nobody waited for
     }
   }
-  Py_RETURN_NONE;
+  return PyBool_FromLong(broken);
 }
 
 static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {
@@ -436,43 +438,100 @@ static PyObject* make_costs(const void* costs, uint64_t stage) {
                        PyFloat_FromDouble(cost->weight));
 }
 
-static PyObject* runtime_costs(PyObject* object, PyObject* args) {
-  uint32_t loop = 0;
-  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &loop)) return NULL;
-  const jpp_trace_t* trace = last_trace(object);
-  if (!trace) return NULL;
-  const jpp_staged_t* staged = trace->plan->staged;
-  if (loop >= staged->graph->num_loops) {
-    return PyErr_Format(PyExc_IndexError, "no loop %u", loop);
-  }
-  uint32_t stages = staged->loops[loop].stages;
-  jpp_cost_t* costs = NULL;
-  if (!jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs))) return NULL;
-  jpp_trace_costs(trace, loop, costs);
-  PyObject* list = jpp_py_make_list(stages, make_costs, costs);
-  jpp_free(costs);
-  return list;
+static bool measure(call_t* call, jpp_cost_t* out_costs) {
+  jpp_py_wait_t wait;
+  jpp_py_wait_begin(&wait);
+  jpp_status_t* status =
+      jpp_runtime_measure(call->self->runtime, call->args, &wait.interrupt, out_costs);
+  bool ok = jpp_py_wait_end(&wait, status);
+  call->self->interrupted = wait.raised;
+  return ok;
 }
 
-static PyObject* runtime_trace_json(PyObject* object, PyObject* unused) {
-  (void)unused;
-  const jpp_trace_t* trace = last_trace(object);
+// A list for each loop.
+static PyObject* costs_to_lists(const jpp_staged_t* staged, const jpp_cost_t* costs) {
+  PyObject* lists = PyList_New(staged->graph->num_loops);
+  for (uint32_t l = 0; lists && l < staged->graph->num_loops; ++l) {
+    PyObject* list = jpp_py_make_list(staged->loops[l].stages, make_costs, costs);
+    costs += staged->loops[l].stages;
+    if (list) {
+      PyList_SetItem(lists, l, list);
+    } else {
+      Py_CLEAR(lists);
+    }
+  }
+  return lists;
+}
+
+static PyObject* runtime_measure(PyObject* object, PyObject* args) {
+  call_t call = {.self = (runtime_object_t*)object};
+  PyObject *list = NULL, *lists = NULL;
+  jpp_cost_t* costs = NULL;
+  if (!PyArg_ParseTuple(args, "O:measure", &list)) return NULL;
+  if (!check_open(call.self) || !jpp_py_check(jpp_process_check())) return NULL;
+  const jpp_staged_t* staged = call.self->plan->staged;
+  uint32_t stages = 0;
+  for (uint32_t l = 0; l < staged->graph->num_loops; ++l) {
+    stages += staged->loops[l].stages;
+  }
+  if (open_call(&call, list) && jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs)) &&
+      measure(&call, costs)) {
+    lists = costs_to_lists(staged, costs);
+  }
+  jpp_free(costs);
+  close_call(&call);
+  return lists;
+}
+
+enum { kMostTraces = 64 };
+
+// The last `count` steps, the oldest first, in out_traces.
+static bool last_traces(PyObject* object, uint32_t count,
+                        const jpp_trace_t** out_traces) {
+  if (!last_trace(object)) return false;
+  const jpp_runtime_t* runtime = ((runtime_object_t*)object)->runtime;
+  bool all = 0 < count && count <= kMostTraces;
+  for (uint32_t t = 0; all && t < count; ++t) {
+    out_traces[t] = jpp_runtime_trace(runtime, count - 1 - t);
+    all = out_traces[t] != NULL;
+  }
+  if (all) return true;
+  PyErr_Format(PyExc_ValueError,
+               "expected a number of steps that were traced one after the other, at most "
+               "steps_in_flight; found %u",
+               count);
+  return false;
+}
+
+static PyObject* runtime_trace_json(PyObject* object, PyObject* args) {
+  const jpp_trace_t* traces[kMostTraces];
+  uint32_t steps = 0;
   char* text = NULL;
-  if (!trace || !jpp_py_check(jpp_trace_to_json(trace, &text))) return NULL;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &steps) ||
+      !last_traces(object, steps, traces) ||
+      !jpp_py_check(jpp_trace_to_json(traces, steps, &text))) {
+    return NULL;
+  }
   return jpp_py_take_text(text);
 }
 
 static PyObject* runtime_trace_draw(PyObject* object, PyObject* args) {
-  uint32_t columns = 0;
+  const jpp_trace_t* traces[kMostTraces];
+  uint32_t columns = 0, steps = 0;
   int color = 0;
-  if (!PyArg_ParseTuple(args, "O&p", jpp_py_u32_converter, &columns, &color)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&pO&", jpp_py_u32_converter, &columns, &color,
+                        jpp_py_u32_converter, &steps)) {
+    return NULL;
+  }
   if (columns > kMostColumns) {
     return PyErr_Format(PyExc_ValueError, "expected at most %d columns, found %u",
                         kMostColumns, columns);
   }
-  const jpp_trace_t* trace = last_trace(object);
   char* text = NULL;
-  if (!trace || !jpp_py_check(jpp_trace_draw(trace, columns, color, &text))) return NULL;
+  if (!last_traces(object, steps, traces) ||
+      !jpp_py_check(jpp_trace_draw(traces, steps, columns, color, &text))) {
+    return NULL;
+  }
   return jpp_py_take_text(text);
 }
 
@@ -507,12 +566,15 @@ static PyMethodDef kMethods[] = {
      "set_tracing($self, enabled, /)\n--\n\nFrom the next step on."},
     {"trace", runtime_trace, METH_NOARGS,
      "trace($self, /)\n--\n\nThe TaskRuns of the last traced step."},
-    {"costs", runtime_costs, METH_VARARGS,
-     "costs($self, loop, /)\n--\n\nThe StageCosts of a loop in the last traced step."},
-    {"trace_json", runtime_trace_json, METH_NOARGS,
-     "trace_json($self, /)\n--\n\nThe last traced step for Perfetto."},
+    {"measure", runtime_measure, METH_VARARGS,
+     "measure($self, values, /)\n--\n\n"
+     "The StageCosts of each loop, from a few runs on these values, of which none is "
+     "donated."},
+    {"trace_json", runtime_trace_json, METH_VARARGS,
+     "trace_json($self, steps, /)\n--\n\nThe last traced steps for Perfetto."},
     {"trace_draw", runtime_trace_draw, METH_VARARGS,
-     "trace_draw($self, columns, color, /)\n--\n\nThe last traced step, a line a rank."},
+     "trace_draw($self, columns, color, steps, /)\n--\n\n"
+     "The last traced steps, a line a rank."},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,
      "trace_peaks($self, /)\n--\n\n"
      "Live bytes at each rank's peak, counted in the last traced step."},

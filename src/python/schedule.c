@@ -4,6 +4,7 @@
 
 #include "base/str.h"
 #include "base/vec.h"
+#include "jaxpp/advise.h"
 #include "jaxpp/schedule_csv.h"
 #include "jaxpp/search.h"
 #include "jaxpp/view.h"
@@ -100,6 +101,65 @@ static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
     return NULL;
   }
   return jpp_py_wrap_schedule(schedule);
+}
+
+// In the order of the loops: the given schedules, and those that were made.
+static PyObject* join_schedules(PyObject* given, uint32_t count, jpp_schedule_t** made) {
+  PyObject* list = PyList_New(count);
+  for (uint32_t l = 0; list && l < count; ++l) {
+    PyObject* item =
+        made[l] ? jpp_py_wrap_schedule(made[l]) : Py_NewRef(PyTuple_GetItem(given, l));
+    made[l] = NULL;
+    if (item) {
+      PyList_SetItem(list, l, item);
+    } else {
+      Py_CLEAR(list);
+    }
+  }
+  for (uint32_t l = 0; l < count; ++l) jpp_schedule_destroy(made[l]);
+  return list;
+}
+
+static bool read_given(PyObject* tuple, uint32_t count, const jpp_schedule_t** table) {
+  if (!jpp_py_check_count("schedules", count, (uint64_t)PyTuple_Size(tuple))) {
+    return false;
+  }
+  for (uint32_t l = 0; l < count; ++l) {
+    PyObject* item = PyTuple_GetItem(tuple, l);
+    if (item == Py_None) continue;
+    if (!Py_IS_TYPE(item, jpp_py_types.schedule)) {
+      PyErr_Format(PyExc_TypeError, "expected a Schedule or None, found %.100R", item);
+      return false;
+    }
+    table[l] = ((jpp_py_schedule_t*)item)->schedule;
+  }
+  return true;
+}
+
+static PyObject* schedule_placeholders(PyObject* type, PyObject* args) {
+  (void)type;
+  PyObject *graph = NULL, *given = NULL, *list = NULL;
+  uint32_t ranks = 0;
+  if (!PyArg_ParseTuple(args, "O!O&O", jpp_py_types.graph, &graph, jpp_py_u32_converter,
+                        &ranks, &given)) {
+    return NULL;
+  }
+  const jpp_graph_t* of = ((jpp_py_graph_t*)graph)->graph;
+  if (!of) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
+  PyObject* tuple = PySequence_Tuple(given);
+  if (!tuple) return NULL;
+  const jpp_schedule_t** table = NULL;
+  jpp_schedule_t** made = NULL;
+  if (jpp_py_check(JPP_ALLOC_ARRAY(of->num_loops, &table)) &&
+      jpp_py_check(JPP_ALLOC_ARRAY(of->num_loops, &made)) &&
+      read_given(tuple, of->num_loops, table) &&
+      jpp_py_check(jpp_advise_placeholders(of, ranks, table, made))) {
+    list = join_schedules(tuple, of->num_loops, made);
+  }
+  jpp_free(table);
+  jpp_free(made);
+  Py_DECREF(tuple);
+  return list;
 }
 
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
@@ -355,6 +415,10 @@ static PyMethodDef kMethods[] = {
      "A built-in schedule."},
     {"built_ins", schedule_built_ins, METH_NOARGS | METH_STATIC,
      "built_ins()\n--\n\nA ScheduleInfo of each built-in schedule."},
+    {"placeholders", schedule_placeholders, METH_VARARGS | METH_STATIC,
+     "placeholders(graph, ranks, schedules, /)\n--\n\n"
+     "A list with a Schedule for each loop of the graph: the given one or, for None, one "
+     "microbatch after the other."},
     {"one_pass", schedule_one_pass, METH_VARARGS | METH_STATIC,
      "one_pass(stages, ranks, microbatches, split_backward, /)\n--\n\n"
      "One microbatch after the other, each forward and back."},

@@ -3,6 +3,7 @@
 #ifndef JPP_RUNTIME_ACTOR_H_
 #define JPP_RUNTIME_ACTOR_H_
 
+#include "flight/record.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/transport.h"
 #include "runtime/trace.h"
@@ -72,6 +73,8 @@ typedef struct jpp_actor {
   void** message;                  // [devices_per_rank]
   const bool* output_needs_event;  // [num_outputs] no run's event stands for it
   uint64_t given_bytes;            // inputs, constants and receive slots
+
+  jpp_flight_row_t* flight;  // NULL: nothing is recorded
 
   // The step that is being issued.
   jpp_actor_step_t* step;

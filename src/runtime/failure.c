@@ -8,7 +8,7 @@
 #include "base/str.h"
 #include "runtime/state.h"
 
-enum { kPlaceSize = 256, kMicrobatchSize = 32 };
+enum { kMicrobatchSize = 32 };
 
 // " of microbatch 3", or nothing outside loops.
 static const char* microbatch_text(uint32_t microbatch, char buffer[kMicrobatchSize]) {
@@ -36,31 +36,32 @@ static const char* maker_name(const jpp_plan_t* plan, const jpp_program_t* progr
 
 static void describe_transfer(const jpp_plan_t* plan, const jpp_program_t* program,
                               uint32_t at, const char* microbatch,
-                              char text[kPlaceSize]) {
+                              char text[kJppPlaceSize]) {
   const jpp_instr_t* instr = &program->instrs[at];
   const jpp_plan_channel_t* channel = &plan->channels[instr->target];
   uint32_t value = program->operand_values[instr->first_operand];
   if (instr->kind == JPP_INSTR_RECV) {
-    snprintf(text, kPlaceSize, "rank %u, instruction %u, receive of %%%u%s from rank %u",
-             program->rank, at, value, microbatch, channel->src);
+    snprintf(text, kJppPlaceSize,
+             "rank %u, instruction %u, receive of %%%u%s from rank %u", program->rank, at,
+             value, microbatch, channel->src);
     return;
   }
   const char* maker =
       maker_name(plan, program, at, program->operands[instr->first_operand]);
-  snprintf(text, kPlaceSize, "rank %u, instruction %u, send of %%%u from %s%s to rank %u",
-           program->rank, at, value, maker ? maker : "the arguments", microbatch,
-           channel->dst);
+  snprintf(text, kJppPlaceSize,
+           "rank %u, instruction %u, send of %%%u from %s%s to rank %u", program->rank,
+           at, value, maker ? maker : "the arguments", microbatch, channel->dst);
 }
 
 static void describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
-                           char text[kPlaceSize]) {
+                           char text[kJppPlaceSize]) {
   const jpp_program_t* program = &plan->programs[rank];
   const jpp_instr_t* instr = &program->instrs[at];
   char buffer[kMicrobatchSize];
   const char* microbatch = microbatch_text(instr->microbatch, buffer);
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
-      snprintf(text, kPlaceSize, "rank %u, instruction %u, %s%s", rank, at,
+      snprintf(text, kJppPlaceSize, "rank %u, instruction %u, %s%s", rank, at,
                plan->staged->tasks[instr->target].name, microbatch);
       return;
     case JPP_INSTR_SEND:
@@ -68,15 +69,16 @@ static void describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
       describe_transfer(plan, program, at, microbatch, text);
       return;
     case JPP_INSTR_DELETE:
-      snprintf(text, kPlaceSize, "rank %u, instruction %u, delete", rank, at);
+      snprintf(text, kJppPlaceSize, "rank %u, instruction %u, delete", rank, at);
       return;
     case JPP_INSTR_KIND_COUNT:
       break;
   }
-  snprintf(text, kPlaceSize, "rank %u, instruction %u", rank, at);
+  snprintf(text, kJppPlaceSize, "rank %u, instruction %u", rank, at);
 }
 
-static void describe_in(const jpp_actor_t* actor, uint32_t at, char text[kPlaceSize]) {
+void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
+                          char text[kJppPlaceSize]) {
   describe_instr(actor->runtime->plan, actor->program->rank, at, text);
 }
 
@@ -85,7 +87,7 @@ static void describe_in(const jpp_actor_t* actor, uint32_t at, char text[kPlaceS
 jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
                                       jpp_status_t* status) {
   if (jpp_status_code(status) != JPP_OUT_OF_MEMORY) return status;
-  char peak[kPlaceSize] = "";
+  char peak[kJppPlaceSize] = "";
   const jpp_program_t* program = &plan->programs[rank];
   if (program->num_instrs) describe_instr(plan, rank, program->peak_instr, peak);
   const char* message = jpp_status_message(status);
@@ -110,8 +112,8 @@ static jpp_status_t* add_memory_hint(const jpp_actor_t* actor, jpp_status_t* sta
 
 jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
                                  jpp_status_t* status) {
-  char place[kPlaceSize];
-  describe_in(actor, instr, place);
+  char place[kJppPlaceSize];
+  jpp_failure_describe(actor, instr, place);
   return jpp_status_annotate(add_memory_hint(actor, status), "%s", place);
 }
 
@@ -127,14 +129,14 @@ jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t outpu
 
 // The instruction of the sender that sends a message with this tag.
 static const char* describe_sender(const jpp_actor_t* receiver, const jpp_link_t* link,
-                                   uint64_t tag, char text[kPlaceSize]) {
+                                   uint64_t tag, char text[kJppPlaceSize]) {
   const jpp_actor_t* sender = &receiver->runtime->actors[link->plan->src];
   for (uint32_t i = 0; i < sender->num_instrs; ++i) {
     const jpp_actor_instr_t* instr = &sender->instrs[i];
     if (instr->kind != JPP_INSTR_SEND || instr->link != link || instr->tag != tag) {
       continue;
     }
-    describe_in(sender, instr->source, text);
+    jpp_failure_describe(sender, instr->source, text);
     return text;
   }
   return "a message that no instruction sends";
@@ -142,16 +144,16 @@ static const char* describe_sender(const jpp_actor_t* receiver, const jpp_link_t
 
 jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag) {
-  char expected[kPlaceSize], found[kPlaceSize];
-  describe_in(actor, instr->source, expected);
+  char expected[kJppPlaceSize], found[kJppPlaceSize];
+  jpp_failure_describe(actor, instr->source, expected);
   return jpp_status_make(JPP_INTERNAL_ERROR, "expected the message for '%s', found '%s'",
                          expected, describe_sender(actor, instr->link, found_tag, found));
 }
 
 static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
-  char place[kPlaceSize];
+  char place[kJppPlaceSize];
   const jpp_actor_instr_t* instr = &actor->instrs[actor->at];
-  describe_in(actor, instr->source, place);
+  jpp_failure_describe(actor, instr->source, place);
   jpp_str_appendf(str, "%s%s", str->length ? "; " : "", place);
   if (!instr->link) return;
   if (instr->link->remote) {

@@ -256,6 +256,7 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
     if (status) return fail_instr(actor, instr, status);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
     if (actor->step->trace) jpp_trace_count(actor, instr);
+    if (actor->flight) jpp_flight_note(actor->flight, actor->at);
     ++actor->at;
   }
   return issue_end(actor);

@@ -301,6 +301,7 @@ static bool send_parcels(jpp_outbox_t* outbox) {
 bool jpp_network_progress(jpp_runtime_t* runtime) {
   if (!runtime->network) return false;
   bool moved = false, some = false;
+  jpp_flight_alive(&runtime->flight);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
     jpp_outbox_t* outbox = runtime->links[i].outbox;
     if (outbox && !atomic_load(&runtime->broken)) some |= send_parcels(outbox);

@@ -47,6 +47,7 @@ static void follow_steps(jpp_runtime_t* runtime, bool finishes) {
     (finishes ? jpp_step_finish : jpp_step_issue)(runtime, step);
     pthread_mutex_lock(&queue->mutex);
     ++*done;
+    if (finishes) jpp_flight_finished(&runtime->flight, *done);
     pthread_cond_broadcast(&queue->changed);
   }
   pthread_mutex_unlock(&queue->mutex);
@@ -137,7 +138,10 @@ static void end_reservation(jpp_queue_t* queue, uint64_t submitted) {
 
 void jpp_queue_give_up(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 0); }
 
-void jpp_queue_submit(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 1); }
+void jpp_queue_submit(jpp_runtime_t* runtime) {
+  jpp_flight_submitted(&runtime->flight);
+  end_reservation(&runtime->queue, 1);
+}
 
 void jpp_queue_cancel(jpp_runtime_t* runtime, uint64_t number) {
   jpp_queue_t* queue = &runtime->queue;

@@ -4,6 +4,7 @@
 #include "base/struct_size.h"
 #include "device/wait.h"
 #include "runtime/network.h"
+#include "runtime/recorder.h"
 #include "runtime/state.h"
 
 enum { kWarmUpMs = 60000, kStallMs = 600000 };  // with other processes
@@ -208,6 +209,7 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   JPP_RETURN_IF_ERROR(allocate_steps(runtime));
   JPP_RETURN_IF_ERROR(find_holders(runtime));
   JPP_RETURN_IF_ERROR(jpp_trace_allocate(runtime));
+  JPP_RETURN_IF_ERROR(jpp_recorder_open(runtime));
   for (uint32_t r = 0; r < ranks; ++r) {
     JPP_RETURN_IF_ERROR_IN(upload_constants(&runtime->actors[r]),
                            "rank %u, microbatch numbers", r);
@@ -266,10 +268,15 @@ void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
   }
   jpp_arrays_unlock();
   if (first) {
+    jpp_flight_failed(&runtime->flight, status);
     jpp_network_abort(runtime, status);
   } else {
     jpp_status_free(copy);
   }
+}
+
+bool jpp_runtime_is_broken(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->broken);
 }
 
 jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) {
@@ -313,6 +320,7 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
     destroy_constants(&runtime->actors[r]);
   }
   jpp_network_close(runtime);
+  jpp_flight_close(&runtime->flight);
   for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
     jpp_channel_close(runtime->links[i].channel);
   }

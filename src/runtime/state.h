@@ -71,6 +71,7 @@ struct jpp_runtime {
   bool breakage_told;          // under the same lock
   atomic_uint checks_wanted;
   jpp_tracer_t tracer;
+  jpp_flight_t flight;
 };
 
 bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank);

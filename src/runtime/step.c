@@ -55,7 +55,10 @@ static void fill_registers(jpp_actor_t* actor) {
   }
 }
 
-static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step) {
+static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
+  // What a rank came to before the job failed is not to be lost.
+  bool broken = atomic_load(&actor->runtime->broken);
+  if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
   actor->step = step;
   actor->at = 0;
   actor->done = false;
@@ -72,7 +75,7 @@ static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
     atomic_store(&runtime->links[i].received, 0);
   }
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    begin_actor(&runtime->actors[r], &step->actors[r]);
+    begin_actor(&runtime->actors[r], &step->actors[r], step->number);
   }
   step->checks = atomic_load(&runtime->checks_wanted);
   jpp_trace_begin(runtime, step);

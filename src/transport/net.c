@@ -9,8 +9,10 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "transport/net_channel.h"
 #include "base/sha256.h"
+#include "transport/net_channel.h"
+
+enum { kBeatsPerTimeout = 10 };
 
 // --- Create ---------------------------------------------------------------------------
 
@@ -52,7 +54,7 @@ jpp_status_t* jpp_net_init(jpp_net_t* net, const jpp_net_port_t* port,
     peer->process = i;
     jpp_packet_proof(net->token, net->token_size, net->nonce, i, options->process,
                      peer->proof_in);
-    peer->hello.peer = peer->bye.peer = peer->gone.peer = peer;
+    peer->hello.peer = peer->bye.peer = peer->gone.peer = peer->beat.peer = peer;
   }
   return NULL;
 }
@@ -232,6 +234,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     return "its length is another than its data's";
   switch (packet->kind) {
     case JPP_PACKET_HELLO:
+    case JPP_PACKET_BEAT:
       return NULL;
     case JPP_PACKET_BYE:
       take_bye(peer);
@@ -264,6 +267,7 @@ void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const v
     return;
   }
   net->some = true;
+  peer->heard_ms = jpp_clock_now_ms();
   if (peer->status) return;
   const char* wrong = take_packet(peer, &packet, data, size, out_place);
   if (!wrong) return;
@@ -276,7 +280,38 @@ void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const v
 
 // --- Progress -------------------------------------------------------------------------
 
+// Peers without channels between them need not know of each other.
+static bool is_watched(const jpp_net_peer_t* peer) {
+  return peer->endpoint && peer->ends.count && !peer->status && !peer->left;
+}
+
+static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
+  if (!is_watched(peer)) return;
+  if (!peer->beat.busy) jpp_net_post(&peer->beat, JPP_PACKET_BEAT, NULL, 0, NULL);
+  uint32_t timeout = peer->net->peer_timeout_ms;
+  if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
+  jpp_net_peer_failed(peer,
+                      "nothing was heard of it for %g s: it was stopped, its machine "
+                      "hangs, or the way to it is cut",
+                      (double)timeout / 1000);
+}
+
+// A process that lives is heard of, whatever its program does: its runtime makes progress
+// also between steps. One that does not look for long itself can tell nothing of others.
+static void watch_peers(jpp_net_t* net) {
+  int64_t now = jpp_clock_now_ms(), since = now - net->looked_ms;
+  uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;
+  if (since < (interval ? interval : 1)) return;
+  bool looked_away = since > net->peer_timeout_ms / 2;
+  net->looked_ms = now;
+  for (uint32_t p = 0; p < net->base.num_processes; ++p) {
+    if (looked_away && net->peers[p].heard_ms) net->peers[p].heard_ms = now;
+    watch_peer(&net->peers[p], now);
+  }
+}
+
 void jpp_net_progress(jpp_net_t* net, bool* out_some) {
+  watch_peers(net);
   net->idle = *out_some || net->some ? 0 : net->idle + 1;
   if (atomic_load_explicit(&net->work, memory_order_relaxed) &&
       atomic_exchange(&net->work, false)) {

@@ -12,8 +12,8 @@
 //   DATA   a shard of message `number`; messages without shards have one of size 0
 //   ABORT  the data are a status
 //
-// and between two processes HELLO, BYE (I leave, all that I sent is sent) and GONE (BYE
-// has come). A packet of a channel that is not open here is dropped, since GRANT is
+// and between two processes HELLO, BEAT (I am alive), BYE (I leave, all that I sent is
+// sent) and GONE (BYE has come). A packet of a channel that is not open here is dropped, since GRANT is
 // repeated for ASK; an ABORT is kept, as the reason why the peer left.
 //
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
@@ -38,6 +38,7 @@ typedef enum jpp_packet_kind {
   JPP_PACKET_ABORT,
   JPP_PACKET_BYE,
   JPP_PACKET_GONE,
+  JPP_PACKET_BEAT,
 } jpp_packet_kind_t;
 
 // The head of a packet, in the byte order that both processes have. What a kind does not
@@ -98,7 +99,8 @@ struct jpp_net_peer {
   bool left;                    // BYE has come
   jpp_status_t* last_words;     // an ABORT for a channel that is not open here yet
   bool knows_we_left;           // GONE has come
-  jpp_net_op_t hello, bye, gone;
+  jpp_net_op_t hello, bye, gone, beat;
+  int64_t heard_ms;  // when its last packet came; 0: none has
 };
 
 // Begins a driver's transport.
@@ -108,6 +110,7 @@ struct jpp_net {
   void* token;
   size_t token_size;
   uint32_t peer_timeout_ms;
+  int64_t looked_ms;  // when the peers' hearts were last listened to
   uint8_t nonce[kJppNonceSize];
   void* address;
   size_t address_size;

@@ -1,5 +1,6 @@
 // A measured step, as spans for the pictures and as a Chrome trace.
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/alloc.h"
 #include "jaxpp/view.h"
@@ -19,48 +20,77 @@ static const char* run_name(const jpp_trace_t* trace, const jpp_trace_run_t* run
   return buffer;
 }
 
-jpp_status_t* jpp_trace_to_json(const jpp_trace_t* trace, char** out_text) {
+// From the start of the first trace to that of this one, nanoseconds.
+static int64_t offset_of(const jpp_trace_t* const* traces, uint32_t trace) {
+  return traces[trace]->start - traces[0]->start;
+}
+
+static void append_events(const jpp_trace_t* trace, int64_t offset, jpp_str_t* str) {
   const jpp_staged_t* staged = trace->plan->staged;
-  jpp_str_t str = {0};
-  jpp_chrome_begin(&str);
-  jpp_chrome_append_process(staged->graph->name, 0, trace->plan->ranks, &str);
   for (uint64_t i = 0; i < trace->num_runs; ++i) {
     const jpp_trace_run_t* run = &trace->runs[i];
     char name[kNameSize];
     jpp_chrome_event_t event = {.name = run_name(trace, run, name),
                                 .kind = staged->tasks[run->task].kind,
                                 .rank = run->rank,
-                                .start = (double)run->start / 1e3,
+                                .start = (double)(offset + run->start) / 1e3,
                                 .duration = (double)(run->end - run->start) / 1e3,
                                 .stage = staged->tasks[run->task].stage,
                                 .microbatch = run->microbatch};
-    jpp_chrome_append_event(&event, &str);
+    jpp_chrome_append_event(&event, str);
+  }
+}
+
+jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count,
+                                char** out_text) {
+  const jpp_plan_t* plan = traces[0]->plan;
+  jpp_str_t str = {0};
+  jpp_chrome_begin(&str);
+  jpp_chrome_append_process(plan->staged->graph->name, 0, plan->ranks, &str);
+  for (uint32_t t = 0; t < count; ++t) {
+    append_events(traces[t], offset_of(traces, t), &str);
   }
   jpp_chrome_end(&str);
   return jpp_str_finish(&str, out_text);
 }
 
-jpp_status_t* jpp_trace_draw(const jpp_trace_t* trace, uint32_t columns, bool color,
-                             char** out_text) {
-  const jpp_staged_t* staged = trace->plan->staged;
-  jpp_span_t* spans = NULL;
-  *out_text = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->num_runs, &spans));
+static void make_spans(const jpp_trace_t* trace, int64_t offset, jpp_span_t* spans) {
   for (uint64_t i = 0; i < trace->num_runs; ++i) {
     const jpp_trace_run_t* run = &trace->runs[i];
-    spans[i] = (jpp_span_t){.name = staged->tasks[run->task].name,
-                            .kind = staged->tasks[run->task].kind,
+    const jpp_task_t* task = &trace->plan->staged->tasks[run->task];
+    spans[i] = (jpp_span_t){.name = task->name,
+                            .kind = task->kind,
                             .rank = run->rank,
                             .microbatch = run->microbatch,
-                            .start = (double)run->start / 1e6,
-                            .end = (double)run->end / 1e6};
+                            .start = (double)(offset + run->start) / 1e6,
+                            .end = (double)(offset + run->end) / 1e6};
   }
-  jpp_spans_t all = {.title = staged->graph->name,
-                     .spans = spans,
-                     .count = trace->num_runs,
-                     .ranks = trace->plan->ranks,
-                     .end = (double)trace->length / 1e6};
+}
+
+static int compare_spans(const void* left, const void* right) {
+  const jpp_span_t *a = left, *b = right;
+  if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+  return (a->start > b->start) - (a->start < b->start);
+}
+
+jpp_status_t* jpp_trace_draw(const jpp_trace_t* const* traces, uint32_t count,
+                             uint32_t columns, bool color, char** out_text) {
+  const jpp_plan_t* plan = traces[0]->plan;
+  jpp_spans_t all = {.title = plan->staged->graph->name, .ranks = plan->ranks};
+  jpp_span_t* spans = NULL;
+  *out_text = NULL;
+  for (uint32_t t = 0; t < count; ++t) all.count += traces[t]->num_runs;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(all.count, &spans));
+  all.spans = spans;
+  for (uint32_t t = 0; t < count; spans += traces[t++]->num_runs) {
+    int64_t offset = offset_of(traces, t);
+    make_spans(traces[t], offset, spans);
+    double end = (double)(offset + traces[t]->length) / 1e6;
+    if (end > all.end) all.end = end;
+  }
+  // A rank's spans lie together.
+  if (count > 1) qsort((void*)all.spans, all.count, sizeof(*all.spans), compare_spans);
   jpp_status_t* status = jpp_spans_draw(&all, columns, color, out_text);
-  jpp_free(spans);
+  jpp_free((void*)all.spans);
   return status;
 }

@@ -71,6 +71,7 @@ WRONG: dict[str, list[Any]] = {
     "object": [*OTHERS],
     "object or None": [1, "x", object()],
     "objects": [*NO_SEQUENCES, [None], [1, 2], [object()], Lies([]), Raises()],
+    "objects or None": [*NO_SEQUENCES, [1, 2], [object()], Lies([]), Raises()],
     "no objects": [*NO_SEQUENCES, [None, None]],
     "list": [None, 1, (), {}, [None], [[None]], [[()]], [[], [(1, 2)]], Raises()],
     "list of bytes": [*NO_SEQUENCES, [None], ["x"], [bytearray(1)], Raises(), Lies([None])],
@@ -226,9 +227,9 @@ def cases(step: Step) -> list[Case]:
     )
     value, number = value_of(step.client), ("number", 1)
     token = b"a token of the tests"
-    network = _core.Network("fake", 0, 2, "border", token, 0)
-    other = _core.Network("fake", 1, 2, "other", token, 0)
-    new_network = lambda: _core.Network("fake", 0, 2, "border", token, 0)  # noqa: E731
+    network = _core.Network("fake", 0, 2, "border", token)
+    other = _core.Network("fake", 1, 2, "other", token)
+    new_network = lambda: _core.Network("fake", 0, 2, "border", token)  # noqa: E731
     new = lambda: _core.Graph("g", 1)  # noqa: E731
     return [
         Case("Graph", lambda: _core.Graph, ("text", "g"), number),
@@ -279,6 +280,13 @@ def cases(step: Step) -> list[Case]:
             ("anything", 0),
         ),
         Case("Schedule.built_ins", lambda: _core.Schedule.built_ins),
+        Case(
+            "Schedule.placeholders",
+            lambda: _core.Schedule.placeholders,
+            ("object", step.graph),
+            ("number", 2),
+            ("objects or None", [None]),
+        ),
         Case(
             "Schedule.one_pass",
             lambda: _core.Schedule.one_pass,
@@ -451,9 +459,15 @@ def cases(step: Step) -> list[Case]:
         ),
         Case("Runtime.set_tracing", lambda: runtime.set_tracing, ("anything", True)),
         Case("Runtime.trace", lambda: runtime.trace),
-        Case("Runtime.costs", lambda: runtime.costs, ("number", 0)),
-        Case("Runtime.trace_json", lambda: runtime.trace_json),
-        Case("Runtime.trace_draw", lambda: runtime.trace_draw, ("number", 80), ("anything", 0)),
+        Case("Runtime.measure", lambda: runtime.measure, ("objects", step.values())),
+        Case("Runtime.trace_json", lambda: runtime.trace_json, ("number", 1)),
+        Case(
+            "Runtime.trace_draw",
+            lambda: runtime.trace_draw,
+            ("number", 80),
+            ("anything", 0),
+            ("number", 1),
+        ),
         Case("Runtime.trace_peaks", lambda: runtime.trace_peaks),
         Case(
             "Callback",
@@ -481,7 +495,6 @@ def cases(step: Step) -> list[Case]:
             ("number", 2),
             ("text, not None", "a"),
             ("bytes", token),
-            ("number", 1000),
         ),
         Case("Network.address", lambda: network.address),
         Case(
@@ -536,7 +549,9 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),
         "a trace before the first step": runtime.trace,
-        "a drawing without an end": lambda: runtime.trace_draw(2**32 - 1, False),
+        "a drawing without an end": lambda: runtime.trace_draw(2**32 - 1, False, 1),
+        "no step": lambda: runtime.trace_json(0),
+        "more steps than are kept": lambda: runtime.trace_draw(80, False, 9),
         "a step of too few values": lambda: runtime.step(values[:-1], False),
         "a step of values of another shape": lambda: runtime.step(small * len(values), True),
         "a step of values on no rank": lambda: runtime.step([nowhere] * len(values), False),

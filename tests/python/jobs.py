@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import signal
 import sys
@@ -198,6 +199,23 @@ def killed() -> None:
     on_the_way(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def stopped_of_three() -> None:
+    """The last process, which has the losses."""
+    for _ in train("mlp", mesh_of_all(3), steps=10000):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def busy() -> None:
+    """The last process lets the others wait for longer than a silent one may be silent."""
+    step, weights, xs = two_stages()
+    for i in range(4):
+        weights, total = step(weights, xs)
+        if i == 1 and jax.process_index() == 1:
+            time.sleep(2.5)
+    if local_ranks(total):
+        say("trained", float(total))
+
+
 def raising() -> None:
     def fail() -> None:
         raise ValueError("of the user")
@@ -208,6 +226,20 @@ def raising() -> None:
 def training() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     on_the_way(lambda: None)
+
+
+def training_all() -> None:
+    """As many ranks as processes; says when it is on the way."""
+    name, ranks = "mlp", jax.process_count()
+    problem, mesh = problems(ranks)[name], mesh_of_all(ranks)
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(ranks)), mpmd_mesh=mesh, donate_argnums=(0, 1)
+    )
+    params, state = problem.params, problem.optimizer.init(problem.params)
+    for i in itertools.count():
+        params, state, _, _ = step(params, state, problem.batch)
+        if i == 3:
+            say("training as", os.getpid())
 
 
 def raising_early() -> None:
@@ -282,9 +314,12 @@ JOBS: dict[str, Callable[[], None]] = {
         for job in (
             types,
             killed,
+            stopped_of_three,
+            busy,
             raising,
             raising_early,
             training,
+            training_all,
             killed_once,
             other_shape,
             other_schedule,

@@ -19,25 +19,13 @@ import pytest
 
 import jobs
 from equality import mesh_of
+from faults import left_over
 
 JOBS = pathlib.Path(__file__).with_name("jobs.py")
 LIMIT = 120  # seconds
 
 Lines = collections.defaultdict[int, list[str]]
 Launch = Callable[..., tuple[int, Lines, str]]
-
-
-def _left_over(mark: str) -> list[str]:
-    """The processes that have the mark among their arguments."""
-    found = []
-    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            arguments = file.read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
-            continue
-        if mark.encode() in arguments:
-            found.append(file.parent.name)
-    return found
 
 
 @pytest.fixture
@@ -65,7 +53,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
             output = before + launcher.communicate(timeout=LIMIT)[0]
         finally:
             launcher.kill()
-        assert _left_over(mark) == []
+        assert left_over(mark) == []
         lines, own = Lines(list), ""
         for line in output.splitlines():
             of_process = re.fullmatch(r"\[(\d+)\] (.*)", line)
@@ -128,6 +116,35 @@ def test_a_killed_process_ends_all(launch: Launch) -> None:
         f"process 1 at 127.0.0.1 (host {os.uname().nodename}, process id {ended[1]})" in error
     )
     assert "the connection was lost" in error
+
+
+def test_a_stopped_process_ends_all(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
+) -> None:
+    flight = tmp_path / "flight"
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1.5")
+    monkeypatch.setenv("JPP_FLIGHT", str(flight))
+    result, lines, own = launch(3, 1, "stopped_of_three")
+    assert result == 1, own
+    assert "process 2 (pid" in own
+    error = error_of(lines[1])
+    assert "receive of" in error or "send of" in error
+    assert "process 2 at 127.0.0.1 (host " in error
+    assert "nothing was heard of it for 1.5 s: it was stopped" in error
+    assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # which it never waited for
+    told = subprocess.run(
+        [command, "flight", str(flight)], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"rank 0 waits for rank 1, that for rank 2, which .*, silent: it ", told)
+
+
+def test_a_busy_process_is_not_taken_for_dead(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")
+    result, lines, own = launch(2, 1, "busy")
+    assert result == 0, (lines, own)
+    assert any(line.startswith("trained ") for of in lines.values() for line in of)
 
 
 def test_an_exception_in_one_process_ends_all(launch: Launch) -> None:

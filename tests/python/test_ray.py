@@ -84,15 +84,6 @@ def mesh2(ray_cluster: None) -> Iterator[jaxpp.RemoteMpmdMesh]:
     await_end(processes_of(mesh))
 
 
-@pytest.fixture
-def own_mesh2(ray_cluster: None) -> Iterator[jaxpp.RemoteMpmdMesh]:
-    """For a test that ends it."""
-    mesh = make(2, 1)
-    yield mesh
-    mesh.shutdown()
-    await_end(processes_of(mesh))
-
-
 def two_stages(mesh: Any) -> Callable[..., Any]:
     def loss(weights: Any, x: Any) -> Any:
         x = jaxpp.mark_stage_end(jnp.tanh(x @ weights[0]))
@@ -199,6 +190,22 @@ def test_saved_and_loaded(mesh2: jaxpp.RemoteMpmdMesh, tmp_path: pathlib.Path) -
         remote = mesh is mesh2
         loaded = jaxpp.load(tmp_path / "plan", mpmd_mesh=mesh if remote else None)
         assert float(loaded(weights(), batch())[1]) == expected
+
+
+def test_a_schedule_that_is_found(mesh2: jaxpp.RemoteMpmdMesh) -> None:
+    """Workers measure the stages."""
+
+    def step(weights: Any, xs: Any) -> Any:
+        def loss(x: Any) -> Any:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ weights[0]))
+            return jaxpp.mark_stage_end(jnp.tanh(x @ weights[1])).sum()
+
+        return jaxpp.treduce(loss, xs, jaxpp.Auto(), operation=jaxpp.Add)
+
+    found = jaxpp.mpmd_jit_with_loop(step, mesh2)(weights(), batch())
+    assert float(found) == float(
+        jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {}))(weights(), batch())
+    )
 
 
 # --- Arrays -------------------------------------------------------------------------------
@@ -361,22 +368,23 @@ def train_until_failure(mesh: jaxpp.RemoteMpmdMesh, number: int) -> tuple[str, l
     [(signal.SIGKILL, "the worker has died"), (signal.SIGSTOP, "the worker has not answered")],
 )
 def test_a_worker_that_is_gone_ends_the_mesh(
-    own_mesh2: jaxpp.RemoteMpmdMesh,
+    ray_cluster: None,
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     how: str,
 ) -> None:
     """One error names it, no process is left, and a new mesh goes on with the same losses."""
-    monkeypatch.setenv("JPP_STALL_TIMEOUT", "3")
-    told, saved = train_until_failure(own_mesh2, number)
-    processes = processes_of(own_mesh2)
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "5")
+    broken = make(2, 1)
+    told, saved = train_until_failure(broken, number)
+    processes = processes_of(broken)
     name = f"peer: rank 1 (host {os.uname().nodename}, process id {processes[1]}), "
     assert told.startswith(name)
     assert how in told
-    assert text_of(lambda: two_stages(own_mesh2)(weights(), batch())) == told
+    assert text_of(lambda: two_stages(broken)(weights(), batch())) == told
     await_end(processes)
 
-    monkeypatch.delenv("JPP_STALL_TIMEOUT")
+    monkeypatch.delenv("JPP_PEER_TIMEOUT")
     mesh = make(2, 1)
     losses = []
     for where in mesh, mesh_of(2, {}):

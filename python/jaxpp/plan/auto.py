@@ -17,9 +17,6 @@ from jaxpp.trace.graph import Graph
 
 __all__ = ["Auto", "Found", "find_schedules", "is_auto", "trial_length"]
 
-# Each task runs twice in a trial, so that its cost is not that of its first run.
-_TRIAL_MICROBATCHES = 2
-
 _log = logging.getLogger("jaxpp")
 
 
@@ -121,17 +118,7 @@ def is_auto(schedule: Any) -> bool:
 
 def trial_length(schedule: Any, length: int) -> int:
     """How many microbatches of a loop a trial runs."""
-    return min(length, _TRIAL_MICROBATCHES) if is_auto(schedule) else length
-
-
-def _one_pass(loop: Any, ranks: int, length: int) -> _core.Schedule:
-    if not loop.num_marks:
-        raise make_error(
-            "stage-marks",
-            f"loop at {loop.where}: Auto: expected a stage mark at the end of each stage "
-            "(mark_stage_end), found none",
-        )
-    return _core.Schedule.one_pass(loop.num_marks, ranks, length, True)
+    return min(length, _core.TRIAL_MICROBATCHES) if is_auto(schedule) else length
 
 
 def shared_cores(mesh: MpmdMesh) -> str:
@@ -167,30 +154,20 @@ def _search(
     )
 
 
-def _placeholders(
-    graph: Graph, given: list[_core.Schedule | None], ranks: int, length: Callable[..., int]
-) -> list[_core.Schedule]:
-    """The given schedules, and one pass after the other where there is none."""
-    return [
-        known or _one_pass(loop, ranks, length(loop.schedule, loop.length))
-        for loop, known in zip(graph.loops, given, strict=True)
-    ]
-
-
 def find_schedules(
     graph: Graph,
     given: list[_core.Schedule | None],
     mesh: MpmdMesh,
     memory_limits: list[int] | None,
-    measure: Callable[[list[_core.Schedule]], tuple[_core.Plan, list[Any]]],
+    measure: Callable[[], tuple[_core.Plan, list[Any]]],
 ) -> tuple[list[_core.Schedule], list[Found]]:
     """Fills in the schedules of the loops under `Auto`, one loop after the other.
 
-    `measure` plans and runs a trial of the step under schedules of its loops; it gives the
-    plan, and for each loop the costs of its stages.
+    `measure` plans and runs a trial of the step; it gives the plan, and for each loop the
+    costs of its stages.
     """
     ranks = mesh.mpmd_dim
-    schedules = _placeholders(graph, given, ranks, lambda _, length: length)
+    schedules = _core.Schedule.placeholders(graph.core, ranks, given)
     measured = None
     founds = []
     for at, loop in enumerate(graph.loops):
@@ -199,7 +176,7 @@ def find_schedules(
         auto, limits = loop.schedule, loop.schedule.limits(ranks, memory_limits)
         key = (graph.core.text(), at, ranks, tuple(limits or ()))
         if key not in auto._known:
-            measured = measured or measure(_placeholders(graph, given, ranks, trial_length))
+            measured = measured or measure()
             plan, costs = measured
             auto._known[key] = _search(auto, at, graph, plan, schedules, limits, costs[at])
             auto._known[key].assumes = shared_cores(mesh)

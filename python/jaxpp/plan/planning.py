@@ -362,9 +362,10 @@ def trace_step(
     graph = front.graph(donated)
     ranks = options.mesh.mpmd_dim
 
-    def run_trial(schedules: list[_core.Schedule]) -> tuple[_core.Plan, list[Any]]:
+    def run_trial() -> tuple[_core.Plan, list[Any]]:
         borrowed = [False] * len(donated)
         trial_graph = front.graph(borrowed, loop_length=trial_length)
+        schedules = _core.Schedule.placeholders(trial_graph.core, ranks, given)
         trial = front.plan(trial_graph, schedules, borrowed, None)
         return trial.plan, measure(trial)
 

@@ -30,15 +30,28 @@ from jaxpp.remote.value import RemoteValue
 from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
 from jaxpp.run.devices import Devices
-from jaxpp.run.processes import stall_timeout_ms
 from jaxpp.run.saving import TaskModules
 
 __all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
 
-_PATIENCE = 2  # seconds of waiting until workers are asked whether they live
-_SILENCE = 8  # seconds in which they must answer then
+_PATIENCE = 0.2  # of the time after which a worker counts as dead: then it is asked
 _AHEAD = 2  # messages beyond the steps in flight, so that workers need not wait for them
 _GRACE = 2  # seconds for the others to tell what they saw, when one has died
+
+
+def _peer_timeout() -> float:
+    """Seconds after which a worker that does not answer counts as dead."""
+    given = _core.option("JPP_PEER_TIMEOUT")
+    try:
+        seconds = float(given or 10)
+    except ValueError:
+        seconds = 0
+    if 0.001 <= seconds <= 10**6:
+        return seconds
+    raise make_error(
+        "invalid-argument",
+        f"JPP_PEER_TIMEOUT={given!r}: expected seconds, above 0 and at most 1000000",
+    )
 
 
 class Message:
@@ -48,6 +61,7 @@ class Message:
         self._workers, self.number, self.what = workers, number, what
         self._replies: list[Any] | None = replies  # Ray's references; None: all have come
         self._failure: Failure | None = None
+        self.answers: list[Any] = []  # when all have come
 
     def wait(self) -> None:
         """Until all workers have done it. Raises what failed."""
@@ -68,7 +82,8 @@ class Message:
         """Until all workers have said how it went."""
         replies = self._replies
         if replies is not None:
-            self._failure = self._workers.outcome(replies, self.what)
+            self.answers = self._workers.replies(replies, self.what)
+            self._failure = self._workers.first_failure(self.answers, self.what)
             self._replies = None
 
     def raise_if_known(self) -> None:
@@ -85,7 +100,7 @@ class Workers:
         self.broken: Failure | None = None
         # Arrays and plans that nobody has any more. Garbage collection adds to it at any time.
         self.dropped: collections.deque[int] = collections.deque()
-        self._cluster = cluster
+        self._cluster, self._timeout = cluster, _peer_timeout()
         self._lock = threading.RLock()  # of all that follows
         self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
         self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]
@@ -204,10 +219,9 @@ class Workers:
     def are_there(self, replies: list[Any]) -> bool:
         return self.broken is not None or self._cluster.are_there(replies)
 
-    def outcome(self, replies: list[Any], what: str) -> Failure | None:
-        """How a message went: of several failures the one that the others come from."""
-        found = self.replies(replies, what)
-        failures = [reply for reply in found if isinstance(reply, Failure)]
+    def first_failure(self, answers: list[Any], what: str) -> Failure | None:
+        """Of several failures the one that the others come from."""
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
         first = next((f for f in failures if f.code != "peer"), None)
         if failures and first is None:
             self._look_for_silence(what)  # of a process, which they could not reach
@@ -217,7 +231,7 @@ class Workers:
         """What the workers say. Breaks the mesh if one has died or does not answer."""
         while True:
             self.raise_if_broken()
-            found = self._cluster.get(asked, _PATIENCE)
+            found = self._cluster.get(asked, self._timeout * _PATIENCE)
             if found is None:
                 self._look_for_silence(what)
             elif isinstance(found, BaseException):
@@ -226,7 +240,7 @@ class Workers:
                 return found
 
     def _look_for_silence(self, what: str) -> None:
-        limit = min(_SILENCE, stall_timeout_ms() / 1000)
+        limit = self._timeout * (1 - _PATIENCE)
         pings = [self._cluster.ping(rank) for rank in range(self.ranks)]
         silent = self._cluster.missing(pings, limit)
         for rank, ping in enumerate(pings):
@@ -237,8 +251,8 @@ class Workers:
             self._end(
                 silent[0],
                 what,
-                f"the worker has not answered for {limit:g} s: it was stopped, hangs, or its "
-                "host can not be reached",
+                f"the worker has not answered for {self._timeout:g} s: it was stopped, hangs, "
+                "or its host can not be reached",
             )
 
     def _break(
@@ -484,21 +498,26 @@ class RemoteRuntime:
         """Each rank's times count from when its own worker began the step."""
         return [run for runs in self._ask("trace") for run in runs]
 
-    def costs(self, loop: int) -> list[tuple[float, ...]]:
-        """Of each stage: only the worker that has it has measured anything."""
-        of_workers = self._ask("costs", loop)
+    def measure(self, values: list[RemoteValue]) -> list[list[tuple[float, ...]]]:
+        """The costs of each loop's stages: a worker has measured those of its own."""
+        self.wait()
+        self._check(values)
+        numbers = [value.number for value in values]
+        message = self._workers.send("measuring", "measure", self._number, numbers)
+        message.wait()
+        loops = zip(*message.answers, strict=True)
         return [
-            tuple(sum(parts) for parts in zip(*stage, strict=True))
-            for stage in zip(*of_workers, strict=True)
+            [tuple(map(sum, zip(*stage, strict=True))) for stage in zip(*loop, strict=True)]
+            for loop in loops
         ]
 
     def trace_peaks(self) -> list[int]:
         return [peaks[rank] for rank, peaks in enumerate(self._ask("trace_peaks"))]
 
-    def trace_json(self) -> str:
+    def trace_json(self, steps: int) -> str:
         raise _no_picture("trace_json")
 
-    def trace_draw(self, columns: int, color: bool) -> str:
+    def trace_draw(self, columns: int, color: bool, steps: int) -> str:
         raise _no_picture("draw_trace")
 
 

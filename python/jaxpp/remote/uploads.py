@@ -37,7 +37,9 @@ def pack(uploads: Sequence[Upload]) -> list[Any]:
     """Arguments of a call; the first one says what the others are."""
     if not uploads:
         return []
-    table, found, room = [], [], _MOST_BYTES
+    table: list[tuple[Any, ...]] = []
+    found: list[Any] = []
+    room = _MOST_BYTES
     for number, plugin, dtype, shards in uploads:
         rows = []
         for shard in shards:

@@ -28,7 +28,7 @@ from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of, plugin_path
 from jaxpp.run.loading import FileCode
-from jaxpp.run.processes import name_ucx, stall_timeout_ms
+from jaxpp.run.processes import name_ucx
 
 __all__ = ["Failure", "Identity", "Worker", "versions"]
 
@@ -181,10 +181,7 @@ class Worker:
         program.executables = Compiler(plan, program.devices, code).compile_all()
         name_ucx()
         driver = _core.option("JPP_TRANSPORT") or "ucx"
-        stall = stall_timeout_ms()
-        program.network = _core.Network(
-            driver, self._rank, self._ranks, _own_address(), token, stall
-        )
+        program.network = _core.Network(driver, self._rank, self._ranks, _own_address(), token)
         self._programs[number] = program
         return program.network.address()
 
@@ -208,8 +205,8 @@ class Worker:
 
     # --- Messages ---
 
-    def act(self, message: bytes, *shards: Any) -> Failure | None:
-        """Does what a message says; returns when the step that it began, if any, is done."""
+    def act(self, message: bytes, *shards: Any) -> Any:
+        """Does what a message says; returns when what it began, such as a step, is done."""
         number, actions = json.loads(message)
         with self._turn:
             self._turn.wait_for(lambda: self._done == number - 1)
@@ -271,6 +268,23 @@ class Worker:
             return lambda: failure
         self._values.update(zip(results, made, strict=True))
         return program.finish
+
+    def _act_measure(self, number: int, arguments: list[int]) -> Callable[[], Any]:
+        """The costs of each loop's stages, of which the others' are zeros."""
+        program, runtime = self._programs[number], self._runtime(number)
+        values = [self._value(program, n) for n in arguments]
+
+        def measure() -> Any:
+            failure = next((v for v in values if isinstance(v, Failure)), None)
+            if failure is not None:
+                return failure
+            try:
+                loops = runtime.measure([v for v in values if isinstance(v, _core.Value)])
+            except JaxppError as error:
+                return Failure(error.code, str(error))
+            return [[tuple(stage) for stage in loop] for loop in loops]
+
+        return measure
 
     def _value(self, program: _Program, number: int) -> _core.Value | Failure:
         """Of an array that lies on other ranks only: one with no shard."""

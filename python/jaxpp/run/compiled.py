@@ -29,8 +29,6 @@ __all__ = ["CompiledStep"]
 
 _log = logging.getLogger("jaxpp")
 
-_MEASURED_RUNS = 4  # of a trial
-
 
 class _TracedCode:
     """Lowered by JAX."""
@@ -269,16 +267,8 @@ class CompiledStep:
         They are (forward, input gradient, weight gradient) in ms for a microbatch.
         """
         leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
-        self.run_leaves(leaves)
-        self.set_tracing()
-        assert isinstance(self._traced, Traced)
-        loops = range(len(self._traced.graph.loops))
-        costs = []
-        for _ in range(_MEASURED_RUNS):
-            self.run_leaves(leaves)
-            costs.append([self._runtime.costs(loop) for loop in loops])
-        means = [np.mean(runs, axis=0) for runs in zip(*costs, strict=True)]
-        return [[tuple(stage) for stage in loop.tolist()] for loop in means]
+        values = self._values_of(leaves) + self._constants
+        return [list(map(tuple, loop)) for loop in self._runtime.measure(values)]
 
     def argument_types(self) -> list[tuple[str, Any]]:
         """The name, and the shape and dtype, of each leaf of the arguments."""
@@ -321,13 +311,14 @@ class CompiledStep:
         self._tracing = enabled
         self._runtime.set_tracing(enabled)
 
-    def trace_json(self) -> str:
-        """The last traced call in Chrome's trace format, which Perfetto opens."""
-        return self._runtime.trace_json()
+    def trace_json(self, steps: int = 1) -> str:
+        """The last traced call in Chrome's trace format, which Perfetto opens; or the last
+        `steps` ones, at most as many as are in flight, so that it is seen how they overlap."""
+        return self._runtime.trace_json(steps)
 
-    def draw_trace(self, columns: int = 100, color: bool = False) -> str:
-        """The last traced call, a line a rank."""
-        return self._runtime.trace_draw(columns, color)
+    def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
+        """The same for a terminal, a line a rank."""
+        return self._runtime.trace_draw(columns, color, steps)
 
 
 class ProgramText:

@@ -16,36 +16,71 @@ import os
 import pathlib
 import secrets
 import socket
+import sys
+import threading
+import time
 
 import jax
 
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import coordination, coordination_address, coordination_process
+from jaxpp.jax_internals import (
+    coordination,
+    coordination_address,
+    coordination_process,
+    in_a_job,
+    leave_job_at_once,
+)
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Processes", "name_ucx", "processes_of", "stall_timeout_ms"]
+__all__ = ["Processes", "name_ucx", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
+_GOODBYE_S = 10
 _numbers = itertools.count()  # of the compiled steps, in all processes alike
 
 
-def _tell_others() -> None:
-    """At this process' end: nobody has to wait for it any longer."""
-    with contextlib.suppress(RuntimeError):  # no job, or its coordinator is gone
-        coordination().key_value_set_bytes(f"jaxpp/ended/{coordination_process()}", b"1")
+def _ended() -> set[str]:
+    """The keys of the processes that have come to their end."""
+    return {at for at, _ in coordination().key_value_dir_get_bytes("jaxpp/ended/")}
 
 
-atexit.register(_tell_others)
+def _leave() -> None:
+    """At this process' end: nobody has to wait for it any longer.
+
+    Nor does it wait for others in JAX's barrier, minutes long, once the job has failed: one
+    that stands still never comes there. Without the process that has the coordinator all
+    others are ended by JAX, so that one gives them a moment.
+    """
+    failed = _core.runtimes_close() or hasattr(sys, "last_value")
+    if not in_a_job():
+        return
+    goodbye = threading.Thread(target=_say_goodbye, args=(failed,), daemon=True)
+    goodbye.start()
+    goodbye.join(_GOODBYE_S if failed else None)
+    if failed:
+        leave_job_at_once()
+
+
+def _say_goodbye(failed: bool) -> None:
+    """Does not come back from a coordinator that can not be reached."""
+    with contextlib.suppress(RuntimeError, jax.errors.JaxRuntimeError):  # it is gone
+        me = coordination_process()
+        coordination().key_value_set_bytes(f"jaxpp/ended/{me}", b"1")
+        while failed and me == 0 and len(_ended()) < jax.process_count():
+            time.sleep(0.05)
+
+
+atexit.register(_leave)
 
 
 def _key_of(process: int, key: str) -> bytes:
     """What a process puts under the key, as soon as it has."""
     store = coordination()
     for _ in range(0, _TIMEOUT_MS, _POLL_MS):
-        ended = {at for at, _ in store.key_value_dir_get_bytes("jaxpp/ended/")}
+        ended = _ended()
         try:
             return bytes(store.blocking_key_value_get_bytes(key, _POLL_MS))
         except jax.errors.JaxRuntimeError as error:
@@ -110,8 +145,7 @@ class Processes:
         self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
         name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
-        token, stall = self._token(key), stall_timeout_ms()
-        network = _core.Network(driver, self.me, self.count, address, token, stall)
+        network = _core.Network(driver, self.me, self.count, address, self._token(key))
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
                 network.connect(process, bytes(found))
@@ -126,20 +160,6 @@ def name_ucx() -> None:
         library = pathlib.Path(folder) / "lib" / "libucp.so.0"
         if library.exists():
             os.environ.setdefault("JPP_UCX", str(library))
-
-
-def stall_timeout_ms() -> int:
-    given = _core.option("JPP_STALL_TIMEOUT")
-    try:
-        seconds = float(given or 600)
-    except ValueError:
-        seconds = 0
-    if 0.001 <= seconds <= 10**6:
-        return int(seconds * 1000)
-    raise make_error(
-        "invalid-argument",
-        f"JPP_STALL_TIMEOUT={given!r}: expected seconds, above 0 and at most 1000000",
-    )
 
 
 def _own_address() -> str:

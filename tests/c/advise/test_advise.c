@@ -125,6 +125,48 @@ static void test_searches_keep_their_limits(void** state) {
   plan_free(&planned);
 }
 
+// A schedule for each loop that has none; with them the step can be planned.
+static void test_placeholders_of_a_trial(void** state) {
+  (void)state;
+  char* text = graph_text("two_loops");
+  jpp_graph_t* graph = NULL;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
+  free(text);
+  assert_int_equal(graph->num_loops, 2);
+  jpp_schedule_t *made[2], *none[2];
+  ASSERT_OK(jpp_advise_placeholders(graph, graph->ranks, NULL, made));
+  jpp_loop_schedule_t loops[2] = {0};
+  for (uint32_t l = 0; l < 2; ++l) {
+    assert_int_equal(made[l]->microbatches, graph->loops[l].microbatches);
+    assert_int_equal(made[l]->ranks, graph->ranks);
+    loops[l].given = made[l];
+  }
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  jpp_planned_destroy(planned);
+
+  const jpp_schedule_t* given[2] = {made[0], NULL};
+  ASSERT_OK(jpp_advise_placeholders(graph, graph->ranks, given, none));
+  assert_null(none[0]);
+  assert_non_null(none[1]);
+  jpp_schedule_destroy(none[1]);
+  for (int64_t n = 0, failed = 1; failed; ++n) {
+    jpp_alloc_fail_after(n);
+    jpp_status_t* status = jpp_advise_placeholders(graph, graph->ranks, NULL, none);
+    jpp_alloc_fail_after(-1);
+    failed = status != NULL;
+    if (failed) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+    for (uint32_t l = 0; l < 2; ++l) {
+      assert_true(!failed || !none[l]);
+      jpp_schedule_destroy(none[l]);
+    }
+    jpp_status_free(status);
+  }
+  for (uint32_t l = 0; l < 2; ++l) jpp_schedule_destroy(made[l]);
+  jpp_graph_destroy(graph);
+}
+
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   char* text = graph_text("mlp2");
@@ -154,6 +196,7 @@ int main(void) {
       cmocka_unit_test(test_the_schedule_that_is_named_fits),
       cmocka_unit_test(test_limits_hold_for_the_peaks),
       cmocka_unit_test(test_searches_keep_their_limits),
+      cmocka_unit_test(test_placeholders_of_a_trial),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -102,6 +102,28 @@ static void test_costs_are_those_of_the_device(void** state) {
   }
 }
 
+static void test_costs_of_a_trial(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 2);
+  for (char* at; (at = strstr(text, " donated"));) memset(at, ' ', strlen(" donated"));
+  model_options_t options = {.schedule = "gpipe", .device_threads = 3, .latency_us = 500};
+  model_t* model = model_create(text, options);
+  free(text);
+  jpp_array_t* args[kOutputs];
+  uint32_t num_args = model->graph->num_args;
+  for (uint32_t a = 0; a < num_args; ++a) {
+    args[a] = model_array(model, a, 0, (float)a, 1.0f / 16);
+  }
+  jpp_cost_t costs[4] = {[3] = {.forward = -1}};
+  ASSERT_OK(jpp_runtime_measure(model->runtime, args, NULL, costs));
+  for (uint32_t s = 0; s < 3; ++s) {
+    assert_true(costs[s].forward > 0 && costs[s].backward + costs[s].weight > 0);
+  }
+  assert_true(costs[3].forward < 0);
+  for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
+  model_destroy(model);
+}
+
 // --- JSON -----------------------------------------------------------------------------
 
 static const char* text_at(const json_t* object, const char* key) {
@@ -138,7 +160,7 @@ static void test_json_has_every_run(void** state) {
   model_t* model = traced_model("1f1b");
   const jpp_trace_t* trace = jpp_runtime_last_trace(model->runtime);
   char* text = NULL;
-  ASSERT_OK(jpp_trace_to_json(trace, &text));
+  ASSERT_OK(jpp_trace_to_json(&trace, 1, &text));
   json_error_t error;
   json_t* root = json_loads(text, 0, &error);
   if (!root) fail_msg("line %d: %s", error.line, error.text);
@@ -199,7 +221,7 @@ static jpp_trace_t handmade_trace(void) {
 static void expect_picture(const char* golden, uint32_t columns, bool color) {
   jpp_trace_t trace = handmade_trace();
   char* text = NULL;
-  ASSERT_OK(jpp_trace_draw(&trace, columns, color, &text));
+  ASSERT_OK(jpp_trace_draw(&(const jpp_trace_t*){&trace}, 1, columns, color, &text));
   assert_golden(golden, text);
   jpp_text_free(text);
 }
@@ -215,7 +237,7 @@ static void test_json_of_a_handmade_trace(void** state) {
   (void)state;
   jpp_trace_t trace = handmade_trace();
   char* text = NULL;
-  ASSERT_OK(jpp_trace_to_json(&trace, &text));
+  ASSERT_OK(jpp_trace_to_json(&(const jpp_trace_t*){&trace}, 1, &text));
   assert_golden("runtime/trace.json", text);
   json_t* root = json_loads(text, 0, NULL);
   assert_non_null(root);
@@ -223,23 +245,80 @@ static void test_json_of_a_handmade_trace(void** state) {
   jpp_text_free(text);
 }
 
+// A rank begins its next step while others still drain this one.
+static void test_steps_that_overlap(void** state) {
+  (void)state;
+  model_t* model = traced_model("zb-h1");
+  jpp_array_t *args[kOutputs], *results[2][kOutputs];
+  uint32_t num_args = model->graph->num_args, num_results = model->graph->num_outputs;
+  for (uint32_t a = 0; a < num_args; ++a) {
+    args[a] = model_array(model, a, 0, (float)a, 1.0f / 16);
+  }
+  // The chain's new weights come first, in the order of the old ones.
+  for (int step = 0; step < 2; ++step) {
+    jpp_call_t call = {.args = args, .results = results[step]};
+    ASSERT_OK(jpp_runtime_call(model->runtime, &call));
+    for (uint32_t a = 0; a + 1 < num_args; ++a) {
+      jpp_array_release(args[a]);
+      args[a] = results[step][a];
+      results[step][a] = NULL;
+    }
+  }
+  ASSERT_OK(jpp_runtime_await(model->runtime, NULL));
+  const jpp_trace_t* traces[2] = {jpp_runtime_trace(model->runtime, 1),
+                                  jpp_runtime_trace(model->runtime, 0)};
+  assert_int_equal(traces[0]->step + 1, traces[1]->step);
+  int64_t offset = traces[1]->start - traces[0]->start;
+  assert_true(offset >= 0 && offset < traces[0]->length);
+  const jpp_trace_run_t* first = find_run(traces[1], "fwd_0", 0);
+  assert_true(offset + first->start < traces[0]->length);
+
+  char* text = NULL;
+  ASSERT_OK(jpp_trace_to_json(traces, 2, &text));
+  json_t* root = json_loads(text, 0, NULL);
+  const json_t* events = json_object_get(root, "traceEvents");
+  size_t index, runs = 0;
+  double last = 0;
+  const json_t* event;
+  json_array_foreach(events, index, event) {
+    if (strcmp(text_at(event, "ph"), "X") != 0) continue;
+    ++runs;
+    double start = json_real_value(json_object_get(event, "ts"));
+    last = start > last ? start : last;
+  }
+  assert_int_equal(runs, traces[0]->num_runs + traces[1]->num_runs);
+  assert_true(last * 1e3 > (double)offset);
+  json_decref(root);
+  jpp_text_free(text);
+  ASSERT_OK(jpp_trace_draw(traces, 2, 60, false, &text));
+  jpp_text_free(text);
+  for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
+  for (uint32_t o = num_args - 1; o < num_results; ++o) {
+    for (int step = 0; step < 2; ++step) jpp_array_release(results[step][o]);
+  }
+  model_destroy(model);
+}
+
 static void test_nothing_to_draw_is_refused(void** state) {
   (void)state;
   jpp_trace_t trace = handmade_trace();
+  const jpp_trace_t* of = &trace;
   char* text = NULL;
-  ASSERT_FAILS(jpp_trace_draw(&trace, 0, false, &text), JPP_INVALID_ARGUMENT, "1 column");
+  ASSERT_FAILS(jpp_trace_draw(&of, 1, 0, false, &text), JPP_INVALID_ARGUMENT, "1 column");
   trace.length = 0;
-  ASSERT_FAILS(jpp_trace_draw(&trace, 9, false, &text), JPP_INVALID_ARGUMENT, "found 9");
+  ASSERT_FAILS(jpp_trace_draw(&of, 1, 9, false, &text), JPP_INVALID_ARGUMENT, "found 9");
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_runs_follow_their_arguments),
       cmocka_unit_test(test_costs_are_those_of_the_device),
+      cmocka_unit_test(test_costs_of_a_trial),
       cmocka_unit_test(test_a_trace_stays_until_the_next_traced_step),
       cmocka_unit_test(test_json_has_every_run),
       cmocka_unit_test(test_pictures),
       cmocka_unit_test(test_json_of_a_handmade_trace),
+      cmocka_unit_test(test_steps_that_overlap),
       cmocka_unit_test(test_nothing_to_draw_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
 // The driver is the first argument.
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "pair.h"
 
@@ -248,6 +249,33 @@ static void test_a_peer_that_leaves_is_named(void** state) {
   assert_int_equal(pair.finished, 1);
 }
 
+// A peer that is there, and whose program is at a standstill, is not told from a machine
+// that hangs. Who looks away itself blames nobody.
+static void test_a_silent_peer_is_named(void** state) {
+  pair_t pair;
+  bool some;
+  pair_connect(&pair, *state, 400);
+  pair_open_channel(&pair, 1, 1, 16);
+  for (int times = 0; times < 3; ++times) {
+    int64_t until = jpp_clock_now_ms() + 700;
+    while (jpp_clock_now_ms() < until) pair_progress(&pair);
+    assert_null(jpp_transport_peer_status(pair.sender, 1));
+    nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL);
+  }
+  pair_progress(&pair);
+  jpp_status_t* status = NULL;
+  int64_t until = jpp_clock_now_ms() + 20000;
+  while (!status && jpp_clock_now_ms() < until) {
+    jpp_transport_progress(pair.sender, &some);
+    status = jpp_transport_peer_status(pair.sender, 1);
+  }
+  ASSERT_FAILS(status, JPP_PEER_ERROR, "nothing was heard of it for 0.4 s");
+  bool done = false;
+  ASSERT_FAILS(jpp_channel_try_send_bytes(pair.out, 2, NULL, 0, NULL, &done),
+               JPP_PEER_ERROR, "process 1 at 127.0.0.1");
+  pair_close(&pair);
+}
+
 static void* destroy_sender(void* user) {
   pair_t* pair = user;
   jpp_channel_close(pair->out);
@@ -347,6 +375,7 @@ static const struct CMUnitTest kTests[] = {
     cmocka_unit_test(test_reset_drops_what_is_under_way),
     cmocka_unit_test(test_abort_from_a_third_thread_ends_a_waiting_receiver),
     cmocka_unit_test(test_a_peer_that_leaves_is_named),
+    cmocka_unit_test(test_a_silent_peer_is_named),
     cmocka_unit_test(test_the_last_messages_of_a_peer_arrive),
     cmocka_unit_test(test_an_abort_before_the_channel_is_open_is_told),
     cmocka_unit_test(test_close_with_messages_under_way),

@@ -3,9 +3,9 @@
 #include <stdio.h>
 
 #include "base/alloc.h"
+#include "base/sha256.h"
 #include "pair.h"
 #include "transport/net_channel.h"
-#include "base/sha256.h"
 
 static void expect_hex(const uint8_t* bytes, const char* hex) {
   char text[2 * kJppSha256Size + 1];

@@ -1,9 +1,11 @@
-// Files that commands read.
+// Reads text files whole.
+#include "base/file.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "base/str.h"
 
 // More than any schedule, graph or trace has, and less than memory.
 enum { kMostBytes = 1 << 30 };
@@ -40,7 +42,7 @@ static void skip_byte_order_mark(char* text, size_t* length) {
   memmove(text, text + 3, *length + 1);
 }
 
-jpp_status_t* jpp_cli_read_file(const char* file, char** out_text, size_t* out_length) {
+jpp_status_t* jpp_file_read(const char* file, char** out_text, size_t* out_length) {
   *out_text = NULL;
   *out_length = 0;
   jpp_str_t text = {0};

@@ -1,0 +1,26 @@
+// Flight recorder: where every rank of a job was last, for when the job stands still or
+// has died.
+//
+// With JPP_FLIGHT=FOLDER every runtime keeps a file there, mapped to memory, in which it
+// notes each instruction as it is issued. Nothing has to be written when a process dies:
+// what it noted is in the file, also after SIGKILL. A note costs a clock's reading and
+// two stores.
+//
+// In: the folder, with the files of all processes; they may be copied there from several
+// hosts. Out: a text that lines them up. Per rank: the last instruction that it issued
+// and when, and the one that it has come to; if that is a transfer, whether the other
+// rank has done its part. At the end: who waits for whom, down to a rank that waits for
+// nobody.
+//
+// Threads: any thread.
+#ifndef JAXPP_FLIGHT_H_
+#define JAXPP_FLIGHT_H_
+
+#include "jaxpp/status.h"
+
+// Free *out_text with jpp_text_free(). JPP_INVALID_ARGUMENT for a folder that can not be
+// read or has no such file; JPP_PARSE_ERROR, with its name, for one that is damaged or of
+// another version.
+JPP_API jpp_status_t* jpp_flight_report(const char* folder, char** out_text) JPP_MUST_USE;
+
+#endif  // JAXPP_FLIGHT_H_

@@ -1,0 +1,73 @@
+// The file of a flight recorder: a head, a row for each rank of the process, the rows'
+// instructions and last notes, and texts. All of it is laid out when the file is made and
+// then only stored to, in memory that the kernel writes back, so the file of a process
+// that was killed is as good as any other.
+//
+// Numbers are as on the machine that wrote them, which kJppFlightMagic tells.
+#ifndef JPP_FLIGHT_FORMAT_H_
+#define JPP_FLIGHT_FORMAT_H_
+
+#include <stdint.h>
+
+#define kJppFlightMagic UINT64_C(0x3159414c46505001)
+
+enum { kJppFlightNotes = 64, kJppFlightHost = 64, kJppFlightFailure = 1000 };
+
+typedef struct jpp_flight_head {
+  uint64_t magic;
+  uint64_t size;     // of the file
+  int64_t realtime;  // nanoseconds to add to a time of this file for CLOCK_REALTIME
+  int64_t begun;     // times are CLOCK_MONOTONIC, nanoseconds
+  uint32_t process;  // of the job
+  uint32_t pid;
+  uint32_t runtime;   // the how-manieth of its process, from 0
+  uint32_t num_rows;  // ranks of this process
+  uint64_t texts_size;
+  char host[kJppFlightHost];  // NUL-ended
+  // What changes.
+  int64_t alive;                    // when the issuing thread last looked around
+  uint64_t submitted, finished;     // steps that were called, and that are done
+  int64_t ended;                    // when the runtime was destroyed; 0: not
+  int64_t failed;                   // when the job failed; 0: not
+  char failure[kJppFlightFailure];  // NUL-ended
+} jpp_flight_head_t;
+
+// What an instruction does, as far as another rank takes part in it.
+typedef enum jpp_flight_kind {
+  JPP_FLIGHT_LOCAL,
+  JPP_FLIGHT_SEND,
+  JPP_FLIGHT_RECV,
+} jpp_flight_kind_t;
+
+typedef struct jpp_flight_instr {
+  uint32_t kind;  // jpp_flight_kind_t
+  // SEND, RECV: the other rank, the channel between them and its slots, and what tells
+  // the message from others of a step; the same at both ends.
+  uint32_t peer;
+  uint32_t channel;
+  uint32_t slots;
+  uint64_t tag;
+  uint64_t text;  // offset among the texts
+} jpp_flight_instr_t;
+
+typedef struct jpp_flight_note {
+  int64_t time;
+  uint64_t step;
+  uint32_t instr;
+  uint32_t unused;
+} jpp_flight_note_t;
+
+// A rank. Note n lies in notes[n % kJppFlightNotes] and is whole once `count` > n.
+typedef struct jpp_flight_row {
+  uint32_t rank;
+  uint32_t num_instrs;
+  uint32_t first_instr;  // among those of all rows
+  uint32_t at;           // the next one; num_instrs: all are issued
+  uint64_t step;         // from 1; 0: none yet
+  uint64_t count;
+  jpp_flight_note_t notes[kJppFlightNotes];
+} jpp_flight_row_t;
+
+// Behind the head: rows, instructions, texts.
+
+#endif  // JPP_FLIGHT_FORMAT_H_

@@ -1,0 +1,78 @@
+// Says what the flight recorder needs to know of the ranks' instructions.
+#include "runtime/recorder.h"
+
+#include <string.h>
+
+#include "base/option.h"
+#include "runtime/failure.h"
+#include "runtime/state.h"
+
+static uint32_t peer_of(const jpp_actor_instr_t* instr) {
+  const jpp_plan_channel_t* channel = instr->link->plan;
+  return instr->kind == JPP_INSTR_SEND ? channel->dst : channel->src;
+}
+
+static jpp_flight_kind_t kind_of(const jpp_actor_instr_t* instr) {
+  if (!instr->link) return JPP_FLIGHT_LOCAL;
+  return instr->kind == JPP_INSTR_SEND ? JPP_FLIGHT_SEND : JPP_FLIGHT_RECV;
+}
+
+static jpp_status_t* describe_rank(const jpp_actor_t* actor, jpp_arena_t* arena,
+                                   jpp_str_t* texts, jpp_flight_rank_t* rank) {
+  jpp_flight_instr_t* instrs = NULL;
+  char text[kJppPlaceSize];
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, actor->num_instrs, &instrs));
+  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+    const jpp_actor_instr_t* instr = &actor->instrs[i];
+    instrs[i].kind = kind_of(instr);
+    instrs[i].text = texts->length;
+    if (instr->link) {
+      instrs[i].peer = peer_of(instr);
+      instrs[i].channel = (uint32_t)(instr->link - actor->runtime->links);
+      instrs[i].slots = instr->link->plan->slots;
+      instrs[i].tag = instr->tag;
+    }
+    jpp_failure_describe(actor, instr->source, text);
+    const char* behind_rank = strstr(text, ", ") + 2;
+    jpp_str_append_n(texts, behind_rank, strlen(behind_rank) + 1);
+  }
+  *rank = (jpp_flight_rank_t){
+      .rank = actor->program->rank, .num_instrs = actor->num_instrs, .instrs = instrs};
+  return NULL;
+}
+
+static jpp_status_t* record(jpp_runtime_t* runtime, const char* folder,
+                            jpp_arena_t* arena, jpp_str_t* texts) {
+  jpp_flight_rank_t* ranks = NULL;
+  uint32_t count = 0;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, runtime->plan->ranks, &ranks));
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    if (!jpp_runtime_has_rank(runtime, r)) continue;
+    JPP_RETURN_IF_ERROR(
+        describe_rank(&runtime->actors[r], arena, texts, &ranks[count++]));
+  }
+  size_t size = texts->length;
+  char* all = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(texts, &all));
+  jpp_status_t* status = jpp_flight_open(folder, runtime->process, ranks, count, all,
+                                         size, &runtime->flight);
+  jpp_free(all);
+  JPP_RETURN_IF_ERROR(status);
+  for (uint32_t r = 0, row = 0; r < runtime->plan->ranks; ++r) {
+    if (!jpp_runtime_has_rank(runtime, r)) continue;
+    runtime->actors[r].flight = &runtime->flight.rows[row++];
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_recorder_open(jpp_runtime_t* runtime) {
+  const char* folder = jpp_option_get(JPP_OPTION_FLIGHT);
+  if (!folder) return NULL;
+  jpp_arena_t arena;
+  jpp_str_t texts = {0};
+  jpp_arena_init(&arena);
+  jpp_status_t* status = record(runtime, folder, &arena, &texts);
+  jpp_str_deinit(&texts);
+  jpp_arena_deinit(&arena);
+  return status;
+}
