@@ -49,10 +49,13 @@ class Model:
             for i in range(self.layers)
         ]
 
-    def pipeline(self) -> Any:
+    def pipeline(self, mesh: jaxpp.MpmdMesh | None = None, **options: Any) -> Any:
         """(params, inputs, targets) -> (params, loss) on the mesh; donates the params."""
         return jaxpp.mpmd_jit_with_loop(
-            partial(_pipelined, self), mpmd_mesh=self.mesh(), donate_argnums=0
+            partial(_pipelined, self),
+            mpmd_mesh=mesh or self.mesh(),
+            donate_argnums=0,
+            **options,
         )
 
     def plain(self) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from generated import write_or_check
 # The modules that `jaxpp.api` takes its names from, as a reader meets them.
 CHAPTERS = {
     "jaxpp.mesh": "Meshes and shardings",
+    "jaxpp.remote.mesh": "Meshes of workers",
     "jaxpp.trace.marks": "Marking stages",
     "jaxpp.trace.loop": "The loop over microbatches",
     "jaxpp.operations": "How results of microbatches are combined",
@@ -133,7 +134,7 @@ def _class_head(node: ast.ClassDef, found: dict[str, ast.stmt]) -> str:
         + (f" = {ast.unparse(member.value)}" if member.value else "")
         for member in node.body
         if isinstance(member, ast.AnnAssign)
-        and not ast.unparse(member.annotation).startswith("ClassVar")
+        and "ClassVar" not in ast.unparse(member.annotation)
     ]
     if fields and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
         return f"{node.name}({', '.join(fields)})"

@@ -1,11 +1,12 @@
 """Every name that a step's author writes, as `jaxpp.api` has them."""
 
-from jaxpp.array import MpmdArray
+from jaxpp.array import ArrayRef, MpmdArray
 from jaxpp.by_yield import mpmd_jit_by_yield
 from jaxpp.errors import JaxppError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.plan.auto import Auto
+from jaxpp.remote.mesh import RemoteMpmdMesh
 from jaxpp.run.loading import load
 from jaxpp.run.reshard import mpmd_to_spmd_reshard, spmd_to_mpmd_reshard
 from jaxpp.run.times import collect_task_times_ms
@@ -39,6 +40,7 @@ from jaxpp.trace.marks import mark_stage_end, pipeline_enter_stage
 
 __all__ = [
     "Add",
+    "ArrayRef",
     "Auto",
     "BaseSchedule",
     "BreadthFirst",
@@ -59,6 +61,7 @@ __all__ = [
     "MpmdSharding",
     "NanError",
     "Operation",
+    "RemoteMpmdMesh",
     "Searched",
     "Std1F1B",
     "Task",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
 
 __all__ = [
+    "ArrayRef",
     "HandMadeValue",
     "MpmdArray",
     "MpmdShard",
@@ -31,6 +32,7 @@ __all__ = [
     "PartedValue",
     "Placement",
     "carrier_of",
+    "is_of_runtime",
     "physical_type",
     "to_host",
 ]
@@ -107,21 +109,14 @@ class Placement:
             shards = [host[index] if index else host for index in self.slices]
         return self._put(shards * len(self.local_ranks))
 
-    def put_made(self, value: HandMadeValue) -> _core.Value:
+    def put_made(self, value: HandMadeValue) -> Any:
         """The same for arrays of JAX's own that lie so already: each shard for itself."""
         arrays = [value.of_rank(rank) for rank in self.local_ranks]
         shards = [shard.data for array in arrays for shard in array.addressable_shards]
         return self._put([to_host(shard, self.dtype_name) for shard in shards])
 
-    def _put(self, shards: list[np.ndarray]) -> _core.Value:
-        return _core.Value.put(
-            self.devices.client,
-            self.local_ranks,
-            self.devices.per_rank,
-            self.device_indices,
-            shards,
-            self.dtype_name,
-        )
+    def _put(self, shards: list[np.ndarray]) -> Any:
+        return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
 
     @property
     def is_replicated(self) -> bool:
@@ -129,7 +124,7 @@ class Placement:
 
     def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, from one rank's shards."""
-        assert isinstance(value, _core.Value)
+        assert not isinstance(value, PartedValue)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.per_rank == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
@@ -283,6 +278,11 @@ class HandMadeValue:
 
     def is_ready(self) -> bool:
         return all(self.of_rank(rank).is_ready() for rank in self.arrays)
+
+
+def is_of_runtime(value: Any) -> bool:
+    """Whether the memory of an array is a value that a step takes as it is."""
+    return not isinstance(value, PartedValue | HandMadeValue)
 
 
 class HandMadePlacement:
@@ -779,3 +779,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             f"format of an MpmdArray as {spec!r}: expected a scalar, found shape {self.shape}; "
             "format its elements, x[0], or np.asarray(x)",
         )
+
+
+# What scripts of a remote mesh call the same.
+ArrayRef = MpmdArray

@@ -65,6 +65,7 @@ __all__ = [
     "is_ordered",
     "leave_job_at_once",
     "on_one_mesh",
+    "planning_devices",
     "is_tracing",
     "is_transposed",
     "is_unspecified",
@@ -316,6 +317,14 @@ def _replace_argument(
 _replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
 _replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
 _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
+
+
+# JAX 0.10.2, 0.11.2: xla_client.make_cpu_client and its num_devices.
+@functools.cache
+def planning_devices(count: int) -> list[Any]:
+    """CPU devices beside those that JAX uses: to trace and lower for, not to run on."""
+    return list(xla_client.make_cpu_client(num_devices=count).devices())
+
 
 # --- JAX's settings ---------------------------------------------------------------------
 

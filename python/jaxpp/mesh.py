@@ -41,6 +41,8 @@ class MpmdMesh:
     mpmd_axis_name: str
     # Those that were entered with `with` and not left, the innermost last.
     mesh_stack: ClassVar[list[MpmdMesh]] = []
+    # The processes that have the devices, of a mesh that stands for theirs.
+    workers: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.jax_mesh, Mesh):

@@ -6,7 +6,7 @@ import pathlib
 import jaxpp.api
 
 ROOT = pathlib.Path(jaxpp.api.__file__).parent
-FOLDERS = ["trace", "plan", "run"]
+FOLDERS = ["trace", "plan", "run", "remote"]
 # In the package itself: what all folders use, and behind them what users call.
 FIRST = {"array", "errors", "jax_internals", "mesh", "operations", "schedules"}
 LAST = {"__init__", "api", "by_yield", "step"}

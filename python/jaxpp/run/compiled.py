@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import HandMadeValue, MpmdArray, PartedPlacement, PartedValue, Placement
+from jaxpp.array import (
+    HandMadeValue,
+    MpmdArray,
+    PartedPlacement,
+    PartedValue,
+    Placement,
+    is_of_runtime,
+)
 from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
-from jaxpp.run.compilation_cache import folder
+from jaxpp.run.compiling import Code, explain
 from jaxpp.run.devices import Devices
-from jaxpp.run.handlers import has_callbacks
-from jaxpp.run.lowering import LoweredTask, TaskLowerer
-from jaxpp.run.saving import Lying, TaskModules, save_step
+from jaxpp.run.lowering import TaskLowerer
+from jaxpp.run.saving import Lying, save_step
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import Bounds
@@ -30,22 +35,6 @@ from jaxpp.trace.stacked import Bounds
 __all__ = ["CompiledStep"]
 
 _log = logging.getLogger("jaxpp")
-
-
-def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
-    """The error with `what` it was about and, out of memory, what the plan says of that."""
-    text = str(error)
-    if error.code == "out-of-memory":
-        text = plan.explain_memory(rank, text)
-    return make_error(error.code, f"rank {rank}, {what}: {text}")
-
-
-class Code(Protocol):
-    """The StableHLO of a plan's tasks, and how to compile all of it."""
-
-    compile_options: bytes
-
-    def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
 
 
 class _TracedCode:
@@ -59,87 +48,6 @@ class _TracedCode:
         self.compile_options = serialized_compile_options(
             devices.per_rank, options.compiler_options
         )
-
-
-class _Compiler:
-    """Compiles the tasks of a plan, each distinct one once, in parallel."""
-
-    def __init__(self, planned: Planned, devices: Devices, code: Code) -> None:
-        self.planned = planned
-        self.devices = devices
-        self.code = code
-        self.cache_folder = folder()
-        self.made = TaskModules(code.compile_options)
-        self.all_written = True  # to that folder; by any of the pool's threads
-        self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
-
-    def _submit(
-        self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
-    ) -> concurrent.futures.Future[_core.Executable] | None:
-        if not task.ops or not self.devices.has_rank(task.rank):
-            self.made.add(task, None)
-            return None
-        lowered = self.code.lower(task, donations)
-        self.made.add(task, lowered)
-        if lowered.callbacks and not has_callbacks(self.devices.client):
-            raise make_error(
-                "unsupported",
-                f"task {task.name} calls back into Python (jax.debug.print, a callback), which "
-                f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
-                "CPU plugin of PJRT API 0.115 or later, or remove the callback",
-            )
-        portable = self.devices.per_rank == 1
-        key = (lowered.code, None if portable else task.rank)
-        if key not in self.futures:
-            rank = None if portable else task.rank
-            self.futures[key] = pool.submit(self._compile, lowered, rank)
-        return self.futures[key]
-
-    def _compile(self, lowered: LoweredTask, rank: int | None) -> _core.Executable:
-        """For the devices of a rank, or for each one device."""
-        # The code of a callback names an address of this process.
-        folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
-        options = self.code.compile_options
-        devices = [] if rank is None else self.devices.indices[rank]
-        # Without locations: a line added above a step does not compile it again.
-        identity = lowered.text().encode(errors="surrogatepass") if folder else b""
-        compile_ = self.devices.client.compile
-        compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, identity)
-        if not compiled.written:
-            self.all_written = False
-        return compiled.executable
-
-    def _result(
-        self, task: _core.StagedTask, future: concurrent.futures.Future[_core.Executable]
-    ) -> _core.Executable:
-        try:
-            return future.result()
-        except JaxppError as error:
-            raise explain(error, self.planned.plan, task.rank, f"task {task.name}") from None
-
-    def compile_all(self) -> list[_core.Executable | None]:
-        tasks = self.planned.staged.tasks()
-        donations = self.planned.plan.donations()
-        pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
-        try:
-            found = [
-                self._submit(pool, task, row)
-                for task, row in zip(tasks, donations, strict=True)
-            ]
-            executables = [
-                None if future is None else self._result(task, future)
-                for task, future in zip(tasks, found, strict=True)
-            ]
-        finally:
-            # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
-            pool.shutdown(wait=False, cancel_futures=True)
-        if not self.all_written:
-            warn(
-                f"compilation cache {self.cache_folder}: compiled tasks could not be written "
-                "there and are not kept; expected a folder with space that this process may "
-                "write to (jax_compilation_cache_dir)"
-            )
-        return executables
 
 
 class CompiledStep:
@@ -161,21 +69,8 @@ class CompiledStep:
         if code is None:
             assert isinstance(traced, Traced)
             code = _TracedCode(traced, devices, options)
-        compiler = _Compiler(traced, devices, code)
-        self._executables = compiler.compile_all()
-        self._modules = compiler.made
-        flat_devices = [d for row in devices.indices for d in row]
-        self._runtime = _core.Runtime(
-            devices.client,
-            traced.plan,
-            devices.per_rank,
-            flat_devices,
-            self._executables,
-            devices.per_rank == 1,
-            self._in_flight,
-            _core.option("JPP_BENCHMARK") is not None,
-            devices.processes.rank_process if devices.processes else None,
-            self._network(options),
+        self._runtime, self._modules = devices.start(
+            traced, code, self._in_flight, self._identity(options)
         )
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
@@ -189,14 +84,14 @@ class CompiledStep:
             self._upload(placement, const, f"constant {k} that the step closes over")
             for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
+        devices.flush()
         _dump(traced, code)
 
-    def _network(self, options: Options) -> _core.Network | None:
-        if self._devices.processes is None:
-            return None
+    def _identity(self, options: Options) -> dict[str, str]:
+        """What must be the same in all processes."""
         traced = self._traced
         arguments = zip(traced.arg_names, traced.in_avals, strict=True)
-        what = {
+        return {
             "version of JAX": jax.__version__,
             "number of arguments": str(len(traced.in_avals)),
             **{f"argument {name}": str(aval) for name, aval in arguments},
@@ -206,8 +101,6 @@ class CompiledStep:
             },
             "steps_in_flight": str(options.steps_in_flight),
         }
-        driver = _core.option("JPP_TRANSPORT") or "ucx"
-        return self._devices.processes.connect(driver, what)
 
     def _steps_in_flight(self, options: Options) -> int:
         wanted, limits = options.steps_in_flight, options.memory_limits
@@ -326,7 +219,7 @@ class CompiledStep:
         for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
             if type(leaf) is not MpmdArray or not self._traced.donated[first]:
                 continue
-            if isinstance(placement, PartedPlacement) or type(leaf._value) is not _core.Value:
+            if isinstance(placement, PartedPlacement) or not is_of_runtime(leaf._value):
                 leaf.delete()
 
     def _take_over(self, leaf: MpmdArray, name: str) -> None:
@@ -349,13 +242,14 @@ class CompiledStep:
             self._take_over(leaf, f"argument {name}")
         given = leaf._placement
         there = leaf._value
-        if type(there) is not _core.Value:
+        if not is_of_runtime(there):
             return self._upload(placement, leaf, f"argument {name}")
         one_device = self._devices.per_rank == 1
         same_devices = given.devices is self._devices or (
             given.devices.layout == self._devices.layout
         )
-        if same_devices and (one_device or given.spec == placement.spec):
+        can_move = self._devices.can_move or {*placement.ranks} <= {*given.ranks}
+        if same_devices and can_move and (one_device or given.spec == placement.spec):
             return there
         value = self._upload(placement, leaf, f"argument {name}")
         value.stands_for(there)
@@ -379,7 +273,7 @@ class CompiledStep:
             note_step(self._runtime.trace())
             self._runtime.set_tracing(self._tracing)
         if self._by_parts or any(
-            type(leaf) is MpmdArray and type(leaf._value) is not _core.Value for leaf in leaves
+            type(leaf) is MpmdArray and not is_of_runtime(leaf._value) for leaf in leaves
         ):
             self._drop_donated(leaves)
         return self._traced.out_tree.unflatten(self._arrays_of(results))

@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 
 from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.mesh import MpmdMesh
+from jaxpp.plan.planning import Planned
+from jaxpp.run.compiling import Code, Compiler
 from jaxpp.run.handlers import register_handlers
 from jaxpp.run.processes import processes_of
+from jaxpp.run.saving import TaskModules
 
-__all__ = ["Devices", "devices_for"]
+__all__ = ["Devices", "LocalDevices", "client_of", "devices_for", "plugin_path"]
 
 
 class Devices:
-    """A client and the devices of each rank of a mesh, as the client numbers them.
+    """The devices of each rank of a mesh, and what arrays and steps ask of them.
 
     A rank of another process has none here: its indices are 0.
+
+    Args:
+      platform, version: of the plugin.
+      ids: of each rank's devices.
+      indices: the same as the client numbers them.
+      processes: those that share the ranks; None: this one has all.
     """
 
-    def __init__(self, client: _core.Client, mesh: MpmdMesh) -> None:
-        self.client = client
-        register_handlers(client)
-        info = client.info()
-        self.platform, self.version, self.found = info.platform, info.version, info.devices
-        by_id = {device.id: index for index, device in enumerate(self.found)}
-        self.processes = processes_of(mesh)
-        self.local_ranks = [r for r in range(mesh.mpmd_dim) if self.has_rank(r)]
-        self.ids = [
-            [_local_id(d) if self.has_rank(r) else 0 for d in mesh.devices_of(r)]
-            for r in range(mesh.mpmd_dim)
-        ]
-        missing = sorted({i for r in self.local_ranks for i in self.ids[r]} - by_id.keys())
-        if missing:
-            raise make_error(
-                "devices",
-                f"not enough devices: the mesh expects the devices "
-                f"{sorted(i for r in self.local_ranks for i in self.ids[r])}, found "
-                f"{len(self.found)} in the plugin ({self.platform}), without {missing}; use a "
-                "smaller mesh or a plugin with more devices",
-            )
-        self.indices = [[by_id[i] for i in ids] for ids in self.ids]
+    # Whether a step brings an argument from one rank to another that needs it.
+    can_move = True
+
+    def __init__(
+        self,
+        platform: str,
+        version: str,
+        ids: list[list[int]],
+        indices: list[list[int]],
+        processes: RankOwner | None,
+    ) -> None:
+        self.platform, self.version = platform, version
+        self.ids, self.indices, self.processes = ids, indices, processes
 
     def has_rank(self, rank: int) -> bool:
         """Whether the rank is this process'."""
@@ -55,15 +56,111 @@ class Devices:
         """How many devices a rank has."""
         return len(self.indices[0])
 
-    @functools.cached_property
+    @property
     def layout(self) -> tuple[Any, ...]:
         """Equal for meshes whose ranks are the same devices of the same client."""
+        raise NotImplementedError
+
+    def put(
+        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
+    ) -> Any:
+        """The memory of an array whose shards, one a device, are uploaded to some ranks."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Sends what `put` was given and has kept until a step takes it along."""
+
+    def start(
+        self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
+    ) -> tuple[Any, TaskModules]:
+        """What runs a plan, and what its tasks were compiled from."""
+        raise NotImplementedError
+
+
+class RankOwner(Protocol):
+    """The processes that share the ranks of a mesh."""
+
+    rank_process: list[int]
+
+    def has_rank(self, rank: int) -> bool: ...
+
+    def connect(self, driver: str, what: dict[str, str]) -> _core.Network: ...
+
+
+class LocalDevices(Devices):
+    """Those of a client in this process."""
+
+    def __init__(
+        self, client: _core.Client, ids: list[list[int]], processes: RankOwner | None
+    ) -> None:
+        self.client = client
+        register_handlers(client)
+        info = client.info()
+        by_id = {device.id: index for index, device in enumerate(info.devices)}
+        owned = [processes is None or processes.has_rank(r) for r in range(len(ids))]
+        wanted = {i for row, own in zip(ids, owned, strict=True) if own for i in row}
+        missing = sorted(wanted - by_id.keys())
+        if missing:
+            raise make_error(
+                "devices",
+                f"not enough devices: the mesh expects the devices {sorted(wanted)}, "
+                f"found {len(info.devices)} in the plugin ({info.platform}), without "
+                f"{missing}; use a smaller mesh or a plugin with more devices",
+            )
+        indices = [
+            [by_id[i] if own else 0 for i in row] for row, own in zip(ids, owned, strict=True)
+        ]
+        super().__init__(info.platform, info.version, ids, indices, processes)
+
+    @functools.cached_property
+    def layout(self) -> tuple[Any, ...]:
         return (id(self.client), tuple(map(tuple, self.indices)))
+
+    def put(
+        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
+    ) -> _core.Value:
+        return _core.Value.put(self.client, ranks, self.per_rank, indices, shards, dtype)
+
+    def start(
+        self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
+    ) -> tuple[_core.Runtime, TaskModules]:
+        compiler = Compiler(planned.plan, self, code)
+        executables = compiler.compile_all()
+        network = None
+        if self.processes is not None:
+            network = self.processes.connect(_core.option("JPP_TRANSPORT") or "ucx", identity)
+        return self.run(planned.plan, executables, in_flight, network), compiler.made
+
+    def run(
+        self,
+        plan: _core.Plan,
+        executables: list[_core.Executable | None],
+        in_flight: int,
+        network: _core.Network | None,
+    ) -> _core.Runtime:
+        """What runs a plan with its tasks compiled."""
+        return _core.Runtime(
+            self.client,
+            plan,
+            self.per_rank,
+            [d for row in self.indices for d in row],
+            executables,
+            self.per_rank == 1,
+            in_flight,
+            _core.option("JPP_BENCHMARK") is not None,
+            self.processes.rank_process if self.processes else None,
+            network,
+        )
 
 
 def _local_id(device: jax.Device) -> int:
     """The number of one of this process' devices, as a client of its own gives it."""
     return device.id if jax.process_count() == 1 else device.local_hardware_id
+
+
+def plugin_path(given: str | None) -> str:
+    """The plugin that was asked for by argument, by JPP_PLUGIN, or the default one."""
+    return given or _core.option("JPP_PLUGIN") or _default_plugin()
 
 
 def _default_plugin() -> str:
@@ -79,7 +176,8 @@ def _default_plugin() -> str:
 
 
 @functools.cache
-def _client(plugin: str, cpu_devices: int) -> _core.Client:
+def client_of(plugin: str, cpu_devices: int) -> _core.Client:
+    """A plugin's client, made once; `cpu_devices`: how many a CPU plugin is to have, else 0."""
     options = {"cpu_device_count": cpu_devices} if cpu_devices else {}
     # The plugin's own log; its errors come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -93,13 +191,23 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
       JaxppError: the plugin is missing, is none or is too old ("plugin"); it has too few
         devices ("devices").
     """
-    path = plugin or _core.option("JPP_PLUGIN") or _default_plugin()
+    if mesh.workers is not None:
+        return mesh.workers.devices(plugin)
+    path = plugin_path(plugin)
     local = [_local_id(d) for d in mesh.jax_mesh.local_devices]
     on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
-    return _devices(_client(path, cpu_devices), mesh)
+    return _devices(client_of(path, cpu_devices), mesh)
 
 
 @functools.cache
 def _devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
-    return Devices(client, mesh)
+    processes = processes_of(mesh)
+    ids = [
+        [
+            _local_id(device) if processes is None or processes.has_rank(rank) else 0
+            for device in mesh.devices_of(rank)
+        ]
+        for rank in range(mesh.mpmd_dim)
+    ]
+    return LocalDevices(client, ids, processes)

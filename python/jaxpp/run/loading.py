@@ -31,13 +31,13 @@ from jaxpp.trace.call import (
     struct_key,
 )
 
-__all__ = ["LoadedStep", "load"]
+__all__ = ["FileCode", "LoadedStep", "load"]
 
 
 # --- What is in the file ----------------------------------------------------------------
 
 
-class _Code:
+class FileCode:
     """The modules of a file, by task."""
 
     def __init__(self, contents: _core.PlanFileContents, staged: _core.Staged) -> None:
@@ -335,5 +335,5 @@ def load(
         memory_limits=None,
         steps_in_flight=front["steps_in_flight"],
     )
-    code = _Code(contents, planned.staged)
+    code = FileCode(contents, planned.staged)
     return LoadedStep(name, planned, CompiledStep(planned, devices, options, code))

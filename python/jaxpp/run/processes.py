@@ -34,7 +34,7 @@ from jaxpp.jax_internals import (
 )
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Processes", "processes_of"]
+__all__ = ["Processes", "name_ucx", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
@@ -143,7 +143,7 @@ class Processes:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
-        _name_ucx()
+        name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
         network = _core.Network(driver, self.me, self.count, address, self._token(key))
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
@@ -153,7 +153,7 @@ class Processes:
         return network
 
 
-def _name_ucx() -> None:
+def name_ucx() -> None:
     """JPP_UCX where the library of the package libucx-cu13 or -cu12 is, if nobody set it."""
     spec = importlib.util.find_spec("libucx")
     for folder in spec.submodule_search_locations or () if spec else ():

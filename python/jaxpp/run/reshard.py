@@ -60,7 +60,9 @@ def spmd_to_mpmd_reshard(
 
     leaves, tree = jax.tree.flatten(arrays)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")
-    return tree.unflatten(map(put, leaves, found))
+    placed = list(map(put, leaves, found))
+    devices.flush()
+    return tree.unflatten(placed)
 
 
 def mpmd_to_spmd_reshard(

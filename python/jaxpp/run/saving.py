@@ -21,11 +21,11 @@ from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import key_implementation
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
-from jaxpp.run.devices import Devices
 from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
 from jaxpp.trace.stacked import Bounds
 
 if TYPE_CHECKING:
+    from jaxpp.run.devices import Devices
     from jaxpp.run.lowering import LoweredTask
 
 __all__ = ["Lying", "TaskModules", "save_step"]

@@ -1,0 +1,529 @@
+"""The controller's side of a mesh of workers: it sends them messages and hears how they fare.
+
+A message is one Ray call a worker. It holds what the worker is to do, in order: take shards of
+arrays, delete arrays, begin a step; the call returns when that step is done. What has been
+gathered waits for the next step and goes with it, so that a step costs one message a worker.
+
+Whoever waits for a message looks after the workers meanwhile. One that has died, or does not
+answer, breaks the mesh: the others are ended as well, and everything raises the same error
+from then on.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+import secrets
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpp import _core
+from jaxpp.errors import JaxppError, make_error
+from jaxpp.plan.planning import Planned
+from jaxpp.remote.cluster import MOST_MESSAGES, Cluster
+from jaxpp.remote.uploads import Upload
+from jaxpp.remote.value import RemoteValue
+from jaxpp.remote.worker import Failure
+from jaxpp.run.compiling import Code
+from jaxpp.run.devices import Devices
+from jaxpp.run.saving import TaskModules
+
+__all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
+
+_PATIENCE = 0.2  # of the time after which a worker counts as dead: then it is asked
+_AHEAD = 2  # messages beyond the steps in flight, so that workers need not wait for them
+_GRACE = 2  # seconds for the others to tell what they saw, when one has died
+
+
+def _peer_timeout() -> float:
+    """Seconds after which a worker that does not answer counts as dead."""
+    given = _core.option("JPP_PEER_TIMEOUT")
+    try:
+        seconds = float(given or 10)
+    except ValueError:
+        seconds = 0
+    if 0.001 <= seconds <= 10**6:
+        return seconds
+    raise make_error(
+        "invalid-argument",
+        f"JPP_PEER_TIMEOUT={given!r}: expected seconds, above 0 and at most 1000000",
+    )
+
+
+class Message:
+    """What all workers were told at once, until they have done it."""
+
+    def __init__(self, workers: Workers, number: int, replies: list[Any], what: str) -> None:
+        self._workers, self.number, self.what = workers, number, what
+        self._replies: list[Any] | None = replies  # Ray's references; None: all have come
+        self._failure: Failure | None = None
+        self.answers: list[Any] = []  # when all have come
+
+    def wait(self) -> None:
+        """Until all workers have done it. Raises what failed."""
+        self.settle()
+        if self._failure is not None:
+            raise make_error(*self._failure)
+
+    def is_done(self) -> bool:
+        replies = self._replies
+        return replies is None or self._workers.are_there(replies)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known to have failed."""
+        return self._failure is not None or self._workers.broken is not None
+
+    def settle(self) -> None:
+        """Until all workers have said how it went."""
+        replies = self._replies
+        if replies is not None:
+            self.answers = self._workers.replies(replies, self.what)
+            self._failure = self._workers.first_failure(self.answers, self.what)
+            self._replies = None
+
+    def raise_if_known(self) -> None:
+        """What failed, if that is known already."""
+        if self._failure is not None:
+            raise make_error(*self._failure)
+
+
+class Workers:
+    """The workers of a mesh, one a rank."""
+
+    def __init__(self, cluster: Cluster, ranks: int, per_rank: int) -> None:
+        self.ranks, self.per_rank = ranks, per_rank
+        self.broken: Failure | None = None
+        # Arrays and plans that nobody has any more. Garbage collection adds to it at any time.
+        self.dropped: collections.deque[int] = collections.deque()
+        self._cluster, self._timeout = cluster, _peer_timeout()
+        self._lock = threading.RLock()  # of all that follows
+        self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
+        self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]
+        self._sent = 0  # messages
+        self._uploaded: list[weakref.ref[RemoteValue]] = []  # which go with the next message
+        self._numbers = 0  # that arrays and plans have
+        self._under_way: collections.deque[Message] = collections.deque()
+        self._devices: dict[str | None, RemoteDevices] = {}
+
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        """The host and the process id of each."""
+        return [(worker.host, worker.process) for worker in self._cluster.identities]
+
+    def shutdown(self) -> None:
+        """Ends the workers. Arrays and steps of the mesh are of no use afterwards."""
+        if self.broken is None:
+            self.broken = Failure("mesh", "the workers of this mesh were shut down")
+        self._cluster.end()
+
+    def devices(self, plugin: str | None) -> RemoteDevices:
+        """The workers' devices, of a plugin that each of them opens."""
+        if plugin not in self._devices:
+            found = self.call("open", "the plugin", *[(plugin,)] * self.ranks)
+            self._devices[plugin] = RemoteDevices(self, plugin, *found[0])
+        return self._devices[plugin]
+
+    def numbers(self, count: int) -> int:
+        """The first of so many new numbers."""
+        with self._lock:
+            first = self._numbers + 1
+            self._numbers += count
+            return first
+
+    # --- Messages ---
+
+    def gather(self, *action: Any) -> None:
+        """For the next message."""
+        with self._lock:
+            self._gathered.append(action)
+
+    def upload(self, value: RemoteValue, by_rank: dict[int, Upload]) -> None:
+        """With the next message."""
+        with self._lock:
+            self._uploaded.append(weakref.ref(value))
+            for rank, upload in by_rank.items():
+                self._uploads[rank].append(upload)
+
+    def send(self, what: str, *action: Any) -> Message:
+        """All that was gathered and, last, the action, which is for all ranks."""
+        self.raise_if_broken()
+        with self._lock:
+            dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            first = [("delete", dropped)] if dropped else []
+            actions = [*first, *self._gathered, *([action] if action else [])]
+            uploads = self._uploads
+            self._gathered, self._uploads = [], [[] for _ in range(self.ranks)]
+            self._sent += 1
+            replies = self._cluster.act(json.dumps((self._sent, actions)).encode(), uploads)
+            message = Message(self, self._sent, replies, what)
+            for reference in self._uploaded:
+                value = reference()
+                if value is not None:
+                    value.maker = message
+            self._uploaded = []
+            self._under_way.append(message)
+            if len(self._under_way) == MOST_MESSAGES:
+                self._under_way.popleft().settle()
+        return message
+
+    def flush(self) -> None:
+        """Sends what was gathered, if anything was."""
+        with self._lock:
+            if self._gathered or self._uploaded:
+                self.send("an upload")
+
+    def message_of(self, value: RemoteValue) -> Message:
+        """The message that makes the array."""
+        if value.maker is None:
+            self.flush()
+        assert value.maker is not None
+        return value.maker
+
+    def delete(self, number: int) -> None:
+        """An array, now."""
+        if self.broken is None:
+            self.gather("delete", [number])
+            self.flush()
+
+    def read(self, value: RemoteValue, rank: int, device: int, size: int) -> Any:
+        """The bytes of a shard."""
+        message = self.message_of(value)
+        self.raise_if_broken()
+        arguments = (message.number, value.number, device, size)
+        reply = self._cluster.ask(rank, "read", *arguments)
+        (found,) = self.replies([reply], message.what, rank)
+        if isinstance(found, Failure):
+            message.wait()  # which knows better what came first
+            raise make_error(*found)
+        return found
+
+    # --- Replies ---
+
+    def call(self, method: str, what: str, *arguments: tuple[Any, ...]) -> list[Any]:
+        """What each worker gives for its arguments."""
+        self.raise_if_broken()
+        self.flush()
+        asked = [self._cluster.ask(r, method, *a) for r, a in enumerate(arguments)]
+        found = self.replies(asked, what)
+        for rank, reply in enumerate(found):
+            if isinstance(reply, Failure):
+                text = f"{self._cluster.name(rank)}, {what}: {reply.text}"
+                raise make_error(reply.code, text)
+        return found
+
+    def are_there(self, replies: list[Any]) -> bool:
+        return self.broken is not None or self._cluster.are_there(replies)
+
+    def first_failure(self, answers: list[Any], what: str) -> Failure | None:
+        """Of several failures the one that the others come from."""
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        first = next((f for f in failures if f.code != "peer"), None)
+        if failures and first is None:
+            self._look_for_silence(what)  # of a process, which they could not reach
+        return first or (failures[0] if failures else None)
+
+    def replies(self, asked: list[Any], what: str, first_rank: int = 0) -> list[Any]:
+        """What the workers say. Breaks the mesh if one has died or does not answer."""
+        while True:
+            self.raise_if_broken()
+            found = self._cluster.get(asked, self._timeout * _PATIENCE)
+            if found is None:
+                self._look_for_silence(what)
+            elif isinstance(found, BaseException):
+                self._break(asked, what, first_rank, found)
+            else:
+                return found
+
+    def _look_for_silence(self, what: str) -> None:
+        limit = self._timeout * (1 - _PATIENCE)
+        pings = [self._cluster.ping(rank) for rank in range(self.ranks)]
+        silent = self._cluster.missing(pings, limit)
+        for rank, ping in enumerate(pings):
+            died = None if rank in silent else self._cluster.death(ping)
+            if died is not None:
+                self._end(rank, what, died)
+        if silent:
+            self._end(
+                silent[0],
+                what,
+                f"the worker has not answered for {self._timeout:g} s: it was stopped, hangs, "
+                "or its host can not be reached",
+            )
+
+    def _break(
+        self, asked: list[Any], what: str, first_rank: int, error: BaseException
+    ) -> None:
+        self._cluster.missing(asked, _GRACE)
+        deaths = [self._cluster.death(reply) for reply in asked]
+        known = [(i, death) for i, death in enumerate(deaths) if death is not None]
+        number, text = known[0] if known else (0, str(error))
+        self._end(first_rank + number, what, text)
+
+    def _end(self, rank: int, what: str, text: str) -> None:
+        """Of the mesh."""
+        self.broken = Failure(
+            "peer",
+            f"{self._cluster.name(rank)}, {what}: {text}. All workers of the mesh are ended; "
+            "make the mesh again and go on from a checkpoint",
+        )
+        self._cluster.end()
+        self.raise_if_broken()
+
+    def raise_if_broken(self) -> None:
+        if self.broken is not None:
+            raise make_error(*self.broken)
+
+
+class RemoteDevices(Devices):
+    """The devices of workers."""
+
+    can_move = False
+
+    def __init__(
+        self, workers: Workers, plugin: str | None, platform: str, version: str
+    ) -> None:
+        ids = [
+            list(range(rank * workers.per_rank, (rank + 1) * workers.per_rank))
+            for rank in range(workers.ranks)
+        ]
+        super().__init__(platform, version, ids, ids, None)
+        self._workers, self._plugin = workers, plugin
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return (id(self),)
+
+    def put(
+        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
+    ) -> RemoteValue:
+        workers, per_rank = self._workers, self.per_rank
+        workers.raise_if_broken()
+        value = RemoteValue(workers, workers.numbers(1), tuple(ranks), None)
+        by_rank = {
+            rank: Upload(
+                value.number, self._plugin, dtype, shards[i * per_rank : (i + 1) * per_rank]
+            )
+            for i, rank in enumerate(ranks)
+        }
+        workers.upload(value, by_rank)
+        return value
+
+    def flush(self) -> None:
+        self._workers.flush()
+
+    def start(
+        self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
+    ) -> tuple[RemoteRuntime, TaskModules]:
+        modules = _lowered(planned.plan, code)
+        file = self._planfile(planned.plan, modules)
+        return RemoteRuntime(self._workers, self._plugin, planned, file, in_flight), modules
+
+    def _planfile(self, plan: _core.Plan, modules: TaskModules) -> bytes:
+        """Without constants, which go to the workers as other arrays do."""
+        with tempfile.TemporaryDirectory(prefix="jaxpp-") as folder:
+            path = pathlib.Path(folder) / "plan"
+            plan.save(
+                path,
+                self.platform,
+                self.per_rank,
+                [device for ids in self.ids for device in ids],
+                1,
+                modules.compile_options,
+                list(modules.modules),
+                modules.of_task,
+                None,
+                [],
+                [_core.NONE] * len(plan.staged().outputs()),
+                b"",
+            )
+            return path.read_bytes()
+
+
+def _lowered(plan: _core.Plan, code: Code) -> TaskModules:
+    """The modules of all tasks."""
+    made = TaskModules(code.compile_options)
+    for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
+        made.add(task, code.lower(task, donations) if task.ops else None)
+    if made.calls_back:
+        raise make_error(
+            "unsupported",
+            f"task {made.calls_back[0]} calls back into Python (jax.debug.print, a callback), "
+            "to a function of this process that no worker has; remove the callback",
+        )
+    return made
+
+
+class RemoteRuntime:
+    """A plan ready to run on workers, with the interface of `_core.Runtime`."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        plugin: str | None,
+        planned: Planned,
+        file: bytes,
+        in_flight: int,
+    ) -> None:
+        self._workers, self._in_flight = workers, in_flight
+        self._number = workers.numbers(1)
+        self._steps = 0
+        self._under_way: collections.deque[Message] = collections.deque()
+        self._failed: Message | None = None
+        self._turn = threading.Lock()  # of a step's call
+        self._set: dict[str, tuple[Any, ...]] = {}
+        args, outputs = planned.staged.args(), planned.staged.outputs()
+        constants = len(args) - len(planned.donated)
+        self._donated = [*planned.donated, *[False] * constants]
+        self._names = [*planned.arg_names, *[f"constant {k}" for k in range(constants)]]
+        self._result_ranks = [tuple(placed.ranks) for placed in outputs]
+        weakref.finalize(self, workers.dropped.append, self._number).atexit = False
+        self._prepare(plugin, file)
+
+    def _prepare(self, plugin: str | None, file: bytes) -> None:
+        workers, number = self._workers, self._number
+        shared, token = workers._cluster.share(file), secrets.token_bytes(32)
+        row = (number, shared, plugin, max(1, self._in_flight), token)
+        addresses = workers.call("prepare", "compiling", *[row] * workers.ranks)
+        donated = [i for i, gone in enumerate(self._donated) if gone]
+        rows = [(number, addresses, donated)] * workers.ranks
+        workers.call("connect", "connecting", *rows)
+
+    # --- Steps ---
+
+    def step(self, values: list[RemoteValue], waits: bool) -> list[RemoteValue]:
+        """Begins a step; gives promises of its results unless it waits."""
+        workers = self._workers
+        with self._turn:
+            self._await_turn()
+            self._raise_failure()
+            self._check(values)
+            first = workers.numbers(len(self._result_ranks))
+            self._steps += 1
+            arguments = [value.number for value in values]
+            action = ("step", self._number, arguments, first, len(self._result_ranks))
+            message = workers.send(f"step {self._steps}", *action)
+            for value, gone in zip(values, self._donated, strict=True):
+                if gone:
+                    value.donate(message)
+            self._under_way.append(message)
+        if waits or not self._in_flight:
+            self._await(message)
+        numbered = enumerate(self._result_ranks, first)
+        return [RemoteValue(workers, number, ranks, message) for number, ranks in numbered]
+
+    def _await_turn(self) -> None:
+        """The workers' runtimes hold back what is beyond the steps in flight."""
+        limit = max(1, self._in_flight) + _AHEAD
+        steps = self._under_way
+        while len(steps) >= limit or (steps and steps[0].is_done()):
+            self._await(steps[0])
+            steps.popleft()
+
+    def _await(self, message: Message) -> None:
+        try:
+            message.wait()
+        except JaxppError:
+            self._failed = message
+            raise
+
+    def _raise_failure(self) -> None:
+        """After a failure there is no other step: the workers' connections are cut."""
+        self._workers.raise_if_broken()
+        if self._failed is not None:
+            self._failed.wait()
+        for message in self._under_way:
+            message.raise_if_known()
+
+    def _check(self, values: list[RemoteValue]) -> None:
+        for value in values:
+            if value.maker is not None:
+                value.maker.raise_if_known()
+        takers: dict[int, int] = {}  # by number of the array
+        for i, value in enumerate(values):
+            root = value.root
+            if root.deleted:
+                raise make_error(
+                    "donated",
+                    f"argument {self._names[i]}: expected an array, found one that {root.fate}",
+                )
+            if self._donated[i]:
+                self._refuse_second(takers.setdefault(root.number, i), i)
+        for i, value in enumerate(values):
+            if not self._donated[i]:
+                self._refuse_second(takers.get(value.root.number, i), i)
+
+    def _refuse_second(self, taker: int, other: int) -> None:
+        if taker == other:
+            return
+        first, second = sorted((taker, other))
+        raise make_error(
+            "donated",
+            f"arguments {self._names[first]} and {self._names[second]} are the same array, "
+            f"which {'the first' if self._donated[first] else 'the second'} donates; expected "
+            "a donated array once",
+        )
+
+    def wait(self) -> None:
+        """Until the steps so far are done."""
+        while self._under_way:
+            self._await(self._under_way[0])
+            self._under_way.popleft()
+
+    # --- Settings, and what happened ---
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        """Calls a method of the workers' runtimes, before the next step."""
+        if self._set.get(what) != arguments:
+            self._set[what] = arguments
+            self._workers.gather("set", self._number, what, *arguments)
+
+    def set_checks(self, nans: bool, infs: bool) -> None:
+        if (nans, infs) != (False, False) or "set_checks" in self._set:
+            self._tell("set_checks", nans, infs)
+
+    def set_tracing(self, enabled: bool) -> None:
+        self._tell("set_tracing", enabled)
+
+    def _ask(self, what: str, *arguments: Any) -> list[Any]:
+        self.wait()
+        row = (self._number, what, *arguments)
+        return self._workers.call("ask", what, *[row] * self._workers.ranks)
+
+    def trace(self) -> list[_core.TaskRun]:
+        """Each rank's times count from when its own worker began the step."""
+        return [run for runs in self._ask("trace") for run in runs]
+
+    def measure(self, values: list[RemoteValue]) -> list[list[tuple[float, ...]]]:
+        """The costs of each loop's stages: a worker has measured those of its own."""
+        self.wait()
+        self._check(values)
+        numbers = [value.number for value in values]
+        message = self._workers.send("measuring", "measure", self._number, numbers)
+        message.wait()
+        loops = zip(*message.answers, strict=True)
+        return [
+            [tuple(map(sum, zip(*stage, strict=True))) for stage in zip(*loop, strict=True)]
+            for loop in loops
+        ]
+
+    def trace_peaks(self) -> list[int]:
+        return [peaks[rank] for rank, peaks in enumerate(self._ask("trace_peaks"))]
+
+    def trace_json(self, steps: int) -> str:
+        raise _no_picture("trace_json")
+
+    def trace_draw(self, columns: int, color: bool, steps: int) -> str:
+        raise _no_picture("draw_trace")
+
+
+def _no_picture(what: str) -> JaxppError:
+    return make_error(
+        "unsupported",
+        f"{what}: the ranks are in workers, whose clocks differ; collect_task_times_ms() has "
+        "how long their tasks take",
+    )

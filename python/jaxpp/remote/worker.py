@@ -1,0 +1,315 @@
+"""What runs in a worker: a rank's devices, its part of each step, its shards of each array.
+
+A worker does what the controller's messages say, in the order of their numbers, and answers
+questions in between. Both come by Ray; what ranks send each other in a step goes from worker
+to worker over the network of `jaxpp.transport`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import platform
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import jaxpp
+from jaxpp import _core
+from jaxpp.errors import JaxppError, make_error
+from jaxpp.remote.uploads import Upload, unpack
+from jaxpp.run.compiling import Compiler
+from jaxpp.run.devices import LocalDevices, client_of, plugin_path
+from jaxpp.run.loading import FileCode
+from jaxpp.run.processes import name_ucx
+
+__all__ = ["Failure", "Identity", "Worker", "versions"]
+
+
+class Failure(NamedTuple):
+    """An error as it travels: its code is no part of an exception that is pickled."""
+
+    code: str
+    text: str
+
+
+class Identity(NamedTuple):
+    """Which process a worker is, and what must be the same in all."""
+
+    host: str
+    process: int
+    versions: dict[str, str]
+
+
+def versions() -> dict[str, str]:
+    """What workers and controller must have alike."""
+    return {
+        "jaxpp": jaxpp.__version__,
+        "jax": jax.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+class _Ranks:
+    """Every rank is a process of its own."""
+
+    def __init__(self, mine: int, count: int) -> None:
+        self.mine = mine
+        self.rank_process = list(range(count))
+
+    def has_rank(self, rank: int) -> bool:
+        return rank == self.mine
+
+    def connect(self, driver: str, what: dict[str, str]) -> _core.Network:
+        raise NotImplementedError  # the controller passes the addresses on
+
+
+class _Program:
+    """A plan that this worker has a part of."""
+
+    def __init__(self, plan: _core.Plan, in_flight: int, devices: LocalDevices) -> None:
+        self.plan, self.in_flight, self.devices = plan, in_flight, devices
+        self.executables: list[_core.Executable | None] = []
+        self.network: _core.Network | None = None
+        self.runtime: _core.Runtime | None = None
+        self.donated: list[int] = []
+        self.finishing = threading.Lock()
+        self.failure: Failure | None = None
+
+    def finish(self) -> Failure | None:
+        """Waits for the steps so far. A runtime tells a failure once, and has no other step
+        after it."""
+        assert self.runtime is not None
+        with self.finishing:
+            try:
+                self.runtime.wait()
+            except JaxppError as error:
+                self.failure = self.failure or Failure(error.code, str(error))
+            return self.failure
+
+
+def _planfile(data: bytes) -> _core.PlanFile:
+    with tempfile.TemporaryDirectory(prefix="jaxpp-") as folder:
+        path = pathlib.Path(folder) / "plan"
+        path.write_bytes(data)
+        return _core.PlanFile(path)
+
+
+def _own_address() -> str:
+    import ray
+
+    return _core.option("JPP_ADDRESS") or str(ray.util.get_node_ip_address())
+
+
+class Worker:
+    """One rank. Methods give a `Failure` where they fail as they are meant to."""
+
+    def __init__(self, rank: int, ranks: int, per_rank: int) -> None:
+        self._rank, self._ranks, self._per_rank = rank, ranks, per_rank
+        self._devices: dict[str | None, LocalDevices] = {}
+        self._programs: dict[int, _Program] = {}
+        # By number: the array, or why there is none.
+        self._values: dict[int, _core.Value | Failure] = {}
+        self._turn = threading.Condition()
+        self._done = 0  # messages
+
+    # --- Before the first step ---
+
+    def begin(self, import_modules: Sequence[str]) -> Identity | Failure:
+        """Imports what the user's tasks need."""
+        for name in import_modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                text = f"import_modules: {name}: {type(error).__name__}: {error}"
+                return Failure("invalid-argument", text)
+        return Identity(socket.gethostname(), os.getpid(), versions())
+
+    def ping(self) -> None:
+        """Answers while the process lives."""
+
+    def open(self, plugin: str | None) -> tuple[str, str] | Failure:
+        """The platform and version of a plugin, opened."""
+        try:
+            devices = self._open(plugin)
+        except JaxppError as error:
+            return Failure(error.code, str(error))
+        return devices.platform, devices.version
+
+    def _open(self, plugin: str | None) -> LocalDevices:
+        import ray
+
+        given = ray.get_runtime_context().get_accelerator_ids()
+        on_cpu = not any(given.values())
+        client = client_of(plugin_path(plugin), self._per_rank if on_cpu else 0)
+        found = [device.id for device in client.info().devices]
+        if len(found) < self._per_rank:
+            raise make_error(
+                "devices",
+                f"expected {self._per_rank} devices, as many as mesh_shape says, found "
+                f"{len(found)} in the plugin ({client.info().platform})",
+            )
+        ids = [[0] * self._per_rank for _ in range(self._ranks)]
+        ids[self._rank] = found[: self._per_rank]
+        devices = LocalDevices(client, ids, _Ranks(self._rank, self._ranks))
+        self._devices[plugin] = devices
+        return devices
+
+    def prepare(
+        self, number: int, file: bytes, plugin: str | None, in_flight: int, token: bytes
+    ) -> bytes | Failure:
+        """Compiles this rank's tasks; gives the address of its end of the network."""
+        try:
+            return self._prepare(number, file, plugin, in_flight, token)
+        except JaxppError as error:
+            return Failure(error.code, str(error))
+
+    def _prepare(
+        self, number: int, file: bytes, plugin: str | None, in_flight: int, token: bytes
+    ) -> bytes:
+        planfile = _planfile(file)
+        plan, contents = planfile.plan(), planfile.contents()
+        program = _Program(plan, in_flight, self._devices[plugin])
+        code = FileCode(contents, plan.staged())
+        program.executables = Compiler(plan, program.devices, code).compile_all()
+        name_ucx()
+        driver = _core.option("JPP_TRANSPORT") or "ucx"
+        program.network = _core.Network(driver, self._rank, self._ranks, _own_address(), token)
+        self._programs[number] = program
+        return program.network.address()
+
+    def connect(
+        self, number: int, addresses: Sequence[bytes], donated: list[int]
+    ) -> Failure | None:
+        """To the other ranks, whose tasks are compiled as well."""
+        program = self._programs[number]
+        program.donated = donated
+        assert program.network is not None
+        try:
+            for rank, address in enumerate(addresses):
+                if rank != self._rank:
+                    program.network.connect(rank, address)
+            program.runtime = program.devices.run(
+                program.plan, program.executables, program.in_flight, program.network
+            )
+        except JaxppError as error:
+            return Failure(error.code, str(error))
+        return None
+
+    # --- Messages ---
+
+    def act(self, message: bytes, *shards: Any) -> Any:
+        """Does what a message says; returns when what it began, such as a step, is done."""
+        number, actions = json.loads(message)
+        with self._turn:
+            self._turn.wait_for(lambda: self._done == number - 1)
+        try:
+            for upload in unpack(shards):
+                self._put(upload)
+            began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
+        finally:
+            with self._turn:
+                self._done = number
+                self._turn.notify_all()
+        finish = began[-1] if began else None
+        return finish() if finish else None
+
+    def _put(self, upload: Upload) -> None:
+        devices = self._devices[upload.plugin]
+        value: _core.Value | Failure
+        try:
+            indices = devices.indices[self._rank]
+            value = devices.put([self._rank], indices, upload.shards, upload.dtype)
+        except JaxppError as error:
+            value = Failure(error.code, f"rank {self._rank}, upload: {error}")
+        self._values[upload.number] = value
+
+    def _act_delete(self, numbers: list[int]) -> None:
+        """Arrays and plans, which are numbered together."""
+        for number in numbers:
+            value = self._values.pop(number, None)
+            if isinstance(value, _core.Value):
+                value.delete()
+            self._programs.pop(number, None)
+
+    def _act_set(self, number: int, what: str, *arguments: Any) -> None:
+        getattr(self._runtime(number), what)(*arguments)
+
+    def _runtime(self, number: int) -> _core.Runtime:
+        runtime = self._programs[number].runtime
+        assert runtime is not None
+        return runtime
+
+    def _act_step(
+        self, number: int, arguments: list[int], first: int, count: int
+    ) -> Callable[[], Failure | None]:
+        """The results get the numbers from `first` on."""
+        program, runtime = self._programs[number], self._runtime(number)
+        results = range(first, first + count)
+        values = [self._value(program, n) for n in arguments]
+        failure = next((v for v in values if isinstance(v, Failure)), None)
+        made: list[_core.Value] = []
+        if failure is None:
+            try:
+                made = runtime.step([v for v in values if isinstance(v, _core.Value)], False)
+            except JaxppError as error:
+                failure = Failure(error.code, str(error))
+        for position in program.donated:
+            self._values.pop(arguments[position], None)
+        if failure is not None:
+            self._values.update((n, failure) for n in results)
+            return lambda: failure
+        self._values.update(zip(results, made, strict=True))
+        return program.finish
+
+    def _act_measure(self, number: int, arguments: list[int]) -> Callable[[], Any]:
+        """The costs of each loop's stages, of which the others' are zeros."""
+        program, runtime = self._programs[number], self._runtime(number)
+        values = [self._value(program, n) for n in arguments]
+
+        def measure() -> Any:
+            failure = next((v for v in values if isinstance(v, Failure)), None)
+            if failure is not None:
+                return failure
+            try:
+                loops = runtime.measure([v for v in values if isinstance(v, _core.Value)])
+            except JaxppError as error:
+                return Failure(error.code, str(error))
+            return [[tuple(stage) for stage in loop] for loop in loops]
+
+        return measure
+
+    def _value(self, program: _Program, number: int) -> _core.Value | Failure:
+        """Of an array that lies on other ranks only: one with no shard."""
+        found = self._values.get(number)
+        return program.devices.put([], [], [], "float32") if found is None else found
+
+    # --- Questions ---
+
+    def read(self, after: int, number: int, device: int, size: int) -> np.ndarray | Failure:
+        """The bytes of a shard, once the messages up to `after` are done."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._done >= after)
+        value = self._values[number]
+        if isinstance(value, Failure):
+            return value
+        shard = np.empty(size, np.uint8)
+        try:
+            value.read(self._rank, device, shard)
+        except JaxppError as error:
+            return Failure(error.code, str(error))
+        return shard
+
+    def ask(self, number: int, what: str, *arguments: Any) -> Any:
+        """What a runtime's method gives."""
+        try:
+            return getattr(self._runtime(number), what)(*arguments)
+        except JaxppError as error:
+            return Failure(error.code, str(error))

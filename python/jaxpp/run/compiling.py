@@ -1,0 +1,116 @@
+"""From the StableHLO of a plan's tasks to what the devices run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxpp import _core
+from jaxpp.errors import JaxppError, make_error, warn
+from jaxpp.run.compilation_cache import folder
+from jaxpp.run.handlers import has_callbacks
+from jaxpp.run.lowering import LoweredTask
+from jaxpp.run.saving import TaskModules
+
+if TYPE_CHECKING:
+    from jaxpp.run.devices import LocalDevices
+
+__all__ = ["Code", "Compiler", "explain"]
+
+
+def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
+    """The error with `what` it was about and, out of memory, what the plan says of that."""
+    text = str(error)
+    if error.code == "out-of-memory":
+        text = plan.explain_memory(rank, text)
+    return make_error(error.code, f"rank {rank}, {what}: {text}")
+
+
+class Code(Protocol):
+    """The StableHLO of a plan's tasks, and how to compile all of it."""
+
+    compile_options: bytes
+
+    def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
+
+
+class Compiler:
+    """Compiles the tasks of a plan, each distinct one once, in parallel."""
+
+    def __init__(self, plan: _core.Plan, devices: LocalDevices, code: Code) -> None:
+        self.plan = plan
+        self.devices = devices
+        self.code = code
+        self.cache_folder = folder()
+        self.made = TaskModules(code.compile_options)
+        self.all_written = True  # to that folder; by any of the pool's threads
+        self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
+
+    def _submit(
+        self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
+    ) -> concurrent.futures.Future[_core.Executable] | None:
+        if not task.ops or not self.devices.has_rank(task.rank):
+            self.made.add(task, None)
+            return None
+        lowered = self.code.lower(task, donations)
+        self.made.add(task, lowered)
+        if lowered.callbacks and not has_callbacks(self.devices.client):
+            raise make_error(
+                "unsupported",
+                f"task {task.name} calls back into Python (jax.debug.print, a callback), which "
+                f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
+                "CPU plugin of PJRT API 0.115 or later, or remove the callback",
+            )
+        portable = self.devices.per_rank == 1
+        key = (lowered.code, None if portable else task.rank)
+        if key not in self.futures:
+            rank = None if portable else task.rank
+            self.futures[key] = pool.submit(self._compile, lowered, rank)
+        return self.futures[key]
+
+    def _compile(self, lowered: LoweredTask, rank: int | None) -> _core.Executable:
+        """For the devices of a rank, or for each one device."""
+        # The code of a callback names an address of this process.
+        folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
+        options = self.code.compile_options
+        devices = [] if rank is None else self.devices.indices[rank]
+        # Without locations: a line added above a step does not compile it again.
+        identity = lowered.text().encode(errors="surrogatepass") if folder else b""
+        compile_ = self.devices.client.compile
+        compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, identity)
+        if not compiled.written:
+            self.all_written = False
+        return compiled.executable
+
+    def _result(
+        self, task: _core.StagedTask, future: concurrent.futures.Future[_core.Executable]
+    ) -> _core.Executable:
+        try:
+            return future.result()
+        except JaxppError as error:
+            raise explain(error, self.plan, task.rank, f"task {task.name}") from None
+
+    def compile_all(self) -> list[_core.Executable | None]:
+        tasks = self.plan.staged().tasks()
+        donations = self.plan.donations()
+        pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
+        try:
+            found = [
+                self._submit(pool, task, row)
+                for task, row in zip(tasks, donations, strict=True)
+            ]
+            executables = [
+                None if future is None else self._result(task, future)
+                for task, future in zip(tasks, found, strict=True)
+            ]
+        finally:
+            # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
+            pool.shutdown(wait=False, cancel_futures=True)
+        if not self.all_written:
+            warn(
+                f"compilation cache {self.cache_folder}: compiled tasks could not be written "
+                "there and are not kept; expected a folder with space that this process may "
+                "write to (jax_compilation_cache_dir)"
+            )
+        return executables
