@@ -66,6 +66,31 @@ typedef struct jpp_simulation {
 JPP_API jpp_status_t* jpp_schedule_simulate(
     const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,
     jpp_simulation_t** out_simulation) JPP_MUST_USE;
+// The same stages as one SPMD program, as `vmap` and a shift over a stage axis make it.
+// All ranks do the same in lockstep: a turn takes as long as the slowest stage, and each
+// stage hands a microbatch on at its end; where a rank has several stages, the
+// microbatches go round. While the pipeline fills and drains, ranks compute what nobody
+// uses. The backward pass is the loop's transpose, so all forwards come first.
+typedef struct jpp_spmd_simulation {
+  uint64_t turns;         // forward; as many back
+  double forward_turn;    // one of them, the transfer included
+  double backward_turn;   // with what it computes again
+  double makespan;        // turns * (forward_turn + backward_turn)
+  double lost;            // part of the makespan: turns in which a rank works for nobody
+  double rematerialised;  // part of the makespan: what is computed again
+  double utilisation;     // all work of the schedule's tasks / (ranks * makespan)
+  double peak;            // microbatches whose activations a rank keeps: a turn each, of
+                          // rematerialised stages their inputs alone
+} jpp_spmd_simulation_t;
+
+// Of the simulation's stages, ranks, microbatches and costs; `transfer` after each turn.
+// With `rematerialise` a stage keeps its input, and runs again for its backward. Needs as
+// many stages on each rank; with several of them, microbatches in groups of as many as
+// there are ranks: JPP_INVALID_ARGUMENT else.
+JPP_API jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation,
+                                        double transfer, bool rematerialise,
+                                        jpp_spmd_simulation_t* out_spmd) JPP_MUST_USE;
+
 // Takes NULL.
 JPP_API void jpp_simulation_destroy(jpp_simulation_t* simulation);
 

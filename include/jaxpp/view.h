@@ -54,6 +54,13 @@ JPP_API jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulati
 // A few lines for a person.
 JPP_API jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation,
                                            char** out_text) JPP_MUST_USE;
+// What the same is as one SPMD program, with and without rematerialisation.
+JPP_API jpp_status_t* jpp_spmd_print(const jpp_spmd_simulation_t* kept,
+                                     const jpp_spmd_simulation_t* rematerialised,
+                                     char** out_text) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_spmd_print_json(const jpp_spmd_simulation_t* kept,
+                                          const jpp_spmd_simulation_t* rematerialised,
+                                          char** out_text) JPP_MUST_USE;
 // The Chrome trace format of jpp_trace_to_json(); a unit of time is a millisecond.
 // Streams are processes, ranks their threads.
 JPP_API jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,

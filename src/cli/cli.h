@@ -21,7 +21,7 @@ typedef struct jpp_cli_options {
   char* const* command;  // what stands behind "--", with a NULL at its end
   uint32_t slots, streams;
   bool fuse, json, help;
-  bool csv, communication, color, no_overlap, optimizer_free, trace;
+  bool csv, communication, color, no_overlap, optimizer_free, trace, spmd;
   const char* cost;   // "F,B,W"
   const char* costs;  // a file
   const char* output;
@@ -64,6 +64,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_LATENCY = 1 << 18,
   JPP_FLAG_LAUNCH = 1 << 19,  // processes, restarts, and a command behind "--"
   JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
+  JPP_FLAG_SPMD = 1 << 21,
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.
@@ -105,6 +106,9 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options,
 jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_slots,
                                jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
+// What --transfer says, or --message-bytes and --bandwidth.
+jpp_status_t* jpp_cli_transfer(const jpp_cli_options_t* options,
+                               double* out_transfer) JPP_MUST_USE;
 // Simulates with --cost or --costs (1,1,1 without) and the flags for times.
 jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,

@@ -107,8 +107,8 @@ static jpp_status_t* parse_cost(const char* text, jpp_cost_t* out_cost) {
 }
 
 // --message-bytes and --bandwidth are another way to say --transfer.
-static jpp_status_t* set_transfer(const jpp_cli_options_t* options,
-                                  jpp_simulate_options_t* simulate) {
+jpp_status_t* jpp_cli_transfer(const jpp_cli_options_t* options, double* out_transfer) {
+  *out_transfer = options->transfer;
   bool size = options->message_bytes, speed = options->bandwidth > 0;
   if (!size && !speed) return NULL;
   if (!size || !speed || options->transfer > 0) {
@@ -116,7 +116,7 @@ static jpp_status_t* set_transfer(const jpp_cli_options_t* options,
                            "expected --message-bytes with --bandwidth, above 0, or "
                            "--transfer alone");
   }
-  simulate->transfer = (double)options->message_bytes / options->bandwidth;
+  *out_transfer = (double)options->message_bytes / options->bandwidth;
   return NULL;
 }
 
@@ -134,7 +134,6 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
   jpp_simulate_options_t simulate = {.struct_size = sizeof(simulate),
                                      .rank_cost = {1, 1, 1},
                                      .latency = options->latency,
-                                     .transfer = options->transfer,
                                      .no_overlap = options->no_overlap,
                                      .streams = options->streams,
                                      .optimizer = options->optimizer,
@@ -142,7 +141,7 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
   if (options->cost && options->costs) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "--cost and --costs exclude each other");
   }
-  JPP_RETURN_IF_ERROR(set_transfer(options, &simulate));
+  JPP_RETURN_IF_ERROR(jpp_cli_transfer(options, &simulate.transfer));
   if (options->cost) JPP_RETURN_IF_ERROR(parse_cost(options->cost, &simulate.rank_cost));
   jpp_cost_t* costs = NULL;
   if (options->costs) {

@@ -27,7 +27,8 @@ static const jpp_cli_command_t kCommands[] = {
     {"verify", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_SLOTS | JPP_FLAG_MEMORY,
      "prove that a schedule runs", jpp_cli_verify},
     {"simulate", "NAME|FILE", 1,
-     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_JSON | JPP_FLAG_TRACE,
+     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_JSON | JPP_FLAG_TRACE |
+         JPP_FLAG_SPMD,
      "time, bubbles and memory of a schedule", jpp_cli_simulate},
     {"schedule search", "", 0,
      kScheduleFlags | kCostFlags | JPP_FLAG_MEMORY | JPP_FLAG_SECONDS | JPP_FLAG_JSON |

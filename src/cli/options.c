@@ -65,6 +65,8 @@ static const flag_t kFlags[] = {
      "the optimizer's step"},
     {JPP_FLAG_TIMES, "--optimizer-free", NULL, FLAG_BOOL, FIELD(optimizer_free),
      "ranks update without waiting for each other"},
+    {JPP_FLAG_SPMD, "--spmd", NULL, FLAG_BOOL, FIELD(spmd),
+     "the same stages as a pipeline in one SPMD program"},
     {JPP_FLAG_OUTPUT, "-o", "FILE", FLAG_TEXT, FIELD(output),
      "write to FILE, .svg or .html; else draw to the terminal"},
     {JPP_FLAG_COLOR, "--color", NULL, FLAG_BOOL, FIELD(color), "draw in colours"},

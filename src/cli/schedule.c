@@ -128,6 +128,20 @@ jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options, jpp_str_t* out) {
   return status;
 }
 
+static jpp_status_t* print_spmd(const jpp_cli_options_t* options,
+                                const jpp_simulation_t* simulation, jpp_str_t* out) {
+  jpp_spmd_simulation_t kept, again;
+  char* text = NULL;
+  double transfer = 0;
+  JPP_RETURN_IF_ERROR(jpp_cli_transfer(options, &transfer));
+  transfer += options->latency;
+  JPP_RETURN_IF_ERROR(jpp_simulate_spmd(simulation, transfer, false, &kept));
+  JPP_RETURN_IF_ERROR(jpp_simulate_spmd(simulation, transfer, true, &again));
+  JPP_RETURN_IF_ERROR(options->json ? jpp_spmd_print_json(&kept, &again, &text)
+                                    : jpp_spmd_print(&kept, &again, &text));
+  return append_text(text, out);
+}
+
 static jpp_status_t* print_simulation(const jpp_cli_options_t* options,
                                       const jpp_simulation_t* simulation,
                                       jpp_str_t* out) {
@@ -148,7 +162,9 @@ jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options, jpp_str_t* out)
   jpp_simulation_t* simulation = NULL;
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_status_t* status = jpp_cli_simulation(options, schedule, &simulation);
-  if (!status) status = print_simulation(options, simulation, out);
+  if (!status) {
+    status = (options->spmd ? print_spmd : print_simulation)(options, simulation, out);
+  }
   jpp_simulation_destroy(simulation);
   jpp_schedule_destroy(schedule);
   return status;

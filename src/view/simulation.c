@@ -74,6 +74,53 @@ jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** ou
   return jpp_str_finish(&str, out_text);
 }
 
+// --- One SPMD program -----------------------------------------------------------------
+
+static void append_spmd(const char* form, const jpp_spmd_simulation_t* spmd,
+                        jpp_str_t* str) {
+  jpp_str_appendf(str,
+                  "%s: makespan %.6g, %llu turns of %.6g and %.6g back, utilisation "
+                  "%.1f%%\n  for nobody %.1f%%, computed again %.1f%%, keeps %.6g "
+                  "microbatches%s\n",
+                  form, rounded(spmd->makespan), (unsigned long long)spmd->turns,
+                  rounded(spmd->forward_turn), rounded(spmd->backward_turn),
+                  100 * spmd->utilisation, 100 * spmd->lost, 100 * spmd->rematerialised,
+                  rounded(spmd->peak), spmd->rematerialised > 0 ? "' inputs" : "");
+}
+
+jpp_status_t* jpp_spmd_print(const jpp_spmd_simulation_t* kept,
+                             const jpp_spmd_simulation_t* rematerialised,
+                             char** out_text) {
+  jpp_str_t str = {0};
+  append_spmd("one SPMD program", kept, &str);
+  append_spmd("the same with stages rematerialised", rematerialised, &str);
+  return jpp_str_finish(&str, out_text);
+}
+
+static void append_spmd_json(const char* name, const jpp_spmd_simulation_t* spmd,
+                             const char* end, jpp_str_t* str) {
+  jpp_str_appendf(str, "  \"%s\": {\n", name);
+  append_number(str, "makespan", spmd->makespan);
+  append_number(str, "forward_turn", spmd->forward_turn);
+  append_number(str, "backward_turn", spmd->backward_turn);
+  append_number(str, "lost", spmd->lost);
+  append_number(str, "rematerialised", spmd->rematerialised);
+  append_number(str, "utilisation", spmd->utilisation);
+  append_number(str, "peak_microbatches", spmd->peak);
+  jpp_str_appendf(str, "  \"turns\": %llu}%s\n", (unsigned long long)spmd->turns, end);
+}
+
+jpp_status_t* jpp_spmd_print_json(const jpp_spmd_simulation_t* kept,
+                                  const jpp_spmd_simulation_t* rematerialised,
+                                  char** out_text) {
+  jpp_str_t str = {0};
+  jpp_str_append(&str, "{\n");
+  append_spmd_json("spmd", kept, ",", &str);
+  append_spmd_json("spmd_rematerialised", rematerialised, "", &str);
+  jpp_str_append(&str, "}\n");
+  return jpp_str_finish(&str, out_text);
+}
+
 // --- Chrome trace ---------------------------------------------------------------------
 
 static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,

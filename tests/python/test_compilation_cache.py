@@ -36,6 +36,10 @@ STEP = textwrap.dedent("""
 """)
 
 
+# JAX's own rule for what it keeps, whatever conftest.py has set.
+JAX_KEEPS = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1"}
+
+
 def _run(folder, script=STEP, **environment):
     return _done(folder, script, **environment).stdout
 
@@ -43,7 +47,7 @@ def _run(folder, script=STEP, **environment):
 def _done(folder, script, **environment):
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), **environment},
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), **JAX_KEEPS, **environment},
         capture_output=True,
         text=True,
         timeout=300,

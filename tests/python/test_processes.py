@@ -126,7 +126,7 @@ def test_a_stopped_process_ends_all(
     monkeypatch.setenv("JPP_FLIGHT", str(flight))
     result, lines, own = launch(3, 1, "stopped_of_three")
     assert result == 1, own
-    assert "process 2 (pid" in own
+    assert "failed with exit status 1; ending the others" in own
     error = error_of(lines[1])
     assert "receive of" in error or "send of" in error
     assert "process 2 at 127.0.0.1 (host " in error

@@ -314,6 +314,75 @@ static void test_optimizer_waits_for_all_or_not(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
+static void test_one_spmd_program(void** state) {
+  (void)state;
+  static const struct {
+    uint32_t stages, ranks, microbatches;
+    double transfer;
+    bool again;
+    double turns, makespan, lost, part_again, peak;
+  } kTable[] = {
+      // A rank's three costs are 1, shared by its stages.
+      {4, 4, 8, 0, false, 11, 33, 3. / 11, 0, 11},
+      {4, 4, 8, 0, true, 11, 44, 3. / 11, 0.25, 11},
+      {4, 4, 8, 0.5, true, 11, 55, 3. / 11, 0.2, 11},
+      {8, 4, 8, 0, false, 19, 28.5, 3. / 19, 0, 9.5},
+      {1, 1, 5, 0, false, 5, 15, 0, 0, 5},
+  };
+  for (size_t i = 0; i < sizeof(kTable) / sizeof(*kTable); ++i) {
+    jpp_schedule_params_t params = {.stages = kTable[i].stages,
+                                    .ranks = kTable[i].ranks,
+                                    .microbatches = kTable[i].microbatches};
+    jpp_schedule_t* schedule = NULL;
+    ASSERT_OK(jpp_schedule_one_pass(&params, false, &schedule));
+    jpp_simulation_t* simulation = simulate(schedule, 1, 1, 1);
+    jpp_spmd_simulation_t spmd;
+    ASSERT_OK(jpp_simulate_spmd(simulation, kTable[i].transfer, kTable[i].again, &spmd));
+    assert_near((double)spmd.turns, kTable[i].turns);
+    assert_near(spmd.makespan, kTable[i].makespan);
+    assert_near(spmd.lost, kTable[i].lost);
+    assert_near(spmd.rematerialised, kTable[i].part_again);
+    assert_near(spmd.peak, kTable[i].peak);
+    assert_near(spmd.utilisation, 3. * params.microbatches / spmd.makespan);
+    jpp_simulation_destroy(simulation);
+    jpp_schedule_destroy(schedule);
+  }
+}
+
+// The slowest stage is everybody's; what has no such program is refused.
+static void test_one_spmd_program_of_stages_that_differ(void** state) {
+  (void)state;
+  jpp_schedule_params_t params = {.stages = 4, .ranks = 2, .microbatches = 2};
+  jpp_cost_t costs[] = {{1, 1, 1}, {2, 1, 1}, {1, 3, 1}, {1, 1, 1}};
+  jpp_simulate_options_t options = {.struct_size = sizeof(options), .stage_costs = costs};
+  for (params.microbatches = 2; params.microbatches <= 3; ++params.microbatches) {
+    jpp_schedule_t* schedule = NULL;
+    jpp_simulation_t* simulation = NULL;
+    jpp_spmd_simulation_t spmd;
+    ASSERT_OK(jpp_schedule_one_pass(&params, false, &schedule));
+    ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+    jpp_status_t* status = jpp_simulate_spmd(simulation, 0, false, &spmd);
+    if (params.microbatches == 2) {
+      ASSERT_OK(status);
+      assert_near(spmd.makespan, 5 * (2 + 4));
+      assert_near(spmd.utilisation, 2 * 15 / (2 * 30.));
+    } else {
+      ASSERT_FAILS(status, JPP_INVALID_ARGUMENT, "in groups of 2, one a rank, found 3");
+    }
+    jpp_simulation_destroy(simulation);
+    jpp_schedule_destroy(schedule);
+  }
+  params = (jpp_schedule_params_t){.stages = 3, .ranks = 2, .microbatches = 2};
+  jpp_schedule_t* schedule = NULL;
+  ASSERT_OK(jpp_schedule_one_pass(&params, false, &schedule));
+  jpp_simulation_t* simulation = simulate(schedule, 1, 1, 1);
+  jpp_spmd_simulation_t spmd;
+  ASSERT_FAILS(jpp_simulate_spmd(simulation, 0, false, &spmd), JPP_INVALID_ARGUMENT,
+               "found 3 stages on 2 ranks");
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(schedule);
+}
+
 static void test_transfers_take_turns_on_a_channel(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("gpipe", 2, 2, 2);
@@ -414,6 +483,8 @@ int main(void) {
       cmocka_unit_test(test_a_second_stream_takes_weight_gradients),
       cmocka_unit_test(test_a_second_stream_overlaps_pairs),
       cmocka_unit_test(test_optimizer_waits_for_all_or_not),
+      cmocka_unit_test(test_one_spmd_program),
+      cmocka_unit_test(test_one_spmd_program_of_stages_that_differ),
       cmocka_unit_test(test_transfers_take_turns_on_a_channel),
       cmocka_unit_test(test_costs_may_differ_by_stage),
       cmocka_unit_test(test_times_are_of_a_size_that_can_be_summed),

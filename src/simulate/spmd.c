@@ -1,0 +1,52 @@
+// Times a pipeline in one SPMD program, by formula: in lockstep every turn is alike.
+#include "jaxpp/simulate.h"
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+static jpp_status_t* check_shape(const jpp_schedule_t* schedule) {
+  uint32_t ranks = schedule->ranks, stages = schedule->stages;
+  if (stages % ranks) {
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "one SPMD program: expected as many stages on each rank, found "
+        "%u stages on %u ranks",
+        stages, ranks);
+  }
+  if (stages > ranks && schedule->microbatches % ranks) {
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "one SPMD program of %u stages a rank: expected microbatches in "
+        "groups of %u, one a rank, found %u",
+        stages / ranks, ranks, schedule->microbatches);
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation, double transfer,
+                                bool rematerialise, jpp_spmd_simulation_t* out_spmd) {
+  const jpp_schedule_t* schedule = simulation->schedule;
+  *out_spmd = (jpp_spmd_simulation_t){0};
+  JPP_RETURN_IF_ERROR(check_shape(schedule));
+  double forward = 0, backward = 0, work = 0;
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    const jpp_cost_t* cost = &simulation->stage_costs[s];
+    forward = larger(forward, cost->forward);
+    backward = larger(backward, cost->backward + cost->weight);
+    work += cost->forward + cost->backward + cost->weight;
+  }
+  double again = rematerialise ? forward : 0;
+  uint64_t per_rank = schedule->stages / schedule->ranks;
+  uint64_t useful = schedule->microbatches * per_rank;
+  jpp_spmd_simulation_t spmd = {.turns = useful + schedule->ranks - 1,
+                                .forward_turn = forward + transfer,
+                                .backward_turn = again + backward + transfer};
+  spmd.makespan = (double)spmd.turns * (spmd.forward_turn + spmd.backward_turn);
+  if (spmd.makespan > 0) {
+    spmd.lost = (double)(spmd.turns - useful) / (double)spmd.turns;
+    spmd.rematerialised = (double)spmd.turns * again / spmd.makespan;
+    spmd.utilisation = work * schedule->microbatches / (schedule->ranks * spmd.makespan);
+  }
+  spmd.peak = (double)spmd.turns / (double)per_rank;
+  *out_spmd = spmd;
+  return NULL;
+}
