@@ -47,7 +47,12 @@ def _run(folder, script=STEP, **environment):
 def _done(folder, script, **environment):
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), **JAX_KEEPS, **environment},
+        env={
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(folder),
+            **JAX_KEEPS,
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=300,
