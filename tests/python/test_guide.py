@@ -24,4 +24,4 @@ def test_the_guide_runs(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"^step 3: loss \d", done.stdout, re.M)
     assert "memory limit: rank 3: expected at most 800000 bytes" in done.stdout, done.stdout
-    assert re.search(r"schedule \S+ fits", done.stdout), done.stdout
+    assert re.search(r"schedule \S+ of 4 stages .* fits", done.stdout), done.stdout
