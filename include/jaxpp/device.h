@@ -126,18 +126,18 @@ typedef enum jpp_cache_outcome {
 
 enum { kJppCacheKeySize = 65 };
 
-// The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of all that
-// its code depends on, which is the program, its options, the ids of its devices, the
-// plugin's version and file, this machine's processor, and what XLA_FLAGS says.
+// The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of all
+// that its code depends on, which is the program, its options, the ids of its devices,
+// the plugin's version and file, this machine's processor, and what XLA_FLAGS says.
 JPP_API void jpp_client_cache_key(const jpp_client_t* client,
                                   const jpp_compile_request_t* request,
                                   char out_key[kJppCacheKeySize]);
 
 // The same as compile through a folder of compiled programs: loads what an earlier call,
 // maybe of another process, left there under `key`, or else compiles and leaves it. `key`
-// is part of a file's name; NULL: that of jpp_client_cache_key(). A file that is damaged, that names another key or that the
-// plugin refuses is compiled again and replaced, as is what is no regular file; any
-// number of processes may use a folder.
+// is part of a file's name; NULL: that of jpp_client_cache_key(). A file that is damaged,
+// that names another key or that the plugin refuses is compiled again and replaced, as is
+// what is no regular file; any number of processes may use a folder.
 JPP_API jpp_status_t* jpp_client_compile_cached(
     jpp_client_t* client, const jpp_compile_request_t* request, const char* folder,
     const char* key, jpp_executable_t** out_executable,

@@ -7,7 +7,7 @@
 enum { kJppPlaceSize = 256 };
 
 // An instruction of the program: "rank 2, instruction 14, bwd_2 of microbatch 3".
-void jpp_failure_describe(const jpp_actor_t* actor, uint32_t instr,
+void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
                           char text[kJppPlaceSize]);
 // Puts the place in front: "rank 2, instruction 14, bwd_2 of microbatch 3".
 jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,

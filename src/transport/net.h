@@ -13,8 +13,8 @@
 //   ABORT  the data are a status
 //
 // and between two processes HELLO, BEAT (I am alive), BYE (I leave, all that I sent is
-// sent) and GONE (BYE has come). A packet of a channel that is not open here is dropped, since GRANT is
-// repeated for ASK; an ABORT is kept, as the reason why the peer left.
+// sent) and GONE (BYE has come). A packet of a channel that is not open here is dropped,
+// since GRANT is repeated for ASK; an ABORT is kept, as the reason why the peer left.
 //
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
 // the channel's are dropped; data of a later one can not come, since there was no GRANT.

@@ -2,10 +2,10 @@
 // proof. The input is an address, which is tried as it is and under a good seal, or a
 // list of packets that arrive at both ends of channels of a transport on the driver
 // "fake".
+#include "base/sha256.h"
 #include "fuzz.h"
 #include "jaxpp/transport_fake.h"
 #include "transport/net.h"
-#include "base/sha256.h"
 
 static const char kToken[] = "a token of the fuzzer";
 enum { kMostAddress = 4096, kShards = 2, kChannels = 2, kSlots = 3 };
