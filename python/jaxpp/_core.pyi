@@ -18,6 +18,12 @@ class JaxppError(Exception):
 
     code: str
 
+class JaxppValueError(JaxppError, ValueError):
+    """A bad argument: an array, a schedule, a mesh or an option that can not be."""
+
+class JaxppTypeError(JaxppValueError, TypeError):
+    """An argument of a wrong type."""
+
 class NanError(JaxppError, FloatingPointError):
     """A task made a NaN or an infinity, under `jax_debug_nans` or `jax_debug_infs`."""
 
@@ -55,6 +61,7 @@ CALLBACK_ATTRIBUTE: Final[str]
 # --- Functions --------------------------------------------------------------------------
 
 def device_bytes(dtype: str, elements: int, /) -> int: ...
+def make_error(code: str, message: str, wrong_type: bool, /) -> JaxppError: ...
 def check_process() -> None: ...
 def option(name: str, /) -> str | None: ...
 def misspelt_options() -> str | None: ...

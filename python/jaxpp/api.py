@@ -2,7 +2,7 @@
 
 from jaxpp.array import MpmdArray
 from jaxpp.by_yield import mpmd_jit_by_yield
-from jaxpp.errors import JaxppError, NanError
+from jaxpp.errors import JaxppError, JaxppTypeError, JaxppValueError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.plan.auto import Auto
@@ -52,6 +52,8 @@ __all__ = [
     "InterleavedGPipe",
     "InterleavedZeroBubble",
     "JaxppError",
+    "JaxppTypeError",
+    "JaxppValueError",
     "KimiK2",
     "Max",
     "MpmdArray",

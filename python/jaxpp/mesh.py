@@ -47,6 +47,7 @@ class MpmdMesh:
             raise make_error(
                 "mesh",
                 f"MpmdMesh: jax_mesh={shorten(self.jax_mesh)}; expected a jax.sharding.Mesh",
+                wrong_type=True,
             )
         if self.mpmd_axis_name not in self.jax_mesh.axis_names:
             raise make_error(

@@ -76,6 +76,7 @@ class Task:
                 f"Task(stage_id={self.stage_id!r}, mubatch_idx={self.mubatch_idx!r}, "
                 f"fwd_or_bwd={shorten(self.fwd_or_bwd)}): expected fwd_or_bwd to be "
                 "TaskType.FWD, BWD, BWD_I or BWD_W",
+                wrong_type=True,
             )
         if self.latency is None:
             object.__setattr__(self, "latency", self.fwd_or_bwd.default_latency)
@@ -96,6 +97,7 @@ class FusedTask(tuple[Task, ...]):
             "schedule",
             f"FusedTask: expected one list of Tasks, as in FusedTask([a, b]), found "
             f"{', '.join(map(shorten, tasks)) or 'nothing'}",
+            wrong_type=True,
         )
 
     def __str__(self) -> str:
@@ -124,7 +126,9 @@ def check_count(what: str, value: Any) -> int:
     """A whole number from 1. Raises JaxppError("schedule") with `what` it is."""
     if not _is_count(value, 1):
         raise make_error(
-            "schedule", f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}"
+            "schedule",
+            f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}",
+            wrong_type=not hasattr(value, "__index__"),
         )
     return operator.index(value)
 
@@ -174,6 +178,7 @@ class BaseSchedule:
                 "schedule",
                 f"schedule {name}: expected tasks({n_mubatches}) to give a list of Tasks per "
                 f"rank, found {shorten(rows)}",
+                wrong_type=True,
             )
         if len(rows) != mpmd_dim:
             raise _other_size(f"{name} lists tasks for", len(rows), mpmd_dim)
@@ -216,6 +221,7 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
         raise make_error(
             "schedule",
             f"{where}: expected a Task, a FusedTask of Tasks, or None, found {shorten(task)}",
+            wrong_type=True,
         )
     for field in ("stage_id", "mubatch_idx", "latency"):
         found = getattr(task, field, None)
@@ -427,7 +433,9 @@ def _read_text(path: Any) -> tuple[str, str]:
         name = os.fsdecode(path)
     except TypeError:
         raise make_error(
-            "schedule", f"CsvSchedule: path={shorten(path)}; expected the path of a CSV file"
+            "schedule",
+            f"CsvSchedule: path={shorten(path)}; expected the path of a CSV file",
+            wrong_type=True,
         ) from None
     try:
         # The signature that Windows puts in front is none of the text.

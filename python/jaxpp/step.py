@@ -163,9 +163,17 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
 
 def check_function(who: str, fun: Any, mpmd_mesh: Any) -> None:
     if not isinstance(mpmd_mesh, MpmdMesh):
-        raise make_error("mesh", f"{who}: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh")
+        raise make_error(
+            "mesh",
+            f"{who}: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh",
+            wrong_type=True,
+        )
     if not callable(fun):
-        raise make_error("invalid-argument", f"{who}: fun={shorten(fun)}; expected a function")
+        raise make_error(
+            "invalid-argument",
+            f"{who}: fun={shorten(fun)}; expected a function",
+            wrong_type=True,
+        )
 
 
 def make_function(

@@ -122,6 +122,7 @@ def _spec_of(given: Any, what: str) -> PartitionSpec | None:
         "sharding",
         f"{what}: expected PartitionSpecs, NamedShardings, MpmdShardings or None, found "
         f"{describe(given)}",
+        wrong_type=True,
     )
 
 
@@ -203,6 +204,7 @@ def _build_schedule(loop: FrontLoop, ranks: int) -> _core.Schedule:
         "schedule",
         f"loop at {loop.where}: schedule={describe(loop.schedule)}: expected its build() to "
         f"give what BaseSchedule.build() gives, found {shorten(schedule)}",
+        wrong_type=True,
     )
 
 

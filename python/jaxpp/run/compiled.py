@@ -463,6 +463,8 @@ def _dump(traced: Planned, code: Code) -> None:
         return
     try:
         _write_dump(pathlib.Path(folder), traced, code)
+    except JaxppError:
+        raise
     except (OSError, ValueError) as error:
         warn(f"JPP_DUMP={folder!r}: {error}; the rest is not written")
 

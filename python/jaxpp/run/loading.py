@@ -150,7 +150,9 @@ def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
 
 def _check_mesh(path: str, mesh: Any, saved: dict[str, Any]) -> MpmdMesh:
     if not isinstance(mesh, MpmdMesh):
-        raise make_error("mesh", f"load: mpmd_mesh={shorten(mesh)}; expected an MpmdMesh")
+        raise make_error(
+            "mesh", f"load: mpmd_mesh={shorten(mesh)}; expected an MpmdMesh", wrong_type=True
+        )
     found = (dict(mesh.jax_mesh.shape), mesh.mpmd_axis_name)
     expected = (dict(zip(saved["axes"], saved["shape"], strict=True)), saved["pipeline"])
     if list(found[0].items()) == list(expected[0].items()) and found[1] == expected[1]:
@@ -261,6 +263,7 @@ class LoadedStep:
                     "invalid-argument",
                     f"argument {name} of the step in {self._path}: expected an array or a "
                     f"number, found {shorten(leaf)} of type {type(leaf).__name__}",
+                    wrong_type=True,
                 ) from None
             if found != expected:
                 self._refuse_type(number, leaf)

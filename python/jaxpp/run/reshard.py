@@ -28,6 +28,7 @@ def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
             raise make_error(
                 "sharding",
                 f"{name}: expected {kind.__name__}s in shardings, found {sharding!r}",
+                wrong_type=True,
             )
     return found
 

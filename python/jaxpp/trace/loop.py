@@ -126,6 +126,7 @@ def _match_operations(operation: Any, result: Any, length: int, title: str) -> t
                 "operation",
                 f"{title}: {describe(given)} is no operation; expected Add, Max, "
                 "Concat() or an object with state(n, value) and update(state, value, i)",
+                wrong_type=True,
             )
         _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), title)
         operations.append(operation)
@@ -225,6 +226,7 @@ def run_loop(
             "schedule",
             f"{title}: schedule={describe(schedule)}; expected an object such as "
             "Interleaved1F1B(num_stages, mpmd_dim) or of your subclass of BaseSchedule",
+            wrong_type=True,
         )
 
     def run_body(i: jax.Array) -> Any:
@@ -238,7 +240,7 @@ def run_loop(
         with noting_marks() as bound:
             closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
     except (TypeError, ValueError, IndexError) as error:
-        if note:
+        if note and not isinstance(error, JaxppError):
             error.add_note(f"{title}: {note}")
         raise
     for const in closed.consts:
@@ -338,7 +340,9 @@ def _microbatch_count(xs: Any, axis: int) -> int:
         )
     if not isinstance(axis, int):
         raise make_error(
-            "microbatch", f"treduce at {here()}: axis={shorten(axis)}; expected a whole number"
+            "microbatch",
+            f"treduce at {here()}: axis={shorten(axis)}; expected a whole number",
+            wrong_type=True,
         )
     check_arrays(xs, f"treduce at {here()}: xs")
     sizes: dict[str, int | None] = {}

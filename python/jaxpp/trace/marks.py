@@ -123,6 +123,7 @@ def mark_stage_end(x: Any, name: str | None = None) -> Any:
         raise make_error(
             "stage-marks",
             f"mark_stage_end at {here()}: name={shorten(name)}; expected text or None",
+            wrong_type=True,
         )
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
