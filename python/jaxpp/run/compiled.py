@@ -425,6 +425,25 @@ class CompiledStep:
     # --- Looking ---
 
     @property
+    def in_shardings(self) -> Any:
+        """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
+
+        An argument that nothing uses lies on the first rank. Weights are made where they
+        belong by `jax.jit(init, out_shardings=...)`, or put there by `jax.device_put`.
+        """
+        return self._traced.in_shardings
+
+    @property
+    def out_shardings(self) -> Any:
+        """Where the results lie: their tree with an `MpmdSharding` for each array."""
+        return self._traced.out_shardings
+
+    @property
+    def out_info(self) -> Any:
+        """The shapes and dtypes of the results, with their shardings."""
+        return self._traced.out_info
+
+    @property
     def closed_jaxpr(self) -> Any:
         """The whole program; its text shows every task, transfer and deletion."""
         return ProgramText(self._traced.plan)

@@ -96,7 +96,9 @@ class _Untold:
         self.text = text
 
 
-def _planned_of(path: str, file: _core.PlanFile, contents: Any, front: Any) -> Planned:
+def _planned_of(
+    path: str, mesh: MpmdMesh, file: _core.PlanFile, contents: Any, front: Any
+) -> Planned:
     plan = file.plan()
     staged = plan.staged()
     specs: dict[int, Any] = {}
@@ -106,6 +108,7 @@ def _planned_of(path: str, file: _core.PlanFile, contents: Any, front: Any) -> P
     ):
         specs[placed.value] = decode_value(spec)
     return Planned(
+        mesh=mesh,
         staged=staged,
         specs=Specs(specs, None),
         plan=plan,
@@ -323,7 +326,7 @@ def load(
             f"plan file {name}: its tasks are lowered for platform {contents.platform}; "
             f"expected a plugin of that one, found {devices.platform}",
         )
-    planned = _planned_of(name, file, contents, front)
+    planned = _planned_of(name, mesh, file, contents, front)
     options = Options(
         "load",
         mesh,

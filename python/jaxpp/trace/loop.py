@@ -27,6 +27,7 @@ from jaxpp.jax_internals import (
     broadcast_prefix,
     drop_unused,
     is_of_a_closed_trace,
+    is_tracing,
     is_transposed,
     name_after,
     user_line,
@@ -234,6 +235,8 @@ def run_loop(
         check_arrays(result, f"{title}: the function's result")
         return result
 
+    if jax.config.jax_disable_jit and not is_tracing():
+        return _run_eagerly(run_body, length, operation, title)
     index = jax.ShapeDtypeStruct((), jnp.int32)
     name_after(run_body, fun, (index,), {})
     try:
@@ -267,6 +270,28 @@ def run_loop(
             "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
         ) from error
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _run_eagerly(
+    body: Callable[[jax.Array], Any], length: int, operation: Any, title: str
+) -> Any:
+    """What a loop means, op by op on values that the user can look at."""
+    operations: tuple[Any, ...] = ()
+    states: list[Any] = []
+    tree = None
+    for i in range(length):
+        index = jnp.int32(i)
+        result = body(index)
+        values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, result))
+        if i == 0:
+            operations = _match_operations(operation, tree.unflatten(values), length, title)
+            structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+            states = [op.state(length, s) for op, s in zip(operations, structs, strict=True)]
+        states = [
+            op.update(state, value, index)
+            for op, state, value in zip(operations, states, values, strict=True)
+        ]
+    return jax.tree.unflatten(tree, states)
 
 
 def closed_over_error(value: jax.core.Tracer) -> JaxppError:
