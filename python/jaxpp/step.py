@@ -375,6 +375,7 @@ def mpmd_jit_with_loop(
     plugin: str | os.PathLike[str] | None = None,
     memory_limit: int | Sequence[int] | None = None,
     steps_in_flight: int | None = None,
+    use_pgle: bool = False,
 ) -> Any:
     """Makes a pipeline of a training step that has a `treduce` in it.
 
@@ -398,6 +399,8 @@ def mpmd_jit_with_loop(
         then 2. A call returns when its arguments are taken, and waits only while so many
         steps are not done. 0: a call returns when its step is done. Under a memory limit
         that has no room for the arguments and results of several steps it is 1.
+      use_pgle: accepted for scripts that say it, without effect: no task is compiled again
+        from a profile.
 
     Returns:
       The pipelined step, an `MpmdFunction`; a decorator, also of methods, if `fun` is left
@@ -408,7 +411,7 @@ def mpmd_jit_with_loop(
         "schedule", "mesh", "microbatch", "operation", "sharding", "plugin", "devices",
         "donated", "unsupported", "invalid-argument", "out-of-memory" (the memory limit).
     """
-    options = {k: v for k, v in locals().items() if k not in ("fun", "mpmd_mesh")}
+    options = {k: v for k, v in locals().items() if k not in ("fun", "mpmd_mesh", "use_pgle")}
     if fun is None:
         return functools.partial(mpmd_jit_with_loop, mpmd_mesh=mpmd_mesh, **options)
     return make_function("mpmd_jit_with_loop", fun, mpmd_mesh, **options)
