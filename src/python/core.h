@@ -21,9 +21,9 @@
 #include "jaxpp/schedule.h"
 #include "jaxpp/simulate.h"
 
-// The exception to raise for a code: a JaxppError, and of the subclass that belongs to the
-// code; a TypeError as well if `wrong_type` and the code is one of bad arguments. NULL if it
-// raised.
+// The exception to raise for a code: a JaxppError, and of the subclass that belongs to
+// the code; a TypeError as well if `wrong_type` and the code is one of bad arguments.
+// NULL if it raised.
 PyObject* jpp_py_make_error(jpp_status_code_t code, PyObject* message, bool wrong_type);
 // Raises jaxpp.JaxppError with the status's code and message; frees the status. Returns
 // NULL, so that a method can return the call.

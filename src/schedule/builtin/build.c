@@ -266,7 +266,8 @@ jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages, uint32_t ran
   const built_in_t* built_in = find_built_in(name);
   if (!built_in) return unknown_name(name);
   // No schedule needs more microbatches than it has stages.
-  jpp_schedule_params_t params = {.stages = stages, .ranks = ranks, .microbatches = stages};
+  jpp_schedule_params_t params = {
+      .stages = stages, .ranks = ranks, .microbatches = stages};
   return built_in->builder->check(built_in->info.name, &params);
 }
 

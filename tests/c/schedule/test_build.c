@@ -214,8 +214,7 @@ static void test_sizes_are_checked_without_microbatches(void** state) {
   (void)state;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
-    ASSERT_OK(
-        jpp_schedule_check(info->name, info->example.stages, info->example.ranks));
+    ASSERT_OK(jpp_schedule_check(info->name, info->example.stages, info->example.ranks));
   }
   jpp_status_t* status = jpp_schedule_check("dualpipe-v", 6, 4);
   assert_int_equal(jpp_status_code(status), JPP_MESH_ERROR);
