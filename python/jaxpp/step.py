@@ -20,6 +20,7 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
+from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.planning import Traced, name_of, trace_function, trace_step
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.run.devices import devices_for
@@ -263,6 +264,15 @@ class LoweredStep:
     def in_shardings(self) -> Any:
         """As those of the compiled step."""
         return self.plan.in_shardings
+
+    @property
+    def out_shardings(self) -> Any:
+        """As those of the compiled step."""
+        return self.plan.out_shardings
+
+    def cost_summary(self) -> CostSummary:
+        """As that of the compiled step."""
+        return self.plan.cost_summary()
 
     @property
     def out_info(self) -> Any:

@@ -154,3 +154,22 @@ def test_without_jit_operations_are_the_same(mesh2):
     with jax.disable_jit():
         found = step(m.params(), XS)
     assert_equal(found, jax.tree.map(np.asarray, step(m.params(), XS)))
+
+
+def test_cost_summary(step):
+    compiled = step.compile(m.params(), XS)
+    costs = compiled.cost_summary()
+    assert costs == step.lower(m.params(), XS).cost_summary()
+    assert costs.tasks == compiled.as_text().count("= task[")
+    products = 3 * len(XS) * 2  # forward, backward of x and of w; of each layer
+    of_one = 2 * XS.shape[1] * m.WIDTH * m.WIDTH
+    assert (products - len(XS)) * of_one <= costs.flops < 2 * products * of_one
+    peaks = [rank.peak_bytes for rank in compiled.compiled._traced.plan.summary()]
+    assert [rank.peak_bytes for rank in costs.ranks] == peaks
+    assert costs.peak_bytes == max(peaks)
+    size = len(XS) * XS[0].nbytes  # activations there, their gradients back
+    there, back = costs.links
+    assert (there.src, there.dst, there.messages, there.bytes) == (0, 1, len(XS), size)
+    assert (back.src, back.dst, back.messages, back.bytes) == (1, 0, len(XS), size)
+    assert str(costs).splitlines()[1].split()[0] == "0"
+    assert "0 -> 1" in str(costs)

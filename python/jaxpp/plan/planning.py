@@ -25,6 +25,7 @@ from jaxpp.errors import (
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
+from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.sharding import Specs, infer_specs
 from jaxpp.trace.call import Call, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
@@ -86,6 +87,10 @@ class Planned:
             structs.append(jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding))
             at += len(cut) - 1 if cut else 1
         return self.out_tree.unflatten(structs)
+
+    def cost_summary(self) -> CostSummary:
+        """Tasks, floating point operations and bytes of a step, rank by rank."""
+        return cost_summary(self.plan)
 
     def _shardings(
         self, placed: Sequence[_core.PlacedValue], bounds: Sequence[Bounds | None]

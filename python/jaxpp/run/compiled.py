@@ -16,6 +16,7 @@ from jaxpp import _core
 from jaxpp.array import HandMadeValue, MpmdArray, PartedPlacement, PartedValue, Placement
 from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
+from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.compilation_cache import folder
@@ -447,6 +448,11 @@ class CompiledStep:
     def closed_jaxpr(self) -> Any:
         """The whole program; its text shows every task, transfer and deletion."""
         return ProgramText(self._traced.plan)
+
+    def cost_summary(self) -> CostSummary:
+        """What a step costs: its tasks, floating point operations and peak bytes a rank, and
+        the bytes that ranks send to each other. Prints as a table."""
+        return self._traced.cost_summary()
 
     def set_tracing(self, enabled: bool = True) -> None:
         """Records when each task really ran, from the next call on."""
