@@ -38,7 +38,7 @@ from jaxpp.trace.call import (
 )
 from jaxpp.trace.nested import bind_step
 
-__all__ = ["MpmdFunction", "mpmd_jit_with_loop"]
+__all__ = ["LoweredStep", "MpmdFunction", "TracedStep", "mpmd_jit_with_loop"]
 
 
 _log = logging.getLogger("jaxpp")
