@@ -36,7 +36,8 @@ CHAPTERS = {
 }
 # What calls of these names give, which nobody imports.
 GIVEN = {
-    "jaxpp.step": ["MpmdFunction"],
+    "jaxpp.step": ["MpmdFunction", "TracedStep", "LoweredStep"],
+    "jaxpp.plan.costs": ["CostSummary", "RankCost", "LinkCost"],
     "jaxpp.run.loading": ["LoadedStep"],
     "jaxpp.run.compiled": ["CompiledStep"],
 }

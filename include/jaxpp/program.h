@@ -115,6 +115,16 @@ JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                         const jpp_program_options_t* options,
                                         jpp_plan_t** out_plan) JPP_MUST_USE;
 JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
+
+// What a rank does in one step.
+typedef struct jpp_rank_totals {
+  uint32_t tasks;  // runs
+  double flops;    // the sum of the ops' costs, which see
+} jpp_rank_totals_t;
+JPP_API jpp_rank_totals_t jpp_plan_rank_totals(const jpp_plan_t* plan, uint32_t rank);
+// Bytes that go through a channel in one step, on each device.
+JPP_API uint64_t jpp_plan_channel_bytes(const jpp_plan_t* plan, uint32_t channel);
+
 // Text; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
                                      char** out_text) JPP_MUST_USE;

@@ -75,6 +75,11 @@ JPP_API jpp_status_t* jpp_schedule_build(const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
+// Whether a built-in schedule of so many stages on so many ranks can be, given enough
+// microbatches: NULL, or the error of jpp_schedule_build().
+JPP_API jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages,
+                                         uint32_t ranks) JPP_MUST_USE;
+
 // Whether jpp_schedule_build() failed because this schedule does not support the sizes,
 // while another one might. False for NULL and for running out of memory.
 JPP_API bool jpp_schedule_is_misfit(const jpp_status_t* status);

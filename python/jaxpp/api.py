@@ -2,7 +2,7 @@
 
 from jaxpp.array import ArrayRef, MpmdArray
 from jaxpp.by_yield import mpmd_jit_by_yield
-from jaxpp.errors import JaxppError, NanError
+from jaxpp.errors import JaxppError, JaxppTypeError, JaxppValueError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
 from jaxpp.plan.auto import Auto
@@ -20,6 +20,7 @@ from jaxpp.schedules import (
     FusedTask,
     GPipe,
     Interleaved1F1B,
+    InterleavedBaseSchedule,
     InterleavedGPipe,
     InterleavedZeroBubble,
     KimiK2,
@@ -51,9 +52,12 @@ __all__ = [
     "FusedTask",
     "GPipe",
     "Interleaved1F1B",
+    "InterleavedBaseSchedule",
     "InterleavedGPipe",
     "InterleavedZeroBubble",
     "JaxppError",
+    "JaxppTypeError",
+    "JaxppValueError",
     "KimiK2",
     "Max",
     "MpmdArray",

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import jax_array, key_implementation, wrap_keys
-from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 
 if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
@@ -191,12 +191,7 @@ class PartedPlacement:
 
     @functools.cached_property
     def sharding(self) -> MpmdSharding:
-        """As JAX can say it: rows dealt out to the ranks in order, though a rank that runs
-        several stages has those of its own; or else, if they can not be, as a copy on each."""
-        if self.aval.shape[0] % len(self.ranks):
-            return MpmdSharding(self.mesh, self.ranks, self.spec)
-        spec = PartitionSpec(self.mesh.mpmd_axis_name, *tuple(self.spec)[1:])
-        return MpmdSharding._of(self.mesh, self.ranks, spec)
+        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """Of the rows that a rank has."""

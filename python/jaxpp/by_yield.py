@@ -87,6 +87,7 @@ def mpmd_jit_by_yield(
         raise TypeError(
             f"mpmd_jit_by_yield() got an unexpected keyword argument {min(unknown)!r}"
         )
+    options.pop("use_pgle", None)  # without effect, as there
     if target_num_stages is not None:
         what = "mpmd_jit_by_yield: target_num_stages"
         target_num_stages = check_count(what, target_num_stages)

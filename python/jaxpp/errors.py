@@ -1,4 +1,4 @@
-"""The one exception class of this package, and the lines of the user's code it names."""
+"""The exceptions of this package, and the lines of the user's code it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from jaxpp._core import JaxppError, NanError
+from jaxpp import _core
+from jaxpp._core import JaxppError, JaxppTypeError, JaxppValueError, NanError
 from jaxpp.jax_internals import (
     current_line,
     exclude_from_user_lines,
@@ -21,6 +22,8 @@ from jaxpp.jax_internals import (
 
 __all__ = [
     "JaxppError",
+    "JaxppTypeError",
+    "JaxppValueError",
     "NanError",
     "annotate",
     "check_arrays",
@@ -39,17 +42,21 @@ __all__ = [
 exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
 
 
-def make_error(code: str, message: str) -> JaxppError:
-    """An error to raise. `code` is one of the names in `jaxpp/status.h`."""
+def make_error(code: str, message: str, *, wrong_type: bool = False) -> JaxppError:
+    """An error to raise. `code` is one of the names in `jaxpp/status.h`.
+
+    That of a bad argument is a `ValueError` too, and a `TypeError` if the argument has a
+    wrong type.
+    """
     # A path may have bytes that no text has.
-    error = JaxppError(message.encode(errors="backslashreplace").decode())
-    error.code = code
-    return error
+    text = message.encode(errors="backslashreplace").decode()
+    return _core.make_error(code, text, wrong_type)
 
 
 def annotate(error: JaxppError, context: str) -> JaxppError:
     """The same error with "context: " in front of its message."""
-    return make_error(getattr(error, "code", "internal"), f"{context}: {error}")
+    code = getattr(error, "code", "internal")
+    return make_error(code, f"{context}: {error}", wrong_type=isinstance(error, TypeError))
 
 
 def shorten(value: Any, limit: int = 120) -> str:
@@ -151,4 +158,5 @@ def check_arrays(tree: Any, what: str, hint: str = "") -> None:
                 "invalid-argument",
                 f"{what}{jax.tree_util.keystr(path)}: expected an array or a number, found "
                 f"{shorten(leaf)} of type {type(leaf).__name__}{hint}",
+                wrong_type=True,
             ) from None

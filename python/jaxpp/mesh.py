@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import context_mesh, keeps_its_sharding
 
-__all__ = ["MpmdMesh", "MpmdSharding"]
+__all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding"]
 
 
 def _enter(mesh: Mesh) -> None:
@@ -49,6 +49,7 @@ class MpmdMesh:
             raise make_error(
                 "mesh",
                 f"MpmdMesh: jax_mesh={shorten(self.jax_mesh)}; expected a jax.sharding.Mesh",
+                wrong_type=True,
             )
         if self.mpmd_axis_name not in self.jax_mesh.axis_names:
             raise make_error(
@@ -126,12 +127,19 @@ class MpmdMesh:
     def tracing_context(self) -> Iterator[None]:
         """A step's specs mean the axes of a rank's mesh, whatever mesh is around it."""
         mesh = self.lowering_mesh()
-        with context_mesh(mesh, self.jax_mesh):
-            _enter(mesh)
-            try:
-                yield
-            finally:
-                mesh.__exit__(None, None, None)
+        with context_mesh(mesh, self.jax_mesh), self.eager_context():
+            yield
+
+    @contextlib.contextmanager
+    def eager_context(self) -> Iterator[None]:
+        """The same for a step's function that runs op by op, on a rank's devices where it
+        names an axis."""
+        mesh = self.lowering_mesh()
+        _enter(mesh)
+        try:
+            yield
+        finally:
+            mesh.__exit__(None, None, None)
 
     @property
     def my_mpmd_axis_index(self) -> int:
@@ -219,3 +227,15 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
     def rank_sharding(self, rank: int) -> NamedSharding:
         """The sharding of the copy on one rank."""
         return NamedSharding(self.mpmd_mesh.unstack[rank], self.spec)
+
+
+def parted_sharding(
+    mesh: MpmdMesh, ranks: tuple[int, ...], spec: PartitionSpec, rows: int
+) -> MpmdSharding:
+    """Of an array whose rows lie by parts on ranks, as JAX can say it: dealt out to the ranks
+    in order, though a rank that runs several stages has those of its own; or else, if they can
+    not be, as a copy on each."""
+    if rows % len(ranks):
+        return MpmdSharding(mesh, ranks, spec)
+    parted = PartitionSpec(mesh.mpmd_axis_name, *tuple(spec)[1:])
+    return MpmdSharding._of(mesh, ranks, parted)

@@ -30,6 +30,7 @@ __all__ = [
     "FusedTask",
     "GPipe",
     "Interleaved1F1B",
+    "InterleavedBaseSchedule",
     "InterleavedGPipe",
     "InterleavedZeroBubble",
     "KimiK2",
@@ -76,9 +77,21 @@ class Task:
                 f"Task(stage_id={self.stage_id!r}, mubatch_idx={self.mubatch_idx!r}, "
                 f"fwd_or_bwd={shorten(self.fwd_or_bwd)}): expected fwd_or_bwd to be "
                 "TaskType.FWD, BWD, BWD_I or BWD_W",
+                wrong_type=True,
             )
         if self.latency is None:
             object.__setattr__(self, "latency", self.fwd_or_bwd.default_latency)
+
+    @classmethod
+    def make(
+        cls,
+        stage_id: int,
+        mubatch_idx: int,
+        fwd_or_bwd: TaskType,
+        latency: int | None = None,
+    ) -> Task:
+        """The same as `Task(...)`."""
+        return cls(stage_id, mubatch_idx, fwd_or_bwd, latency)
 
     def __str__(self) -> str:
         return f"{self.fwd_or_bwd.name.lower()}_{self.stage_id}__{self.mubatch_idx}"
@@ -96,7 +109,13 @@ class FusedTask(tuple[Task, ...]):
             "schedule",
             f"FusedTask: expected one list of Tasks, as in FusedTask([a, b]), found "
             f"{', '.join(map(shorten, tasks)) or 'nothing'}",
+            wrong_type=True,
         )
+
+    @property
+    def latency(self) -> int:
+        """The time that its tasks take together."""
+        return sum(task.latency or 0 for task in self)
 
     def __str__(self) -> str:
         return f"FusedTask({', '.join(str(task) for task in self)})"
@@ -124,7 +143,9 @@ def check_count(what: str, value: Any) -> int:
     """A whole number from 1. Raises JaxppError("schedule") with `what` it is."""
     if not _is_count(value, 1):
         raise make_error(
-            "schedule", f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}"
+            "schedule",
+            f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}",
+            wrong_type=not hasattr(value, "__index__"),
         )
     return operator.index(value)
 
@@ -159,6 +180,10 @@ class BaseSchedule:
             "gives a list of Tasks per rank; found none",
         )
 
+    def get_mpmd_idx(self, stage_id: int) -> int:
+        """The rank that a stage runs on; for the author of `tasks`, whose lists decide."""
+        return stage_id
+
     def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
         """As `build`, for a loop whose body has `num_marks` stage marks."""
         del num_marks
@@ -174,6 +199,7 @@ class BaseSchedule:
                 "schedule",
                 f"schedule {name}: expected tasks({n_mubatches}) to give a list of Tasks per "
                 f"rank, found {shorten(rows)}",
+                wrong_type=True,
             )
         if len(rows) != mpmd_dim:
             raise _other_size(f"{name} lists tasks for", len(rows), mpmd_dim)
@@ -216,6 +242,7 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
         raise make_error(
             "schedule",
             f"{where}: expected a Task, a FusedTask of Tasks, or None, found {shorten(task)}",
+            wrong_type=True,
         )
     for field in ("stage_id", "mubatch_idx", "latency"):
         found = getattr(task, field, None)
@@ -265,6 +292,24 @@ def _unflatten_row(flat: list[_core.ScheduleTask]) -> list[Task | FusedTask | No
     return row
 
 
+class InterleavedBaseSchedule(BaseSchedule):
+    """A schedule with several stages a rank. Subclasses define `tasks`."""
+
+    def __init__(self, num_stages: int, mpmd_dim: int) -> None:
+        super().__init__(num_stages)
+        self.mpmd_dim = check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
+        _core.Schedule.check(self._checked_as, self.num_stages, self.mpmd_dim)
+
+    @property
+    def _checked_as(self) -> str:
+        """The built-in schedule whose numbers of stages and ranks are possible for this one."""
+        return Interleaved1F1B.core_name
+
+    def get_mpmd_idx(self, stage_id: int) -> int:
+        """The rank that a stage runs on, dealt out in turn."""
+        return stage_id % self.mpmd_dim
+
+
 class _BuiltIn(BaseSchedule):
     """A schedule that the C library builds under `core_name`."""
 
@@ -300,6 +345,15 @@ class _BuiltIn(BaseSchedule):
         rows = self.build(n_mubatches, self._ranks).rows()
         return [_unflatten_row(row) for row in rows]
 
+    def get_mpmd_idx(self, stage_id: int) -> int:
+        """The rank that a stage runs on."""
+        rows = self.build(self.num_stages, self._ranks).rows()
+        return next(
+            rank
+            for rank, row in enumerate(rows)
+            if any(t.stage == stage_id and t.kind != _core.TASK_IDLE for t in row)
+        )
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_stages})"
 
@@ -334,10 +388,10 @@ class ZeroBubbleH2(_BuiltIn):
     core_name = "zb-h2"
 
 
-class _OnRanks(_BuiltIn):
-    def __init__(self, num_stages: int, mpmd_dim: int) -> None:
-        super().__init__(num_stages)
-        self.mpmd_dim = check_count(f"{type(self).__name__}: mpmd_dim", mpmd_dim)
+class _OnRanks(_BuiltIn, InterleavedBaseSchedule):
+    @property
+    def _checked_as(self) -> str:
+        return self.core_name
 
     @property
     def _ranks(self) -> int:
@@ -427,7 +481,9 @@ def _read_text(path: Any) -> tuple[str, str]:
         name = os.fsdecode(path)
     except TypeError:
         raise make_error(
-            "schedule", f"CsvSchedule: path={shorten(path)}; expected the path of a CSV file"
+            "schedule",
+            f"CsvSchedule: path={shorten(path)}; expected the path of a CSV file",
+            wrong_type=True,
         ) from None
     try:
         # The signature that Windows puts in front is none of the text.

@@ -1,26 +1,43 @@
 // Prints all actors' tasks, transfers and deletions as one jaxpr, in an order in which a
 // single thread could run them.
+#include "base/arena.h"
 #include "base/str.h"
-#include "base/vec.h"
 #include "graph/print.h"
 #include "program/builder.h"
+
+// Each name is given once. A microbatch number is none: it prints as a literal.
+static const uint32_t kLiteral = 1u << 31;
 
 typedef struct printer {
   const jpp_plan_t* plan;
   jpp_str_t str;
-  uint32_t* at;    // [ranks] the next instruction
-  uint32_t* sent;  // [channels] messages sent and not yet received
+  uint32_t* at;  // [ranks] the next instruction
+  uint32_t num_names;
+  uint32_t** names;           // [ranks][registers] of what each register holds
+  uint32_t** messages;        // [channels][messages] the names of what was sent
+  uint32_t *sent, *received;  // [channels] messages
 } printer_t;
 
-static void append_registers(printer_t* p, const jpp_program_t* program, uint32_t first,
-                             uint32_t count, bool typed) {
-  for (uint32_t i = 0; i < count; ++i) {
-    uint32_t value = program->operand_values[first + i];
-    jpp_str_appendf(&p->str, "%sv%u", i ? " " : "", value);
-    if (!typed) continue;
-    jpp_str_append(&p->str, ":");
-    jpp_type_append(&p->str, &p->plan->staged->values[value].type);
+static void append_name(printer_t* p, uint32_t name) {
+  if (name & kLiteral) {
+    jpp_str_appendf(&p->str, "%u:i32[]", name & ~kLiteral);
+  } else {
+    jpp_str_appendf(&p->str, "v%u", name);
   }
+}
+
+// " v3 v4": what an instruction takes.
+static void append_args(printer_t* p, const jpp_program_t* program,
+                        const jpp_instr_t* instr) {
+  for (uint32_t i = 0; i < instr->num_args; ++i) {
+    jpp_str_append(&p->str, " ");
+    append_name(p, p->names[program->rank][program->operands[instr->first_operand + i]]);
+  }
+}
+
+static void append_new(printer_t* p, uint32_t name, uint32_t value) {
+  jpp_str_appendf(&p->str, "v%u:", name);
+  jpp_type_append(&p->str, &p->plan->staged->values[value].type);
 }
 
 static const char* task_type(const jpp_task_t* task) {
@@ -30,17 +47,26 @@ static const char* task_type(const jpp_task_t* task) {
   return kNames[task->kind];
 }
 
+static void append_latency(printer_t* p, const jpp_task_t* task) {
+  if (task->stage == JPP_NONE) return;
+  jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n      latency=%u\n",
+                  task->stage, task_type(task),
+                  jpp_task_default_latency((jpp_task_kind_t)task->kind));
+}
+
 static void append_task(printer_t* p, const jpp_program_t* program,
                         const jpp_instr_t* instr) {
   const jpp_task_t* task = &p->plan->staged->tasks[instr->target];
   const uint32_t* donated_to = p->plan->bindings[instr->target].donated_to;
-  append_registers(p, program, instr->first_operand + instr->num_args, instr->num_results,
-                   true);
-  jpp_str_append(&p->str, instr->num_results ? " = task[\n" : "task[\n");
-  if (task->stage != JPP_NONE) {
-    jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n", task->stage,
-                    task_type(task));
+  uint32_t first_result = instr->first_operand + instr->num_args;
+  uint32_t first_name = p->num_names;
+  p->num_names += instr->num_results;
+  for (uint32_t i = 0; i < instr->num_results; ++i) {
+    if (i) jpp_str_append(&p->str, " ");
+    append_new(p, first_name + i, program->operand_values[first_result + i]);
   }
+  jpp_str_append(&p->str, instr->num_results ? " = task[\n" : "task[\n");
+  append_latency(p, task);
   jpp_str_appendf(&p->str, "      mpmd_idx=%u\n", program->rank);
   if (instr->microbatch != JPP_NONE) {
     jpp_str_appendf(&p->str, "      call_counter=%u\n", instr->microbatch);
@@ -50,19 +76,32 @@ static void append_task(printer_t* p, const jpp_program_t* program,
     bool donated = donated_to[i] != JPP_NONE;
     jpp_str_appendf(&p->str, "%s%s", i ? ", " : "", donated ? "True" : "False");
   }
-  jpp_str_appendf(&p->str, "%s)\n      task_name=%s\n    ] ",
+  jpp_str_appendf(&p->str, "%s)\n      task_name=%s\n    ]",
                   instr->num_args == 1 ? "," : "", task->name);
-  append_registers(p, program, instr->first_operand, instr->num_args, false);
+  append_args(p, program, instr);
+  for (uint32_t i = 0; i < instr->num_results; ++i) {
+    p->names[program->rank][program->operands[first_result + i]] = first_name + i;
+  }
 }
 
+// Stands where the value is sent, which may be deleted there before it is received.
 static void append_transfer(printer_t* p, const jpp_program_t* program,
                             const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channel = &p->plan->channels[instr->target];
-  append_registers(p, program, instr->first_operand, 1, true);
+  uint32_t name = p->num_names++;
+  append_new(p, name, program->operand_values[instr->first_operand]);
   jpp_str_appendf(&p->str,
-                  " = transfer[\n      src_mpmd_idx=%u\n      tgt_mpmd_idx=%u\n    ] ",
+                  " = transfer[\n      src_mpmd_idx=%u\n      tgt_mpmd_idx=%u\n    ]",
                   channel->src, channel->dst);
-  append_registers(p, program, instr->first_operand, 1, false);
+  append_args(p, program, instr);
+  p->messages[instr->target][p->sent[instr->target]++] = name;
+}
+
+static void receive(printer_t* p, const jpp_program_t* program,
+                    const jpp_instr_t* instr) {
+  uint32_t message = p->received[instr->target]++;
+  p->names[program->rank][program->operands[instr->first_operand]] =
+      p->messages[instr->target][message];
 }
 
 static void append_instr(printer_t* p, const jpp_program_t* program,
@@ -72,15 +111,17 @@ static void append_instr(printer_t* p, const jpp_program_t* program,
       jpp_str_append(&p->str, "    ");
       append_task(p, program, instr);
       break;
-    case JPP_INSTR_RECV:
+    case JPP_INSTR_SEND:
       jpp_str_append(&p->str, "    ");
       append_transfer(p, program, instr);
       break;
     case JPP_INSTR_DELETE:
-      jpp_str_appendf(&p->str, "    _:i32[] = delete[mpmd_idx=%u] ", program->rank);
-      append_registers(p, program, instr->first_operand, instr->num_args, false);
+      jpp_str_appendf(&p->str, "    _:i32[] = delete[mpmd_idx=%u]", program->rank);
+      append_args(p, program, instr);
       break;
-    case JPP_INSTR_SEND:  // the receive shows the transfer
+    case JPP_INSTR_RECV:  // the send shows the transfer
+      receive(p, program, instr);
+      return;
     case JPP_INSTR_KIND_COUNT:
       return;
   }
@@ -94,9 +135,8 @@ static bool advance(printer_t* p, uint32_t rank) {
   uint32_t first = p->at[rank];
   while (p->at[rank] < program->num_instrs) {
     const jpp_instr_t* instr = &program->instrs[p->at[rank]];
-    if (instr->kind == JPP_INSTR_RECV && p->sent[instr->target] == 0) break;
-    if (instr->kind == JPP_INSTR_RECV) --p->sent[instr->target];
-    if (instr->kind == JPP_INSTR_SEND) ++p->sent[instr->target];
+    bool receives = instr->kind == JPP_INSTR_RECV;
+    if (receives && p->sent[instr->target] == p->received[instr->target]) break;
     append_instr(p, program, instr);
     ++p->at[rank];
     if (instr->kind == JPP_INSTR_RUN) break;
@@ -104,51 +144,86 @@ static bool advance(printer_t* p, uint32_t rank) {
   return p->at[rank] > first;
 }
 
-static void append_args(printer_t* p) {
+static void append_step_args(printer_t* p) {
   const jpp_staged_t* staged = p->plan->staged;
+  p->num_names = staged->graph->num_args;
   jpp_str_append(&p->str, "{ lambda ;");
-  for (uint32_t i = 0; i < staged->graph->num_args; ++i) {
-    jpp_str_appendf(&p->str, " v%u:", staged->args[i].value);
-    jpp_type_append(&p->str, &staged->values[staged->args[i].value].type);
+  for (uint32_t i = 0; i < p->num_names; ++i) {
+    jpp_str_append(&p->str, " ");
+    append_new(p, i, staged->args[i].value);
   }
   jpp_str_append(&p->str, ". let\n");
 }
 
-// A loop's result is what its last accumulation left; that is the name it was made under.
-static uint32_t made_as(const jpp_staged_t* staged, uint32_t value) {
-  for (uint32_t a = 0; a < staged->num_accumulators; ++a) {
-    if (staged->accumulators[a].final == value) return staged->accumulators[a].next;
+// NULL: another rank has the output.
+static const jpp_program_output_t* find_output(const jpp_program_t* program,
+                                               uint32_t output) {
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    if (program->outputs[i].output == output) return &program->outputs[i];
   }
-  return value;
+  return NULL;
 }
 
-static void append_outputs(printer_t* p) {
-  const jpp_staged_t* staged = p->plan->staged;
+static void append_step_output(printer_t* p, uint32_t output) {
+  for (uint32_t r = 0; r < p->plan->ranks; ++r) {
+    const jpp_program_output_t* found = find_output(&p->plan->programs[r], output);
+    if (!found) continue;
+    append_name(p, p->names[r][found->reg]);
+    return;
+  }
+}
+
+static void append_step_outputs(printer_t* p) {
   jpp_str_append(&p->str, "  in (");
-  for (uint32_t i = 0; i < staged->graph->num_outputs; ++i) {
-    uint32_t value = made_as(staged, staged->outputs[i].value);
-    jpp_str_appendf(&p->str, "%sv%u", i ? ", " : "", value);
+  for (uint32_t i = 0; i < p->plan->staged->graph->num_outputs; ++i) {
+    if (i) jpp_str_append(&p->str, ", ");
+    append_step_output(p, i);
   }
   jpp_str_append(&p->str, ") }\n");
 }
 
-static jpp_status_t* print_all(printer_t* p) {
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(p->plan->ranks, &p->at));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(p->plan->num_channels, &p->sent));
-  append_args(p);
+static jpp_status_t* make_tables(printer_t* p, jpp_arena_t* arena) {
+  const jpp_plan_t* plan = p->plan;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &p->at));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &p->names));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &p->messages));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &p->sent));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &p->received));
+  for (uint32_t c = 0; c < plan->num_channels; ++c) {
+    uint32_t messages = plan->channels[c].messages;
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, messages, &p->messages[c]));
+  }
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    const jpp_program_t* program = &plan->programs[r];
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_registers, &p->names[r]));
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      p->names[r][program->inputs[i].reg] = program->inputs[i].arg;
+    }
+    for (uint32_t i = 0; i < program->num_constants; ++i) {
+      const jpp_program_constant_t* constant = &program->constants[i];
+      p->names[r][constant->reg] = kLiteral | constant->microbatch;
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* print_all(printer_t* p, jpp_arena_t* arena) {
+  JPP_RETURN_IF_ERROR(make_tables(p, arena));
+  append_step_args(p);
   for (bool moved = true; moved;) {
     moved = false;
     for (uint32_t r = 0; r < p->plan->ranks; ++r) moved = advance(p, r) || moved;
   }
-  append_outputs(p);
+  append_step_outputs(p);
   return NULL;
 }
 
 jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan, char** out_text) {
   *out_text = NULL;
   printer_t printer = {.plan = plan};
-  jpp_status_t* status = print_all(&printer);
-  jpp_free(printer.at);
-  jpp_free(printer.sent);
+  jpp_arena_t arena;
+  jpp_arena_init(&arena);
+  jpp_status_t* status = print_all(&printer, &arena);
+  jpp_arena_deinit(&arena);
   return jpp_str_finish_unless(status, &printer.str, out_text);
 }

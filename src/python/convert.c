@@ -13,19 +13,43 @@ bool jpp_py_check(jpp_status_t* status) {
   return false;
 }
 
+static PyObject* error_type(jpp_status_code_t code, bool wrong_type) {
+  switch (code) {
+    case JPP_INVALID_ARGUMENT:
+    case JPP_PARSE_ERROR:
+    case JPP_GRAPH_ERROR:
+    case JPP_MARKS_ERROR:
+    case JPP_SCHEDULE_ERROR:
+    case JPP_MESH_ERROR:
+    case JPP_MICROBATCH_ERROR:
+    case JPP_OPERATION_ERROR:
+    case JPP_SHARDING_ERROR:
+    case JPP_DEVICES_ERROR:
+    case JPP_DONATED_ERROR:
+      return wrong_type ? jpp_py_types.type_error : jpp_py_types.value_error;
+    case JPP_NAN_ERROR:
+      return jpp_py_types.nan_error;
+    default:  // what fails whatever the arguments are
+      return jpp_py_types.error;
+  }
+}
+
+PyObject* jpp_py_make_error(jpp_status_code_t code, PyObject* message, bool wrong_type) {
+  PyObject* type = error_type(code, wrong_type);
+  PyObject* error = PyObject_CallFunctionObjArgs(type, message, NULL);
+  PyObject* name = error ? PyUnicode_FromString(jpp_status_code_name(code)) : NULL;
+  if (!name || PyObject_SetAttrString(error, "code", name) < 0) Py_CLEAR(error);
+  Py_XDECREF(name);
+  return error;
+}
+
 PyObject* jpp_py_raise(jpp_status_t* status) {
-  const char* code = jpp_status_code_name(jpp_status_code(status));
-  bool is_nan = jpp_status_code(status) == JPP_NAN_ERROR;
-  PyObject* type = is_nan ? jpp_py_types.nan_error : jpp_py_types.error;
   PyObject* message = jpp_py_text(jpp_status_message(status));
-  PyObject* error = message ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
-  PyObject* name = PyUnicode_FromString(code);
+  jpp_status_code_t code = jpp_status_code(status);
+  PyObject* error = message ? jpp_py_make_error(code, message, false) : NULL;
   Py_XDECREF(message);
   jpp_status_free(status);
-  if (error && name && PyObject_SetAttrString(error, "code", name) == 0) {
-    PyErr_SetObject(type, error);
-  }
-  Py_XDECREF(name);
+  if (error) PyErr_SetObject((PyObject*)Py_TYPE(error), error);
   Py_XDECREF(error);
   return NULL;
 }

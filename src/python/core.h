@@ -21,6 +21,10 @@
 #include "jaxpp/schedule.h"
 #include "jaxpp/simulate.h"
 
+// The exception to raise for a code: a JaxppError, and of the subclass that belongs to
+// the code; a TypeError as well if `wrong_type` and the code is one of bad arguments.
+// NULL if it raised.
+PyObject* jpp_py_make_error(jpp_status_code_t code, PyObject* message, bool wrong_type);
 // Raises jaxpp.JaxppError with the status's code and message; frees the status. Returns
 // NULL, so that a method can return the call.
 PyObject* jpp_py_raise(jpp_status_t* status);
@@ -93,6 +97,8 @@ typedef enum jpp_py_record {
   JPP_PY_STAGED_OP,
   JPP_PY_PLACED_VALUE,
   JPP_PY_RANK_SUMMARY,
+  JPP_PY_RANK_TOTALS,
+  JPP_PY_CHANNEL,
   JPP_PY_SEARCH_RESULT,
   JPP_PY_DEVICE_INFO,
   JPP_PY_CLIENT_INFO,
@@ -119,8 +125,10 @@ bool jpp_py_add_constants(PyObject* module);
 
 // The types, made once when the module is loaded.
 typedef struct jpp_py_types {
-  PyObject* error;      // JaxppError
-  PyObject* nan_error;  // NanError
+  PyObject* error;        // JaxppError
+  PyObject* value_error;  // JaxppValueError
+  PyObject* type_error;   // JaxppTypeError
+  PyObject* nan_error;    // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
   PyTypeObject *network, *callback, *planfile;
 } jpp_py_types_t;

@@ -27,33 +27,38 @@ static bool add_type(PyObject* module, const char* name, PyType_Spec* spec,
   return PyModule_AddObjectRef(module, name, (PyObject*)*out_type) == 0;
 }
 
-static bool add_error(PyObject* module) {
-  jpp_py_types.error = PyErr_NewExceptionWithDoc(
-      "jaxpp.JaxppError",
+// An exception whose bases are `base` and, unless it is NULL, `other`.
+static bool add_error(PyObject* module, const char* name, const char* doc, PyObject* base,
+                      PyObject* other, PyObject** out_error) {
+  PyObject* bases = other ? PyTuple_Pack(2, base, other) : PyTuple_Pack(1, base);
+  if (!bases) return false;
+  *out_error = PyErr_NewExceptionWithDoc(name, doc, bases, NULL);
+  Py_DECREF(bases);
+  if (!*out_error) return false;
+  return PyModule_AddObjectRef(module, strchr(name, '.') + 1, *out_error) == 0;
+}
+
+static bool add_errors(PyObject* module) {
+  jpp_py_types_t* t = &jpp_py_types;
+  static const char kDoc[] =
       "What JaxPP refuses or what failed while it ran. `code` names the kind of error "
       "('stage-marks', 'schedule', 'mesh', 'microbatch', 'operation', 'sharding', "
       "'plugin', 'devices', 'donated', 'execution', 'out-of-memory', ...); the message "
-      "says what was expected, what was found and where.",
-      NULL, NULL);
-  if (!jpp_py_types.error) return false;
-  return PyModule_AddObjectRef(module, "JaxppError", jpp_py_types.error) == 0;
-}
-
-static bool add_nan_error(PyObject* module) {
-  PyObject* bases = PyTuple_Pack(2, jpp_py_types.error, PyExc_FloatingPointError);
-  if (!bases) return false;
-  jpp_py_types.nan_error = PyErr_NewExceptionWithDoc(
-      "jaxpp.NanError",
-      "A task made a NaN under jax_debug_nans, or an infinity under jax_debug_infs.",
-      bases, NULL);
-  Py_DECREF(bases);
-  if (!jpp_py_types.nan_error) return false;
-  return PyModule_AddObjectRef(module, "NanError", jpp_py_types.nan_error) == 0;
+      "says what was expected, what was found and where.";
+  return add_error(module, "jaxpp.JaxppError", kDoc, PyExc_Exception, NULL, &t->error) &&
+         add_error(module, "jaxpp.JaxppValueError", "A bad argument.", t->error,
+                   PyExc_ValueError, &t->value_error) &&
+         add_error(module, "jaxpp.JaxppTypeError", "An argument of a wrong type.",
+                   t->value_error, PyExc_TypeError, &t->type_error) &&
+         add_error(module, "jaxpp.NanError",
+                   "A task made a NaN under jax_debug_nans, or an infinity under "
+                   "jax_debug_infs.",
+                   t->error, PyExc_FloatingPointError, &t->nan_error);
 }
 
 static int module_exec(PyObject* module) {
   jpp_py_types_t* t = &jpp_py_types;
-  bool ok = add_error(module) && add_nan_error(module) && jpp_py_add_records(module) &&
+  bool ok = add_errors(module) && jpp_py_add_records(module) &&
             jpp_py_add_constants(module) &&
             add_type(module, "Graph", &jpp_py_graph_spec, &t->graph) &&
             add_type(module, "Schedule", &jpp_py_schedule_spec, &t->schedule) &&
@@ -75,6 +80,20 @@ static PyObject* check_process(PyObject* module, PyObject* unused) {
   (void)unused;
   if (!jpp_py_check(jpp_process_check())) return NULL;
   Py_RETURN_NONE;
+}
+
+static PyObject* make_error(PyObject* module, PyObject* args) {
+  (void)module;
+  const char* name = NULL;
+  PyObject* message = NULL;
+  int wrong_type = 0;
+  if (!PyArg_ParseTuple(args, "sUp", &name, &message, &wrong_type)) return NULL;
+  for (jpp_status_code_t code = JPP_OK + 1; code < JPP_STATUS_CODE_COUNT; ++code) {
+    if (strcmp(name, jpp_status_code_name(code)) == 0) {
+      return jpp_py_make_error(code, message, wrong_type);
+    }
+  }
+  return PyErr_Format(PyExc_ValueError, "no code is named %s", name);
 }
 
 static PyObject* device_bytes(PyObject* module, PyObject* args) {
@@ -118,6 +137,9 @@ static PyMethodDef kMethods[] = {
     {"device_bytes", device_bytes, METH_VARARGS,
      "device_bytes($module, dtype, elements, /)\n--\n\n"
      "Bytes on a device, which packs types of 2 and 4 bits."},
+    {"make_error", make_error, METH_VARARGS,
+     "make_error($module, code, message, wrong_type, /)\n--\n\n"
+     "An exception to raise, of the class that belongs to the code."},
     {"check_process", check_process, METH_NOARGS,
      "check_process($module, /)\n--\n\n"
      "Raises in a process forked after the devices were in use."},

@@ -173,6 +173,34 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
   return jpp_py_make_list(plan->ranks, make_summary, plan->programs);
 }
 
+static PyObject* make_totals(const void* plan, uint64_t rank) {
+  jpp_rank_totals_t totals = jpp_plan_rank_totals(plan, (uint32_t)rank);
+  return JPP_PY_RECORD(JPP_PY_RANK_TOTALS, PyLong_FromUnsignedLong(totals.tasks),
+                       PyFloat_FromDouble(totals.flops));
+}
+
+static PyObject* plan_totals(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_plan_t* plan = plan_of(object);
+  return jpp_py_make_list(plan->ranks, make_totals, plan);
+}
+
+static PyObject* make_channel(const void* context, uint64_t index) {
+  const jpp_plan_t* plan = context;
+  const jpp_plan_channel_t* channel = &plan->channels[index];
+  uint64_t bytes = jpp_plan_channel_bytes(plan, (uint32_t)index);
+  return JPP_PY_RECORD(JPP_PY_CHANNEL, PyLong_FromUnsignedLong(channel->src),
+                       PyLong_FromUnsignedLong(channel->dst),
+                       PyLong_FromUnsignedLong(channel->messages),
+                       PyLong_FromUnsignedLongLong(bytes));
+}
+
+static PyObject* plan_channels(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_plan_t* plan = plan_of(object);
+  return jpp_py_make_list(plan->num_channels, make_channel, plan);
+}
+
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
   uint32_t rank = 0;
   jpp_py_utf8_t message = {0};
@@ -362,6 +390,10 @@ static PyMethodDef kMethods[] = {
      "For every input of every task None, or the output that takes over its memory."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
+    {"totals", plan_totals, METH_NOARGS,
+     "totals($self, /)\n--\n\nA RankTotals for each rank."},
+    {"channels", plan_channels, METH_NOARGS,
+     "channels($self, /)\n--\n\nA Channel for each pair of ranks and kind of message."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},

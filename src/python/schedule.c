@@ -70,6 +70,18 @@ static PyObject* schedule_build(PyObject* type, PyObject* args) {
   return jpp_py_wrap_schedule(schedule);
 }
 
+static PyObject* schedule_check(PyObject* type, PyObject* args) {
+  (void)type;
+  const char* name = NULL;
+  uint32_t stages = 0, ranks = 0;
+  if (!PyArg_ParseTuple(args, "sO&O&", &name, jpp_py_u32_converter, &stages,
+                        jpp_py_u32_converter, &ranks) ||
+      !jpp_py_check(jpp_schedule_check(name, stages, ranks))) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
 static PyObject* make_info(const void* unused, uint64_t index) {
   (void)unused;
   const jpp_schedule_info_t* info = jpp_schedule_info_at((uint32_t)index);
@@ -413,6 +425,9 @@ static PyMethodDef kMethods[] = {
     {"build", schedule_build, METH_VARARGS | METH_STATIC,
      "build(name, stages, ranks, microbatches, fuse_steady_state, /)\n--\n\n"
      "A built-in schedule."},
+    {"check", schedule_check, METH_VARARGS | METH_STATIC,
+     "check(name, stages, ranks, /)\n--\n\n"
+     "Raises if no number of microbatches makes it a built-in schedule."},
     {"built_ins", schedule_built_ins, METH_NOARGS | METH_STATIC,
      "built_ins()\n--\n\nA ScheduleInfo of each built-in schedule."},
     {"placeholders", schedule_placeholders, METH_VARARGS | METH_STATIC,

@@ -279,6 +279,13 @@ def cases(step: Step) -> list[Case]:
             ("number", 4),
             ("anything", 0),
         ),
+        Case(
+            "Schedule.check",
+            lambda: _core.Schedule.check,
+            ("text, not None", "1f1b"),
+            ("number", 2),
+            ("number", 2),
+        ),
         Case("Schedule.built_ins", lambda: _core.Schedule.built_ins),
         Case(
             "Schedule.placeholders",
@@ -346,6 +353,8 @@ def cases(step: Step) -> list[Case]:
         Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
         Case("Plan.summary", lambda: step.plan.summary),
+        Case("Plan.totals", lambda: step.plan.totals),
+        Case("Plan.channels", lambda: step.plan.channels),
         Case(
             "Plan.search",
             lambda: step.plan.search,
@@ -484,6 +493,13 @@ def cases(step: Step) -> list[Case]:
             ("large number", 3),
         ),
         Case("check_process", lambda: _core.check_process),
+        Case(
+            "make_error",
+            lambda: _core.make_error,
+            ("text, not None", "mesh"),
+            ("text, not None", "what was found"),
+            ("anything", False),
+        ),
         Case("option", lambda: _core.option, ("text, not None", "JPP_LOG")),
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler),

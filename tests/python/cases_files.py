@@ -70,7 +70,7 @@ def loaded(change: Callable[[bytearray], Any] = lambda _: None, mpmd_mesh: Any =
 
 
 def with_text(error: jaxpp.JaxppError, old: str, new: str) -> jaxpp.JaxppError:
-    changed = jaxpp.JaxppError(str(error).replace(old, new))
+    changed = type(error)(str(error).replace(old, new))
     changed.code = error.code
     return changed
 

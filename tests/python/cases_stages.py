@@ -54,7 +54,7 @@ case(
     "invalid-argument",
     m.mark_of_text,
     "mistakes.py:",
-    "x['x']",
+    "anchor['x']",
     "expected an array",
     "found 'text'",
 )

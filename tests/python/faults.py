@@ -89,7 +89,7 @@ def complaints(
     if status == 0:
         found.append("the launcher says that all is well")
     if fault in ON_PROCESS:
-        errors = re.findall(r"^\[\d+\] jaxpp\.JaxppError: (.*)$", output, re.MULTILINE)
+        errors = re.findall(r"^\[\d+\] jaxpp\.Jaxpp\w*Error: (.*)$", output, re.MULTILINE)
         if not errors:
             found.append("nobody says what happened")
         found += [

@@ -7,6 +7,7 @@ does a test that is no longer there. Below are the tests that no other file has.
 from __future__ import annotations
 
 import ast
+import importlib
 import pathlib
 from typing import Any
 
@@ -29,6 +30,8 @@ HERE = pathlib.Path(__file__).parent
 # Row -> "file::test", without the "test_" of either.
 ROWS: dict[str, list[str]] = {
     # --- Names ---
+    "each name where scripts import it from": ["api_table::names"],
+    "use_pgle is taken": ["api_table::use_pgle_is_taken"],
     "a mark ends a stage; both of its names; the last stage marked or not": [
         "step::marks_inside",
         "step::scripts_that_do_not_mark_the_last_stage",
@@ -91,6 +94,7 @@ ROWS: dict[str, list[str]] = {
     "pytrees move between one big mesh and the ranks": [
         "cross::reshard_there_and_back",
         "api_table::reshard_takes_a_threshold",
+        "api_table::reshard_consumes_what_is_donated",
     ],
     "sums and stacks over ranks, values pinned beside others": [
         "cross::all_reduce_leaves_the_sum_on_every_rank",
@@ -177,7 +181,7 @@ def test_every_row_has_its_tests(row: str) -> None:
 def test_marks_by_either_name(mark: Any) -> None:
     def loss(ws: Any, x: Any) -> Any:
         for k, w in enumerate(ws):
-            x, scale = mark((jnp.tanh(x @ w), jnp.float32(k + 1)), name=f"layer_{k}")
+            x, scale = mark(anchor=(jnp.tanh(x @ w), jnp.float32(k + 1)), name=f"layer_{k}")
         return jnp.mean(x**2) * scale
 
     def step(ws: Any, xs: Any) -> Any:
@@ -226,6 +230,57 @@ def test_shardings_in_place_of_specs() -> None:
     assert difference((ws, total), m.plain_training_step(m.params(), m.batch())) < 1e-5
     assert ws[0].spec == P("data")
     assert step.compile(m.params(), m.batch())._inputs[2].spec == P(None, "data")
+
+
+NAMES = {
+    "api": """
+        Add BaseSchedule Concat DualPipeV Eager1F1B FusedTask GPipe Interleaved1F1B KimiK2 Max
+        MpmdArray MpmdMesh MpmdSharding Std1F1B Task ZeroBubble collect_task_times_ms
+        cross_mpmd_all_reduce cross_mpmd_stack mark_stage_end mpmd_jit_by_yield
+        mpmd_jit_with_loop mpmd_to_spmd_reshard pipeline_enter_stage place_with
+        spmd_to_mpmd_reshard treduce treduce_i
+    """,
+    "core": "mpmd_jit_by_yield mpmd_jit_with_loop",
+    "training": "Add Concat Max Op treduce treduce_i",
+    "types": "MpmdIdx MpmdSharding PyTree TaskType",
+    "pipelining": "mark_stage_end pipeline_enter_stage",
+    "mesh": "MpmdMesh",
+    "array": "MpmdArray",
+    "schedules": """
+        BaseSchedule DualPipeV Eager1F1B FusedTask GPipe Interleaved1F1B InterleavedBaseSchedule
+        KimiK2 Std1F1B Task TaskType ZeroBubble
+    """,
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names(module: str) -> None:
+    found = importlib.import_module(f"jaxpp.{module}")
+    whole = importlib.import_module("jaxpp")
+    for name in NAMES[module].split():
+        assert name in found.__all__
+        assert getattr(whole, name, getattr(found, name)) is getattr(found, name)
+    assert isinstance(whole.__version__, str)
+
+
+def test_use_pgle_is_taken() -> None:
+    for jit, fun in (
+        (jaxpp.mpmd_jit_with_loop, m.training_step(jaxpp.Std1F1B(2))),
+        (jaxpp.mpmd_jit_by_yield, m.loss),
+    ):
+        step = jit(fun, mpmd_mesh=make_mesh(2), use_pgle=True)
+        step.trace_and_place(m.params(), m.batch())
+
+
+def test_reshard_consumes_what_is_donated() -> None:
+    mesh = make_mesh(2)
+    sharding = jaxpp.MpmdSharding(mesh, {1}, P())
+    host = np.arange(8.0)
+    for donate in (False, True):
+        array = jnp.asarray(host)
+        moved = jaxpp.spmd_to_mpmd_reshard(mesh, [array], sharding, donate=donate)
+        assert array.is_deleted() == donate
+        np.testing.assert_array_equal(np.asarray(moved[0]), host)
 
 
 def test_reshard_takes_a_threshold() -> None:

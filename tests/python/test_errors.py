@@ -10,6 +10,7 @@ import concurrent.futures
 import importlib
 import os
 import pathlib
+import pickle
 import re
 import shutil
 from collections.abc import Iterator
@@ -54,6 +55,11 @@ def goes_on_working(expected: Any) -> Iterator[None]:
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5)
 
 
+# What fails whatever the arguments are; all else is a ValueError.
+CLASSES = dict.fromkeys(
+    ("execution", "out-of-memory", "plugin", "unsupported"), jaxpp.JaxppError
+) | {"nan": jaxpp.NanError}
+
 UPDATES = "JPP_UPDATE_DOCS" in os.environ
 SHOWN = dict(
     re.findall(r"^\*\*([^\n]*)\*\*\n\n```text\n(.*?)\n```$", DOCS.read_text(), re.M | re.S)
@@ -75,7 +81,8 @@ def test_error(wrong: Case) -> None:
         jax.block_until_ready(wrong.run())
     message = str(caught.value)
     compare_to_docs(wrong.title, message)
-    assert type(caught.value) is (jaxpp.NanError if wrong.code == "nan" else jaxpp.JaxppError)
+    assert isinstance(caught.value, CLASSES.get(wrong.code, ValueError))
+    assert isinstance(caught.value, ValueError) == (wrong.code not in CLASSES)
     assert caught.value.code == wrong.code, message
     for part in wrong.says:
         assert part in message
@@ -140,6 +147,30 @@ def test_docs_show_every_error() -> None:
         DOCS.write_text(_document(MESSAGES))  # of one process: all of them were raised
     else:
         assert DOCS.read_text() == _document(SHOWN), "run the tests with JPP_UPDATE_DOCS=1"
+
+
+def test_a_wrong_type_is_a_type_error() -> None:
+    for call in (
+        lambda: jaxpp.GPipe("two"),
+        lambda: jaxpp.treduce(lambda x: x, jnp.ones(2), None),
+        lambda: jaxpp.mark_stage_end("text"),
+        lambda: jaxpp.MpmdMesh(None, "stage"),
+        lambda: step_of()(m.params(), object()),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert isinstance(caught.value, jaxpp.JaxppTypeError)
+        assert isinstance(caught.value, ValueError)
+    with pytest.raises(ValueError, match="found 0|=0") as refused:
+        jaxpp.GPipe(0)
+    assert not isinstance(refused.value, TypeError)
+
+
+def test_an_error_keeps_its_code_and_class_in_a_pickle() -> None:
+    for wrong_type in (False, True):
+        error = make_error("mesh", "text", wrong_type=wrong_type)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.code) == (type(error), "text", "mesh")
 
 
 def test_titles_are_unique() -> None:

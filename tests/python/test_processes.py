@@ -68,9 +68,9 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 
 def error_of(lines: list[str]) -> str:
     """The one JaxppError that a process ended with."""
-    errors = [line for line in lines if line.startswith("jaxpp.JaxppError: ")]
+    errors = [line for line in lines if re.match(r"jaxpp\.Jaxpp\w*Error: ", line)]
     assert len(errors) == 1, lines
-    return errors[0].removeprefix("jaxpp.JaxppError: ")
+    return errors[0].partition(": ")[2]
 
 
 # --- Training ---------------------------------------------------------------------------

@@ -80,3 +80,52 @@ def test_a_searched_schedule_trains(any_mesh2):
     costs = [(2, 2, 2), (1, 1, 1), (1, 1, 1), (3, 3, 3)]
     schedule = jaxpp.Searched(costs, 2, memory_limit=60, activation_bytes=10, seconds=0.2)
     assert_trains_equal(mlp([2, 1, 1, 3], 4), schedule, any_mesh2, steps=1)
+
+
+def test_numbers_that_can_not_be_are_refused_at_once():
+    for make in (
+        lambda: jaxpp.Std1F1B(-1),
+        lambda: jaxpp.Interleaved1F1B(4, 0),
+        lambda: jaxpp.Interleaved1F1B(num_stages=2, mpmd_dim=3),
+        lambda: jaxpp.DualPipeV(6, 2),
+        lambda: jaxpp.InterleavedBaseSchedule(3, 2),
+    ):
+        with pytest.raises(ValueError, match=r"expected|cannot be divided|need 4 stages"):
+            make()
+    with pytest.raises(TypeError):
+        jaxpp.GPipe("4")
+
+
+@pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
+def test_a_stage_is_on_the_rank_whose_list_has_it(info):
+    stages = 4
+    sizes = (stages,) if info.stages_a_rank == 1 else (stages, 2)
+    schedule = getattr(jaxpp, info.class_name)(*sizes)
+    for rank, row in enumerate(schedule.tasks(stages)):
+        for entry in filter(None, row):
+            for task in entry if isinstance(entry, jaxpp.FusedTask) else (entry,):
+                assert schedule.get_mpmd_idx(task.stage_id) == rank
+
+
+def test_tasks_as_scripts_make_them():
+    forward = jaxpp.Task.make(0, 1, jaxpp.TaskType.FWD)
+    backward = jaxpp.Task.make(0, 1, jaxpp.TaskType.BWD)
+    assert forward == jaxpp.Task(0, 1, jaxpp.TaskType.FWD)
+    assert jaxpp.FusedTask((forward, backward)).latency == 1 + 2
+
+
+class InTurn(jaxpp.InterleavedBaseSchedule):
+    """GPipe, as one would write it with the names of the base class."""
+
+    def tasks(self, n_mubatches):
+        rows = [[] for _ in range(self.mpmd_dim)]
+        stages = range(self.num_stages)
+        for kind, order in ((jaxpp.TaskType.FWD, stages), (jaxpp.TaskType.BWD, stages[::-1])):
+            for stage in order:
+                row = rows[self.get_mpmd_idx(stage)]
+                row += [jaxpp.Task.make(stage, i, kind) for i in range(n_mubatches)]
+        return rows
+
+
+def test_a_schedule_of_ones_own_with_several_stages_a_rank(any_mesh2):
+    assert_trains_equal(mlp([1, 1, 1, 1], 3), InTurn(4, 2), any_mesh2, steps=1)

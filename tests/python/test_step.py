@@ -142,8 +142,31 @@ def test_text_of_the_whole_program() -> None:
     assert text.count("task_name=fwd_0") == text.count("task_name=bwd_0") == 3
     # The names of the results were given before.
     body, results = text.split("in (")
-    made = set(re.findall(r"(v\d+):", body))
-    assert set(re.findall(r"v\d+", results)) <= made
+    made = re.findall(r"(v\d+):", body)
+    assert set(re.findall(r"v\d+", results)) <= set(made)
+
+
+@pytest.mark.parametrize("schedule", [TWO, jaxpp.GPipe(2), jaxpp.ZeroBubble(2)])
+def test_the_text_is_a_program(schedule: Any) -> None:
+    """Each name is given once, before it is used, and not used after its deletion."""
+    step = JIT(m.training_step(schedule), make_mesh(2), donate_argnums=0)
+    text = str(step.compile(m.params(), m.batch(5)).closed_jaxpr)
+    lines = re.sub(r"\[\n[^\]]*\]", "[]", text).splitlines()
+    made: set[str] = set(re.findall(r"(v\d+):", lines[0]))
+    deleted: set[str] = set()
+    for line in lines[1:-1]:
+        results, _, operands = line.partition(" = ") if " = " in line else ("", "", line)
+        used = set(re.findall(r"\bv\d+\b(?!:)", operands))
+        assert used <= made - deleted, line
+        names = re.findall(r"(v\d+):", results)
+        assert not made & set(names), line
+        made |= set(names)
+        if "delete[" in line:
+            deleted |= used
+    assert set(re.findall(r"v\d+", lines[-1])) <= made - deleted
+    assert (
+        deleted and text.count("latency=1") and text.count("latency=") == text.count("_info=")
+    )
 
 
 def test_names_that_the_step_shadows() -> None:

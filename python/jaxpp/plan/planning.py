@@ -23,8 +23,9 @@ from jaxpp.errors import (
     where_raised,
 )
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
-from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
+from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.sharding import Specs, infer_specs
 from jaxpp.trace.call import Call, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
@@ -38,6 +39,7 @@ __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 class Planned:
     """A step's plan, and what its arguments and results are: traced, or from a file."""
 
+    mesh: MpmdMesh
     staged: _core.Staged
     specs: Specs
     plan: _core.Plan
@@ -58,6 +60,53 @@ class Planned:
     def text(self) -> str:
         """The programs of all actors."""
         return self.plan.text()
+
+    @property
+    def in_shardings(self) -> Any:
+        """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
+
+        An argument that nothing uses lies on the first rank.
+        """
+        return self.tree.unflatten(self._shardings(self.staged.args(), self.argument_bounds))
+
+    @property
+    def out_shardings(self) -> Any:
+        """Where the results lie: their tree with an `MpmdSharding` for each array."""
+        return self.out_tree.unflatten(
+            self._shardings(self.staged.outputs(), self.result_bounds)
+        )
+
+    @property
+    def out_info(self) -> Any:
+        """The shapes and dtypes of the results, with their shardings."""
+        shardings = self._shardings(self.staged.outputs(), self.result_bounds)
+        structs, at = [], 0
+        for cut, sharding in zip(self.result_bounds, shardings, strict=True):
+            aval = self.out_avals[at]
+            shape = (cut[-1], *aval.shape[1:]) if cut else aval.shape
+            structs.append(jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding))
+            at += len(cut) - 1 if cut else 1
+        return self.out_tree.unflatten(structs)
+
+    def cost_summary(self) -> CostSummary:
+        """Tasks, floating point operations and bytes of a step, rank by rank."""
+        return cost_summary(self.plan)
+
+    def _shardings(
+        self, placed: Sequence[_core.PlacedValue], bounds: Sequence[Bounds | None]
+    ) -> list[MpmdSharding]:
+        """One a leaf; a leaf may be several values, its parts."""
+        found, at = [], 0
+        for cut in bounds:
+            parts = placed[at : at + (len(cut) - 1 if cut else 1)]
+            at += len(parts)
+            spec = self.specs.of(parts[0].value)
+            if cut:
+                ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
+                found.append(parted_sharding(self.mesh, ranks, spec, cut[-1]))
+            else:
+                found.append(MpmdSharding(self.mesh, parts[0].ranks or [0], spec))
+        return found
 
 
 @dataclasses.dataclass
@@ -122,6 +171,7 @@ def _spec_of(given: Any, what: str) -> PartitionSpec | None:
         "sharding",
         f"{what}: expected PartitionSpecs, NamedShardings, MpmdShardings or None, found "
         f"{describe(given)}",
+        wrong_type=True,
     )
 
 
@@ -203,6 +253,7 @@ def _build_schedule(loop: FrontLoop, ranks: int) -> _core.Schedule:
         "schedule",
         f"loop at {loop.where}: schedule={describe(loop.schedule)}: expected its build() to "
         f"give what BaseSchedule.build() gives, found {shorten(schedule)}",
+        wrong_type=True,
     )
 
 
@@ -246,6 +297,7 @@ class _Front:
 
         plan = _core.Plan(graph.core, schedules, memory_limits, measure)
         return Traced(
+            mesh=self.mesh,
             staged=plan.staged(),
             specs=found[0],
             plan=plan,

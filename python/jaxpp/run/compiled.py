@@ -22,6 +22,7 @@ from jaxpp.array import (
 )
 from jaxpp.errors import JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
+from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.compiling import Code, explain
@@ -319,9 +320,33 @@ class CompiledStep:
     # --- Looking ---
 
     @property
+    def in_shardings(self) -> Any:
+        """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
+
+        An argument that nothing uses lies on the first rank. Weights are made where they
+        belong by `jax.jit(init, out_shardings=...)`, or put there by `jax.device_put`.
+        """
+        return self._traced.in_shardings
+
+    @property
+    def out_shardings(self) -> Any:
+        """Where the results lie: their tree with an `MpmdSharding` for each array."""
+        return self._traced.out_shardings
+
+    @property
+    def out_info(self) -> Any:
+        """The shapes and dtypes of the results, with their shardings."""
+        return self._traced.out_info
+
+    @property
     def closed_jaxpr(self) -> Any:
         """The whole program; its text shows every task, transfer and deletion."""
         return ProgramText(self._traced.plan)
+
+    def cost_summary(self) -> CostSummary:
+        """What a step costs: its tasks, floating point operations and peak bytes a rank, and
+        the bytes that ranks send to each other. Prints as a table."""
+        return self._traced.cost_summary()
 
     def set_tracing(self, enabled: bool = True) -> None:
         """Records when each task really ran, from the next call on."""
@@ -357,6 +382,8 @@ def _dump(traced: Planned, code: Code) -> None:
         return
     try:
         _write_dump(pathlib.Path(folder), traced, code)
+    except JaxppError:
+        raise
     except (OSError, ValueError) as error:
         warn(f"JPP_DUMP={folder!r}: {error}; the rest is not written")
 

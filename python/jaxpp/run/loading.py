@@ -96,7 +96,9 @@ class _Untold:
         self.text = text
 
 
-def _planned_of(path: str, file: _core.PlanFile, contents: Any, front: Any) -> Planned:
+def _planned_of(
+    path: str, mesh: MpmdMesh, file: _core.PlanFile, contents: Any, front: Any
+) -> Planned:
     plan = file.plan()
     staged = plan.staged()
     specs: dict[int, Any] = {}
@@ -106,6 +108,7 @@ def _planned_of(path: str, file: _core.PlanFile, contents: Any, front: Any) -> P
     ):
         specs[placed.value] = decode_value(spec)
     return Planned(
+        mesh=mesh,
         staged=staged,
         specs=Specs(specs, None),
         plan=plan,
@@ -150,7 +153,9 @@ def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
 
 def _check_mesh(path: str, mesh: Any, saved: dict[str, Any]) -> MpmdMesh:
     if not isinstance(mesh, MpmdMesh):
-        raise make_error("mesh", f"load: mpmd_mesh={shorten(mesh)}; expected an MpmdMesh")
+        raise make_error(
+            "mesh", f"load: mpmd_mesh={shorten(mesh)}; expected an MpmdMesh", wrong_type=True
+        )
     found = (dict(mesh.jax_mesh.shape), mesh.mpmd_axis_name)
     expected = (dict(zip(saved["axes"], saved["shape"], strict=True)), saved["pipeline"])
     if list(found[0].items()) == list(expected[0].items()) and found[1] == expected[1]:
@@ -261,6 +266,7 @@ class LoadedStep:
                     "invalid-argument",
                     f"argument {name} of the step in {self._path}: expected an array or a "
                     f"number, found {shorten(leaf)} of type {type(leaf).__name__}",
+                    wrong_type=True,
                 ) from None
             if found != expected:
                 self._refuse_type(number, leaf)
@@ -320,7 +326,7 @@ def load(
             f"plan file {name}: its tasks are lowered for platform {contents.platform}; "
             f"expected a plugin of that one, found {devices.platform}",
         )
-    planned = _planned_of(name, file, contents, front)
+    planned = _planned_of(name, mesh, file, contents, front)
     options = Options(
         "load",
         mesh,

@@ -28,12 +28,18 @@ def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
             raise make_error(
                 "sharding",
                 f"{name}: expected {kind.__name__}s in shardings, found {sharding!r}",
+                wrong_type=True,
             )
     return found
 
 
 def spmd_to_mpmd_reshard(
-    mpmd_mesh: MpmdMesh, arrays: Any, shardings: Any, threshold: int | None = None
+    mpmd_mesh: MpmdMesh,
+    arrays: Any,
+    shardings: Any,
+    threshold: int | None = None,
+    *,
+    donate: bool = False,
 ) -> Any:
     """Puts arrays of one big mesh, or of the host, on pipeline ranks.
 
@@ -43,6 +49,8 @@ def spmd_to_mpmd_reshard(
       shardings: a pytree prefix of `MpmdSharding`s.
       threshold: how many bytes may be under way at once in implementations that group
         transfers; here every array moves by itself, and it is accepted for their scripts.
+      donate: each jax array is deleted as soon as it has moved, so that not all of them take
+        memory twice.
 
     Returns:
       The same tree of `MpmdArray`s.
@@ -56,7 +64,11 @@ def spmd_to_mpmd_reshard(
     def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
         aval = jax.typeof(array)
         placement = Placement(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
-        return MpmdArray._of(placement, placement.put(array))
+        value = placement.put(array)
+        if donate and isinstance(array, jax.Array):
+            value.wait()
+            array.delete()
+        return MpmdArray._of(placement, value)
 
     leaves, tree = jax.tree.flatten(arrays)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")

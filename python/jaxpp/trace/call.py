@@ -145,6 +145,7 @@ class Signature:
                     "invalid-argument",
                     f"static argument {name}: expected something hashable, found "
                     f"{shorten(value)} of type {type(value).__name__}",
+                    wrong_type=True,
                 ) from None
         hint = ". Name an argument that is none, such as a mode, in static_argnames"
         for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
@@ -263,6 +264,7 @@ def plugin_of(given: Any, who: str) -> str | None:
     raise make_error(
         "invalid-argument",
         f"{who}: plugin={shorten(given)}; expected the path of a PJRT plugin, a .so file",
+        wrong_type=not isinstance(given, str | bytes | os.PathLike),
     )
 
 
@@ -275,6 +277,7 @@ def compiler_options_of(given: Any, who: str) -> dict[str, Any]:
             "invalid-argument",
             f"{who}: compiler_options={shorten(given)}; expected a dict from the names of "
             "XLA's options to their values",
+            wrong_type=True,
         )
     for name, value in given.items():
         if not isinstance(name, str) or not name.isprintable():
@@ -288,6 +291,7 @@ def compiler_options_of(given: Any, who: str) -> dict[str, Any]:
                 "invalid-argument",
                 f"{who}: compiler_options[{name!r}]={shorten(value)}; expected text, True, "
                 "False or a number",
+                wrong_type=True,
             )
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 

@@ -27,6 +27,7 @@ from jaxpp.jax_internals import (
     broadcast_prefix,
     drop_unused,
     is_of_a_closed_trace,
+    is_tracing,
     is_transposed,
     name_after,
     user_line,
@@ -126,6 +127,7 @@ def _match_operations(operation: Any, result: Any, length: int, title: str) -> t
                 "operation",
                 f"{title}: {describe(given)} is no operation; expected Add, Max, "
                 "Concat() or an object with state(n, value) and update(state, value, i)",
+                wrong_type=True,
             )
         _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), title)
         operations.append(operation)
@@ -225,6 +227,7 @@ def run_loop(
             "schedule",
             f"{title}: schedule={describe(schedule)}; expected an object such as "
             "Interleaved1F1B(num_stages, mpmd_dim) or of your subclass of BaseSchedule",
+            wrong_type=True,
         )
 
     def run_body(i: jax.Array) -> Any:
@@ -232,13 +235,15 @@ def run_loop(
         check_arrays(result, f"{title}: the function's result")
         return result
 
+    if jax.config.jax_disable_jit and not is_tracing():
+        return _run_eagerly(run_body, length, operation, title)
     index = jax.ShapeDtypeStruct((), jnp.int32)
     name_after(run_body, fun, (index,), {})
     try:
         with noting_marks() as bound:
             closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
     except (TypeError, ValueError, IndexError) as error:
-        if note:
+        if note and not isinstance(error, JaxppError):
             error.add_note(f"{title}: {note}")
         raise
     for const in closed.consts:
@@ -265,6 +270,28 @@ def run_loop(
             "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
         ) from error
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _run_eagerly(
+    body: Callable[[jax.Array], Any], length: int, operation: Any, title: str
+) -> Any:
+    """What a loop means, op by op on values that the user can look at."""
+    operations: tuple[Any, ...] = ()
+    states: list[Any] = []
+    tree = None
+    for i in range(length):
+        index = jnp.int32(i)
+        result = body(index)
+        values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, result))
+        if i == 0:
+            operations = _match_operations(operation, tree.unflatten(values), length, title)
+            structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+            states = [op.state(length, s) for op, s in zip(operations, structs, strict=True)]
+        states = [
+            op.update(state, value, index)
+            for op, state, value in zip(operations, states, values, strict=True)
+        ]
+    return jax.tree.unflatten(tree, states)
 
 
 def closed_over_error(value: jax.core.Tracer) -> JaxppError:
@@ -338,7 +365,9 @@ def _microbatch_count(xs: Any, axis: int) -> int:
         )
     if not isinstance(axis, int):
         raise make_error(
-            "microbatch", f"treduce at {here()}: axis={shorten(axis)}; expected a whole number"
+            "microbatch",
+            f"treduce at {here()}: axis={shorten(axis)}; expected a whole number",
+            wrong_type=True,
         )
     check_arrays(xs, f"treduce at {here()}: xs")
     sizes: dict[str, int | None] = {}

@@ -104,29 +104,31 @@ ad.primitive_jvps[mark_backward_p] = lambda primals, tangents, **params: (
 )
 
 
-def mark_stage_end(x: Any, name: str | None = None) -> Any:
-    """Ends a pipeline stage: what `x` needs belongs to it, what uses `x` to later ones.
+def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
+    """Ends a pipeline stage: what `anchor` needs belongs to it, what uses the result to later
+    ones.
 
     The identity on any pytree of arrays. A model of S stages has S marks, in order, the
     last one included. Differentiable (its transpose begins the same stage's backward) and
     vmappable; outside `treduce` it does nothing.
 
     Args:
-      x: a pytree of arrays, of any shapes and dtypes.
+      anchor: a pytree of arrays, of any shapes and dtypes.
       name: a name for error messages; has no other meaning.
 
     Returns:
-      `x`.
+      `anchor`.
     """
-    check_arrays(x, f"mark_stage_end at {here()}: x")
+    check_arrays(anchor, f"mark_stage_end at {here()}: anchor")
     if name is not None and not isinstance(name, str):
         raise make_error(
             "stage-marks",
             f"mark_stage_end at {here()}: name={shorten(name)}; expected text or None",
+            wrong_type=True,
         )
-    leaves, tree = jax.tree.flatten(x)
+    leaves, tree = jax.tree.flatten(anchor)
     if not leaves:
-        return x
+        return anchor
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     uid = next(_next_uid)
     if (bound := _bound.get()) is not None:

@@ -262,6 +262,15 @@ static jpp_status_t* fill(const built_in_t* built_in, const jpp_schedule_params_
   return status;
 }
 
+jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages, uint32_t ranks) {
+  const built_in_t* built_in = find_built_in(name);
+  if (!built_in) return unknown_name(name);
+  // No schedule needs more microbatches than it has stages.
+  jpp_schedule_params_t params = {
+      .stages = stages, .ranks = ranks, .microbatches = stages};
+  return built_in->builder->check(built_in->info.name, &params);
+}
+
 bool jpp_schedule_is_misfit(const jpp_status_t* status) {
   if (!status) return false;
   jpp_status_code_t code = jpp_status_code(status);

@@ -210,6 +210,17 @@ static void test_sizes_that_do_not_fit_are_refused(void** state) {
                  "fuse_steady_state is for");
 }
 
+static void test_sizes_are_checked_without_microbatches(void** state) {
+  (void)state;
+  for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
+    const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
+    ASSERT_OK(jpp_schedule_check(info->name, info->example.stages, info->example.ranks));
+  }
+  jpp_status_t* status = jpp_schedule_check("dualpipe-v", 6, 4);
+  assert_int_equal(jpp_status_code(status), JPP_MESH_ERROR);
+  jpp_status_free(status);
+}
+
 static void test_table_lists_every_schedule_once(void** state) {
   (void)state;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
@@ -328,6 +339,7 @@ int main(void) {
       cmocka_unit_test(test_peaks_are_those_of_the_papers),
       cmocka_unit_test(test_interleaved_has_the_ideal_length_at_uneven_sizes),
       cmocka_unit_test(test_sizes_that_do_not_fit_are_refused),
+      cmocka_unit_test(test_sizes_are_checked_without_microbatches),
       cmocka_unit_test(test_table_lists_every_schedule_once),
       cmocka_unit_test(test_docs_describe_every_schedule),
   };

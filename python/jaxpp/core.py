@@ -1,0 +1,6 @@
+"""What scripts import from `jaxpp.core`."""
+
+from jaxpp.by_yield import mpmd_jit_by_yield
+from jaxpp.step import mpmd_jit_with_loop
+
+__all__ = ["mpmd_jit_by_yield", "mpmd_jit_with_loop"]
