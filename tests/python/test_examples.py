@@ -1,0 +1,86 @@
+"""The scripts of examples/ in small sizes, each as a user runs it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+LIMIT = 600  # seconds; only so that a hang fails
+
+SMALL_GPT2 = [
+    *("--layers-per-stage=1", "--num-ubatches=2", "--global-batch=8", "--seq-len=8"),
+    *("--vocab-size=32", "--d-model=16", "--n-heads=2", "--mlp-dim=32", "--lr=0.01"),
+]
+
+
+def start(folder: pathlib.Path, script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / script), *flags],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        cwd=folder,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def output_of(folder: pathlib.Path, script: str, *flags: str) -> str:
+    done = start(folder, script, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses_of(output: str, line: str) -> list[float]:
+    """What stands behind the pattern `line`, which are falling numbers."""
+    losses = [float(x) for x in re.findall(rf"^{line}(\d+\.\d+) tokens/s=\d+$", output, re.M)]
+    assert losses == sorted(losses, reverse=True), output
+    return losses
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_basic_validates_losses_predictions_and_weights(
+    dtype: str, tmp_path: pathlib.Path
+) -> None:
+    sizes = ["--layers=2", "--heads=2", "--hidden_size=16", "--seq_len=8", "--train_steps=3"]
+    output = output_of(tmp_path, "basic.py", f"--dtype={dtype}", "--num_ubatches=2", *sizes)
+    for what in ("Losses", "Predictions", "Params"):
+        assert f"\n[*] `{what}` Validation ... PASS !\n" in output
+    assert output.endswith("\nSUCCESS !\n")
+    for label in ("jaxpp", "jax"):
+        assert len(losses_of(output, rf"\[{label} \d{{4}}/0003\] loss=")) == 3
+
+
+def test_basic_refuses_layers_that_are_no_stages(tmp_path: pathlib.Path) -> None:
+    done = start(tmp_path, "basic.py", "--layers=4", "--pp=3")
+    assert done.returncode == 2
+    assert "--layers=4 is not a multiple of --pp=3" in done.stderr
+
+
+def test_tiny_gpt2_trains_alike_in_both_systems(tmp_path: pathlib.Path) -> None:
+    script = "tiny_gpt2_jaxpp_vs_spmd_dp.py"
+    mesh = ["--pp=2", "--dp=1", "--tp=2"]
+    output = output_of(
+        tmp_path, script, *mesh, *SMALL_GPT2, "--train-steps=22", "--log-every=10"
+    )
+    assert "=== SPMD data-parallel (jit) on 4 CPUs ===\n[spmd_dp warmup] loss_sum=" in output
+    assert "=== JaxPP MPMD pipeline ===\n[jaxpp warmup] loss_sum=" in output
+    for system in ("spmd_dp", "jaxpp"):
+        progress = rf"\[{system} \d{{4}}/0022\] loss_sum="
+        assert len(losses_of(output, progress)) == 3
+        order = [
+            rf"\[{system} 0010/0022\]",
+            rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d.* start profile \({system}\)",
+            rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d.* stop profile \({system}\)",
+            rf"\[{system} 0020/0022\]",
+            rf"\[{system}\] avg step time per step after profiling "
+            r"\(steps 20..21\): \d+\.\d+ ms$",
+        ]
+        assert re.search("(?ms)" + ".*".join(f"^{line}" for line in order), output), output
+        assert list(tmp_path.glob(f"tiny-gpt2-trace/{system}/plugins/profile/*/*"))
+    assert "losses of spmd_dp and jaxpp agree: at most " in output
