@@ -161,7 +161,7 @@ def main() -> None:
     model = ManualStagesModel(options.layers, options.heads, options.pp, dtype)
     shape = (options.num_ubatches, options.ubatch_size, options.seq_len, options.hidden_size)
     batch = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    start = model.init(jax.random.key(0), batch[0])
+    start = jax.jit(model.init)(jax.random.key(0), batch[0])
     # Not Adam, which makes a full step of a gradient that is rounding alone.
     optimizer = optax.sgd(0.1, momentum=0.9)
     steps = make_steps(options, model, optimizer, mesh)

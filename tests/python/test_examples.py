@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -84,3 +85,23 @@ def test_tiny_gpt2_trains_alike_in_both_systems(tmp_path: pathlib.Path) -> None:
         assert re.search("(?ms)" + ".*".join(f"^{line}" for line in order), output), output
         assert list(tmp_path.glob(f"tiny-gpt2-trace/{system}/plugins/profile/*/*"))
     assert "losses of spmd_dp and jaxpp agree: at most " in output
+
+
+def test_tutorial_trains_alike_three_times(tmp_path: pathlib.Path) -> None:
+    sizes = ["--num-stages=2", "--num-layers=4", "--num-mb=2", "--batch-size=4", "--seq-len=4"]
+    output = output_of(tmp_path, "tutorial.py", *sizes, "--width=16", "--num-steps=4")
+    progress = re.findall(r"Training loss after step (\d): \d\.\d+ \(\d+ tokens/s\)", output)
+    assert progress == ["2", "4"] * 3
+    assert (
+        "rank 1: ['FusedTask(fwd_1__0, bwd_1__0)', 'FusedTask(fwd_1__1, bwd_1__1)']" in output
+    )
+    assert "rank 0: ['fwd_0__0', 'fwd_0__1', 'fwd_2__0', 'fwd_2__1', 'bwd_2__0'," in output
+    assert "      task_name=fwd_0\n" in output
+    # The layers' ranks, with two layers a stage and then with one.
+    ranks = re.findall(r"layer_\d MpmdArray\(shape=\(16, 64\), .*mpmd_idxs=\((\d),\)", output)
+    assert "".join(ranks) == "0011" + "0101"
+    for label in ("pipeline", "interleaved"):
+        trace = json.loads((tmp_path / f"tutorial-trace-{label}.json").read_text())
+        assert trace["traceEvents"]
+    assert output.count("\nrank   1  ") == 2
+    assert output.endswith("\nAll losses agree.\n")
