@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -199,11 +200,14 @@ def init_shapes(config: Config):
     return jax.eval_shape(lambda: init(config, jax.random.key(0)))
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, pp: int, dp: int, tp: int) -> None:
-    """The flags that the scripts have in common; `pp`, `dp`, `tp`: the defaults."""
-    parser.add_argument("--pp", type=int, default=pp, help="pipeline ranks")
-    parser.add_argument("--dp", type=int, default=dp, help="data parallelism inside a rank")
-    parser.add_argument("--tp", type=int, default=tp, help="tensor parallelism inside a rank")
+def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pp", type=int, default=2, help="pipeline ranks")
+    parser.add_argument("--dp", type=int, default=1, help="data parallelism inside a rank")
+    parser.add_argument("--tp", type=int, default=4, help="tensor parallelism inside a rank")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that all scripts have: the model, the batch and the training."""
     parser.add_argument("--layers-per-stage", type=int, default=2)
     parser.add_argument("--num-ubatches", type=int, default=4, help="microbatches a step")
     parser.add_argument("--global-batch", type=int, default=32, help="sequences a step")
@@ -218,29 +222,50 @@ def add_arguments(parser: argparse.ArgumentParser, *, pp: int, dp: int, tp: int)
     parser.add_argument("--lr", type=float, default=1e-3)
 
 
-def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def check_arguments(parser: argparse.ArgumentParser, options, dp: int, tp: int) -> None:
     """Ends the script with a line if the numbers do not go together."""
-    per_microbatch = options.num_ubatches * options.dp
-    if options.global_batch % per_microbatch:
-        parser.error(
-            f"--global-batch={options.global_batch} is not a multiple of --num-ubatches"
-            f" times --dp = {per_microbatch}"
-        )
-    for flag in ("n_heads", "mlp_dim", "vocab_size"):
-        if getattr(options, flag) % options.tp:
-            name = flag.replace("_", "-")
-            parser.error(
-                f"--{name}={getattr(options, flag)} is not a multiple of --tp={options.tp}"
-            )
-    if options.d_model % options.n_heads:
-        parser.error(
-            f"--d-model={options.d_model} is not a multiple of --n-heads={options.n_heads}"
-        )
+
+    def check(flag: str, factor: int, meaning: str) -> None:
+        number = getattr(options, flag.replace("-", "_"))
+        if number % factor:
+            parser.error(f"--{flag}={number} is not a multiple of {factor}, {meaning}")
+
+    check("global-batch", options.num_ubatches * dp, "microbatches times data parallelism")
+    for flag in ("n-heads", "mlp-dim", "vocab-size"):
+        check(flag, tp, "the tensor parallelism")
+    check("d-model", options.n_heads, "the number of heads")
 
 
 def to_config(options: argparse.Namespace, layers: int) -> Config:
     same = [f.name for f in dataclasses.fields(Config) if f.name != "layers"]
     return Config(layers=layers, **{name: getattr(options, name) for name in same})
+
+
+def print_progress(name: str, done: int, total: int, loss: float, tokens_per_s: float) -> None:
+    print(f"[{name} {done:04}/{total:04}] loss_sum={loss:.6f} tokens/s={tokens_per_s:.0f}",
+          flush=True)  # fmt: skip
+
+
+def count_tokens(batch: np.ndarray) -> int:
+    """Those that are predicted in a step."""
+    return batch.shape[0] * batch.shape[1] * (batch.shape[2] - 1)
+
+
+def train(name: str, step, options, config: Config, optimizer):
+    """Weights, losses, median milliseconds a step (but for the first, which compiles)."""
+    params = init(config, jax.random.key(0))
+    state = (params, optimizer.init(params))
+    batch = make_batch(config, options.global_batch, options.num_ubatches)
+    losses, times = [], []
+    for i in range(options.train_steps):
+        start = time.perf_counter()
+        *state, loss = step(*state, batch)
+        losses.append(float(loss))
+        times.append(time.perf_counter() - start)
+        if (i + 1) % options.log_every == 0 or i + 1 == options.train_steps:
+            rate = count_tokens(batch) / times[-1]
+            print_progress(name, i + 1, options.train_steps, losses[-1], rate)
+    return state[0], np.array(losses), float(np.median(times[1:] or times)) * 1e3
 
 
 def agree(dtype: str, losses: np.ndarray, others: np.ndarray) -> tuple[bool, float]:

@@ -32,7 +32,7 @@ def train(name: str, step, options, state, batch) -> np.ndarray:
     """Prints the progress of --train-steps steps and the average time; gives the losses."""
     total = options.train_steps
     first = PROFILE_TO if total > PROFILE_TO else 0  # of the average
-    tokens = batch.shape[0] * batch.shape[1] * (batch.shape[2] - 1)
+    tokens = gpt2.count_tokens(batch)
     *state, loss = step(*state, batch)
     print(f"[{name} warmup] loss_sum={float(loss):.6f}", flush=True)
     losses = []
@@ -54,8 +54,7 @@ def train(name: str, step, options, state, batch) -> np.ndarray:
             value, now = float(loss), time.perf_counter()
             rate = tokens * (i + 1 - logged) / (now - logged_at)
             logged, logged_at = i + 1, now
-            print(f"[{name} {i + 1:04}/{total:04}] loss_sum={value:.6f} tokens/s={rate:.0f}",
-                  flush=True)  # fmt: skip
+            gpt2.print_progress(name, i + 1, total, value, rate)
     jax.block_until_ready(state)
     average = (time.perf_counter() - averaged_from) * 1e3 / (total - first)
     print(f"[{name}] avg step time per step after profiling "
@@ -92,7 +91,8 @@ SYSTEMS = {"spmd_dp": run_spmd_dp, "jaxpp": run_jaxpp}
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--system", choices=[*SYSTEMS, "both"], default="both")
-    gpt2.add_arguments(parser, pp=2, dp=1, tp=4)
+    gpt2.add_mesh_arguments(parser)
+    gpt2.add_arguments(parser)
     parser.add_argument(
         "--profile",
         action=argparse.BooleanOptionalAction,
@@ -101,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile-folder", default="tiny-gpt2-trace")
     options = parser.parse_args()
-    gpt2.check_arguments(parser, options)
+    gpt2.check_arguments(parser, options, options.dp, options.tp)
     devices = options.pp * options.dp * options.tp
     if options.system != "jaxpp" and options.global_batch % devices:
         parser.error(

@@ -13,6 +13,7 @@ import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 LIMIT = 600  # seconds; only so that a hang fails
+COMPILE_FASTER = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 SMALL_GPT2 = [
     *("--layers-per-stage=1", "--num-ubatches=2", "--global-batch=8", "--seq-len=8"),
@@ -27,7 +28,7 @@ def start(folder: pathlib.Path, script: str, *flags: str) -> subprocess.Complete
         text=True,
         timeout=LIMIT,
         cwd=folder,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": COMPILE_FASTER},
     )
 
 
@@ -105,3 +106,14 @@ def test_tutorial_trains_alike_three_times(tmp_path: pathlib.Path) -> None:
         assert trace["traceEvents"]
     assert output.count("\nrank   1  ") == 2
     assert output.endswith("\nAll losses agree.\n")
+
+
+def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.Path) -> None:
+    sizes = [*SMALL_GPT2, "--n-heads=4"]
+    output = output_of(tmp_path, "named_axes.py", *sizes, "--train-steps=2", "--log-every=1")
+    # What a device has of a weight [embed, mlp] of 16 x 32.
+    parts = re.findall(r"up \('embed', 'mlp'\): \(16, 32\), on a device (.*)", output)
+    assert parts == ["(16, 8)", "(16, 32)", "(4, 32)", "(8, 16)"]  # TP, DP, FSDP, FSDP + TP
+    for name in ("TP", "DP", "FSDP", r"FSDP \+ TP"):
+        assert len(losses_of(output, rf"\[{name} \d{{4}}/0002\] loss_sum=")) == 2
+    assert "all losses agree: at most " in output
