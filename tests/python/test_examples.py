@@ -117,3 +117,25 @@ def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.
     for name in ("TP", "DP", "FSDP", r"FSDP \+ TP"):
         assert len(losses_of(output, rf"\[{name} \d{{4}}/0002\] loss_sum=")) == 2
     assert "all losses agree: at most " in output
+
+
+def test_pp_vs_no_pp_ends_in_a_table_of_schedules(tmp_path: pathlib.Path) -> None:
+    script = "pp_vs_no_pp_gpt2_pp_tp_dp.py"
+    schedules = ["--schedules", "1f1b", "interleaved-1f1b"]
+    sizes = [*SMALL_GPT2, "--layers-per-stage=2", "--train-steps=2", "--log-every=1"]
+    mesh = ["--pp=2", "--dp=1", "--tp=2"]
+    output = output_of(tmp_path, script, "--mode=both", *mesh, *schedules, *sizes)
+    last = {}
+    for name in ("base", "1f1b", "interleaved-1f1b"):
+        losses = losses_of(output, rf"\[{name} \d{{4}}/0002\] loss_sum=")
+        assert len(losses) == 2
+        last[name] = losses[-1]
+    rows = re.findall(r"│ (\S+) +│ +\d+\.\d │ +\d+ │ +(\d\.\d+) │", output)
+    assert {name: float(loss) for name, loss in rows} == last
+    assert output.endswith("losses of all 3 runs agree\n")
+
+
+def test_pp_vs_no_pp_refuses_an_odd_number_of_layers(tmp_path: pathlib.Path) -> None:
+    done = start(tmp_path, "pp_vs_no_pp_gpt2_pp_tp_dp.py", "--layers-per-stage=1")
+    assert done.returncode == 2
+    assert "--layers-per-stage=1 can not be halved" in done.stderr
