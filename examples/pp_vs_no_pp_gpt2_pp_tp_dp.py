@@ -1,0 +1,114 @@
+"""Trains a small GPT-2 with and without a pipeline, and with one under several schedules.
+
+    python examples/pp_vs_no_pp_gpt2_pp_tp_dp.py --mode both --pp=2 --dp=2 --tp=2
+
+`base` is one SPMD program with tensor and data parallelism, whose mesh gives the devices of all
+ranks to data parallelism; `pp` is a pipeline for each of --schedules; `both` compares their
+losses with that of all schedules. It ends with a table of times and losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import gpt2
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+from rich.table import Table
+
+import jaxpp.api as jaxpp
+
+# Those that take more than one stage a rank get two, so that all train the same model.
+SCHEDULES = {
+    "gpipe": lambda ranks: jaxpp.GPipe(ranks),
+    "1f1b": lambda ranks: jaxpp.Std1F1B(ranks),
+    "eager-1f1b": lambda ranks: jaxpp.Eager1F1B(ranks),
+    "zero-bubble": lambda ranks: jaxpp.ZeroBubble(ranks),
+    "interleaved-1f1b": lambda ranks: jaxpp.Interleaved1F1B(2 * ranks, ranks),
+    "kimi-k2": lambda ranks: jaxpp.KimiK2(2 * ranks, ranks),
+    "dualpipe-v": lambda ranks: jaxpp.DualPipeV(2 * ranks, ranks),
+}
+
+
+def run_base(options, config: gpt2.Config, optimizer):
+    shape = (options.pp * options.dp, options.tp)
+    devices = np.array(jax.devices()).reshape(shape)
+    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+    step = gpt2.plain_step(config, optimizer, mesh, gpt2.RULES)
+    return gpt2.train("base", step, options, config, optimizer)[1:]
+
+
+def run_pipeline(name: str, options, config: gpt2.Config, optimizer):
+    devices = np.array(jax.devices()).reshape(options.pp, options.dp, options.tp)
+    mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", "data", "model")), "stage")
+    schedule = SCHEDULES[name](options.pp)
+    step = gpt2.pipelined_step(config, optimizer, mesh, schedule, gpt2.RULES)
+    return gpt2.train(name, step, options, config, optimizer)[1:]
+
+
+def show(options, runs) -> None:
+    tokens = options.global_batch * options.seq_len
+    table = Table(title=f"{options.pp} x {options.dp} x {options.tp} devices (pp, dp, tp)")
+    table.add_column("")
+    for heading in ("ms a step", "tokens/s", "last loss"):
+        table.add_column(heading, justify="right")
+    for name, (losses, ms) in runs.items():
+        table.add_row(name, f"{ms:.1f}", f"{tokens / ms * 1e3:.0f}", f"{losses[-1]:.6f}")
+    Console().print(table)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mode", choices=("base", "pp", "both"), default="both")
+    parser.add_argument(
+        "--schedules",
+        nargs="+",
+        choices=SCHEDULES,
+        default=list(SCHEDULES),
+        metavar="SCHEDULE",
+        help=f"of {', '.join(SCHEDULES)} (default: all)",
+    )
+    gpt2.add_mesh_arguments(parser)
+    gpt2.add_arguments(parser)
+    parser.set_defaults(dp=2, tp=2, train_steps=10)
+    options = parser.parse_args()
+    data_parallel = options.dp if options.mode == "pp" else options.pp * options.dp
+    gpt2.check_arguments(parser, options, data_parallel, options.tp)
+    two_a_rank = [
+        s for s in options.schedules if SCHEDULES[s](options.pp).num_stages > options.pp
+    ]
+    if options.mode != "base" and two_a_rank and options.layers_per_stage % 2:
+        parser.error(
+            f"--layers-per-stage={options.layers_per_stage} can not be halved, as the two"
+            f" stages a rank of {two_a_rank[0]} need"
+        )
+    return options
+
+
+def main() -> None:
+    options = parse_arguments()
+    jax.config.update("jax_num_cpu_devices", options.pp * options.dp * options.tp)
+    config = gpt2.to_config(options, options.pp * options.layers_per_stage)
+    optimizer = optax.adamw(options.lr)
+    runs = {}
+    if options.mode != "pp":
+        runs["base"] = run_base(options, config, optimizer)
+    if options.mode != "base":
+        for name in options.schedules:
+            runs[name] = run_pipeline(name, options, config, optimizer)
+    show(options, runs)
+
+    first, (expected, _) = next(iter(runs.items()))
+    for name, (losses, _) in runs.items():
+        good, apart = gpt2.agree(options.dtype, losses, expected)
+        if not good:
+            sys.exit(f"losses of {name} and {first} DIFFER: {apart:.1e} apart")
+    if len(runs) > 1:
+        print(f"losses of all {len(runs)} runs agree")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The scripts of examples/ in small sizes, each as a user runs it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+LIMIT = 600  # seconds; only so that a hang fails
+COMPILE_FASTER = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
+SMALL_GPT2 = [
+    *("--layers-per-stage=1", "--num-ubatches=2", "--global-batch=8", "--seq-len=8"),
+    *("--vocab-size=32", "--d-model=16", "--n-heads=2", "--mlp-dim=32", "--lr=0.01"),
+]
+
+
+def start(folder: pathlib.Path, script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / script), *flags],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        cwd=folder,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": COMPILE_FASTER},
+    )
+
+
+def output_of(folder: pathlib.Path, script: str, *flags: str) -> str:
+    done = start(folder, script, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses_of(output: str, line: str) -> list[float]:
+    """What stands behind the pattern `line`, which are falling numbers."""
+    losses = [float(x) for x in re.findall(rf"^{line}(\d+\.\d+) tokens/s=\d+$", output, re.M)]
+    assert losses == sorted(losses, reverse=True), output
+    return losses
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_basic_validates_losses_predictions_and_weights(
+    dtype: str, tmp_path: pathlib.Path
+) -> None:
+    sizes = ["--layers=2", "--heads=2", "--hidden_size=16", "--seq_len=8", "--train_steps=3"]
+    output = output_of(tmp_path, "basic.py", f"--dtype={dtype}", "--num_ubatches=2", *sizes)
+    for what in ("Losses", "Predictions", "Params"):
+        assert f"\n[*] `{what}` Validation ... PASS !\n" in output
+    assert output.endswith("\nSUCCESS !\n")
+    for label in ("jaxpp", "jax"):
+        assert len(losses_of(output, rf"\[{label} \d{{4}}/0003\] loss=")) == 3
+
+
+def test_basic_refuses_layers_that_are_no_stages(tmp_path: pathlib.Path) -> None:
+    done = start(tmp_path, "basic.py", "--layers=4", "--pp=3")
+    assert done.returncode == 2
+    assert "--layers=4 is not a multiple of --pp=3" in done.stderr
+
+
+def test_tiny_gpt2_trains_alike_in_both_systems(tmp_path: pathlib.Path) -> None:
+    script = "tiny_gpt2_jaxpp_vs_spmd_dp.py"
+    mesh = ["--pp=2", "--dp=1", "--tp=2"]
+    output = output_of(
+        tmp_path, script, *mesh, *SMALL_GPT2, "--train-steps=22", "--log-every=10"
+    )
+    assert "=== SPMD data-parallel (jit) on 4 CPUs ===\n[spmd_dp warmup] loss_sum=" in output
+    assert "=== JaxPP MPMD pipeline ===\n[jaxpp warmup] loss_sum=" in output
+    for system in ("spmd_dp", "jaxpp"):
+        progress = rf"\[{system} \d{{4}}/0022\] loss_sum="
+        assert len(losses_of(output, progress)) == 3
+        order = [
+            rf"\[{system} 0010/0022\]",
+            rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d.* start profile \({system}\)",
+            rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d.* stop profile \({system}\)",
+            rf"\[{system} 0020/0022\]",
+            rf"\[{system}\] avg step time per step after profiling "
+            r"\(steps 20..21\): \d+\.\d+ ms$",
+        ]
+        assert re.search("(?ms)" + ".*".join(f"^{line}" for line in order), output), output
+        assert list(tmp_path.glob(f"tiny-gpt2-trace/{system}/plugins/profile/*/*"))
+    assert "losses of spmd_dp and jaxpp agree: at most " in output
+
+
+def test_tutorial_trains_alike_three_times(tmp_path: pathlib.Path) -> None:
+    sizes = ["--num-stages=2", "--num-layers=4", "--num-mb=2", "--batch-size=4", "--seq-len=4"]
+    output = output_of(tmp_path, "tutorial.py", *sizes, "--width=16", "--num-steps=4")
+    progress = re.findall(r"Training loss after step (\d): \d\.\d+ \(\d+ tokens/s\)", output)
+    assert progress == ["2", "4"] * 3
+    assert (
+        "rank 1: ['FusedTask(fwd_1__0, bwd_1__0)', 'FusedTask(fwd_1__1, bwd_1__1)']" in output
+    )
+    assert "rank 0: ['fwd_0__0', 'fwd_0__1', 'fwd_2__0', 'fwd_2__1', 'bwd_2__0'," in output
+    assert "      task_name=fwd_0\n" in output
+    # The layers' ranks, with two layers a stage and then with one.
+    ranks = re.findall(r"layer_\d MpmdArray\(shape=\(16, 64\), .*mpmd_idxs=\((\d),\)", output)
+    assert "".join(ranks) == "0011" + "0101"
+    for label in ("pipeline", "interleaved"):
+        trace = json.loads((tmp_path / f"tutorial-trace-{label}.json").read_text())
+        assert trace["traceEvents"]
+    assert output.count("\nrank   1  ") == 2
+    assert output.endswith("\nAll losses agree.\n")
+
+
+def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.Path) -> None:
+    sizes = [*SMALL_GPT2, "--n-heads=4"]
+    output = output_of(tmp_path, "named_axes.py", *sizes, "--train-steps=2", "--log-every=1")
+    # What a device has of a weight [embed, mlp] of 16 x 32.
+    parts = re.findall(r"up \('embed', 'mlp'\): \(16, 32\), on a device (.*)", output)
+    assert parts == ["(16, 8)", "(16, 32)", "(4, 32)", "(8, 16)"]  # TP, DP, FSDP, FSDP + TP
+    for name in ("TP", "DP", "FSDP", r"FSDP \+ TP"):
+        assert len(losses_of(output, rf"\[{name} \d{{4}}/0002\] loss_sum=")) == 2
+    assert "all losses agree: at most " in output
+
+
+def test_pp_vs_no_pp_ends_in_a_table_of_schedules(tmp_path: pathlib.Path) -> None:
+    script = "pp_vs_no_pp_gpt2_pp_tp_dp.py"
+    schedules = ["--schedules", "1f1b", "interleaved-1f1b"]
+    sizes = [*SMALL_GPT2, "--layers-per-stage=2", "--train-steps=2", "--log-every=1"]
+    mesh = ["--pp=2", "--dp=1", "--tp=2"]
+    output = output_of(tmp_path, script, "--mode=both", *mesh, *schedules, *sizes)
+    last = {}
+    for name in ("base", "1f1b", "interleaved-1f1b"):
+        losses = losses_of(output, rf"\[{name} \d{{4}}/0002\] loss_sum=")
+        assert len(losses) == 2
+        last[name] = losses[-1]
+    rows = re.findall(r"│ (\S+) +│ +\d+\.\d │ +\d+ │ +(\d\.\d+) │", output)
+    assert {name: float(loss) for name, loss in rows} == last
+    assert output.endswith("losses of all 3 runs agree\n")
+
+
+def test_pp_vs_no_pp_refuses_an_odd_number_of_layers(tmp_path: pathlib.Path) -> None:
+    done = start(tmp_path, "pp_vs_no_pp_gpt2_pp_tp_dp.py", "--layers-per-stage=1")
+    assert done.returncode == 2
+    assert "--layers-per-stage=1 can not be halved" in done.stderr
