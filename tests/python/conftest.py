@@ -26,6 +26,19 @@ import pytest  # noqa: E402
 from equality import make_mesh  # noqa: E402
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "soak: takes long; only `make soak` runs it")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Outside `make soak`, which sets TEST_AXES, tests of that mark are not selected."""
+    if "TEST_AXES" in os.environ:
+        return
+    long = [item for item in items if item.get_closest_marker("soak")]
+    items[:] = [item for item in items if item not in long]
+    config.hook.pytest_deselected(items=long)
+
+
 def pytest_unconfigure():
     if _CACHE:
         _CACHE.cleanup()

@@ -88,6 +88,7 @@ def test_tiny_gpt2_trains_alike_in_both_systems(tmp_path: pathlib.Path) -> None:
     assert "losses of spmd_dp and jaxpp agree: at most " in output
 
 
+@pytest.mark.soak
 def test_tutorial_trains_alike_three_times(tmp_path: pathlib.Path) -> None:
     sizes = ["--num-stages=2", "--num-layers=4", "--num-mb=2", "--batch-size=4", "--seq-len=4"]
     output = output_of(tmp_path, "tutorial.py", *sizes, "--width=16", "--num-steps=4")
@@ -108,6 +109,7 @@ def test_tutorial_trains_alike_three_times(tmp_path: pathlib.Path) -> None:
     assert output.endswith("\nAll losses agree.\n")
 
 
+@pytest.mark.soak
 def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.Path) -> None:
     sizes = [*SMALL_GPT2, "--n-heads=4"]
     output = output_of(tmp_path, "named_axes.py", *sizes, "--train-steps=2", "--log-every=1")
@@ -119,6 +121,7 @@ def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.
     assert "all losses agree: at most " in output
 
 
+@pytest.mark.soak
 def test_pp_vs_no_pp_ends_in_a_table_of_schedules(tmp_path: pathlib.Path) -> None:
     script = "pp_vs_no_pp_gpt2_pp_tp_dp.py"
     schedules = ["--schedules", "1f1b", "interleaved-1f1b"]

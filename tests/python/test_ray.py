@@ -134,6 +134,7 @@ def test_trains_as_one_process_does(
     await_end(processes_of(mesh))
 
 
+@pytest.mark.soak
 def test_the_demo_trains_as_in_one_process(
     mesh2: jaxpp.RemoteMpmdMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
