@@ -248,19 +248,24 @@ static bool is_full(const place_t* sender, const place_t* receiver,
   return sent >= received + send->slots;
 }
 
+static bool is_silent(const report_t* report, const flight_file_t* file) {
+  return !file->head->ended && report->end - file->last > kSilent;
+}
+
 // The rank that this one waits for; NULL: none that is known.
 static const place_t* waits_for(const report_t* report, const place_t* place) {
   const jpp_flight_instr_t* instr = next_instr(place);
   if (!instr || instr->kind == JPP_FLIGHT_LOCAL) return NULL;
   const place_t* peer = find_rank(report, instr->peer);
   if (!peer) return NULL;
-  bool waits = instr->kind == JPP_FLIGHT_RECV ? !has_sent(peer, instr, place->row->step)
-                                              : is_full(place, peer, instr);
+  // What a process has sent that was stopped may not have left it.
+  bool waits = is_silent(report, peer->file);
+  if (instr->kind == JPP_FLIGHT_RECV) {
+    waits |= !has_sent(peer, instr, place->row->step);
+  } else {
+    waits |= is_full(place, peer, instr);
+  }
   return waits ? peer : NULL;
-}
-
-static bool is_silent(const report_t* report, const flight_file_t* file) {
-  return !file->head->ended && report->end - file->last > kSilent;
 }
 
 // --- Text -----------------------------------------------------------------------------
@@ -331,13 +336,15 @@ static void append_other_end(const report_t* report, const place_t* place,
   bool receives = instr->kind == JPP_FLIGHT_RECV;
   if (!peer) {
     jpp_str_appendf(report->out, "; of rank %u there is no file", instr->peer);
-  } else if (!waits_for(report, place)) {
+  } else if (receives) {
+    bool sent = has_sent(peer, instr, place->row->step);
     jpp_str_appendf(report->out,
-                    receives ? "; rank %u has sent it" : "; rank %u has room for it",
+                    sent ? "; rank %u has sent it" : "; rank %u has not sent it",
                     instr->peer);
   } else {
+    bool full = is_full(place, peer, instr);
     jpp_str_appendf(report->out,
-                    receives ? "; rank %u has not sent it" : "; rank %u has made no room",
+                    full ? "; rank %u has made no room" : "; rank %u has room for it",
                     instr->peer);
   }
 }

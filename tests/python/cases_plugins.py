@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from cases import TWO, case, mesh, train
+from cases import TWO, case, train
 from jaxpp import _core
 from jaxpp.run import devices
 
@@ -111,7 +111,7 @@ case(
 def too_few_devices() -> None:
     plugin = devices._default_plugin()
     client = _core.Client(plugin, {"cpu_device_count": 2})
-    devices.Devices(client, mesh(4))
+    devices.LocalDevices(client, [[0], [1], [2], [3]], None)
 
 
 case(

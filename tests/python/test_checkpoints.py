@@ -106,7 +106,9 @@ def restore_manager(path: pathlib.Path, like: Any) -> Any:
 
 
 def save_flax(path: pathlib.Path, tree: Any) -> None:
-    flax_checkpoints.save_checkpoint(path, tree, step=0, overwrite=True)
+    latest = flax_checkpoints.latest_checkpoint(path)
+    step = int(latest.rpartition("_")[2]) + 1 if latest else 0
+    flax_checkpoints.save_checkpoint(path, tree, step, keep=2)
 
 
 # By the names that the table in the documentation has.

@@ -125,6 +125,23 @@ static void test_a_silent_process(void** state) {
   jpp_flight_close(&second);
 }
 
+// It was stopped between handing the value over and sending it.
+static void test_a_silent_process_that_has_sent(void** state) {
+  (void)state;
+  jpp_flight_t first = record_rank(0, 2), second = record_rank(1, 2);
+  run_to(&first, 1, 2);
+  run_to(&second, 1, 3);
+  first.head->alive += INT64_C(3000000000);
+  char* text = report();
+  expect(text, "  rank 0: step 1, recv; rank 1 has sent it\n");
+  expect(text,
+         "rank 0 waits for rank 1, which waits for no other rank: step 1, bwd "
+         "(process 1, silent: ");
+  jpp_text_free(text);
+  jpp_flight_close(&first);
+  jpp_flight_close(&second);
+}
+
 static void test_a_circle_and_what_is_not_there(void** state) {
   (void)state;
   jpp_flight_t first = record_rank(0, 3);
@@ -256,6 +273,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       IN_FOLDER(test_a_rank_that_has_not_sent),
       IN_FOLDER(test_a_silent_process),
+      IN_FOLDER(test_a_silent_process_that_has_sent),
       IN_FOLDER(test_a_circle_and_what_is_not_there),
       IN_FOLDER(test_a_channel_without_room),
       IN_FOLDER(test_between_steps),
