@@ -128,9 +128,21 @@ class Result:
 # --- Pipelines of tasks --------------------------------------------------------------------
 
 
+def cost_lines(costs: list[tuple[float, ...]]) -> str:
+    """Of each stage, for --costs."""
+    rows = (" ".join(f"{c:.9g}" for c in cost) for cost in costs)
+    return "".join(f"{i} {row}\n" for i, row in enumerate(rows))
+
+
 @functools.cache
 def simulate(
-    name: str, stages: int, ranks: int, microbatches: int, costs: str, transfer: str
+    name: str,
+    stages: int,
+    ranks: int,
+    microbatches: int,
+    costs: str,
+    transfer: float,
+    *more: str,
 ) -> Any:
     """`jaxpp simulate`; costs: lines of its --costs."""
     command = shutil.which("jaxpp", path=str(pathlib.Path(sys.executable).parent)) or "jaxpp"
@@ -138,7 +150,7 @@ def simulate(
         file.write(costs)
         file.flush()
         sizes = f"--stages={stages} --ranks={ranks} --microbatches={microbatches}".split()
-        flags = [*sizes, "--costs", file.name, "--transfer", transfer, "--json"]
+        flags = [*sizes, "--costs", file.name, f"--transfer={transfer:.9g}", "--json", *more]
         done = subprocess.run(
             [command, "simulate", name, *flags], capture_output=True, text=True
         )
@@ -162,12 +174,9 @@ def task_pipeline(s: Setting, name: str, per_rank: int, n: int, remat: bool) -> 
     stages = ranks * per_rank
     if rest or not microbatches or s.layers % stages:
         return None
-    costs = stage_costs(s, stages, n, remat)
-    lines = "".join(
-        f"{i} " + " ".join(f"{c:.9g}" for c in cost) + "\n" for i, cost in enumerate(costs)
-    )
+    costs = cost_lines(stage_costs(s, stages, n, remat))
     transfer = s.input_bytes(n, tensor) / s.network_bandwidth + s.latency
-    found = simulate(name, stages, ranks, microbatches, lines, f"{transfer:.9g}")
+    found = simulate(name, stages, ranks, microbatches, costs, transfer)
     if found is None:
         return None
     kept = (s.input_bytes if remat else s.activation_bytes)(n, tensor)
@@ -185,31 +194,33 @@ def task_pipeline(s: Setting, name: str, per_rank: int, n: int, remat: bool) -> 
 
 
 def spmd_pipeline(s: Setting, per_rank: int, n: int, remat: bool) -> Result | None:
-    """All stages in lockstep, each iteration one microbatch on; with several stages a rank
-    microbatches go round. Fill and drain compute what nobody uses. Its backward pass is the
-    loop's transpose: all forwards come first. Logits are spread over all accelerators."""
+    """What `jaxpp simulate --spmd` says. Logits are spread over all accelerators."""
     ranks, tensor = s.pipeline, s.tensor
     data = s.accelerators // (ranks * tensor)
     microbatches, rest = divmod(s.sequences, data * n)
     stages = ranks * per_rank
-    if rest or not microbatches or s.layers % stages or (per_rank > 1 and microbatches % ranks):
+    if rest or not microbatches or s.layers % stages:
         return None
     layers = s.layers / stages
-    forward, backward, weight = (layers * cost for cost in s.layer(n, tensor))
+    costs = cost_lines([tuple(layers * cost for cost in s.layer(n, tensor))] * stages)
     transfer = s.input_bytes(n, tensor) / s.network_bandwidth + s.latency
-    turns = microbatches * per_rank + ranks - 1
-    turn = forward * (2 if remat else 1) + backward + weight + 2 * transfer
+    name = "gpipe" if per_rank == 1 else "interleaved-gpipe"
+    said = simulate(name, stages, ranks, microbatches, costs, transfer, "--spmd")
+    if said is None:
+        return None
+    found = said["spmd_rematerialised" if remat else "spmd"]
     logits = 3 * microbatches * s.logits(n, tensor) / ranks
     kept = (s.input_bytes if remat else s.activation_bytes)(n, tensor)
     # Without the scan over its layers a stage would keep them all.
     inside = layers * (s.input_bytes(n, tensor) if remat else 0)
     inside += s.activation_bytes(n, tensor) if remat else 0
-    memory = s.state_bytes(ranks * tensor, data) + turns * kept * (1 if remat else layers)
+    memory = s.state_bytes(ranks * tensor, data)
+    memory += found["turns"] * kept * (1 if remat else layers)
     memory += inside
     if memory > s.room:
         return None
-    step = turns * turn + logits + s.sum_gradients(ranks * tensor, data)
-    idle = (turns - microbatches * per_rank) * turn
+    step = found["makespan"] + logits + s.sum_gradients(ranks * tensor, data)
+    idle = found["lost"] * found["makespan"]
     form = f"{per_rank} a rank, {microbatches} of {n}" + (", remat" if remat else "")
     return Result("SPMD pipeline", form, step, idle / step, memory)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.errors import make_error, shorten
+from jaxpp.errors import DELETED, make_error, shorten
 from jaxpp.jax_internals import jax_array, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 
@@ -256,7 +256,7 @@ class HandMadeValue:
 
     @property
     def fate(self) -> str:
-        return "was deleted or donated to a step; use what the step returned in its place"
+        return DELETED
 
     def of_rank(self, rank: int) -> jax.Array:
         if self.deleted:
@@ -275,9 +275,12 @@ class HandMadeValue:
         return all(self.of_rank(rank).is_ready() for rank in self.arrays)
 
 
+_OUTSIDE = (PartedValue, HandMadeValue)  # asked for each argument of each call
+
+
 def is_of_runtime(value: Any) -> bool:
     """Whether the memory of an array is a value that a step takes as it is."""
-    return not isinstance(value, PartedValue | HandMadeValue)
+    return not isinstance(value, _OUTSIDE)
 
 
 class HandMadePlacement:

@@ -21,6 +21,7 @@ from jaxpp.jax_internals import (
 )
 
 __all__ = [
+    "DELETED",
     "JaxppError",
     "JaxppTypeError",
     "JaxppValueError",
@@ -40,6 +41,10 @@ __all__ = [
 ]
 
 exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
+
+
+# Of an array: as the library says it of those whose memory it has.
+DELETED = "was deleted or donated to a step; use what the step returned in its place"
 
 
 def make_error(code: str, message: str, *, wrong_type: bool = False) -> JaxppError:

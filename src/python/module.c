@@ -125,6 +125,19 @@ static PyObject* option(PyObject* module, PyObject* args) {
   return value ? PyUnicode_DecodeFSDefault(value) : Py_NewRef(Py_None);
 }
 
+static PyObject* option_ms(PyObject* module, PyObject* args) {
+  (void)module;
+  const char* name = NULL;
+  uint32_t ms = 0;
+  if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+  jpp_option_t found = jpp_option_find(name);
+  if (found == JPP_OPTION_COUNT) {
+    return PyErr_Format(PyExc_ValueError, "no option is named %s", name);
+  }
+  if (!jpp_py_check(jpp_option_get_ms(found, &ms))) return NULL;
+  return PyLong_FromUnsignedLong(ms);
+}
+
 static PyObject* misspelt_options(PyObject* module, PyObject* unused) {
   (void)module;
   (void)unused;
@@ -146,6 +159,9 @@ static PyMethodDef kMethods[] = {
     {"option", option, METH_VARARGS,
      "option($module, name, /)\n--\n\n"
      "An environment variable of the table that `jaxpp options` prints; None: not set."},
+    {"option_ms", option_ms, METH_VARARGS,
+     "option_ms($module, name, /)\n--\n\n"
+     "Of an environment variable with seconds the milliseconds; 0 when not set."},
     {"misspelt_options", misspelt_options, METH_NOARGS,
      "misspelt_options($module, /)\n--\n\n"
      "What is wrong with the names of JPP_ variables in the environment, or None."},

@@ -501,6 +501,7 @@ def cases(step: Step) -> list[Case]:
             ("anything", False),
         ),
         Case("option", lambda: _core.option, ("text, not None", "JPP_LOG")),
+        Case("option_ms", lambda: _core.option_ms, ("text, not None", "JPP_PEER_TIMEOUT")),
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler),
         Case(

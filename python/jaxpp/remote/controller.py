@@ -39,21 +39,6 @@ _AHEAD = 2  # messages beyond the steps in flight, so that workers need not wait
 _GRACE = 2  # seconds for the others to tell what they saw, when one has died
 
 
-def _peer_timeout() -> float:
-    """Seconds after which a worker that does not answer counts as dead."""
-    given = _core.option("JPP_PEER_TIMEOUT")
-    try:
-        seconds = float(given or 10)
-    except ValueError:
-        seconds = 0
-    if 0.001 <= seconds <= 10**6:
-        return seconds
-    raise make_error(
-        "invalid-argument",
-        f"JPP_PEER_TIMEOUT={given!r}: expected seconds, above 0 and at most 1000000",
-    )
-
-
 class Message:
     """What all workers were told at once, until they have done it."""
 
@@ -100,7 +85,9 @@ class Workers:
         self.broken: Failure | None = None
         # Arrays and plans that nobody has any more. Garbage collection adds to it at any time.
         self.dropped: collections.deque[int] = collections.deque()
-        self._cluster, self._timeout = cluster, _peer_timeout()
+        self._cluster = cluster
+        # Seconds after which a worker that does not answer counts as dead.
+        self._timeout = (_core.option_ms("JPP_PEER_TIMEOUT") or 10_000) / 1000
         self._lock = threading.RLock()  # of all that follows
         self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
         self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxpp.errors import make_error
+from jaxpp.errors import DELETED, make_error
 
 if TYPE_CHECKING:
     from jaxpp.remote.controller import Message, Workers
 
 __all__ = ["RemoteValue"]
 
-_GONE = "was deleted or donated to a step; use what the step returned in its place"
 _LOST = (
     "was donated to a step that failed or was interrupted, and is gone; go back to a "
     "checkpoint, or to a copy made before the step"
@@ -76,7 +75,7 @@ class RemoteValue:
     @property
     def fate(self) -> str:
         """Why a deleted one can not be used, in words."""
-        return _LOST if self._taker is not None and self._taker.failed else _GONE
+        return _LOST if self._taker is not None and self._taker.failed else DELETED
 
     def _refuse_deleted(self) -> None:
         if self._deleted:

@@ -28,7 +28,7 @@ from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of, plugin_path
 from jaxpp.run.loading import FileCode
-from jaxpp.run.processes import name_ucx
+from jaxpp.run.processes import make_network
 
 __all__ = ["Failure", "Identity", "Worker", "versions"]
 
@@ -67,7 +67,7 @@ class _Ranks:
     def has_rank(self, rank: int) -> bool:
         return rank == self.mine
 
-    def connect(self, driver: str, what: dict[str, str]) -> _core.Network:
+    def connect(self, what: dict[str, str]) -> _core.Network:
         raise NotImplementedError  # the controller passes the addresses on
 
 
@@ -179,9 +179,7 @@ class Worker:
         program = _Program(plan, in_flight, self._devices[plugin])
         code = FileCode(contents, plan.staged())
         program.executables = Compiler(plan, program.devices, code).compile_all()
-        name_ucx()
-        driver = _core.option("JPP_TRANSPORT") or "ucx"
-        program.network = _core.Network(driver, self._rank, self._ranks, _own_address(), token)
+        program.network = make_network(self._rank, self._ranks, _own_address(), token)
         self._programs[number] = program
         return program.network.address()
 

@@ -20,7 +20,7 @@ from jaxpp.array import (
     Placement,
     is_of_runtime,
 )
-from jaxpp.errors import JaxppError, annotate, make_error, warn
+from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
@@ -143,9 +143,7 @@ class CompiledStep:
     def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
         deleted = getattr(leaf, "is_deleted", None)
         if deleted is not None and deleted():
-            fate = "was deleted or donated to a step; use what the step returned in its place"
-            if type(leaf) is MpmdArray:
-                fate = leaf._value.fate
+            fate = leaf._value.fate if type(leaf) is MpmdArray else DELETED
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
         host = self._host_of(leaf, placement, name) if type(leaf) is MpmdArray else leaf
         return self._moved(lambda: placement.put(host), placement, name)

@@ -84,7 +84,7 @@ class RankOwner(Protocol):
 
     def has_rank(self, rank: int) -> bool: ...
 
-    def connect(self, driver: str, what: dict[str, str]) -> _core.Network: ...
+    def connect(self, what: dict[str, str]) -> _core.Network: ...
 
 
 class LocalDevices(Devices):
@@ -128,7 +128,7 @@ class LocalDevices(Devices):
         executables = compiler.compile_all()
         network = None
         if self.processes is not None:
-            network = self.processes.connect(_core.option("JPP_TRANSPORT") or "ucx", identity)
+            network = self.processes.connect(identity)
         return self.run(planned.plan, executables, in_flight, network), compiler.made
 
     def run(

@@ -34,7 +34,7 @@ from jaxpp.jax_internals import (
 )
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Processes", "name_ucx", "processes_of"]
+__all__ = ["Processes", "make_network", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
@@ -139,13 +139,12 @@ class Processes:
                 f"{process}; expected the same script, versions and arguments in all",
             )
 
-    def connect(self, driver: str, what: dict[str, str]) -> _core.Network:
+    def connect(self, what: dict[str, str]) -> _core.Network:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
-        name_ucx()
         address = _core.option("JPP_ADDRESS") or _own_address()
-        network = _core.Network(driver, self.me, self.count, address, self._token(key))
+        network = make_network(self.me, self.count, address, self._token(key))
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
                 network.connect(process, bytes(found))
@@ -153,7 +152,15 @@ class Processes:
         return network
 
 
-def name_ucx() -> None:
+def make_network(process: int, count: int, address: str, token: bytes) -> _core.Network:
+    """This process' end of a network that is not connected yet, of the driver that
+    JPP_TRANSPORT names."""
+    _name_ucx()
+    driver = _core.option("JPP_TRANSPORT") or "ucx"
+    return _core.Network(driver, process, count, address, token)
+
+
+def _name_ucx() -> None:
     """JPP_UCX where the library of the package libucx-cu13 or -cu12 is, if nobody set it."""
     spec = importlib.util.find_spec("libucx")
     for folder in spec.submodule_search_locations or () if spec else ():
