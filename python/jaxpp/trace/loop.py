@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -66,22 +66,33 @@ def _loop_abstract_eval(
 loop_p.def_abstract_eval(_loop_abstract_eval)
 
 
+def _first_states(operations: Sequence[Any], values: Sequence[Any], length: int) -> list[Any]:
+    """The states before the first microbatch, whose values have these shapes and dtypes."""
+    return [
+        operation.state(length, jax.ShapeDtypeStruct(value.shape, value.dtype))
+        for operation, value in zip(operations, values, strict=True)
+    ]
+
+
+def _updated(
+    operations: Sequence[Any], states: Sequence[Any], values: Sequence[Any], i: jax.Array
+) -> list[Any]:
+    """The states after one more microbatch."""
+    return [
+        operation.update(state, value, i)
+        for operation, state, value in zip(operations, states, values, strict=True)
+    ]
+
+
 def _loop_in_order(
     *consts: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
 ) -> list[Any]:
     """What the loop means: one microbatch after the other."""
-    states = [
-        operation.state(length, jax.ShapeDtypeStruct(value.shape, value.dtype))
-        for operation, value in zip(operations, body.out_avals, strict=True)
-    ]
+    states = _first_states(operations, body.out_avals, length)
     run_body = jaxpr_as_fun(body)
 
     def run_one(i: jax.Array, states: list[Any]) -> list[Any]:
-        values = run_body(*consts, i)
-        return [
-            operation.update(state, value, i)
-            for operation, state, value in zip(operations, states, values, strict=True)
-        ]
+        return _updated(operations, states, run_body(*consts, i), i)
 
     return jax.lax.fori_loop(0, length, run_one, states)
 
@@ -285,12 +296,8 @@ def _run_eagerly(
         values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, result))
         if i == 0:
             operations = _match_operations(operation, tree.unflatten(values), length, title)
-            structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-            states = [op.state(length, s) for op, s in zip(operations, structs, strict=True)]
-        states = [
-            op.update(state, value, index)
-            for op, state, value in zip(operations, states, values, strict=True)
-        ]
+            states = _first_states(operations, values, length)
+        states = _updated(operations, states, values, index)
     return jax.tree.unflatten(tree, states)
 
 
