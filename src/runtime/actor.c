@@ -91,6 +91,46 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
   return made;
 }
 
+// --- Sends without a copy -------------------------------------------------------------
+
+// Whether the step needs a register at the end of the program, or must not give it away.
+static void mark_needed_at_end(const jpp_program_t* program, bool* needed) {
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    if (!program->inputs[i].owned) needed[program->inputs[i].reg] = true;
+  }
+  for (uint32_t i = 0; i < program->num_constants; ++i) {
+    needed[program->constants[i].reg] = true;
+  }
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    needed[program->outputs[i].reg] = true;
+  }
+}
+
+// Between ranks on the same devices, a value that its sender needs no more moves: the
+// buffers change hands and nothing is copied. From the end to the start, `needed` says of
+// each register whether an instruction further down reads what it holds.
+static jpp_status_t* find_moves(jpp_actor_t* actor, jpp_actor_instr_t* instrs) {
+  const jpp_program_t* program = actor->program;
+  bool* needed = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(program->num_registers, &needed));
+  mark_needed_at_end(program, needed);
+  for (uint32_t i = actor->num_instrs; i-- > 0;) {
+    jpp_actor_instr_t* instr = &instrs[i];
+    bool reads = instr->kind != JPP_INSTR_DELETE;
+    if (instr->kind == JPP_INSTR_SEND) {
+      instr->moves = instr->link->same_devices && !needed[instr->operands[0]];
+    }
+    for (uint32_t k = 0; k < instr->num_results; ++k) {
+      needed[instr->operands[instr->num_args + k]] = false;
+    }
+    for (uint32_t k = 0; k < instr->num_args; ++k) needed[instr->operands[k]] = reads;
+  }
+  jpp_free(needed);
+  return NULL;
+}
+
+// --- Instructions ---------------------------------------------------------------------
+
 // Every executable is asked once for its number of results, at the task's first run.
 static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked) {
   const jpp_program_t* program = actor->program;
@@ -109,7 +149,7 @@ static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked) {
     if (run) ++actor->num_runs;
   }
   actor->instrs = instrs;
-  return NULL;
+  return find_moves(actor, instrs);
 }
 
 // --- Rows for jpp_execute_t -----------------------------------------------------------

@@ -27,6 +27,7 @@ typedef struct jpp_link {
   uint32_t sends, recvs;      // instructions
   uint32_t first_message;     // in jpp_tracer_t.message_ends
   bool remote;                // to or from a rank of another process
+  bool same_devices;          // both ranks have the same ones
   jpp_outbox_t* outbox;       // of a remote one that this process sends to; else NULL
   uint64_t sent;              // sender's
   _Atomic uint64_t received;  // written by the receiver
@@ -41,6 +42,7 @@ typedef struct jpp_actor_instr {
   const uint32_t* operands;  // registers, args before results
   const jpp_task_call_t* call;
   jpp_link_t* link;
+  bool moves;          // SEND: the receiver gets the buffers themselves, not copies
   uint64_t tag;        // SEND, RECV: value << 32 | microbatch
   int64_t live_bytes;  // what the instruction adds to the live bytes of each device
 } jpp_actor_instr_t;

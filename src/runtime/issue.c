@@ -96,11 +96,18 @@ static void destroy_message(const jpp_actor_t* actor) {
   }
 }
 
-static jpp_status_t* copy_message(const jpp_actor_t* actor,
+// The message owns what it holds: copies on the receiver's devices, or the register's
+// buffers themselves.
+static jpp_status_t* fill_message(const jpp_actor_t* actor,
                                   const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
   for (uint32_t d = 0; d < devices; ++d) {
+    if (instr->moves) {
+      actor->message[d] = shards[d];
+      shards[d] = NULL;
+      continue;
+    }
     JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
         actor->runtime->client, shards[d], instr->link->devices[d],
         (jpp_buffer_t**)&actor->message[d]));
@@ -125,7 +132,7 @@ static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
                               bool* out_done) {
   if (instr->link->remote) return jpp_network_send(actor, instr, out_done);
   if (jpp_channel_credits(instr->link->channel) == 0) return NULL;
-  jpp_status_t* status = copy_message(actor, instr);
+  jpp_status_t* status = fill_message(actor, instr);
   if (!status) status = hand_over(actor, instr);
   if (status) {
     destroy_message(actor);

@@ -1,5 +1,7 @@
 // Creates and destroys a runtime. Everything that a step needs is looked up and allocated
 // here, so that the step itself does neither.
+#include <string.h>
+
 #include "base/log.h"
 #include "base/struct_size.h"
 #include "device/wait.h"
@@ -118,6 +120,13 @@ static jpp_status_t* open_local_link(jpp_runtime_t* runtime, uint32_t index) {
   return jpp_transport_open_channel(runtime->transport, &spec, &link->channel);
 }
 
+static bool have_same_devices(const jpp_runtime_t* runtime,
+                              const jpp_plan_channel_t* channel) {
+  const uint32_t* from = runtime->actors[channel->src].devices;
+  const uint32_t* to = runtime->actors[channel->dst].devices;
+  return memcmp(from, to, runtime->devices_per_rank * sizeof(*from)) == 0;
+}
+
 // Channels between ranks of other processes stay closed.
 static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
   const jpp_plan_t* plan = runtime->plan;
@@ -134,6 +143,7 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
     bool sends = jpp_runtime_has_rank(runtime, link->plan->src);
     bool receives = jpp_runtime_has_rank(runtime, link->plan->dst);
     link->remote = sends != receives;
+    link->same_devices = have_same_devices(runtime, link->plan);
     if (sends && receives) JPP_RETURN_IF_ERROR(open_local_link(runtime, i));
   }
   return NULL;

@@ -32,10 +32,13 @@ def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
 
 
 def mesh_of(ranks: int, axes: dict[str, int]) -> jaxpp.MpmdMesh:
-    """A mesh whose ranks have these axes, whatever is asked for."""
-    shape = (ranks, *axes.values())
+    """A mesh whose ranks have these axes, whatever is asked for; TEST_SHARING=2: so many
+    ranks, one after another, have the same devices."""
+    sharing = int(os.environ.get("TEST_SHARING", "1"))
+    shape = (-(-ranks // sharing), *axes.values())
     count = int(np.prod(shape))
-    devices = np.array(jax.devices()[:count]).reshape(shape)
+    groups = np.array(jax.devices()[:count]).reshape(shape)
+    devices = np.repeat(groups, sharing, axis=0)[:ranks]
     return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
 
 

@@ -137,7 +137,9 @@ static void create_plugin_client(model_t* model, uint32_t devices) {
 }
 
 static void create_client(model_t* model) {
-  uint32_t devices = model->options.ranks * model->options.devices_per_rank;
+  uint32_t per_rank = model->options.devices_per_rank;
+  uint32_t sharing = model->options.ranks_per_device;
+  uint32_t devices = (model->options.ranks + sharing - 1) / sharing * per_rank;
   jpp_fake_options_t options = {.struct_size = sizeof(options),
                                 .device_count = devices,
                                 .threads = model->options.device_threads,
@@ -148,7 +150,10 @@ static void create_client(model_t* model) {
     ASSERT_OK(jpp_client_create_fake(&options, &model->client));
   }
   // Backwards, so that ranks and devices are not the same numbers.
-  for (uint32_t i = 0; i < devices; ++i) model->devices[i] = devices - 1 - i;
+  for (uint32_t i = 0; i < model->options.ranks * per_rank; ++i) {
+    uint32_t group = i / per_rank / sharing;
+    model->devices[i] = devices - 1 - (group * per_rank + i % per_rank);
+  }
 }
 
 static void allocate_io(model_t* model) {
@@ -169,6 +174,7 @@ model_t* model_plan(const char* text, model_options_t options) {
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &model->graph));
   if (!options.ranks) model->options.ranks = model->graph->ranks;
   if (!options.devices_per_rank) model->options.devices_per_rank = 1;
+  if (!options.ranks_per_device) model->options.ranks_per_device = 1;
   plan(model);
   create_client(model);
   if (!options.custom_call) model_compile(model);

@@ -16,6 +16,7 @@ typedef struct model_options {
   const char* schedule;       // NULL: what the text says
   uint32_t ranks;             // 0: what the text says
   uint32_t devices_per_rank;  // 0: 1
+  uint32_t ranks_per_device;  // 0: 1; neighbours share a group of devices
   uint32_t issue_threads;
   uint32_t steps_in_flight;
   uint32_t device_threads;  // of the fake

@@ -44,6 +44,9 @@ static void test_devices_threads_and_portability_do_not_change_numbers(void** st
       {.issue_threads = 4, .device_threads = 3, .latency_us = 20},
       {.issue_threads = 4},
       {.issue_threads = 9, .devices_per_rank = 2, .device_threads = 2},
+      {.ranks_per_device = 4},
+      {.ranks_per_device = 2, .portable = true, .device_threads = 2, .latency_us = 20},
+      {.ranks_per_device = 2, .devices_per_rank = 2, .issue_threads = 4},
   };
   float expected[kOutputs], found[kOutputs];
   run_chain(4, 6, (model_options_t){0}, expected);
@@ -93,6 +96,42 @@ static void test_outputs_are_copied_where_others_hold_them(void** state) {
     assert_float_equal(numbers[4], 1 + 3.0 / 16, 0);
     model_destroy(model);
   }
+}
+
+// Ranks on one device: what a rank needs no more moves, so that of a chain nothing is
+// copied. Between two groups of ranks only what crosses the border is.
+static void test_ranks_on_one_device_hand_buffers_over(void** state) {
+  (void)state;
+  enum { kStages = 4, kMicrobatches = 6 };
+  static const uint32_t kSharing[] = {4, 2, 1};
+  static const uint64_t kCrossings[] = {0, 1, 3};
+  char* text = model_chain(kStages, kStages, kMicrobatches);
+  for (int i = 0; i < 3; ++i) {
+    model_options_t options = {.ranks_per_device = kSharing[i]};
+    model_t* model = model_create(text, options);
+    float numbers[kOutputs];
+    uint64_t before = model_stats(model).copies;
+    model_run(model, numbers);
+    assert_int_equal(model_stats(model).copies - before,
+                     kCrossings[i] * 2 * kMicrobatches);
+    model_destroy(model);
+  }
+  free(text);
+}
+
+// %L goes to rank 1 and is an output of rank 0 as well: that one stays and is copied.
+static void test_a_value_that_is_still_needed_is_copied_on_one_device(void** state) {
+  (void)state;
+  float apart[kOutputs], together[kOutputs];
+  model_t* model = model_create(kModelOutputs, (model_options_t){0});
+  model_run(model, apart);
+  uint32_t outputs = model->graph->num_outputs, ranks = model->plan->ranks;
+  model_destroy(model);
+  model = model_create(kModelOutputs, (model_options_t){.ranks_per_device = ranks});
+  model_run(model, together);
+  assert_memory_equal(together, apart, outputs * sizeof(float));
+  model_expect_clean(model);
+  model_destroy(model);
 }
 
 static void test_a_task_without_ops_is_skipped(void** state) {
@@ -167,6 +206,8 @@ int main(void) {
       cmocka_unit_test(test_devices_threads_and_portability_do_not_change_numbers),
       cmocka_unit_test(test_peak_bytes_are_the_plans),
       cmocka_unit_test(test_outputs_are_copied_where_others_hold_them),
+      cmocka_unit_test(test_ranks_on_one_device_hand_buffers_over),
+      cmocka_unit_test(test_a_value_that_is_still_needed_is_copied_on_one_device),
       cmocka_unit_test(test_a_task_without_ops_is_skipped),
       cmocka_unit_test(test_two_threads_step_one_after_another),
   };
