@@ -21,7 +21,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api_util, clusters, config, distributed, effects, pjit, source_info_util
+from jax._src import (
+    api_util,
+    clusters,
+    config,
+    distributed,
+    effects,
+    pjit,
+    source_info_util,
+    xla_bridge,
+)
 from jax._src import core as jax_core
 from jax._src import dtypes as jax_dtypes
 from jax._src import mesh as mesh_lib
@@ -48,6 +57,7 @@ except ImportError:
 __all__ = [
     "LoweredModule",
     "at_line_of",
+    "backends_are_made",
     "broadcast_prefix",
     "changed_jaxpr",
     "changed_scan",
@@ -58,6 +68,7 @@ __all__ = [
     "drop_unused",
     "drop_unused_outputs",
     "element_type_name",
+    "gpu_client_options",
     "exclude_from_user_lines",
     "host_call_targets",
     "in_a_job",
@@ -516,6 +527,18 @@ class _Launched(clusters.ClusterEnv):  # type: ignore[misc]
     @classmethod
     def get_local_process_id(cls) -> int | None:
         return cls.get_process_id()
+
+
+# JAX 0.10.2, 0.11.2: jax._src.xla_bridge.
+def backends_are_made() -> bool:
+    """Whether JAX has made its clients, which read the environment then."""
+    return xla_bridge.backends_are_initialized()
+
+
+# JAX 0.10.2, 0.11.2: jaxlib's xla_client.generate_pjrt_gpu_plugin_options.
+def gpu_client_options() -> dict[str, Any]:
+    """What JAX makes its client of GPUs with, as XLA_PYTHON_CLIENT_* say."""
+    return xla_client.generate_pjrt_gpu_plugin_options()
 
 
 # JAX 0.10.2, 0.11.2: jaxlib's xla_client.custom_call_targets.

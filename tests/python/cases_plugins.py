@@ -10,7 +10,7 @@ from typing import Any
 
 from cases import TWO, case, train
 from jaxpp import _core
-from jaxpp.run import devices
+from jaxpp.run import devices, plugins
 
 # --- Plugins and devices ----------------------------------------------------------------
 
@@ -45,15 +45,23 @@ def libm() -> str:
     return os.path.realpath(found[0]) if found else "libm.so.6"
 
 
-def with_plugin(path: Callable[[], str]) -> Callable[[], Any]:
-    def run() -> Any:
-        os.environ["JPP_PLUGIN"] = path()
+def with_environment(run: Callable[[], Any], **variables: Callable[[], str]) -> Any:
+    def run_so() -> Any:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update({name: value() for name, value in variables.items()})
         try:
-            return train(TWO)
+            return run()
         finally:
-            del os.environ["JPP_PLUGIN"]
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
-    return run
+    return run_so
+
+
+def with_plugin(path: Callable[[], str]) -> Callable[[], Any]:
+    return with_environment(lambda: train(TWO), JPP_PLUGIN=path)
 
 
 case(
@@ -67,6 +75,22 @@ case(
     "plugin",
     lambda: train(TWO, plugin="/nowhere.so"),
     "plugin /nowhere.so: no such file",
+)
+case(
+    "A plugin by name that is not installed",
+    "plugin",
+    lambda: train(TWO, plugin="rocm"),
+    "no PJRT plugin for 'rocm': expected the path of one, or one that is installed for JAX",
+)
+case(
+    "A GPU's memory taken twice",
+    "devices",
+    with_environment(
+        lambda: plugins.client_options("/opt/xla_cuda_plugin.so", 0),
+        XLA_PYTHON_CLIENT_PREALLOCATE=lambda: "true",
+    ),
+    "XLA_PYTHON_CLIENT_PREALLOCATE=true: JAX's own client takes 75% of each device's memory",
+    "set XLA_PYTHON_CLIENT_PREALLOCATE=false",
 )
 case(
     "A plugin that is a number",
@@ -109,7 +133,7 @@ case(
 
 
 def too_few_devices() -> None:
-    plugin = devices._default_plugin()
+    plugin = plugins.plugin_path("cpu", "cpu")
     client = _core.Client(plugin, {"cpu_device_count": 2})
     devices.LocalDevices(client, [[0], [1], [2], [3]], None)
 

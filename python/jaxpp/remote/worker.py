@@ -26,8 +26,9 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error
 from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.compiling import Compiler
-from jaxpp.run.devices import LocalDevices, client_of, plugin_path
+from jaxpp.run.devices import LocalDevices, client_of
 from jaxpp.run.loading import FileCode
+from jaxpp.run.plugins import plugin_path
 from jaxpp.run.processes import make_network
 
 __all__ = ["Failure", "Identity", "Worker", "versions"]
@@ -148,7 +149,8 @@ class Worker:
 
         given = ray.get_runtime_context().get_accelerator_ids()
         on_cpu = not any(given.values())
-        client = client_of(plugin_path(plugin), self._per_rank if on_cpu else 0)
+        path = plugin_path(plugin, "cpu" if on_cpu else "cuda")
+        client = client_of(path, self._per_rank if on_cpu else 0)
         found = [device.id for device in client.info().devices]
         if len(found) < self._per_rank:
             raise make_error(

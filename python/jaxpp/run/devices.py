@@ -15,10 +15,11 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler
 from jaxpp.run.handlers import register_handlers
+from jaxpp.run.plugins import client_options, platform_of, plugin_path
 from jaxpp.run.processes import processes_of
 from jaxpp.run.saving import TaskModules
 
-__all__ = ["Devices", "LocalDevices", "client_of", "devices_for", "plugin_path"]
+__all__ = ["Devices", "LocalDevices", "client_of", "devices_for"]
 
 
 class Devices:
@@ -158,34 +159,16 @@ def _local_id(device: jax.Device) -> int:
     return device.id if jax.process_count() == 1 else device.local_hardware_id
 
 
-def plugin_path(given: str | None) -> str:
-    """The plugin that was asked for by argument, by JPP_PLUGIN, or the default one."""
-    return given or _core.option("JPP_PLUGIN") or _default_plugin()
-
-
-def _default_plugin() -> str:
-    try:
-        import lammps_jax_pjrt_cpu
-    except ImportError:
-        raise make_error(
-            "plugin",
-            "no PJRT plugin: the package lammps-jax-pjrt-cpu is not installed and neither "
-            "plugin= nor JPP_PLUGIN names one; pip install lammps-jax-pjrt-cpu",
-        ) from None
-    return str(lammps_jax_pjrt_cpu.PLUGIN_PATH)
-
-
 @functools.cache
 def client_of(plugin: str, cpu_devices: int) -> _core.Client:
     """A plugin's client, made once; `cpu_devices`: how many a CPU plugin is to have, else 0."""
-    options = {"cpu_device_count": cpu_devices} if cpu_devices else {}
     # The plugin's own log; its errors come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return _core.Client(plugin, options)
+    return _core.Client(plugin, client_options(plugin, cpu_devices))
 
 
 def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
-    """The devices of a mesh on the plugin named by argument, JPP_PLUGIN or default.
+    """The devices of a mesh on the plugin named by argument or JPP_PLUGIN, or the mesh's own.
 
     Raises:
       JaxppError: the plugin is missing, is none or is too old ("plugin"); it has too few
@@ -193,9 +176,10 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
     """
     if mesh.workers is not None:
         return mesh.workers.devices(plugin)
-    path = plugin_path(plugin)
+    first = mesh.jax_mesh.devices.flat[0]
+    path = plugin_path(plugin, platform_of(first))
     local = [_local_id(d) for d in mesh.jax_mesh.local_devices]
-    on_cpu = mesh.jax_mesh.devices.flat[0].platform == "cpu"
+    on_cpu = first.platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
     return _devices(client_of(path, cpu_devices), mesh)
 
