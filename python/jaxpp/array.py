@@ -357,8 +357,9 @@ def _ranks_of(arrays: Sequence[Any], sharding: MpmdSharding) -> dict[int, jax.Ar
             rank
             for rank in sharding.mesh_ids
             if array.sharding.is_equivalent_to(sharding.rank_sharding(rank), array.ndim)
+            and rank not in found
         ]
-        if len(ranks) != 1 or ranks[0] in found:
+        if not ranks:
             raise make_error(
                 "sharding",
                 f"MpmdArray: array {number} lies as {array.sharding} says; expected one array "
@@ -683,9 +684,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         """The part on each device of its ranks."""
         read = functools.cache(lambda rank: self._placement.read(self._value, rank))
         copies: collections.Counter[Any] = collections.Counter()
+        mesh, ranks = self._placement.mesh, self._placement.ranks
+        rank_of = {device: r for r in reversed(ranks) for device in mesh.devices_of(r)}
         shards = []
         for device, index in self.sharding.devices_indices_map(self.shape).items():
-            rank = self._placement.mesh.device_mpmd_idx[device]
+            rank = rank_of[device]
             is_here = rank in self._placement.local_ranks
             part = functools.partial(self._part, read, rank, index, device)
             key = tuple((one.start, one.stop) for one in index)

@@ -29,12 +29,25 @@ def _enter(mesh: Mesh) -> None:
         mesh.__enter__()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class MpmdMesh:
     """A `jax.sharding.Mesh` one axis of which counts pipeline ranks.
 
     Each index along `mpmd_axis_name` is one rank (actor) with its own group of devices; the
-    other axes shard values inside a rank.
+    other axes shard values inside a rank. Ranks may share a group: a mesh may name it more
+    than once along the pipeline axis, which is what `ranks_per_device` does. Such ranks take
+    turns on their devices and hand values over without a copy, so that a whole pipeline runs
+    on one accelerator; what each of them keeps in memory adds up there.
+
+    Args:
+      jax_mesh: the devices.
+      mpmd_axis_name: the axis that counts ranks.
+      ranks_per_device: how many ranks, one after another, share each group of devices. The
+        attribute `jax_mesh` names the group as often.
+
+    Raises:
+      JaxppError: an argument is wrong, or ranks share some of their devices, but not all
+        ("mesh").
     """
 
     jax_mesh: Mesh
@@ -44,19 +57,54 @@ class MpmdMesh:
     # The processes that have the devices, of a mesh that stands for theirs.
     workers: ClassVar[Any] = None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.jax_mesh, Mesh):
+    def __init__(
+        self, jax_mesh: Mesh, mpmd_axis_name: str, *, ranks_per_device: int = 1
+    ) -> None:
+        if not isinstance(jax_mesh, Mesh):
             raise make_error(
                 "mesh",
-                f"MpmdMesh: jax_mesh={shorten(self.jax_mesh)}; expected a jax.sharding.Mesh",
+                f"MpmdMesh: jax_mesh={shorten(jax_mesh)}; expected a jax.sharding.Mesh",
                 wrong_type=True,
             )
-        if self.mpmd_axis_name not in self.jax_mesh.axis_names:
+        if mpmd_axis_name not in jax_mesh.axis_names:
             raise make_error(
                 "mesh",
-                f"MpmdMesh: mpmd_axis_name={self.mpmd_axis_name!r} is no axis of the mesh; "
-                f"expected one of {self.jax_mesh.axis_names}",
+                f"MpmdMesh: mpmd_axis_name={mpmd_axis_name!r} is no axis of the mesh; "
+                f"expected one of {jax_mesh.axis_names}",
             )
+        if not isinstance(ranks_per_device, int) or ranks_per_device < 1:
+            raise make_error(
+                "mesh",
+                f"MpmdMesh: ranks_per_device={shorten(ranks_per_device)}; expected a whole "
+                "number above 0",
+            )
+        if ranks_per_device > 1:
+            axis = jax_mesh.axis_names.index(mpmd_axis_name)
+            shared = np.repeat(jax_mesh.devices, ranks_per_device, axis)
+            jax_mesh = Mesh(shared, jax_mesh.axis_names, axis_types=jax_mesh.axis_types)
+        object.__setattr__(self, "jax_mesh", jax_mesh)
+        object.__setattr__(self, "mpmd_axis_name", mpmd_axis_name)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Ranks share all of their devices, in the same order, or none."""
+        owner: dict[jax.Device, int] = {}
+        for rank in self._first_with_group.values():
+            for device in self.devices_of(rank):
+                other = owner.setdefault(device, rank)
+                if other != rank:
+                    raise make_error(
+                        "mesh",
+                        f"MpmdMesh: the ranks {other} and {rank} share the device {device}, "
+                        "but not all of their devices in the same order; expected the same "
+                        "group or another one",
+                    )
+            if len(set(self.devices_of(rank))) < len(self.devices_of(rank)):
+                raise make_error(
+                    "mesh",
+                    f"MpmdMesh: rank {rank} names a device more than once; expected that of "
+                    "the pipeline axis alone (ranks_per_device=)",
+                )
 
     @property
     def mpmd_axis(self) -> int:
@@ -69,6 +117,22 @@ class MpmdMesh:
         return self.jax_mesh.devices.shape[self.mpmd_axis]
 
     @functools.cached_property
+    def _first_with_group(self) -> dict[tuple[jax.Device, ...], int]:
+        """Of each group of devices, the first rank that has it."""
+        groups = {tuple(self.devices_of(rank)): rank for rank in reversed(range(self.mpmd_dim))}
+        return dict(reversed(groups.items()))
+
+    @property
+    def ranks_per_device(self) -> int:
+        """How many ranks share each group of devices."""
+        return self.mpmd_dim // len(self._first_with_group)
+
+    def mesh_of_groups(self, ranks: Iterable[int]) -> Mesh:
+        """The groups of devices of some ranks, each once, along the pipeline axis."""
+        groups = [tuple(self.devices_of(rank)) for rank in self._check_ranks(ranks)]
+        return self._mesh_of(dict.fromkeys(self._first_with_group[g] for g in groups))
+
+    @functools.cached_property
     def unstack(self) -> list[Mesh]:
         """One mesh a rank, with the pipeline axis kept at size 1."""
         return [self._mesh_of((rank,)) for rank in range(self.mpmd_dim)]
@@ -79,29 +143,36 @@ class MpmdMesh:
 
     def mpmd_submesh(self, idxs: Iterable[int]) -> MpmdMesh:
         """The mesh of some ranks, in the given order, which are its ranks 0, 1, ..."""
-        idxs = list(idxs)
-        if not idxs or not all(0 <= i < self.mpmd_dim for i in idxs):
+        return MpmdMesh(self._mesh_of(self._check_ranks(idxs)), self.mpmd_axis_name)
+
+    def _check_ranks(self, idxs: Iterable[int]) -> list[int]:
+        ranks = list(idxs)
+        if not ranks or not all(0 <= i < self.mpmd_dim for i in ranks):
             raise make_error(
                 "mesh",
-                f"mpmd_submesh: idxs={shorten(idxs)}; expected ranks from 0 to "
+                f"mpmd_submesh: idxs={shorten(ranks)}; expected ranks from 0 to "
                 f"{self.mpmd_dim - 1}",
             )
-        return MpmdMesh(self._mesh_of(idxs), self.mpmd_axis_name)
+        return ranks
 
     @functools.cached_property
     def device_coords(self) -> Mapping[jax.Device, tuple[int, ...]]:
-        """Where each device stands: its index along each axis of the mesh."""
-        return {device: at for at, device in np.ndenumerate(self.jax_mesh.devices)}
+        """Where each device stands: its index along each axis of the mesh, the first one of a
+        device that ranks share."""
+        places: dict[jax.Device, tuple[int, ...]] = {}
+        for at, device in np.ndenumerate(self.jax_mesh.devices):
+            places.setdefault(device, at)
+        return places
 
     @functools.cached_property
     def device_mpmd_idx(self) -> Mapping[jax.Device, int]:
-        """The rank of each device."""
+        """The rank of each device, the first one of a device that ranks share."""
         return {device: at[self.mpmd_axis] for device, at in self.device_coords.items()}
 
     @functools.cached_property
     def mpmd_idx_for_mesh(self) -> Mapping[Mesh, int]:
-        """The rank of each mesh in `unstack`."""
-        return {mesh: rank for rank, mesh in enumerate(self.unstack)}
+        """The rank of each mesh in `unstack`, the first one of a mesh that ranks share."""
+        return {mesh: self.unstack.index(mesh) for mesh in self.unstack}
 
     def lowering_mesh(self) -> Mesh:
         """The mesh that tasks are lowered for: a rank's, the same for all of them."""
@@ -178,7 +249,8 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
     """Where an `MpmdArray` lives: a copy on each of some ranks, sharded by `spec` there.
 
     It is a `jax.sharding.NamedSharding` over the devices of these ranks: the pipeline axis of
-    its `mesh` counts them, and nothing is sharded along that one. `jax.device_put(x, sharding)`
+    its `mesh` counts them (ranks that share devices once), and nothing is sharded along that
+    one. `jax.device_put(x, sharding)`
     makes a `jax.Array` of JAX's own that lies so, `jax.ShapeDtypeStruct` takes it, and so do
     libraries that restore checkpoints; a step takes what they make.
 
@@ -200,7 +272,7 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
         self._set(mpmd_mesh, tuple(ids), mpmd_mesh.without_pipeline_axis(spec))
 
     def _set(self, mpmd_mesh: MpmdMesh, ids: tuple[int, ...], spec: PartitionSpec) -> None:
-        super().__init__(mpmd_mesh.mpmd_submesh(ids).jax_mesh, spec)
+        super().__init__(mpmd_mesh.mesh_of_groups(ids), spec)
         self.mpmd_mesh = mpmd_mesh
         self.mesh_ids = ids
 
@@ -235,7 +307,7 @@ def parted_sharding(
     """Of an array whose rows lie by parts on ranks, as JAX can say it: dealt out to the ranks
     in order, though a rank that runs several stages has those of its own; or else, if they can
     not be, as a copy on each."""
-    if rows % len(ranks):
+    if rows % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
         return MpmdSharding(mesh, ranks, spec)
     parted = PartitionSpec(mesh.mpmd_axis_name, *tuple(spec)[1:])
     return MpmdSharding._of(mesh, ranks, parted)

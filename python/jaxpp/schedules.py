@@ -159,6 +159,11 @@ def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> Jaxp
             f'. For {ranks} CPU devices call jax.config.update("jax_num_cpu_devices", {ranks}) '
             f"before JAX is first used; it has {len(devices)} now"
         )
+    elif len(devices) < ranks:
+        more = (
+            f". JAX has {len(devices)} here: ranks share devices where MpmdMesh gets "
+            "ranks_per_device="
+        )
     return make_error(
         "mesh",
         f"schedule {what} {ranks} ranks, but the mesh has {mpmd_dim} along its pipeline axis; "

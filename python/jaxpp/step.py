@@ -363,7 +363,7 @@ def make_function(
         _as_tuple(donate_argnames),
         compiler_options_of(compiler_options, who),
         plugin_of(plugin, who),
-        memory_limits_of(memory_limit, mpmd_mesh.mpmd_dim, who),
+        memory_limits_of(memory_limit, mpmd_mesh, who),
         steps_in_flight_of(steps_in_flight, who),
     )
     return MpmdFunction(fun, options)
@@ -400,11 +400,12 @@ def mpmd_jit_with_loop(
       donate_argnums, donate_argnames: arguments whose memory the step may reuse; they must
         not be used again.
       compiler_options: XLA's, for every task.
-      plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded CPU one.
+      plugin: the path of a PJRT plugin, or "cuda" or "rocm" for the one that is installed
+        for JAX; default: JPP_PLUGIN, then that of the mesh's devices.
       memory_limit: bytes that a step may take on each device: weights, gradients, optimizer
         state, activations, receive slots and the rest of what it keeps between tasks; a
-        number, or one for each rank. A plan that takes more is refused before anything is
-        compiled.
+        number, which ranks that share a device share equally, or one for each rank. A plan
+        that takes more is refused before anything is compiled.
       steps_in_flight: how many steps may be under way at once; default: JPP_STEPS_IN_FLIGHT,
         then 2. A call returns when its arguments are taken, and waits only while so many
         steps are not done. 0: a call returns when its step is done. Under a memory limit

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 import jaxpp.api as jaxpp
 import mistakes as m
 from cases import JIT, TWO, case, loop, mesh, train, warned
+
+
+def devices_mesh(numbers: list[list[int]]) -> jax.sharding.Mesh:
+    """A row of devices for each rank, by number."""
+    devices = np.array(jax.devices())[np.array(numbers)]
+    return jax.sharding.Mesh(devices, ("stage", "data"))
+
 
 # --- Marks ------------------------------------------------------------------------------
 
@@ -323,6 +331,26 @@ case(
     lambda: jaxpp.MpmdMesh(mesh().jax_mesh, "pipe"),
     "mpmd_axis_name='pipe'",
     "expected one of ('stage',)",
+)
+case(
+    "No number of ranks that share a device",
+    "mesh",
+    lambda: jaxpp.MpmdMesh(mesh().jax_mesh, "stage", ranks_per_device=0),
+    "ranks_per_device=0; expected a whole number above 0",
+)
+case(
+    "A rank with one device twice",
+    "mesh",
+    lambda: jaxpp.MpmdMesh(devices_mesh([[0, 0]]), "stage"),
+    "rank 0 names a device more than once",
+    "ranks_per_device=",
+)
+case(
+    "Ranks that share some of their devices",
+    "mesh",
+    lambda: jaxpp.MpmdMesh(devices_mesh([[0, 1], [1, 2]]), "stage"),
+    "the ranks 0 and 1 share the device",
+    "expected the same group or another one",
 )
 case("No JAX mesh", "mesh", lambda: jaxpp.MpmdMesh(None, "stage"), "jax_mesh=None", "expected")
 case(

@@ -104,9 +104,9 @@ class Auto(BaseSchedule):
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         raise self._unmeasured()
 
-    def limits(self, ranks: int, others: list[int] | None) -> list[int] | None:
+    def limits(self, mesh: MpmdMesh, others: list[int] | None) -> list[int] | None:
         """Bytes for each rank: the smaller of its own limit and the step's."""
-        own = memory_limits_of(self.memory_limit, ranks, "Auto")
+        own = memory_limits_of(self.memory_limit, mesh, "Auto")
         if own is None or others is None:
             return own or others
         return [min(pair) for pair in zip(own, others, strict=True)]
@@ -173,7 +173,7 @@ def find_schedules(
     for at, loop in enumerate(graph.loops):
         if given[at] is not None:
             continue
-        auto, limits = loop.schedule, loop.schedule.limits(ranks, memory_limits)
+        auto, limits = loop.schedule, loop.schedule.limits(mesh, memory_limits)
         key = (graph.core.text(), at, ranks, tuple(limits or ()))
         if key not in auto._known:
             measured = measured or measure()

@@ -213,14 +213,17 @@ class Signature:
         name_after(run, fun, args, kwargs, nums, names)
 
 
-def memory_limits_of(given: Any, ranks: int, who: str) -> list[int] | None:
-    """A memory_limit= as bytes for each rank; None: no limit."""
+def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> list[int] | None:
+    """A memory_limit= as bytes for each rank; None: no limit. Ranks that share a device share
+    one number equally."""
     if given is None:
         return None
+    ranks = mesh.mpmd_dim
     limits = list(given) if isinstance(given, Sequence) else [given] * ranks
     whole = all(isinstance(n, int | np.integer) and 0 < n < 2**63 for n in limits)
     if whole and len(limits) == ranks:
-        return [int(n) for n in limits]
+        sharing = 1 if isinstance(given, Sequence) else mesh.ranks_per_device
+        return [int(n) // sharing for n in limits]
     raise make_error(
         "invalid-argument",
         f"{who}: memory_limit={shorten(given)}; expected a whole number of bytes above 0, or "
