@@ -1,5 +1,5 @@
 // Reads text files whole.
-#include "base/file.h"
+#include "jaxpp/file.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -13,9 +13,6 @@
 jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
                             json_t** out_value) JPP_MUST_USE;
 
-// Gives jansson this library's memory (base/alloc.h), for the whole process: before the
-// first value is made, and only by a program that owns its process.
-void jpp_json_use_base_alloc(void);
 // Appends the value's text and frees the value; flags: jansson's JSON_INDENT(1) and the
 // like. JPP_OUT_OF_MEMORY for NULL, which is what the functions here and jansson's give
 // when memory is out: texts are UTF-8 and numbers finite by then.

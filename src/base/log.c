@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 
 _Atomic int jpp_log_most = JPP_LOG_LEVEL_COUNT;
 

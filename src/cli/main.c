@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/utf8.h"
 #include "cli/cli.h"
 #include "jaxpp/version.h"
 
@@ -148,7 +147,7 @@ static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
       "jaxpp %s: expected one of %s behind it, found '%s'; jaxpp %s --help says what "
       "they do",
       words[0], text, words[1], words[0]);
-  jpp_free(text);
+  jpp_text_free(text);
   return status;
 }
 
@@ -214,7 +213,6 @@ static void print_error(const jpp_status_t* status) {
 int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
-  jpp_json_use_base_alloc();
   jpp_status_t* status = jpp_cli_warn_of_options();
   if (!status) status = run(argc - 1, argv + 1, &out);
   size_t length = out.length;
@@ -224,6 +222,6 @@ int main(int argc, char** argv) {
   int result = exit_status(status);
   jpp_status_free(status);
   jpp_str_deinit(&out);
-  jpp_free(text);
+  jpp_text_free(text);
   return result;
 }

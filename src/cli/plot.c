@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
+#include "jaxpp/file.h"
 #include "jaxpp/view.h"
 
 enum { kColumns = 120 };
@@ -108,7 +108,7 @@ static jpp_status_t* plot_trace(const jpp_cli_options_t* options, bool* out_is_t
   if (*out_is_trace) status = jpp_cli_trace_parse(file, text, length, &trace);
   if (*out_is_trace && !status) status = draw_trace(options, &trace, out);
   jpp_cli_trace_deinit(&trace);
-  jpp_free(text);
+  jpp_text_free(text);
   return status;
 }
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 
 typedef struct program_text {
   const char* fake;
