@@ -30,12 +30,11 @@ static int append_chunk(const char* chunk, size_t size, void* user) {
   return out->error ? -1 : 0;
 }
 
-jpp_status_t* jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
-  if (!value) return out_of_memory();
-  int failed = json_dump_callback(value, append_chunk, out, flags);
-  json_decref(value);
+void jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
   // What can be made can be written, but for the memory that writing takes.
-  return failed && !out->error ? out_of_memory() : NULL;
+  bool failed = !value || json_dump_callback(value, append_chunk, out, flags) < 0;
+  json_decref(value);
+  if (failed && !out->error) out->error = out_of_memory();
 }
 
 void jpp_json_append(json_t** list, json_t* value) {

@@ -10,8 +10,6 @@
 size_t jpp_utf8_character(const char* text, size_t length);
 bool jpp_utf8_is_valid(const char* text, size_t length);
 
-// jpp_str_append_utf8() as a string of JSON, with its quotes.
-void jpp_str_append_json(jpp_str_t* str, const char* text);
 // jpp_str_append_utf8() for XML: an attribute or an element's text. Characters that XML
 // has no way to write become U+FFFD as well.
 void jpp_str_append_xml(jpp_str_t* str, const char* text);

@@ -364,7 +364,7 @@ jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned, jpp_plan_part
   JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, last));
   jpp_str_t str = {0};
   json_t* value = part < JPP_PART_COUNT ? kParts[part](planned) : all_json(planned);
-  jpp_status_t* status = jpp_json_take(value, JSON_INDENT(1), &str);
+  jpp_json_take(value, JSON_INDENT(1), &str);
   jpp_str_append(&str, "\n");
-  return jpp_str_finish_unless(status, &str, out_text);
+  return jpp_str_finish(&str, out_text);
 }

@@ -41,14 +41,13 @@ static json_t* row_json(const jpp_schedule_row_t* row) {
 
 jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out_text) {
   jpp_str_t str = {0};
-  jpp_status_t* status = NULL;
   jpp_str_append(&str, "[");
-  for (uint32_t rank = 0; rank < schedule->ranks && !status; ++rank) {
+  for (uint32_t rank = 0; rank < schedule->ranks && !str.error; ++rank) {
     if (rank) jpp_str_append(&str, ",\n ");
-    status = jpp_json_take(row_json(&schedule->rows[rank]), 0, &str);
+    jpp_json_take(row_json(&schedule->rows[rank]), 0, &str);
   }
   jpp_str_append(&str, "]\n");
-  return jpp_str_finish_unless(status, &str, out_text);
+  return jpp_str_finish(&str, out_text);
 }
 
 // --- The picture ----------------------------------------------------------------------
