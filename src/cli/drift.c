@@ -44,8 +44,8 @@ static int compare_name(const void* name, const void* event) {
 }
 
 // The predicted events, each with the first measured one of its name, where there is any.
-static jpp_status_t* match(const jpp_cli_trace_t* predicted,
-                           const jpp_cli_trace_t* measured, pairs_t* pairs) {
+static jpp_status_t* match_names(const jpp_cli_trace_t* predicted,
+                                 const jpp_cli_trace_t* measured, pairs_t* pairs) {
   const jpp_cli_event_t** index = NULL;
   size_t count = 0;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(predicted->num_events, &pairs->data));
@@ -152,7 +152,7 @@ jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
     jpp_cli_trace_sort(&predicted);
     jpp_cli_trace_sort(&measured);
   }
-  if (!status) status = match(&predicted, &measured, &pairs);
+  if (!status) status = match_names(&predicted, &measured, &pairs);
   if (!status) append_drift(&predicted, &measured, &pairs, out);
   jpp_free(pairs.data);
   jpp_cli_trace_deinit(&measured);

@@ -160,7 +160,7 @@ static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
   return NULL;
 }
 
-static jpp_status_t* run(int count, char* const* words, jpp_str_t* out) {
+static jpp_status_t* run_words(int count, char* const* words, jpp_str_t* out) {
   if (!count || is_help(words[0])) {
     append_help(out);
     return NULL;
@@ -184,7 +184,7 @@ static jpp_status_t* write_out(const char* text, size_t length) {
   return jpp_status_make(JPP_INVALID_ARGUMENT, "standard output: %s", strerror(errno));
 }
 
-// 1: what was asked for is well said and can not run. 2: it is not well said.
+// 1: a valid request, but an invalid plan. 2: an invalid request.
 static int exit_status(const jpp_status_t* status) {
   switch (jpp_status_code(status)) {
     case JPP_OK:
@@ -214,7 +214,7 @@ int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
   jpp_status_t* status = jpp_cli_warn_of_options();
-  if (!status) status = run(argc - 1, argv + 1, &out);
+  if (!status) status = run_words(argc - 1, argv + 1, &out);
   size_t length = out.length;
   if (!status) status = jpp_str_finish(&out, &text);
   if (!status) status = write_out(text, length);

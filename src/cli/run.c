@@ -203,7 +203,7 @@ static jpp_status_t* run_steps(run_t* run) {
   return NULL;
 }
 
-static jpp_status_t* prepare(run_t* run) {
+static jpp_status_t* prepare_step(run_t* run) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
   uint32_t *devices = NULL, ranks = contents->planned->ranks;
   double begin = jpp_cli_now_ms();
@@ -363,7 +363,7 @@ static jpp_status_t* run_file(run_t* run, jpp_str_t* out) {
   run->graph = run->file->contents.planned->graph;
   run->num_args = run->graph->num_args - run->file->contents.num_constants;
   JPP_RETURN_IF_ERROR(open_client(run));
-  JPP_RETURN_IF_ERROR(prepare(run));
+  JPP_RETURN_IF_ERROR(prepare_step(run));
   JPP_RETURN_IF_ERROR(run_steps(run));
   return run->options->json ? print_json(run, out) : print_text(run, out);
 }

@@ -7,10 +7,13 @@
 // --- JSON -----------------------------------------------------------------------------
 
 static json_t* task_json(const jpp_schedule_task_t* task) {
-  static const char* const kKinds[] = {[JPP_TASK_FWD] = "F",
-                                       [JPP_TASK_BWD] = "B",
-                                       [JPP_TASK_BWD_I] = "I",
-                                       [JPP_TASK_BWD_W] = "W"};
+  // Schedules have no tasks outside loops.
+  static const char* const kKinds[] = {
+      [JPP_TASK_IDLE] = "",   [JPP_TASK_FWD] = "F",   [JPP_TASK_BWD] = "B",
+      [JPP_TASK_BWD_I] = "I", [JPP_TASK_BWD_W] = "W", [JPP_TASK_OUTER] = "",
+  };
+  _Static_assert(sizeof(kKinds) / sizeof(*kKinds) == JPP_TASK_KIND_COUNT,
+                 "a letter a kind");
   return json_pack("{s:s, s:I, s:I}", "kind", kKinds[task->kind], "stage",
                    (json_int_t)task->stage, "microbatch", (json_int_t)task->microbatch);
 }

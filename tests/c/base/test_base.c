@@ -1,3 +1,4 @@
+// The toolbox: status, memory, containers, texts, options and their sizes.
 #include "base/arena.h"
 #include "base/finite.h"
 #include "base/struct_size.h"
