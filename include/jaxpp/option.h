@@ -48,6 +48,7 @@ typedef struct jpp_option_info {
   bool for_tests;             // only this project's tests and benchmarks read it
 } jpp_option_info_t;
 
+// Of an option below JPP_OPTION_COUNT.
 JPP_API const jpp_option_info_t* jpp_option_info(jpp_option_t option);
 // JPP_OPTION_COUNT for a name that is not in the table.
 JPP_API jpp_option_t jpp_option_find(const char* name);
