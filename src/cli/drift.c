@@ -17,8 +17,8 @@ typedef struct pairs {
 } pairs_t;
 
 static int by_name(const void* a, const void* b) {
-  const jpp_cli_event_t *x = *(const jpp_cli_event_t*const*)a,
-                        *y = *(const jpp_cli_event_t*const*)b;
+  const jpp_cli_event_t* x = *(const jpp_cli_event_t* const*)a;
+  const jpp_cli_event_t* y = *(const jpp_cli_event_t* const*)b;
   int order = strcmp(x->name, y->name);
   return order ? order : (x > y) - (x < y);
 }
