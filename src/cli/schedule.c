@@ -86,9 +86,9 @@ static jpp_status_t* prove_sums(const jpp_schedule_t* schedule, jpp_str_t* note)
   return NULL;
 }
 
-static jpp_status_t* prove_schedule(const jpp_cli_options_t* options,
-                                    const jpp_schedule_t* schedule, uint32_t slots,
-                                    jpp_str_t* note, jpp_str_t* out) {
+static jpp_status_t* prove_and_print(const jpp_cli_options_t* options,
+                                     const jpp_schedule_t* schedule, uint32_t slots,
+                                     jpp_str_t* note, jpp_str_t* out) {
   bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs;
   JPP_RETURN_IF_ERROR(prove_sums(schedule, note));
   if (options->memory_limit) {
@@ -118,7 +118,7 @@ jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_schedule_t* schedule = NULL;
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_str_t note = {0};
-  jpp_status_t* status = prove_schedule(options, schedule, slots, &note, out);
+  jpp_status_t* status = prove_and_print(options, schedule, slots, &note, out);
   jpp_str_deinit(&note);
   jpp_schedule_destroy(schedule);
   return status;

@@ -102,11 +102,11 @@ void jpp_cli_trace_sort(jpp_cli_trace_t* trace) {
 
 jpp_task_kind_t jpp_cli_event_kind(const jpp_cli_event_t* event) {
   // "bwd_i_2" begins as "bwd" does: the longer names first.
-  static const jpp_task_kind_t kKinds[] = {JPP_TASK_FWD, JPP_TASK_BWD_I, JPP_TASK_BWD_W,
-                                           JPP_TASK_BWD};
-  for (size_t i = 0; i < sizeof(kKinds) / sizeof(*kKinds); ++i) {
-    const char* name = jpp_task_kind_name(kKinds[i]);
-    if (!strncmp(event->name, name, strlen(name))) return kKinds[i];
+  static const jpp_task_kind_t kLongestFirst[] = {JPP_TASK_FWD, JPP_TASK_BWD_I,
+                                                  JPP_TASK_BWD_W, JPP_TASK_BWD};
+  for (size_t i = 0; i < sizeof(kLongestFirst) / sizeof(*kLongestFirst); ++i) {
+    const char* name = jpp_task_kind_name(kLongestFirst[i]);
+    if (!strncmp(event->name, name, strlen(name))) return kLongestFirst[i];
   }
   return JPP_TASK_OUTER;
 }

@@ -85,11 +85,10 @@ static json_t* graph_json(const jpp_planned_t* planned) {
 // --- Schedule -------------------------------------------------------------------------
 
 static json_t* schedule_json(const jpp_schedule_t* schedule) {
-  char* text = NULL;
-  jpp_status_t* status = jpp_schedule_print_json(schedule, &text);
-  json_t* rows = status ? NULL : json_loads(text, 0, NULL);
-  jpp_status_free(status);
-  jpp_text_free(text);
+  json_t* rows = json_array();
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    jpp_json_append(&rows, jpp_schedule_row_json(&schedule->rows[r]));
+  }
   return json_pack("{s:o, s:I, s:I, s:I, s:o, s:o}", "name",
                    jpp_json_text(schedule->name), "stages", (json_int_t)schedule->stages,
                    "ranks", (json_int_t)schedule->ranks, "microbatches",
