@@ -1,3 +1,5 @@
+// Unrolls a plan into one list of client calls, in an order in which no call needs a
+// later one, and makes them from one thread.
 #include "benchmarks/bare.h"
 
 #include "base/vec.h"
@@ -62,7 +64,7 @@ static jpp_status_t* add_call(unroller_t* u, uint32_t rank, const jpp_instr_t* i
 }
 
 // Up to the rank's second run, or to a message that is not sent yet.
-static jpp_status_t* visit(unroller_t* u, uint32_t rank, bool* out_moved) {
+static jpp_status_t* unroll_rank(unroller_t* u, uint32_t rank, bool* out_moved) {
   const jpp_program_t* program = &u->bare->options.plan->programs[rank];
   uint32_t* at = &u->at[rank];
   for (uint32_t runs = 0; *at < program->num_instrs; ++*at) {
@@ -87,7 +89,7 @@ static jpp_status_t* unroll(jpp_bare_t* bare) {
   for (bool moved = true; moved;) {
     moved = false;
     for (uint32_t r = 0; r < plan->ranks; ++r) {
-      JPP_RETURN_IF_ERROR(visit(&u, r, &moved));
+      JPP_RETURN_IF_ERROR(unroll_rank(&u, r, &moved));
     }
   }
   return NULL;
@@ -105,7 +107,7 @@ static jpp_status_t* upload_constants(jpp_bare_t* bare, uint32_t rank) {
   return NULL;
 }
 
-static jpp_status_t* prepare(jpp_bare_t* bare) {
+static jpp_status_t* prepare_bare(jpp_bare_t* bare) {
   const jpp_plan_t* plan = bare->options.plan;
   jpp_arena_t* arena = &bare->arena;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks + 1, &bare->first_register));
@@ -144,7 +146,7 @@ jpp_status_t* jpp_bare_create(const jpp_runtime_options_t* options,
   jpp_bare_t* bare = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &bare));
   bare->options = *options;
-  jpp_status_t* status = prepare(bare);
+  jpp_status_t* status = prepare_bare(bare);
   if (status) {
     jpp_bare_destroy(bare);
     return status;
@@ -181,7 +183,7 @@ uint64_t jpp_bare_instructions(const jpp_bare_t* bare) {
 
 // --- A step ---------------------------------------------------------------------------
 
-static jpp_status_t* run(jpp_bare_t* bare, const bare_call_t* call) {
+static jpp_status_t* run_task(jpp_bare_t* bare, const bare_call_t* call) {
   jpp_client_t* client = bare->options.client;
   jpp_buffer_t* const* const args[1] = {bare->args};
   jpp_buffer_t** const results[1] = {bare->results};
@@ -205,11 +207,11 @@ static jpp_status_t* run(jpp_bare_t* bare, const bare_call_t* call) {
   return NULL;
 }
 
-static jpp_status_t* issue(jpp_bare_t* bare, const bare_call_t* call) {
+static jpp_status_t* make_call(jpp_bare_t* bare, const bare_call_t* call) {
   jpp_client_t* client = bare->options.client;
   switch ((jpp_instr_kind_t)call->kind) {
     case JPP_INSTR_RUN:
-      return run(bare, call);
+      return run_task(bare, call);
     case JPP_INSTR_SEND:
       return jpp_client_buffer_copy_to_device(client, bare->regs[call->registers[0]],
                                               call->device,
@@ -254,7 +256,7 @@ jpp_status_t* jpp_bare_step(jpp_bare_t* bare, const jpp_step_io_t* io) {
     }
   }
   for (size_t i = 0; i < bare->calls.count; ++i) {
-    JPP_RETURN_IF_ERROR(issue(bare, &bare->calls.data[i]));
+    JPP_RETURN_IF_ERROR(make_call(bare, &bare->calls.data[i]));
   }
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     const jpp_program_t* program = &plan->programs[r];

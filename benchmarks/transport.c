@@ -268,7 +268,7 @@ static void measure(process_t* process, const size_row_t* row) {
   fflush(stdout);
 }
 
-static void run(process_t* process, const char* address) {
+static void run_process(process_t* process, const char* address) {
   check(jpp_ucx_load(&process->ucx));
   if (process->self == 0) {
     printf("UCX %s, at %s\n", process->ucx->ucp_get_version_string(), address);
@@ -292,7 +292,7 @@ int main(int argc, char** argv) {
   if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
   process_t process = {
       .self = child == 0, .socket = sockets[child == 0], .any_route = argc > 2};
-  run(&process, address);
+  run_process(&process, address);
   if (child > 0) waitpid(child, NULL, 0);
   return 0;
 }

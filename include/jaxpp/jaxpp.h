@@ -7,6 +7,10 @@
 #include "jaxpp/version.h"
 #include "jaxpp/status.h"
 #include "jaxpp/dtype.h"
+#include "jaxpp/alloc.h"
+#include "jaxpp/str.h"
+#include "jaxpp/file.h"
+#include "jaxpp/option.h"
 
 // The planner.
 #include "jaxpp/task.h"

@@ -3,7 +3,9 @@
 // the same seed.
 //
 // Its address is any text; transports of one process find each other by their addresses
-// as with a real network. Each transport may be used by a thread of its own.
+// as with a real network.
+//
+// Threads: each transport may be used by a thread of its own, one at a time.
 #ifndef JAXPP_TRANSPORT_FAKE_H_
 #define JAXPP_TRANSPORT_FAKE_H_
 

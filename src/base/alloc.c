@@ -2,6 +2,7 @@
 // lets a test make the n-th allocation fail, which proves that every caller handles it.
 #include "base/alloc.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +11,12 @@ static _Atomic int64_t g_fail_after = -1;
 
 void jpp_alloc_fail_after(int64_t successes) { atomic_store(&g_fail_after, successes); }
 
+// Sets errno, as malloc() does when it fails.
 static bool alloc_must_fail(void) {
   if (atomic_load_explicit(&g_fail_after, memory_order_relaxed) < 0) return false;
-  return atomic_fetch_sub(&g_fail_after, 1) == 0;
+  if (atomic_fetch_sub(&g_fail_after, 1) != 0) return false;
+  errno = ENOMEM;
+  return true;
 }
 
 static jpp_status_t* alloc_failed(size_t size) {
@@ -23,6 +27,10 @@ static jpp_status_t* alloc_failed(size_t size) {
 jpp_status_t* jpp_alloc(size_t size, void** out_memory) {
   *out_memory = alloc_must_fail() ? NULL : calloc(1, size ? size : 1);
   return *out_memory ? NULL : alloc_failed(size);
+}
+
+jpp_status_t* jpp_alloc_array(size_t count, size_t size, void** out_memory) {
+  return jpp_alloc(jpp_bytes_multiply(count, size), out_memory);
 }
 
 jpp_status_t* jpp_realloc(void** memory, size_t size) {

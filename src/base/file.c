@@ -1,5 +1,5 @@
 // Reads text files whole.
-#include "base/file.h"
+#include "jaxpp/file.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 // More than any schedule, graph or trace has, and less than memory.
 enum { kMostBytes = 1 << 30 };
 
-// Stops when memory or patience does: a device may never end.
+// Stops at kMostBytes or without memory: a device such as /dev/zero never ends.
 static jpp_status_t* read_stream(FILE* stream, jpp_str_t* text) {
   char chunk[1 << 16];
   size_t got = 0;

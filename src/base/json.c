@@ -2,22 +2,10 @@
 // turn that NULL into a status.
 #include "base/json.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "base/utf8.h"
-
-// Whether memory was out since jpp_json_read() began in this thread, which jansson does
-// not always say.
-static _Thread_local bool g_out_of_memory;
-
-static void* allocate(size_t size) {
-  void* memory = NULL;
-  jpp_status_free(jpp_alloc(size, &memory));
-  if (!memory) g_out_of_memory = true;
-  return memory;
-}
-
-void jpp_json_use_base_alloc(void) { json_set_alloc_funcs(allocate, jpp_free); }
 
 static jpp_status_t* out_of_memory(void) {
   return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
@@ -26,10 +14,11 @@ static jpp_status_t* out_of_memory(void) {
 jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
                             json_t** out_value) {
   json_error_t error;
-  g_out_of_memory = false;
+  errno = 0;
   *out_value = json_loadb(text, length, 0, &error);
   if (*out_value) return NULL;
-  if (g_out_of_memory || json_error_code(&error) == json_error_out_of_memory) {
+  // Where memory ran out in the middle of a string, jansson's own error is of syntax.
+  if (errno == ENOMEM) {
     return jpp_status_annotate(out_of_memory(), "%s", file);
   }
   return jpp_status_make(JPP_PARSE_ERROR, "%s:%d: %s", file, error.line, error.text);
@@ -41,12 +30,11 @@ static int append_chunk(const char* chunk, size_t size, void* user) {
   return out->error ? -1 : 0;
 }
 
-jpp_status_t* jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
-  if (!value) return out_of_memory();
-  int failed = json_dump_callback(value, append_chunk, out, flags);
-  json_decref(value);
+void jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
   // What can be made can be written, but for the memory that writing takes.
-  return failed && !out->error ? out_of_memory() : NULL;
+  bool failed = !value || json_dump_callback(value, append_chunk, out, flags) < 0;
+  json_decref(value);
+  if (failed && !out->error) out->error = out_of_memory();
 }
 
 void jpp_json_append(json_t** list, json_t* value) {

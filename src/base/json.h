@@ -1,6 +1,4 @@
-// Small helpers over jansson, which reads all JSON and writes plans. Schedules, results
-// of simulations and traces, rows of numbers in a fixed form (%.12g, %.3f), are written
-// as text where they are made: jansson has no such forms.
+// Small helpers over jansson, which reads and writes all JSON.
 #ifndef JPP_BASE_JSON_H_
 #define JPP_BASE_JSON_H_
 
@@ -13,13 +11,11 @@
 jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
                             json_t** out_value) JPP_MUST_USE;
 
-// Gives jansson this library's memory (base/alloc.h), for the whole process: before the
-// first value is made, and only by a program that owns its process.
-void jpp_json_use_base_alloc(void);
 // Appends the value's text and frees the value; flags: jansson's JSON_INDENT(1) and the
-// like. JPP_OUT_OF_MEMORY for NULL, which is what the functions here and jansson's give
-// when memory is out: texts are UTF-8 and numbers finite by then.
-jpp_status_t* jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) JPP_MUST_USE;
+// like. JPP_OUT_OF_MEMORY, which sticks to the text, for NULL, which is what the
+// functions here and jansson's give when memory is out: texts are UTF-8 and numbers
+// finite by then.
+void jpp_json_take(json_t* value, size_t flags, jpp_str_t* out);
 // Appends to an array and takes over the value. The array becomes NULL when either is.
 void jpp_json_append(json_t** list, json_t* value);
 // An array of numbers.

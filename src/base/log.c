@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 
 _Atomic int jpp_log_most = JPP_LOG_LEVEL_COUNT;
 
@@ -29,7 +29,7 @@ void jpp_log_read_level(void) {
   int level = text ? parse_level(text) : JPP_LOG_OFF;
   bool known = level != JPP_LOG_LEVEL_COUNT;
   int unread = JPP_LOG_LEVEL_COUNT;
-  // Of threads that come here at once, one speaks.
+  // Of several threads that read it at once, only one warns.
   bool first =
       atomic_compare_exchange_strong(&jpp_log_most, &unread, known ? level : JPP_LOG_OFF);
   if (first && !known) {

@@ -1,5 +1,5 @@
 // The table of options, and the only reads of the environment.
-#include "base/option.h"
+#include "jaxpp/option.h"
 
 #include <stdlib.h>
 #include <string.h>

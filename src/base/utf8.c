@@ -1,4 +1,4 @@
-// Validates UTF-8 by the table of the Unicode Standard, and escapes text for JSON and
+// Validates UTF-8 by the table of the Unicode Standard, and escapes text for
 // XML. A byte that is no part of a character becomes U+FFFD, so that any name or file
 // path gives valid output.
 #include "base/utf8.h"
@@ -43,15 +43,14 @@ bool jpp_utf8_is_valid(const char* text, size_t length) {
 }
 
 // How a character is written; NULL: as it is.
-typedef const char* (*escape_t)(char c, char buffer[8]);
+typedef const char* (*escape_t)(char c);
 
 static void append_escaped(jpp_str_t* str, const char* text, size_t length,
                            escape_t escape) {
   size_t plain = 0;  // what is before `at` and not appended yet begins here
   for (size_t at = 0; at < length;) {
-    char buffer[8];
     size_t size = jpp_utf8_character(text + at, length - at);
-    const char* other = size ? escape(text[at], buffer) : kReplacement;
+    const char* other = size ? escape(text[at]) : kReplacement;
     if (other) {
       jpp_str_append_n(str, text + plain, at - plain);
       jpp_str_append(str, other);
@@ -62,29 +61,12 @@ static void append_escaped(jpp_str_t* str, const char* text, size_t length,
   jpp_str_append_n(str, text + plain, length - plain);
 }
 
-static const char* escape_nothing(char c, char buffer[8]) {
+static const char* escape_nothing(char c) {
   (void)c;
-  (void)buffer;
   return NULL;
 }
 
-static const char* escape_json(char c, char buffer[8]) {
-  static const char kDigits[] = "0123456789abcdef";
-  switch (c) {
-    case '"':
-      return "\\\"";
-    case '\\':
-      return "\\\\";
-    default:
-      if ((unsigned char)c >= 0x20) return NULL;
-  }
-  const char code[] = {'\\', 'u', '0', '0', kDigits[c >> 4], kDigits[c & 15], 0};
-  memcpy(buffer, code, sizeof(code));
-  return buffer;
-}
-
-static const char* escape_xml(char c, char buffer[8]) {
-  (void)buffer;
+static const char* escape_xml(char c) {
   switch (c) {
     case '<':
       return "&lt;";
@@ -101,12 +83,6 @@ static const char* escape_xml(char c, char buffer[8]) {
 
 void jpp_str_append_utf8(jpp_str_t* str, const char* text, size_t length) {
   append_escaped(str, text, length, escape_nothing);
-}
-
-void jpp_str_append_json(jpp_str_t* str, const char* text) {
-  jpp_str_append(str, "\"");
-  append_escaped(str, text, strlen(text), escape_json);
-  jpp_str_append(str, "\"");
 }
 
 void jpp_str_append_xml(jpp_str_t* str, const char* text) {

@@ -10,12 +10,8 @@
 size_t jpp_utf8_character(const char* text, size_t length);
 bool jpp_utf8_is_valid(const char* text, size_t length);
 
-// The text with U+FFFD in place of each byte that is part of no character.
-void jpp_str_append_utf8(jpp_str_t* str, const char* text, size_t length);
-// The same as a string of JSON, with its quotes.
-void jpp_str_append_json(jpp_str_t* str, const char* text);
-// The same for XML: an attribute or an element's text. Characters that XML has no way to
-// write become U+FFFD as well.
+// jpp_str_append_utf8() for XML: an attribute or an element's text. Characters that XML
+// has no way to write become U+FFFD as well.
 void jpp_str_append_xml(jpp_str_t* str, const char* text);
 
 #endif  // JPP_BASE_UTF8_H_

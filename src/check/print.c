@@ -4,7 +4,7 @@
 #include "check/checker.h"
 
 const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind) {
-  static const char* const kNames[JPP_BYTES_KIND_COUNT] = {
+  static const char* const kNames[] = {
       [JPP_BYTES_WEIGHTS] = "weights",
       [JPP_BYTES_GRADIENTS] = "gradients",
       [JPP_BYTES_OPTIMIZER_STATE] = "optimizer state",
@@ -15,6 +15,8 @@ const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind) {
       [JPP_BYTES_STEP_VALUES] = "step values",
       [JPP_BYTES_CONSTANTS] = "constants",
   };
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_BYTES_KIND_COUNT,
+                 "a name a kind");
   return (unsigned)kind < JPP_BYTES_KIND_COUNT ? kNames[kind] : "?";
 }
 

@@ -4,9 +4,11 @@
 #ifndef JPP_CLI_CLI_H_
 #define JPP_CLI_CLI_H_
 
-#include "base/json.h"
-#include "base/str.h"
+#include <time.h>
+
+#include "jaxpp/alloc.h"
 #include "jaxpp/simulate.h"
+#include "jaxpp/str.h"
 
 enum { JPP_CLI_MAX_WORDS = 3 };
 
@@ -128,6 +130,13 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
                                  jpp_cost_t** out_costs, bool* out_halved) JPP_MUST_USE;
 // Says so on standard error.
 void jpp_cli_note_halves(const char* file);
+
+// Milliseconds of a clock that only goes forward, from some moment on.
+static inline double jpp_cli_now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
+}
 
 // Names on standard error what looks like a misspelt option in the environment.
 jpp_status_t* jpp_cli_warn_of_options(void) JPP_MUST_USE;

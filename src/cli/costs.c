@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
+#include "jaxpp/file.h"
 
 typedef struct costs_reader {
   const char* file;
@@ -152,8 +152,8 @@ static jpp_status_t* set_cost(const costs_reader_t* reader, uint32_t stage,
 
 static jpp_status_t* add_events(const costs_reader_t* reader,
                                 const jpp_cli_trace_t* trace, stage_means_t* means) {
-  for (size_t i = 0; i < trace->events.count; ++i) {
-    const jpp_cli_event_t* event = &trace->events.data[i];
+  for (size_t i = 0; i < trace->num_events; ++i) {
+    const jpp_cli_event_t* event = &trace->events[i];
     if (event->stage == JPP_NONE) continue;
     if (event->stage >= reader->stages) {
       return jpp_status_make(
@@ -207,7 +207,7 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
     status = jpp_cli_is_trace(text) ? read_trace(&reader, text, length, out_halved)
                                     : read_lines(&reader, text, length);
   }
-  jpp_free(text);
+  jpp_text_free(text);
   jpp_free(reader.lines);
   if (status) {
     jpp_free(reader.costs);

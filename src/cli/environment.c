@@ -1,22 +1,20 @@
 // jaxpp options: the table of environment variables; and what is misspelt in it.
 #include <stdio.h>
 
-#include "base/json.h"
-#include "base/option.h"
 #include "cli/cli.h"
+#include "cli/json.h"
+#include "jaxpp/option.h"
 
 static jpp_status_t* options_json(jpp_str_t* out) {
   json_t* list = json_array();
   for (int i = 0; i < JPP_OPTION_COUNT; ++i) {
     const jpp_option_info_t* info = jpp_option_info((jpp_option_t)i);
-    jpp_json_append(
+    jpp_cli_json_append(
         &list, json_pack("{s:s, s:s, s:s, s:s, s:b}", "name", info->name, "values",
                          info->values, "default", info->default_value, "help", info->help,
                          "for_tests", info->for_tests));
   }
-  JPP_RETURN_IF_ERROR(jpp_json_take(list, JSON_INDENT(1), out));
-  jpp_str_append(out, "\n");
-  return NULL;
+  return jpp_cli_json_print(list, 0, out);
 }
 
 static void append_options(bool for_tests, jpp_str_t* out) {
@@ -40,6 +38,6 @@ jpp_status_t* jpp_cli_warn_of_options(void) {
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_options_misspelt(&text));
   if (text) fprintf(stderr, "jaxpp: warning: %s\n", text);
-  jpp_free(text);
+  jpp_text_free(text);
   return NULL;
 }

@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
+#include "jaxpp/file.h"
 #include "jaxpp/schedule_csv.h"
 
 static bool is_built_in(const char* name) {
@@ -45,7 +45,7 @@ jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* fil
                             "for jaxpp plot, jaxpp drift and --costs",
                             file)
           : jpp_schedule_from_csv(file, text, length, out_slots, &schedule);
-  jpp_free(text);
+  jpp_text_free(text);
   if (status) return status;
   status = check_size(file, "--stages", options->stages, schedule->stages);
   if (!status) status = check_size(file, "--ranks", options->ranks, schedule->ranks);

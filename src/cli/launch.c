@@ -18,7 +18,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "cli/cli.h"
 
 enum { kLineSize = 8192, kGraceMs = 5000, kMostProcesses = 4096, kCanNotRun = 127 };
@@ -45,7 +44,7 @@ typedef struct job {
   uint32_t restart;  // how often it was started again
   int result;        // exit status of the first that failed; 0: none has
   bool ending;       // the others are told to end
-  int64_t end_ms;    // when they are killed
+  double end_ms;     // when they are killed
 } job_t;
 
 static volatile sig_atomic_t g_interrupts;  // Ctrl-C or SIGTERM, how often
@@ -172,7 +171,7 @@ static void signal_all(const job_t* job, int number) {
 static void end_all(job_t* job, int number) {
   signal_all(job, number);
   job->ending = true;
-  job->end_ms = jpp_clock_now_ms() + kGraceMs;
+  job->end_ms = jpp_cli_now_ms() + kGraceMs;
 }
 
 static void note_end(job_t* job, child_t* child, int wait_status) {
@@ -247,7 +246,7 @@ static void follow(job_t* job, const sigset_t* waiting_mask) {
     read_outputs(job, waiting_mask, true);
     pass_interrupts(job, &passed);
     collect_ends(job);
-    if (job->ending && jpp_clock_now_ms() > job->end_ms) signal_all(job, SIGKILL);
+    if (job->ending && jpp_cli_now_ms() > job->end_ms) signal_all(job, SIGKILL);
   }
   while (read_outputs(job, waiting_mask, false)) {
   }

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/utf8.h"
 #include "cli/cli.h"
 #include "jaxpp/version.h"
 
@@ -148,7 +147,7 @@ static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
       "jaxpp %s: expected one of %s behind it, found '%s'; jaxpp %s --help says what "
       "they do",
       words[0], text, words[1], words[0]);
-  jpp_free(text);
+  jpp_text_free(text);
   return status;
 }
 
@@ -161,7 +160,7 @@ static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
   return NULL;
 }
 
-static jpp_status_t* run(int count, char* const* words, jpp_str_t* out) {
+static jpp_status_t* run_words(int count, char* const* words, jpp_str_t* out) {
   if (!count || is_help(words[0])) {
     append_help(out);
     return NULL;
@@ -185,7 +184,7 @@ static jpp_status_t* write_out(const char* text, size_t length) {
   return jpp_status_make(JPP_INVALID_ARGUMENT, "standard output: %s", strerror(errno));
 }
 
-// 1: what was asked for is well said and can not run. 2: it is not well said.
+// 1: a valid request, but an invalid plan. 2: an invalid request.
 static int exit_status(const jpp_status_t* status) {
   switch (jpp_status_code(status)) {
     case JPP_OK:
@@ -214,9 +213,8 @@ static void print_error(const jpp_status_t* status) {
 int main(int argc, char** argv) {
   jpp_str_t out = {0};
   char* text = NULL;
-  jpp_json_use_base_alloc();
   jpp_status_t* status = jpp_cli_warn_of_options();
-  if (!status) status = run(argc - 1, argv + 1, &out);
+  if (!status) status = run_words(argc - 1, argv + 1, &out);
   size_t length = out.length;
   if (!status) status = jpp_str_finish(&out, &text);
   if (!status) status = write_out(text, length);
@@ -224,6 +222,6 @@ int main(int argc, char** argv) {
   int result = exit_status(status);
   jpp_status_free(status);
   jpp_str_deinit(&out);
-  jpp_free(text);
+  jpp_text_free(text);
   return result;
 }

@@ -45,8 +45,8 @@ static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
   return NULL;
 }
 
-static jpp_status_t* print(const jpp_cli_options_t* options, jpp_plan_part_t part,
-                           const jpp_planned_t* planned, jpp_str_t* out) {
+static jpp_status_t* print_part(const jpp_cli_options_t* options, jpp_plan_part_t part,
+                                const jpp_planned_t* planned, jpp_str_t* out) {
   char* text = NULL;
   if (options->json) {
     JPP_RETURN_IF_ERROR(jpp_planned_print_json(planned, part, &text));
@@ -98,9 +98,10 @@ static jpp_status_t* check_limit(const jpp_cli_options_t* options,
   return status;
 }
 
-static jpp_status_t* plan(const jpp_cli_options_t* options, const tables_t* tables,
-                          jpp_plan_part_t last, const jpp_graph_t* graph,
-                          jpp_planned_t** out_planned) {
+static jpp_status_t* plan_and_limit(const jpp_cli_options_t* options,
+                                    const tables_t* tables, jpp_plan_part_t last,
+                                    const jpp_graph_t* graph,
+                                    jpp_planned_t** out_planned) {
   jpp_plan_options_t planning = {.struct_size = sizeof(planning),
                                  .ranks = options->ranks,
                                  .stages = options->stages,
@@ -117,15 +118,15 @@ static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
   jpp_plan_part_t part = JPP_PART_COUNT;
   if (options->after) JPP_RETURN_IF_ERROR(find_part(options->after, &part));
   if (part == JPP_PART_GRAPH && !options->memory_limit) {
-    return print(options, part, &(jpp_planned_t){.graph = graph}, out);
+    return print_part(options, part, &(jpp_planned_t){.graph = graph}, out);
   }
   JPP_RETURN_IF_ERROR(expect_sizes(options, graph));
   tables_t tables;  // outlives the plan, which borrows its schedule
   jpp_planned_t* planned = NULL;
   jpp_plan_part_t last = part == JPP_PART_COUNT ? JPP_PART_CHECK : part;
   jpp_status_t* status = tables_init(options, graph, &tables);
-  if (!status) status = plan(options, &tables, last, graph, &planned);
-  if (!status) status = print(options, part, planned, out);
+  if (!status) status = plan_and_limit(options, &tables, last, graph, &planned);
+  if (!status) status = print_part(options, part, planned, out);
   jpp_planned_destroy(planned);
   tables_deinit(&tables);
   return status;

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
 #include "cli/trace.h"
+#include "jaxpp/file.h"
 #include "jaxpp/view.h"
 
 enum { kColumns = 120 };
@@ -57,16 +57,16 @@ static jpp_status_t* find_picture(const char* file, bool of_trace,
 }
 
 // Writes a text that was made to the file, or to the terminal without one.
-static jpp_status_t* put(jpp_status_t* status, char* text, const char* file,
-                         jpp_str_t* out) {
+static jpp_status_t* write_or_append(jpp_status_t* status, char* text, const char* file,
+                                     jpp_str_t* out) {
   if (!status && file) status = write_file(file, text);
   if (!status && !file) jpp_str_append(out, text);
   jpp_text_free(text);
   return status;
 }
 
-static jpp_status_t* draw(const jpp_cli_options_t* options,
-                          const jpp_simulation_t* simulation, jpp_str_t* out) {
+static jpp_status_t* draw_simulation(const jpp_cli_options_t* options,
+                                     const jpp_simulation_t* simulation, jpp_str_t* out) {
   const picture_t* picture = NULL;
   const char* file = options->output;
   char* text = NULL;
@@ -74,7 +74,7 @@ static jpp_status_t* draw(const jpp_cli_options_t* options,
   jpp_status_t* status = file
                              ? picture->of_simulation(simulation, &text)
                              : jpp_plot_text(simulation, kColumns, options->color, &text);
-  return put(status, text, file, out);
+  return write_or_append(status, text, file, out);
 }
 
 // --- A trace --------------------------------------------------------------------------
@@ -90,7 +90,7 @@ static jpp_status_t* draw_trace(const jpp_cli_options_t* options, jpp_cli_trace_
   jpp_status_t* status = file ? picture->of_spans(&spans, &text)
                               : jpp_spans_draw(&spans, kColumns, options->color, &text);
   jpp_free((void*)spans.spans);
-  return put(status, text, file, out);
+  return write_or_append(status, text, file, out);
 }
 
 // Whether words[0] is a trace. If so, draws it.
@@ -108,7 +108,7 @@ static jpp_status_t* plot_trace(const jpp_cli_options_t* options, bool* out_is_t
   if (*out_is_trace) status = jpp_cli_trace_parse(file, text, length, &trace);
   if (*out_is_trace && !status) status = draw_trace(options, &trace, out);
   jpp_cli_trace_deinit(&trace);
-  jpp_free(text);
+  jpp_text_free(text);
   return status;
 }
 
@@ -121,7 +121,7 @@ jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) {
   if (is_trace) return NULL;
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_status_t* status = jpp_cli_simulation(options, schedule, &simulation);
-  if (!status) status = draw(options, simulation, out);
+  if (!status) status = draw_simulation(options, simulation, out);
   jpp_simulation_destroy(simulation);
   jpp_schedule_destroy(schedule);
   return status;

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/option.h"
 #include "cli/cli.h"
+#include "cli/json.h"
+#include "jaxpp/option.h"
 #include "jaxpp/planfile.h"
 
 enum { kDefaultSteps = 10, kMostPath = 4096 };
@@ -26,8 +26,6 @@ typedef struct run {
   uint32_t steps;
   double compile_ms, first_ms, step_ms;  // the last: of the others, on average
 } run_t;
-
-static double now_ms(void) { return 1e-6 * (double)jpp_clock_now(); }
 
 // --- The plugin -----------------------------------------------------------------------
 
@@ -86,7 +84,7 @@ static jpp_status_t* open_client(run_t* run) {
   if (!status) status = jpp_str_finish(&path, &plugin);
   jpp_str_deinit(&path);
   if (!status) status = create_client(run, plugin);
-  jpp_free(plugin);
+  jpp_text_free(plugin);
   return status;
 }
 
@@ -194,21 +192,21 @@ static jpp_status_t* call_step(run_t* run) {
 
 static jpp_status_t* run_steps(run_t* run) {
   jpp_runtime_t* runtime = jpp_planfile_step_runtime(run->step);
-  double begin = now_ms();
+  double begin = jpp_cli_now_ms();
   JPP_RETURN_IF_ERROR(call_step(run));
   JPP_RETURN_IF_ERROR(jpp_runtime_await(runtime, NULL));
-  run->first_ms = now_ms() - begin;
-  begin = now_ms();
+  run->first_ms = jpp_cli_now_ms() - begin;
+  begin = jpp_cli_now_ms();
   for (uint32_t i = 1; i < run->steps; ++i) JPP_RETURN_IF_ERROR(call_step(run));
   JPP_RETURN_IF_ERROR(jpp_runtime_await(runtime, NULL));
-  if (run->steps > 1) run->step_ms = (now_ms() - begin) / (run->steps - 1);
+  if (run->steps > 1) run->step_ms = (jpp_cli_now_ms() - begin) / (run->steps - 1);
   return NULL;
 }
 
-static jpp_status_t* prepare(run_t* run) {
+static jpp_status_t* prepare_step(run_t* run) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
   uint32_t *devices = NULL, ranks = contents->planned->ranks;
-  double begin = now_ms();
+  double begin = jpp_cli_now_ms();
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks * contents->devices_per_rank, &devices));
   jpp_status_t* status = jpp_planfile_devices(run->file, run->client, devices);
   if (!status) {
@@ -216,7 +214,7 @@ static jpp_status_t* prepare(run_t* run) {
   }
   jpp_free(devices);
   JPP_RETURN_IF_ERROR(status);
-  run->compile_ms = now_ms() - begin;
+  run->compile_ms = jpp_cli_now_ms() - begin;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
   return JPP_ALLOC_ARRAY(run->graph->num_outputs, &run->results);
 }
@@ -317,13 +315,14 @@ static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
     double number = 0;
     bool known = false;
     for (uint32_t i = 0; i < type->ndim; ++i) {
-      jpp_json_append(&shape, json_integer(type->dims[i]));
+      jpp_cli_json_append(&shape, json_integer(type->dims[i]));
     }
     jpp_status_t* status = read_scalar(run, o, &number, &known);
     json_t* value = known && number - number == 0 ? json_real(number) : json_null();
-    jpp_json_append(
-        out_list, json_pack("{so ss so so}", "name", jpp_json_text(output->name), "dtype",
-                            jpp_dtype_name(type->dtype), "shape", shape, "value", value));
+    jpp_cli_json_append(
+        out_list,
+        json_pack("{so ss so so}", "name", jpp_cli_json_text(output->name), "dtype",
+                  jpp_dtype_name(type->dtype), "shape", shape, "value", value));
     JPP_RETURN_IF_ERROR(status);
   }
   return NULL;
@@ -336,12 +335,12 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
   jpp_status_t* status = results_to_json(run, &results);
   for (uint32_t r = 0; r < planned->ranks; ++r) {
     json_int_t peak = (json_int_t)planned->report->actors[r].peak_bytes;
-    jpp_json_append(&peaks, json_integer(peak));
+    jpp_cli_json_append(&peaks, json_integer(peak));
   }
   json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so}",                     //
-                          "name", jpp_json_text(planned->graph->name),                 //
-                          "maker", jpp_json_text(run->file->maker),                    //
-                          "platform", jpp_json_text(contents->platform),               //
+                          "name", jpp_cli_json_text(planned->graph->name),             //
+                          "maker", jpp_cli_json_text(run->file->maker),                //
+                          "platform", jpp_cli_json_text(contents->platform),           //
                           "ranks", (json_int_t)planned->ranks,                         //
                           "devices_per_rank", (json_int_t)contents->devices_per_rank,  //
                           "modules", (json_int_t)contents->num_modules,                //
@@ -354,9 +353,7 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
     json_decref(all);
     return status;
   }
-  JPP_RETURN_IF_ERROR(jpp_json_take(all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), out));
-  jpp_str_append(out, "\n");
-  return NULL;
+  return jpp_cli_json_print(all, 9, out);
 }
 
 // --- All ------------------------------------------------------------------------------
@@ -366,7 +363,7 @@ static jpp_status_t* run_file(run_t* run, jpp_str_t* out) {
   run->graph = run->file->contents.planned->graph;
   run->num_args = run->graph->num_args - run->file->contents.num_constants;
   JPP_RETURN_IF_ERROR(open_client(run));
-  JPP_RETURN_IF_ERROR(prepare(run));
+  JPP_RETURN_IF_ERROR(prepare_step(run));
   JPP_RETURN_IF_ERROR(run_steps(run));
   return run->options->json ? print_json(run, out) : print_text(run, out);
 }

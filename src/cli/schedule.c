@@ -1,10 +1,8 @@
 // jaxpp schedule list, jaxpp schedule show, jaxpp verify and jaxpp simulate.
 #include "jaxpp/schedule.h"
 
-#include <jansson.h>
-
-#include "base/json.h"
 #include "cli/cli.h"
+#include "cli/json.h"
 #include "jaxpp/schedule_csv.h"
 #include "jaxpp/view.h"
 
@@ -18,12 +16,10 @@ static jpp_status_t* list_json(jpp_str_t* out) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
-    jpp_json_append(&list, json_pack("{s:s, s:s, s:s}", "name", info->name, "class",
-                                     info->class_name, "help", info->help));
+    jpp_cli_json_append(&list, json_pack("{s:s, s:s, s:s}", "name", info->name, "class",
+                                         info->class_name, "help", info->help));
   }
-  JPP_RETURN_IF_ERROR(jpp_json_take(list, JSON_INDENT(1), out));
-  jpp_str_append(out, "\n");
-  return NULL;
+  return jpp_cli_json_print(list, 0, out);
 }
 
 jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options, jpp_str_t* out) {
@@ -35,8 +31,8 @@ jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options, jpp_str_t*
   return NULL;
 }
 
-static jpp_status_t* show(const jpp_schedule_t* schedule,
-                          const jpp_cli_options_t* options, jpp_str_t* out) {
+static jpp_status_t* show_schedule(const jpp_schedule_t* schedule,
+                                   const jpp_cli_options_t* options, jpp_str_t* out) {
   char* text = NULL;
   if (options->csv) {
     JPP_RETURN_IF_ERROR(jpp_schedule_print_csv(schedule, options->communication, &text));
@@ -59,7 +55,7 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t*
     return jpp_status_make(JPP_INVALID_ARGUMENT, "--comms is for --csv");
   }
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
-  jpp_status_t* status = show(schedule, options, out);
+  jpp_status_t* status = show_schedule(schedule, options, out);
   jpp_schedule_destroy(schedule);
   return status;
 }
@@ -90,9 +86,9 @@ static jpp_status_t* prove_sums(const jpp_schedule_t* schedule, jpp_str_t* note)
   return NULL;
 }
 
-static jpp_status_t* prove(const jpp_cli_options_t* options,
-                           const jpp_schedule_t* schedule, uint32_t slots,
-                           jpp_str_t* note, jpp_str_t* out) {
+static jpp_status_t* prove_and_print(const jpp_cli_options_t* options,
+                                     const jpp_schedule_t* schedule, uint32_t slots,
+                                     jpp_str_t* note, jpp_str_t* out) {
   bool small = (uint64_t)schedule->stages * schedule->microbatches <= kMostPairs;
   JPP_RETURN_IF_ERROR(prove_sums(schedule, note));
   if (options->memory_limit) {
@@ -122,7 +118,7 @@ jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_schedule_t* schedule = NULL;
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_str_t note = {0};
-  jpp_status_t* status = prove(options, schedule, slots, &note, out);
+  jpp_status_t* status = prove_and_print(options, schedule, slots, &note, out);
   jpp_str_deinit(&note);
   jpp_schedule_destroy(schedule);
   return status;

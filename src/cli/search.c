@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
+#include "cli/json.h"
 #include "jaxpp/schedule_csv.h"
 
 // By how many percent a makespan is over the lower bound.
@@ -29,13 +30,11 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
     return NULL;
   }
   if (options->json) {
-    jpp_str_appendf(out,
-                    "{\"makespan\": %.12g, \"bound\": %.12g, \"built_in\": \"%s\", "
-                    "\"built_in_makespan\": %.12g, \"tried\": %llu}\n",
-                    result->makespan, result->bound,
-                    result->built_in ? result->built_in : "", result->built_in_makespan,
-                    (unsigned long long)result->tried);
-    return NULL;
+    json_t* found = json_pack(
+        "{s:f, s:f, s:s, s:f, s:I}", "makespan", result->makespan, "bound", result->bound,
+        "built_in", result->built_in ? result->built_in : "", "built_in_makespan",
+        result->built_in_makespan, "tried", (json_int_t)result->tried);
+    return jpp_cli_json_print(found, 12, out);
   }
   jpp_str_appendf(out, "makespan %.6g, %.1f%% over the lower bound %.6g; %llu tried\n",
                   result->makespan, percent_over(result->makespan, result->bound),
@@ -73,7 +72,7 @@ static jpp_status_t* check_flags(const jpp_cli_options_t* options) {
   JPP_RETURN_IF_ERROR(jpp_str_finish(&missing, &text));
   jpp_status_t* status =
       jpp_status_make(JPP_INVALID_ARGUMENT, "schedule search: expected %s", text);
-  jpp_free(text);
+  jpp_text_free(text);
   return status;
 }
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "cli/cli.h"
+#include "jaxpp/file.h"
 
 static const double kMostTime = 1e15;  // 31 years of microseconds
 
@@ -47,26 +47,29 @@ static jpp_status_t* add_event(const char* file, size_t index, jpp_cli_event_t e
                            "ts and dur (at least 0) of at most %g microseconds",
                            file, index, event.name, kMostTime);
   }
-  bool first = !trace->events.count;
+  bool first = !trace->num_events;
   double end = event.start + event.duration;
   if (first || event.start < trace->begin) trace->begin = event.start;
   if (first || end > trace->end) trace->end = end;
-  return JPP_VEC_PUSH(&trace->events, event);
+  trace->events[trace->num_events++] = event;
+  return NULL;
 }
 
 jpp_status_t* jpp_cli_trace_parse(const char* file, const char* text, size_t length,
                                   jpp_cli_trace_t* out_trace) {
   *out_trace = (jpp_cli_trace_t){0};
-  JPP_RETURN_IF_ERROR(jpp_json_read(file, text, length, &out_trace->root));
+  JPP_RETURN_IF_ERROR(jpp_cli_json_parse(file, text, length, &out_trace->root));
   const json_t* events = json_is_array(out_trace->root)
                              ? out_trace->root
                              : json_object_get(out_trace->root, "traceEvents");
-  for (size_t i = 0; i < json_array_size(events); ++i) {
+  size_t count = json_array_size(events);
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &out_trace->events));
+  for (size_t i = 0; i < count; ++i) {
     jpp_cli_event_t event;
     if (!read_event(json_array_get(events, i), &event)) continue;
     JPP_RETURN_IF_ERROR(add_event(file, i, event, out_trace));
   }
-  if (out_trace->events.count) return NULL;
+  if (out_trace->num_events) return NULL;
   return jpp_status_make(JPP_PARSE_ERROR, "%s:1: expected traceEvents with ph \"X\"",
                          file);
 }
@@ -77,14 +80,14 @@ jpp_status_t* jpp_cli_trace_read(const char* file, jpp_cli_trace_t* out_trace) {
   size_t length = 0;
   JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
   jpp_status_t* status = jpp_cli_trace_parse(file, text, length, out_trace);
-  jpp_free(text);
+  jpp_text_free(text);
   return status;
 }
 
 void jpp_cli_trace_deinit(jpp_cli_trace_t* trace) {
-  jpp_vec_deinit(&trace->events);
+  jpp_free(trace->events);
   json_decref(trace->root);
-  trace->root = NULL;
+  *trace = (jpp_cli_trace_t){0};
 }
 
 static int compare_events(const void* left, const void* right) {
@@ -94,17 +97,16 @@ static int compare_events(const void* left, const void* right) {
 }
 
 void jpp_cli_trace_sort(jpp_cli_trace_t* trace) {
-  qsort(trace->events.data, trace->events.count, sizeof(*trace->events.data),
-        compare_events);
+  qsort(trace->events, trace->num_events, sizeof(*trace->events), compare_events);
 }
 
 jpp_task_kind_t jpp_cli_event_kind(const jpp_cli_event_t* event) {
   // "bwd_i_2" begins as "bwd" does: the longer names first.
-  static const jpp_task_kind_t kKinds[] = {JPP_TASK_FWD, JPP_TASK_BWD_I, JPP_TASK_BWD_W,
-                                           JPP_TASK_BWD};
-  for (size_t i = 0; i < sizeof(kKinds) / sizeof(*kKinds); ++i) {
-    const char* name = jpp_task_kind_name(kKinds[i]);
-    if (!strncmp(event->name, name, strlen(name))) return kKinds[i];
+  static const jpp_task_kind_t kLongestFirst[] = {JPP_TASK_FWD, JPP_TASK_BWD_I,
+                                                  JPP_TASK_BWD_W, JPP_TASK_BWD};
+  for (size_t i = 0; i < sizeof(kLongestFirst) / sizeof(*kLongestFirst); ++i) {
+    const char* name = jpp_task_kind_name(kLongestFirst[i]);
+    if (!strncmp(event->name, name, strlen(name))) return kLongestFirst[i];
   }
   return JPP_TASK_OUTER;
 }
@@ -112,11 +114,11 @@ jpp_task_kind_t jpp_cli_event_kind(const jpp_cli_event_t* event) {
 jpp_status_t* jpp_cli_trace_spans(jpp_cli_trace_t* trace, const char* title,
                                   jpp_spans_t* out_spans) {
   jpp_span_t* spans = NULL;
-  *out_spans = (jpp_spans_t){.title = title, .count = trace->events.count};
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->events.count, &spans));
+  *out_spans = (jpp_spans_t){.title = title, .count = trace->num_events};
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->num_events, &spans));
   jpp_cli_trace_sort(trace);
-  for (size_t i = 0; i < trace->events.count; ++i) {
-    const jpp_cli_event_t* event = &trace->events.data[i];
+  for (size_t i = 0; i < trace->num_events; ++i) {
+    const jpp_cli_event_t* event = &trace->events[i];
     spans[i] = (jpp_span_t){.name = event->name,
                             .kind = jpp_cli_event_kind(event),
                             .rank = event->rank,

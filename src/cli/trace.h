@@ -3,8 +3,7 @@
 #ifndef JPP_CLI_TRACE_H_
 #define JPP_CLI_TRACE_H_
 
-#include "base/json.h"
-#include "base/vec.h"
+#include "cli/json.h"
 #include "jaxpp/view.h"
 
 // A complete event: one run of a task.
@@ -17,8 +16,9 @@ typedef struct jpp_cli_event {
 
 typedef struct jpp_cli_trace {
   json_t* root;
-  JPP_VEC(jpp_cli_event_t) events;  // at least one
-  double begin, end;                // of all events
+  jpp_cli_event_t* events;  // [num_events], at least one
+  size_t num_events;
+  double begin, end;  // of all events
 } jpp_cli_trace_t;
 
 // Whether a text is JSON rather than anything else that commands read.

@@ -5,9 +5,9 @@
 #include <sys/utsname.h>
 
 #include "base/hash.h"
-#include "base/option.h"
 #include "base/sha256.h"
 #include "device/driver.h"
+#include "jaxpp/option.h"
 
 // With its length, so that no two lists of parts give the same bytes.
 static void add_part(jpp_sha256_t* hash, const void* data, uint64_t size) {

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/map.h"
 #include "base/vec.h"
 #include "graph/graph_internal.h"
 #include "graph/lexer.h"
+#include "jaxpp/file.h"
 
 typedef JPP_VEC(jpp_type_t) type_vec_t;
 

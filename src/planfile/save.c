@@ -159,7 +159,7 @@ static jpp_status_t* make_header(draft_t* draft) {
         header, "replaced",
         ids_to_json(contents->replaced, contents->planned->graph->num_outputs));
   }
-  JPP_RETURN_IF_ERROR(jpp_json_take(header, JSON_COMPACT, &draft->header));
+  jpp_json_take(header, JSON_COMPACT, &draft->header);
   jpp_str_append(&draft->header, "\n");
   jpp_status_t* error = draft->header.error;
   draft->header.error = NULL;

@@ -9,7 +9,6 @@
 #include <time.h>
 #include <xla/ffi/api/c_api.h>
 
-#include "base/alloc.h"
 #include "python/core.h"
 
 typedef struct py_callback {

@@ -1,10 +1,7 @@
 // jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled for its devices.
-#include "base/vec.h"
 #include "python/core.h"
 
-typedef JPP_VEC(jpp_client_option_t) option_vec_t;
-
-static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
+static bool read_option(PyObject* key, PyObject* value, jpp_client_option_t* out_option) {
   jpp_client_option_t option = {0};
   option.name = PyUnicode_AsUTF8AndSize(key, NULL);
   if (!option.name) return false;
@@ -21,7 +18,8 @@ static bool read_option(PyObject* key, PyObject* value, option_vec_t* options) {
     option.type = JPP_OPTION_STRING;
     option.string_value = PyUnicode_AsUTF8AndSize(value, NULL);
   }
-  return !PyErr_Occurred() && jpp_py_check(JPP_VEC_PUSH(options, option));
+  *out_option = option;
+  return !PyErr_Occurred();
 }
 
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -34,20 +32,21 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     return NULL;
   }
   options.plugin_path = PyBytes_AsString(path);
-  option_vec_t list = {0};
-  bool ok = true;
-  while (ok && PyDict_Next(dict, &at, &key, &value)) ok = read_option(key, value, &list);
+  jpp_client_option_t* list = NULL;
+  bool ok = jpp_py_check(JPP_ALLOC_ARRAY((size_t)PyDict_Size(dict), &list));
+  while (ok && PyDict_Next(dict, &at, &key, &value)) {
+    ok = read_option(key, value, &list[options.option_count++]);
+  }
   jpp_py_client_t* self = ok ? jpp_py_new(type) : NULL;
   if (self) {
-    options.options = list.data;
-    options.option_count = (uint32_t)list.count;
+    options.options = list;
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
       status = jpp_client_create_pjrt(&options, &self->client);
     Py_END_ALLOW_THREADS
     if (!jpp_py_check(status)) Py_CLEAR(self);
   }
-  jpp_vec_deinit(&list);
+  jpp_free(list);
   Py_DECREF(path);
   return (PyObject*)self;
 }

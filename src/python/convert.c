@@ -2,7 +2,6 @@
 // is refused with a TypeError or ValueError; nothing is cut off.
 #include <string.h>
 
-#include "base/alloc.h"
 #include "python/core.h"
 
 // --- Errors ---------------------------------------------------------------------------

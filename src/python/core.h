@@ -12,6 +12,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "jaxpp/alloc.h"
 #include "jaxpp/array.h"
 #include "jaxpp/device.h"
 #include "jaxpp/graph.h"

@@ -1,5 +1,4 @@
 // jaxpp._core.Graph: the builder of jaxpp/graph.h, and once it is finished the graph.
-#include "base/vec.h"
 #include "python/core.h"
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -31,70 +30,70 @@ static jpp_graph_builder_t* open_builder(PyObject* object) {
   return self->builder;
 }
 
-// Types under construction: dims of all types in one pool, so that pointers are set last.
-typedef struct type_list {
-  JPP_VEC(jpp_type_t) types;
-  JPP_VEC(int64_t) dims;
-} type_list_t;
-
-static void type_list_deinit(type_list_t* list) {
-  jpp_vec_deinit(&list->types);
-  jpp_vec_deinit(&list->dims);
-}
-
-static bool read_dims(PyObject* dims, type_list_t* list, uint32_t* out_ndim) {
-  *out_ndim = 0;
-  Py_ssize_t count = PySequence_Size(dims);
-  if (count < 0) return false;
+static bool read_dims(PyObject* sequence, int64_t** out_dims, uint32_t* out_ndim) {
+  Py_ssize_t count = PySequence_Size(sequence);
+  int64_t* dims = NULL;
+  if (count < 0 || !jpp_py_check(JPP_ALLOC_ARRAY((size_t)count, &dims))) return false;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(dims, i);
-    int64_t dim = item ? PyLong_AsLongLong(item) : -1;
+    PyObject* item = PySequence_GetItem(sequence, i);
+    dims[i] = item ? PyLong_AsLongLong(item) : -1;
     Py_XDECREF(item);
-    if (PyErr_Occurred()) return false;
-    if (!jpp_py_check(JPP_VEC_PUSH(&list->dims, dim))) return false;
+    if (!PyErr_Occurred()) continue;
+    jpp_free(dims);
+    return false;
   }
+  *out_dims = dims;
   *out_ndim = (uint32_t)count;
   return true;
 }
 
-// `item` is (dtype name, dims).
-static bool read_type(PyObject* item, type_list_t* list) {
+// `item` is (dtype name, dims). Deinit the type also after a failure.
+static bool read_type(PyObject* item, jpp_type_t* type) {
   const char* dtype = NULL;
   Py_ssize_t length = 0;
-  PyObject* dims = NULL;
+  PyObject* sequence = NULL;
+  int64_t* dims = NULL;
   if (!PyTuple_Check(item)) {
     PyErr_Format(PyExc_TypeError, "expected a type as (dtype, dims), found %.100R", item);
     return false;
   }
-  if (!PyArg_ParseTuple(item, "s#O", &dtype, &length, &dims)) return false;
-  jpp_type_t type = {.dtype = jpp_dtype_parse(dtype, (uint32_t)length)};
-  if (type.dtype == JPP_DTYPE_INVALID) {
+  if (!PyArg_ParseTuple(item, "s#O", &dtype, &length, &sequence)) return false;
+  type->dtype = jpp_dtype_parse(dtype, (uint32_t)length);
+  if (type->dtype == JPP_DTYPE_INVALID) {
     jpp_py_raise(
         jpp_status_make(JPP_UNSUPPORTED, "element type %s is not supported", dtype));
     return false;
   }
-  return read_dims(dims, list, &type.ndim) &&
-         jpp_py_check(JPP_VEC_PUSH(&list->types, type));
+  bool ok = read_dims(sequence, &dims, &type->ndim);
+  type->dims = dims;
+  return ok;
 }
 
-static void set_dims(type_list_t* list) {
-  size_t at = 0;
-  for (size_t i = 0; i < list->types.count; ++i) {
-    list->types.data[i].dims = list->dims.data + at;
-    at += list->types.data[i].ndim;
-  }
+static void type_deinit(jpp_type_t* type) { jpp_free((void*)type->dims); }
+
+typedef struct type_list {
+  jpp_type_t* data;  // [count]
+  uint32_t count;
+} type_list_t;
+
+static void type_list_deinit(type_list_t* list) {
+  for (uint32_t i = 0; i < list->count; ++i) type_deinit(&list->data[i]);
+  jpp_free(list->data);
 }
 
+// Deinit the list also after a failure.
 static bool read_types(PyObject* sequence, type_list_t* list) {
   Py_ssize_t count = PySequence_Size(sequence);
-  if (count < 0) return false;
+  if (count < 0 || !jpp_py_check(JPP_ALLOC_ARRAY((size_t)count, &list->data))) {
+    return false;
+  }
+  list->count = (uint32_t)count;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PySequence_GetItem(sequence, i);
-    bool ok = item && read_type(item, list);
+    bool ok = item && read_type(item, &list->data[i]);
     Py_XDECREF(item);
     if (!ok) return false;
   }
-  set_dims(list);
   return true;
 }
 
@@ -107,13 +106,11 @@ static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
       !PyArg_ParseTuple(args, "OpO&", &type, &donated, jpp_py_utf8_converter, &name)) {
     return NULL;
   }
-  type_list_t list = {0};
+  jpp_type_t read = {0};
   uint32_t value = 0;
-  bool ok = read_type(type, &list);
-  set_dims(&list);
-  ok = ok && jpp_py_check(jpp_graph_builder_add_arg(builder, list.types.data, donated,
-                                                    name.text, &value));
-  type_list_deinit(&list);
+  bool ok = read_type(type, &read) && jpp_py_check(jpp_graph_builder_add_arg(
+                                          builder, &read, donated, name.text, &value));
+  type_deinit(&read);
   jpp_py_utf8_release(&name);
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
@@ -150,8 +147,8 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
             read_types(outputs, &list);
   if (ok) {
     desc.inputs = input_ids;
-    desc.num_outputs = (uint32_t)list.types.count;
-    desc.outputs = list.types.data;
+    desc.num_outputs = list.count;
+    desc.outputs = list.data;
     ok = jpp_py_check(jpp_graph_builder_add_op(builder, &desc, &first));
   }
   jpp_free(input_ids);
@@ -208,9 +205,9 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
   jpp_loop_result_t* results = NULL;
   uint32_t count = 0, first = 0;
   bool ok = read_results(reduces, values, &results, &count) && read_types(types, &list) &&
-            jpp_py_check_count("types of results", count, list.types.count) &&
-            jpp_py_check(jpp_graph_builder_end_loop(builder, results, list.types.data,
-                                                    count, &first));
+            jpp_py_check_count("types of results", count, list.count) &&
+            jpp_py_check(
+                jpp_graph_builder_end_loop(builder, results, list.data, count, &first));
   jpp_free(results);
   type_list_deinit(&list);
   return ok ? PyLong_FromUnsignedLong(first) : NULL;

@@ -2,7 +2,7 @@
 // imports it.
 #include <string.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 #include "jaxpp/version.h"
 #include "python/core.h"
 

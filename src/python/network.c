@@ -1,6 +1,6 @@
 // jaxpp._core.Network: the transport between the processes of a job, until a Runtime
 // takes it over.
-#include "base/option.h"
+#include "jaxpp/option.h"
 #include "python/core.h"
 
 static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {

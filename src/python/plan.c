@@ -2,7 +2,6 @@
 // a schedule that plan a step anew.
 #include <string.h>
 
-#include "base/vec.h"
 #include "jaxpp/advise.h"
 #include "python/core.h"
 

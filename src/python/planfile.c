@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "base/alloc.h"
 #include "python/core.h"
 
 // --- Saving ---------------------------------------------------------------------------

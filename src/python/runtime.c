@@ -2,7 +2,6 @@
 // promises.
 #include <unistd.h>
 
-#include "base/arena.h"
 #include "benchmarks/bare.h"
 #include "jaxpp/view.h"
 #include "python/core.h"
@@ -183,13 +182,12 @@ static void runtime_dealloc(PyObject* object) {
 
 // --- A step ---------------------------------------------------------------------------
 
-// What one call needs, in one arena.
+// What one call needs.
 typedef struct call {
   runtime_object_t* self;
-  jpp_arena_t arena;
   uint32_t num_args, num_results;
   jpp_array_t** args;     // [num_args] borrowed from the caller's list
-  jpp_array_t** results;  // [num_results] held
+  jpp_array_t** results;  // [num_results] held; behind args, in one allocation
 } call_t;
 
 static bool read_args(call_t* call, PyObject* list) {
@@ -218,9 +216,10 @@ static bool open_call(call_t* call, PyObject* list) {
   const jpp_graph_t* graph = call->self->plan->staged->graph;
   call->num_args = graph->num_args;
   call->num_results = graph->num_outputs;
-  return jpp_py_check(JPP_ARENA_ARRAY(&call->arena, call->num_args, &call->args)) &&
-         jpp_py_check(JPP_ARENA_ARRAY(&call->arena, call->num_results, &call->results)) &&
-         read_args(call, list);
+  size_t count = (size_t)call->num_args + call->num_results;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, &call->args))) return false;
+  call->results = call->args + call->num_args;
+  return read_args(call, list);
 }
 
 static PyObject* results_to_list(call_t* call) {
@@ -241,7 +240,7 @@ static void close_call(call_t* call) {
   for (uint32_t o = 0; call->results && o < call->num_results; ++o) {
     jpp_array_release(call->results[o]);
   }
-  jpp_arena_deinit(&call->arena);
+  jpp_free((void*)call->args);
 }
 
 void jpp_py_stop_late_thread(void) {

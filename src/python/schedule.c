@@ -2,8 +2,6 @@
 // found. Whatever Python holds as a Schedule has passed its proof.
 #include <string.h>
 
-#include "base/str.h"
-#include "base/vec.h"
 #include "jaxpp/advise.h"
 #include "jaxpp/schedule_csv.h"
 #include "jaxpp/search.h"
@@ -174,8 +172,6 @@ static PyObject* schedule_placeholders(PyObject* type, PyObject* args) {
   return list;
 }
 
-typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
-
 // `item` is a ScheduleTask or a tuple like it.
 static bool read_task(PyObject* item, jpp_schedule_task_t* task) {
   uint32_t kind = 0, latency = 0;
@@ -201,34 +197,27 @@ static bool read_task(PyObject* item, jpp_schedule_task_t* task) {
   return true;
 }
 
-// Appends a row.
-static bool read_row(PyObject* row, task_vec_t* tasks, uint32_t* out_count) {
-  *out_count = 0;
-  Py_ssize_t count = PySequence_Size(row);
-  if (count < 0) return false;
+static bool read_row(PyObject* sequence, jpp_schedule_row_t* row) {
+  Py_ssize_t count = PySequence_Size(sequence);
+  jpp_schedule_task_t* tasks = NULL;
+  if (count < 0 || !jpp_py_check(JPP_ALLOC_ARRAY((size_t)count, &tasks))) return false;
+  *row = (jpp_schedule_row_t){.tasks = tasks, .count = (uint32_t)count};
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = PySequence_GetItem(row, i);
-    jpp_schedule_task_t task = {0};
-    bool ok = item && read_task(item, &task);
+    PyObject* item = PySequence_GetItem(sequence, i);
+    bool ok = item && read_task(item, &tasks[i]);
     Py_XDECREF(item);
-    if (!ok || !jpp_py_check(JPP_VEC_PUSH(tasks, task))) return false;
+    if (!ok) return false;
   }
-  *out_count = (uint32_t)count;
   return true;
 }
 
-// A row for each rank; `list` has as many.
-static bool read_rows(PyObject* list, uint32_t ranks, task_vec_t* tasks,
-                      jpp_schedule_row_t* rows) {
+// A row for each rank; `list` has as many. Free each row's tasks, also after a failure.
+static bool read_rows(PyObject* list, uint32_t ranks, jpp_schedule_row_t* rows) {
   for (uint32_t r = 0; r < ranks; ++r) {
     PyObject* row = PySequence_GetItem(list, r);
-    bool ok = row && read_row(row, tasks, &rows[r].count);
+    bool ok = row && read_row(row, &rows[r]);
     Py_XDECREF(row);
     if (!ok) return false;
-  }
-  size_t at = 0;
-  for (uint32_t r = 0; r < ranks; at += rows[r++].count) {
-    rows[r].tasks = rows[r].count ? &tasks->data[at] : NULL;
   }
   return true;
 }
@@ -245,16 +234,15 @@ static PyObject* schedule_from_rows(PyObject* type, PyObject* args) {
     return NULL;
   }
   rows.name = name.text;
-  task_vec_t tasks = {0};
   jpp_schedule_row_t* table = NULL;
   jpp_schedule_t* schedule = NULL;
   bool ok = jpp_py_check_count("rows", rows.ranks, (uint64_t)PyList_Size(list)) &&
             jpp_py_check(JPP_ALLOC_ARRAY(rows.ranks, &table)) &&
-            read_rows(list, rows.ranks, &tasks, table);
+            read_rows(list, rows.ranks, table);
   rows.rows = table;
   ok = ok && jpp_py_check(jpp_schedule_from_rows(&rows, &schedule));
   ok = ok && jpp_py_check(jpp_schedule_verify(schedule));
-  jpp_vec_deinit(&tasks);
+  for (uint32_t r = 0; table && r < rows.ranks; ++r) jpp_free((void*)table[r].tasks);
   jpp_free(table);
   jpp_py_utf8_release(&name);
   if (ok) return jpp_py_wrap_schedule(schedule);

@@ -3,7 +3,6 @@
 //
 // Steps make these by the hundred, so they stay out of garbage collection: a Value refers
 // to its client and to nothing else of Python's.
-#include "base/alloc.h"
 #include "python/core.h"
 
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array) {

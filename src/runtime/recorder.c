@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
 

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/option.h"
 #include "base/str.h"
+#include "jaxpp/option.h"
 
 static pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 static jpp_ucx_t g_ucx;        // under the mutex until g_loaded

@@ -2,16 +2,20 @@
 #include "base/json.h"
 #include "jaxpp/view.h"
 #include "schedule/index.h"
+#include "view/planned.h"
 #include "view/terminal.h"
 
 // --- JSON -----------------------------------------------------------------------------
 
 static json_t* task_json(const jpp_schedule_task_t* task) {
-  static const char* const kKinds[] = {[JPP_TASK_FWD] = "F",
-                                       [JPP_TASK_BWD] = "B",
-                                       [JPP_TASK_BWD_I] = "I",
-                                       [JPP_TASK_BWD_W] = "W"};
-  return json_pack("{s:s, s:I, s:I}", "kind", kKinds[task->kind], "stage",
+  // Schedules have no tasks outside loops.
+  static const char* const kLetters[] = {
+      [JPP_TASK_IDLE] = "",   [JPP_TASK_FWD] = "F",   [JPP_TASK_BWD] = "B",
+      [JPP_TASK_BWD_I] = "I", [JPP_TASK_BWD_W] = "W", [JPP_TASK_OUTER] = "",
+  };
+  _Static_assert(sizeof(kLetters) / sizeof(*kLetters) == JPP_TASK_KIND_COUNT,
+                 "a letter a kind");
+  return json_pack("{s:s, s:I, s:I}", "kind", kLetters[task->kind], "stage",
                    (json_int_t)task->stage, "microbatch", (json_int_t)task->microbatch);
 }
 
@@ -26,7 +30,7 @@ static void append_entry(const jpp_schedule_task_t* task, json_t** list) {
   }
 }
 
-static json_t* row_json(const jpp_schedule_row_t* row) {
+json_t* jpp_schedule_row_json(const jpp_schedule_row_t* row) {
   json_t* list = json_array();
   for (uint32_t i = 0, end; list && i < row->count; i = end) {
     end = jpp_row_unit_end(row, i);
@@ -41,14 +45,13 @@ static json_t* row_json(const jpp_schedule_row_t* row) {
 
 jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out_text) {
   jpp_str_t str = {0};
-  jpp_status_t* status = NULL;
   jpp_str_append(&str, "[");
-  for (uint32_t rank = 0; rank < schedule->ranks && !status; ++rank) {
+  for (uint32_t rank = 0; rank < schedule->ranks && !str.error; ++rank) {
     if (rank) jpp_str_append(&str, ",\n ");
-    status = jpp_json_take(row_json(&schedule->rows[rank]), 0, &str);
+    jpp_json_take(jpp_schedule_row_json(&schedule->rows[rank]), 0, &str);
   }
   jpp_str_append(&str, "]\n");
-  return jpp_str_finish_unless(status, &str, out_text);
+  return jpp_str_finish(&str, out_text);
 }
 
 // --- The picture ----------------------------------------------------------------------

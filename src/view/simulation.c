@@ -1,7 +1,7 @@
 // A simulation as JSON, as text, and as a Chrome trace.
 #include <math.h>
 
-#include "base/str.h"
+#include "base/json.h"
 #include "jaxpp/view.h"
 #include "view/chrome.h"
 
@@ -11,26 +11,29 @@ static double rounded(double value) {
   return fabs(near - value) <= 1e-12 * (1 + fabs(value)) ? near : value;
 }
 
-static void append_number(jpp_str_t* str, const char* key, double value) {
-  jpp_str_appendf(str, "  \"%s\": %.12g,\n", key, rounded(value));
+// 12 digits: what rounding errors change lies behind them.
+static jpp_status_t* print_json(json_t* value, char** out_text) {
+  jpp_str_t str = {0};
+  jpp_json_take(value, JSON_INDENT(1) | JSON_REAL_PRECISION(12), &str);
+  jpp_str_append(&str, "\n");
+  return jpp_str_finish(&str, out_text);
 }
 
 jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
                                         char** out_text) {
-  jpp_str_t str = {0};
-  jpp_str_append(&str, "{\n");
-  append_number(&str, "makespan", simulation->makespan);
-  append_number(&str, "bubble_global", simulation->bubble_global);
-  append_number(&str, "bubble_span", simulation->bubble_span);
-  append_number(&str, "step", simulation->step);
-  append_number(&str, "utilisation", simulation->utilisation);
-  jpp_str_appendf(&str, "  \"tasks\": %llu,\n  \"peak_microbatches\": [",
-                  (unsigned long long)simulation->tasks);
+  json_t* peaks = json_array();
   for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
-    jpp_str_appendf(&str, "%s%.12g", r ? ", " : "", rounded(simulation->ranks[r].peak));
+    jpp_json_append(&peaks, json_real(rounded(simulation->ranks[r].peak)));
   }
-  jpp_str_append(&str, "]\n}\n");
-  return jpp_str_finish(&str, out_text);
+  return print_json(json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:o}",                //
+                              "makespan", rounded(simulation->makespan),            //
+                              "bubble_global", rounded(simulation->bubble_global),  //
+                              "bubble_span", rounded(simulation->bubble_span),      //
+                              "step", rounded(simulation->step),                    //
+                              "utilisation", rounded(simulation->utilisation),      //
+                              "tasks", (json_int_t)simulation->tasks,               //
+                              "peak_microbatches", peaks),
+                    out_text);
 }
 
 enum { kMostRanks = 64 };
@@ -97,28 +100,24 @@ jpp_status_t* jpp_spmd_print(const jpp_spmd_simulation_t* kept,
   return jpp_str_finish(&str, out_text);
 }
 
-static void append_spmd_json(const char* name, const jpp_spmd_simulation_t* spmd,
-                             const char* end, jpp_str_t* str) {
-  jpp_str_appendf(str, "  \"%s\": {\n", name);
-  append_number(str, "makespan", spmd->makespan);
-  append_number(str, "forward_turn", spmd->forward_turn);
-  append_number(str, "backward_turn", spmd->backward_turn);
-  append_number(str, "lost", spmd->lost);
-  append_number(str, "rematerialised", spmd->rematerialised);
-  append_number(str, "utilisation", spmd->utilisation);
-  append_number(str, "peak_microbatches", spmd->peak);
-  jpp_str_appendf(str, "  \"turns\": %llu}%s\n", (unsigned long long)spmd->turns, end);
+static json_t* spmd_json(const jpp_spmd_simulation_t* spmd) {
+  return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}",       //
+                   "makespan", rounded(spmd->makespan),              //
+                   "forward_turn", rounded(spmd->forward_turn),      //
+                   "backward_turn", rounded(spmd->backward_turn),    //
+                   "lost", rounded(spmd->lost),                      //
+                   "rematerialised", rounded(spmd->rematerialised),  //
+                   "utilisation", rounded(spmd->utilisation),        //
+                   "peak_microbatches", rounded(spmd->peak),         //
+                   "turns", (json_int_t)spmd->turns);
 }
 
 jpp_status_t* jpp_spmd_print_json(const jpp_spmd_simulation_t* kept,
                                   const jpp_spmd_simulation_t* rematerialised,
                                   char** out_text) {
-  jpp_str_t str = {0};
-  jpp_str_append(&str, "{\n");
-  append_spmd_json("spmd", kept, ",", &str);
-  append_spmd_json("spmd_rematerialised", rematerialised, "", &str);
-  jpp_str_append(&str, "}\n");
-  return jpp_str_finish(&str, out_text);
+  return print_json(json_pack("{s:o, s:o}", "spmd", spmd_json(kept),
+                              "spmd_rematerialised", spmd_json(rematerialised)),
+                    out_text);
 }
 
 // --- Chrome trace ---------------------------------------------------------------------

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 #include "test_util.h"
 
 static inline void golden_write(const char* path, const char* text) {

@@ -5,8 +5,8 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
-#include "base/option.h"
 #include "golden.h"
+#include "jaxpp/option.h"
 
 static uint32_t g_evaluated;
 

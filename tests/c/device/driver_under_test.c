@@ -1,9 +1,11 @@
+// The fake driver and a PJRT plugin behind one interface: each program is there in the
+// form of both.
 #include "driver_under_test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/option.h"
+#include "jaxpp/option.h"
 
 typedef struct program_text {
   const char* fake;

@@ -1,3 +1,5 @@
+// Runs a graph op by op, microbatch after microbatch, and the programs of all ranks
+// instruction by instruction, a rank until it waits: both must give the same numbers.
 #include "interpreter.h"
 
 #include <stdlib.h>

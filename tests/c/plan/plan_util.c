@@ -1,3 +1,5 @@
+// Reads the graph texts of tests/golden/graphs and plans them, or any other text, through
+// the one door that everybody takes.
 #include "plan_util.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// Writes random graph texts and builds random schedules for their loops, from a seed.
 #include "random_step.h"
 
 #include <stdio.h>

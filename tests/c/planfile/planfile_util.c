@@ -1,3 +1,5 @@
+// Fills a plan file's contents from a plan: modules are pieces of one text that differ in
+// length, layouts follow from the types, results replace arguments of their type.
 #include "planfile_util.h"
 
 #include <stdio.h>

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/option.h"
 #include "interpreter.h"
+#include "jaxpp/option.h"
 #include "random_step.h"
 #include "test_util.h"
 

@@ -1,3 +1,5 @@
+// Builds the models of model.h: the graphs are written as text, planned, and each task
+// gets a program that hashes what it is given.
 #include "model.h"
 
 #include <stdio.h>

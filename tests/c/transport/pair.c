@@ -1,3 +1,5 @@
+// Connects two transports of one thread, whose progress is made in turns; only their
+// ends, which wait for each other, need a second one.
 #include "pair.h"
 
 #include <pthread.h>

@@ -45,13 +45,20 @@ static void test_names_are_utf8_and_nothing_is_left_out(void** state) {
   jpp_graph_destroy(source);
 }
 
+// For jansson: memory that jpp_alloc_fail_after() can let run out.
+static void* allocate(size_t size) {
+  void* memory = NULL;
+  jpp_status_free(jpp_alloc(size, &memory));
+  return memory;
+}
+
 // With the n-th allocation failing there is the same text, or an error that says so.
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   jpp_graph_t* graph = NULL;
   jpp_planned_t* planned = plan(&graph);
   char* whole = NULL;
-  jpp_json_use_base_alloc();
+  json_set_alloc_funcs(allocate, jpp_free);
   ASSERT_OK(jpp_planned_print_json(planned, JPP_PART_COUNT, &whole));
   uint32_t fine = 0, failed = 0;
   for (int64_t n = 0; fine < 20; n += 1 + n / 16) {
@@ -111,12 +118,72 @@ static void test_events_are_json_whatever_their_names(void** state) {
   }
 }
 
+static jpp_status_t* print_event(double start, double duration, char** out_text) {
+  jpp_chrome_event_t event = {
+      .name = "f", .kind = JPP_TASK_FWD, .start = start, .duration = duration};
+  jpp_str_t str = {0};
+  jpp_chrome_begin(&str);
+  jpp_chrome_append_process("step", 0, 1, &str);
+  jpp_chrome_append_event(&event, &str);
+  jpp_chrome_end(&str);
+  return jpp_str_finish(&str, out_text);
+}
+
+// As decimals are written, although no double is one.
+static void test_times_have_at_most_three_decimals(void** state) {
+  (void)state;
+  static const struct {
+    double time;
+    const char* text;
+  } kTimes[] = {{0, "0.0"},
+                {0.1 + 0.2, "0.3"},
+                {1.2344999999999999, "1.234"},
+                {1.2346, "1.235"},
+                {123456789012.345, "123456789012.345"},
+                {-0.5, "-0.5"},
+                {1e300, "1e300"}};
+  for (size_t i = 0; i < sizeof(kTimes) / sizeof(*kTimes); ++i) {
+    char *text = NULL, expected[80];
+    snprintf(expected, sizeof(expected), "\"ts\":%s,\"dur\":%s,\"args\"", kTimes[i].text,
+             kTimes[i].text);
+    ASSERT_OK(print_event(kTimes[i].time, kTimes[i].time, &text));
+    if (!strstr(text, expected)) fail_msg("expected %s in %s", expected, text);
+    jpp_text_free(text);
+  }
+}
+
+static void test_no_event_is_lost_without_memory(void** state) {
+  (void)state;
+  char* whole = NULL;
+  uint32_t failed = 0;
+  json_set_alloc_funcs(allocate, jpp_free);
+  ASSERT_OK(print_event(1, 2, &whole));
+  for (jpp_status_t* status = NULL;; ++failed) {
+    char* text = NULL;
+    jpp_alloc_fail_after(failed);
+    status = print_event(1, 2, &text);
+    jpp_alloc_fail_after(-1);
+    if (!status) {
+      assert_string_equal(text, whole);
+      jpp_text_free(text);
+      break;
+    }
+    assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
+    assert_null(text);
+    jpp_status_free(status);
+  }
+  assert_true(failed > 30);
+  jpp_text_free(whole);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_names_are_utf8_and_nothing_is_left_out),
       cmocka_unit_test(test_every_allocation_may_fail),
       cmocka_unit_test(test_a_text_that_is_no_json_is_none),
       cmocka_unit_test(test_events_are_json_whatever_their_names),
+      cmocka_unit_test(test_times_have_at_most_three_decimals),
+      cmocka_unit_test(test_no_event_is_lost_without_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,18 @@
-// Options: every environment variable that this project reads, in one table, which
-// `jaxpp options` prints. Nothing else calls getenv().
-#ifndef JPP_BASE_OPTION_H_
-#define JPP_BASE_OPTION_H_
+// Options: the environment variables that this project reads, in one table, which
+// `jaxpp options` prints. Library, command and Python read the environment through it and
+// nowhere else, so that no variable goes undocumented and misspelt ones can be named.
+//
+// Threads: any thread, as long as none changes the environment at the same time
+// (setenv()).
+#ifndef JAXPP_OPTION_H_
+#define JAXPP_OPTION_H_
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "jaxpp/status.h"
 
+// Rows of the table. New ones come behind the last.
 typedef enum jpp_option {
   JPP_OPTION_PLUGIN,
   JPP_OPTION_LOG,
@@ -43,19 +48,21 @@ typedef struct jpp_option_info {
   bool for_tests;             // only this project's tests and benchmarks read it
 } jpp_option_info_t;
 
-const jpp_option_info_t* jpp_option_info(jpp_option_t option);
+// Of an option below JPP_OPTION_COUNT.
+JPP_API const jpp_option_info_t* jpp_option_info(jpp_option_t option);
 // JPP_OPTION_COUNT for a name that is not in the table.
-jpp_option_t jpp_option_find(const char* name);
+JPP_API jpp_option_t jpp_option_find(const char* name);
 // Its value in the environment, borrowed until that changes; NULL when not set or empty.
-const char* jpp_option_get(jpp_option_t option);
+JPP_API const char* jpp_option_get(jpp_option_t option);
 
 // A time in seconds, as milliseconds; 0 when not set. JPP_INVALID_ARGUMENT for what is no
 // number above 0 and at most 1000000.
-jpp_status_t* jpp_option_get_ms(jpp_option_t option, uint32_t* out_ms) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_option_get_ms(jpp_option_t option,
+                                        uint32_t* out_ms) JPP_MUST_USE;
 
 // A sentence that names the variables JPP_... of the environment that are not in the
 // table and are spelt almost like a row of it; NULL when there are none. Free with
-// jpp_free().
-jpp_status_t* jpp_options_misspelt(char** out_text) JPP_MUST_USE;
+// jpp_text_free().
+JPP_API jpp_status_t* jpp_options_misspelt(char** out_text) JPP_MUST_USE;
 
-#endif  // JPP_BASE_OPTION_H_
+#endif  // JAXPP_OPTION_H_

@@ -1,0 +1,50 @@
+// Reads and prints jansson's values, whose NULL, made where memory ran out, becomes a
+// status here: what builds a value needs no check of each of its parts.
+#include "cli/json.h"
+
+#include <errno.h>
+#include <string.h>
+
+static jpp_status_t* out_of_memory(void) {
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
+}
+
+jpp_status_t* jpp_cli_json_parse(const char* file, const char* text, size_t length,
+                                 json_t** out_value) {
+  json_error_t error;
+  errno = 0;
+  *out_value = json_loadb(text, length, 0, &error);
+  if (*out_value) return NULL;
+  // Where memory ran out in the middle of a string, jansson's own error is of syntax.
+  if (errno == ENOMEM) return jpp_status_annotate(out_of_memory(), "%s", file);
+  return jpp_status_make(JPP_PARSE_ERROR, "%s:%d: %s", file, error.line, error.text);
+}
+
+json_t* jpp_cli_json_text(const char* text) {
+  if (!text) return json_null();
+  jpp_str_t str = {0};
+  jpp_str_append_utf8(&str, text, strlen(text));
+  json_t* value =
+      str.error ? NULL : json_stringn_nocheck(str.data ? str.data : "", str.length);
+  jpp_str_deinit(&str);
+  return value;
+}
+
+void jpp_cli_json_append(json_t** list, json_t* value) {
+  if (!json_array_append_new(*list, value)) return;
+  json_decref(*list);
+  *list = NULL;
+}
+
+static int append_chunk(const char* chunk, size_t size, void* out) {
+  jpp_str_append_n(out, chunk, size);
+  return 0;
+}
+
+jpp_status_t* jpp_cli_json_print(json_t* value, size_t digits, jpp_str_t* out) {
+  size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION(digits);
+  bool failed = !value || json_dump_callback(value, append_chunk, out, flags) < 0;
+  json_decref(value);
+  jpp_str_append(out, "\n");
+  return failed ? out_of_memory() : NULL;
+}
