@@ -16,6 +16,7 @@ import gpt2
 import jax
 import numpy as np
 import optax
+import training
 from rich.console import Console
 from rich.table import Table
 
@@ -33,20 +34,20 @@ SCHEDULES = {
 }
 
 
-def run_base(options, config: gpt2.Config, optimizer):
+def run_base(options, model: training.Model, optimizer):
     shape = (options.pp * options.dp, options.tp)
     devices = np.array(jax.devices()).reshape(shape)
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
-    step = gpt2.plain_step(config, optimizer, mesh, gpt2.RULES)
-    return gpt2.train("base", step, options, config, optimizer)[1:]
+    step = training.plain_step(model, optimizer, mesh, gpt2.RULES)
+    return training.train("base", step, options, model, optimizer)[1:]
 
 
-def run_pipeline(name: str, options, config: gpt2.Config, optimizer):
+def run_pipeline(name: str, options, model: training.Model, optimizer):
     devices = np.array(jax.devices()).reshape(options.pp, options.dp, options.tp)
     mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", "data", "model")), "stage")
     schedule = SCHEDULES[name](options.pp)
-    step = gpt2.pipelined_step(config, optimizer, mesh, schedule, gpt2.RULES)
-    return gpt2.train(name, step, options, config, optimizer)[1:]
+    step = training.pipelined_step(model, optimizer, mesh, schedule, gpt2.RULES)
+    return training.train(name, step, options, model, optimizer)[1:]
 
 
 def show(options, runs) -> None:
@@ -71,12 +72,12 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SCHEDULE",
         help=f"of {', '.join(SCHEDULES)} (default: all)",
     )
-    gpt2.add_mesh_arguments(parser)
-    gpt2.add_arguments(parser)
+    training.add_mesh_arguments(parser)
+    training.add_arguments(parser)
     parser.set_defaults(dp=2, tp=2, train_steps=10)
     options = parser.parse_args()
     data_parallel = options.dp if options.mode == "pp" else options.pp * options.dp
-    gpt2.check_arguments(parser, options, data_parallel, options.tp)
+    training.check_arguments(parser, options, data_parallel, options.tp)
     two_a_rank = [
         s for s in options.schedules if SCHEDULES[s](options.pp).num_stages > options.pp
     ]
@@ -91,19 +92,19 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     jax.config.update("jax_num_cpu_devices", options.pp * options.dp * options.tp)
-    config = gpt2.to_config(options, options.pp * options.layers_per_stage)
+    model = training.to_model(gpt2.GPT2, options)
     optimizer = optax.adamw(options.lr)
     runs = {}
     if options.mode != "pp":
-        runs["base"] = run_base(options, config, optimizer)
+        runs["base"] = run_base(options, model, optimizer)
     if options.mode != "base":
         for name in options.schedules:
-            runs[name] = run_pipeline(name, options, config, optimizer)
+            runs[name] = run_pipeline(name, options, model, optimizer)
     show(options, runs)
 
     first, (expected, _) = next(iter(runs.items()))
     for name, (losses, _) in runs.items():
-        good, apart = gpt2.agree(options.dtype, losses, expected)
+        good, apart = training.agree(options.dtype, losses, expected)
         if not good:
             sys.exit(f"losses of {name} and {first} DIFFER: {apart:.1e} apart")
     if len(runs) > 1:

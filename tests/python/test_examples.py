@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+from types import ModuleType
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -119,6 +124,66 @@ def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.
     for name in ("TP", "DP", "FSDP", r"FSDP \+ TP"):
         assert len(losses_of(output, rf"\[{name} \d{{4}}/0002\] loss_sum=")) == 2
     assert "all losses agree: at most " in output
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["llama.py"],
+        pytest.param(["mistral.py", "--window=3"], marks=pytest.mark.soak),
+        pytest.param(["mixtral.py", "--experts=4"], marks=pytest.mark.soak),
+        pytest.param(["moe.py", "--routing=top2", "--capacity=1"], marks=pytest.mark.soak),
+        ["moe.py", "--routing=dropless"],
+    ],
+    ids=" ".join,
+)
+def test_decoders_train_alike_with_and_without_a_pipeline(
+    script: list[str], tmp_path: pathlib.Path
+) -> None:
+    sizes = [*SMALL_GPT2, "--n-heads=4", "--train-steps=3", "--log-every=1"]
+    output = output_of(tmp_path, *script, *sizes)
+    for label in ("pipeline", "plain"):
+        assert len(losses_of(output, rf"\[{label} \d{{4}}/0003\] loss_sum=")) == 3
+    assert "losses of pipeline and plain agree: at most " in output
+
+
+def test_decoders_refuse_heads_that_share_no_keys(tmp_path: pathlib.Path) -> None:
+    done = start(tmp_path, "llama.py", "--n-heads=4", "--n-kv-heads=3")
+    assert done.returncode == 2
+    assert "--n-heads=4 is not a multiple of 3, the --n-kv-heads" in done.stderr
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("decoder")
+
+
+def loss_of(decoder: ModuleType, **options: Any) -> float:
+    """Of weights and tokens that do not depend on the options."""
+    model = decoder.Decoder(
+        **{"layers": 1, "d_model": 16, "n_heads": 4, "mlp_dim": 8, "vocab_size": 32},
+        **{"seq_len": 8, **options},
+    )
+    weights = decoder.training.init(model, jax.random.key(0))
+    tokens = decoder.training.make_batch(model, 4, 1)[0]
+    place = decoder.training.place_nowhere
+    weights = jax.tree.map(lambda w: 10 * w, weights)  # so that attention and experts matter
+    return float(model.loss(weights, tokens, 1, place))
+
+
+def test_a_window_as_long_as_the_sequence_is_none(decoder: ModuleType) -> None:
+    whole = loss_of(decoder)
+    assert loss_of(decoder, window=8) == pytest.approx(whole, rel=1e-6)
+    assert loss_of(decoder, window=2) != pytest.approx(whole, rel=1e-4)
+
+
+def test_experts_with_places_for_all_are_dropless(decoder: ModuleType) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("expert",))
+    with jax.set_mesh(mesh):
+        dropless = loss_of(decoder, experts=4, routing="dropless")
+    assert loss_of(decoder, experts=4, capacity=2) == pytest.approx(dropless, rel=1e-6)
+    assert loss_of(decoder, experts=4, capacity=0.5) != pytest.approx(dropless, rel=1e-4)
 
 
 @pytest.mark.soak
