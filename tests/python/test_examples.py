@@ -11,6 +11,7 @@ import subprocess
 import sys
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -184,6 +185,26 @@ def test_experts_with_places_for_all_are_dropless(decoder: ModuleType) -> None:
         dropless = loss_of(decoder, experts=4, routing="dropless")
     assert loss_of(decoder, experts=4, capacity=2) == pytest.approx(dropless, rel=1e-6)
     assert loss_of(decoder, experts=4, capacity=0.5) != pytest.approx(dropless, rel=1e-4)
+
+
+def test_an_spmd_pipeline_loses_what_the_simulation_says(tmp_path: pathlib.Path) -> None:
+    sizes = ["--pp=2", "--num-ubatches=4", "--ubatch-size=1", "--seq-len=16", "--d-model=32"]
+    output = output_of(tmp_path, "spmd_pipeline.py", *sizes, "--train-steps=2", "--log-every=1")
+    for label in ("plain", "spmd", "mpmd"):
+        assert len(losses_of(output, rf"\[{label} \d{{4}}/0002\] loss=")) == 2
+    lost = re.search(r"^for nobody +(\d+\.\d)% +(\d+\.\d)%$", output, re.M)
+    assert lost and lost[1] == "20.0"  # one turn of five
+    assert float(lost[2]) == pytest.approx(20.0, abs=3)
+    again = re.search(r"^computed again, .* (\d+\.\d)% +(\d+\.\d)%$", output, re.M)
+    assert again and again[1] == "25.0"  # a forward of four units
+    assert 15 < float(again[2]) < 25
+    assert output.endswith("losses of spmd and mpmd agree with those of plain JAX\n")
+    picture = ElementTree.parse(tmp_path / "spmd-pipeline.svg")
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    # A rank computes for nobody once on the way forward and once back; all else in both panels.
+    assert texts.count("Z") == 2 * 2
+    assert texts.count("3") == 2 * 2 * 2
+    assert "rank 1" in texts
 
 
 @pytest.mark.soak
