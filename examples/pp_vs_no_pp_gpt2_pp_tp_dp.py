@@ -4,7 +4,7 @@
 
 `base` is one SPMD program with tensor and data parallelism, whose mesh gives the devices of all
 ranks to data parallelism; `pp` is a pipeline for each of --schedules; `both` compares their
-losses with that of all schedules. It ends with a table of times and losses.
+losses with that of all schedules. It ends with a table of times and losses, and a picture.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import optax
 import training
+from drawing import Svg
 from rich.console import Console
 from rich.table import Table
 
@@ -59,6 +60,22 @@ def show(options, runs) -> None:
     for name, (losses, ms) in runs.items():
         table.add_row(name, f"{ms:.1f}", f"{tokens / ms * 1e3:.0f}", f"{losses[-1]:.6f}")
     Console().print(table)
+    draw(options.picture, table.title, {name: ms for name, (_, ms) in runs.items()})
+
+
+def draw(path: str, title: str, times: dict[str, float]) -> None:
+    """A bar for each run, as long as a step takes."""
+    height, left, longest = 22, 130, 400
+    picture = Svg(left + longest + 90, (len(times) + 2) * height)
+    picture.text(left, height - 6, title)
+    for i, (name, ms) in enumerate(times.items()):
+        top = (i + 1) * height
+        length = longest * ms / max(times.values())
+        picture.text(left - 8, top + height - 6, name, "end")
+        picture.box(left, top + 3, length, height - 6, "#7aa6e8")
+        picture.text(left + length + 6, top + height - 6, f"{ms:.1f} ms")
+    picture.write(path)
+    print(f"{path}: times of a step")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -72,6 +89,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SCHEDULE",
         help=f"of {', '.join(SCHEDULES)} (default: all)",
     )
+    parser.add_argument("--picture", default="schedules.svg", help="of the times of a step")
     training.add_mesh_arguments(parser)
     training.add_arguments(parser)
     parser.set_defaults(dp=2, tp=2, train_steps=10)

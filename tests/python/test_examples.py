@@ -94,10 +94,34 @@ def test_tiny_gpt2_trains_alike_in_both_systems(tmp_path: pathlib.Path) -> None:
     assert "losses of spmd_dp and jaxpp agree: at most " in output
 
 
+# Runs the cells of a notebook one after the other, as Jupyter does.
+RUN_CELLS = """
+import json, sys
+cells = json.loads(open(sys.argv[1]).read())["cells"]
+names = {"__name__": "__main__"}
+for cell in cells:
+    if cell["cell_type"] == "code":
+        exec("".join(cell["source"]), names)
+"""
+
+
+def test_the_tutorials_notebook_and_script_agree() -> None:
+    tool = EXAMPLES.parent / "tools" / "notebook.py"
+    check = [sys.executable, str(tool), str(EXAMPLES.parent), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.soak
-def test_tutorial_trains_alike_three_times(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("form", ["script", "notebook"])
+def test_tutorial_trains_alike_three_times(form: str, tmp_path: pathlib.Path) -> None:
     sizes = ["--num-stages=2", "--num-layers=4", "--num-mb=2", "--batch-size=4", "--seq-len=4"]
-    output = output_of(tmp_path, "tutorial.py", *sizes, "--width=16", "--num-steps=4")
+    script = "tutorial.py"
+    if form == "notebook":
+        script = str(tmp_path / "run_cells.py")
+        pathlib.Path(script).write_text(RUN_CELLS)
+        sizes = [str(EXAMPLES / "tutorial.ipynb"), *sizes]
+    output = output_of(tmp_path, script, *sizes, "--width=16", "--num-steps=4")
     progress = re.findall(r"Training loss after step (\d): \d\.\d+ \(\d+ tokens/s\)", output)
     assert progress == ["2", "4"] * 3
     assert (
@@ -208,7 +232,7 @@ def test_an_spmd_pipeline_loses_what_the_simulation_says(tmp_path: pathlib.Path)
 
 
 @pytest.mark.soak
-def test_pp_vs_no_pp_ends_in_a_table_of_schedules(tmp_path: pathlib.Path) -> None:
+def test_pp_vs_no_pp_ends_in_a_table_and_a_picture_of_schedules(tmp_path: pathlib.Path) -> None:
     script = "pp_vs_no_pp_gpt2_pp_tp_dp.py"
     schedules = ["--schedules", "1f1b", "interleaved-1f1b"]
     sizes = [*SMALL_GPT2, "--layers-per-stage=2", "--train-steps=2", "--log-every=1"]
@@ -222,6 +246,16 @@ def test_pp_vs_no_pp_ends_in_a_table_of_schedules(tmp_path: pathlib.Path) -> Non
     rows = re.findall(r"│ (\S+) +│ +\d+\.\d │ +\d+ │ +(\d\.\d+) │", output)
     assert {name: float(loss) for name, loss in rows} == last
     assert output.endswith("losses of all 3 runs agree\n")
+    picture = ElementTree.parse(tmp_path / "schedules.svg")
+    lengths = [
+        float(bar.attrib["width"])
+        for bar in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if "x" in bar.attrib
+    ]
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    times = [float(ms) for ms in re.findall(r"│ +(\d+\.\d) │ +\d+ │", output)]
+    assert [text for text in texts if text.endswith(" ms")] == [f"{ms} ms" for ms in times]
+    assert lengths == pytest.approx([400 * ms / max(times) for ms in times], rel=0.05)
 
 
 def test_pp_vs_no_pp_refuses_an_odd_number_of_layers(tmp_path: pathlib.Path) -> None:
