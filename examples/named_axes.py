@@ -18,6 +18,7 @@ import gpt2
 import jax
 import numpy as np
 import optax
+import training
 
 import jaxpp.api as jaxpp
 
@@ -36,49 +37,49 @@ DEVICES_A_RANK = 4
 
 
 def place(x: jax.Array, *names: str | None) -> jax.Array:
-    return jax.lax.with_sharding_constraint(x, gpt2.to_spec(names, RULES))
+    return jax.lax.with_sharding_constraint(x, training.to_spec(names, RULES))
 
 
-def show_weights(config: gpt2.Config, params) -> None:
+def show_weights(model: training.Model, params) -> None:
     """Two weights of the first block: their axes and what a device has of them."""
-    table = gpt2.describe_weights(config)["blocks"][0]
+    table = model.describe_weights()["blocks"][0]
     for name in ("qkv", "up"):
         shape, names, _ = table[name]
         part = params["blocks"][0][name].sharding.shard_shape(shape)
         print(f"  {name} {names}: {shape}, on a device {part}")
 
 
-def train(name: str, shape, options, config: gpt2.Config) -> np.ndarray:
+def train(name: str, shape, options, model: training.Model) -> np.ndarray:
     ranks = np.array(jax.devices()).reshape(options.pp, *shape)
     mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(ranks, ("stage", *AXES)), "stage")
     print(f"=== {name}: {dict(zip(AXES, shape, strict=True))} ===")
     optimizer = optax.adamw(options.lr)
     schedule = jaxpp.Std1F1B(options.pp)
-    step = gpt2.pipelined_step(config, optimizer, mesh, schedule, RULES, place)
-    params, losses, _ = gpt2.train(name, step, options, config, optimizer)
-    show_weights(config, params)
+    step = training.pipelined_step(model, optimizer, mesh, schedule, RULES, place)
+    params, losses, _ = training.train(name, step, options, model, optimizer)
+    show_weights(model, params)
     return losses
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pp", type=int, default=2, help="pipeline ranks")
-    gpt2.add_arguments(parser)
+    training.add_arguments(parser)
     options = parser.parse_args()
-    gpt2.check_arguments(parser, options, DEVICES_A_RANK, DEVICES_A_RANK)
+    training.check_arguments(parser, options, DEVICES_A_RANK, DEVICES_A_RANK)
     return options
 
 
 def main() -> None:
     options = parse_arguments()
     jax.config.update("jax_num_cpu_devices", options.pp * DEVICES_A_RANK)
-    config = gpt2.to_config(options, options.pp * options.layers_per_stage)
-    runs = {name: train(name, shape, options, config) for name, shape in SHAPES.items()}
+    model = training.to_model(gpt2.GPT2, options)
+    runs = {name: train(name, shape, options, model) for name, shape in SHAPES.items()}
 
     print("step" + "".join(f"{name:>14}" for name in runs))
     for i, losses in enumerate(zip(*runs.values(), strict=True)):
         print(f"{i + 1:4}" + "".join(f"{loss:14.7f}" for loss in losses))
-    results = [gpt2.agree(options.dtype, losses, runs["TP"]) for losses in runs.values()]
+    results = [training.agree(options.dtype, losses, runs["TP"]) for losses in runs.values()]
     apart = max(distance for _, distance in results)
     if not all(good for good, _ in results):
         sys.exit(f"losses DIFFER: up to {apart:.1e}")

@@ -4,7 +4,7 @@
 
 `base` is one SPMD program with tensor and data parallelism, whose mesh gives the devices of all
 ranks to data parallelism; `pp` is a pipeline for each of --schedules; `both` compares their
-losses with that of all schedules. It ends with a table of times and losses.
+losses with that of all schedules. It ends with a table of times and losses, and a picture.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import gpt2
 import jax
 import numpy as np
 import optax
+import training
+from drawing import Svg
 from rich.console import Console
 from rich.table import Table
 
@@ -33,20 +35,20 @@ SCHEDULES = {
 }
 
 
-def run_base(options, config: gpt2.Config, optimizer):
+def run_base(options, model: training.Model, optimizer):
     shape = (options.pp * options.dp, options.tp)
     devices = np.array(jax.devices()).reshape(shape)
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
-    step = gpt2.plain_step(config, optimizer, mesh, gpt2.RULES)
-    return gpt2.train("base", step, options, config, optimizer)[1:]
+    step = training.plain_step(model, optimizer, mesh, gpt2.RULES)
+    return training.train("base", step, options, model, optimizer)[1:]
 
 
-def run_pipeline(name: str, options, config: gpt2.Config, optimizer):
+def run_pipeline(name: str, options, model: training.Model, optimizer):
     devices = np.array(jax.devices()).reshape(options.pp, options.dp, options.tp)
     mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", "data", "model")), "stage")
     schedule = SCHEDULES[name](options.pp)
-    step = gpt2.pipelined_step(config, optimizer, mesh, schedule, gpt2.RULES)
-    return gpt2.train(name, step, options, config, optimizer)[1:]
+    step = training.pipelined_step(model, optimizer, mesh, schedule, gpt2.RULES)
+    return training.train(name, step, options, model, optimizer)[1:]
 
 
 def show(options, runs) -> None:
@@ -58,6 +60,22 @@ def show(options, runs) -> None:
     for name, (losses, ms) in runs.items():
         table.add_row(name, f"{ms:.1f}", f"{tokens / ms * 1e3:.0f}", f"{losses[-1]:.6f}")
     Console().print(table)
+    draw(options.picture, table.title, {name: ms for name, (_, ms) in runs.items()})
+
+
+def draw(path: str, title: str, times: dict[str, float]) -> None:
+    """A bar for each run, as long as a step takes."""
+    height, left, longest = 22, 130, 400
+    picture = Svg(left + longest + 90, (len(times) + 2) * height)
+    picture.text(left, height - 6, title)
+    for i, (name, ms) in enumerate(times.items()):
+        top = (i + 1) * height
+        length = longest * ms / max(times.values())
+        picture.text(left - 8, top + height - 6, name, "end")
+        picture.box(left, top + 3, length, height - 6, "#7aa6e8")
+        picture.text(left + length + 6, top + height - 6, f"{ms:.1f} ms")
+    picture.write(path)
+    print(f"{path}: times of a step")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -71,12 +89,13 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SCHEDULE",
         help=f"of {', '.join(SCHEDULES)} (default: all)",
     )
-    gpt2.add_mesh_arguments(parser)
-    gpt2.add_arguments(parser)
+    parser.add_argument("--picture", default="schedules.svg", help="of the times of a step")
+    training.add_mesh_arguments(parser)
+    training.add_arguments(parser)
     parser.set_defaults(dp=2, tp=2, train_steps=10)
     options = parser.parse_args()
     data_parallel = options.dp if options.mode == "pp" else options.pp * options.dp
-    gpt2.check_arguments(parser, options, data_parallel, options.tp)
+    training.check_arguments(parser, options, data_parallel, options.tp)
     two_a_rank = [
         s for s in options.schedules if SCHEDULES[s](options.pp).num_stages > options.pp
     ]
@@ -91,19 +110,19 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     jax.config.update("jax_num_cpu_devices", options.pp * options.dp * options.tp)
-    config = gpt2.to_config(options, options.pp * options.layers_per_stage)
+    model = training.to_model(gpt2.GPT2, options)
     optimizer = optax.adamw(options.lr)
     runs = {}
     if options.mode != "pp":
-        runs["base"] = run_base(options, config, optimizer)
+        runs["base"] = run_base(options, model, optimizer)
     if options.mode != "base":
         for name in options.schedules:
-            runs[name] = run_pipeline(name, options, config, optimizer)
+            runs[name] = run_pipeline(name, options, model, optimizer)
     show(options, runs)
 
     first, (expected, _) = next(iter(runs.items()))
     for name, (losses, _) in runs.items():
-        good, apart = gpt2.agree(options.dtype, losses, expected)
+        good, apart = training.agree(options.dtype, losses, expected)
         if not good:
             sys.exit(f"losses of {name} and {first} DIFFER: {apart:.1e} apart")
     if len(runs) > 1:

@@ -18,6 +18,7 @@ import gpt2
 import jax
 import numpy as np
 import optax
+import training
 
 import jaxpp.api as jaxpp
 
@@ -32,7 +33,7 @@ def train(name: str, step, options, state, batch) -> np.ndarray:
     """Prints the progress of --train-steps steps and the average time; gives the losses."""
     total = options.train_steps
     first = PROFILE_TO if total > PROFILE_TO else 0  # of the average
-    tokens = gpt2.count_tokens(batch)
+    tokens = training.count_tokens(batch)
     *state, loss = step(*state, batch)
     print(f"[{name} warmup] loss_sum={float(loss):.6f}", flush=True)
     losses = []
@@ -54,7 +55,7 @@ def train(name: str, step, options, state, batch) -> np.ndarray:
             value, now = float(loss), time.perf_counter()
             rate = tokens * (i + 1 - logged) / (now - logged_at)
             logged, logged_at = i + 1, now
-            gpt2.print_progress(name, i + 1, total, value, rate)
+            training.print_progress(name, i + 1, total, value, rate)
     jax.block_until_ready(state)
     average = (time.perf_counter() - averaged_from) * 1e3 / (total - first)
     print(f"[{name}] avg step time per step after profiling "
@@ -62,26 +63,26 @@ def train(name: str, step, options, state, batch) -> np.ndarray:
     return np.array([float(x) for x in losses])
 
 
-def run_spmd_dp(options, config, optimizer, devices) -> np.ndarray:
+def run_spmd_dp(options, model, optimizer, devices) -> np.ndarray:
     platform = devices[0].platform.upper()
     print(f"=== SPMD data-parallel (jit) on {len(devices)} {platform}s ===")
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
-    step = gpt2.plain_step(config, optimizer, mesh, {"batch": "data"})
-    params = gpt2.init(config, jax.random.key(0))
-    batch = gpt2.make_batch(config, options.global_batch, options.num_ubatches)
+    step = training.plain_step(model, optimizer, mesh, {"batch": "data"})
+    params = training.init(model, jax.random.key(0))
+    batch = training.make_batch(model, options.global_batch, options.num_ubatches)
     whole = batch.reshape(1, options.global_batch, -1)
     return train("spmd_dp", step, options, (params, optimizer.init(params)), whole)
 
 
-def run_jaxpp(options, config, optimizer, devices) -> np.ndarray:
+def run_jaxpp(options, model, optimizer, devices) -> np.ndarray:
     print("=== JaxPP MPMD pipeline ===")
     shape = (options.pp, options.dp, options.tp)
     jax_mesh = jax.sharding.Mesh(np.array(devices).reshape(shape), ("mpmd", "data", "model"))
     mesh = jaxpp.MpmdMesh(jax_mesh, "mpmd")
     schedule = jaxpp.Std1F1B(options.pp)
-    step = gpt2.pipelined_step(config, optimizer, mesh, schedule, gpt2.RULES)
-    params = gpt2.init(config, jax.random.key(0))
-    batch = gpt2.make_batch(config, options.global_batch, options.num_ubatches)
+    step = training.pipelined_step(model, optimizer, mesh, schedule, gpt2.RULES)
+    params = training.init(model, jax.random.key(0))
+    batch = training.make_batch(model, options.global_batch, options.num_ubatches)
     return train("jaxpp", step, options, (params, optimizer.init(params)), batch)
 
 
@@ -91,8 +92,8 @@ SYSTEMS = {"spmd_dp": run_spmd_dp, "jaxpp": run_jaxpp}
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--system", choices=[*SYSTEMS, "both"], default="both")
-    gpt2.add_mesh_arguments(parser)
-    gpt2.add_arguments(parser)
+    training.add_mesh_arguments(parser)
+    training.add_arguments(parser)
     parser.add_argument(
         "--profile",
         action=argparse.BooleanOptionalAction,
@@ -101,7 +102,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile-folder", default="tiny-gpt2-trace")
     options = parser.parse_args()
-    gpt2.check_arguments(parser, options, options.dp, options.tp)
+    training.check_arguments(parser, options, options.dp, options.tp)
     devices = options.pp * options.dp * options.tp
     if options.system != "jaxpp" and options.global_batch % devices:
         parser.error(
@@ -115,15 +116,15 @@ def main() -> None:
     count = options.pp * options.dp * options.tp
     jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices()[:count]
-    config = gpt2.to_config(options, options.pp * options.layers_per_stage)
+    model = training.to_model(gpt2.GPT2, options)
     optimizer = optax.adamw(options.lr)
     names = list(SYSTEMS) if options.system == "both" else [options.system]
-    losses = [SYSTEMS[name](options, config, optimizer, devices) for name in names]
+    losses = [SYSTEMS[name](options, model, optimizer, devices) for name in names]
     if len(losses) == 2:
-        good, apart = gpt2.agree(options.dtype, *losses)
+        good, apart = training.agree(options.dtype, *losses)
         verdict = "agree" if good else "DIFFER"
         print(f"losses of spmd_dp and jaxpp {verdict}: at most {apart:.1e} apart, "
-              f"allowed {gpt2.TOLERANCE[options.dtype]:.0e}")  # fmt: skip
+              f"allowed {training.TOLERANCE[options.dtype]:.0e}")  # fmt: skip
         if not good:
             sys.exit(1)
 

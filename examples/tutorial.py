@@ -5,7 +5,8 @@
 
 A transformer trains under FSDP as one SPMD program, then as a pipeline of as many stages as
 ranks, then of as many stages as layers. On the way the script prints what it makes: the mesh,
-the arrays and where they lie, the schedules, the program, and when each rank ran what.
+the arrays and where they lie, the schedules, the program, and when each rank ran what. There is
+a script and a notebook of this; `tools/notebook.py` makes `tutorial.ipynb` of `tutorial.py`.
 """
 
 from __future__ import annotations
@@ -235,7 +236,9 @@ def show_arrays(state):
     for i in range(NUM_LAYERS):
         print(f"layer_{i}", repr(state.params[f"block_{i}"]["Dense_0"]["kernel"]))
     print(repr(state.step))
-    print(state.step._partially_addressable_arrays)
+    copies = state.step._partially_addressable_arrays
+    print(copies)
+    print([copy.sharding.mesh.devices for copy in copies.values()])
 
 
 show_arrays(runs["pipeline"][0])
