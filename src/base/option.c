@@ -8,8 +8,10 @@
 #include "base/str.h"
 
 static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
-    [JPP_OPTION_PLUGIN] = {"JPP_PLUGIN", "PATH", "the embedded CPU plugin",
-                           "the PJRT plugin that runs steps, where plugin= names none"},
+    [JPP_OPTION_PLUGIN] =
+        {"JPP_PLUGIN", "PATH", "that of the mesh's devices",
+         "the PJRT plugin that runs steps, where plugin= names none; in "
+         "Python also a platform whose plugin is installed: cuda, rocm"},
     [JPP_OPTION_LOG] = {"JPP_LOG", "error|warning|info|debug|off", "off",
                         "log to standard error what was decided, up to this level"},
     [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
@@ -51,6 +53,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                               "XLA's own; part of the compilation cache's keys"},
     [JPP_OPTION_TF_LOG] = {"TF_CPP_MIN_LOG_LEVEL", "0 to 3", "2",
                            "the plugin's own log; its errors come as exceptions"},
+    [JPP_OPTION_PREALLOCATE] = {"XLA_PYTHON_CLIENT_PREALLOCATE", "true or false", "false",
+                                "JAX's own: whether a client takes most of a GPU's "
+                                "memory at its start"},
     [JPP_OPTION_UPDATE_GOLDEN] = {"JPP_UPDATE_GOLDEN", "1", "off",
                                   "C tests write tests/golden anew", .for_tests = true},
     [JPP_OPTION_UPDATE_DOCS] = {"JPP_UPDATE_DOCS", "1", "off",

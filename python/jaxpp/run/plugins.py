@@ -105,7 +105,7 @@ def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
         return options
     raise make_error(
         "devices",
-        f"{_PREALLOCATE}={os.environ.get(_PREALLOCATE, 'true')}: JAX's own client takes "
+        f"{_PREALLOCATE}={_core.option(_PREALLOCATE) or 'true'}: JAX's own client takes "
         f"{fraction:.0%} of each device's memory at its start, and the one that runs the step "
         f"would take as much again; set {_PREALLOCATE}=false, or import jaxpp before JAX makes "
         f"its devices, which does so, or {_FRACTION} to 0.5 at most",
@@ -115,7 +115,7 @@ def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
 def share_memory_with_jax() -> None:
     """Has JAX's client take memory as it needs it, unless it is made already or the
     environment says how."""
-    if _PREALLOCATE in os.environ or backends_are_made():
+    if _core.option(_PREALLOCATE) is not None or backends_are_made():
         return
-    os.environ[_PREALLOCATE] = "false"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     _log.debug("%s=false: JAX's client leaves memory to that of the steps", _PREALLOCATE)
