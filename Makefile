@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson.options jaxpp.pc.in
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test test-jax bench bench-distributed fmt asan random faults soak fuzz clean
+.PHONY: help install wheel demo test test-jax bench bench-distributed gpu fmt asan random faults soak fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C
 	@$(PYTHON) benchmarks/steps.py
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
+
+gpu: $(VENV)/.installed ## the demo, tests and benchmarks on the CUDA plugin, if JAX has one here
+	@$(PYTHON) tools/gpu.py
 
 # The addresses are those of network interfaces of this host: AT=192.0.2.7.
 AT := 127.0.0.1

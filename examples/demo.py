@@ -133,8 +133,11 @@ def show_timeline(console: Console, stages: int, compiled) -> str:
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", RANKS)
     console = Console()
+    devices = np.array(jax.devices()[:RANKS])  # with fewer, ranks share them
     mesh = jaxpp.MpmdMesh(
-        jax.sharding.Mesh(np.array(jax.devices()[:RANKS]), ("stage",)), "stage"
+        jax.sharding.Mesh(devices, ("stage",)),
+        "stage",
+        ranks_per_device=RANKS // len(devices),
     )
     batch = make_batch()
     runs = {stages: pipeline(console, stages, mesh, batch) for stages in (4, 8)}

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
@@ -37,6 +38,8 @@ def mesh_of(ranks: int, axes: dict[str, int]) -> jaxpp.MpmdMesh:
     sharing = int(os.environ.get("TEST_SHARING", "1"))
     shape = (-(-ranks // sharing), *axes.values())
     count = int(np.prod(shape))
+    if count > len(jax.devices()):
+        pytest.skip(f"needs {count} devices, found {len(jax.devices())}")
     groups = np.array(jax.devices()[:count]).reshape(shape)
     devices = np.repeat(groups, sharing, axis=0)[:ranks]
     return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")

@@ -60,12 +60,17 @@ bool test_skip_without_plugin(void) {
   return true;
 }
 
+enum { kDevices = 4 };
+
 static jpp_client_t* create_pjrt(void) {
-  jpp_client_option_t option = {
-      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = TEST_DEVICES};
+  static const jpp_client_option_t kOnCpu = {
+      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = kDevices};
+  static const jpp_client_option_t kOnGpu = {
+      .name = "preallocate", .type = JPP_OPTION_BOOL, .bool_value = false};
+  bool gpu = strstr(test_plugin_path(), "xla_cuda") != NULL;
   jpp_pjrt_options_t options = {.struct_size = sizeof(options),
                                 .plugin_path = test_plugin_path(),
-                                .options = &option,
+                                .options = gpu ? &kOnGpu : &kOnCpu,
                                 .option_count = 1};
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_pjrt(&options, &client));
@@ -74,8 +79,7 @@ static jpp_client_t* create_pjrt(void) {
 
 jpp_client_t* test_client_create(const char* driver) {
   if (strcmp(driver, "pjrt") == 0) return create_pjrt();
-  jpp_fake_options_t options = {.struct_size = sizeof(options),
-                                .device_count = TEST_DEVICES};
+  jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = kDevices};
   if (strcmp(driver, "fake-threads") == 0) {
     options.threads = 3;
     options.latency_us = 200;
@@ -83,6 +87,15 @@ jpp_client_t* test_client_create(const char* driver) {
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_fake(&options, &client));
   return client;
+}
+
+uint32_t test_device(jpp_client_t* client, uint32_t n) {
+  return n % jpp_client_info(client)->device_count;
+}
+
+bool test_is_host(jpp_client_t* client) {
+  const jpp_client_info_t* info = jpp_client_info(client);
+  return strcmp(info->driver, "fake") == 0 || strcmp(info->platform_name, "cpu") == 0;
 }
 
 jpp_compile_request_t test_request(jpp_client_t* client, test_program_t program) {

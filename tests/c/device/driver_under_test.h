@@ -7,8 +7,6 @@
 #include "jaxpp/device_fake.h"
 #include "test_util.h"
 
-#define TEST_DEVICES 4
-
 // All work on f32[4] unless said otherwise.
 typedef enum test_program {
   TEST_ADD,           // (a, b) -> a + b, on device 0
@@ -28,6 +26,11 @@ bool test_skip_without_plugin(void);
 
 // "fake", "fake-threads" or "pjrt".
 jpp_client_t* test_client_create(const char* driver);
+// The n-th of its devices, from the first again after the last. Four, or what the plugin
+// of a real accelerator finds.
+uint32_t test_device(jpp_client_t* client, uint32_t n);
+// Whether the devices' memory is the host's.
+bool test_is_host(jpp_client_t* client);
 jpp_compile_request_t test_request(jpp_client_t* client, test_program_t program);
 jpp_status_t* test_try_compile(jpp_client_t* client, test_program_t program,
                                jpp_executable_t** out_executable);

@@ -30,7 +30,7 @@ static int destroy_client(void** state) {
 
 static void test_info_names_platform_and_devices(void** state) {
   const jpp_client_info_t* info = jpp_client_info(client_of(state));
-  assert_int_equal(info->device_count, TEST_DEVICES);
+  assert_true(info->device_count > 0);
   assert_true(strlen(info->driver) && strlen(info->platform_name));
   assert_non_null(info->platform_version);
   for (uint32_t i = 0; i < info->device_count; ++i) {
@@ -54,7 +54,8 @@ static void test_host_array_survives_the_round_trip(void** state) {
     jpp_host_array_t array = {.data = data, .dtype = kDtypes[d], .rank = 2, .dims = dims};
     size_t bytes = 6 * jpp_dtype_bits(kDtypes[d]) / 8;
     jpp_buffer_t* buffer = NULL;
-    ASSERT_OK(jpp_client_buffer_from_host(client, &array, d % TEST_DEVICES, &buffer));
+    ASSERT_OK(jpp_client_buffer_from_host(client, &array,
+                                          test_device(client, (uint32_t)d), &buffer));
     jpp_buffer_shape_t shape;
     ASSERT_OK(jpp_client_buffer_shape(client, buffer, &shape));
     assert_int_equal(shape.dtype, kDtypes[d]);
@@ -100,7 +101,7 @@ static void test_byte_strides_are_followed(void** state) {
                             .dims = dims,
                             .byte_strides = strides};
   jpp_buffer_t* buffer = NULL;
-  ASSERT_OK(jpp_client_buffer_from_host(client, &array, 1, &buffer));
+  ASSERT_OK(jpp_client_buffer_from_host(client, &array, test_device(client, 1), &buffer));
   float back[6] = {0};
   ASSERT_OK(jpp_client_buffer_read(client, buffer, back, sizeof(back)));
   const float expected[6] = {0, 3, 1, 4, 2, 5};
@@ -110,11 +111,12 @@ static void test_byte_strides_are_followed(void** state) {
 
 static void test_pointer_shows_the_contents(void** state) {
   jpp_client_t* client = client_of(state);
-  jpp_buffer_t* buffer = test_upload(client, 2, 5);
+  jpp_buffer_t* buffer = test_upload(client, test_device(client, 2), 5);
   test_expect(client, buffer, 5, 1);
   void* pointer = NULL;
   ASSERT_OK(jpp_client_buffer_pointer(client, buffer, &pointer));
-  assert_float_equal(((const float*)pointer)[3], 8, 0);
+  assert_non_null(pointer);
+  if (test_is_host(client)) assert_float_equal(((const float*)pointer)[3], 8, 0);
   jpp_client_buffer_destroy(client, buffer);
 }
 
@@ -129,19 +131,23 @@ static void test_read_into_too_little_room_fails(void** state) {
 
 static void test_unknown_devices_are_refused(void** state) {
   jpp_client_t* client = client_of(state);
+  uint32_t devices = jpp_client_info(client)->device_count;
+  char expected[64], found[64];
+  snprintf(expected, sizeof(expected), "expected a device index below %u", devices);
+  snprintf(found, sizeof(found), "found %u", devices);
   jpp_buffer_t* buffer = test_upload(client, 0, 1);
   jpp_buffer_t* other = buffer;
-  ASSERT_FAILS(jpp_client_buffer_copy_to_device(client, buffer, TEST_DEVICES, &other),
-               JPP_DEVICES_ERROR, "expected a device index below 4");
+  ASSERT_FAILS(jpp_client_buffer_copy_to_device(client, buffer, devices, &other),
+               JPP_DEVICES_ERROR, expected);
   assert_null(other);
   jpp_executable_t* add = test_compile(client, TEST_ADD_PORTABLE);
   test_call_t call = {.executable = add,
-                      .device = TEST_DEVICES,
+                      .device = (int32_t)devices,
                       .arg_count = 2,
                       .result_count = 1,
                       .args = {buffer, buffer},
                       .results = {buffer}};
-  ASSERT_FAILS(test_call(client, &call), JPP_DEVICES_ERROR, "found 4");
+  ASSERT_FAILS(test_call(client, &call), JPP_DEVICES_ERROR, found);
   assert_null(call.results[0]);
   jpp_client_buffer_destroy(client, buffer);
   jpp_client_executable_destroy(client, add);
@@ -194,10 +200,10 @@ static void test_two_results_come_in_order(void** state) {
 static void test_portable_executable_runs_on_every_device(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_executable_t* add = test_compile(client, TEST_ADD_PORTABLE);
-  for (int32_t device = 0; device < TEST_DEVICES; ++device) {
-    jpp_buffer_t* a = test_upload(client, (uint32_t)device, (float)device);
+  for (uint32_t device = 0; device < jpp_client_info(client)->device_count; ++device) {
+    jpp_buffer_t* a = test_upload(client, device, (float)device);
     test_call_t call = {.executable = add,
-                        .device = device,
+                        .device = (int32_t)device,
                         .arg_count = 2,
                         .result_count = 1,
                         .args = {a, a}};
@@ -211,6 +217,7 @@ static void test_portable_executable_runs_on_every_device(void** state) {
 
 static void test_one_execution_spans_two_devices(void** state) {
   jpp_client_t* client = client_of(state);
+  if (jpp_client_info(client)->device_count < 2) return;
   jpp_executable_t* add = test_compile(client, TEST_ADD_PAIR);
   jpp_buffer_t* args[2][2];
   jpp_buffer_t* results[2][1];
@@ -260,8 +267,9 @@ static void test_donated_buffer_is_gone_but_still_to_destroy(void** state) {
   ASSERT_FAILS(test_execute(client, add, sum, a, &again), JPP_DONATED_ERROR,
                "argument 1");
   test_expect(client, sum, 3, 2);
-  ASSERT_FAILS(jpp_client_buffer_copy_to_device(client, a, 1, &again), JPP_DONATED_ERROR,
-               "donated");
+  ASSERT_FAILS(
+      jpp_client_buffer_copy_to_device(client, a, test_device(client, 1), &again),
+      JPP_DONATED_ERROR, "donated");
   float data[4];
   ASSERT_FAILS(jpp_client_buffer_read(client, a, data, sizeof(data)), JPP_DONATED_ERROR,
                "donated");
@@ -287,7 +295,10 @@ static void test_donation_of_one_buffer_twice_is_refused(void** state) {
 static void test_copy_crosses_devices_and_outlives_its_source(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_buffer_t* buffer = test_upload(client, 0, 7);
-  for (uint32_t device = 1; device < TEST_DEVICES; ++device) {
+  // To each of the others, and from the last one to itself.
+  uint32_t devices = jpp_client_info(client)->device_count;
+  for (uint32_t i = 1; i <= devices; ++i) {
+    uint32_t device = i < devices ? i : devices - 1;
     jpp_buffer_t* copy = NULL;
     ASSERT_OK(jpp_client_buffer_copy_to_device(client, buffer, device, &copy));
     jpp_client_buffer_destroy(client, buffer);
@@ -441,7 +452,7 @@ static void* issue_chain(void* user) {
                         .args = {job->result, job->result}};
     jpp_buffer_t* moved = NULL;
     job->status = test_call(job->client, &call);
-    job->device = (job->device + 1) % TEST_DEVICES;
+    job->device = test_device(job->client, job->device + 1);
     if (!job->status) {
       job->status = jpp_client_buffer_copy_to_device(job->client, call.results[0],
                                                      job->device, &moved);
@@ -459,8 +470,9 @@ static void test_threads_issue_at_the_same_time(void** state) {
   issue_job_t jobs[3];
   pthread_t threads[3];
   for (uint32_t i = 0; i < 3; ++i) {
-    jobs[i] = (issue_job_t){.client = client, .add = add, .device = i};
-    jobs[i].result = test_upload(client, i, 1);
+    uint32_t device = test_device(client, i);
+    jobs[i] = (issue_job_t){.client = client, .add = add, .device = device};
+    jobs[i].result = test_upload(client, device, 1);
     assert_int_equal(pthread_create(&threads[i], NULL, issue_chain, &jobs[i]), 0);
   }
   for (int i = 0; i < 3; ++i) pthread_join(threads[i], NULL);
@@ -500,7 +512,7 @@ static bool is_refused_in_child(jpp_client_t* client, test_call_t call,
   bool refused =
       is_refused(test_call(client, &call)) &&
       is_refused(jpp_client_buffer_from_host(client, &array, 0, &other)) &&
-      is_refused(jpp_client_buffer_copy_to_device(client, call.args[0], 1, &other)) &&
+      is_refused(jpp_client_buffer_copy_to_device(client, call.args[0], 0, &other)) &&
       is_refused(jpp_client_buffer_read(client, call.args[0], values, sizeof(values))) &&
       is_refused(jpp_client_event_await(client, event)) &&
       is_refused(test_try_compile(client, TEST_ADD, &call.executable));
