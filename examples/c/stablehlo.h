@@ -6,7 +6,7 @@
 #include <jaxpp/jaxpp.h>
 
 // A module with a function from the task's inputs to its outputs. An input that the plan
-// donates lends its memory to an output. Free the text with free(); NULL: no memory.
-char* task_code(const jpp_plan_t* plan, uint32_t task);
+// donates lends its memory to an output. Free the text with jpp_text_free().
+jpp_status_t* task_code(const jpp_plan_t* plan, uint32_t task, char** out_code);
 
 #endif  // EXAMPLES_C_STABLEHLO_H_
