@@ -21,12 +21,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "example
 import jax
 import numpy as np
 import optax
+import training
+from gpt2 import GPT2
 from jax.sharding import Mesh
 
 import jaxpp.api as jaxpp
 import models
-import training
-from gpt2 import GPT2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Remat(GPT2):
 
 # Layers, width and heads of GPT-2; its vocabulary, made a multiple of 128.
 SIZES = {
-    "tiny": Remat(8, 64, 4, 256, 512, 64, "bfloat16"),
+    "tiny": Remat(8, 64, 4, 256, 512, 64, "float32"),
     "124m": Remat(12, 768, 12, 3072, 50304, 1024, "bfloat16"),
     "350m": Remat(24, 1024, 16, 4096, 50304, 1024, "bfloat16"),
 }
@@ -111,8 +111,10 @@ def pipeline(model: Remat, optimizer: Any, ranks: int) -> Callable[..., Any]:
 def measure_instructions(turns: int) -> None:
     model = models.Model(8, 1, 32)
     params, batch = model.params(), model.batch()
-    compiled = model.pipeline(shared_mesh(model.stages)).compile(params, *batch)
-    instructions = sum(rank.instructions for rank in compiled.plan.summary())
+    step = model.pipeline(shared_mesh(model.stages))
+    summary = step.trace_and_place(params, *batch).plan.summary()
+    instructions = sum(rank.instructions for rank in summary)
+    compiled = step.compile(params, *batch)
     times = []
     for _ in range(turns):
         start = time.perf_counter()

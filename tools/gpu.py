@@ -1,0 +1,91 @@
+"""Runs the demo, a selection of the tests and the benchmarks on the CUDA plugin that is
+installed for JAX; says so where there is none or no GPU. Ranks share the GPUs there are.
+
+`gpu.py [NAME...]` runs only the named parts.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Those whose tests ask for meshes by number of ranks; what needs more devices is skipped.
+TESTS = (
+    "test_step.py",
+    "test_schedules.py",
+    "test_training.py",
+    "test_operations.py",
+    "test_stacked.py",
+    "test_cross.py",
+    "test_dtypes.py",
+    "test_numbers.py",
+    "test_array.py",
+    "test_array_jax.py",
+    "test_memory.py",
+    "test_auto.py",
+    "test_compilation_cache.py",
+    "test_like_jit.py",
+    "test_by_yield.py",
+)
+
+# Losses are held against plain JAX's, so that both must multiply in the same precision.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cuda,cpu",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TEST_SHARING": "64",
+}
+
+
+def devices_found() -> str:
+    """What JAX has of GPUs, or why there are none."""
+    script = "import jax; print(*jax.devices('cuda'), sep=', ')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "JAX_PLATFORMS": "cuda"},
+        capture_output=True,
+        text=True,
+    )
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return ("" if done.returncode == 0 else "none: ") + (lines[-1] if lines else "no answer")
+
+
+def commands() -> dict[str, tuple[str, ...]]:
+    workers = str(max(2, min(8, (os.cpu_count() or 2) // 2)))
+    tests = [f"tests/python/{name}" for name in TESTS]
+    return {
+        "demo": ("examples/demo.py",),
+        "tests": ("-m", "pytest", "-q", "-W", "ignore", "-n", workers, *tests),
+        "benchmarks": ("benchmarks/gpu.py",),
+    }
+
+
+def main(names: list[str]) -> int:
+    parts = commands()
+    if unknown := [name for name in names if name not in parts]:
+        print(f"no part {unknown[0]!r}; the parts: {' '.join(parts)}", file=sys.stderr)
+        return 2
+    found = devices_found()
+    print(f"GPUs: {found}", flush=True)
+    if found.startswith("none"):
+        print("nothing was run: make gpu needs an NVIDIA GPU and pip install 'jax[cuda13]'")
+        return 0
+    rows = []
+    for name in names or parts:
+        print(f"--- {name}", flush=True)
+        start = time.monotonic()
+        command = [sys.executable, *parts[name]]
+        code = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}).returncode
+        rows.append((name, code, time.monotonic() - start))
+    for name, code, seconds in rows:
+        print(f"{name:12} {'ok' if code == 0 else f'exit status {code}':16} {seconds:6.0f} s")
+    return int(any(code for _, code, _ in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
