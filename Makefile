@@ -79,11 +79,13 @@ bench-distributed: $(VENV)/.tools ## sends between two processes against bare UC
 	  build-bench/tests/c/transport/bench_transport $(AT) any && \
 	  echo "and over TCP:" && UCX_TLS=tcp,self build-bench/tests/c/transport/bench_transport $(AT)
 
-soak: $(VENV)/.installed ## longer: tests on ranks of 2 and 4 devices, CASES=100 random models, FAULTS=200
+soak: $(VENV)/.installed ## longer: tests on ranks of 2 and 4 devices, on shared ones, CASES=100 random models, FAULTS=200
 	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	TEST_AXES=data=2,model=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	$(MAKE) random CASES=$(CASES)
 	$(MAKE) faults FAULTS=$(FAULTS)
+	TEST_SHARING=8 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
+	$(MAKE) wheel
 
 FAULTS := 200
 faults: $(VENV)/.installed ## FAULTS=200 jobs of several processes, each hit at a random moment
