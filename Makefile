@@ -49,11 +49,13 @@ test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
 	@$(PYTHON) tools/run_tests.py asan
 
+# JAX has needed Python 3.12 since 0.11.
+INTERPRETER := python3
 OTHER := .venvs/jax-$(VERSION)
-test-jax: ## VERSION=0.10.2: the Python tests on another JAX, in .venvs/
+test-jax: ## VERSION=0.10.2 INTERPRETER=python3: the Python tests on another JAX, in .venvs/
 	@tools/system_packages.sh
 	@test -n "$(VERSION)" || { echo "make test-jax VERSION=0.10.2"; exit 2; }
-	@test -x $(OTHER)/bin/python || python3 -m venv $(OTHER)
+	@test -x $(OTHER)/bin/python || $(INTERPRETER) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
 	$(OTHER)/bin/python -m pip install --quiet ".[test]"
 	$(OTHER)/bin/python -m pip install --quiet jax==$(VERSION) jaxlib==$(VERSION)
