@@ -18,6 +18,7 @@
 
 #include "jaxpp/partition.h"
 #include "jaxpp/schedule.h"
+#include "jaxpp/str.h"
 
 typedef enum jpp_instr_kind {
   JPP_INSTR_RUN,     // args, then results, of task `target`
@@ -125,12 +126,17 @@ JPP_API jpp_rank_totals_t jpp_plan_rank_totals(const jpp_plan_t* plan, uint32_t 
 // Bytes that go through a channel in one step, on each device.
 JPP_API uint64_t jpp_plan_channel_bytes(const jpp_plan_t* plan, uint32_t channel);
 
+typedef void (*jpp_append_sharding_t)(void* user, uint32_t value, jpp_str_t* str);
+
 // Text; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
                                      char** out_text) JPP_MUST_USE;
 // All actors' instructions in one order in which they can run, in the manner of a jaxpr:
 // `task[... task_name=fwd_0 ...]`, `transfer[...]`, `delete[...]`. Free as above.
+// `append_sharding` says how a value that ranks transfer lies on each of them, on one
+// line; NULL: that is not shown.
 JPP_API jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
-                                           char** out_text) JPP_MUST_USE;
+                                           jpp_append_sharding_t append_sharding,
+                                           void* user, char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_PROGRAM_H_

@@ -258,7 +258,7 @@ class LoweredStep:
 
     def as_text(self) -> str:
         """The whole program: every task, transfer and deletion."""
-        return self.plan.plan.program_text()
+        return self.plan.program_text
 
     @property
     def in_shardings(self) -> Any:

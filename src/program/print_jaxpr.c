@@ -16,6 +16,8 @@ typedef struct printer {
   uint32_t** names;           // [ranks][registers] of what each register holds
   uint32_t** messages;        // [channels][messages] the names of what was sent
   uint32_t *sent, *received;  // [channels] messages
+  jpp_append_sharding_t append_sharding;  // NULL: shardings are not shown
+  void* user;
 } printer_t;
 
 static void append_name(printer_t* p, uint32_t name) {
@@ -84,15 +86,25 @@ static void append_task(printer_t* p, const jpp_program_t* program,
   }
 }
 
+static void append_end(printer_t* p, const char* which, uint32_t rank, uint32_t value) {
+  jpp_str_appendf(&p->str, "      %s_mpmd_idx=%u\n", which, rank);
+  if (!p->append_sharding) return;
+  jpp_str_appendf(&p->str, "      %s_shardings=[", which);
+  p->append_sharding(p->user, value, &p->str);
+  jpp_str_append(&p->str, "]\n");
+}
+
 // Stands where the value is sent, which may be deleted there before it is received.
 static void append_transfer(printer_t* p, const jpp_program_t* program,
                             const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channel = &p->plan->channels[instr->target];
   uint32_t name = p->num_names++;
-  append_new(p, name, program->operand_values[instr->first_operand]);
-  jpp_str_appendf(&p->str,
-                  " = transfer[\n      src_mpmd_idx=%u\n      tgt_mpmd_idx=%u\n    ]",
-                  channel->src, channel->dst);
+  uint32_t value = program->operand_values[instr->first_operand];
+  append_new(p, name, value);
+  jpp_str_append(&p->str, " = transfer[\n");
+  append_end(p, "src", channel->src, value);
+  append_end(p, "tgt", channel->dst, value);
+  jpp_str_append(&p->str, "    ]");
   append_args(p, program, instr);
   p->messages[instr->target][p->sent[instr->target]++] = name;
 }
@@ -218,9 +230,11 @@ static jpp_status_t* print_all(printer_t* p, jpp_arena_t* arena) {
   return NULL;
 }
 
-jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan, char** out_text) {
+jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
+                                   jpp_append_sharding_t append_sharding, void* user,
+                                   char** out_text) {
   *out_text = NULL;
-  printer_t printer = {.plan = plan};
+  printer_t printer = {.plan = plan, .append_sharding = append_sharding, .user = user};
   jpp_arena_t arena;
   jpp_arena_init(&arena);
   jpp_status_t* status = print_all(&printer, &arena);

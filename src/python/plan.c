@@ -226,11 +226,24 @@ static PyObject* plan_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-static PyObject* plan_program_text(PyObject* object, PyObject* unused) {
-  (void)unused;
+// After an exception it is called no more.
+static void append_sharding(void* user, uint32_t value, jpp_str_t* str) {
+  if (PyErr_Occurred()) return;
+  PyObject* text = PyObject_CallFunction(user, "I", value);
+  const char* utf8 = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+  if (utf8) jpp_str_append(str, utf8);
+  Py_XDECREF(text);
+}
+
+static PyObject* plan_program_text(PyObject* object, PyObject* sharding_of) {
   char* text = NULL;
-  if (!jpp_py_check(jpp_plan_print_jaxpr(plan_of(object), &text))) return NULL;
-  return jpp_py_take_text(text);
+  if (!jpp_py_check(
+          jpp_plan_print_jaxpr(plan_of(object), append_sharding, sharding_of, &text))) {
+    return NULL;
+  }
+  if (!PyErr_Occurred()) return jpp_py_take_text(text);
+  jpp_text_free(text);
+  return NULL;
 }
 
 static PyObject* plan_staged(PyObject* object, PyObject* unused) {
@@ -413,8 +426,10 @@ static PyMethodDef kMethods[] = {
     {"steps_in_flight", plan_steps_in_flight, METH_VARARGS,
      "steps_in_flight($self, memory_limits, wanted, /)\n--\n\n"
      "How many steps, at most `wanted`, may be in flight within the limits (or None)."},
-    {"program_text", plan_program_text, METH_NOARGS,
-     "program_text($self, /)\n--\n\nAll actors, as a jaxpr."},
+    {"program_text", plan_program_text, METH_O,
+     "program_text($self, sharding_of, /)\n--\n\n"
+     "All actors, as a jaxpr. sharding_of(value) is the text of how one that ranks "
+     "transfer lies on each."},
     {"text", plan_text, METH_NOARGS, "text($self, /)\n--\n\nThe programs' text form."},
     {NULL, NULL, 0, NULL},
 };

@@ -397,7 +397,7 @@ def cases(step: Step) -> list[Case]:
             ("numbers or None", [10**9] * 2),
             ("number", 2),
         ),
-        Case("Plan.program_text", lambda: step.plan.program_text),
+        Case("Plan.program_text", lambda: step.plan.program_text, ("function", str)),
         Case("Plan.text", lambda: step.plan.text),
         Case("Client", lambda: _core.Client, ("path", "/nowhere"), ("dict", {})),
         Case("Client.info", lambda: step.client.info),

@@ -138,6 +138,12 @@ def test_text_of_the_whole_program() -> None:
         assert part in text
     assert re.search(r"= transfer\[\s*src_mpmd_idx=0", text)
     assert re.search(r"src_mpmd_idx=1\s+tgt_mpmd_idx=0", re.sub(r"\s+src_sh.*", "", text))
+    assert "src_shardings=[NamedSharding(mesh=Mesh('stage': 1" in text
+    assert (
+        text.count("src_shardings=[")
+        == text.count("tgt_shardings=[")
+        == text.count("transfer[")
+    )
     assert "delete[mpmd_idx=0]" in text
     assert text.count("task_name=fwd_0") == text.count("task_name=bwd_0") == 3
     # The names of the results were given before.

@@ -62,6 +62,12 @@ class Planned:
         return self.plan.text()
 
     @property
+    def program_text(self) -> str:
+        """The whole program, in the manner of a jaxpr."""
+        mesh = self.mesh.lowering_mesh()
+        return self.plan.program_text(lambda v: str(NamedSharding(mesh, self.specs.of(v))))
+
+    @property
     def in_shardings(self) -> Any:
         """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
 

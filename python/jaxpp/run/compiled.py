@@ -339,7 +339,7 @@ class CompiledStep:
     @property
     def closed_jaxpr(self) -> Any:
         """The whole program; its text shows every task, transfer and deletion."""
-        return ProgramText(self._traced.plan)
+        return ProgramText(self._traced)
 
     def cost_summary(self) -> CostSummary:
         """What a step costs: its tasks, floating point operations and peak bytes a rank, and
@@ -364,11 +364,11 @@ class CompiledStep:
 class ProgramText:
     """The program of all actors, to print."""
 
-    def __init__(self, plan: _core.Plan) -> None:
-        self._plan = plan
+    def __init__(self, planned: Planned) -> None:
+        self._planned = planned
 
     def __str__(self) -> str:
-        return self._plan.program_text()
+        return self._planned.program_text
 
     __repr__ = __str__
 
