@@ -342,7 +342,7 @@ class NnxStack(nnx.Module):
         return x
 
 
-def nnx_step(graph: Any, wrt: Any = nnx.Param) -> Step:
+def nnx_step(graph: Any, wrt: Any = nnx.Param, copy: bool = False) -> Step:
     """State is what `nnx.split` gives of model and optimizer."""
 
     def step(loop: Loop, state: Any, batch: Any) -> Any:
@@ -350,7 +350,7 @@ def nnx_step(graph: Any, wrt: Any = nnx.Param) -> Step:
         graph_of_model, params, rest = nnx.split(model, wrt, ...)
 
         def loss_fn(params: Any, microbatch: Any) -> Any:
-            merged = nnx.merge(graph_of_model, params, rest)
+            merged = nnx.merge(graph_of_model, params, rest, copy=copy)
             return mse(merged(microbatch["x"]), microbatch)
 
         def one(microbatch: Any) -> Any:
@@ -427,7 +427,7 @@ def test_nnx_scan() -> None:
 
     model = NnxStack(Scanned)
     graph, state = nnx.split((model, nnx.Optimizer(model, SGD, wrt=nnx.Param)))
-    assert_same_training(nnx_step(graph), state, make_batch())
+    assert_same_training(nnx_step(graph, copy=True), state, make_batch())
 
 
 @row("Flax NNX: LoRA, all else frozen")
