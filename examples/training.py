@@ -213,11 +213,11 @@ def check_arguments(parser: argparse.ArgumentParser, options, dp: int, tp: int) 
     check("d-model", options.n_heads, "the number of heads")
 
 
-def to_model(kind: type[Model], options: argparse.Namespace, **others: Any) -> Model:
+def to_model(kind: type[Model], options: argparse.Namespace) -> Model:
     """Of that kind, with the layers and sizes of the flags."""
     same = [f.name for f in dataclasses.fields(kind) if hasattr(options, f.name)]
     given = {name: getattr(options, name) for name in same}
-    return kind(**{"layers": options.pp * options.layers_per_stage, **given, **others})
+    return kind(layers=options.pp * options.layers_per_stage, **given)
 
 
 def print_progress(name: str, done: int, total: int, loss: float, tokens_per_s: float) -> None:

@@ -32,6 +32,7 @@ from equality import assert_trains_equal, difference, make_mesh
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "compatibility.md"
 WIDTH, MICROBATCHES, STAGES = 8, 2, 2
+COMPILE_FASTER = {"xla_backend_optimization_level": 0}
 SGD = optax.sgd(0.1, momentum=0.9)  # which does not magnify rounding, as Adam does
 
 ROWS: dict[str, str] = {}  # what the documentation's table names -> the test
@@ -85,9 +86,14 @@ def assert_same_training(
     """Gives the state after two steps of the pipeline."""
     mesh = mesh or make_mesh(STAGES)
     pipelined = jaxpp.mpmd_jit_with_loop(
-        lambda state, batch: step(pipelined_loop, state, batch), mpmd_mesh=mesh, **options
+        lambda state, batch: step(pipelined_loop, state, batch),
+        mpmd_mesh=mesh,
+        compiler_options=COMPILE_FASTER,
+        **options,
     )
-    plain = jax.jit(lambda state, batch: step(plain_loop, state, batch))
+    plain = jax.jit(
+        lambda state, batch: step(plain_loop, state, batch), compiler_options=COMPILE_FASTER
+    )
     ours = theirs = state
     for _ in range(2):
         ours, found = pipelined(ours, batch)
@@ -342,7 +348,7 @@ class NnxStack(nnx.Module):
         return x
 
 
-def nnx_step(graph: Any, wrt: Any = nnx.Param) -> Step:
+def nnx_step(graph: Any, wrt: Any = nnx.Param, copy: bool = False) -> Step:
     """State is what `nnx.split` gives of model and optimizer."""
 
     def step(loop: Loop, state: Any, batch: Any) -> Any:
@@ -350,7 +356,7 @@ def nnx_step(graph: Any, wrt: Any = nnx.Param) -> Step:
         graph_of_model, params, rest = nnx.split(model, wrt, ...)
 
         def loss_fn(params: Any, microbatch: Any) -> Any:
-            merged = nnx.merge(graph_of_model, params, rest)
+            merged = nnx.merge(graph_of_model, params, rest, copy=copy)
             return mse(merged(microbatch["x"]), microbatch)
 
         def one(microbatch: Any) -> Any:
@@ -427,7 +433,7 @@ def test_nnx_scan() -> None:
 
     model = NnxStack(Scanned)
     graph, state = nnx.split((model, nnx.Optimizer(model, SGD, wrt=nnx.Param)))
-    assert_same_training(nnx_step(graph), state, make_batch())
+    assert_same_training(nnx_step(graph, copy=True), state, make_batch())
 
 
 @row("Flax NNX: LoRA, all else frozen")
