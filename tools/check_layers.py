@@ -34,6 +34,8 @@ ALLOWED = {
     "runtime": [*before("plan"), "device", "array", "transport", "flight"],
     # A plan that travels, and the step that it becomes.
     "planfile": [*before("plan"), "plan", "device", "array", "runtime"],
+    # Steps in JAX's profiles.
+    "profile": [*before("plan"), "device", "array", "runtime"],
     # Read by none but those outside.
     "view": [*PLANNER, "device", "array", "transport", "runtime"],
 }

@@ -34,6 +34,7 @@
 #include "jaxpp/runtime.h"
 #include "jaxpp/planfile.h"
 #include "jaxpp/flight.h"
+#include "jaxpp/profile.h"
 
 // What people look at.
 #include "jaxpp/view.h"

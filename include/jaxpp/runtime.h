@@ -157,6 +157,14 @@ typedef struct jpp_trace {
 
 // Tracing costs an event a run. Off at first; takes effect with the next step.
 JPP_API void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled);
+
+// While there is an observer, all steps of all runtimes are traced, and it is called
+// after each that succeeded, by the thread that finished it, one call at a time. NULL
+// ends that, and waits for the steps under way, two seconds at most; the former observer
+// is not called any more when it returns. Any thread, but not from an observer.
+typedef void (*jpp_trace_observer_t)(void* user, const jpp_trace_t* trace);
+JPP_API void jpp_trace_observe(jpp_trace_observer_t observer, void* user);
+
 // Of the last step that was traced: borrowed until the next one is called. NULL before
 // the first one and when it failed. jpp_runtime_await() first.
 JPP_API const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime);

@@ -42,7 +42,7 @@ from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.tree_util import broadcast_prefix
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jaxlib import xla_client
+from jaxlib import _profiler, xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
@@ -56,6 +56,7 @@ except ImportError:
 
 __all__ = [
     "LoweredModule",
+    "add_to_profiles",
     "at_line_of",
     "backends_are_made",
     "broadcast_prefix",
@@ -527,6 +528,12 @@ class _Launched(clusters.ClusterEnv):  # type: ignore[misc]
     @classmethod
     def get_local_process_id(cls) -> int | None:
         return cls.get_process_id()
+
+
+# JAX 0.10.2, 0.11.2: jaxlib's _profiler.register_plugin_profiler.
+def add_to_profiles(plugin: Any) -> None:
+    """Has JAX ask a plugin's profiler as well, from the next profile on."""
+    _profiler.register_plugin_profiler(plugin)
 
 
 # JAX 0.10.2, 0.11.2: jax._src.xla_bridge.

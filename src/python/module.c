@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "jaxpp/option.h"
+#include "jaxpp/profile.h"
 #include "jaxpp/version.h"
 #include "python/core.h"
 
@@ -146,6 +147,12 @@ static PyObject* misspelt_options(PyObject* module, PyObject* unused) {
   return text ? jpp_py_take_text(text) : Py_NewRef(Py_None);
 }
 
+static PyObject* module_profile_plugin(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  // The name that jaxlib asks for; nothing behind the pointer is written.
+  return PyCapsule_New((void*)jpp_profile_plugin(), "pjrt_c_api", NULL);
+}
+
 static PyMethodDef kMethods[] = {
     {"device_bytes", device_bytes, METH_VARARGS,
      "device_bytes($module, dtype, elements, /)\n--\n\n"
@@ -168,6 +175,9 @@ static PyMethodDef kMethods[] = {
     {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
      "callback_handler($module, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},
+    {"profile_plugin", module_profile_plugin, METH_NOARGS,
+     "profile_plugin($module, /)\n--\n\n"
+     "A capsule of the PJRT_Api through which JAX's profiles get the steps."},
     {"runtimes_close", jpp_py_runtimes_close, METH_NOARGS,
      "runtimes_close($module, /)\n--\n\n"
      "Waits for the steps under way. For the interpreter's exit, before "

@@ -1,10 +1,59 @@
 // Records when every task ran. While a step is issued, only two times of each run are
 // stored: when it was issued and when its results were ready. Their meaning is worked out
 // afterwards.
+#include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "runtime/state.h"
+
+// --- Whoever looks on -----------------------------------------------------------------
+
+// An observer that leaves waits so long for the steps under way.
+enum { kLastStepsMs = 2000 };
+
+static atomic_bool g_observed;  // so that steps need no lock while nobody looks on
+static pthread_mutex_t g_observer_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t g_observer_changed = PTHREAD_COND_INITIALIZER;
+static jpp_trace_observer_t g_observer;  // these three: under the mutex
+static void* g_observer_user;
+static uint32_t g_observed_steps;  // begun for the observer and not done
+
+static void await_observed_steps(void) {
+  struct timespec deadline;
+  clock_gettime(CLOCK_REALTIME, &deadline);
+  deadline.tv_sec += kLastStepsMs / 1000;
+  while (g_observed_steps) {
+    if (pthread_cond_timedwait(&g_observer_changed, &g_observer_mutex, &deadline)) return;
+  }
+}
+
+void jpp_trace_observe(jpp_trace_observer_t observer, void* user) {
+  pthread_mutex_lock(&g_observer_mutex);
+  atomic_store(&g_observed, observer != NULL);
+  if (!observer) await_observed_steps();
+  g_observer = observer;
+  g_observer_user = user;
+  pthread_mutex_unlock(&g_observer_mutex);
+}
+
+static bool begin_observed_step(void) {
+  if (!atomic_load(&g_observed)) return false;
+  pthread_mutex_lock(&g_observer_mutex);
+  ++g_observed_steps;
+  pthread_mutex_unlock(&g_observer_mutex);
+  return true;
+}
+
+// `trace`: NULL for a step that failed.
+static void end_observed_step(const jpp_trace_t* trace) {
+  pthread_mutex_lock(&g_observer_mutex);
+  if (trace && g_observer) g_observer(g_observer_user, trace);
+  --g_observed_steps;
+  pthread_cond_broadcast(&g_observer_changed);
+  pthread_mutex_unlock(&g_observer_mutex);
+}
 
 // --- Memory for traces ----------------------------------------------------------------
 
@@ -94,9 +143,11 @@ jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
 
 void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
   step->trace = NULL;
-  if (atomic_load(&runtime->tracer.wanted)) {
+  bool observed = begin_observed_step();
+  if (atomic_load(&runtime->tracer.wanted) || observed) {
     step->trace = &runtime->tracer.steps[step->number % runtime->tracer.count];
     step->trace->complete = false;
+    step->trace->observed = observed;
     step->trace->trace.step = step->number;
     step->trace->trace.start = jpp_clock_now();
   }
@@ -252,6 +303,7 @@ void jpp_trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
     follow_actors(runtime, found, false);
     follow_actors(runtime, found, true);
   }
+  if (found->observed) end_observed_step(success ? &found->trace : NULL);
   found->complete = success;
   runtime->tracer.last = step->number;
 }

@@ -30,6 +30,7 @@ typedef struct jpp_step_trace {
   jpp_actor_trace_t* actors;  // [ranks]
   uint64_t* peaks;            // [ranks] the trace's peak_live_bytes
   _Atomic uint64_t pending;   // callbacks to come
+  bool observed;              // counts among the steps that the observer waits for
   bool complete;
 } jpp_step_trace_t;
 

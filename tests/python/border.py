@@ -504,6 +504,7 @@ def cases(step: Step) -> list[Case]:
         Case("option_ms", lambda: _core.option_ms, ("text, not None", "JPP_PEER_TIMEOUT")),
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler),
+        Case("profile_plugin", lambda: _core.profile_plugin),
         Case(
             "Network",
             lambda: _core.Network,

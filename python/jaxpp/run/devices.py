@@ -11,6 +11,7 @@ import jax
 
 from jaxpp import _core
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import add_to_profiles
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler
@@ -160,8 +161,14 @@ def _local_id(device: jax.Device) -> int:
 
 
 @functools.cache
+def _show_steps_in_profiles() -> None:
+    add_to_profiles(_core.profile_plugin())
+
+
+@functools.cache
 def client_of(plugin: str, cpu_devices: int) -> _core.Client:
     """A plugin's client, made once; `cpu_devices`: how many a CPU plugin is to have, else 0."""
+    _show_steps_in_profiles()
     # The plugin's own log; its errors come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return _core.Client(plugin, client_options(plugin, cpu_devices))

@@ -1,0 +1,170 @@
+// Writes a session as a protocol buffer of type XSpace. A message within a message is
+// written to a text of its own first, since its length comes before it.
+#include <stdio.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "profile/session.h"
+
+// Field numbers of tsl/profiler/protobuf/xplane.proto.
+enum {
+  kSpacePlanes = 1,
+  kSpaceWarnings = 3,
+  kPlaneId = 1,
+  kPlaneName = 2,
+  kPlaneLines = 3,
+  kPlaneEventMetadata = 4,
+  kPlaneStatMetadata = 5,
+  kLineId = 1,
+  kLineName = 2,
+  kLineTimestampNs = 3,
+  kLineEvents = 4,
+  kEventMetadataId = 1,
+  kEventOffsetPs = 2,
+  kEventDurationPs = 3,
+  kEventStats = 4,
+  kStatMetadataId = 1,
+  kStatUint64 = 3,
+  kMetadataId = 1,  // of an event's name as of a stat's
+  kMetadataName = 2,
+  kEntryKey = 1,  // of a map
+  kEntryValue = 2,
+};
+
+// Names of stats.
+enum { kMicrobatch = 1, kStep = 2 };
+
+static void append_varint(jpp_str_t* out, uint64_t value) {
+  char bytes[10];
+  size_t count = 0;
+  do {
+    bytes[count++] = (char)((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
+    value >>= 7;
+  } while (value);
+  jpp_str_append_n(out, bytes, count);
+}
+
+static void append_number(jpp_str_t* out, uint32_t field, uint64_t value) {
+  append_varint(out, field << 3);
+  append_varint(out, value);
+}
+
+static void append_bytes(jpp_str_t* out, uint32_t field, const char* bytes, size_t size) {
+  append_varint(out, field << 3 | 2);
+  append_varint(out, size);
+  jpp_str_append_n(out, bytes, size);
+}
+
+static void append_text(jpp_str_t* out, uint32_t field, const char* text) {
+  append_bytes(out, field, text, strlen(text));
+}
+
+// Moves a message into the one around it; *message is empty then.
+static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
+  append_bytes(out, field, message->data ? message->data : "", message->length);
+  if (message->error && !out->error) {
+    out->error = message->error;
+    message->error = NULL;
+  }
+  jpp_str_deinit(message);
+}
+
+// An entry of a map from numbers to names, which have their number once more.
+static void append_metadata(jpp_str_t* plane, uint32_t field, uint64_t id,
+                            const char* name) {
+  jpp_str_t metadata = {0}, entry = {0};
+  append_number(&metadata, kMetadataId, id);
+  append_text(&metadata, kMetadataName, name);
+  append_number(&entry, kEntryKey, id);
+  append_message(&entry, kEntryValue, &metadata);
+  append_message(plane, field, &entry);
+}
+
+static void append_stat(jpp_str_t* event, uint64_t name, uint64_t value) {
+  jpp_str_t stat = {0};
+  append_number(&stat, kStatMetadataId, name);
+  append_number(&stat, kStatUint64, value);
+  append_message(event, kEventStats, &stat);
+}
+
+// Numbers of names begin with 1: 0 is none.
+static void append_event(jpp_str_t* line, const jpp_profile_event_t* event,
+                         int64_t start) {
+  jpp_str_t text = {0};
+  append_number(&text, kEventMetadataId, event->name + 1);
+  append_number(&text, kEventOffsetPs, (uint64_t)(event->start - start) * 1000);
+  append_number(&text, kEventDurationPs, (uint64_t)event->duration * 1000);
+  if (event->microbatch != JPP_NONE) append_stat(&text, kMicrobatch, event->microbatch);
+  append_stat(&text, kStep, event->step);
+  append_message(line, kLineEvents, &text);
+}
+
+// Without events there is no line.
+static void append_line(const jpp_profile_session_t* session, uint32_t rank,
+                        jpp_profile_line_t which, int64_t start, jpp_str_t* plane) {
+  static const char* const kNames[] = {"", ": waits", ": sends"};
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_PROFILE_LINE_COUNT,
+                 "a name a line");
+  jpp_str_t line = {0};
+  char name[32];
+  snprintf(name, sizeof(name), "rank %u%s", rank, kNames[which]);
+  append_number(&line, kLineId, rank * JPP_PROFILE_LINE_COUNT + which + 1);
+  append_text(&line, kLineName, name);
+  append_number(&line, kLineTimestampNs, (uint64_t)start);
+  bool any = false;
+  for (size_t i = 0; i < session->events.count; ++i) {
+    const jpp_profile_event_t* event = &session->events.data[i];
+    if (event->rank != rank || event->line != which) continue;
+    append_event(&line, event, start);
+    any = true;
+  }
+  if (any) append_message(plane, kPlaneLines, &line);
+  jpp_str_deinit(&line);
+}
+
+static void append_lines(const jpp_profile_session_t* session, jpp_str_t* plane) {
+  uint32_t ranks = 0;
+  int64_t start = INT64_MAX;
+  for (size_t i = 0; i < session->events.count; ++i) {
+    const jpp_profile_event_t* event = &session->events.data[i];
+    if (event->rank >= ranks) ranks = event->rank + 1;
+    if (event->start < start) start = event->start;
+  }
+  for (uint32_t r = 0; r < ranks; ++r) {
+    for (int which = 0; which < JPP_PROFILE_LINE_COUNT; ++which) {
+      append_line(session, r, (jpp_profile_line_t)which, start, plane);
+    }
+  }
+}
+
+// Viewers show planes of this prefix as they are.
+static const char kPlane[] = "/device:CUSTOM:pipeline (jaxpp)";
+
+static void append_plane(const jpp_profile_session_t* session, jpp_str_t* space) {
+  jpp_str_t plane = {0};
+  append_number(&plane, kPlaneId, 1);
+  append_text(&plane, kPlaneName, kPlane);
+  append_lines(session, &plane);
+  for (size_t i = 0; i < session->names.count; ++i) {
+    append_metadata(&plane, kPlaneEventMetadata, i + 1, session->names.data[i]);
+  }
+  append_metadata(&plane, kPlaneStatMetadata, kMicrobatch, "microbatch");
+  append_metadata(&plane, kPlaneStatMetadata, kStep, "step");
+  append_message(space, kSpacePlanes, &plane);
+}
+
+jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
+                                    char** out_bytes, size_t* out_size) {
+  jpp_str_t space = {0};
+  if (session->events.count) append_plane(session, &space);
+  if (session->steps_lost) {
+    jpp_str_t warning = {0};
+    jpp_str_appendf(&warning,
+                    "%llu steps of pipelines are not in the profile: it has %zu "
+                    "events of them, the most there may be, or memory was short",
+                    (unsigned long long)session->steps_lost, session->events.count);
+    append_message(&space, kSpaceWarnings, &warning);
+  }
+  *out_size = space.length;
+  return jpp_str_finish(&space, out_bytes);
+}
