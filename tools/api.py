@@ -33,6 +33,8 @@ CHAPTERS = {
     "jaxpp.run.reshard": "Between plain JAX and a pipeline",
     "jaxpp.run.times": "Measured times",
     "jaxpp.errors": "Errors",
+    "jaxpp.run.compiled": "A compiled step",
+    "jaxpp.plan.costs": "What a step costs",
 }
 # What calls of these names give, which nobody imports.
 GIVEN = {
@@ -44,8 +46,10 @@ GIVEN = {
 HEAD = """# The Python API
 
 Everything in `jaxpp.api`, which is what scripts import: `import jaxpp.api as jaxpp`, and what
-its functions give. `tools/api.py` writes this page from the docstrings; a step that trains is
-in [README](../README.md).
+its functions give. `tools/api.py` writes this page from the docstrings and from
+[api_examples.py](api_examples.py), one script that runs from top to bottom: an example goes on
+where the one before it ended. A step that trains is in [README](../README.md), the way there
+in [guide.md](guide.md).
 """
 
 Definition = ast.ClassDef | ast.FunctionDef
@@ -115,16 +119,42 @@ def _prose(node: Definition) -> list[str]:
     return [*lines, ""]
 
 
+def _with_bases(node: ast.ClassDef, found: dict[str, ast.stmt]) -> list[ast.ClassDef]:
+    """A class and those of the same module that it has its members from, in Python's order: a
+    class that several of them have comes after all of these."""
+    above = [found.get(ast.unparse(base)) for base in node.bases]
+    paths = [_with_bases(base, found) for base in above if isinstance(base, ast.ClassDef)]
+    order = [node, *(base for path in paths for base in path)]
+    return [base for k, base in enumerate(order) if base not in order[k + 1 :]]
+
+
 def _constructor(node: ast.ClassDef, found: dict[str, ast.stmt]) -> ast.FunctionDef | None:
-    """Its own `__init__`, or one that it has from a class of the same module."""
-    for member in node.body:
-        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
-            return member
-    for base in node.bases:
-        above = found.get(ast.unparse(base))
-        if isinstance(above, ast.ClassDef) and (made := _constructor(above, found)):
-            return made
+    """Its own `__init__`, or the one that it has from a class of the same module."""
+    for one in _with_bases(node, found):
+        for member in one.body:
+            if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                return member
     return None
+
+
+def _command_name(node: ast.ClassDef) -> list[str]:
+    """What the command calls a built-in schedule."""
+    for member in node.body:
+        if isinstance(member, ast.Assign) and _names_of(member) == ["core_name"]:
+            return [f"`jaxpp schedule` calls it `{ast.literal_eval(member.value)}`.", ""]
+    return []
+
+
+def examples(root: pathlib.Path) -> dict[str, list[str]]:
+    """The example of each name, from the script that has them all."""
+    script = (root / "docs/api_examples.py").read_text()
+    found: dict[str, list[str]] = {}
+    for head, code in re.findall(r"^# %% (.*)\n((?:(?!# %%).*\n?)*)", script, re.M):
+        first, *others = head.split()
+        found[first] = ["*Example*", "", *_code(code.strip())]
+        link = f"*Example*: under [`{first}`](#{first.lower()})."
+        found.update({name: [link, ""] for name in others})
+    return found
 
 
 def _class_head(node: ast.ClassDef, found: dict[str, ast.stmt]) -> str:
@@ -159,15 +189,15 @@ def _members(node: ast.ClassDef) -> list[str]:
     return text
 
 
-def entry(name: str, found: dict[str, ast.stmt]) -> list[str]:
+def entry(name: str, found: dict[str, ast.stmt], example: list[str]) -> list[str]:
     node = found[name]
     if isinstance(node, ast.ClassDef):
-        head = _code(_class_head(node, found))
-        return [f"### `{name}`", "", *head, *_prose(node), *_members(node)]
+        head = [*_code(_class_head(node, found)), *_prose(node), *_command_name(node)]
+        return [f"### `{name}`", "", *head, *example, *_members(node)]
     if isinstance(node, ast.FunctionDef):
         shown = signature(node, name, skip_self=False)
-        return [f"### `{name}`", "", *_code(shown), *_prose(node)]
-    return [f"### `{name}`", "", *_code(ast.unparse(node))]
+        return [f"### `{name}`", "", *_code(shown), *_prose(node), *example]
+    return [f"### `{name}`", "", *_code(ast.unparse(node)), *example]
 
 
 def document(root: pathlib.Path) -> str:
@@ -175,16 +205,15 @@ def document(root: pathlib.Path) -> str:
     missing = names.keys() - CHAPTERS.keys()
     if missing:
         sys.exit(f"tools/api.py: CHAPTERS lacks {', '.join(sorted(missing))}")
+    shown = examples(root)
     text = [HEAD]
     for module, title in CHAPTERS.items():
         text += [f"## {title}", ""]
-        wanted = [*names[module], *GIVEN.get(module, [])]
         found = definitions(root, module)
-        for name in wanted:
-            text += entry(name, found)
-    text += ["## A compiled step", ""]
-    for name in GIVEN["jaxpp.run.compiled"]:
-        text += entry(name, definitions(root, "jaxpp.run.compiled"))
+        for name in [*names.get(module, []), *GIVEN.get(module, [])]:
+            if name not in shown:
+                sys.exit(f"docs/api_examples.py has no example of {name}")
+            text += entry(name, found, shown[name])
     return re.sub(r"\n{3,}", "\n\n", "\n".join(text)).rstrip() + "\n"
 
 
