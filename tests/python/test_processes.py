@@ -77,7 +77,8 @@ def error_of(lines: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "ranks"), [(2, 1, 2), (4, 1, 4), (2, 2, 2), (2, 2, 4)]
+    ("processes", "devices", "ranks"),
+    [(2, 1, 2), (4, 1, 4), (2, 2, 2), (2, 2, 4), pytest.param(8, 1, 8, marks=pytest.mark.soak)],
 )
 def test_trains_as_one_process_does(
     launch: Launch, processes: int, devices: int, ranks: int
