@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib.util
 import itertools
 import json
@@ -57,11 +58,38 @@ def _leave() -> None:
     failed = _core.runtimes_close() or hasattr(sys, "last_value")
     if not in_a_job():
         return
-    goodbye = threading.Thread(target=_say_goodbye, args=(failed,), daemon=True)
-    goodbye.start()
-    goodbye.join(_GOODBYE_S if failed else None)
+    try:
+        _prepare_to_leave().say_it(failed)
+    except RuntimeError:  # it is not there, and can not be any more
+        _say_goodbye(failed)
     if failed:
         leave_job_at_once()
+
+
+class _Goodbye(threading.Thread):
+    """What is said at the end, by a thread, since the coordinator may not answer. It is there
+    before, since from 3.12 on Python starts no thread while it comes to its end."""
+
+    def __init__(self) -> None:
+        super().__init__(name="jaxpp goodbye", daemon=True)
+        self._failed = False
+        self._leaving = threading.Event()
+
+    def run(self) -> None:
+        self._leaving.wait()
+        _say_goodbye(self._failed)
+
+    def say_it(self, failed: bool) -> None:
+        self._failed = failed
+        self._leaving.set()
+        self.join(_GOODBYE_S if failed else None)
+
+
+@functools.cache
+def _prepare_to_leave() -> _Goodbye:
+    goodbye = _Goodbye()
+    goodbye.start()
+    return goodbye
 
 
 def _say_goodbye(failed: bool) -> None:
@@ -74,6 +102,8 @@ def _say_goodbye(failed: bool) -> None:
 
 
 atexit.register(_leave)
+if _core.option("JPP_NUM_PROCESSES") is not None or in_a_job():
+    _prepare_to_leave()
 
 
 def _key_of(process: int, key: str) -> bytes:
@@ -192,4 +222,5 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
     """The processes that the mesh spans; None: this one has all of it."""
     if jax.process_count() == 1:
         return None
+    _prepare_to_leave()
     return Processes([_owner(mesh, rank) for rank in range(mesh.mpmd_dim)])
