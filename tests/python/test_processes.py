@@ -151,14 +151,14 @@ def test_a_busy_process_is_not_taken_for_dead(
 def test_an_exception_in_one_process_ends_all(launch: Launch) -> None:
     result, lines, own = launch(2, 1, "raising")
     assert result == 1, own
-    assert lines[1][-1] == "ValueError: of the user"
+    assert "ValueError: of the user" in lines[1]
     assert "process 1 at 127.0.0.1" in error_of(lines[0])
 
 
 def test_an_exception_before_the_first_step_ends_all(launch: Launch) -> None:
     result, lines, own = launch(2, 1, "raising_early")
     assert result == 1, own
-    assert lines[1][-1] == "ValueError: of the user"
+    assert "ValueError: of the user" in lines[1]
     assert error_of(lines[0]).startswith("process 1 has ended and did not make the step")
 
 
