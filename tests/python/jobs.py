@@ -317,6 +317,7 @@ def no_copy() -> None:
 JOBS: dict[str, Callable[[], None]] = {
     "train2": lambda: train_all(2),
     "train4": lambda: train_all(4),
+    "train8": lambda: train_all(8),
     **{
         job.__name__: job
         for job in (
