@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import (
+from jaxpp.array import MpmdArray
+from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
+from jaxpp.jax_internals import serialized_compile_options
+from jaxpp.placements import (
     HandMadeValue,
-    MpmdArray,
     PartedPlacement,
     PartedValue,
     Placement,
     is_of_runtime,
 )
-from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
-from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced

@@ -1,0 +1,324 @@
+"""How the memory of an array lies on pipeline ranks: which ranks, sharded how, in which
+client's memory, and how it gets there and back."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpp import _core
+from jaxpp.errors import DELETED, make_error
+from jaxpp.jax_internals import key_implementation
+from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
+
+if TYPE_CHECKING:
+    from jaxpp.run.devices import Devices
+
+__all__ = [
+    "HandMadePlacement",
+    "HandMadeValue",
+    "PartedPlacement",
+    "PartedValue",
+    "Placement",
+    "carrier_of",
+    "is_of_runtime",
+    "physical_type",
+    "to_host",
+]
+
+
+def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape in which an abstract value is stored."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return str(data.dtype), tuple(data.shape)
+    return str(aval.dtype), tuple(aval.shape)
+
+
+def _plain_aval(aval: Any) -> Any:
+    """The abstract value without a sharding, which means a step's mesh alone."""
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.core.ShapedArray(tuple(aval.shape), aval.dtype, weak_type=weak)
+
+
+# JAX's client for the CPU takes over host memory that begins at a multiple of this.
+_ALIGNMENT = 64
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+class Placement:
+    """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        mesh: MpmdMesh,
+        aval: Any,
+        ranks: Sequence[int],
+        spec: PartitionSpec,
+    ) -> None:
+        self.devices = devices
+        self.mesh = mesh
+        self.aval = _plain_aval(aval)
+        self.ranks = tuple(ranks)
+        self.local_ranks = tuple(r for r in self.ranks if devices.has_rank(r))
+        self.spec = spec
+        self.dtype_name, self.physical_shape = physical_type(aval)
+        self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
+        self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+        self.slices = self._shard_slices()
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        # Only when asked: an argument that nothing uses lies on no rank.
+        return MpmdSharding(self.mesh, self.ranks, self.spec)
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
+
+    def _shard_slices(self) -> list[tuple[slice, ...]]:
+        lowering = self.mesh.lowering_mesh()
+        if self.devices.per_rank == 1:
+            return [()]
+        indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
+        return [indices[d] for d in lowering.devices.flat]
+
+    def put(self, array: Any) -> _core.Value:
+        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
+        shards: list[np.ndarray] = []
+        if self.local_ranks:
+            host = to_host(array, self.dtype_name)
+            shards = [host[index] if index else host for index in self.slices]
+        return self._put(shards * len(self.local_ranks))
+
+    def put_made(self, value: HandMadeValue) -> Any:
+        """The same for arrays of JAX's own that lie so already: each shard for itself."""
+        arrays = [value.of_rank(rank) for rank in self.local_ranks]
+        shards = [shard.data for array in arrays for shard in array.addressable_shards]
+        return self._put([to_host(shard, self.dtype_name) for shard in shards])
+
+    def _put(self, shards: list[np.ndarray]) -> Any:
+        return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.ranks) > 1
+
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+        """The whole array, from one rank's shards."""
+        assert not isinstance(value, PartedValue)
+        dtype = jnp.dtype(self.dtype_name)
+        if self.devices.per_rank == 1:
+            return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
+        whole = _aligned_empty(self.physical_shape, dtype)
+        for d, index in enumerate(self.slices):
+            shape = whole[index].shape
+            whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
+        return whole
+
+    def _read_shard(
+        self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
+    ) -> np.ndarray:
+        shard = _aligned_empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
+        if math.prod(shape):
+            value.read(rank, device, shard.reshape(-1).view(np.uint8))
+        return shard
+
+    read_rank = read
+
+    def copy(self, value: _core.Value) -> _core.Value:
+        """A value of its own that lies the same."""
+        return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
+
+
+class PartedValue:
+    """The memory of an array that is stored by parts along axis 0."""
+
+    def __init__(self, values: list[_core.Value]) -> None:
+        self.values = values
+
+    @property
+    def deleted(self) -> bool:
+        return any(value.deleted for value in self.values)
+
+    @property
+    def fate(self) -> str:
+        return next(value.fate for value in self.values if value.deleted)
+
+    def delete(self) -> None:
+        for value in self.values:
+            value.delete()
+
+    def wait(self) -> None:
+        for value in self.values:
+            value.wait()
+
+    def is_ready(self) -> bool:
+        return all(value.is_ready() for value in self.values)
+
+
+class PartedPlacement:
+    """How an array lies that is stored by parts along axis 0, each on its own ranks."""
+
+    is_replicated = False
+
+    def __init__(self, parts: list[Placement], aval: Any) -> None:
+        self.parts = parts
+        self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
+        self.aval = _plain_aval(aval)
+        self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
+        self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
+        self.dtype_name = parts[0].dtype_name
+        self.key = (tuple(aval.shape), aval.dtype, False)
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of the rows that a rank has."""
+        return NamedSharding(self.mesh.unstack[rank], self.spec)
+
+    def rows(self) -> list[slice]:
+        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
+        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def is_cut_like(self, other: Any) -> bool:
+        """Whether an array placed as `other` says has the same parts."""
+        return isinstance(other, PartedPlacement) and (
+            [part.aval.shape for part in self.parts]
+            == [part.aval.shape for part in other.parts]
+        )
+
+    def lies_like(self, other: Any) -> bool:
+        """Whether an array placed as `other` says need not move to lie so."""
+        return (
+            self.is_cut_like(other)
+            and other.devices is self.devices
+            and all(
+                a.devices.per_rank == 1 or a.spec == b.spec
+                for a, b in zip(self.parts, other.parts, strict=True)
+            )
+        )
+
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+        """The whole array, each part from its first rank."""
+        assert isinstance(value, PartedValue)
+        if not all(part.local_ranks for part in self.parts):
+            raise make_error(
+                "mesh",
+                f"an MpmdArray of the ranks {list(self.ranks)} is looked at in process "
+                f"{jax.process_index()}, which has the rows of the ranks "
+                f"{list(self.local_ranks)} only; to_mpmd_local_array has those",
+            )
+        pairs = zip(self.parts, value.values, strict=True)
+        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
+
+    def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+        """The rows that lie on a rank."""
+        assert isinstance(value, PartedValue)
+        pairs = zip(self.parts, value.values, strict=True)
+        return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
+
+    def copy(self, value: PartedValue) -> PartedValue:
+        """A value of its own that lies the same."""
+        pairs = zip(self.parts, value.values, strict=True)
+        return PartedValue([part.copy(v) for part, v in pairs])
+
+
+class HandMadeValue:
+    """The memory of an array that was made of JAX's own, by rank, which a step has not had."""
+
+    def __init__(self, arrays: dict[int, jax.Array]) -> None:
+        self.arrays = arrays
+
+    @property
+    def deleted(self) -> bool:
+        return any(array.is_deleted() for array in self.arrays.values())
+
+    @property
+    def fate(self) -> str:
+        return DELETED
+
+    def of_rank(self, rank: int) -> jax.Array:
+        if self.deleted:
+            raise make_error("donated", f"the array {self.fate}")
+        return self.arrays[rank]
+
+    def delete(self) -> None:
+        for array in self.arrays.values():
+            array.delete()
+
+    def wait(self) -> None:
+        for rank in self.arrays:
+            jax.block_until_ready(self.of_rank(rank))
+
+    def is_ready(self) -> bool:
+        return all(self.of_rank(rank).is_ready() for rank in self.arrays)
+
+
+_OUTSIDE = (PartedValue, HandMadeValue)  # asked for each argument of each call
+
+
+def is_of_runtime(value: Any) -> bool:
+    """Whether the memory of an array is a value that a step takes as it is."""
+    return not isinstance(value, _OUTSIDE)
+
+
+class HandMadePlacement:
+    """How an array lies that was made of JAX's own."""
+
+    devices: Any = None  # the runtime knows of none
+
+    def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
+        self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
+        self.aval = _plain_aval(aval)
+        self.ranks, self.local_ranks = sharding.mesh_ids, tuple(local_ranks)
+        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.ranks) > 1
+
+    def read(self, value: HandMadeValue, rank: int) -> np.ndarray:
+        """The whole array, from one rank's."""
+        array = value.of_rank(rank)
+        is_keys = key_implementation(array.dtype) is not None
+        return np.asarray(jax.random.key_data(array) if is_keys else array)
+
+    read_rank = read
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
+
+    def copy(self, value: HandMadeValue) -> HandMadeValue:
+        """A value of its own that lies the same."""
+        return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
+
+
+def carrier_of(dtype: Any) -> Any:
+    """A dtype of the same size that numpy's buffers can carry."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+
+
+def to_host(array: Any, dtype_name: str) -> np.ndarray:
+    """The elements of an array as they are stored, in a dtype of numpy's own."""
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    host = np.asarray(array, jnp.dtype(dtype_name))
+    return host.view(carrier_of(host.dtype))
