@@ -238,6 +238,24 @@ JPP_API jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client,
                                                 jpp_buffer_t* buffer,
                                                 void** out_pointer) JPP_MUST_USE;
 
+// The same for somebody who keeps the address, say another framework: the contents lie
+// there, dense with the last dimension fastest, until jpp_client_buffer_reclaim() has
+// been called as often. Until then the buffer may be neither destroyed nor donated.
+// JPP_UNSUPPORTED where the contents lie in another way, or for a plugin without loans.
+JPP_API jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
+                                             void** out_pointer) JPP_MUST_USE;
+JPP_API void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer);
+
+// A buffer over memory of the device that is somebody else's: nothing is copied. An array
+// of `shape` lies there, dense with the last dimension fastest, and its owner leaves it
+// as it is until the buffer is destroyed and all work that was issued on it is done. Such
+// a buffer may not be donated. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for memory that
+// the plugin can not use, maybe because of its alignment: copy it then.
+JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
+                                               const jpp_buffer_shape_t* shape,
+                                               void* memory, uint32_t device,
+                                               jpp_buffer_t** out_buffer) JPP_MUST_USE;
+
 // True after a donation.
 JPP_API jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client,
                                                    jpp_buffer_t* buffer,

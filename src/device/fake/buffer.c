@@ -204,6 +204,63 @@ jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
   return NULL;
 }
 
+jpp_status_t* fake_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
+                               void** out_pointer) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  fake_handle_t* handle = (fake_handle_t*)buffer;
+  jpp_status_t* status = fake_handle_check_locked(buffer, FAKE_BUFFER, "lend");
+  if (!status) {
+    ++handle->loans;
+    *out_pointer = handle->value->data;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+void fake_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  fake_handle_t* handle = (fake_handle_t*)buffer;
+  if (handle->loans) {
+    --handle->loans;
+  } else {
+    ++client->stats.misuses;
+  }
+  pthread_mutex_unlock(&client->mutex);
+}
+
+static jpp_status_t* borrow_locked(fake_client_t* client, const fake_shape_t* shape,
+                                   void* memory, uint32_t device,
+                                   jpp_buffer_t** out_buffer) {
+  fake_completion_t* completion = NULL;
+  fake_value_t* value = NULL;
+  JPP_RETURN_IF_ERROR(fake_completion_create(&completion));
+  completion->done = true;
+  jpp_status_t* status = fake_value_create_locked(shape, device, completion, &value);
+  if (!status) {
+    jpp_free(value->data);
+    value->data = memory;
+    value->borrowed = true;
+    status = fake_buffer_create_locked(client, value, out_buffer);
+  }
+  fake_value_release_locked(value);
+  fake_completion_release_locked(completion);
+  return status;
+}
+
+jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_buffer_shape_t* shape,
+                                 void* memory, uint32_t device,
+                                 jpp_buffer_t** out_buffer) {
+  fake_client_t* client = fake_client(base);
+  fake_shape_t own = {.dtype = shape->dtype, .rank = shape->rank};
+  if (shape->rank) memcpy(own.dims, shape->dims, shape->rank * sizeof(own.dims[0]));
+  pthread_mutex_lock(&client->mutex);
+  jpp_status_t* status = borrow_locked(client, &own, memory, device, out_buffer);
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
 jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
                                      bool* out_deleted) {
   fake_client_t* client = fake_client(base);
