@@ -189,13 +189,13 @@ void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer) {
 }
 
 jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
-                                       const jpp_buffer_shape_t* shape, void* memory,
-                                       uint32_t device, jpp_buffer_t** out_buffer) {
+                                       const jpp_foreign_memory_t* foreign,
+                                       jpp_buffer_t** out_buffer) {
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  JPP_RETURN_IF_ERROR(client_check_device(client, device));
-  JPP_RETURN_IF_ERROR(shape_check(shape));
-  return client->vtable->buffer_borrow(client, shape, memory, device, out_buffer);
+  JPP_RETURN_IF_ERROR(client_check_device(client, foreign->device));
+  JPP_RETURN_IF_ERROR(shape_check(&foreign->shape));
+  return client->vtable->buffer_borrow(client, foreign, out_buffer);
 }
 
 jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client, jpp_buffer_t* buffer,

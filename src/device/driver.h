@@ -40,8 +40,8 @@ typedef struct jpp_client_vtable {
   jpp_status_t* (*buffer_lend)(jpp_client_t* client, jpp_buffer_t* buffer,
                                void** out_pointer);
   void (*buffer_reclaim)(jpp_client_t* client, jpp_buffer_t* buffer);
-  jpp_status_t* (*buffer_borrow)(jpp_client_t* client, const jpp_buffer_shape_t* shape,
-                                 void* memory, uint32_t device,
+  jpp_status_t* (*buffer_borrow)(jpp_client_t* client,
+                                 const jpp_foreign_memory_t* foreign,
                                  jpp_buffer_t** out_buffer);
   jpp_status_t* (*buffer_is_deleted)(jpp_client_t* client, jpp_buffer_t* buffer,
                                      bool* out_deleted);

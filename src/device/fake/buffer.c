@@ -230,33 +230,34 @@ void fake_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer) {
   pthread_mutex_unlock(&client->mutex);
 }
 
-static jpp_status_t* borrow_locked(fake_client_t* client, const fake_shape_t* shape,
-                                   void* memory, uint32_t device,
+static jpp_status_t* borrow_locked(fake_client_t* client,
+                                   const jpp_foreign_memory_t* foreign,
                                    jpp_buffer_t** out_buffer) {
+  fake_shape_t shape = {.dtype = foreign->shape.dtype, .rank = foreign->shape.rank};
+  for (uint32_t i = 0; i < shape.rank; ++i) shape.dims[i] = foreign->shape.dims[i];
   fake_completion_t* completion = NULL;
   fake_value_t* value = NULL;
   JPP_RETURN_IF_ERROR(fake_completion_create(&completion));
   completion->done = true;
-  jpp_status_t* status = fake_value_create_locked(shape, device, completion, &value);
+  jpp_status_t* status =
+      fake_value_create_locked(&shape, foreign->device, completion, &value);
+  if (!status) status = fake_buffer_create_locked(client, value, out_buffer);
   if (!status) {
     jpp_free(value->data);
-    value->data = memory;
-    value->borrowed = true;
-    status = fake_buffer_create_locked(client, value, out_buffer);
+    value->data = foreign->memory;
+    value->release = foreign->release;
+    value->user = foreign->user;
   }
   fake_value_release_locked(value);
   fake_completion_release_locked(completion);
   return status;
 }
 
-jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_buffer_shape_t* shape,
-                                 void* memory, uint32_t device,
+jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_foreign_memory_t* foreign,
                                  jpp_buffer_t** out_buffer) {
   fake_client_t* client = fake_client(base);
-  fake_shape_t own = {.dtype = shape->dtype, .rank = shape->rank};
-  if (shape->rank) memcpy(own.dims, shape->dims, shape->rank * sizeof(own.dims[0]));
   pthread_mutex_lock(&client->mutex);
-  jpp_status_t* status = borrow_locked(client, &own, memory, device, out_buffer);
+  jpp_status_t* status = borrow_locked(client, foreign, out_buffer);
   pthread_mutex_unlock(&client->mutex);
   return status;
 }

@@ -99,7 +99,7 @@ static jpp_status_t* check_donations(const fake_program_t* program,
                                      jpp_buffer_t* const* args) {
   for (uint32_t d = 0; d < program->donate_count; ++d) {
     const fake_handle_t* handle = (fake_handle_t*)args[program->donate[d]];
-    if (handle->loans || handle->value->borrowed) {
+    if (handle->loans || handle->value->release) {
       return jpp_status_make(JPP_INVALID_ARGUMENT,
                              "execute: argument %u is donated, but its memory is %s",
                              program->donate[d], handle->loans ? "lent" : "borrowed");

@@ -28,7 +28,8 @@ typedef struct fake_value {
   fake_completion_t* completion;  // one reference
   size_t bytes;
   void* data;
-  bool borrowed;  // `data` is somebody else's
+  void (*release)(void* memory, void* user);  // not NULL: `data` is somebody else's
+  void* user;                                 // of `release`
 } fake_value_t;
 
 typedef enum fake_kind { FAKE_BUFFER, FAKE_EVENT, FAKE_EXECUTABLE } fake_kind_t;
@@ -154,8 +155,7 @@ jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
 jpp_status_t* fake_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
                                void** out_pointer);
 void fake_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
-jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_buffer_shape_t* shape,
-                                 void* memory, uint32_t device,
+jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_foreign_memory_t* foreign,
                                  jpp_buffer_t** out_buffer);
 jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
                                      bool* out_deleted);

@@ -39,7 +39,11 @@ jpp_status_t* fake_value_create_locked(const fake_shape_t* shape, uint32_t devic
 void fake_value_release_locked(fake_value_t* value) {
   if (!value || --value->refs) return;
   fake_completion_release_locked(value->completion);
-  if (!value->borrowed) jpp_free(value->data);
+  if (value->release) {
+    value->release(value->data, value->user);
+  } else {
+    jpp_free(value->data);
+  }
   jpp_free(value);
 }
 

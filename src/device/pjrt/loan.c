@@ -55,12 +55,8 @@ void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer) {
   jpp_pjrt_ignore(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
 }
 
-// The owner is told by whoever borrowed; plugins call this, though it is said to be
-// optional.
-static void forget_view(void* memory, void* user) { (void)memory, (void)user; }
-
-jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base, const jpp_buffer_shape_t* shape,
-                                     void* memory, uint32_t device,
+jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
+                                     const jpp_foreign_memory_t* foreign,
                                      jpp_buffer_t** out_buffer) {
   jpp_pjrt_client_t* client = jpp_pjrt_client(base);
   // Behind what each plugin must have.
@@ -71,12 +67,13 @@ jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base, const jpp_buffer_shape_
   }
   JPP_PJRT_ARGS(Client_CreateViewOfDeviceBuffer, args);
   args.client = client->client;
-  args.device_buffer_ptr = memory;
-  args.dims = shape->dims;
-  args.num_dims = shape->rank;
-  args.element_type = jpp_pjrt_type_from_dtype(shape->dtype);
-  args.device = client->devices[device];
-  args.on_delete_callback = forget_view;
+  args.device_buffer_ptr = foreign->memory;
+  args.dims = foreign->shape.dims;
+  args.num_dims = foreign->shape.rank;
+  args.element_type = jpp_pjrt_type_from_dtype(foreign->shape.dtype);
+  args.device = client->devices[foreign->device];
+  args.on_delete_callback = foreign->release;
+  args.on_delete_callback_arg = foreign->user;
   JPP_RETURN_IF_ERROR(jpp_pjrt_status(
       client->api, client->api->PJRT_Client_CreateViewOfDeviceBuffer(&args),
       JPP_INVALID_ARGUMENT, "borrow"));

@@ -77,8 +77,8 @@ jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
 jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
                                    void** out_pointer);
 void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
-jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base, const jpp_buffer_shape_t* shape,
-                                     void* memory, uint32_t device,
+jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
+                                     const jpp_foreign_memory_t* foreign,
                                      jpp_buffer_t** out_buffer);
 jpp_status_t* jpp_pjrt_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
                                          bool* out_deleted);

@@ -163,13 +163,11 @@ static void test_borrowed_memory_is_used_where_it_is(void** state) {
   jpp_executable_t* add = test_compile(client, TEST_ADD);
   jpp_buffer_t* owner = test_upload(client, 0, 5);
   test_expect(client, owner, 5, 1);
-  void *memory = NULL, *pointer = NULL;
-  ASSERT_OK(jpp_client_buffer_lend(client, owner, &memory));
-  jpp_buffer_shape_t shape;
-  ASSERT_OK(jpp_client_buffer_shape(client, owner, &shape));
-  jpp_buffer_t* view = NULL;
-  ASSERT_OK(jpp_client_buffer_borrow(client, &shape, memory, 0, &view));
+  _Atomic uint32_t released = 0;
+  jpp_buffer_t* view = test_borrow(client, owner, &released);
   test_expect(client, view, 5, 1);
+  void *memory = NULL, *pointer = NULL;
+  ASSERT_OK(jpp_client_buffer_pointer(client, owner, &memory));
   ASSERT_OK(jpp_client_buffer_pointer(client, view, &pointer));
   assert_ptr_equal(pointer, memory);
   jpp_buffer_t *sum = NULL, *copy = NULL;
@@ -184,7 +182,10 @@ static void test_borrowed_memory_is_used_where_it_is(void** state) {
     jpp_client_buffer_destroy(client, copy);
   }
   test_expect(client, sum, 10, 2);
+  assert_int_equal(released, 0);
   jpp_client_buffer_destroy(client, view);
+  while (!released) usleep(100);
+  assert_int_equal(released, 1);
   test_expect(client, owner, 5, 1);  // the owner's still
   jpp_client_buffer_reclaim(client, owner);
   jpp_client_buffer_destroy(client, owner);
@@ -192,22 +193,31 @@ static void test_borrowed_memory_is_used_where_it_is(void** state) {
   jpp_client_executable_destroy(client, add);
 }
 
+static void never_release(void* memory, void* user) {
+  (void)memory, (void)user;
+  fail();
+}
+
 static void test_what_can_not_be_borrowed_is_refused(void** state) {
   jpp_client_t* client = client_of(state);
   float memory[4] = {0};
   int64_t dims[1] = {-1};
-  jpp_buffer_shape_t shape = {.dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims};
+  jpp_foreign_memory_t foreign = {
+      .memory = memory,
+      .shape = {.dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims},
+      .release = never_release};
   jpp_buffer_t* view = (jpp_buffer_t*)client;
-  ASSERT_FAILS(jpp_client_buffer_borrow(client, &shape, memory, 0, &view),
-               JPP_INVALID_ARGUMENT, "negative");
+  ASSERT_FAILS(jpp_client_buffer_borrow(client, &foreign, &view), JPP_INVALID_ARGUMENT,
+               "negative");
   assert_null(view);
   dims[0] = 4;
-  ASSERT_FAILS(jpp_client_buffer_borrow(client, &shape, memory,
-                                        jpp_client_info(client)->device_count, &view),
-               JPP_DEVICES_ERROR, "device index");
-  shape.dtype = JPP_DTYPE_INVALID;
-  ASSERT_FAILS(jpp_client_buffer_borrow(client, &shape, memory, 0, &view),
-               JPP_INVALID_ARGUMENT, "dtype");
+  foreign.device = jpp_client_info(client)->device_count;
+  ASSERT_FAILS(jpp_client_buffer_borrow(client, &foreign, &view), JPP_DEVICES_ERROR,
+               "device index");
+  foreign.shape.dtype = JPP_DTYPE_INVALID;
+  foreign.device = 0;
+  ASSERT_FAILS(jpp_client_buffer_borrow(client, &foreign, &view), JPP_INVALID_ARGUMENT,
+               "dtype");
 }
 
 static void test_read_into_too_little_room_fails(void** state) {

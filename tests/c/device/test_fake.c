@@ -102,18 +102,17 @@ static void test_memory_that_is_shared_is_not_donated(void** state) {
   jpp_executable_t* donate = test_compile(client, TEST_ADD_DONATE);
   jpp_buffer_t* lent = test_upload(client, 0, 1);
   jpp_buffer_t* b = test_upload(client, 0, 2);
-  jpp_buffer_t *view = NULL, *sum = NULL;
+  _Atomic uint32_t released = 0;
+  jpp_buffer_t* view = test_borrow(client, lent, &released);
+  jpp_buffer_t* sum = NULL;
   void* memory = NULL;
-  jpp_buffer_shape_t shape;
-  ASSERT_OK(jpp_client_buffer_lend(client, lent, &memory));
-  ASSERT_OK(jpp_client_buffer_shape(client, lent, &shape));
-  ASSERT_OK(jpp_client_buffer_borrow(client, &shape, memory, 0, &view));
   assert_int_equal(stats_of(client).live_bytes, 32);
   ASSERT_FAILS(test_execute(client, donate, lent, b, &sum), JPP_INVALID_ARGUMENT,
                "is lent");
   ASSERT_FAILS(test_execute(client, donate, view, b, &sum), JPP_INVALID_ARGUMENT,
                "is borrowed");
   jpp_client_buffer_destroy(client, view);
+  assert_int_equal(released, 1);
   jpp_client_buffer_reclaim(client, lent);
   ASSERT_OK(test_execute(client, donate, lent, b, &sum));
   jpp_client_buffer_destroy(client, sum);
