@@ -91,13 +91,13 @@ def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
     )
 
 
-def _put(host: np.ndarray, where: Any = None) -> jax.Array:
+def _put(host: np.ndarray | jax.Array, where: Any = None) -> jax.Array:
     """`jax.device_put`, but what was made under jax_enable_x64 stays as wide as it is."""
     with jax.enable_x64(True) if _is_wide(host) else contextlib.nullcontext():
         return jax.device_put(host, where)
 
 
-def _is_wide(host: np.ndarray) -> bool:
+def _is_wide(host: np.ndarray | jax.Array) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(host.dtype) != host.dtype)
 
 
@@ -277,29 +277,44 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         return array
 
-    def _rank_array(self, rank: int, host: np.ndarray | None = None) -> jax.Array:
+    def _rank_array(self, rank: int) -> jax.Array:
+        """What a rank has; of an array that is stored by parts, its rows."""
+        placement = self._placement
         if isinstance(self._value, HandMadeValue):
             return self._value.of_rank(rank)
-        host = self._read(rank) if host is None else host
-        return self._typed(_put(host, self._placement.rank_sharding(rank)))
+        sharding = placement.rank_sharding(rank)
+        if not isinstance(placement, Placement):
+            return self._typed(_put(placement.read_rank(self._value, rank), sharding))
+        shards = [
+            _put(placement.shard(self._value, rank, d), device)
+            for d, device in enumerate(placement.mesh.devices_of(rank))
+        ]
+        shape = placement.physical_shape
+        return self._typed(jax.make_array_from_single_device_arrays(shape, sharding, shards))
+
+    def _contents(self) -> np.ndarray | jax.Array:
+        """The elements as they are stored, where they are if JAX can use them there."""
+        rank = self._first_local_rank()
+        if isinstance(self._placement, Placement):
+            return self._placement.whole(self._value, rank)
+        return self._placement.read(self._value, rank)
 
     def _local(self) -> jax.Array:
-        """As an array of JAX's own on the default device, uncommitted."""
-        return self._typed(_put(self._read()))
+        """As an array of JAX's own, uncommitted."""
+        return self._typed(_put(self._contents()))
 
     def _for_jax(self) -> Any:
         if isinstance(self._value, HandMadeValue):
             return self.first_mpmd_replica
-        host = self._read()
-        return self._typed(_put(host)) if self._is_keys or _is_wide(host) else host
+        contents = self._contents()
+        if self._is_keys or _is_wide(contents):
+            return self._typed(_put(contents))
+        return contents
 
     @property
     def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
         ranks = self._placement.local_ranks
-        read = self._placement.read_rank  # of one that is stored by parts: the rank's rows
-        return collections.OrderedDict(
-            (r, self._rank_array(r, read(self._value, r))) for r in ranks
-        )
+        return collections.OrderedDict((r, self._rank_array(r)) for r in ranks)
 
     @property
     def to_mpmd_local_array(self) -> Any:
@@ -310,7 +325,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def first_mpmd_replica(self) -> jax.Array:
         """The copy on the lowest rank that holds it."""
-        return self._rank_array(self._first_local_rank())
+        rank = self._first_local_rank()
+        if isinstance(self._placement, PartedPlacement):
+            whole = self._placement.read(self._value, rank)
+            return self._typed(_put(whole, self._placement.rank_sharding(rank)))
+        return self._rank_array(rank)
 
     def _host(self) -> np.ndarray:
         """The array in host memory, read once from its first rank."""
@@ -405,7 +424,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         index: tuple[slice, ...],
         device: jax.Device,
     ) -> jax.Array:
-        return self._typed(_put(read(rank)[index], device))
+        placement = self._placement
+        if not isinstance(placement, Placement):
+            return self._typed(_put(read(rank)[index], device))
+        number = placement.mesh.devices_of(rank).index(device)
+        return self._typed(_put(placement.shard(self._value, rank, number), device))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:

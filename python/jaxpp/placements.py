@@ -59,6 +59,31 @@ def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
+def _bounds(index: Sequence[slice], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Where a part of an array begins and ends; an index that is short takes the rest."""
+    whole = [*index, *[slice(None)] * (len(shape) - len(index))]
+    return [one.indices(n)[:2] for one, n in zip(whole, shape, strict=True)]
+
+
+def _stored(array: jax.Array) -> jax.Array:
+    """The elements of an array as they are stored."""
+    return jax.random.key_data(array) if key_implementation(array.dtype) else array
+
+
+_Part = tuple[jax.Device, list[tuple[int, int]], jax.Array]
+
+
+def _parts(array: jax.Array) -> list[_Part]:
+    """What each device of this process holds of an array of JAX's, and which part that is."""
+    devices = array.devices()
+    if len(devices) == 1:
+        return [(next(iter(devices)), _bounds((), array.shape), array)]
+    return [
+        (shard.device, _bounds(shard.index, array.shape), shard.data)
+        for shard in array.addressable_shards
+    ]
+
+
 class Placement:
     """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
 
@@ -80,6 +105,8 @@ class Placement:
         self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
         self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
         self.slices = self._shard_slices()
+        bounds = _bounds(self.slices[0], self.physical_shape)
+        self.shard_shape = tuple(stop - start for start, stop in bounds)
 
     @functools.cached_property
     def sharding(self) -> MpmdSharding:
@@ -97,8 +124,14 @@ class Placement:
         indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
         return [indices[d] for d in lowering.devices.flat]
 
-    def put(self, array: Any) -> _core.Value:
-        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
+    def put(self, array: Any, anywhere: bool = False) -> _core.Value:
+        """Brings a host or JAX array to the ranks that this process has, maybe none. JAX's
+        memory is used where it is if it can be, with `anywhere` also as an array on other ranks
+        from which a step brings it to these; else the array is uploaded."""
+        if isinstance(array, jax.Array) and self.local_ranks:
+            borrowed = self._borrow(_stored(array), anywhere and self.devices.can_move)
+            if borrowed is not None:
+                return borrowed
         shards: list[np.ndarray] = []
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
@@ -107,12 +140,50 @@ class Placement:
 
     def put_made(self, value: HandMadeValue) -> Any:
         """The same for arrays of JAX's own that lie so already: each shard for itself."""
-        arrays = [value.of_rank(rank) for rank in self.local_ranks]
+        arrays = [_stored(value.of_rank(rank)) for rank in self.local_ranks]
         shards = [shard.data for array in arrays for shard in array.addressable_shards]
+        borrowed = self._borrow_on(self.local_ranks, shards)
+        if borrowed is not None:
+            return borrowed
         return self._put([to_host(shard, self.dtype_name) for shard in shards])
 
     def _put(self, shards: list[np.ndarray]) -> Any:
         return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
+
+    def _borrow(self, array: jax.Array, anywhere: bool) -> Any:
+        """The array where it is, or None."""
+        if str(array.dtype) != self.dtype_name or array.nbytes < self.devices.least_borrowed:
+            return None
+        parts = _parts(array)
+        there = {rank: self._parts_of(rank, parts) for rank in self.local_ranks}
+        if anywhere and not any(there.values()):
+            others = (r for r in range(self.mesh.mpmd_dim) if self.devices.has_rank(r))
+            there = {rank: self._parts_of(rank, parts) for rank in others}
+        found = {rank: shards for rank, shards in there.items() if shards}
+        if not found or not (anywhere or len(found) == len(there)):
+            return None
+        return self._borrow_on([*found], [shard for row in found.values() for shard in row])
+
+    def _borrow_on(self, ranks: Sequence[int], shards: list[jax.Array]) -> Any:
+        indices = [d for rank in ranks for d in self.devices.indices[rank]]
+        return self.devices.borrow(ranks, indices, shards, self.dtype_name)
+
+    def _parts_of(self, rank: int, parts: list[_Part]) -> list[jax.Array]:
+        """Those that a rank's devices hold, in their order; [] unless all are there."""
+        found = []
+        devices = self.mesh.devices_of(rank)
+        for device, index in zip(devices, self.slices, strict=True):
+            bounds = _bounds(index, self.physical_shape)
+            fitting = (
+                part
+                for where, bounds_there, part in parts
+                if bounds_there == bounds and self.devices.can_borrow(where, device)
+            )
+            part = next(fitting, None)
+            if part is None:
+                return []
+            found.append(part)
+        return found
 
     @property
     def is_replicated(self) -> bool:
@@ -129,6 +200,22 @@ class Placement:
             shape = whole[index].shape
             whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
         return whole
+
+    def whole(self, value: _core.Value, rank: int) -> np.ndarray | jax.Array:
+        """The same for JAX: where it lies, if that is one piece that JAX can use, or a copy."""
+        if self.shard_shape == self.physical_shape:
+            return self.shard(value, rank, 0)
+        return self.read(value, rank)
+
+    def shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray | jax.Array:
+        """What lies on one device, likewise."""
+        known_as = self.mesh.devices_of(rank)[device]
+        lent = self.devices.lend(value, rank, device, known_as)
+        if lent is None:
+            lent = self._read_shard(value, rank, device, self.shard_shape)
+        if isinstance(lent, np.ndarray):
+            return lent.view(jnp.dtype(self.dtype_name)).reshape(self.shard_shape)
+        return lent
 
     def _read_shard(
         self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
@@ -318,7 +405,7 @@ def carrier_of(dtype: Any) -> Any:
 
 def to_host(array: Any, dtype_name: str) -> np.ndarray:
     """The elements of an array as they are stored, in a dtype of numpy's own."""
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
+    if isinstance(array, jax.Array):
+        array = _stored(array)
     host = np.asarray(array, jnp.dtype(dtype_name))
     return host.view(carrier_of(host.dtype))

@@ -146,7 +146,7 @@ class CompiledStep:
             fate = leaf._value.fate if type(leaf) is MpmdArray else DELETED
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
         host = self._host_of(leaf, placement, name) if type(leaf) is MpmdArray else leaf
-        return self._moved(lambda: placement.put(host), placement, name)
+        return self._moved(lambda: placement.put(host, anywhere=True), placement, name)
 
     @staticmethod
     def _host_of(leaf: MpmdArray, wanted: Placement | PartedPlacement, name: str) -> Any:
