@@ -285,6 +285,9 @@ PyObject* jpp_py_value_borrow(PyObject* type, PyObject* args) {
   jpp_py_dropped_collect();
   uint32_t *rank_ids = NULL, *device_ids = NULL, num_devices = 0;
   jpp_dtype_t dtype = jpp_dtype_parse(dtype_name, (uint32_t)dtype_length);
+  if (dtype == JPP_DTYPE_INVALID) {
+    return PyErr_Format(PyExc_ValueError, "expected a dtype, found '%s'", dtype_name);
+  }
   PyObject* capsules = PyList_AsTuple(list);
   bool ok = capsules && jpp_py_to_u32s(ranks, &rank_ids, &layout.num_ranks) &&
             jpp_py_to_u32s(devices, &device_ids, &num_devices);
