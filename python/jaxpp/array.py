@@ -118,14 +118,16 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     What JAX computes with it outside a step, JAX computes on its own devices: there the array
     is an uncommitted one, as a numpy array is, so that arrays of several ranks go into one
-    `jax.jit`. Its contents are copied for that, from the first rank that has them, once for
-    each computation that takes it: a later step may write where they are, and JAX's arrays
-    never change. `jax.device_put(x)` makes one that is copied no more. Whoever looks at an
-    array that a step has yet to make waits for it.
+    `jax.jit`. JAX looks at the first rank that has the array: on CPU devices at the memory
+    itself, on GPUs at a copy that is made on the device, each time. What lies in several
+    shards there, or by parts, is put together first. JAX's arrays never change: while one is
+    left that looks at the memory, a step to which this array is donated writes elsewhere, to a
+    copy. Whoever looks at an array that a step has yet to make waits for it.
 
     `MpmdArray(arrays, sharding)` is one made by hand, of `jax.Array`s that lie on the ranks of
-    an `MpmdSharding`. It refers to them until a step takes it, which copies each shard once,
-    to where the array stays from then on.
+    an `MpmdSharding`. It refers to them until a step takes it. From then on it belongs to the
+    runtime, in the same memory where both can use that, and else in a copy; what becomes of the
+    arrays does not change it. (On a GPU JAX refuses to donate an array whose memory is used.)
 
     Args:
       partially_addressable_arrays: the array of each rank that this process has.
@@ -445,7 +447,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return sum(map(_device_bytes, placements))
 
     def copy_to_host_async(self) -> None:
-        """Nothing: its contents are copied when somebody looks."""
+        """Nothing: what is not in host memory is copied when somebody looks."""
 
     # --- Its memory ---
 
