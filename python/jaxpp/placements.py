@@ -76,7 +76,7 @@ _Part = tuple[jax.Device, list[tuple[int, int]], jax.Array]
 def _parts(array: jax.Array) -> list[_Part]:
     """What each device of this process holds of an array of JAX's, and which part that is."""
     devices = array.devices()
-    if len(devices) == 1:
+    if len(devices) == 1 and array.is_fully_addressable:
         return [(next(iter(devices)), _bounds((), array.shape), array)]
     return [
         (shard.device, _bounds(shard.index, array.shape), shard.data)

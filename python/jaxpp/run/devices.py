@@ -154,11 +154,13 @@ class LocalDevices(Devices):
         return _core.Value.borrow(self.client, ranks, self.per_rank, indices, capsules, dtype)
 
     def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
-        return can_share(given, wanted)
+        return self.platform == platform_of(wanted) and can_share(given, wanted)
 
     def lend(
         self, value: _core.Value, rank: int, index: int, device: jax.Device
     ) -> np.ndarray | jax.Array | None:
+        if self.platform != platform_of(device):
+            return None
         return lent_array(value, rank, index, device)
 
     def start(

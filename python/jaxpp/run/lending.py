@@ -25,11 +25,18 @@ def can_share(given: jax.Device, wanted: jax.Device) -> bool:
 
 def capsules_of(arrays: list[jax.Array]) -> list[Any] | None:
     """JAX's hold of each array's memory, which stays as it is meanwhile; None for types that
-    DLPack does not have. Waits for the contents."""
+    DLPack does not have, and for memory beside the devices' own. Waits for the contents."""
+    if not all(map(_is_in_own_memory, arrays)):
+        return None
     try:
         return [array.__dlpack__() for array in arrays]
     except (RuntimeError, TypeError, ValueError, BufferError):
         return None  # what is wrong with an array is found again when it is copied
+
+
+def _is_in_own_memory(array: jax.Array) -> bool:
+    kind = array.sharding.memory_kind
+    return kind is None or kind == next(iter(array.devices())).default_memory().kind
 
 
 def lent_array(
