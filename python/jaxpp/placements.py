@@ -140,11 +140,12 @@ class Placement:
 
     def put_made(self, value: HandMadeValue) -> Any:
         """The same for arrays of JAX's own that lie so already: each shard for itself."""
-        arrays = [_stored(value.of_rank(rank)) for rank in self.local_ranks]
-        shards = [shard.data for array in arrays for shard in array.addressable_shards]
-        borrowed = self._borrow_on(self.local_ranks, shards)
+        arrays = {rank: _stored(value.of_rank(rank)) for rank in self.local_ranks}
+        found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
+        borrowed = self._borrow_on(found) if all(found.values()) else None
         if borrowed is not None:
             return borrowed
+        shards = [shard.data for array in arrays.values() for shard in array.addressable_shards]
         return self._put([to_host(shard, self.dtype_name) for shard in shards])
 
     def _put(self, shards: list[np.ndarray]) -> Any:
@@ -162,11 +163,12 @@ class Placement:
         found = {rank: shards for rank, shards in there.items() if shards}
         if not found or not (anywhere or len(found) == len(there)):
             return None
-        return self._borrow_on([*found], [shard for row in found.values() for shard in row])
+        return self._borrow_on(found)
 
-    def _borrow_on(self, ranks: Sequence[int], shards: list[jax.Array]) -> Any:
-        indices = [d for rank in ranks for d in self.devices.indices[rank]]
-        return self.devices.borrow(ranks, indices, shards, self.dtype_name)
+    def _borrow_on(self, parts: dict[int, list[jax.Array]]) -> Any:
+        indices = [d for rank in parts for d in self.devices.indices[rank]]
+        shards = [shard for row in parts.values() for shard in row]
+        return self.devices.borrow([*parts], indices, shards, self.dtype_name)
 
     def _parts_of(self, rank: int, parts: list[_Part]) -> list[jax.Array]:
         """Those that a rank's devices hold, in their order; [] unless all are there."""

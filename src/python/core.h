@@ -218,7 +218,7 @@ PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array);
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device);
 
 // dlpack.c: the methods Value.lend and Value.borrow.
-PyObject* jpp_py_value_lend(PyObject* value, PyObject* args);
+PyObject* jpp_py_value_lend(PyObject* object, PyObject* args);
 PyObject* jpp_py_value_borrow(PyObject* type, PyObject* args);
 // Drops references that threads without the GIL have given up.
 void jpp_py_dropped_collect(void);

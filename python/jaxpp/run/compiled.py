@@ -82,7 +82,7 @@ class CompiledStep:
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
-            self._upload(placement, const, f"constant {k} that the step closes over")
+            self._upload(placement, const, f"constant {k} that the step closes over", False)
             for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
         devices.flush()
@@ -140,13 +140,16 @@ class CompiledStep:
 
     # --- Running ---
 
-    def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
+    def _upload(
+        self, placement: Placement, leaf: Any, name: str, anywhere: bool = True
+    ) -> _core.Value:
+        """`anywhere`: also where a step has to bring it from each time."""
         deleted = getattr(leaf, "is_deleted", None)
         if deleted is not None and deleted():
             fate = leaf._value.fate if type(leaf) is MpmdArray else DELETED
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
         host = self._host_of(leaf, placement, name) if type(leaf) is MpmdArray else leaf
-        return self._moved(lambda: placement.put(host, anywhere=True), placement, name)
+        return self._moved(lambda: placement.put(host, anywhere), placement, name)
 
     @staticmethod
     def _host_of(leaf: MpmdArray, wanted: Placement | PartedPlacement, name: str) -> Any:
