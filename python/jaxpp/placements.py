@@ -124,14 +124,8 @@ class Placement:
         indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
         return [indices[d] for d in lowering.devices.flat]
 
-    def put(self, array: Any, anywhere: bool = False) -> _core.Value:
-        """Brings a host or JAX array to the ranks that this process has, maybe none. JAX's
-        memory is used where it is if it can be, with `anywhere` also as an array on other ranks
-        from which a step brings it to these; else the array is uploaded."""
-        if isinstance(array, jax.Array) and self.local_ranks:
-            borrowed = self._borrow(_stored(array), anywhere and self.devices.can_move)
-            if borrowed is not None:
-                return borrowed
+    def put(self, array: Any) -> _core.Value:
+        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
         shards: list[np.ndarray] = []
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
@@ -140,30 +134,35 @@ class Placement:
 
     def put_made(self, value: HandMadeValue) -> Any:
         """The same for arrays of JAX's own that lie so already: each shard for itself."""
-        arrays = {rank: _stored(value.of_rank(rank)) for rank in self.local_ranks}
-        found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
-        borrowed = self._borrow_on(found) if all(found.values()) else None
-        if borrowed is not None:
-            return borrowed
-        shards = [shard.data for array in arrays.values() for shard in array.addressable_shards]
+        arrays = [value.of_rank(rank) for rank in self.local_ranks]
+        shards = [shard.data for array in arrays for shard in array.addressable_shards]
         return self._put([to_host(shard, self.dtype_name) for shard in shards])
 
     def _put(self, shards: list[np.ndarray]) -> Any:
         return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
 
-    def _borrow(self, array: jax.Array, anywhere: bool) -> Any:
-        """The array where it is, or None."""
+    def borrow(self, array: jax.Array, anywhere: bool) -> Any:
+        """An array of JAX's where it is, or None if it can not be used there: on the ranks
+        that need it, or with `anywhere` also on others from which a step brings it to them."""
+        array = _stored(array)
         if str(array.dtype) != self.dtype_name or array.nbytes < self.devices.least_borrowed:
             return None
+        anywhere = anywhere and self.devices.can_move
         parts = _parts(array)
         there = {rank: self._parts_of(rank, parts) for rank in self.local_ranks}
-        if anywhere and not any(there.values()):
+        if anywhere and self.local_ranks and not any(there.values()):
             others = (r for r in range(self.mesh.mpmd_dim) if self.devices.has_rank(r))
             there = {rank: self._parts_of(rank, parts) for rank in others}
         found = {rank: shards for rank, shards in there.items() if shards}
         if not found or not (anywhere or len(found) == len(there)):
             return None
         return self._borrow_on(found)
+
+    def borrow_made(self, value: HandMadeValue) -> Any:
+        """The same for arrays of JAX's own that lie so already."""
+        arrays = {rank: _stored(value.of_rank(rank)) for rank in self.local_ranks}
+        found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
+        return self._borrow_on(found) if all(found.values()) else None
 
     def _borrow_on(self, parts: dict[int, list[jax.Array]]) -> Any:
         indices = [d for rank in parts for d in self.devices.indices[rank]]

@@ -146,7 +146,8 @@ static jpp_buffer_t* give_up_buffer(jpp_array_t* array, size_t shard) {
   return buffer;
 }
 
-static void destroy_buffers(jpp_array_t* array) {
+// Of an array that nobody can use any more, but for loans that go on.
+static void drop_buffers(jpp_array_t* array) {
   for (size_t i = 0; i < count_shards(array); ++i) {
     jpp_arrays_lock();
     jpp_buffer_t* buffer = give_up_buffer(array, i);
@@ -161,7 +162,9 @@ void jpp_array_release(jpp_array_t* array) {
   bool last = --array->holders == 0;
   jpp_arrays_unlock();
   if (!last) return;
-  destroy_buffers(array);
+  for (size_t i = 0; i < count_shards(array); ++i) {
+    jpp_client_buffer_destroy(array->layout.client, array->buffers[i]);
+  }
   jpp_array_release(array->origin);
   jpp_outcome_release(array->outcome);
   release_owner(array->owner);
@@ -202,7 +205,7 @@ void jpp_array_settle(jpp_array_t* array) {
   jpp_arrays_lock();
   bool useless = claim_useless(array);
   jpp_arrays_unlock();
-  if (useless) destroy_buffers(array);
+  if (useless) drop_buffers(array);
 }
 
 void jpp_array_end_read(jpp_array_t* array) {
@@ -211,7 +214,7 @@ void jpp_array_end_read(jpp_array_t* array) {
   bool useless = claim_useless(array);
   jpp_arrays_changed();
   jpp_arrays_unlock();
-  if (useless) destroy_buffers(array);
+  if (useless) drop_buffers(array);
 }
 
 // --- Donation -------------------------------------------------------------------------
@@ -238,7 +241,7 @@ void jpp_array_delete(jpp_array_t* array) {
   array->deleted = true;
   bool useless = claim_useless(array);
   jpp_arrays_unlock();
-  if (useless) destroy_buffers(array);
+  if (useless) drop_buffers(array);
 }
 
 bool jpp_array_is_deleted(const jpp_array_t* array) {
