@@ -8,6 +8,10 @@
 // A step deletes the arrays that are donated to it as soon as it is called. A copy that
 // was made of an array for a step can stand for it: donating the copy donates both.
 //
+// Memory may be shared with another framework: an array's is lent, or an array is made
+// over what is the other's. A step to which such an array is donated makes a copy for
+// itself and writes there: what the other one sees never changes.
+//
 // Threads: any thread may call anything at any time; an array lives until the last holder
 // releases it, and its buffers until the last reader is done.
 #ifndef JAXPP_ARRAY_H_
@@ -36,6 +40,16 @@ JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                        const jpp_host_array_t* shards,
                                        const uint32_t* devices,
                                        jpp_array_t** out_array) JPP_MUST_USE;
+// The same over memory that somebody else owns, of which nothing is copied: `memory` is
+// [num_ranks][devices_per_rank], flat, and only read during the call; its `release` and
+// `user` are not looked at. `release` is called once, when nobody holds the array, all
+// steps that took it are done and so is the plugin; after an error, before this returns
+// or soon. Any thread, maybe inside a call of the library: must not block, nor call it.
+// Errors: as jpp_client_buffer_borrow().
+JPP_API jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
+                                       const jpp_foreign_memory_t* memory,
+                                       void (*release)(void* user), void* user,
+                                       jpp_array_t** out_array) JPP_MUST_USE;
 JPP_API void jpp_array_hold(jpp_array_t* array);
 // Frees the array if nobody else holds it. NULL is fine.
 JPP_API void jpp_array_release(jpp_array_t* array);
@@ -61,10 +75,30 @@ JPP_API jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t
 // after jpp_array_await(), while nobody deletes or donates the array.
 JPP_API jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank);
 // Hands the buffers on a rank to the caller, who owns them then, and leaves the array
-// deleted; those of other ranks can still be taken. Likewise after jpp_array_await().
+// deleted; those of other ranks can still be taken. Likewise after jpp_array_await(), and
+// while nothing of the array is lent.
 // `out_buffers` has room for [devices_per_rank]; NULL: none there.
 JPP_API void jpp_array_take(jpp_array_t* array, uint32_t rank,
                             jpp_buffer_t** out_buffers);
+
+// --- Loans ----------------------------------------------------------------------------
+
+// A shard that somebody outside looks at where it is. The memory stays and does not
+// change until jpp_array_reclaim(), whatever becomes of the array.
+typedef struct jpp_loan {
+  jpp_array_t* array;  // held
+  uint32_t shard;      // of [num_ranks][devices_per_rank]
+  void* memory;        // on the shard's device, dense with the last dimension fastest
+  jpp_buffer_shape_t shape;  // for as long as the loan
+} jpp_loan_t;
+
+// Waits and lends one shard, to as many as ask. The errors of jpp_array_read(), and
+// JPP_UNSUPPORTED where the memory can not be shared: read it then.
+JPP_API jpp_status_t* jpp_array_lend(jpp_array_t* array, uint32_t rank, uint32_t device,
+                                     const jpp_interrupt_t* interrupt,
+                                     jpp_loan_t* out_loan) JPP_MUST_USE;
+// Nobody looks any more; in a process forked since, nothing.
+JPP_API void jpp_array_reclaim(const jpp_loan_t* loan);
 
 // --- Donation -------------------------------------------------------------------------
 

@@ -238,6 +238,35 @@ JPP_API jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client,
                                                 jpp_buffer_t* buffer,
                                                 void** out_pointer) JPP_MUST_USE;
 
+// The same for somebody who keeps the address, say another framework: the contents lie
+// there, dense with the last dimension fastest, until jpp_client_buffer_reclaim() has
+// been called as often. Until then the buffer may be neither destroyed nor donated.
+// JPP_UNSUPPORTED where the contents lie in another way, or for a plugin without loans.
+JPP_API jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
+                                             void** out_pointer) JPP_MUST_USE;
+JPP_API void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer);
+
+// Memory of a device that is somebody else's. An array of `shape` lies there, dense with
+// the last dimension fastest, and its owner leaves it as it is until `release`.
+typedef struct jpp_foreign_memory {
+  void* memory;
+  jpp_buffer_shape_t shape;
+  uint32_t device;
+  // The plugin needs the memory no more. Any thread, maybe inside a call on this client:
+  // must not block, nor call the client.
+  void (*release)(void* memory, void* user);
+  void* user;
+} jpp_foreign_memory_t;
+
+// A buffer over such memory: nothing is copied. It may not be donated. `foreign` is only
+// read during the call; `release` is called once, after the buffer is destroyed, and not
+// after an error. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for memory that the plugin can
+// not use, maybe because of its alignment: copy it then. A plugin may issue work on the
+// device and call `release` before that is done: wait for what uses the buffer as well.
+JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
+                                               const jpp_foreign_memory_t* foreign,
+                                               jpp_buffer_t** out_buffer) JPP_MUST_USE;
+
 // True after a donation.
 JPP_API jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client,
                                                    jpp_buffer_t* buffer,

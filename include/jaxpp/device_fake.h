@@ -52,13 +52,13 @@ typedef struct jpp_fake_stats {
   uint64_t live_buffers;  // handles not destroyed yet, donated ones too
   uint64_t live_executables;
   uint64_t live_events;
-  uint64_t live_bytes;  // over all devices
+  uint64_t live_bytes;  // over all devices; borrowed memory does not count
   uint64_t calls;       // the counted ones, failed ones too
   uint64_t executions;  // that succeeded, as the next three
   uint64_t copies;      // device to device
   uint64_t uploads;
   uint64_t downloads;
-  uint64_t misuses;  // destroys of handles that were destroyed before
+  uint64_t misuses;  // destroys of handles that were destroyed before, or are lent
   uint64_t device_live_bytes[JPP_FAKE_MAX_DEVICES];
   uint64_t device_peak_bytes[JPP_FAKE_MAX_DEVICES];
 } jpp_fake_stats_t;

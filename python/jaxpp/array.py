@@ -8,324 +8,26 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxpp import _core
-from jaxpp.errors import DELETED, make_error, shorten
+from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import jax_array, key_implementation, wrap_keys
-from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
-
-if TYPE_CHECKING:
-    from jaxpp.run.devices import Devices
-
-__all__ = [
-    "ArrayRef",
-    "HandMadeValue",
-    "MpmdArray",
-    "MpmdShard",
-    "PartedPlacement",
-    "PartedValue",
-    "Placement",
-    "carrier_of",
-    "is_of_runtime",
-    "physical_type",
-    "to_host",
-]
-
-
-def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
-    """The element type and shape in which an abstract value is stored."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return str(data.dtype), tuple(data.shape)
-    return str(aval.dtype), tuple(aval.shape)
-
-
-def _plain_aval(aval: Any) -> Any:
-    """The abstract value without a sharding, which means a step's mesh alone."""
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.core.ShapedArray(tuple(aval.shape), aval.dtype, weak_type=weak)
-
-
-# JAX's client for the CPU takes over host memory that begins at a multiple of this.
-_ALIGNMENT = 64
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-class Placement:
-    """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
-
-    def __init__(
-        self,
-        devices: Devices,
-        mesh: MpmdMesh,
-        aval: Any,
-        ranks: Sequence[int],
-        spec: PartitionSpec,
-    ) -> None:
-        self.devices = devices
-        self.mesh = mesh
-        self.aval = _plain_aval(aval)
-        self.ranks = tuple(ranks)
-        self.local_ranks = tuple(r for r in self.ranks if devices.has_rank(r))
-        self.spec = spec
-        self.dtype_name, self.physical_shape = physical_type(aval)
-        self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
-        self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
-        self.slices = self._shard_slices()
-
-    @functools.cached_property
-    def sharding(self) -> MpmdSharding:
-        # Only when asked: an argument that nothing uses lies on no rank.
-        return MpmdSharding(self.mesh, self.ranks, self.spec)
-
-    def rank_sharding(self, rank: int) -> NamedSharding:
-        """Of what a rank has."""
-        return self.sharding.rank_sharding(rank)
-
-    def _shard_slices(self) -> list[tuple[slice, ...]]:
-        lowering = self.mesh.lowering_mesh()
-        if self.devices.per_rank == 1:
-            return [()]
-        indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
-        return [indices[d] for d in lowering.devices.flat]
-
-    def put(self, array: Any) -> _core.Value:
-        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
-        shards: list[np.ndarray] = []
-        if self.local_ranks:
-            host = to_host(array, self.dtype_name)
-            shards = [host[index] if index else host for index in self.slices]
-        return self._put(shards * len(self.local_ranks))
-
-    def put_made(self, value: HandMadeValue) -> Any:
-        """The same for arrays of JAX's own that lie so already: each shard for itself."""
-        arrays = [value.of_rank(rank) for rank in self.local_ranks]
-        shards = [shard.data for array in arrays for shard in array.addressable_shards]
-        return self._put([to_host(shard, self.dtype_name) for shard in shards])
-
-    def _put(self, shards: list[np.ndarray]) -> Any:
-        return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
-
-    @property
-    def is_replicated(self) -> bool:
-        return len(self.ranks) > 1
-
-    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The whole array, from one rank's shards."""
-        assert not isinstance(value, PartedValue)
-        dtype = jnp.dtype(self.dtype_name)
-        if self.devices.per_rank == 1:
-            return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
-        whole = _aligned_empty(self.physical_shape, dtype)
-        for d, index in enumerate(self.slices):
-            shape = whole[index].shape
-            whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
-        return whole
-
-    def _read_shard(
-        self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
-    ) -> np.ndarray:
-        shard = _aligned_empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
-        if math.prod(shape):
-            value.read(rank, device, shard.reshape(-1).view(np.uint8))
-        return shard
-
-    read_rank = read
-
-    def copy(self, value: _core.Value) -> _core.Value:
-        """A value of its own that lies the same."""
-        return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
-
-
-class PartedValue:
-    """The memory of an array that is stored by parts along axis 0."""
-
-    def __init__(self, values: list[_core.Value]) -> None:
-        self.values = values
-
-    @property
-    def deleted(self) -> bool:
-        return any(value.deleted for value in self.values)
-
-    @property
-    def fate(self) -> str:
-        return next(value.fate for value in self.values if value.deleted)
-
-    def delete(self) -> None:
-        for value in self.values:
-            value.delete()
-
-    def wait(self) -> None:
-        for value in self.values:
-            value.wait()
-
-    def is_ready(self) -> bool:
-        return all(value.is_ready() for value in self.values)
-
-
-class PartedPlacement:
-    """How an array lies that is stored by parts along axis 0, each on its own ranks."""
-
-    is_replicated = False
-
-    def __init__(self, parts: list[Placement], aval: Any) -> None:
-        self.parts = parts
-        self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
-        self.aval = _plain_aval(aval)
-        self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
-        self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
-        self.dtype_name = parts[0].dtype_name
-        self.key = (tuple(aval.shape), aval.dtype, False)
-
-    @functools.cached_property
-    def sharding(self) -> MpmdSharding:
-        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
-
-    def rank_sharding(self, rank: int) -> NamedSharding:
-        """Of the rows that a rank has."""
-        return NamedSharding(self.mesh.unstack[rank], self.spec)
-
-    def rows(self) -> list[slice]:
-        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
-        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-
-    def is_cut_like(self, other: Any) -> bool:
-        """Whether an array placed as `other` says has the same parts."""
-        return isinstance(other, PartedPlacement) and (
-            [part.aval.shape for part in self.parts]
-            == [part.aval.shape for part in other.parts]
-        )
-
-    def lies_like(self, other: Any) -> bool:
-        """Whether an array placed as `other` says need not move to lie so."""
-        return (
-            self.is_cut_like(other)
-            and other.devices is self.devices
-            and all(
-                a.devices.per_rank == 1 or a.spec == b.spec
-                for a, b in zip(self.parts, other.parts, strict=True)
-            )
-        )
-
-    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The whole array, each part from its first rank."""
-        assert isinstance(value, PartedValue)
-        if not all(part.local_ranks for part in self.parts):
-            raise make_error(
-                "mesh",
-                f"an MpmdArray of the ranks {list(self.ranks)} is looked at in process "
-                f"{jax.process_index()}, which has the rows of the ranks "
-                f"{list(self.local_ranks)} only; to_mpmd_local_array has those",
-            )
-        pairs = zip(self.parts, value.values, strict=True)
-        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
-
-    def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The rows that lie on a rank."""
-        assert isinstance(value, PartedValue)
-        pairs = zip(self.parts, value.values, strict=True)
-        return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
-
-    def copy(self, value: PartedValue) -> PartedValue:
-        """A value of its own that lies the same."""
-        pairs = zip(self.parts, value.values, strict=True)
-        return PartedValue([part.copy(v) for part, v in pairs])
-
-
-class HandMadeValue:
-    """The memory of an array that was made of JAX's own, by rank, which a step has not had."""
-
-    def __init__(self, arrays: dict[int, jax.Array]) -> None:
-        self.arrays = arrays
-
-    @property
-    def deleted(self) -> bool:
-        return any(array.is_deleted() for array in self.arrays.values())
-
-    @property
-    def fate(self) -> str:
-        return DELETED
-
-    def of_rank(self, rank: int) -> jax.Array:
-        if self.deleted:
-            raise make_error("donated", f"the array {self.fate}")
-        return self.arrays[rank]
-
-    def delete(self) -> None:
-        for array in self.arrays.values():
-            array.delete()
-
-    def wait(self) -> None:
-        for rank in self.arrays:
-            jax.block_until_ready(self.of_rank(rank))
-
-    def is_ready(self) -> bool:
-        return all(self.of_rank(rank).is_ready() for rank in self.arrays)
-
-
-_OUTSIDE = (PartedValue, HandMadeValue)  # asked for each argument of each call
-
-
-def is_of_runtime(value: Any) -> bool:
-    """Whether the memory of an array is a value that a step takes as it is."""
-    return not isinstance(value, _OUTSIDE)
-
-
-class HandMadePlacement:
-    """How an array lies that was made of JAX's own."""
-
-    devices: Any = None  # the runtime knows of none
-
-    def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
-        self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
-        self.aval = _plain_aval(aval)
-        self.ranks, self.local_ranks = sharding.mesh_ids, tuple(local_ranks)
-        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
-
-    @property
-    def is_replicated(self) -> bool:
-        return len(self.ranks) > 1
-
-    def read(self, value: HandMadeValue, rank: int) -> np.ndarray:
-        """The whole array, from one rank's."""
-        array = value.of_rank(rank)
-        is_keys = key_implementation(array.dtype) is not None
-        return np.asarray(jax.random.key_data(array) if is_keys else array)
-
-    read_rank = read
-
-    def rank_sharding(self, rank: int) -> NamedSharding:
-        """Of what a rank has."""
-        return self.sharding.rank_sharding(rank)
-
-    def copy(self, value: HandMadeValue) -> HandMadeValue:
-        """A value of its own that lies the same."""
-        return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
-
-
-def carrier_of(dtype: Any) -> Any:
-    """A dtype of the same size that numpy's buffers can carry."""
-    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
-
-
-def to_host(array: Any, dtype_name: str) -> np.ndarray:
-    """The elements of an array as they are stored, in a dtype of numpy's own."""
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    host = np.asarray(array, jnp.dtype(dtype_name))
-    return host.view(carrier_of(host.dtype))
+from jaxpp.mesh import MpmdSharding
+from jaxpp.placements import (
+    HandMadePlacement,
+    HandMadeValue,
+    PartedPlacement,
+    Placement,
+    physical_type,
+)
+
+__all__ = ["ArrayRef", "MpmdArray", "MpmdShard"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,13 +91,13 @@ def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
     )
 
 
-def _put(host: np.ndarray, where: Any = None) -> jax.Array:
+def _put(host: np.ndarray | jax.Array, where: Any = None) -> jax.Array:
     """`jax.device_put`, but what was made under jax_enable_x64 stays as wide as it is."""
     with jax.enable_x64(True) if _is_wide(host) else contextlib.nullcontext():
         return jax.device_put(host, where)
 
 
-def _is_wide(host: np.ndarray) -> bool:
+def _is_wide(host: np.ndarray | jax.Array) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(host.dtype) != host.dtype)
 
 
@@ -416,14 +118,16 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     What JAX computes with it outside a step, JAX computes on its own devices: there the array
     is an uncommitted one, as a numpy array is, so that arrays of several ranks go into one
-    `jax.jit`. Its contents are copied for that, from the first rank that has them, once for
-    each computation that takes it: a later step may write where they are, and JAX's arrays
-    never change. `jax.device_put(x)` makes one that is copied no more. Whoever looks at an
-    array that a step has yet to make waits for it.
+    `jax.jit`. JAX looks at the first rank that has the array: on CPU devices at the memory
+    itself, on GPUs at a copy that is made on the device, each time. What lies in several
+    shards there, or by parts, is put together first. JAX's arrays never change: while one is
+    left that looks at the memory, a step to which this array is donated writes elsewhere, to a
+    copy. Whoever looks at an array that a step has yet to make waits for it.
 
     `MpmdArray(arrays, sharding)` is one made by hand, of `jax.Array`s that lie on the ranks of
-    an `MpmdSharding`. It refers to them until a step takes it, which copies each shard once,
-    to where the array stays from then on.
+    an `MpmdSharding`. It refers to them until a step takes it. From then on it belongs to the
+    runtime, in the same memory where both can use that, and else in a copy; what becomes of the
+    arrays does not change it. (On a GPU JAX refuses to donate an array whose memory is used.)
 
     Args:
       partially_addressable_arrays: the array of each rank that this process has.
@@ -575,29 +279,44 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         return array
 
-    def _rank_array(self, rank: int, host: np.ndarray | None = None) -> jax.Array:
+    def _rank_array(self, rank: int) -> jax.Array:
+        """What a rank has; of an array that is stored by parts, its rows."""
+        placement = self._placement
         if isinstance(self._value, HandMadeValue):
             return self._value.of_rank(rank)
-        host = self._read(rank) if host is None else host
-        return self._typed(_put(host, self._placement.rank_sharding(rank)))
+        sharding = placement.rank_sharding(rank)
+        if not isinstance(placement, Placement):
+            return self._typed(_put(placement.read_rank(self._value, rank), sharding))
+        shards = [
+            _put(placement.shard(self._value, rank, d), device)
+            for d, device in enumerate(placement.mesh.devices_of(rank))
+        ]
+        shape = placement.physical_shape
+        return self._typed(jax.make_array_from_single_device_arrays(shape, sharding, shards))
+
+    def _contents(self) -> np.ndarray | jax.Array:
+        """The elements as they are stored, where they are if JAX can use them there."""
+        rank = self._first_local_rank()
+        if isinstance(self._placement, Placement):
+            return self._placement.whole(self._value, rank)
+        return self._placement.read(self._value, rank)
 
     def _local(self) -> jax.Array:
-        """As an array of JAX's own on the default device, uncommitted."""
-        return self._typed(_put(self._read()))
+        """As an array of JAX's own, uncommitted."""
+        return self._typed(_put(self._contents()))
 
     def _for_jax(self) -> Any:
         if isinstance(self._value, HandMadeValue):
             return self.first_mpmd_replica
-        host = self._read()
-        return self._typed(_put(host)) if self._is_keys or _is_wide(host) else host
+        contents = self._contents()
+        if self._is_keys or _is_wide(contents):
+            return self._typed(_put(contents))
+        return contents
 
     @property
     def _partially_addressable_arrays(self) -> collections.OrderedDict[int, jax.Array]:
         ranks = self._placement.local_ranks
-        read = self._placement.read_rank  # of one that is stored by parts: the rank's rows
-        return collections.OrderedDict(
-            (r, self._rank_array(r, read(self._value, r))) for r in ranks
-        )
+        return collections.OrderedDict((r, self._rank_array(r)) for r in ranks)
 
     @property
     def to_mpmd_local_array(self) -> Any:
@@ -608,7 +327,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def first_mpmd_replica(self) -> jax.Array:
         """The copy on the lowest rank that holds it."""
-        return self._rank_array(self._first_local_rank())
+        rank = self._first_local_rank()
+        if isinstance(self._placement, PartedPlacement):
+            whole = self._placement.read(self._value, rank)
+            return self._typed(_put(whole, self._placement.rank_sharding(rank)))
+        return self._rank_array(rank)
 
     def _host(self) -> np.ndarray:
         """The array in host memory, read once from its first rank."""
@@ -703,7 +426,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         index: tuple[slice, ...],
         device: jax.Device,
     ) -> jax.Array:
-        return self._typed(_put(read(rank)[index], device))
+        placement = self._placement
+        if not isinstance(placement, Placement):
+            return self._typed(_put(read(rank)[index], device))
+        number = placement.mesh.devices_of(rank).index(device)
+        return self._typed(_put(placement.shard(self._value, rank, number), device))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:
@@ -720,7 +447,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return sum(map(_device_bytes, placements))
 
     def copy_to_host_async(self) -> None:
-        """Nothing: its contents are copied when somebody looks."""
+        """Nothing: what is not in host memory is copied when somebody looks."""
 
     # --- Its memory ---
 

@@ -1,11 +1,15 @@
 // Arrays: who holds them, who reads them, what became of them.
 //
-// Buffers are freed when the array is deleted or released and nobody reads them. Nothing
-// that may block or free memory happens under the lock.
+// Buffers are freed when the array is deleted or released and nobody reads them; one that
+// is lent, with the last loan. Nothing that may block or free memory happens under the
+// lock.
 #include "array/array.h"
+
+#include <stdatomic.h>
 
 #include "array/lock.h"
 #include "base/alloc.h"
+#include "device/process.h"
 #include "device/wait.h"
 
 // --- Create and release ---------------------------------------------------------------
@@ -19,8 +23,8 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t*
   size_t shards = (size_t)layout->num_ranks * layout->devices_per_rank;
   size_t ranks_at = jpp_bytes_add(sizeof(jpp_array_t),
                                   jpp_bytes_multiply(shards, sizeof(jpp_buffer_t*)));
-  size_t bytes =
-      jpp_bytes_add(ranks_at, jpp_bytes_multiply(layout->num_ranks, sizeof(uint32_t)));
+  size_t numbers = jpp_bytes_add(layout->num_ranks, shards);
+  size_t bytes = jpp_bytes_add(ranks_at, jpp_bytes_multiply(numbers, sizeof(uint32_t)));
   jpp_array_t* array = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(bytes, (void**)&array));
   array->layout = *layout;
@@ -28,6 +32,7 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t*
   array->ranks = (uint32_t*)((char*)array + ranks_at);
   for (uint32_t i = 0; i < layout->num_ranks; ++i) array->ranks[i] = layout->ranks[i];
   array->layout.ranks = array->ranks;
+  array->loans = array->ranks + layout->num_ranks;
   array->holders = 1;
   array->outcome = outcome;
   if (outcome) jpp_outcome_hold(outcome);
@@ -64,16 +69,90 @@ jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
   return NULL;
 }
 
+// --- Memory that is somebody else's ---------------------------------------------------
+
+// Told when the array is gone and the plugin has let go of each shard, whichever is last:
+// a step may still run when its argument's buffers are destroyed, and a plugin may be
+// copying when the step has failed.
+typedef struct jpp_owner {
+  atomic_size_t uses;
+  void (*release)(void* user);
+  void* user;
+} jpp_owner_t;
+
+static void release_owner(jpp_owner_t* owner) {
+  if (!owner || atomic_fetch_sub(&owner->uses, 1) != 1) return;
+  owner->release(owner->user);
+  jpp_free(owner);
+}
+
+static void release_shard(void* memory, void* user) {
+  (void)memory;
+  release_owner(user);
+}
+
+static jpp_status_t* borrow_shard(jpp_array_t* array, const jpp_foreign_memory_t* memory,
+                                  size_t shard) {
+  jpp_foreign_memory_t foreign = memory[shard];
+  foreign.release = release_shard;
+  foreign.user = array->owner;
+  atomic_fetch_add(&array->owner->uses, 1);
+  jpp_status_t* status =
+      jpp_client_buffer_borrow(array->layout.client, &foreign, &array->buffers[shard]);
+  if (status) release_owner(array->owner);
+  return status;
+}
+
+jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
+                               const jpp_foreign_memory_t* memory,
+                               void (*release)(void* user), void* user,
+                               jpp_array_t** out_array) {
+  *out_array = NULL;
+  jpp_array_t* array = NULL;
+  jpp_owner_t* owner = NULL;
+  jpp_status_t* status = jpp_alloc(sizeof(*owner), (void**)&owner);
+  if (!status) status = jpp_array_promise(layout, NULL, &array);
+  if (status) {
+    jpp_free(owner);
+    release(user);
+    return status;
+  }
+  *owner = (jpp_owner_t){.uses = 1, .release = release, .user = user};
+  array->owner = owner;
+  for (size_t i = 0; i < count_shards(array) && !status; ++i) {
+    status = borrow_shard(array, memory, i);
+  }
+  if (status) {
+    jpp_array_release(array);
+    return status;
+  }
+  *out_array = array;
+  return NULL;
+}
+
+// --- Holders --------------------------------------------------------------------------
+
 void jpp_array_hold(jpp_array_t* array) {
   jpp_arrays_lock();
   ++array->holders;
   jpp_arrays_unlock();
 }
 
-static void destroy_buffers(jpp_array_t* array) {
+// Under the lock: a buffer for the caller to destroy, or NULL while it is lent.
+static jpp_buffer_t* give_up_buffer(jpp_array_t* array, size_t shard) {
+  if (array->loans[shard]) return NULL;
+  jpp_buffer_t* buffer = array->buffers[shard];
+  array->buffers[shard] = NULL;
+  return buffer;
+}
+
+// Of an array that nobody can use any more, but for loans that go on.
+static void drop_buffers(jpp_array_t* array) {
   for (size_t i = 0; i < count_shards(array); ++i) {
-    jpp_client_buffer_destroy(array->layout.client, array->buffers[i]);
-    array->buffers[i] = NULL;
+    jpp_arrays_lock();
+    jpp_buffer_t* buffer = give_up_buffer(array, i);
+    jpp_arrays_unlock();
+    jpp_client_buffer_destroy(array->layout.client, buffer);
   }
 }
 
@@ -83,9 +162,12 @@ void jpp_array_release(jpp_array_t* array) {
   bool last = --array->holders == 0;
   jpp_arrays_unlock();
   if (!last) return;
-  destroy_buffers(array);
+  for (size_t i = 0; i < count_shards(array); ++i) {
+    jpp_client_buffer_destroy(array->layout.client, array->buffers[i]);
+  }
   jpp_array_release(array->origin);
   jpp_outcome_release(array->outcome);
+  release_owner(array->owner);
   jpp_free(array);
 }
 
@@ -123,7 +205,7 @@ void jpp_array_settle(jpp_array_t* array) {
   jpp_arrays_lock();
   bool useless = claim_useless(array);
   jpp_arrays_unlock();
-  if (useless) destroy_buffers(array);
+  if (useless) drop_buffers(array);
 }
 
 void jpp_array_end_read(jpp_array_t* array) {
@@ -132,7 +214,7 @@ void jpp_array_end_read(jpp_array_t* array) {
   bool useless = claim_useless(array);
   jpp_arrays_changed();
   jpp_arrays_unlock();
-  if (useless) destroy_buffers(array);
+  if (useless) drop_buffers(array);
 }
 
 // --- Donation -------------------------------------------------------------------------
@@ -159,7 +241,7 @@ void jpp_array_delete(jpp_array_t* array) {
   array->deleted = true;
   bool useless = claim_useless(array);
   jpp_arrays_unlock();
-  if (useless) destroy_buffers(array);
+  if (useless) drop_buffers(array);
 }
 
 bool jpp_array_is_deleted(const jpp_array_t* array) {
@@ -286,15 +368,24 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
 
 // --- Reading and taking ---------------------------------------------------------
 
-static jpp_status_t* read_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
-                                void* data, size_t size,
-                                const jpp_interrupt_t* interrupt) {
+// Waits for one shard, which the caller reads.
+static jpp_status_t* await_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
+                                 const jpp_interrupt_t* interrupt,
+                                 jpp_buffer_t*** out_shard) {
   jpp_buffer_t** buffers = jpp_array_at(array, rank);
   if (!buffers || device >= array->layout.devices_per_rank) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "no shard %u on rank %u", device, rank);
   }
-  JPP_RETURN_IF_ERROR(await_buffer(array, buffers[device], interrupt));
-  return jpp_client_buffer_read(array->layout.client, buffers[device], data, size);
+  *out_shard = buffers + device;
+  return await_buffer(array, buffers[device], interrupt);
+}
+
+static jpp_status_t* read_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
+                                void* data, size_t size,
+                                const jpp_interrupt_t* interrupt) {
+  jpp_buffer_t** shard = NULL;
+  JPP_RETURN_IF_ERROR(await_shard(array, rank, device, interrupt, &shard));
+  return jpp_client_buffer_read(array->layout.client, *shard, data, size);
 }
 
 jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
@@ -315,4 +406,56 @@ void jpp_array_take(jpp_array_t* array, uint32_t rank, jpp_buffer_t** out_buffer
   }
   array->deleted = true;
   jpp_arrays_unlock();
+}
+
+// --- Loans ----------------------------------------------------------------------------
+
+static jpp_status_t* lend_shard(jpp_array_t* array, uint32_t rank, uint32_t device,
+                                const jpp_interrupt_t* interrupt, jpp_loan_t* loan) {
+  jpp_client_t* client = array->layout.client;
+  jpp_buffer_t** shard = NULL;
+  JPP_RETURN_IF_ERROR(await_shard(array, rank, device, interrupt, &shard));
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_shape(client, *shard, &loan->shape));
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_lend(client, *shard, &loan->memory));
+  loan->shard = (uint32_t)(shard - array->buffers);
+  return NULL;
+}
+
+jpp_status_t* jpp_array_lend(jpp_array_t* array, uint32_t rank, uint32_t device,
+                             const jpp_interrupt_t* interrupt, jpp_loan_t* out_loan) {
+  *out_loan = (jpp_loan_t){.array = array};
+  JPP_RETURN_IF_ERROR(open_array(array, interrupt));
+  jpp_status_t* status = lend_shard(array, rank, device, interrupt, out_loan);
+  status = explain(array, status, interrupt);
+  if (!status) {
+    jpp_arrays_lock();
+    ++array->holders;
+    ++array->loans[out_loan->shard];
+    jpp_arrays_unlock();
+  }
+  jpp_array_end_read(array);
+  return status;
+}
+
+void jpp_array_reclaim(const jpp_loan_t* loan) {
+  if (jpp_process_is_forked) return;
+  jpp_array_t* array = loan->array;
+  jpp_client_buffer_reclaim(array->layout.client, array->buffers[loan->shard]);
+  jpp_arrays_lock();
+  --array->loans[loan->shard];
+  jpp_buffer_t* useless = array->dropped ? give_up_buffer(array, loan->shard) : NULL;
+  jpp_arrays_unlock();
+  jpp_client_buffer_destroy(array->layout.client, useless);
+  jpp_array_release(array);
+}
+
+bool jpp_array_is_shared(const jpp_array_t* array, uint32_t rank) {
+  if (array->owner) return true;
+  const jpp_buffer_t* const* first = (const jpp_buffer_t* const*)array->buffers;
+  const jpp_buffer_t* const* shards =
+      (const jpp_buffer_t* const*)jpp_array_at(array, rank);
+  for (uint32_t d = 0; d < array->layout.devices_per_rank; ++d) {
+    if (array->loans[(size_t)(shards - first) + d]) return true;
+  }
+  return false;
 }

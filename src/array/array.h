@@ -36,11 +36,13 @@ jpp_status_t* jpp_outcome_tell(jpp_outcome_t* outcome) JPP_MUST_USE;
 
 struct jpp_array {
   jpp_array_layout_t layout;
-  uint32_t* ranks;         // [num_ranks]
-  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
+  uint32_t* ranks;          // [num_ranks]
+  jpp_buffer_t** buffers;   // [num_ranks * devices_per_rank]; NULL once taken
+  struct jpp_owner* owner;  // whose the memory is; NULL: this library's
   // Under the lock:
   uint32_t holders;
   uint32_t readers;  // who use the buffers without the lock; they stay meanwhile
+  uint32_t* loans;   // [num_ranks * devices_per_rank]; such a buffer stays, too
   bool deleted;
   bool lost;               // donated to a step that failed
   bool dropped;            // its buffers are freed, or are being freed by somebody
@@ -58,6 +60,8 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t*
 jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank);
 // Under the lock: jpp_array_fate().
 const char* jpp_array_fate_of(const jpp_array_t* array);
+// Under the lock: whether somebody else sees what is written to the buffers of a rank.
+bool jpp_array_is_shared(const jpp_array_t* array, uint32_t rank);
 // What a donation of the array deletes.
 jpp_array_t* jpp_array_root(jpp_array_t* array);
 // Takes the lock; frees the buffers if nobody can use them any more: the array is deleted

@@ -89,20 +89,20 @@ jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* exec
   return status;
 }
 
-static jpp_status_t* host_array_check(const jpp_host_array_t* array) {
-  if (jpp_dtype_bits(array->dtype) == 0) {
+static jpp_status_t* shape_check(const jpp_buffer_shape_t* shape) {
+  if (jpp_dtype_bits(shape->dtype) == 0) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a known dtype, found %d",
-                           (int)array->dtype);
+                           (int)shape->dtype);
   }
-  if (array->rank > JPP_BUFFER_MAX_RANK) {
+  if (shape->rank > JPP_BUFFER_MAX_RANK) {
     return jpp_status_make(JPP_UNSUPPORTED,
                            "expected an array of rank %d at most, found %u",
-                           JPP_BUFFER_MAX_RANK, array->rank);
+                           JPP_BUFFER_MAX_RANK, shape->rank);
   }
-  for (uint32_t i = 0; i < array->rank; ++i) {
-    if (array->dims[i] >= 0) continue;
+  for (uint32_t i = 0; i < shape->rank; ++i) {
+    if (shape->dims[i] >= 0) continue;
     return jpp_status_make(JPP_INVALID_ARGUMENT, "dimension %u is negative: %lld", i,
-                           (long long)array->dims[i]);
+                           (long long)shape->dims[i]);
   }
   return NULL;
 }
@@ -113,7 +113,9 @@ jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
-  JPP_RETURN_IF_ERROR(host_array_check(array));
+  jpp_buffer_shape_t shape = {
+      .dtype = array->dtype, .rank = array->rank, .dims = array->dims};
+  JPP_RETURN_IF_ERROR(shape_check(&shape));
   return client->vtable->buffer_from_host(client, array, device, out_buffer);
 }
 
@@ -173,6 +175,27 @@ jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client, jpp_buffer_t* buff
   *out_pointer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_pointer(client, buffer, out_pointer);
+}
+
+jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
+                                     void** out_pointer) {
+  *out_pointer = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  return client->vtable->buffer_lend(client, buffer, out_pointer);
+}
+
+void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer) {
+  if (!jpp_process_is_forked) client->vtable->buffer_reclaim(client, buffer);
+}
+
+jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
+                                       const jpp_foreign_memory_t* foreign,
+                                       jpp_buffer_t** out_buffer) {
+  *out_buffer = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  JPP_RETURN_IF_ERROR(client_check_device(client, foreign->device));
+  JPP_RETURN_IF_ERROR(shape_check(&foreign->shape));
+  return client->vtable->buffer_borrow(client, foreign, out_buffer);
 }
 
 jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client, jpp_buffer_t* buffer,

@@ -37,6 +37,12 @@ typedef struct jpp_client_vtable {
                                size_t* out_bytes);
   jpp_status_t* (*buffer_pointer)(jpp_client_t* client, jpp_buffer_t* buffer,
                                   void** out_pointer);
+  jpp_status_t* (*buffer_lend)(jpp_client_t* client, jpp_buffer_t* buffer,
+                               void** out_pointer);
+  void (*buffer_reclaim)(jpp_client_t* client, jpp_buffer_t* buffer);
+  jpp_status_t* (*buffer_borrow)(jpp_client_t* client,
+                                 const jpp_foreign_memory_t* foreign,
+                                 jpp_buffer_t** out_buffer);
   jpp_status_t* (*buffer_is_deleted)(jpp_client_t* client, jpp_buffer_t* buffer,
                                      bool* out_deleted);
   jpp_status_t* (*event_await)(jpp_client_t* client, jpp_event_t* event);

@@ -214,6 +214,17 @@ typedef struct jpp_py_value {
 // Takes over `array`, which is released if it raised.
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array);
 
+// False, with an IndexError, if it has no such shard.
+bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device);
+
+// dlpack.c: the methods Value.lend and Value.borrow.
+PyObject* jpp_py_value_lend(PyObject* object, PyObject* args);
+PyObject* jpp_py_value_borrow(PyObject* type, PyObject* args);
+// Drops references that threads without the GIL have given up.
+void jpp_py_dropped_collect(void);
+// From now on such references stay: the interpreter is about to exit.
+void jpp_py_dropped_close(void);
+
 // --- Waiting --------------------------------------------------------------------------
 
 // A wait without the GIL. Ctrl-C and other signals: Python's handlers run in between, as

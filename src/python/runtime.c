@@ -344,6 +344,7 @@ static void leave_job(runtime_object_t* self) {
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
+  jpp_py_dropped_close();
   bool broken = false;
   for (runtime_object_t* self = g_runtimes; self; self = self->next) {
     bool needed = self->networked || has_callbacks(self);

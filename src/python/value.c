@@ -19,6 +19,7 @@ PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array) {
 static void value_dealloc(PyObject* object) {
   jpp_py_value_t* self = (jpp_py_value_t*)object;
   jpp_array_release(self->array);
+  jpp_py_dropped_collect();
   Py_XDECREF(self->client);
   jpp_py_free(object);
 }
@@ -148,11 +149,12 @@ static PyObject* value_stands_for(PyObject* object, PyObject* origin) {
 
 // --- Looking --------------------------------------------------------------------------
 
-static bool has_shard(const jpp_array_t* array, uint32_t rank, uint32_t device) {
+bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device) {
   jpp_array_layout_t layout = jpp_array_layout(array);
   for (uint32_t i = 0; i < layout.num_ranks; ++i) {
-    if (layout.ranks[i] == rank) return device < layout.devices_per_rank;
+    if (layout.ranks[i] == rank && device < layout.devices_per_rank) return true;
   }
+  PyErr_Format(PyExc_IndexError, "no shard %u on rank %u", device, rank);
   return false;
 }
 
@@ -164,15 +166,13 @@ static PyObject* value_read(PyObject* object, PyObject* args) {
                         &device, &view)) {
     return NULL;
   }
-  bool ok = has_shard(array, rank, device);
+  bool ok = jpp_py_value_check_shard(array, rank, device);
   if (ok) {
     jpp_py_wait_t wait;
     jpp_py_wait_begin(&wait);
     jpp_status_t* status =
         jpp_array_read(array, rank, device, view.buf, (size_t)view.len, &wait.interrupt);
     ok = jpp_py_wait_end(&wait, status);
-  } else {
-    PyErr_Format(PyExc_IndexError, "no shard %u on rank %u", device, rank);
   }
   PyBuffer_Release(&view);
   if (!ok) return NULL;
@@ -224,12 +224,22 @@ static PyMethodDef kMethods[] = {
     {"put", value_put, METH_VARARGS | METH_STATIC,
      "put(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
      "Uploads a list of shards; devices and shards are [rank][device], flat."},
+    {"borrow", jpp_py_value_borrow, METH_VARARGS | METH_STATIC,
+     "borrow(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
+     "The same over the memory of a list of DLPack capsules, which stays theirs and is "
+     "not "
+     "copied; None where the devices can not use it."},
     {"stands_for", value_stands_for, METH_O,
      "stands_for($self, origin, /)\n--\n\n"
      "Donating this one donates `origin`, of which it is a copy."},
     {"read", value_read, METH_VARARGS,
      "read($self, rank, device, buffer, /)\n--\n\n"
      "Waits, and copies a shard into a writable buffer, dense, last dimension fastest."},
+    {"lend", jpp_py_value_lend, METH_VARARGS,
+     "lend($self, rank, device, device_type, device_id, flat, /)\n--\n\n"
+     "Waits, and gives a DLPack capsule of a shard where it is, on the device that "
+     "DLPack "
+     "calls so; `flat`: of its bytes. None where the memory can not be shared."},
     {"delete", value_delete, METH_NOARGS,
      "delete($self, /)\n--\n\nFrees the device memory now."},
     {"wait", value_wait, METH_NOARGS,

@@ -1,5 +1,6 @@
 // A call: arrays in, promises out. What is donated is claimed before anything runs, all
-// of it or none; the buffers change hands when the step is issued.
+// of it or none; the buffers change hands when the step is issued. What somebody else
+// looks at as well does not change hands: the step owns a copy.
 #include "array/lock.h"
 #include "runtime/state.h"
 
@@ -351,25 +352,44 @@ static jpp_status_t* explain_copy(const jpp_runtime_t* runtime, uint32_t arg,
                              arg_name(runtime, arg));
 }
 
+// From its own rank, or else from its first one.
 static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
                                 uint32_t rank, uint32_t input) {
   const jpp_actor_t* actor = &runtime->actors[rank];
   const jpp_array_t* array = step->args[actor->program->inputs[input].arg];
+  jpp_buffer_t** shards = jpp_array_at(array, rank);
+  if (!shards) shards = array->buffers;
   jpp_buffer_t** copies = shards_of_input(runtime, step, rank, input);
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
-    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
-        runtime->client, array->buffers[d], actor->devices[d], &copies[d]));
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(runtime->client, shards[d],
+                                                         actor->devices[d], &copies[d]));
   }
   return NULL;
 }
 
-// Brings arguments to the ranks that have no copy of them, from their first one.
+// Under the lock: whether the step takes a copy. The argument is not there, or the step
+// may write there but somebody else looks: nobody new will, as what is donated is deleted
+// by now.
+static bool needs_copy(const jpp_step_t* step, const jpp_program_input_t* input,
+                       uint32_t rank) {
+  const jpp_array_t* array = step->args[input->arg];
+  return !jpp_array_at(array, rank) || (input->owned && jpp_array_is_shared(array, rank));
+}
+
+static void mark_copies(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = runtime->actors[r].program;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      step->actors[r].is_copy[i] = needs_copy(step, &program->inputs[i], r);
+    }
+  }
+}
+
 static jpp_status_t* copy_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_program_t* program = runtime->actors[r].program;
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
-      if (jpp_array_at(step->args[program->inputs[i].arg], r)) continue;
-      step->actors[r].is_copy[i] = true;
+      if (!step->actors[r].is_copy[i]) continue;
       jpp_status_t* status = copy_input(runtime, step, r, i);
       if (status) return explain_copy(runtime, program->inputs[i].arg, r, status);
     }
@@ -393,6 +413,7 @@ jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
   await_args(runtime, step);
   const jpp_outcome_t* failed = find_failed_arg(runtime, step);
   jpp_status_t* status = failed ? jpp_status_clone(failed->failure) : NULL;
+  if (!status) mark_copies(runtime, step);
   jpp_arrays_unlock();
   if (status) return status;
   JPP_RETURN_IF_ERROR(copy_inputs(runtime, step));

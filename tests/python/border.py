@@ -429,6 +429,16 @@ def cases(step: Step) -> list[Case]:
             ("list", [np.ones(2, "f4")]),
             ("text, not None", "float32"),
         ),
+        Case(
+            "Value.borrow",
+            lambda: _core.Value.borrow,
+            ("object", step.client),
+            ("numbers", [0]),
+            ("number", 1),
+            ("numbers", [0]),
+            ("list", [jnp.ones(64).__dlpack__()]),
+            ("text, not None", "float32"),
+        ),
         Case("Value.stands_for", lambda: value.stands_for, ("object", value)),
         Case(
             "Value.read",
@@ -436,6 +446,12 @@ def cases(step: Step) -> list[Case]:
             ("number", 0),
             ("number", 0),
             ("buffer", bytearray(8)),
+        ),
+        Case(
+            "Value.lend",
+            lambda: value.lend,
+            *[("number", n) for n in (0, 0, 1, 0)],
+            ("anything", True),
         ),
         Case("Value.delete", lambda: value_of(step.client).delete),
         Case("Value.wait", lambda: value.wait),
@@ -576,7 +592,15 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "a bare step without a bare loop": lambda: runtime.bare_step(values),
         "a shard that is not there": lambda: values[0].read(0, 1, bytearray(16)),
         "a buffer that is too small": lambda: value_of(step.client).read(0, 0, bytearray(1)),
+        "a loan of a shard that is not there": lambda: values[0].lend(0, 1, 1, 0, True),
         "a deleted array": gone.wait,
+        "a loan of a deleted array": lambda: gone.lend(0, 0, 1, 0, True),
+        "a capsule of something else": lambda: _core.Value.borrow(
+            step.client, [0], 1, [0], [_core.callback_handler()], "float32"
+        ),
+        "memory for a device that is not there": lambda: _core.Value.borrow(
+            step.client, [0], 1, [99], [jnp.ones(64).__dlpack__()], "float32"
+        ),
         "items of another size": lambda: _core.Value.put(
             step.client, [0], 1, [0], [np.ones(2, "f8")], "float32"
         ),

@@ -346,6 +346,65 @@ def error_beside_daemons() -> None:
     raise ValueError("of the user")
 
 
+LARGE = np.ones((256, 256), np.float32)  # enough bytes that an array is shared
+KEPT: list[Any] = []  # to the interpreter's end
+
+
+def sharing_step() -> Any:
+    return make_step(lambda w, x: (w + x, slow(jnp.sum(w * x), 100_000)), donate_argnums=0)
+
+
+def exit_with_shared_memory() -> None:
+    """JAX's arrays over the runtime's memory and steps on JAX's, in all states."""
+    step = sharing_step()
+    w, _ = step(LARGE, jnp.asarray(LARGE))
+    for _ in range(3):
+        KEPT.append(w.first_mpmd_replica)
+        w, total = step(w, jnp.asarray(LARGE))
+        KEPT.append(total)
+    KEPT.append(jnp.sum(KEPT[0]))
+    sys.exit(3)
+
+
+def shared_memory_outlives_its_owners() -> None:
+    """What JAX looks at stays when array, step, mesh and client are let go."""
+    from jaxpp.run import devices
+
+    step = sharing_step()
+    w, total = step(LARGE, jnp.asarray(LARGE))
+    jax.block_until_ready(total)
+    seen = [w.first_mpmd_replica, w.addressable_shards[0].data, jax.device_put(w)]
+    del step, w, total
+    devices._devices.cache_clear()
+    devices.client_of.cache_clear()
+    jaxpp.MpmdMesh.mesh_stack.clear()
+    jax.clear_caches()
+    gc.collect()
+    say("seen", [float(jnp.sum(one)) == 2.0 * LARGE.size for one in seen])
+    while seen:
+        seen.pop()
+        gc.collect()
+    again, _ = sharing_step()(LARGE, jnp.asarray(LARGE))
+    say("again", float(again[0, 0]))
+
+
+def fork_with_shared_memory() -> None:
+    """A child lets go of what its parent shares, which stays the parent's."""
+    step = sharing_step()
+    w, total = step(LARGE, jnp.asarray(LARGE))
+    jax.block_until_ready(total)
+    shared = [w.first_mpmd_replica, np.from_dlpack(w.first_mpmd_replica)]
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        del w, shared, total
+        gc.collect()
+        os._exit(7)
+    say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    w, _ = step(w, jnp.asarray(LARGE))
+    say("parent", float(shared[0][0, 0]), float(w[0, 0]))
+
+
 def exit_with_a_thread() -> None:
     """Python waits for a thread that is no daemon; so its step ends."""
 

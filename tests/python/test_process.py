@@ -111,11 +111,21 @@ def test_a_pool_of_forked_processes_raises_in_the_parent() -> None:
     assert parent == "parent True"
 
 
+def test_a_fork_while_memory_is_shared() -> None:
+    assert lines_of("fork_with_shared_memory") == ["child 7", "parent 2.0 3.0"]
+
+
 # --- Exits ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name", ["exit_at_once", "exit_after_interruption", "exit_beside_daemons"]
+    "name",
+    [
+        "exit_at_once",
+        "exit_after_interruption",
+        "exit_beside_daemons",
+        "exit_with_shared_memory",
+    ],
 )
 def test_exit_with_work_under_way(name: str) -> None:
     played = play(name)
@@ -131,3 +141,8 @@ def test_an_exception_at_top_level_beside_running_steps() -> None:
     played = play("error_beside_daemons")
     assert played.returncode == 1
     assert played.stderr.endswith("ValueError: of the user\n")
+
+
+def test_shared_memory_outlives_its_owners() -> None:
+    expected = ["seen [True, True, True]", "again 2.0"]
+    assert lines_of("shared_memory_outlives_its_owners") == expected

@@ -16,11 +16,11 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.array import physical_type
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
+from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import run_op
 from jaxpp.trace.graph import FrontLoop, Graph
 

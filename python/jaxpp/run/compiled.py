@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import (
+from jaxpp.array import MpmdArray
+from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
+from jaxpp.jax_internals import serialized_compile_options
+from jaxpp.placements import (
     HandMadeValue,
-    MpmdArray,
     PartedPlacement,
     PartedValue,
     Placement,
     is_of_runtime,
 )
-from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
-from jaxpp.jax_internals import serialized_compile_options
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
@@ -82,7 +82,7 @@ class CompiledStep:
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
-            self._upload(placement, const, f"constant {k} that the step closes over")
+            self._take(placement, const, f"constant {k} that the step closes over", False)
             for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
         devices.flush()
@@ -139,6 +139,15 @@ class CompiledStep:
         return groups
 
     # --- Running ---
+
+    def _take(self, placement: Placement, leaf: Any, name: str, anywhere: bool) -> _core.Value:
+        """What is only read: an array of JAX's where it is, if that can be, or a copy.
+        `anywhere`: also where the step has to bring it from."""
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            value = placement.borrow(leaf, anywhere)
+            if value is not None:
+                return value
+        return self._upload(placement, leaf, name)
 
     def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
         deleted = getattr(leaf, "is_deleted", None)
@@ -221,24 +230,30 @@ class CompiledStep:
             if isinstance(placement, PartedPlacement) or not is_of_runtime(leaf._value):
                 leaf.delete()
 
-    def _take_over(self, leaf: MpmdArray, name: str) -> None:
-        """An array that was made by hand moves into the runtime's memory."""
+    def _take_over(self, leaf: MpmdArray, name: str, donated: bool) -> None:
+        """An array that was made by hand becomes the runtime's, where it is or, if the step
+        may write there, in a copy."""
         made = leaf._placement
         placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
-        value = self._moved(lambda: placement.put_made(leaf._value), placement, name)
+        value = None if donated else placement.borrow_made(leaf._value)
+        if value is None:
+            value = self._moved(lambda: placement.put_made(leaf._value), placement, name)
         leaf._placement, leaf._value = placement, value
 
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
         name = self._traced.arg_names[position]
-        if type(leaf) is not MpmdArray:
+        donated = self._traced.donated[position]
+        if type(leaf) is not MpmdArray and donated:
             return self._upload(placement, leaf, f"argument {name}")
+        if type(leaf) is not MpmdArray:
+            return self._take(placement, leaf, f"argument {name}", anywhere=True)
         if (
             type(leaf._value) is HandMadeValue
             and leaf._placement.mesh == self._mesh
             and not leaf.is_deleted()
         ):
-            self._take_over(leaf, f"argument {name}")
+            self._take_over(leaf, f"argument {name}", donated)
         given = leaf._placement
         there = leaf._value
         if not is_of_runtime(there):

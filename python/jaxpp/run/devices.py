@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error
@@ -16,6 +17,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler
 from jaxpp.run.handlers import register_handlers
+from jaxpp.run.lending import can_share, capsules_of, lent_array
 from jaxpp.run.plugins import client_options, platform_of, plugin_path
 from jaxpp.run.processes import processes_of
 from jaxpp.run.saving import TaskModules
@@ -37,6 +39,8 @@ class Devices:
 
     # Whether a step brings an argument from one rank to another that needs it.
     can_move = True
+    # Bytes of an array of JAX's from which on it is worth asking `borrow`.
+    least_borrowed = 0
 
     def __init__(
         self,
@@ -68,6 +72,23 @@ class Devices:
     ) -> Any:
         """The memory of an array whose shards, one a device, are uploaded to some ranks."""
         raise NotImplementedError
+
+    def borrow(
+        self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
+    ) -> Any:
+        """The same over the memory of JAX's arrays, one a device, which is not copied; None
+        where that is not possible."""
+        return None
+
+    def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
+        """Whether what lies on one device of JAX's can be used on another one as it is."""
+        return False
+
+    def lend(self, value: Any, rank: int, index: int, device: jax.Device) -> Any:
+        """One shard of what `put` gave, which JAX knows on `device`, in memory that JAX can
+        use: a flat array of its bytes on the host, or one of JAX's; None where neither is
+        possible."""
+        return None
 
     def flush(self) -> None:
         """Sends what `put` was given and has kept until a step takes it along."""
@@ -113,6 +134,8 @@ class LocalDevices(Devices):
             [by_id[i] if own else 0 for i in row] for row, own in zip(ids, owned, strict=True)
         ]
         super().__init__(info.platform, info.version, ids, indices, processes)
+        if info.platform == "cpu":
+            self.least_borrowed = 1 << 16  # up to there a copy takes less time
 
     @functools.cached_property
     def layout(self) -> tuple[Any, ...]:
@@ -122,6 +145,24 @@ class LocalDevices(Devices):
         self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
     ) -> _core.Value:
         return _core.Value.put(self.client, ranks, self.per_rank, indices, shards, dtype)
+
+    def borrow(
+        self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
+    ) -> _core.Value | None:
+        capsules = capsules_of(shards)
+        if capsules is None:
+            return None
+        return _core.Value.borrow(self.client, ranks, self.per_rank, indices, capsules, dtype)
+
+    def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
+        return self.platform == platform_of(wanted) and can_share(given, wanted)
+
+    def lend(
+        self, value: _core.Value, rank: int, index: int, device: jax.Device
+    ) -> np.ndarray | jax.Array | None:
+        if self.platform != platform_of(device):
+            return None
+        return lent_array(value, rank, index, device)
 
     def start(
         self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]

@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import AxisType
 
 from jaxpp import _core
-from jaxpp.array import carrier_of
 from jaxpp.errors import make_error, shorten, tree_text
 from jaxpp.mesh import MpmdMesh
+from jaxpp.placements import carrier_of
 from jaxpp.plan.planning import Planned
 from jaxpp.plan.sharding import Specs
 from jaxpp.run.compiled import CompiledStep

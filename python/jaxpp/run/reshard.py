@@ -7,10 +7,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpp.array import MpmdArray, Placement
+from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import broadcast_prefix
 from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.placements import Placement
 from jaxpp.run.devices import devices_for
 
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.array import Placement, to_host
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import key_implementation
 from jaxpp.mesh import MpmdMesh
+from jaxpp.placements import Placement, to_host
 from jaxpp.plan.planning import Planned
 from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
 from jaxpp.trace.stacked import Bounds

@@ -19,10 +19,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
-from jaxpp.array import physical_type
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import is_transposed, is_unspecified, user_line
 from jaxpp.operations import Operation, kind_of
+from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
 from jaxpp.trace.loop import closed_over_error, loop_p

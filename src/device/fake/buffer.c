@@ -204,6 +204,64 @@ jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
   return NULL;
 }
 
+jpp_status_t* fake_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
+                               void** out_pointer) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  fake_handle_t* handle = (fake_handle_t*)buffer;
+  jpp_status_t* status = fake_handle_check_locked(buffer, FAKE_BUFFER, "lend");
+  if (!status) {
+    ++handle->loans;
+    *out_pointer = handle->value->data;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+void fake_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  fake_handle_t* handle = (fake_handle_t*)buffer;
+  if (handle->loans) {
+    --handle->loans;
+  } else {
+    ++client->stats.misuses;
+  }
+  pthread_mutex_unlock(&client->mutex);
+}
+
+static jpp_status_t* borrow_locked(fake_client_t* client,
+                                   const jpp_foreign_memory_t* foreign,
+                                   jpp_buffer_t** out_buffer) {
+  fake_shape_t shape = {.dtype = foreign->shape.dtype, .rank = foreign->shape.rank};
+  for (uint32_t i = 0; i < shape.rank; ++i) shape.dims[i] = foreign->shape.dims[i];
+  fake_completion_t* completion = NULL;
+  fake_value_t* value = NULL;
+  JPP_RETURN_IF_ERROR(fake_completion_create(&completion));
+  completion->done = true;
+  jpp_status_t* status =
+      fake_value_create_locked(&shape, foreign->device, completion, &value);
+  if (!status) status = fake_buffer_create_locked(client, value, out_buffer);
+  if (!status) {
+    jpp_free(value->data);
+    value->data = foreign->memory;
+    value->release = foreign->release;
+    value->user = foreign->user;
+  }
+  fake_value_release_locked(value);
+  fake_completion_release_locked(completion);
+  return status;
+}
+
+jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_foreign_memory_t* foreign,
+                                 jpp_buffer_t** out_buffer) {
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  jpp_status_t* status = borrow_locked(client, foreign, out_buffer);
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
 jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
                                      bool* out_deleted) {
   fake_client_t* client = fake_client(base);

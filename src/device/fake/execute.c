@@ -94,9 +94,16 @@ static jpp_status_t* check_result_args_locked(const fake_result_t* result,
   return NULL;
 }
 
-static jpp_status_t* check_donated_once(const fake_program_t* program,
-                                        jpp_buffer_t* const* args) {
+// What is donated is given once, and nobody else looks at it.
+static jpp_status_t* check_donations(const fake_program_t* program,
+                                     jpp_buffer_t* const* args) {
   for (uint32_t d = 0; d < program->donate_count; ++d) {
+    const fake_handle_t* handle = (fake_handle_t*)args[program->donate[d]];
+    if (handle->loans || handle->value->release) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "execute: argument %u is donated, but its memory is %s",
+                             program->donate[d], handle->loans ? "lent" : "borrowed");
+    }
     for (uint32_t i = 0; i < program->arg_count; ++i) {
       if (i == program->donate[d] || args[i] != args[program->donate[d]]) continue;
       return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -130,7 +137,7 @@ static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
     for (uint32_t k = 0; k < program->result_count; ++k) {
       JPP_RETURN_IF_ERROR(check_result_args_locked(&program->results[k], args));
     }
-    JPP_RETURN_IF_ERROR(check_donated_once(program, args));
+    JPP_RETURN_IF_ERROR(check_donations(program, args));
   }
   return NULL;
 }

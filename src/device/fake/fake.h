@@ -28,6 +28,8 @@ typedef struct fake_value {
   fake_completion_t* completion;  // one reference
   size_t bytes;
   void* data;
+  void (*release)(void* memory, void* user);  // not NULL: `data` is somebody else's
+  void* user;                                 // of `release`
 } fake_value_t;
 
 typedef enum fake_kind { FAKE_BUFFER, FAKE_EVENT, FAKE_EXECUTABLE } fake_kind_t;
@@ -38,6 +40,7 @@ typedef struct fake_handle {
   fake_kind_t kind;
   fake_state_t state;
   bool accounted;                 // its bytes are in the stats
+  uint32_t loans;                 // FAKE_BUFFER; of its contents
   fake_value_t* value;            // FAKE_BUFFER; one reference while live
   fake_completion_t* completion;  // FAKE_EVENT; one reference while live
   fake_program_t* program;        // FAKE_EXECUTABLE; kept when dead: tasks may use it
@@ -149,6 +152,11 @@ jpp_status_t* fake_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
                                size_t* out_bytes);
 jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
                                   void** out_pointer);
+jpp_status_t* fake_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
+                               void** out_pointer);
+void fake_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
+jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_foreign_memory_t* foreign,
+                                 jpp_buffer_t** out_buffer);
 jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
                                      bool* out_deleted);
 jpp_status_t* fake_event_await(jpp_client_t* base, jpp_event_t* event);

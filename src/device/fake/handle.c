@@ -39,7 +39,11 @@ jpp_status_t* fake_value_create_locked(const fake_shape_t* shape, uint32_t devic
 void fake_value_release_locked(fake_value_t* value) {
   if (!value || --value->refs) return;
   fake_completion_release_locked(value->completion);
-  jpp_free(value->data);
+  if (value->release) {
+    value->release(value->data, value->user);
+  } else {
+    jpp_free(value->data);
+  }
   jpp_free(value);
 }
 
@@ -137,6 +141,7 @@ void fake_handle_destroy_locked(fake_client_t* client, void* opaque) {
     ++client->stats.misuses;
     return;
   }
+  if (handle->loans) ++client->stats.misuses;
   drop_contents_locked(client, handle);
   handle->state = FAKE_DESTROYED;
   --*live_count(client, handle->kind);

@@ -33,8 +33,8 @@ static jpp_status_t* buffer_dims(const PJRT_Api* api, PJRT_Buffer* buffer,
                          "dimensions");
 }
 
-static jpp_status_t* buffer_check_not_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
-                                              const char* doing) {
+jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    const char* doing) {
   bool deleted = false;
   JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_is_deleted(base, buffer, &deleted));
   if (!deleted) return NULL;
@@ -69,7 +69,7 @@ static jpp_status_t* buffer_host_layout(const PJRT_Api* api, PJRT_Buffer* buffer
 jpp_status_t* jpp_pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
                                       void* data, size_t size, jpp_event_t** out_event) {
   const PJRT_Api* api = jpp_pjrt_client(base)->api;
-  JPP_RETURN_IF_ERROR(buffer_check_not_deleted(base, buffer, "copy to host"));
+  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_check(base, buffer, "copy to host"));
   int64_t minor_to_major[JPP_BUFFER_MAX_RANK];
   PJRT_Buffer_MemoryLayout layout;
   JPP_RETURN_IF_ERROR(
@@ -98,7 +98,7 @@ jpp_status_t* jpp_pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* b
   }
   jpp_status_t* status =
       jpp_pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "copy to device");
-  jpp_status_t* donated = buffer_check_not_deleted(base, buffer, "copy to device");
+  jpp_status_t* donated = jpp_pjrt_buffer_check(base, buffer, "copy to device");
   if (!donated) return status;
   jpp_status_free(status);
   return donated;
@@ -152,7 +152,7 @@ jpp_status_t* jpp_pjrt_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
 jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
                                       void** out_pointer) {
   const PJRT_Api* api = jpp_pjrt_client(base)->api;
-  JPP_RETURN_IF_ERROR(buffer_check_not_deleted(base, buffer, "device pointer"));
+  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_check(base, buffer, "device pointer"));
   JPP_PJRT_ARGS(Buffer_UnsafePointer, unsafe);
   unsafe.buffer = (PJRT_Buffer*)buffer;
   PJRT_Error* error = api->PJRT_Buffer_UnsafePointer(&unsafe);

@@ -37,11 +37,15 @@ PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error
 // For calls whose failure nobody can act on.
 void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
 
+// buffer.c: JPP_DONATED_ERROR for a buffer that is not there any more.
+jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    const char* doing);
+
 // dtype.c
 PJRT_Buffer_Type jpp_pjrt_type_from_dtype(jpp_dtype_t dtype);
 jpp_dtype_t jpp_pjrt_type_to_dtype(PJRT_Buffer_Type type);
 
-// The rows of the table: executable.c, buffer.c, event.c, custom_call.c.
+// The rows of the table: executable.c, buffer.c, loan.c, event.c, custom_call.c.
 jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
                                jpp_executable_t** out_executable);
 jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
@@ -70,6 +74,12 @@ jpp_status_t* jpp_pjrt_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
                                    size_t* out_bytes);
 jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
                                       void** out_pointer);
+jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
+                                   void** out_pointer);
+void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
+jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
+                                     const jpp_foreign_memory_t* foreign,
+                                     jpp_buffer_t** out_buffer);
 jpp_status_t* jpp_pjrt_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
                                          bool* out_deleted);
 

@@ -132,6 +132,21 @@ jpp_buffer_t* test_upload(jpp_client_t* client, uint32_t device, float first) {
   return buffer;
 }
 
+static void count_release(void* memory, void* user) {
+  assert_non_null(memory);
+  ++*(_Atomic uint32_t*)user;
+}
+
+jpp_buffer_t* test_borrow(jpp_client_t* client, jpp_buffer_t* owner,
+                          _Atomic uint32_t* released) {
+  jpp_foreign_memory_t foreign = {.release = count_release, .user = (void*)released};
+  ASSERT_OK(jpp_client_buffer_lend(client, owner, &foreign.memory));
+  ASSERT_OK(jpp_client_buffer_shape(client, owner, &foreign.shape));
+  jpp_buffer_t* view = NULL;
+  ASSERT_OK(jpp_client_buffer_borrow(client, &foreign, &view));
+  return view;
+}
+
 void test_expect(jpp_client_t* client, jpp_buffer_t* buffer, float first, float step) {
   float data[4] = {0};
   ASSERT_OK(jpp_client_buffer_read(client, buffer, data, sizeof(data)));

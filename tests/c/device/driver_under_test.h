@@ -38,6 +38,10 @@ jpp_executable_t* test_compile(jpp_client_t* client, test_program_t program);
 
 // f32[4] with elements first, first + 1, ...
 jpp_buffer_t* test_upload(jpp_client_t* client, uint32_t device, float first);
+// A buffer on device 0 over the memory of another one, which is lent for it.
+// `released` counts calls of the release.
+jpp_buffer_t* test_borrow(jpp_client_t* client, jpp_buffer_t* owner,
+                          _Atomic uint32_t* released);
 // The buffer is f32[4] and holds first, first + step, ...
 void test_expect(jpp_client_t* client, jpp_buffer_t* buffer, float first, float step);
 

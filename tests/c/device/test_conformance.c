@@ -120,6 +120,106 @@ static void test_pointer_shows_the_contents(void** state) {
   jpp_client_buffer_destroy(client, buffer);
 }
 
+static void test_lent_contents_stay_where_they_are(void** state) {
+  jpp_client_t* client = client_of(state);
+  jpp_executable_t* add = test_compile(client, TEST_ADD);
+  jpp_buffer_t* one = test_upload(client, 0, 1);
+  jpp_buffer_t* sum = NULL;
+  ASSERT_OK(test_execute(client, add, one, one, &sum));
+  test_expect(client, sum, 2, 2);
+  void *first = NULL, *second = NULL, *pointer = NULL;
+  ASSERT_OK(jpp_client_buffer_lend(client, sum, &first));
+  ASSERT_OK(jpp_client_buffer_lend(client, sum, &second));
+  ASSERT_OK(jpp_client_buffer_pointer(client, sum, &pointer));
+  assert_ptr_equal(first, pointer);
+  assert_ptr_equal(second, pointer);
+  jpp_client_buffer_reclaim(client, sum);
+  if (test_is_host(client)) assert_float_equal(((const float*)first)[3], 8, 0);
+  jpp_client_buffer_reclaim(client, sum);
+  jpp_client_buffer_destroy(client, sum);
+  jpp_client_buffer_destroy(client, one);
+  jpp_client_executable_destroy(client, add);
+}
+
+static void test_what_is_gone_can_not_be_lent(void** state) {
+  jpp_client_t* client = client_of(state);
+  jpp_executable_t* add = test_compile(client, TEST_ADD_DONATE);
+  jpp_buffer_t* a = test_upload(client, 0, 1);
+  jpp_buffer_t* b = test_upload(client, 0, 2);
+  jpp_buffer_t* sum = NULL;
+  ASSERT_OK(test_execute(client, add, a, b, &sum));
+  void* pointer = client;
+  ASSERT_FAILS(jpp_client_buffer_lend(client, a, &pointer), JPP_DONATED_ERROR, "lend");
+  assert_null(pointer);
+  jpp_client_buffer_destroy(client, a);
+  jpp_client_buffer_destroy(client, b);
+  jpp_client_buffer_destroy(client, sum);
+  jpp_client_executable_destroy(client, add);
+}
+
+// What one buffer lends another one borrows, as between two clients.
+static void test_borrowed_memory_is_used_where_it_is(void** state) {
+  jpp_client_t* client = client_of(state);
+  jpp_executable_t* add = test_compile(client, TEST_ADD);
+  jpp_buffer_t* owner = test_upload(client, 0, 5);
+  test_expect(client, owner, 5, 1);
+  _Atomic uint32_t released = 0;
+  jpp_buffer_t* view = test_borrow(client, owner, &released);
+  test_expect(client, view, 5, 1);
+  void *memory = NULL, *pointer = NULL;
+  ASSERT_OK(jpp_client_buffer_pointer(client, owner, &memory));
+  ASSERT_OK(jpp_client_buffer_pointer(client, view, &pointer));
+  assert_ptr_equal(pointer, memory);
+  jpp_buffer_t *sum = NULL, *copy = NULL;
+  ASSERT_OK(test_execute(client, add, view, owner, &sum));
+  // To its own device too: a copy for somebody who is to write there.
+  for (uint32_t d = 0; d < 2; ++d) {
+    ASSERT_OK(
+        jpp_client_buffer_copy_to_device(client, view, test_device(client, d), &copy));
+    test_expect(client, copy, 5, 1);
+    ASSERT_OK(jpp_client_buffer_pointer(client, copy, &pointer));
+    assert_ptr_not_equal(pointer, memory);
+    jpp_client_buffer_destroy(client, copy);
+  }
+  test_expect(client, sum, 10, 2);
+  assert_int_equal(released, 0);
+  jpp_client_buffer_destroy(client, view);
+  while (!released) usleep(100);
+  assert_int_equal(released, 1);
+  test_expect(client, owner, 5, 1);  // the owner's still
+  jpp_client_buffer_reclaim(client, owner);
+  jpp_client_buffer_destroy(client, owner);
+  jpp_client_buffer_destroy(client, sum);
+  jpp_client_executable_destroy(client, add);
+}
+
+static void never_release(void* memory, void* user) {
+  (void)memory, (void)user;
+  fail();
+}
+
+static void test_what_can_not_be_borrowed_is_refused(void** state) {
+  jpp_client_t* client = client_of(state);
+  float memory[4] = {0};
+  int64_t dims[1] = {-1};
+  jpp_foreign_memory_t foreign = {
+      .memory = memory,
+      .shape = {.dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims},
+      .release = never_release};
+  jpp_buffer_t* view = (jpp_buffer_t*)client;
+  ASSERT_FAILS(jpp_client_buffer_borrow(client, &foreign, &view), JPP_INVALID_ARGUMENT,
+               "negative");
+  assert_null(view);
+  dims[0] = 4;
+  foreign.device = jpp_client_info(client)->device_count;
+  ASSERT_FAILS(jpp_client_buffer_borrow(client, &foreign, &view), JPP_DEVICES_ERROR,
+               "device index");
+  foreign.shape.dtype = JPP_DTYPE_INVALID;
+  foreign.device = 0;
+  ASSERT_FAILS(jpp_client_buffer_borrow(client, &foreign, &view), JPP_INVALID_ARGUMENT,
+               "dtype");
+}
+
 static void test_read_into_too_little_room_fails(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_buffer_t* buffer = test_upload(client, 0, 1);
@@ -561,6 +661,10 @@ int main(int argc, char** argv) {
       ON_CLIENT(test_scalar_and_empty_arrays),
       ON_CLIENT(test_byte_strides_are_followed),
       ON_CLIENT(test_pointer_shows_the_contents),
+      ON_CLIENT(test_lent_contents_stay_where_they_are),
+      ON_CLIENT(test_what_is_gone_can_not_be_lent),
+      ON_CLIENT(test_borrowed_memory_is_used_where_it_is),
+      ON_CLIENT(test_what_can_not_be_borrowed_is_refused),
       ON_CLIENT(test_read_into_too_little_room_fails),
       ON_CLIENT(test_unknown_devices_are_refused),
       ON_CLIENT(test_executions_chain_without_waiting),

@@ -96,6 +96,35 @@ static void test_dead_handles_are_errors(void** state) {
   jpp_client_destroy(client);
 }
 
+static void test_memory_that_is_shared_is_not_donated(void** state) {
+  (void)state;
+  jpp_client_t* client = create(0);
+  jpp_executable_t* donate = test_compile(client, TEST_ADD_DONATE);
+  jpp_buffer_t* lent = test_upload(client, 0, 1);
+  jpp_buffer_t* b = test_upload(client, 0, 2);
+  _Atomic uint32_t released = 0;
+  jpp_buffer_t* view = test_borrow(client, lent, &released);
+  jpp_buffer_t* sum = NULL;
+  void* memory = NULL;
+  assert_int_equal(stats_of(client).live_bytes, 32);
+  ASSERT_FAILS(test_execute(client, donate, lent, b, &sum), JPP_INVALID_ARGUMENT,
+               "is lent");
+  ASSERT_FAILS(test_execute(client, donate, view, b, &sum), JPP_INVALID_ARGUMENT,
+               "is borrowed");
+  jpp_client_buffer_destroy(client, view);
+  assert_int_equal(released, 1);
+  jpp_client_buffer_reclaim(client, lent);
+  ASSERT_OK(test_execute(client, donate, lent, b, &sum));
+  jpp_client_buffer_destroy(client, sum);
+  jpp_client_buffer_destroy(client, lent);
+  assert_int_equal(stats_of(client).misuses, 0);
+  ASSERT_OK(jpp_client_buffer_lend(client, b, &memory));
+  jpp_client_buffer_destroy(client, b);
+  assert_int_equal(stats_of(client).misuses, 1);
+  jpp_client_executable_destroy(client, donate);
+  jpp_client_destroy(client);
+}
+
 static void test_what_is_left_goes_with_the_client(void** state) {
   (void)state;
   jpp_client_t* client = create(1);
@@ -306,6 +335,7 @@ int main(void) {
       cmocka_unit_test(test_device_count_is_checked),
       cmocka_unit_test(test_accounts_are_exact),
       cmocka_unit_test(test_dead_handles_are_errors),
+      cmocka_unit_test(test_memory_that_is_shared_is_not_donated),
       cmocka_unit_test(test_what_is_left_goes_with_the_client),
       cmocka_unit_test(test_argument_on_another_device_is_refused),
       cmocka_unit_test(test_programs_compute),

@@ -1,0 +1,412 @@
+"""How the memory of an array lies on pipeline ranks: which ranks, sharded how, in which
+client's memory, and how it gets there and back."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpp import _core
+from jaxpp.errors import DELETED, make_error
+from jaxpp.jax_internals import key_implementation
+from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
+
+if TYPE_CHECKING:
+    from jaxpp.run.devices import Devices
+
+__all__ = [
+    "HandMadePlacement",
+    "HandMadeValue",
+    "PartedPlacement",
+    "PartedValue",
+    "Placement",
+    "carrier_of",
+    "is_of_runtime",
+    "physical_type",
+    "to_host",
+]
+
+
+def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape in which an abstract value is stored."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return str(data.dtype), tuple(data.shape)
+    return str(aval.dtype), tuple(aval.shape)
+
+
+def _plain_aval(aval: Any) -> Any:
+    """The abstract value without a sharding, which means a step's mesh alone."""
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.core.ShapedArray(tuple(aval.shape), aval.dtype, weak_type=weak)
+
+
+# JAX's client for the CPU takes over host memory that begins at a multiple of this.
+_ALIGNMENT = 64
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _bounds(index: Sequence[slice], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Where a part of an array begins and ends; an index that is short takes the rest."""
+    whole = [*index, *[slice(None)] * (len(shape) - len(index))]
+    return [one.indices(n)[:2] for one, n in zip(whole, shape, strict=True)]
+
+
+def _stored(array: jax.Array) -> jax.Array:
+    """The elements of an array as they are stored."""
+    return jax.random.key_data(array) if key_implementation(array.dtype) else array
+
+
+_Part = tuple[jax.Device, list[tuple[int, int]], jax.Array]
+
+
+def _parts(array: jax.Array) -> list[_Part]:
+    """What each device of this process holds of an array of JAX's, and which part that is."""
+    devices = array.devices()
+    if len(devices) == 1 and array.is_fully_addressable:
+        return [(next(iter(devices)), _bounds((), array.shape), array)]
+    return [
+        (shard.device, _bounds(shard.index, array.shape), shard.data)
+        for shard in array.addressable_shards
+    ]
+
+
+class Placement:
+    """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        mesh: MpmdMesh,
+        aval: Any,
+        ranks: Sequence[int],
+        spec: PartitionSpec,
+    ) -> None:
+        self.devices = devices
+        self.mesh = mesh
+        self.aval = _plain_aval(aval)
+        self.ranks = tuple(ranks)
+        self.local_ranks = tuple(r for r in self.ranks if devices.has_rank(r))
+        self.spec = spec
+        self.dtype_name, self.physical_shape = physical_type(aval)
+        self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
+        self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+        self.slices = self._shard_slices()
+        bounds = _bounds(self.slices[0], self.physical_shape)
+        self.shard_shape = tuple(stop - start for start, stop in bounds)
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        # Only when asked: an argument that nothing uses lies on no rank.
+        return MpmdSharding(self.mesh, self.ranks, self.spec)
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
+
+    def _shard_slices(self) -> list[tuple[slice, ...]]:
+        lowering = self.mesh.lowering_mesh()
+        if self.devices.per_rank == 1:
+            return [()]
+        indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
+        return [indices[d] for d in lowering.devices.flat]
+
+    def put(self, array: Any) -> _core.Value:
+        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
+        shards: list[np.ndarray] = []
+        if self.local_ranks:
+            host = to_host(array, self.dtype_name)
+            shards = [host[index] if index else host for index in self.slices]
+        return self._put(shards * len(self.local_ranks))
+
+    def put_made(self, value: HandMadeValue) -> Any:
+        """The same for arrays of JAX's own that lie so already: each shard for itself."""
+        arrays = [value.of_rank(rank) for rank in self.local_ranks]
+        shards = [shard.data for array in arrays for shard in array.addressable_shards]
+        return self._put([to_host(shard, self.dtype_name) for shard in shards])
+
+    def _put(self, shards: list[np.ndarray]) -> Any:
+        return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
+
+    def borrow(self, array: jax.Array, anywhere: bool) -> Any:
+        """An array of JAX's where it is, or None if it can not be used there: on the ranks
+        that need it, or with `anywhere` also on others from which a step brings it to them."""
+        array = _stored(array)
+        if str(array.dtype) != self.dtype_name or array.nbytes < self.devices.least_borrowed:
+            return None
+        anywhere = anywhere and self.devices.can_move
+        parts = _parts(array)
+        there = {rank: self._parts_of(rank, parts) for rank in self.local_ranks}
+        if anywhere and self.local_ranks and not any(there.values()):
+            others = (r for r in range(self.mesh.mpmd_dim) if self.devices.has_rank(r))
+            there = {rank: self._parts_of(rank, parts) for rank in others}
+        found = {rank: shards for rank, shards in there.items() if shards}
+        if not found or not (anywhere or len(found) == len(there)):
+            return None
+        return self._borrow_on(found)
+
+    def borrow_made(self, value: HandMadeValue) -> Any:
+        """The same for arrays of JAX's own that lie so already."""
+        arrays = {rank: _stored(value.of_rank(rank)) for rank in self.local_ranks}
+        found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
+        return self._borrow_on(found) if all(found.values()) else None
+
+    def _borrow_on(self, parts: dict[int, list[jax.Array]]) -> Any:
+        indices = [d for rank in parts for d in self.devices.indices[rank]]
+        shards = [shard for row in parts.values() for shard in row]
+        return self.devices.borrow([*parts], indices, shards, self.dtype_name)
+
+    def _parts_of(self, rank: int, parts: list[_Part]) -> list[jax.Array]:
+        """Those that a rank's devices hold, in their order; [] unless all are there."""
+        found = []
+        devices = self.mesh.devices_of(rank)
+        for device, index in zip(devices, self.slices, strict=True):
+            bounds = _bounds(index, self.physical_shape)
+            fitting = (
+                part
+                for where, bounds_there, part in parts
+                if bounds_there == bounds and self.devices.can_borrow(where, device)
+            )
+            part = next(fitting, None)
+            if part is None:
+                return []
+            found.append(part)
+        return found
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.ranks) > 1
+
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+        """The whole array, from one rank's shards."""
+        assert not isinstance(value, PartedValue)
+        dtype = jnp.dtype(self.dtype_name)
+        if self.devices.per_rank == 1:
+            return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
+        whole = _aligned_empty(self.physical_shape, dtype)
+        for d, index in enumerate(self.slices):
+            shape = whole[index].shape
+            whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
+        return whole
+
+    def whole(self, value: _core.Value, rank: int) -> np.ndarray | jax.Array:
+        """The same for JAX: where it lies, if that is one piece that JAX can use, or a copy."""
+        if self.shard_shape == self.physical_shape:
+            return self.shard(value, rank, 0)
+        return self.read(value, rank)
+
+    def shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray | jax.Array:
+        """What lies on one device, likewise."""
+        known_as = self.mesh.devices_of(rank)[device]
+        lent = self.devices.lend(value, rank, device, known_as)
+        if lent is None:
+            lent = self._read_shard(value, rank, device, self.shard_shape)
+        if isinstance(lent, np.ndarray):
+            return lent.view(jnp.dtype(self.dtype_name)).reshape(self.shard_shape)
+        return lent
+
+    def _read_shard(
+        self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
+    ) -> np.ndarray:
+        shard = _aligned_empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
+        if math.prod(shape):
+            value.read(rank, device, shard.reshape(-1).view(np.uint8))
+        return shard
+
+    read_rank = read
+
+    def copy(self, value: _core.Value) -> _core.Value:
+        """A value of its own that lies the same."""
+        return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
+
+
+class PartedValue:
+    """The memory of an array that is stored by parts along axis 0."""
+
+    def __init__(self, values: list[_core.Value]) -> None:
+        self.values = values
+
+    @property
+    def deleted(self) -> bool:
+        return any(value.deleted for value in self.values)
+
+    @property
+    def fate(self) -> str:
+        return next(value.fate for value in self.values if value.deleted)
+
+    def delete(self) -> None:
+        for value in self.values:
+            value.delete()
+
+    def wait(self) -> None:
+        for value in self.values:
+            value.wait()
+
+    def is_ready(self) -> bool:
+        return all(value.is_ready() for value in self.values)
+
+
+class PartedPlacement:
+    """How an array lies that is stored by parts along axis 0, each on its own ranks."""
+
+    is_replicated = False
+
+    def __init__(self, parts: list[Placement], aval: Any) -> None:
+        self.parts = parts
+        self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
+        self.aval = _plain_aval(aval)
+        self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
+        self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
+        self.dtype_name = parts[0].dtype_name
+        self.key = (tuple(aval.shape), aval.dtype, False)
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of the rows that a rank has."""
+        return NamedSharding(self.mesh.unstack[rank], self.spec)
+
+    def rows(self) -> list[slice]:
+        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
+        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def is_cut_like(self, other: Any) -> bool:
+        """Whether an array placed as `other` says has the same parts."""
+        return isinstance(other, PartedPlacement) and (
+            [part.aval.shape for part in self.parts]
+            == [part.aval.shape for part in other.parts]
+        )
+
+    def lies_like(self, other: Any) -> bool:
+        """Whether an array placed as `other` says need not move to lie so."""
+        return (
+            self.is_cut_like(other)
+            and other.devices is self.devices
+            and all(
+                a.devices.per_rank == 1 or a.spec == b.spec
+                for a, b in zip(self.parts, other.parts, strict=True)
+            )
+        )
+
+    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+        """The whole array, each part from its first rank."""
+        assert isinstance(value, PartedValue)
+        if not all(part.local_ranks for part in self.parts):
+            raise make_error(
+                "mesh",
+                f"an MpmdArray of the ranks {list(self.ranks)} is looked at in process "
+                f"{jax.process_index()}, which has the rows of the ranks "
+                f"{list(self.local_ranks)} only; to_mpmd_local_array has those",
+            )
+        pairs = zip(self.parts, value.values, strict=True)
+        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
+
+    def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+        """The rows that lie on a rank."""
+        assert isinstance(value, PartedValue)
+        pairs = zip(self.parts, value.values, strict=True)
+        return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
+
+    def copy(self, value: PartedValue) -> PartedValue:
+        """A value of its own that lies the same."""
+        pairs = zip(self.parts, value.values, strict=True)
+        return PartedValue([part.copy(v) for part, v in pairs])
+
+
+class HandMadeValue:
+    """The memory of an array that was made of JAX's own, by rank, which a step has not had."""
+
+    def __init__(self, arrays: dict[int, jax.Array]) -> None:
+        self.arrays = arrays
+
+    @property
+    def deleted(self) -> bool:
+        return any(array.is_deleted() for array in self.arrays.values())
+
+    @property
+    def fate(self) -> str:
+        return DELETED
+
+    def of_rank(self, rank: int) -> jax.Array:
+        if self.deleted:
+            raise make_error("donated", f"the array {self.fate}")
+        return self.arrays[rank]
+
+    def delete(self) -> None:
+        for array in self.arrays.values():
+            array.delete()
+
+    def wait(self) -> None:
+        for rank in self.arrays:
+            jax.block_until_ready(self.of_rank(rank))
+
+    def is_ready(self) -> bool:
+        return all(self.of_rank(rank).is_ready() for rank in self.arrays)
+
+
+_OUTSIDE = (PartedValue, HandMadeValue)  # asked for each argument of each call
+
+
+def is_of_runtime(value: Any) -> bool:
+    """Whether the memory of an array is a value that a step takes as it is."""
+    return not isinstance(value, _OUTSIDE)
+
+
+class HandMadePlacement:
+    """How an array lies that was made of JAX's own."""
+
+    devices: Any = None  # the runtime knows of none
+
+    def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
+        self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
+        self.aval = _plain_aval(aval)
+        self.ranks, self.local_ranks = sharding.mesh_ids, tuple(local_ranks)
+        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.ranks) > 1
+
+    def read(self, value: HandMadeValue, rank: int) -> np.ndarray:
+        """The whole array, from one rank's."""
+        array = value.of_rank(rank)
+        is_keys = key_implementation(array.dtype) is not None
+        return np.asarray(jax.random.key_data(array) if is_keys else array)
+
+    read_rank = read
+
+    def rank_sharding(self, rank: int) -> NamedSharding:
+        """Of what a rank has."""
+        return self.sharding.rank_sharding(rank)
+
+    def copy(self, value: HandMadeValue) -> HandMadeValue:
+        """A value of its own that lies the same."""
+        return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
+
+
+def carrier_of(dtype: Any) -> Any:
+    """A dtype of the same size that numpy's buffers can carry."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+
+
+def to_host(array: Any, dtype_name: str) -> np.ndarray:
+    """The elements of an array as they are stored, in a dtype of numpy's own."""
+    if isinstance(array, jax.Array):
+        array = _stored(array)
+    host = np.asarray(array, jnp.dtype(dtype_name))
+    return host.view(carrier_of(host.dtype))

@@ -1,0 +1,82 @@
+// Memory that two clients use, without a copy: what is lent stays where it is by an
+// external reference, which also keeps a plugin from giving it to a program that would
+// write there; what is borrowed is a view.
+#include "device/pjrt/pjrt.h"
+
+// Whether the last dimension lies fastest, as for everybody who is told no layout.
+static bool is_dense(const PJRT_Buffer_MemoryLayout* layout) {
+  if (layout->type != PJRT_Buffer_MemoryLayout_Type_Tiled) return false;
+  const PJRT_Buffer_MemoryLayout_Tiled* tiled = &layout->tiled;
+  for (size_t i = 0; i < tiled->minor_to_major_size; ++i) {
+    if (tiled->minor_to_major[i] != (int64_t)(tiled->minor_to_major_size - 1 - i)) {
+      return false;
+    }
+  }
+  return tiled->num_tiles == 0;
+}
+
+static jpp_status_t* check_layout(const PJRT_Api* api, PJRT_Buffer* buffer) {
+  JPP_PJRT_ARGS(Buffer_GetMemoryLayout, args);
+  args.buffer = buffer;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_GetMemoryLayout(&args),
+                                      JPP_UNSUPPORTED, "memory layout"));
+  if (is_dense(&args.layout)) return NULL;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "lend: expected a buffer whose last dimension lies fastest");
+}
+
+jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
+                                   void** out_pointer) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_check(base, buffer, "lend"));
+  JPP_RETURN_IF_ERROR(check_layout(api, (PJRT_Buffer*)buffer));
+  JPP_PJRT_ARGS(Buffer_IncreaseExternalReferenceCount, hold);
+  hold.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(
+      jpp_pjrt_status(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&hold),
+                      JPP_UNSUPPORTED, "lend"));
+  JPP_PJRT_ARGS(Buffer_OpaqueDeviceMemoryDataPointer, pointer);
+  pointer.buffer = (PJRT_Buffer*)buffer;
+  jpp_status_t* status =
+      jpp_pjrt_status(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&pointer),
+                      JPP_UNSUPPORTED, "lend");
+  if (status) {
+    jpp_pjrt_buffer_reclaim(base, buffer);
+    return status;
+  }
+  *out_pointer = pointer.device_memory_ptr;
+  return NULL;
+}
+
+void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer) {
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_DecreaseExternalReferenceCount, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  jpp_pjrt_ignore(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
+}
+
+jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
+                                     const jpp_foreign_memory_t* foreign,
+                                     jpp_buffer_t** out_buffer) {
+  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  // Behind what each plugin must have.
+  if (client->api->struct_size <
+          PJRT_STRUCT_SIZE(PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer) ||
+      !client->api->PJRT_Client_CreateViewOfDeviceBuffer) {
+    return jpp_status_make(JPP_UNSUPPORTED, "borrow: this plugin makes no views");
+  }
+  JPP_PJRT_ARGS(Client_CreateViewOfDeviceBuffer, args);
+  args.client = client->client;
+  args.device_buffer_ptr = foreign->memory;
+  args.dims = foreign->shape.dims;
+  args.num_dims = foreign->shape.rank;
+  args.element_type = jpp_pjrt_type_from_dtype(foreign->shape.dtype);
+  args.device = client->devices[foreign->device];
+  args.on_delete_callback = foreign->release;
+  args.on_delete_callback_arg = foreign->user;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(
+      client->api, client->api->PJRT_Client_CreateViewOfDeviceBuffer(&args),
+      JPP_INVALID_ARGUMENT, "borrow"));
+  *out_buffer = (jpp_buffer_t*)args.buffer;
+  return NULL;
+}
