@@ -154,6 +154,17 @@ def killed(ranks: int, folder: str) -> None:
 # --- The ways of orbax --------------------------------------------------------------------
 
 
+def on_other_ranks(shardings: Any) -> Any:
+    """The last rank has what the first one is to have, and so on."""
+
+    def of_leaf(sharding: Any) -> Any:
+        mesh = sharding.mpmd_mesh
+        ranks = [mesh.mpmd_dim - 1 - rank for rank in sharding.mesh_ids]
+        return jaxpp.MpmdSharding(mesh, ranks, P())
+
+    return jax.tree.map(of_leaf, shardings)
+
+
 def ways(ranks: int, folder: str) -> None:
     """What is saved in each way comes back as it was, also what was restored just before."""
     step, state, shardings = step_on(mesh_of_all(ranks))
@@ -177,6 +188,12 @@ def ways(ranks: int, folder: str) -> None:
     with ocp.StandardCheckpointer() as standard:
         for tree in restored, standard.restore(at / "async", structs):
             assert list(described("state", step(tree)[0])) == expected
+        elsewhere = standard.restore(at / "again", structs_of(state, on_other_ranks(shardings)))
+    try:
+        step(elsewhere)
+        raise AssertionError("a step took what other processes have")
+    except jaxpp.JaxppError as error:
+        assert f"of which process {jax.process_index()} has what its ranks take" in str(error)
     say("all the same")
 
 
