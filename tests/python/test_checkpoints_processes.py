@@ -23,6 +23,7 @@ import checkpoint_jobs as jobs
 from equality import mesh_of
 from jobs import described
 
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "processes.py"
 LIMIT = 120  # seconds, so that a hang fails
 
 Launch = Callable[..., set[str]]
@@ -31,21 +32,24 @@ Launch = Callable[..., set[str]]
 @pytest.fixture
 def launch(command: str, tmp_path: pathlib.Path) -> Launch:
     def run(job: str, processes: int, devices: int, ranks: int, *flags: str) -> set[str]:
-        """The lines that the processes of a job print, without their numbers."""
-        job_of = [jobs.__file__, job, str(devices), str(ranks), str(tmp_path / "checkpoints")]
-        done = subprocess.run(
-            [command, "launch", "-n", str(processes), *flags]
-            + ["--", sys.executable, "-W", "ignore", *job_of],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "JPP_ADDRESS": "127.0.0.1"},
-            timeout=LIMIT,
-        )
-        assert done.returncode == 0, done.stdout
-        return set(re.findall(r"^\[\d\] ((?:loss|state|goes|all).*)", done.stdout, re.M))
+        script = [jobs.__file__, job, str(devices), str(ranks), str(tmp_path / "checkpoints")]
+        return output_of([command, "launch", "-n", str(processes), *flags], script)
 
     return run
+
+
+def output_of(launch: list[str], script: list[str]) -> set[str]:
+    """The lines that the processes of a job print, without their numbers."""
+    done = subprocess.run(
+        [*launch, "--", sys.executable, "-W", "ignore", *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "JPP_ADDRESS": "127.0.0.1"},
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout
+    return set(re.findall(r"^\[\d\] ((?:loss |state|step |goes |all ).*)", done.stdout, re.M))
 
 
 def mesh_for(ranks: int, width: int) -> Any:
@@ -131,3 +135,13 @@ def test_ranks_of_several_devices_and_stages_save(
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ways_of_orbax(launch: Launch, ranks: int) -> None:
     assert launch("ways", 2, 2, ranks) == {"all the same"}
+
+
+@pytest.mark.soak
+def test_the_example_goes_on_with_the_same_losses(command: str, tmp_path: pathlib.Path) -> None:
+    """Steps that were made twice have one line."""
+    script = [str(EXAMPLE), "--folder", str(tmp_path), "--fail-at=5"]
+    lines = output_of([command, "launch", "-n", "2", "--restarts", "1"], script)
+    losses = [line for line in lines if line.startswith("step")]
+    assert [int(line.split()[1]) for line in sorted(losses)] == list(range(1, 13))
+    assert sum(line.startswith("goes on after step ") for line in lines) == 1
