@@ -95,7 +95,8 @@ class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
         return await super().serialize([_to_save(value) for value in values], infos, args)
 
     async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Any:
-        args = [ocp.ArrayRestoreArgs()] * len(infos) if args is None else args
+        if args is None:
+            return await super().deserialize(infos, args)
         elsewhere = [_is_elsewhere(getattr(arg, "sharding", None)) for arg in args]
         pairs = list(zip(infos, args, elsewhere, strict=True))
         here = [(info, arg) for info, arg, away in pairs if not away]
