@@ -2,9 +2,9 @@
 
     jaxpp launch -n 4 --restarts 1 -- python examples/processes.py --fail-at 7
 
-Each process saves what its rank has of the state; when one dies, all are started again and
-take up the last step that all of them have saved. `--fail-at` kills one process once, to show
-it.
+Each process saves what its rank has of the state, with orbax; when one dies, all are started
+again and take up the last checkpoint that is complete. `--fail-at` kills one process once, to
+show it. Other numbers of processes go on from the same folder (`-n 2`).
 """
 
 from __future__ import annotations
@@ -19,42 +19,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from demo import init_state, make_batch, pipelined_step
 
 import jaxpp.api as jaxpp
+import jaxpp.orbax
 
 STEPS = 12
-
-
-def file_of(folder: pathlib.Path, step: int, process: int) -> pathlib.Path:
-    return folder / f"step-{step:04}-process-{process}.npz"
-
-
-def save(folder: pathlib.Path, step: int, leaves) -> None:
-    """Writes the leaves of which this process has a copy; never half of them."""
-    path = file_of(folder, step, jax.process_index())
-    there = {
-        str(i): np.asarray(leaf)
-        for i, leaf in enumerate(leaves)
-        if leaf.is_partially_addressable
-    }
-    unfinished = path.with_suffix(".tmp.npz")
-    np.savez(unfinished, **there)
-    unfinished.rename(path)
-
-
-def last_step(folder: pathlib.Path) -> int:
-    """The last step that all processes have saved; 0: none."""
-    processes = range(jax.process_count())
-    steps = range(STEPS, 0, -1)
-    complete = (s for s in steps if all(file_of(folder, s, p).exists() for p in processes))
-    return next(complete, 0)
-
-
-def restore(folder: pathlib.Path, step: int, leaves) -> list:
-    """Leaves of which this process has no copy stay as they are: nobody reads them here."""
-    with np.load(file_of(folder, step, jax.process_index())) as saved:
-        return [saved[str(i)] if str(i) in saved else leaf for i, leaf in enumerate(leaves)]
 
 
 def main() -> None:
@@ -64,8 +35,8 @@ def main() -> None:
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize()
+    jaxpp.orbax.register()
     ranks = jax.process_count()
-    options.folder.mkdir(exist_ok=True)
 
     mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(np.array(jax.devices()), ("stage",)), "stage")
     schedule = jaxpp.Std1F1B(ranks)
@@ -73,20 +44,22 @@ def main() -> None:
         partial(pipelined_step, schedule=schedule), mpmd_mesh=mesh, donate_argnums=0
     )
     state, batch = init_state(ranks), make_batch()
-    leaves, tree = jax.tree.flatten(state)
-    done = last_step(options.folder)
-    if done:
-        state = tree.unflatten(restore(options.folder, done, leaves))
-        print(f"goes on after step {done}", flush=True)
+    keep = ocp.CheckpointManagerOptions(max_to_keep=2)
+    with ocp.CheckpointManager(options.folder.absolute(), options=keep) as manager:
+        done = manager.latest_step() or 0
+        if done:
+            where, _ = step.lower(state, batch).out_info  # each array on its ranks
+            state = manager.restore(done, args=ocp.args.StandardRestore(where))
+            print(f"goes on after step {done}", flush=True)
 
-    for number in range(done + 1, STEPS + 1):
-        state, loss = step(state, batch)
-        if loss.is_partially_addressable:
-            print(f"step {number:2}  loss {float(loss):.7f}", flush=True)
-        save(options.folder, number, jax.tree.leaves(state))
-        first_run = os.environ.get("JPP_RESTART", "0") == "0"
-        if number == options.fail_at and jax.process_index() == 1 and first_run:
-            os.kill(os.getpid(), signal.SIGKILL)
+        for number in range(done + 1, STEPS + 1):
+            state, loss = step(state, batch)
+            if loss.is_partially_addressable:
+                print(f"step {number:2}  loss {float(loss):.7f}", flush=True)
+            manager.save(number, args=ocp.args.StandardSave(state))  # while the next step runs
+            first_run = os.environ.get("JPP_RESTART", "0") == "0"
+            if number == options.fail_at and jax.process_index() == 1 and first_run:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

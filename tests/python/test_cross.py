@@ -66,7 +66,7 @@ def test_reshard_there_and_back(mesh222):
     assert there["a"].mpmd_idxs == (1,) and there["b"].mpmd_idxs == (0, 1)
     local = there["a"].to_mpmd_local_array
     assert local.sharding.shard_shape(local.shape) == (2, 4)
-    big = NamedSharding(mesh222.jax_mesh, P("data"))
+    big = NamedSharding(mesh222.mesh_of_groups(range(mesh222.mpmd_dim)), P("data"))
     back = jaxpp.mpmd_to_spmd_reshard(mesh222, there, big)
     assert back["a"].sharding == big
     for name, array in tree.items():

@@ -9,7 +9,17 @@ ROOT = pathlib.Path(jaxpp.api.__file__).parent
 FOLDERS = ["trace", "plan", "run", "remote"]
 # In the package itself: what all folders use, and behind them what users call.
 FIRST = {"array", "errors", "jax_internals", "mesh", "operations", "placements", "schedules"}
-LAST = {"__init__", "api", "by_yield", "core", "pipelining", "step", "training", "types"}
+LAST = {
+    "__init__",
+    "api",
+    "by_yield",
+    "core",
+    "orbax",
+    "pipelining",
+    "step",
+    "training",
+    "types",
+}
 
 
 def place(module: str) -> int:

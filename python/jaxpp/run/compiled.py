@@ -29,6 +29,7 @@ from jaxpp.run.compiling import Code, explain
 from jaxpp.run.devices import Devices
 from jaxpp.run.lowering import TaskLowerer
 from jaxpp.run.saving import Lying, save_step
+from jaxpp.run.spanning import is_spanning, read_rows
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import Bounds
@@ -154,14 +155,23 @@ class CompiledStep:
         if deleted is not None and deleted():
             fate = leaf._value.fate if type(leaf) is MpmdArray else DELETED
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
-        host = self._host_of(leaf, placement, name) if type(leaf) is MpmdArray else leaf
-        return self._moved(lambda: placement.put(host), placement, name)
+        if type(leaf) is MpmdArray or is_spanning(leaf):
+            leaf = self._host_of(leaf, placement, name)
+        return self._moved(lambda: placement.put(leaf), placement, name)
 
     @staticmethod
-    def _host_of(leaf: MpmdArray, wanted: Placement | PartedPlacement, name: str) -> Any:
-        """The array in host memory; None where nothing of it is wanted in this process."""
+    def _host_of(
+        leaf: jax.Array,
+        wanted: Placement | PartedPlacement,
+        name: str,
+        rows: slice = slice(None),
+    ) -> Any:
+        """The array in host memory, of one that spans processes some rows; None where nothing
+        of it is wanted in this process."""
         if not wanted.local_ranks:
             return None
+        if type(leaf) is not MpmdArray:
+            return read_rows(leaf, rows, name)
         try:
             return leaf._read()
         except JaxppError as error:
@@ -194,6 +204,9 @@ class CompiledStep:
         elif type(leaf) is MpmdArray:
             host = self._host_of(leaf, whole, names[0])
             leaves = [None if host is None else host[rows] for rows in whole.rows()]
+        elif is_spanning(leaf):
+            parts = zip(whole.parts, names, whole.rows(), strict=True)
+            leaves = [self._host_of(leaf, *part) for part in parts]
         else:
             host = np.asarray(leaf)
             leaves = [host[rows] for rows in whole.rows()]

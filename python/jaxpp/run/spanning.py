@@ -1,0 +1,72 @@
+"""Arrays of JAX's own on devices of several processes, of which each process reads the shards
+that it has: what restores a checkpoint makes such arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpp.array import MpmdArray
+from jaxpp.errors import make_error
+from jaxpp.jax_internals import key_implementation
+
+__all__ = ["is_spanning", "read_rows"]
+
+
+Bounds = tuple[tuple[int, int], ...]  # along each axis
+
+
+def is_spanning(leaf: Any) -> bool:
+    """Whether other processes have a part of an array, which is none of a step's."""
+    return (
+        isinstance(leaf, jax.Array)
+        and not isinstance(leaf, MpmdArray)
+        and not leaf.is_fully_addressable
+    )
+
+
+def read_rows(array: jax.Array, rows: slice, name: str) -> np.ndarray:
+    """Rows along axis 0, or all of an array without axes, from the shards of this process.
+
+    Raises:
+      JaxppError: they do not have all of the rows ("mesh").
+    """
+    if key_implementation(array.dtype) is not None:
+        array = jax.random.key_data(array)
+    whole = [slice(None)] * array.ndim
+    wanted = _bounds([rows, *whole[1:]] if whole else [], array.shape)
+    found = np.empty([stop - start for start, stop in wanted], array.dtype)
+    missing = found.size
+    shards = {_bounds(shard.index, array.shape): shard for shard in array.addressable_shards}
+    for there, shard in shards.items():
+        both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(there, wanted, strict=True)]
+        if all(start < stop for start, stop in both):
+            found[_inside(wanted, both)] = np.asarray(shard.data)[_inside(there, both)]
+            missing -= math.prod(stop - start for start, stop in both)
+    if missing:
+        raise make_error(
+            "mesh",
+            f"{name}: expected an array of which process {jax.process_index()} has "
+            f"what its ranks take, {_text(wanted)} of it, found one that lies as "
+            f"{array.sharding} says; make or restore it as step.compile(...).in_shardings say, "
+            "or as a copy on each rank, MpmdSharding(mesh, range(mesh.mpmd_dim), spec)",
+        )
+    return found
+
+
+def _bounds(index: Iterable[slice], shape: tuple[int, ...]) -> Bounds:
+    return tuple(one.indices(n)[:2] for one, n in zip(index, shape, strict=True))
+
+
+def _inside(block: Bounds, part: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
+    """The index of a part in the block that it is a part of."""
+    pairs = zip(block, part, strict=True)
+    return tuple(slice(a - start, b - start) for (start, _), (a, b) in pairs)
+
+
+def _text(bounds: Bounds) -> str:
+    return "[" + ", ".join(f"{start}:{stop}" for start, stop in bounds) + "]"

@@ -1,0 +1,147 @@
+"""Checkpoints of orbax's in jobs of several processes (checkpoint_jobs.py): each process saves
+what its ranks have, and any number of processes and ranks goes on from that, with the losses of
+a training that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import checkpoint_jobs as jobs
+from equality import mesh_of
+from jobs import described
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "processes.py"
+LIMIT = 120  # seconds, so that a hang fails
+
+Launch = Callable[..., set[str]]
+
+
+@pytest.fixture
+def launch(command: str, tmp_path: pathlib.Path) -> Launch:
+    def run(job: str, processes: int, devices: int, ranks: int, *flags: str) -> set[str]:
+        script = [jobs.__file__, job, str(devices), str(ranks), str(tmp_path / "checkpoints")]
+        return output_of([command, "launch", "-n", str(processes), *flags], script)
+
+    return run
+
+
+def output_of(launch: list[str], script: list[str]) -> set[str]:
+    """The lines that the processes of a job print, without their numbers."""
+    done = subprocess.run(
+        [*launch, "--", sys.executable, "-W", "ignore", *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "JPP_ADDRESS": "127.0.0.1"},
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout
+    return set(re.findall(r"^\[\d\] ((?:loss |state|step |goes |all ).*)", done.stdout, re.M))
+
+
+def mesh_for(ranks: int, width: int) -> Any:
+    return mesh_of(ranks, {} if width == 1 else {"model": width})
+
+
+@functools.cache
+def saved_state() -> Any:
+    """What two ranks have trained before the checkpoint, in one process."""
+    step, state, _ = jobs.step_on(mesh_for(2, 1))
+    *_, (_, trained, _) = jobs.train(step, state, range(1, jobs.SAVED + 1))
+    return jax.tree.map(np.array, trained)
+
+
+def goes_on(state: Any, ranks: int, width: int = 1, stages_per_rank: int = 1) -> set[str]:
+    """What a training prints that has a state after the steps before the checkpoint."""
+    step, _, _ = jobs.step_on(mesh_for(ranks, width), stages_per_rank)
+    steps = list(jobs.train(step, state, range(jobs.SAVED + 1, jobs.STEPS + 1)))
+    losses = {line for _, _, lines in steps for line in lines}
+    return {*losses, *described("state", steps[-1][1]), f"goes on after {jobs.SAVED}"}
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def restored_here(folder: pathlib.Path) -> Any:
+    """What orbax restores in a process of its own, without a pipeline."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shardings = jax.tree.map(lambda _: device, saved_state())
+    structs = jobs.structs_of(saved_state(), shardings)
+    with ocp.CheckpointManager(folder) as manager:
+        return manager.restore(jobs.SAVED, args=ocp.args.StandardRestore(structs))
+
+
+def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Path) -> None:
+    launch("save", 2, 1, 2)
+    restored = restored_here(tmp_path / "checkpoints")
+    assert bits(restored) == bits(saved_state())
+    assert launch("resume", 4, 1, 4) == goes_on(saved_state(), 4)
+
+
+def test_a_process_that_is_killed_while_it_saves(launch: Launch) -> None:
+    """The others have written what they have of that step; all go on from the one before."""
+    lines = launch("killed", 2, 1, 2, "--restarts", "1")
+    step, state, _ = jobs.step_on(mesh_for(2, 1))
+    first = {
+        line
+        for *_, lines in jobs.train(step, state, range(1, jobs.SAVED + 1))
+        for line in lines
+    }
+    assert lines == first | goes_on(saved_state(), 2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("processes", "devices", "ranks"), [(2, 1, 2), (1, 1, 1), (2, 2, 4), (4, 2, 4)]
+)
+def test_others_go_on(launch: Launch, processes: int, devices: int, ranks: int) -> None:
+    launch("save", 2, 1, 2)
+    width = processes * devices // ranks
+    assert launch("resume", processes, devices, ranks) == goes_on(saved_state(), ranks, width)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("job", ["save", "save_interleaved"])
+def test_ranks_of_several_devices_and_stages_save(
+    launch: Launch, tmp_path: pathlib.Path, job: str
+) -> None:
+    """One process goes on from shards, and from rows that lie on the ranks in turns."""
+    devices = 2 if job == "save" else 1
+    launch(job, 2, devices, 2)
+    restored = restored_here(tmp_path / "checkpoints")
+    stages_per_rank = 1 if job == "save" else 2
+    step, state, _ = jobs.step_on(mesh_for(2, devices), stages_per_rank)
+    *_, (_, trained, _) = jobs.train(step, state, range(1, jobs.SAVED + 1))
+    assert bits(restored) == bits(trained)
+    again = launch(job.replace("save", "resume"), 2, devices, 2)
+    assert again == goes_on(restored, 2, devices, stages_per_rank)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ways_of_orbax(launch: Launch, ranks: int) -> None:
+    assert launch("ways", 2, 2, ranks) == {"all the same"}
+
+
+@pytest.mark.soak
+def test_the_example_goes_on_with_the_same_losses(command: str, tmp_path: pathlib.Path) -> None:
+    """Steps that were made twice have one line."""
+    script = [str(EXAMPLE), "--folder", str(tmp_path), "--fail-at=5"]
+    lines = output_of([command, "launch", "-n", "2", "--restarts", "1"], script)
+    losses = [line for line in lines if line.startswith("step")]
+    assert [int(line.split()[1]) for line in sorted(losses)] == list(range(1, 13))
+    assert sum(line.startswith("goes on after step ") for line in lines) == 1
