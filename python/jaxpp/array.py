@@ -139,11 +139,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         ("sharding").
     """
 
-    __slots__ = ("_placement", "_value")
+    __slots__ = ("_placement", "_memory")
     __array_priority__ = 100  # as jax.Array's: an operator of numpy's leaves it to ours
 
     _placement: Placement | PartedPlacement | HandMadePlacement
-    _value: Any  # _core.Value, PartedValue or HandMadeValue, as the placement
+    _memory: Any  # _core.Value, PartedValue or HandMadeValue, as the placement
 
     def __init__(
         self,
@@ -169,12 +169,12 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         arrays = {rank: found[rank] for rank in local}
         aval = _common_type(list(arrays.values()), shape, dtype)
         self._placement = HandMadePlacement(mpmd_sharding, aval, local)
-        self._value = HandMadeValue(arrays)
+        self._memory = HandMadeValue(arrays)
 
     @classmethod
     def _of(cls, placement: Any, value: Any) -> MpmdArray:
         array = cls.__new__(cls)
-        array._placement, array._value = placement, value
+        array._placement, array._memory = placement, value
         return array
 
     # --- What it is ---
@@ -256,7 +256,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def _read(self, rank: int | None = None) -> np.ndarray:
         if rank is None:
             rank = self._first_local_rank()
-        return self._placement.read(self._value, rank)
+        return self._placement.read(self._memory, rank)
 
     def _first_local_rank(self) -> int:
         ranks = self._placement.local_ranks
@@ -282,13 +282,13 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def _rank_array(self, rank: int) -> jax.Array:
         """What a rank has; of an array that is stored by parts, its rows."""
         placement = self._placement
-        if isinstance(self._value, HandMadeValue):
-            return self._value.of_rank(rank)
+        if isinstance(self._memory, HandMadeValue):
+            return self._memory.of_rank(rank)
         sharding = placement.rank_sharding(rank)
         if not isinstance(placement, Placement):
-            return self._typed(_put(placement.read_rank(self._value, rank), sharding))
+            return self._typed(_put(placement.read_rank(self._memory, rank), sharding))
         shards = [
-            _put(placement.shard(self._value, rank, d), device)
+            _put(placement.shard(self._memory, rank, d), device)
             for d, device in enumerate(placement.mesh.devices_of(rank))
         ]
         shape = placement.physical_shape
@@ -298,15 +298,15 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         """The elements as they are stored, where they are if JAX can use them there."""
         rank = self._first_local_rank()
         if isinstance(self._placement, Placement):
-            return self._placement.whole(self._value, rank)
-        return self._placement.read(self._value, rank)
+            return self._placement.whole(self._memory, rank)
+        return self._placement.read(self._memory, rank)
 
     def _local(self) -> jax.Array:
         """As an array of JAX's own, uncommitted."""
         return self._typed(_put(self._contents()))
 
     def _for_jax(self) -> Any:
-        if isinstance(self._value, HandMadeValue):
+        if isinstance(self._memory, HandMadeValue):
             return self.first_mpmd_replica
         contents = self._contents()
         if self._is_keys or _is_wide(contents):
@@ -329,7 +329,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         """The copy on the lowest rank that holds it."""
         rank = self._first_local_rank()
         if isinstance(self._placement, PartedPlacement):
-            whole = self._placement.read(self._value, rank)
+            whole = self._placement.read(self._memory, rank)
             return self._typed(_put(whole, self._placement.rank_sharding(rank)))
         return self._rank_array(rank)
 
@@ -348,6 +348,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         if dtype is not None:
             return host.astype(dtype)
         return host.copy() if copy and not host.flags.writeable else host
+
+    @property
+    def _value(self) -> np.ndarray:
+        """The contents, fetched: what scripts for JaxPP ask of an array on a worker."""
+        return np.asarray(self)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._local().__dlpack__(**options)
@@ -405,7 +410,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def global_shards(self) -> list[MpmdShard]:
         """The part on each device of its ranks."""
-        read = functools.cache(lambda rank: self._placement.read(self._value, rank))
+        read = functools.cache(lambda rank: self._placement.read(self._memory, rank))
         copies: collections.Counter[Any] = collections.Counter()
         mesh, ranks = self._placement.mesh, self._placement.ranks
         rank_of = {device: r for r in reversed(ranks) for device in mesh.devices_of(r)}
@@ -430,7 +435,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         if not isinstance(placement, Placement):
             return self._typed(_put(read(rank)[index], device))
         number = placement.mesh.devices_of(rank).index(device)
-        return self._typed(_put(placement.shard(self._value, rank, number), device))
+        return self._typed(_put(placement.shard(self._memory, rank, number), device))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:
@@ -453,24 +458,24 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def delete(self) -> None:
         """Frees the device memory now. Using the array afterwards is an error."""
-        self._value.delete()
+        self._memory.delete()
 
     def is_deleted(self) -> bool:
         """Deleted, or donated to a step."""
-        return self._value.deleted
+        return self._memory.deleted
 
     def block_until_ready(self) -> MpmdArray:
         """Waits until its contents are there; returns itself."""
-        self._value.wait()
+        self._memory.wait()
         return self
 
     def is_ready(self) -> bool:
         """Whether its contents are there, or its step failed: looking at it would not wait."""
-        return self._value.is_ready()
+        return self._memory.is_ready()
 
     def copy(self) -> MpmdArray:
         """One of its own that lies the same: donating this one leaves it alone."""
-        return MpmdArray._of(self._placement, self._placement.copy(self._value))
+        return MpmdArray._of(self._placement, self._placement.copy(self._memory))
 
     __copy__ = copy
 
@@ -489,7 +494,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     # --- Printing ---
 
     def __repr__(self) -> str:
-        if self._value.deleted:
+        if self._memory.deleted:
             return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, deleted)"
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, "
@@ -498,7 +503,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def __format__(self, spec: str) -> str:
         """A scalar formats as its number, so that a loss reads well in a message."""
-        if self.shape == () and not (self._value.deleted and not spec):
+        if self.shape == () and not (self._memory.deleted and not spec):
             return format(self.item(), spec)
         if not spec:
             return repr(self)

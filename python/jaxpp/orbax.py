@@ -64,7 +64,7 @@ def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
     if not isinstance(whole, PartedPlacement):
         yield 0, array
         return
-    for rows, part, memory in zip(whole.rows(), whole.parts, array._value.values, strict=True):
+    for rows, part, memory in zip(whole.rows(), whole.parts, array._memory.values, strict=True):
         yield rows.start, MpmdArray._of(part, memory)
 
 

@@ -153,7 +153,7 @@ class CompiledStep:
     def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
         deleted = getattr(leaf, "is_deleted", None)
         if deleted is not None and deleted():
-            fate = leaf._value.fate if type(leaf) is MpmdArray else DELETED
+            fate = leaf._memory.fate if type(leaf) is MpmdArray else DELETED
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
         if type(leaf) is MpmdArray or is_spanning(leaf):
             leaf = self._host_of(leaf, placement, name)
@@ -191,16 +191,16 @@ class CompiledStep:
         self, first: int, whole: PartedPlacement, leaf: Any
     ) -> list[_core.Value]:
         if type(leaf) is MpmdArray and whole.lies_like(leaf._placement):
-            assert isinstance(leaf._value, PartedValue)
-            return leaf._value.values
+            assert isinstance(leaf._memory, PartedValue)
+            return leaf._memory.values
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
         names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
         leaves: Iterable[Any]
         if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
             assert isinstance(leaf._placement, PartedPlacement)
-            assert isinstance(leaf._value, PartedValue)
-            leaves = map(MpmdArray._of, leaf._placement.parts, leaf._value.values)
+            assert isinstance(leaf._memory, PartedValue)
+            leaves = map(MpmdArray._of, leaf._placement.parts, leaf._memory.values)
         elif type(leaf) is MpmdArray:
             host = self._host_of(leaf, whole, names[0])
             leaves = [None if host is None else host[rows] for rows in whole.rows()]
@@ -240,7 +240,7 @@ class CompiledStep:
         for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
             if type(leaf) is not MpmdArray or not self._traced.donated[first]:
                 continue
-            if isinstance(placement, PartedPlacement) or not is_of_runtime(leaf._value):
+            if isinstance(placement, PartedPlacement) or not is_of_runtime(leaf._memory):
                 leaf.delete()
 
     def _take_over(self, leaf: MpmdArray, name: str, donated: bool) -> None:
@@ -248,10 +248,10 @@ class CompiledStep:
         may write there, in a copy."""
         made = leaf._placement
         placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
-        value = None if donated else placement.borrow_made(leaf._value)
+        value = None if donated else placement.borrow_made(leaf._memory)
         if value is None:
-            value = self._moved(lambda: placement.put_made(leaf._value), placement, name)
-        leaf._placement, leaf._value = placement, value
+            value = self._moved(lambda: placement.put_made(leaf._memory), placement, name)
+        leaf._placement, leaf._memory = placement, value
 
     def _value_of(self, position: int, leaf: Any) -> _core.Value:
         placement = self._inputs[position]
@@ -262,13 +262,13 @@ class CompiledStep:
         if type(leaf) is not MpmdArray:
             return self._take(placement, leaf, f"argument {name}", anywhere=True)
         if (
-            type(leaf._value) is HandMadeValue
+            type(leaf._memory) is HandMadeValue
             and leaf._placement.mesh == self._mesh
             and not leaf.is_deleted()
         ):
             self._take_over(leaf, f"argument {name}", donated)
         given = leaf._placement
-        there = leaf._value
+        there = leaf._memory
         if not is_of_runtime(there):
             return self._upload(placement, leaf, f"argument {name}")
         one_device = self._devices.per_rank == 1
@@ -300,7 +300,7 @@ class CompiledStep:
             note_step(self._runtime.trace())
             self._runtime.set_tracing(self._tracing)
         if self._by_parts or any(
-            type(leaf) is MpmdArray and not is_of_runtime(leaf._value) for leaf in leaves
+            type(leaf) is MpmdArray and not is_of_runtime(leaf._memory) for leaf in leaves
         ):
             self._drop_donated(leaves)
         return self._traced.out_tree.unflatten(self._arrays_of(results))
