@@ -119,7 +119,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     What JAX computes with it outside a step, JAX computes on its own devices: there the array
     is an uncommitted one, as a numpy array is, so that arrays of several ranks go into one
     `jax.jit`. JAX looks at the first rank that has the array: on CPU devices at the memory
-    itself, on GPUs at a copy that is made on the device, each time. What lies in several
+    itself, on others at a copy (docs/gpu.md), each time. What lies in several
     shards there, or by parts, is put together first. JAX's arrays never change: while one is
     left that looks at the memory, a step to which this array is donated writes elsewhere, to a
     copy. Whoever looks at an array that a step has yet to make waits for it.

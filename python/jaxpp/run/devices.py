@@ -134,7 +134,9 @@ class LocalDevices(Devices):
             [by_id[i] if own else 0 for i in row] for row, own in zip(ids, owned, strict=True)
         ]
         super().__init__(info.platform, info.version, ids, indices, processes)
-        if info.platform == "cpu":
+        on_cpu = info.platform == "cpu"
+        self._shares = on_cpu or _core.option("JPP_SHARE_MEMORY") is not None
+        if on_cpu:
             self.least_borrowed = 1 << 16  # up to there a copy takes less time
 
     @functools.cached_property
@@ -155,12 +157,15 @@ class LocalDevices(Devices):
         return _core.Value.borrow(self.client, ranks, self.per_rank, indices, capsules, dtype)
 
     def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
-        return self.platform == platform_of(wanted) and can_share(given, wanted)
+        return self._shares_with(wanted) and can_share(given, wanted)
+
+    def _shares_with(self, device: jax.Device) -> bool:
+        return self._shares and self.platform == platform_of(device)
 
     def lend(
         self, value: _core.Value, rank: int, index: int, device: jax.Device
     ) -> np.ndarray | jax.Array | None:
-        if self.platform != platform_of(device):
+        if not self._shares_with(device):
             return None
         return lent_array(value, rank, index, device)
 
