@@ -213,6 +213,20 @@ typedef struct jpp_py_value {
 
 // Takes over `array`, which is released if it raised.
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array);
+// What a Value is to be made of: (client, ranks, devices_per_rank, devices, shards,
+// dtype), with devices and shards as [rank][device], flat.
+typedef struct jpp_py_shards {
+  PyObject* client;  // borrowed
+  PyObject* list;    // borrowed; as long as it must be
+  jpp_array_layout_t layout;
+  uint32_t* ranks;         // owned; the layout's
+  uint32_t* devices;       // owned
+  const char* dtype_name;  // borrowed
+  jpp_dtype_t dtype;       // JPP_DTYPE_INVALID for a name that is none
+} jpp_py_shards_t;
+// False, with an exception; to be freed in either case.
+bool jpp_py_shards_parse(PyObject* args, jpp_py_shards_t* out_shards);
+void jpp_py_shards_free(jpp_py_shards_t* shards);
 
 // False, with an IndexError, if it has no such shard.
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device);

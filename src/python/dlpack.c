@@ -273,33 +273,20 @@ static PyObject* borrow_capsules(const jpp_array_layout_t* layout, PyObject* cli
 
 PyObject* jpp_py_value_borrow(PyObject* type, PyObject* args) {
   (void)type;
-  PyObject *client = NULL, *ranks = NULL, *devices = NULL, *list = NULL;
-  const char* dtype_name = NULL;
-  Py_ssize_t dtype_length = 0;
-  jpp_array_layout_t layout = {0};
-  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &client, &ranks,
-                        jpp_py_u32_converter, &layout.devices_per_rank, &devices,
-                        &PyList_Type, &list, &dtype_name, &dtype_length)) {
-    return NULL;
-  }
   jpp_py_dropped_collect();
-  uint32_t *rank_ids = NULL, *device_ids = NULL, num_devices = 0;
-  jpp_dtype_t dtype = jpp_dtype_parse(dtype_name, (uint32_t)dtype_length);
-  if (dtype == JPP_DTYPE_INVALID) {
-    return PyErr_Format(PyExc_ValueError, "expected a dtype, found '%s'", dtype_name);
+  jpp_py_shards_t shards;
+  PyObject *capsules = NULL, *value = NULL;
+  bool ok = jpp_py_shards_parse(args, &shards);
+  if (ok && shards.dtype == JPP_DTYPE_INVALID) {
+    ok = false;
+    PyErr_Format(PyExc_ValueError, "expected a dtype, found '%s'", shards.dtype_name);
   }
-  PyObject* capsules = PyList_AsTuple(list);
-  bool ok = capsules && jpp_py_to_u32s(ranks, &rank_ids, &layout.num_ranks) &&
-            jpp_py_to_u32s(devices, &device_ids, &num_devices);
-  uint64_t count = (uint64_t)layout.num_ranks * layout.devices_per_rank;
-  ok = ok && jpp_py_check_count("devices of the ranks", count, num_devices) &&
-       jpp_py_check_count("shards", count, (uint64_t)PyTuple_Size(capsules));
-  layout.client = ((jpp_py_client_t*)client)->client;
-  layout.ranks = rank_ids;
-  PyObject* value =
-      ok ? borrow_capsules(&layout, client, capsules, device_ids, dtype) : NULL;
-  jpp_free(rank_ids);
-  jpp_free(device_ids);
+  if (ok) capsules = PyList_AsTuple(shards.list);
+  if (capsules) {
+    value = borrow_capsules(&shards.layout, shards.client, capsules, shards.devices,
+                            shards.dtype);
+  }
+  jpp_py_shards_free(&shards);
   Py_XDECREF(capsules);
   return value;
 }

@@ -112,30 +112,46 @@ static PyObject* put_shards(const jpp_array_layout_t* layout, PyObject* client,
   return ok ? jpp_py_value_wrap(client, array) : NULL;
 }
 
-// Devices and shards are [rank][device], flat. A value may lie on no rank at all.
+bool jpp_py_shards_parse(PyObject* args, jpp_py_shards_t* out_shards) {
+  PyObject *ranks = NULL, *devices = NULL;
+  Py_ssize_t dtype_length = 0;
+  uint32_t num_devices = 0;
+  *out_shards = (jpp_py_shards_t){0};
+  jpp_array_layout_t* layout = &out_shards->layout;
+  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &out_shards->client,
+                        &ranks, jpp_py_u32_converter, &layout->devices_per_rank, &devices,
+                        &PyList_Type, &out_shards->list, &out_shards->dtype_name,
+                        &dtype_length)) {
+    return false;
+  }
+  out_shards->dtype = jpp_dtype_parse(out_shards->dtype_name, (uint32_t)dtype_length);
+  if (!jpp_py_to_u32s(ranks, &out_shards->ranks, &layout->num_ranks) ||
+      !jpp_py_to_u32s(devices, &out_shards->devices, &num_devices)) {
+    return false;
+  }
+  layout->client = ((jpp_py_client_t*)out_shards->client)->client;
+  layout->ranks = out_shards->ranks;
+  // The list last: what came before may have run code that changes it.
+  uint64_t count = (uint64_t)layout->num_ranks * layout->devices_per_rank;
+  return jpp_py_check_count("devices of the ranks", count, num_devices) &&
+         jpp_py_check_count("shards", count, (uint64_t)PyList_Size(out_shards->list));
+}
+
+void jpp_py_shards_free(jpp_py_shards_t* shards) {
+  jpp_free(shards->ranks);
+  jpp_free(shards->devices);
+}
+
+// A value may lie on no rank at all.
 static PyObject* value_put(PyObject* type, PyObject* args) {
   (void)type;
-  PyObject *client = NULL, *ranks = NULL, *devices = NULL, *shards = NULL;
-  const char* dtype_name = NULL;
-  Py_ssize_t dtype_length = 0;
-  jpp_array_layout_t layout = {0};
-  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &client, &ranks,
-                        jpp_py_u32_converter, &layout.devices_per_rank, &devices,
-                        &PyList_Type, &shards, &dtype_name, &dtype_length)) {
-    return NULL;
+  jpp_py_shards_t shards;
+  PyObject* value = NULL;
+  if (jpp_py_shards_parse(args, &shards)) {
+    value = put_shards(&shards.layout, shards.client, shards.list, shards.dtype,
+                       shards.devices);
   }
-  uint32_t *rank_ids = NULL, *device_ids = NULL, num_devices = 0;
-  jpp_dtype_t dtype = jpp_dtype_parse(dtype_name, (uint32_t)dtype_length);
-  bool ok = jpp_py_to_u32s(ranks, &rank_ids, &layout.num_ranks) &&
-            jpp_py_to_u32s(devices, &device_ids, &num_devices);
-  uint64_t count = (uint64_t)layout.num_ranks * layout.devices_per_rank;
-  ok = ok && jpp_py_check_count("devices of the ranks", count, num_devices) &&
-       jpp_py_check_count("shards", count, (uint64_t)PyList_Size(shards));
-  layout.client = ((jpp_py_client_t*)client)->client;
-  layout.ranks = rank_ids;
-  PyObject* value = ok ? put_shards(&layout, client, shards, dtype, device_ids) : NULL;
-  jpp_free(rank_ids);
-  jpp_free(device_ids);
+  jpp_py_shards_free(&shards);
   return value;
 }
 
