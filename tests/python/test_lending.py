@@ -277,7 +277,7 @@ def test_a_donated_array_of_jax_does_not_change(uploads: list[int]) -> None:
 
 
 def test_a_donated_array_made_by_hand_leaves_its_parts_alone(uploads: list[int]) -> None:
-    mesh = make_mesh(2)
+    mesh = mesh_of(2, {})
     step = jaxpp.mpmd_jit_with_loop(double_and_add, mesh, donate_argnums=0)
     sharding = MpmdSharding(mesh, (0,), P())
     part = jax.device_put(ROWS, sharding.rank_sharding(0))
@@ -290,7 +290,7 @@ def test_a_donated_array_made_by_hand_leaves_its_parts_alone(uploads: list[int])
 
 def test_a_donated_array_that_another_step_took_where_it_lies(uploads: list[int]) -> None:
     """The step that writes copies it, as it does what JAX looks at."""
-    mesh = make_mesh(2)
+    mesh = mesh_of(2, {})
     sharding = MpmdSharding(mesh, (0,), P())
     part = jax.device_put(ROWS, sharding.rank_sharding(0))
     made = MpmdArray([part], sharding)
@@ -388,7 +388,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("home", [0, 1, 3])
 def test_a_step_brings_an_array_to_where_it_is_needed(home: int, uploads: list[int]) -> None:
-    mesh = make_mesh(2)
+    mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",)), "stage")
 
     def two_stages(xs: Any) -> Any:
         def one(x: Any) -> Any:
