@@ -1,7 +1,5 @@
 """GPT-2 on one accelerator: as a pipeline of several ranks that share it, and as plain
-`jax.jit` with the same sum of gradients, in bfloat16 with remat. Both take turns; times are
-medians, ratios are medians of ratios within a turn. Then a model so small that a step's time
-is that of its instructions.
+`jax.jit` with the same sum of gradients, in bfloat16 with remat. Times are medians.
 
     JAX_PLATFORMS=cuda python benchmarks/gpu.py [--sizes 124m,350m] [--ranks 1,2,4,8]
 """
@@ -19,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import training
@@ -26,7 +25,6 @@ from gpt2 import GPT2
 from jax.sharding import Mesh
 
 import jaxpp.api as jaxpp
-import models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,24 +106,25 @@ def pipeline(model: Remat, optimizer: Any, ranks: int) -> Callable[..., Any]:
     return training.pipelined_step(model, optimizer, shared_mesh(ranks), schedule, {})
 
 
-def measure_instructions(turns: int) -> None:
-    model = models.Model(8, 1, 32)
-    params, batch = model.params(), model.batch()
-    step = model.pipeline(shared_mesh(model.stages))
-    summary = step.trace_and_place(params, *batch).plan.summary()
-    instructions = sum(rank.instructions for rank in summary)
-    compiled = step.compile(params, *batch)
-    times = []
-    for _ in range(turns):
+def measure_borders(turns: int) -> None:
+    """What it takes that JAX reads what a step returned, and a step what JAX made."""
+    size = 64 << 20
+    step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, shared_mesh(1))
+    total = jax.jit(jnp.sum)
+    x = jnp.zeros(size // 4, jnp.float32)
+    results = [jax.block_until_ready(step(x)) for _ in range(turns + 1)]
+    total(results.pop()).block_until_ready()
+    times: dict[str, list[float]] = {"JAX takes a result": [], "a step takes an array": []}
+    for result in results:
         start = time.perf_counter()
-        params, loss = compiled(params, *batch)
-        jax.block_until_ready((params, loss))
-        times.append(time.perf_counter() - start)
-    median = float(np.median(times))
-    print(
-        f"\n{model.name}, all on one device: {median * 1e3:.2f} ms a step of {instructions} "
-        f"instructions, {median / instructions * 1e6:.2f} us each"
-    )
+        total(result).block_until_ready()
+        times["JAX takes a result"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        jax.block_until_ready(step(x))
+        times["a step takes an array"].append(time.perf_counter() - start)
+    print(f"\n{size >> 20} MiB of float32")
+    for what, seconds in times.items():
+        print(f"  {what:22} {float(np.median(seconds)) * 1e3:8.2f} ms", flush=True)
 
 
 def main() -> None:
@@ -138,9 +137,9 @@ def main() -> None:
     options = parser.parse_args()
     kind = jax.devices()[0].device_kind
     print(f"jax {jax.__version__}, {kind}, medians of {options.turns} steps")
-    for size in options.sizes.split(","):
+    for size in filter(None, options.sizes.split(",")):
         measure(size, [int(count) for count in options.ranks.split(",")], options)
-    measure_instructions(options.turns)
+    measure_borders(options.turns)
 
 
 if __name__ == "__main__":

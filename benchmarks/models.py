@@ -30,8 +30,13 @@ class Model:
         )
 
     def mesh(self) -> jaxpp.MpmdMesh:
+        """A device a stage, as far as there are so many."""
         devices = np.array(jax.devices()[: self.stages])
-        return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage",)), "stage")
+        return jaxpp.MpmdMesh(
+            jax.sharding.Mesh(devices, ("stage",)),
+            "stage",
+            ranks_per_device=self.stages // len(devices),
+        )
 
     def batch(self) -> tuple[jax.Array, ...]:
         """Inputs and targets, f32[microbatches, 2, sequence, width] each."""

@@ -26,9 +26,9 @@ TESTS = (
     "test_numbers.py",
     "test_array.py",
     "test_array_jax.py",
-    "test_memory.py",
     "test_auto.py",
-    "test_compilation_cache.py",
+    "test_callbacks.py",
+    "test_sharing.py",
     "test_like_jit.py",
     "test_by_yield.py",
 )
@@ -64,7 +64,8 @@ def commands() -> dict[str, tuple[str, ...]]:
         "demo": ("examples/demo.py",),
         "tests": ("-m", "pytest", "-q", "-W", "ignore", "-n", workers, *tests),
         "sharing": ("-m", "pytest", "-q", "-W", "ignore", "tests/python/test_lending.py"),
-        "benchmarks": ("benchmarks/gpu.py",),
+        "gpt2": ("benchmarks/gpu.py",),
+        "steps": ("benchmarks/steps.py", "--turns", "10"),
     }
 
 

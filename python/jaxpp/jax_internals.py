@@ -609,17 +609,17 @@ def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
 
 
 # JAX 0.10.2, 0.11.2: the name of the operation and of its attribute.
-def _callback_ops(op: Any, target: str) -> Iterator[Any]:
-    """Custom calls of `target`; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
+def _custom_calls(op: Any, targets: Sequence[str]) -> Iterator[Any]:
+    """Custom calls of `targets`; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
                 if (
                     inner.operation.name == "stablehlo.custom_call"
-                    and inner.attributes["call_target_name"].value == target
+                    and inner.attributes["call_target_name"].value in targets
                 ):
                     yield inner
-                yield from _callback_ops(inner, target)
+                yield from _custom_calls(inner, targets)
 
 
 # JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
@@ -679,11 +679,12 @@ class LoweredModule:
     # JAX 0.10.2, 0.11.2: mhlo.backend_config's index into the table of callbacks.
     def redirect_callbacks(
         self,
+        targets: Sequence[str],
         target: str,
         attribute: str,
         make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]],
     ) -> list[Any]:
-        """Gives each call of `target` another handler's argument.
+        """Makes each call of JAX's `targets` one of `target`, another handler.
 
         `make` takes the Python function and the types of operands and results, each (name of
         the element type in MLIR, shape), and gives an object and its address; the address
@@ -691,7 +692,7 @@ class LoweredModule:
         """
         made = []
         with self._module.context:
-            for op in list(_callback_ops(self._module.operation, target)):
+            for op in list(_custom_calls(self._module.operation, targets)):
                 index = ir.IntegerAttr(op.attributes["mhlo.backend_config"]["index"]).value
                 types = [
                     [ir.RankedTensorType(v.type) for v in values]
@@ -702,6 +703,7 @@ class LoweredModule:
                 u64 = ir.IntegerType.get_unsigned(64)
                 named_address = {attribute: ir.IntegerAttr.get(u64, address)}
                 op.attributes["mhlo.backend_config"] = ir.DictAttr.get(named_address)
+                op.attributes["call_target_name"] = ir.StringAttr.get(target)
                 made.append(callback)
         return made
 

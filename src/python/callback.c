@@ -4,12 +4,16 @@
 // Executable made from that module keeps it alive. The function gets a memoryview of
 // every operand and result, valid during the call, and returns None or the text of an
 // error. It raises KeyboardInterrupt only.
+//
+// What the views show is the device's memory where that is the host's, and else a copy:
+// one block for all operands and results of a call.
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <xla/ffi/api/c_api.h>
 
 #include "python/core.h"
+#include "python/cuda_copy.h"
 
 typedef struct py_callback {
   PyObject ob_base;
@@ -48,27 +52,54 @@ static py_callback_t* find_callback(const XLA_FFI_CallFrame* frame) {
   return NULL;
 }
 
-static bool put_view(PyObject* tuple, uint32_t at, const XLA_FFI_Buffer* buffer,
-                     uint32_t item_bytes, int flags) {
+// One call of a function: operands, then results, where the host sees them.
+typedef struct call {
+  const py_callback_t* callback;
+  const XLA_FFI_CallFrame* frame;
+  char* copies;  // NULL: the device's memory is the host's
+} call_t;
+
+static const XLA_FFI_Buffer* call_buffer(const call_t* call, uint32_t at) {
+  uint32_t operands = call->callback->num_operands;
+  bool operand = at < operands;
+  return operand ? call->frame->args.args[at] : call->frame->rets.rets[at - operands];
+}
+
+static size_t call_bytes(const call_t* call, uint32_t at) {
+  const XLA_FFI_Buffer* buffer = call_buffer(call, at);
+  size_t bytes = call->callback->item_bytes[at];
+  for (int64_t d = 0; d < buffer->rank; ++d) bytes *= (size_t)buffer->dims[d];
+  return bytes;
+}
+
+enum { kCopyAlignment = 64 };  // bytes
+
+// Where the copy of a buffer begins in the block; for their number: how long that is.
+static size_t copy_offset(const call_t* call, uint32_t at) {
+  size_t offset = 0;
+  for (uint32_t i = 0; i < at; ++i) {
+    size_t bytes = call_bytes(call, i);
+    offset += (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment;
+  }
+  return offset;
+}
+
+static bool put_view(PyObject* tuple, const call_t* call, uint32_t at) {
   static char empty;
-  Py_ssize_t bytes = item_bytes;
-  for (int64_t d = 0; d < buffer->rank; ++d) bytes *= buffer->dims[d];
-  char* data = bytes ? buffer->data : &empty;
-  PyObject* view = PyMemoryView_FromMemory(data, bytes, flags);
+  size_t bytes = call_bytes(call, at);
+  char* data = call_buffer(call, at)->data;
+  if (call->copies) data = call->copies + copy_offset(call, at);
+  int flags = at < call->callback->num_operands ? PyBUF_READ : PyBUF_WRITE;
+  PyObject* view =
+      PyMemoryView_FromMemory(bytes ? data : &empty, (Py_ssize_t)bytes, flags);
   return view && PyTuple_SetItem(tuple, at, view) == 0;
 }
 
-static PyObject* make_views(const py_callback_t* self, const XLA_FFI_CallFrame* frame) {
-  uint32_t operands = self->num_operands, results = self->num_results;
-  PyObject* views = PyTuple_New((Py_ssize_t)operands + results);
+static PyObject* make_views(const call_t* call) {
+  uint32_t count = call->callback->num_operands + call->callback->num_results;
+  PyObject* views = PyTuple_New(count);
   bool ok = views != NULL;
-  for (uint32_t i = 0; ok && i < operands; ++i) {
-    ok = put_view(views, i, frame->args.args[i], self->item_bytes[i], PyBUF_READ);
-  }
-  for (uint32_t i = 0; ok && i < results; ++i) {
-    uint32_t at = operands + i;
-    ok = put_view(views, at, frame->rets.rets[i], self->item_bytes[at], PyBUF_WRITE);
-  }
+  for (uint32_t i = 0; ok && i < count; ++i) ok = put_view(views, call, i);
   if (!ok) Py_CLEAR(views);
   return views;
 }
@@ -85,31 +116,84 @@ static const char* text_of_raised(void) {
 }
 
 // Under the GIL.
-static XLA_FFI_Error* call_function(const py_callback_t* self,
-                                    const XLA_FFI_CallFrame* frame) {
-  PyObject* views = make_views(self, frame);
-  PyObject* answer = views ? PyObject_CallObject(self->function, views) : NULL;
+static XLA_FFI_Error* call_function(const call_t* call) {
+  PyObject* views = make_views(call);
+  PyObject* answer = views ? PyObject_CallObject(call->callback->function, views) : NULL;
   jpp_py_utf8_t utf8 = {0};
   const char* text = NULL;
   if (answer && jpp_py_utf8_converter(answer, &utf8)) text = utf8.text;
   if (answer != Py_None && !text) text = text_of_raised();
-  XLA_FFI_Error* error = text ? make_error(frame, text) : NULL;
+  XLA_FFI_Error* error = text ? make_error(call->frame, text) : NULL;
   jpp_py_utf8_release(&utf8);
   Py_XDECREF(answer);
   Py_XDECREF(views);
   return error;
 }
 
-static XLA_FFI_Error* call_with_gil(const XLA_FFI_CallFrame* frame) {
-  const py_callback_t* self = find_callback(frame);
-  if (!self || frame->args.size != self->num_operands ||
-      frame->rets.size != self->num_results) {
-    return make_error(frame, "a callback into Python with other operands or results");
-  }
+static XLA_FFI_Error* call_with_gil(const call_t* call) {
   PyGILState_STATE state = PyGILState_Ensure();
-  XLA_FFI_Error* error = call_function(self, frame);
+  XLA_FFI_Error* error = call_function(call);
   PyGILState_Release(state);
   return error;
+}
+
+static const char* copy_operands(const call_t* call, void* stream) {
+  const char* failed = NULL;
+  for (uint32_t i = 0; !failed && i < call->callback->num_operands; ++i) {
+    size_t bytes = call_bytes(call, i);
+    if (!bytes) continue;
+    char* copy = call->copies + copy_offset(call, i);
+    failed = jpp_py_cuda_to_host(stream, copy, call_buffer(call, i)->data, bytes);
+  }
+  return failed ? failed : jpp_py_cuda_wait(stream);
+}
+
+static const char* copy_results(const call_t* call, void* stream) {
+  const char* failed = NULL;
+  uint32_t count = call->callback->num_operands + call->callback->num_results;
+  for (uint32_t i = call->callback->num_operands; !failed && i < count; ++i) {
+    size_t bytes = call_bytes(call, i);
+    if (!bytes) continue;
+    const char* copy = call->copies + copy_offset(call, i);
+    failed = jpp_py_cuda_to_device(stream, call_buffer(call, i)->data, copy, bytes);
+  }
+  // Also after a failure: what was queued reads the copies.
+  const char* waited = jpp_py_cuda_wait(stream);
+  return failed ? failed : waited;
+}
+
+static XLA_FFI_Error* call_with_copies(call_t* call) {
+  XLA_FFI_Stream_Get_Args get = {.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE,
+                                 .ctx = call->frame->ctx};
+  XLA_FFI_Error* error = call->frame->api->XLA_FFI_Stream_Get(&get);
+  if (error) return error;
+  uint32_t count = call->callback->num_operands + call->callback->num_results;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(copy_offset(call, count) + 1, &call->copies);
+  if (status) {
+    error = make_error(call->frame, jpp_status_message(status));
+    jpp_status_free(status);
+    return error;
+  }
+  const char* failed = copy_operands(call, get.stream);
+  if (!failed) error = call_with_gil(call);
+  if (!failed && !error) failed = copy_results(call, get.stream);
+  jpp_free(call->copies);
+  return failed ? make_error(call->frame, failed) : error;
+}
+
+// What a handler is for.
+typedef enum memory {
+  MEMORY_HOST,
+  MEMORY_CUDA,
+} memory_t;
+
+static XLA_FFI_Error* call_callback(const XLA_FFI_CallFrame* frame, memory_t memory) {
+  call_t call = {.callback = find_callback(frame), .frame = frame};
+  if (!call.callback || frame->args.size != call.callback->num_operands ||
+      frame->rets.size != call.callback->num_results) {
+    return make_error(frame, "a callback into Python with other operands or results");
+  }
+  return memory == MEMORY_HOST ? call_with_gil(&call) : call_with_copies(&call);
 }
 
 // What begins every extension is of another type in each XLA, with the same fields. The
@@ -129,20 +213,37 @@ static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
 }
 
 // Any thread of the plugin, or one that issues a step; the GIL is not held.
-static XLA_FFI_Error* handle_custom_call(XLA_FFI_CallFrame* frame) {
+static XLA_FFI_Error* handle_custom_call(const XLA_FFI_CallFrame* frame,
+                                         memory_t memory) {
   if (answer_metadata(frame)) return NULL;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
   atomic_fetch_add(&g_inside, 1);
   XLA_FFI_Error* error = atomic_load(&g_closed)
                              ? make_error(frame, "the interpreter is about to exit")
-                             : call_with_gil(frame);
+                             : call_callback(frame, memory);
   atomic_fetch_sub(&g_inside, 1);
   return error;
 }
 
-PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused) {
-  (void)module, (void)unused;
-  return PyCapsule_New((void*)handle_custom_call, NULL, NULL);
+static XLA_FFI_Error* handle_on_host(XLA_FFI_CallFrame* frame) {
+  return handle_custom_call(frame, MEMORY_HOST);
+}
+
+static XLA_FFI_Error* handle_on_cuda(XLA_FFI_CallFrame* frame) {
+  return handle_custom_call(frame, MEMORY_CUDA);
+}
+
+PyObject* jpp_py_callback_handler(PyObject* module, PyObject* args) {
+  (void)module;
+  const char* platform = NULL;
+  if (!PyArg_ParseTuple(args, "s", &platform)) return NULL;
+  if (strcmp(platform, "Host") == 0) {
+    return PyCapsule_New((void*)handle_on_host, NULL, NULL);
+  }
+  if (strcmp(platform, "CUDA") == 0) {
+    return PyCapsule_New((void*)handle_on_cuda, NULL, NULL);
+  }
+  return PyErr_Format(PyExc_ValueError, "expected Host or CUDA, found %.100s", platform);
 }
 
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused) {

@@ -148,7 +148,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused);
 // callback.c: the attribute of a custom call that holds a Callback's address, and module
 // functions.
 extern const char jpp_py_callback_attribute[];
-PyObject* jpp_py_callback_handler(PyObject* module, PyObject* unused);
+PyObject* jpp_py_callback_handler(PyObject* module, PyObject* args);
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused);
 
 typedef struct jpp_py_graph {

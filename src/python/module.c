@@ -172,8 +172,8 @@ static PyMethodDef kMethods[] = {
     {"misspelt_options", misspelt_options, METH_NOARGS,
      "misspelt_options($module, /)\n--\n\n"
      "What is wrong with the names of JPP_ variables in the environment, or None."},
-    {"callback_handler", jpp_py_callback_handler, METH_NOARGS,
-     "callback_handler($module, /)\n--\n\n"
+    {"callback_handler", jpp_py_callback_handler, METH_VARARGS,
+     "callback_handler($module, platform, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},
     {"profile_plugin", module_profile_plugin, METH_NOARGS,
      "profile_plugin($module, /)\n--\n\n"

@@ -416,7 +416,7 @@ def cases(step: Step) -> list[Case]:
             lambda: step.client.register_custom_call,
             ("text, not None", "border"),
             ("text, not None", "Host"),
-            ("capsule", _core.callback_handler()),
+            ("capsule", _core.callback_handler("Host")),
             ("number", 0),
         ),
         Case(
@@ -519,7 +519,7 @@ def cases(step: Step) -> list[Case]:
         Case("option", lambda: _core.option, ("text, not None", "JPP_LOG")),
         Case("option_ms", lambda: _core.option_ms, ("text, not None", "JPP_PEER_TIMEOUT")),
         Case("misspelt_options", lambda: _core.misspelt_options),
-        Case("callback_handler", lambda: _core.callback_handler),
+        Case("callback_handler", lambda: _core.callback_handler, ("text, not None", "Host")),
         Case("profile_plugin", lambda: _core.profile_plugin),
         Case(
             "Network",
@@ -596,7 +596,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "a deleted array": gone.wait,
         "a loan of a deleted array": lambda: gone.lend(0, 0, 1, 0, True),
         "a capsule of something else": lambda: _core.Value.borrow(
-            step.client, [0], 1, [0], [_core.callback_handler()], "float32"
+            step.client, [0], 1, [0], [_core.callback_handler("Host")], "float32"
         ),
         "memory for a device that is not there": lambda: _core.Value.borrow(
             step.client, [0], 1, [99], [jnp.ones(64).__dlpack__()], "float32"

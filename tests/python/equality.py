@@ -28,6 +28,13 @@ def _axes_asked_for(ranks: int) -> dict[str, int]:
     return axes if ranks * int(np.prod([*axes.values()])) <= len(jax.devices()) else {}
 
 
+def some_devices(count: int) -> list[jax.Device]:
+    """Skips the test where there are not so many."""
+    if count > len(jax.devices()):
+        pytest.skip(f"needs {count} devices, found {len(jax.devices())}")
+    return jax.devices()[:count]
+
+
 def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
     return mesh_of(ranks, axes or _axes_asked_for(ranks))
 
@@ -37,10 +44,7 @@ def mesh_of(ranks: int, axes: dict[str, int]) -> jaxpp.MpmdMesh:
     ranks, one after another, have the same devices."""
     sharing = int(os.environ.get("TEST_SHARING", "1"))
     shape = (-(-ranks // sharing), *axes.values())
-    count = int(np.prod(shape))
-    if count > len(jax.devices()):
-        pytest.skip(f"needs {count} devices, found {len(jax.devices())}")
-    groups = np.array(jax.devices()[:count]).reshape(shape)
+    groups = np.array(some_devices(int(np.prod(shape)))).reshape(shape)
     devices = np.repeat(groups, sharing, axis=0)[:ranks]
     return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
 

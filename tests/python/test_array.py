@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from equality import make_mesh
+from equality import make_mesh, some_devices
 from jaxpp.api import FusedTask, MpmdArray, Task, TaskType
 
 
@@ -76,6 +76,7 @@ def test_printing(matrix: MpmdArray, scalar: MpmdArray) -> None:
 
 
 def test_sharding_prints_only_the_ranks_that_hold_it(trained: Any) -> None:
+    some_devices(2)
     assert "'stage': 1" in repr(trained[0][0])
     assert "'stage': 2" in repr(through(np.ones(2)))
 
@@ -286,7 +287,7 @@ def test_mesh() -> None:
 
 
 def test_pipeline_axis_need_not_come_first() -> None:
-    devices = np.array(jax.devices()[:8]).reshape(2, 4)
+    devices = np.array(some_devices(8)).reshape(2, 4)
     mesh = jaxpp.MpmdMesh(Mesh(devices, ("data", "pipe")), "pipe")
     assert mesh.mpmd_dim == 4
     assert mesh.unstack[1].device_ids.tolist() == [[1], [5]]

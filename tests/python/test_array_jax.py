@@ -19,7 +19,7 @@ from flax import serialization
 from jax.flatten_util import ravel_pytree
 
 import jaxpp.api as jaxpp
-from equality import make_mesh
+from equality import make_mesh, some_devices
 from jaxpp.api import MpmdArray
 from placed import WHOLE, by_parts
 
@@ -271,6 +271,7 @@ def test_arrays_of_several_ranks_in_one_call() -> None:
 
 def test_an_array_goes_where_the_others_are() -> None:
     """It is uncommitted, as an array of numpy's is."""
+    some_devices(4)
     x = matrix("float32")
     for place in WHOLE.values():
         array = place(x)

@@ -2,9 +2,12 @@
 `jax.pure_callback` and `jax.experimental.io_callback`.
 
 JAX lowers all of them to a custom call whose handler takes the function from a table that
-only JAX's own client has. The plugin gets the C library's handler under the same name (XLA
-knows it, and gives such a call to one device of several), which takes the function from the
-address that `redirect_callbacks` puts into an attribute.
+only JAX's own client has. The plugin gets the C library's handler, which takes the function
+from the address that `redirect_callbacks` puts into an attribute.
+
+Its name is that of JAX's handler on the host, for accelerators too. XLA knows the name, and
+gives such a call to one device of several; and JAX has not taken it on accelerators, where
+its client and the runtime's share a plugin and with it the handlers.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from jaxpp.jax_internals import LoweredModule, element_type_name
 __all__ = ["TARGET", "redirect_callbacks"]
 
 TARGET = "xla_ffi_python_cpu_callback"
+_TARGETS_OF_JAX = (TARGET, "xla_ffi_python_gpu_callback")
 
 # Elements of an operand: (dtype, shape).
 _Type = tuple[Any, tuple[int, ...]]
@@ -99,4 +103,5 @@ def redirect_callbacks(module: LoweredModule) -> tuple[_core.Callback, ...]:
     alive."""
     if not module.callback_functions:
         return ()
-    return tuple(module.redirect_callbacks(TARGET, _core.CALLBACK_ATTRIBUTE, _make_callback))
+    attribute = _core.CALLBACK_ATTRIBUTE
+    return tuple(module.redirect_callbacks(_TARGETS_OF_JAX, TARGET, attribute, _make_callback))

@@ -60,7 +60,7 @@ class Compiler:
                 "unsupported",
                 f"task {task.name} calls back into Python (jax.debug.print, a callback), which "
                 f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
-                "CPU plugin of PJRT API 0.115 or later, or remove the callback",
+                "plugin for CPUs or CUDA of PJRT API 0.115 or later, or remove the callback",
             )
         portable = self.devices.per_rank == 1
         key = (lowered.code, None if portable else task.rank)

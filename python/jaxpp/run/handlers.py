@@ -21,22 +21,28 @@ def _handlers() -> dict[str, Any]:
         for name, stages in host_call_targets().items()
         if set(stages) == {"execute"} and "python" not in name
     }
-    return {TARGET: _core.callback_handler(), **found}
+    return {TARGET: _core.callback_handler("Host"), **found}
 
 
 def register_handlers(client: _core.Client) -> None:
-    """Gives the plugin the CPU handlers registered with JAX that it does not have yet:
+    """Gives a plugin for CPUs the handlers registered with JAX that it does not have yet:
     jaxlib's (LAPACK: qr, cholesky, eigh, svd, solve, ...), the user's
-    (`jax.ffi.register_ffi_target`) and the one for callbacks into Python. A plugin for
-    another device, or without an FFI extension that this library knows, gets none."""
+    (`jax.ffi.register_ffi_target`) and the one for callbacks into Python. One for CUDA, of
+    which JAX's client uses the same, gets the last only; any other, or without an FFI
+    extension that this library knows, none."""
     known = _registered.setdefault(id(client), set())
-    if client.info().platform.lower() not in ("cpu", "host"):
+    platform = client.info().platform.lower()
+    if platform in ("cpu", "host"):
+        where, handlers = "Host", _handlers()
+    elif platform == "cuda":
+        where, handlers = "CUDA", {TARGET: _core.callback_handler("CUDA")}
+    else:
         return
-    for name, handler in _handlers().items():
+    for name, handler in handlers.items():
         if name in known:
             continue
         try:
-            client.register_custom_call(name, "Host", handler, _NO_TRAITS)
+            client.register_custom_call(name, where, handler, _NO_TRAITS)
         except _core.JaxppError:
             return
         known.add(name)

@@ -11,10 +11,10 @@ import numpy as np
 from jaxpp import _core
 from jaxpp.run.plugins import platform_of
 
-__all__ = ["can_share", "capsules_of", "lent_array"]
+__all__ = ["DEVICE_TYPES", "Lent", "can_share", "capsules_of", "lent_array"]
 
 # What DLPack calls the devices of a platform.
-_DEVICE_TYPES = {"cpu": 1, "cuda": 2, "rocm": 10}
+DEVICE_TYPES = {"cpu": 1, "cuda": 2, "rocm": 10}
 
 
 def can_share(given: jax.Device, wanted: jax.Device) -> bool:
@@ -45,14 +45,14 @@ def lent_array(
     """One shard of a value as JAX can use it: on the host as an array of bytes, which may be
     kept; on another device as an array of JAX's own."""
     platform = platform_of(device)
-    if platform not in _DEVICE_TYPES:
+    if platform not in DEVICE_TYPES:
         return None
     on_host = platform == "cpu"
-    where = _DEVICE_TYPES[platform], 0 if on_host else device.local_hardware_id
+    where = DEVICE_TYPES[platform], 0 if on_host else device.local_hardware_id
     capsule = value.lend(rank, index, *where, on_host)
     if capsule is None:
         return None
-    lent = _Lent(capsule, where)
+    lent = Lent(capsule, where)
     if not on_host:
         return _copied_on_device(lent)
     array = np.from_dlpack(lent)
@@ -60,7 +60,7 @@ def lent_array(
     return array
 
 
-def _copied_on_device(lent: _Lent) -> jax.Array | None:
+def _copied_on_device(lent: Lent) -> jax.Array | None:
     # JAX may end the loan when it has only queued what reads the memory, and the next step
     # would write there. So the loan ends here, after a copy that is done.
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -70,7 +70,7 @@ def _copied_on_device(lent: _Lent) -> jax.Array | None:
             return None
 
 
-class _Lent:
+class Lent:
     """A capsule with the methods by which its consumers ask for it."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
