@@ -10,14 +10,14 @@
 
 #include "jaxpp/plan.h"
 
-// Holds a plan with all its parts against `limits`, [ranks] bytes on each device.
-// JPP_OUT_OF_MEMORY if a rank's peak is over its limit, as jpp_check_memory_limit() says
-// it, and besides: of the built-in schedules that serve these stages, ranks and
-// microbatches, the one with the shortest simulated loops whose own plan fits, or else
-// the smallest limit that one fits. Where a value's bytes on a device are not known,
-// because it stays inside a task of the plan, the whole value counts.
+// Holds a plan with all its parts against limits. JPP_OUT_OF_MEMORY if a peak is over
+// one, as jpp_check_memory_limit() says it, and besides: of the built-in schedules that
+// serve these stages, ranks and microbatches, the one with the shortest simulated loops
+// whose own plan fits, or else the smallest limit that one fits. Where a value's bytes on
+// a device are not known, because it stays inside a task of the plan, the whole value
+// counts.
 JPP_API jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned,
-                                     const uint64_t* limits) JPP_MUST_USE;
+                                     const jpp_memory_limits_t* limits) JPP_MUST_USE;
 
 // --- A search with measured costs -----------------------------------------------------
 //
@@ -46,7 +46,7 @@ typedef struct jpp_advise_search {
   // A plan of the same step under any schedules and numbers of microbatches: what the
   // bytes of values on a device are taken from.
   const jpp_plan_t* like;
-  const uint64_t* limits;  // [ranks] bytes on each device; NULL: none
+  const jpp_memory_limits_t* limits;  // NULL: none
 } jpp_advise_search_t;
 
 // jpp_schedule_search(), under limits on all that the step keeps: each schedule that

@@ -92,15 +92,24 @@ typedef struct jpp_memory_point {
 JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                                              jpp_memory_point_t* out_points) JPP_MUST_USE;
 
-// JPP_OUT_OF_MEMORY if the peak of some rank is over limits[rank] (bytes on each device
-// of the rank). The message names the rank that is over by most, the instruction, by how
-// much, and the kinds.
-JPP_API jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
-                                             const uint64_t* limits) JPP_MUST_USE;
+// What ranks may take of their devices' memory.
+typedef struct jpp_memory_limits {
+  const uint64_t* bytes;  // [ranks] on each device of the rank
+  // [ranks] Ranks with the same number share their devices: their peaks add up, and the
+  // limit of the first of them counts. NULL: each rank has its own.
+  const uint32_t* devices;
+} jpp_memory_limits_t;
 
-// How many steps, at most `wanted` and at least 1, may be in flight within limits[rank]
-// (as above; NULL: no limits).
+// JPP_OUT_OF_MEMORY if the peak of some rank, or of those that share its devices, is over
+// its limit. The message names the rank that is over by most, the instruction, by how
+// much, and the kinds.
+JPP_API jpp_status_t* jpp_check_memory_limit(
+    const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
+
+// How many steps, at most `wanted` and at least 1, may be in flight within the limits
+// (NULL: there are none).
 JPP_API uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,
-                                           const uint64_t* limits, uint32_t wanted);
+                                           const jpp_memory_limits_t* limits,
+                                           uint32_t wanted);
 
 #endif  // JAXPP_CHECK_H_

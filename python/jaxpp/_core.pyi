@@ -2,7 +2,7 @@
 
 from collections.abc import Callable as _Callable
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from _typeshed import StrPath, structseq
 from typing_extensions import Buffer, CapsuleType
@@ -419,13 +419,16 @@ class Staged:
     def notes(self, /) -> list[str]: ...
     def text(self, /) -> str: ...
 
+# Bytes on each device, for each rank; the number of its devices, or None.
+_Limits: TypeAlias = tuple[Sequence[int], Sequence[int] | None]
+
 @final
 class Plan:
     def __new__(
         cls,
         graph: Graph,
         schedules: Sequence[Schedule],
-        memory_limits: Sequence[int] | None,
+        memory_limits: _Limits | None,
         measure: _Callable[[Staged], Sequence[int] | None] | None,
         /,
     ) -> Plan: ...
@@ -441,7 +444,7 @@ class Plan:
         loop: int,
         schedules: Sequence[Schedule],
         costs: Sequence[_Costs],
-        memory_limits: Sequence[int] | None,
+        memory_limits: _Limits | None,
         seconds: float,
         /,
     ) -> SearchResult: ...
@@ -463,7 +466,7 @@ class Plan:
     ) -> None: ...
     def explain_memory(self, rank: int, message: str, /) -> str: ...
     def hashes(self, /) -> dict[str, int]: ...
-    def steps_in_flight(self, memory_limits: Sequence[int] | None, wanted: int, /) -> int: ...
+    def steps_in_flight(self, memory_limits: _Limits | None, wanted: int, /) -> int: ...
     def program_text(self, sharding_of: _Callable[[int], str], /) -> str: ...
     def text(self, /) -> str: ...
 

@@ -127,6 +127,12 @@ class MpmdMesh:
         """How many ranks share each group of devices."""
         return self.mpmd_dim // len(self._first_with_group)
 
+    @property
+    def group_numbers(self) -> tuple[int, ...]:
+        """For each rank the number of its group of devices: the first rank that has it."""
+        firsts = self._first_with_group
+        return tuple(firsts[tuple(self.devices_of(rank))] for rank in range(self.mpmd_dim))
+
     def mesh_of_groups(self, ranks: Iterable[int]) -> Mesh:
         """The groups of devices of some ranks, each once, along the pipeline axis."""
         groups = [tuple(self.devices_of(rank)) for rank in self._check_ranks(ranks)]

@@ -4,9 +4,11 @@
 #include "advise/candidates.h"
 
 #include "base/alloc.h"
+#include "check/checker.h"
 
 jpp_status_t* jpp_candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
-                                  const jpp_plan_t* like, const uint64_t* limits) {
+                                  const jpp_plan_t* like,
+                                  const jpp_memory_limits_t* limits) {
   *candidates =
       (jpp_candidates_t){.graph = graph, .ranks = like->ranks, .limits = limits};
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &candidates->origin_bytes));
@@ -54,11 +56,17 @@ jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
 
 bool jpp_candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
                         const char* name, uint64_t* out_peak) {
+  const jpp_memory_limits_t* limits = candidates->limits;
   bool fits = true;
   *out_peak = 0;
-  for (uint32_t r = 0; r < plan->ranks; ++r) {
-    uint64_t peak = plan->programs[r].peak_bytes;
-    if (peak > candidates->limits[r]) fits = false;
+  for (uint32_t first = jpp_limits_next_first(limits, plan->ranks, JPP_NONE);
+       first != JPP_NONE; first = jpp_limits_next_first(limits, plan->ranks, first)) {
+    uint64_t peak = 0;
+    for (uint32_t r = first; r != JPP_NONE;
+         r = jpp_limits_next_sharer(limits, plan->ranks, r)) {
+      peak += plan->programs[r].peak_bytes;
+    }
+    if (peak > limits->bytes[first]) fits = false;
     if (peak > *out_peak) *out_peak = peak;
   }
   if (!candidates->smallest_name || *out_peak < candidates->smallest) {

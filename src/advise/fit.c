@@ -12,7 +12,7 @@ typedef struct fitter {
   double own;                    // its simulated time
   const char* best_name;         // of what fits; NULL: nothing does
   double best;                   // its simulated time
-  uint64_t best_peak;            // of the rank of it that needs most
+  uint64_t best_peak;            // on the devices that have to hold most
 } fitter_t;
 
 // --- Simulated time -------------------------------------------------------------------
@@ -124,13 +124,17 @@ static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
                   schedule->ranks, schedule->microbatches);
 }
 
-// Whether the rank that is over by most would be within its limit without activations.
-static bool activations_exceed(const jpp_check_report_t* report, const uint64_t* limits) {
-  uint32_t count = 0;
-  uint32_t worst = jpp_check_worst_rank(report, limits, &count);
-  if (worst == JPP_NONE) return false;
-  const jpp_check_actor_t* actor = &report->actors[worst];
-  return actor->bytes_at_peak[JPP_BYTES_ACTIVATIONS] >= actor->peak_bytes - limits[worst];
+// Whether the ranks that are over by most would be within the limit without activations.
+static bool activations_exceed(const jpp_check_report_t* report,
+                               const jpp_memory_limits_t* limits) {
+  jpp_excess_t excess;
+  if (!jpp_check_find_excess(report, limits, &excess)) return false;
+  uint64_t activations = 0;
+  for (uint32_t r = excess.first; r != JPP_NONE;
+       r = jpp_limits_next_sharer(limits, report->plan->ranks, r)) {
+    activations += report->actors[r].bytes_at_peak[JPP_BYTES_ACTIVATIONS];
+  }
+  return activations >= excess.peak - limits->bytes[excess.first];
 }
 
 static void append_fit(const fitter_t* f, jpp_str_t* str) {
@@ -138,11 +142,12 @@ static void append_fit(const fitter_t* f, jpp_str_t* str) {
   if (f->best_name) {
     jpp_str_appendf(str, "\nschedule %s ", f->best_name);
     append_sizes(own, str);
-    jpp_str_appendf(
-        str,
-        " fits: no rank needs more than %llu bytes; by the graph's costs it takes "
-        "%.2f times as long as %s",
-        (unsigned long long)f->best_peak, f->own > 0 ? f->best / f->own : 1, own->name);
+    jpp_str_appendf(str,
+                    " fits: no %s more than %llu bytes; by the graph's costs it takes "
+                    "%.2f times as long as %s",
+                    f->candidates.limits->devices ? "devices hold" : "rank needs",
+                    (unsigned long long)f->best_peak, f->own > 0 ? f->best / f->own : 1,
+                    own->name);
     return;
   }
   jpp_str_append(str, "\nno built-in schedule ");
@@ -156,8 +161,8 @@ static void append_fit(const fitter_t* f, jpp_str_t* str) {
                           : "More ranks, or smaller microbatches, need less");
 }
 
-static jpp_status_t* append_advice(const jpp_planned_t* planned, const uint64_t* limits,
-                                   jpp_str_t* str) {
+static jpp_status_t* append_advice(const jpp_planned_t* planned,
+                                   const jpp_memory_limits_t* limits, jpp_str_t* str) {
   fitter_t f = {.planned = planned};
   jpp_status_t* status =
       jpp_candidates_init(&f.candidates, planned->graph, planned->plan, limits);
@@ -167,7 +172,8 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned, const uint64_t*
   return status;
 }
 
-jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned, const uint64_t* limits) {
+jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned,
+                             const jpp_memory_limits_t* limits) {
   jpp_str_t str = {0};
   jpp_status_t* status = NULL;
   if (!jpp_check_append_excess(planned->report, limits, &str)) return NULL;

@@ -40,9 +40,9 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
   const jpp_candidates_t* candidates = &a->candidates;
   bool memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;
   if (!memory || !candidates->smallest_name) return status;
-  uint64_t least = candidates->limits[0];
+  uint64_t least = candidates->limits->bytes[0];
   for (uint32_t r = 1; r < a->options->ranks; ++r) {
-    if (candidates->limits[r] < least) least = candidates->limits[r];
+    if (candidates->limits->bytes[r] < least) least = candidates->limits->bytes[r];
   }
   jpp_status_free(status);
   return jpp_status_make(

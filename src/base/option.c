@@ -56,10 +56,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_PREALLOCATE] = {"XLA_PYTHON_CLIENT_PREALLOCATE", "true or false", "false",
                                 "JAX's own: whether a client takes most of a GPU's "
                                 "memory at its start"},
-    [JPP_OPTION_SHARE_MEMORY] = {"JPP_SHARE_MEMORY", "1", "off",
-                                 "arrays of JAX's and of steps share memory on "
-                                 "accelerators, too, where that has not been tried yet; "
-                                 "CPUs always do"},
+    [JPP_OPTION_SHARE_MEMORY] = {"JPP_SHARE_MEMORY", "0|1", "1 on CPUs and CUDA",
+                                 "arrays of JAX's and of steps are in the same memory, "
+                                 "or copied on the device; 0: by way of the host"},
     [JPP_OPTION_UPDATE_GOLDEN] = {"JPP_UPDATE_GOLDEN", "1", "off",
                                   "C tests write tests/golden anew", .for_tests = true},
     [JPP_OPTION_UPDATE_DOCS] = {"JPP_UPDATE_DOCS", "1", "off",

@@ -110,13 +110,29 @@ const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t 
 // Is it the microbatch number of some loop?
 bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value);
 
-// The rank that is over its limit by most, JPP_NONE when none is; how many are over.
-uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* limits,
-                              uint32_t* out_count);
+// The first rank on each group of devices, in order: begin with JPP_NONE, until JPP_NONE.
+uint32_t jpp_limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
+                               uint32_t first);
+// The rank after `rank` on the same devices; JPP_NONE past the last.
+uint32_t jpp_limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
+                                uint32_t rank);
 
-// What jpp_check_memory_limit() says. False, and nothing, when no rank is over its limit.
-bool jpp_check_append_excess(const jpp_check_report_t* report, const uint64_t* limits,
-                             jpp_str_t* str);
+// By how much ranks are over a limit.
+typedef struct jpp_excess {
+  uint32_t first;    // the first of the ranks that share the devices
+  uint32_t largest;  // of these ranks, the one with the highest peak
+  uint32_t sharers;  // how many they are
+  uint64_t peak;     // bytes on each device, all their peaks
+  uint32_t others;   // groups of ranks that are over as well, by less
+} jpp_excess_t;
+
+// The excess that is largest. False when no limit is exceeded.
+bool jpp_check_find_excess(const jpp_check_report_t* report,
+                           const jpp_memory_limits_t* limits, jpp_excess_t* out_excess);
+
+// What jpp_check_memory_limit() says. False, and nothing, when no limit is exceeded.
+bool jpp_check_append_excess(const jpp_check_report_t* report,
+                             const jpp_memory_limits_t* limits, jpp_str_t* str);
 
 // limit.c: what a further step in flight adds on the rank; c->kinds is known.
 void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank);

@@ -1,34 +1,101 @@
-// Compares each rank's proved peak with its memory limit; the error describes the rank
-// that exceeds its limit by most. What is below the limit has room for more steps.
+// Compares the proved peaks of ranks with their memory limits, those of ranks on the same
+// devices together; the error describes the largest excess. What is below the limit has
+// room for more steps.
 #include "check/checker.h"
 
-uint32_t jpp_check_worst_rank(const jpp_check_report_t* report, const uint64_t* limits,
-                              uint32_t* out_count) {
-  uint32_t worst = JPP_NONE;
-  uint64_t most = 0;
-  *out_count = 0;
-  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
-    uint64_t peak = report->actors[r].peak_bytes;
-    if (peak <= limits[r]) continue;
-    ++*out_count;
-    if (peak - limits[r] <= most) continue;
-    most = peak - limits[r];
-    worst = r;
-  }
-  return worst;
+// --- Who shares devices ---------------------------------------------------------------
+
+static bool share(const jpp_memory_limits_t* limits, uint32_t a, uint32_t b) {
+  return a == b || (limits->devices && limits->devices[a] == limits->devices[b]);
 }
 
-static void append_rank(const jpp_check_report_t* report, uint32_t rank, uint64_t limit,
-                        jpp_str_t* str) {
-  const jpp_check_actor_t* actor = &report->actors[rank];
-  const jpp_program_t* program = &report->plan->programs[rank];
+uint32_t jpp_limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
+                                uint32_t rank) {
+  for (uint32_t r = rank + 1; r < ranks; ++r) {
+    if (share(limits, rank, r)) return r;
+  }
+  return JPP_NONE;
+}
+
+uint32_t jpp_limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
+                               uint32_t first) {
+  for (uint32_t r = first == JPP_NONE ? 0 : first + 1; r < ranks; ++r) {
+    uint32_t earlier = 0;
+    while (!share(limits, earlier, r)) ++earlier;
+    if (earlier == r) return r;
+  }
+  return JPP_NONE;
+}
+
+// --- The largest excess ---------------------------------------------------------------
+
+static jpp_excess_t add_peaks(const jpp_check_report_t* report,
+                              const jpp_memory_limits_t* limits, uint32_t first) {
+  jpp_excess_t sum = {.first = first, .largest = first};
+  uint32_t ranks = report->plan->ranks;
+  for (uint32_t r = first; r != JPP_NONE; r = jpp_limits_next_sharer(limits, ranks, r)) {
+    uint64_t peak = report->actors[r].peak_bytes;
+    if (peak > report->actors[sum.largest].peak_bytes) sum.largest = r;
+    sum.peak += peak;
+    ++sum.sharers;
+  }
+  return sum;
+}
+
+bool jpp_check_find_excess(const jpp_check_report_t* report,
+                           const jpp_memory_limits_t* limits, jpp_excess_t* out_excess) {
+  uint32_t ranks = report->plan->ranks;
+  uint32_t count = 0;
+  uint64_t most = 0;
+  *out_excess = (jpp_excess_t){0};
+  for (uint32_t r = jpp_limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
+       r = jpp_limits_next_first(limits, ranks, r)) {
+    jpp_excess_t sum = add_peaks(report, limits, r);
+    if (sum.peak <= limits->bytes[r]) continue;
+    ++count;
+    if (sum.peak - limits->bytes[r] <= most) continue;
+    most = sum.peak - limits->bytes[r];
+    *out_excess = sum;
+  }
+  if (count) out_excess->others = count - 1;
+  return count != 0;
+}
+
+// --- The text -------------------------------------------------------------------------
+
+static void append_who(const jpp_excess_t* excess, const jpp_memory_limits_t* limits,
+                       uint32_t ranks, jpp_str_t* str) {
+  if (excess->sharers == 1) {
+    jpp_str_appendf(str, "memory limit: rank %u: ", excess->first);
+    return;
+  }
+  jpp_str_append(str, "memory limit: ranks");
+  for (uint32_t r = excess->first; r != JPP_NONE;
+       r = jpp_limits_next_sharer(limits, ranks, r)) {
+    jpp_str_appendf(str, "%s %u", r == excess->first ? "" : ",", r);
+  }
+  jpp_str_append(str, ", on the same devices: ");
+}
+
+static void append_ranks(const jpp_check_report_t* report, const jpp_excess_t* excess,
+                         const jpp_memory_limits_t* limits, jpp_str_t* str) {
+  const jpp_check_actor_t* actor = &report->actors[excess->largest];
+  const jpp_program_t* program = &report->plan->programs[excess->largest];
   jpp_checker_t c = {.plan = report->plan, .staged = report->plan->staged};
+  uint64_t limit = limits->bytes[excess->first];
+  bool alone = excess->sharers == 1;
   char text[JPP_CHECK_TEXT_SIZE];
+  append_who(excess, limits, report->plan->ranks, str);
   jpp_str_appendf(str,
-                  "memory limit: rank %u: expected at most %llu bytes on each device, "
-                  "found a peak of %llu, %llu over",
-                  rank, (unsigned long long)limit, (unsigned long long)actor->peak_bytes,
-                  (unsigned long long)(actor->peak_bytes - limit));
+                  "expected at most %llu bytes on each device, found %s of %llu, "
+                  "%llu over",
+                  (unsigned long long)limit, alone ? "a peak" : "peaks",
+                  (unsigned long long)excess->peak,
+                  (unsigned long long)(excess->peak - limit));
+  if (!alone) {
+    jpp_str_appendf(str, "; the highest is that of rank %u, %llu", excess->largest,
+                    (unsigned long long)actor->peak_bytes);
+  }
   if (actor->peak_instr < program->num_instrs) {
     const jpp_instr_t* instr = &program->instrs[actor->peak_instr];
     jpp_str_appendf(str, ", at instruction %u (%s)", actor->peak_instr,
@@ -38,21 +105,21 @@ static void append_rank(const jpp_check_report_t* report, uint32_t rank, uint64_
   jpp_check_append_kinds(actor->bytes_at_peak, str);
 }
 
-bool jpp_check_append_excess(const jpp_check_report_t* report, const uint64_t* limits,
-                             jpp_str_t* str) {
-  uint32_t count = 0;
-  uint32_t worst = jpp_check_worst_rank(report, limits, &count);
-  if (worst == JPP_NONE) return false;
-  append_rank(report, worst, limits[worst], str);
-  if (count > 1) {
-    jpp_str_appendf(str, "\n%u other rank%s over as well", count - 1,
-                    count == 2 ? " is" : "s are");
+bool jpp_check_append_excess(const jpp_check_report_t* report,
+                             const jpp_memory_limits_t* limits, jpp_str_t* str) {
+  jpp_excess_t excess;
+  if (!jpp_check_find_excess(report, limits, &excess)) return false;
+  append_ranks(report, &excess, limits, str);
+  if (excess.others) {
+    jpp_str_appendf(str, "\n%u other %s%s over as well", excess.others,
+                    limits->devices ? "group" : "rank",
+                    excess.others == 1 ? " is" : "s are");
   }
   return true;
 }
 
 jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
-                                     const uint64_t* limits) {
+                                     const jpp_memory_limits_t* limits) {
   jpp_str_t str = {0};
   if (!jpp_check_append_excess(report, limits, &str)) return NULL;
   char* text = NULL;
@@ -86,15 +153,29 @@ void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank) {
   c->actors[rank].next_step_bytes = batch + (results > taken ? results - taken : 0);
 }
 
+// Of the ranks that share devices with the first of them.
+static uint64_t next_step_bytes(const jpp_check_report_t* report,
+                                const jpp_memory_limits_t* limits, uint32_t first) {
+  uint64_t sum = 0;
+  for (uint32_t r = first; r != JPP_NONE;
+       r = jpp_limits_next_sharer(limits, report->plan->ranks, r)) {
+    sum += report->actors[r].next_step_bytes;
+  }
+  return sum;
+}
+
 uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,
-                                   const uint64_t* limits, uint32_t wanted) {
+                                   const jpp_memory_limits_t* limits, uint32_t wanted) {
   uint64_t steps = wanted;
-  for (uint32_t r = 0; limits && r < report->plan->ranks; ++r) {
-    const jpp_check_actor_t* actor = &report->actors[r];
-    uint64_t room = limits[r] > actor->peak_bytes ? limits[r] - actor->peak_bytes : 0;
-    if (!actor->next_step_bytes) continue;
-    uint64_t more = room / actor->next_step_bytes;
-    if (more + 1 < steps) steps = more + 1;
+  if (!limits) return steps ? wanted : 1;
+  uint32_t ranks = report->plan->ranks;
+  for (uint32_t r = jpp_limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
+       r = jpp_limits_next_first(limits, ranks, r)) {
+    uint64_t peak = add_peaks(report, limits, r).peak;
+    uint64_t next = next_step_bytes(report, limits, r);
+    uint64_t room = limits->bytes[r] > peak ? limits->bytes[r] - peak : 0;
+    if (!next) continue;
+    if (room / next + 1 < steps) steps = room / next + 1;
   }
   return steps ? (uint32_t)steps : 1;
 }

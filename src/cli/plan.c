@@ -89,12 +89,13 @@ static jpp_status_t* tables_init(const jpp_cli_options_t* options,
 // The same limit for every rank.
 static jpp_status_t* check_limit(const jpp_cli_options_t* options,
                                  const jpp_planned_t* planned) {
-  uint64_t* limits = NULL;
+  uint64_t* bytes = NULL;
   if (!options->memory_limit) return NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &limits));
-  for (uint32_t r = 0; r < planned->ranks; ++r) limits[r] = options->memory_limit;
-  jpp_status_t* status = jpp_advise_fit(planned, limits);
-  jpp_free(limits);
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &bytes));
+  for (uint32_t r = 0; r < planned->ranks; ++r) bytes[r] = options->memory_limit;
+  jpp_memory_limits_t limits = {.bytes = bytes};
+  jpp_status_t* status = jpp_advise_fit(planned, &limits);
+  jpp_free(bytes);
   return status;
 }
 

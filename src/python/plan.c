@@ -47,9 +47,53 @@ static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
   Py_DECREF(m->staged);
 }
 
-// `limits` [ranks]; NULL: none.
+typedef struct py_limits {
+  jpp_memory_limits_t limits;
+  const jpp_memory_limits_t* given;  // NULL: None was
+  uint64_t* bytes;
+  uint32_t* devices;
+} py_limits_t;
+
+static void free_limits(py_limits_t* limits) {
+  jpp_free(limits->bytes);
+  jpp_free(limits->devices);
+}
+
+// None, or (bytes, devices) with a number for each rank; `devices` may be None. False if
+// it raised; free what was read otherwise.
+static bool read_limits(PyObject* given, uint32_t ranks, py_limits_t* out_limits) {
+  PyObject *bytes = NULL, *devices = NULL;
+  py_limits_t limits = {0};
+  *out_limits = limits;
+  if (given == Py_None) return true;
+  if (!PyTuple_Check(given)) {
+    PyErr_Format(PyExc_TypeError, "expected None or (bytes, devices), found %.100R",
+                 given);
+    return false;
+  }
+  if (!PyArg_ParseTuple(given, "OO", &bytes, &devices)) return false;
+  uint32_t count = ranks;
+  bool ok = jpp_py_to_u64s(bytes, "memory limits", ranks, &limits.bytes);
+  if (ok && devices != Py_None) ok = jpp_py_to_u32s(devices, &limits.devices, &count);
+  ok = ok && jpp_py_check_count("devices of ranks", ranks, count);
+  if (ok && !limits.bytes) {
+    PyErr_SetString(PyExc_TypeError, "expected bytes for each rank, found None");
+    ok = false;
+  }
+  if (!ok) {
+    free_limits(&limits);
+    return false;
+  }
+  *out_limits = limits;
+  out_limits->limits =
+      (jpp_memory_limits_t){.bytes = limits.bytes, .devices = limits.devices};
+  out_limits->given = &out_limits->limits;
+  return true;
+}
+
+// `limits`: NULL for none.
 static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
-                      const uint64_t* limits, measuring_t* measuring) {
+                      const jpp_memory_limits_t* limits, measuring_t* measuring) {
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   options->ranks = graph->ranks;
   if (measuring->measure != Py_None) {
@@ -82,18 +126,17 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   const jpp_schedule_t** table = NULL;
   jpp_loop_schedule_t* loops = NULL;
-  uint64_t* limits = NULL;
+  py_limits_t limits = {0};
   self->schedules = jpp_py_read_schedules(schedules, graph->num_loops, &table);
-  bool ok = self->schedules &&
-            jpp_py_to_u64s(memory_limits, "memory limits", graph->ranks, &limits) &&
+  bool ok = self->schedules && read_limits(memory_limits, graph->ranks, &limits) &&
             jpp_py_check(JPP_ALLOC_ARRAY(graph->num_loops, &loops));
   for (uint32_t l = 0; ok && l < graph->num_loops; ++l) loops[l].given = table[l];
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   measuring_t measuring = {.measure = measure};
-  ok = ok && make_plan(self, &options, limits, &measuring);
+  ok = ok && make_plan(self, &options, limits.given, &measuring);
   jpp_free(table);
   jpp_free(loops);
-  jpp_free(limits);
+  free_limits(&limits);
   return ok;
 }
 
@@ -343,30 +386,29 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   step.graph = ((jpp_py_graph_t*)graph)->graph;
   if (!check_like(&step)) return NULL;
   const jpp_schedule_t** schedules = NULL;
-  uint64_t* bytes = NULL;
+  py_limits_t bounds = {0};
   PyObject* kept = jpp_py_read_schedules(list, step.graph->num_loops, &schedules);
   step.schedules = schedules;
-  bool ok = kept && check_ranks(&step) &&
-            jpp_py_to_u64s(limits, "memory limits", step.like->ranks, &bytes);
-  step.limits = bytes;
+  bool ok = kept && check_ranks(&step) && read_limits(limits, step.like->ranks, &bounds);
+  step.limits = bounds.given;
   PyObject* found = ok ? search_for_loop(&step, costs, seconds) : NULL;
   jpp_free(schedules);
-  jpp_free(bytes);
+  free_limits(&bounds);
   Py_XDECREF(kept);
   return found;
 }
 
 static PyObject* plan_steps_in_flight(PyObject* object, PyObject* args) {
   const jpp_planned_t* planned = ((jpp_py_plan_t*)object)->planned;
-  PyObject* limits = NULL;
+  PyObject* given = NULL;
   uint32_t wanted = 0;
-  uint64_t* bytes = NULL;
-  if (!PyArg_ParseTuple(args, "OO&", &limits, jpp_py_u32_converter, &wanted) ||
-      !jpp_py_to_u64s(limits, "memory limits", planned->ranks, &bytes)) {
+  py_limits_t limits = {0};
+  if (!PyArg_ParseTuple(args, "OO&", &given, jpp_py_u32_converter, &wanted) ||
+      !read_limits(given, planned->ranks, &limits)) {
     return NULL;
   }
-  uint32_t steps = jpp_check_steps_in_flight(planned->report, bytes, wanted);
-  jpp_free(bytes);
+  uint32_t steps = jpp_check_steps_in_flight(planned->report, limits.given, wanted);
+  free_limits(&limits);
   return PyLong_FromUnsignedLong(steps);
 }
 
@@ -437,10 +479,10 @@ static PyMethodDef kMethods[] = {
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Plan(graph, schedules, memory_limits, measure, /)\n--\n\n"
-     "What every rank does in a step, proved. `memory_limits`: bytes for each rank, or "
-     "None. `measure`, if not None, is called with the Staged and gives the bytes of "
-     "every "
-     "value on one device, or None."},
+     "What every rank does in a step, proved. `memory_limits`: None, or bytes for each "
+     "rank and, where what ranks on the same devices take adds up, the number of its "
+     "devices. `measure`, if not None, is called with the Staged and gives the bytes of "
+     "every value on one device, or None."},
     {Py_tp_new, (void*)plan_new},
     {Py_tp_dealloc, (void*)plan_dealloc},
     {Py_tp_methods, kMethods},

@@ -64,6 +64,9 @@ WRONG: dict[str, list[Any]] = {
     "text, not None": [None, 1, 1.5, b"x", [], object()],
     "numbers": [*NO_SEQUENCES, [None], ["x"], [1.5], [-1], HUGE, Raises(), Lies([1])],
     "numbers or None": [1, 1.5, object(), [None], ["x"], Raises(), Lies([1])],
+    "limits": [1, "x", [], [[1], [0]], (), ([1],), (1, None), (None, None), ([1], [0], [0])]
+    + [(["x"] * 2, None), ([1] * 2, ["x"] * 2), ([1] * 2, 1), ([1], None), ([1] * 2, [0])]
+    + [([-1] * 2, None), (Raises(), None), (Lies([1]), None), ([1] * 2, Lies([0]))],
     "list of numbers": [None, 1, (), {}, [None], ["x"], [1.5], [-1], HUGE, Raises()],
     "type": [None, 1, "x", (), ("float32",), ("float32", None), (1, []), ("float32", ["x"])]
     + [("none", []), ("float32", [10**40]), ("float32", [-1]), ["float32", []]],
@@ -346,7 +349,7 @@ def cases(step: Step) -> list[Case]:
             lambda: _core.Plan,
             ("object", step.graph),
             ("objects", step.schedules),
-            ("numbers or None", None),
+            ("limits", None),
             ("function or None", None),
         ),
         Case("Plan.staged", lambda: step.plan.staged),
@@ -394,7 +397,7 @@ def cases(step: Step) -> list[Case]:
         Case(
             "Plan.steps_in_flight",
             lambda: step.plan.steps_in_flight,
-            ("numbers or None", [10**9] * 2),
+            ("limits", ([10**9] * 2, [0, 0])),
             ("number", 2),
         ),
         Case("Plan.program_text", lambda: step.plan.program_text, ("function", str)),

@@ -39,10 +39,10 @@ def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
     return mesh_of(ranks, axes or _axes_asked_for(ranks))
 
 
-def mesh_of(ranks: int, axes: dict[str, int]) -> jaxpp.MpmdMesh:
+def mesh_of(ranks: int, axes: dict[str, int], sharing: int | None = None) -> jaxpp.MpmdMesh:
     """A mesh whose ranks have these axes, whatever is asked for; TEST_SHARING=2: so many
     ranks, one after another, have the same devices."""
-    sharing = int(os.environ.get("TEST_SHARING", "1"))
+    sharing = sharing or int(os.environ.get("TEST_SHARING", "1"))
     shape = (-(-ranks // sharing), *axes.values())
     groups = np.array(some_devices(int(np.prod(shape)))).reshape(shape)
     devices = np.repeat(groups, sharing, axis=0)[:ranks]
@@ -121,6 +121,11 @@ def difference(ours: Any, plain: Any) -> float:
     return worst
 
 
+def assert_close(ours: Any, plain: Any, tolerance: float, what: str) -> None:
+    found = difference(ours, plain)
+    assert found < tolerance, f"{what} differ by {found:.2g}, expected {tolerance:.2g} at most"
+
+
 def _sharded(leaf: Any, *wanted: tuple[int, str], mesh: Any) -> PartitionSpec:
     """The first (dimension, axis) that the mesh has and that divides the leaf's shape."""
     sizes = mesh.lowering_mesh().shape
@@ -163,11 +168,14 @@ def assert_trains_equal(
     reduce_aux: Callable[[Any], Any] = lambda aux: aux,
     **options: Any,
 ) -> Any:
-    """Trains both ways; losses, parameters, optimizer state and aux must be equal.
+    """Trains both ways; losses, parameters, optimizer state and aux must be equal, on
+    accelerators, which fuse plain JAX's loop, within ten times the tolerance.
 
     `reduce_aux` makes of the plain side's stacked aux what `aux_operation` makes of ours.
     Returns the pipelined step, compiled.
     """
+    if jax.default_backend() != "cpu":
+        tolerance *= 10
     params, batch = problem.params, problem.batch
     if "in_specs" not in options:
         # Plain JAX is sharded the same on the devices of one rank: sums over shards are
@@ -189,8 +197,8 @@ def assert_trains_equal(
         *a, loss_a, aux_a = ours(*a, problem.batch)
         with jax.set_mesh(on_one_rank):
             *b, loss_b, aux_b = plain(*b, batch)
-        assert difference(loss_a, loss_b) < tolerance, f"loss of step {step}"
-        assert difference(aux_a, reduce_aux(aux_b)) < tolerance, f"aux of step {step}"
-        assert difference(a[0], b[0]) < tolerance, f"parameters of step {step}"
-    assert difference(a[1], b[1]) < 10 * tolerance, "optimizer state"
+        assert_close(loss_a, loss_b, tolerance, f"loss of step {step}")
+        assert_close(aux_a, reduce_aux(aux_b), tolerance, f"aux of step {step}")
+        assert_close(a[0], b[0], tolerance, f"parameters of step {step}")
+    assert_close(a[1], b[1], 10 * tolerance, "optimizer state")
     return ours

@@ -12,7 +12,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from equality import assert_trains_equal, make_mesh
+from equality import assert_trains_equal, make_mesh, mesh_of
 from jaxpp import _core
 from models import mlp, transformer
 
@@ -34,7 +34,9 @@ def searches(monkeypatch: Any) -> list[int]:
 
 
 def step_of(schedule: Any, ranks: int = 2, **options: Any) -> Any:
-    return jaxpp.mpmd_jit_with_loop(m.training_step(schedule), make_mesh(ranks), **options)
+    return jaxpp.mpmd_jit_with_loop(
+        m.training_step(schedule), mesh_of(ranks, {}, sharing=1), **options
+    )
 
 
 def peaks_of(schedule: Any, args: Any) -> list[int]:

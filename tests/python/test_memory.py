@@ -13,13 +13,15 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from equality import make_mesh
+from equality import make_mesh, mesh_of
 
 MICROBATCHES = 8
 
 
 def step_of(schedule: Any, ranks: int = 4, **options: Any) -> Any:
-    return jaxpp.mpmd_jit_with_loop(m.training_step(schedule), make_mesh(ranks), **options)
+    return jaxpp.mpmd_jit_with_loop(
+        m.training_step(schedule), mesh_of(ranks, {}, sharing=1), **options
+    )
 
 
 def arguments(layers: int = 4) -> tuple[Any, Any]:
@@ -80,7 +82,7 @@ def test_nothing_is_compiled_for_a_plan_that_does_not_fit(monkeypatch: Any) -> N
 
 def test_sharded_ranks_count_the_bytes_of_one_device() -> None:
     def fitting(model: int) -> int:
-        mesh = make_mesh(2, model=model)
+        mesh = mesh_of(2, {"model": model}, sharing=1)
         spec = jax.sharding.PartitionSpec(None, "model")
         step = jaxpp.mpmd_jit_with_loop(
             m.training_step(jaxpp.Std1F1B(2)), mesh, in_specs=([spec] * 2, None)
@@ -109,7 +111,7 @@ def test_the_command_says_what_the_run_proved(
 ) -> None:
     """Of ranks of several devices too: the dump says how values are cut."""
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
-    mesh = make_mesh(2, **axes)
+    mesh = mesh_of(2, axes, sharing=1)
     whole = P("data") if axes else P()
     options = {"in_specs": (P(None, "model" if "model" in axes else None), P(None, *whole))}
     step = jaxpp.mpmd_jit_with_loop(m.training_step(jaxpp.Std1F1B(2)), mesh, **options)

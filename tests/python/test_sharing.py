@@ -91,18 +91,24 @@ def test_an_array_made_by_hand_names_a_device_for_each_rank() -> None:
         jaxpp.MpmdArray([*arrays, arrays[0]], sharding)
 
 
-def test_one_limit_is_divided_among_those_who_share() -> None:
+def test_what_ranks_on_one_device_take_adds_up() -> None:
     def step(mesh: Any, **options: Any) -> Any:
         return jaxpp.mpmd_jit_with_loop(m.training_step(jaxpp.GPipe(4)), mesh, **options)
 
     arguments = m.params(4), m.batch(4)
     summary = step(mesh_on(4, 1)).trace_and_place(*arguments).plan.summary()
-    peak = max(rank.peak_bytes for rank in summary)
+    peaks = [rank.peak_bytes for rank in summary]
+    assert len(set(peaks)) > 1
     mesh = mesh_on(1, 4)
-    step(mesh, memory_limit=4 * peak)(*arguments)
-    step(mesh, memory_limit=[peak] * 4)(*arguments)
-    with pytest.raises(jaxpp.JaxppError, match=f"expected at most {peak - 1} bytes"):
-        step(mesh, memory_limit=4 * peak - 4)(*arguments)
+    step(mesh, memory_limit=sum(peaks))(*arguments)
+    step(mesh, memory_limit=peaks)(*arguments)
+    refused = f"ranks 0, 1, 2, 3, on the same devices: expected at most {sum(peaks) - 1} bytes"
+    with pytest.raises(jaxpp.JaxppError, match=refused):
+        step(mesh, memory_limit=sum(peaks) - 1)(*arguments)
+    with pytest.raises(jaxpp.JaxppError, match=f"rank 3: expected at most {peaks[3] - 1}"):
+        step(mesh, memory_limit=[*peaks[:3], peaks[3] - 1])(*arguments)
+    found = jaxpp.Auto(memory_limit=sum(peaks), seconds=0.1)
+    jaxpp.mpmd_jit_with_loop(m.training_step(found), mesh, memory_limit=peaks)(*arguments)
 
 
 def test_a_plan_file_keeps_who_shares(tmp_path: pathlib.Path) -> None:

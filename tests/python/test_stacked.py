@@ -92,9 +92,10 @@ def test_several_stages_a_rank(schedule: Any, mesh2: Any) -> None:
 
 
 def test_weights_that_are_cast_first(mesh4: Any) -> None:
-    problem = problem_of(in_bf16)
-    step = assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, tolerance=3e-2, in_specs=None)
-    assert cut_arguments(step, problem) == 6
+    # Of a gradient that rounding makes 0, Adam's first step does not know the sign.
+    problem = problem_of(in_bf16, optimizer=optax.sgd(1e-1))
+    step = assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, tolerance=1e-2, in_specs=None)
+    assert cut_arguments(step, problem) == 2
 
 
 def test_memory_is_that_of_weights_by_layer(mesh4: Any) -> None:

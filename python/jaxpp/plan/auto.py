@@ -12,7 +12,7 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, annotate, make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.schedules import BaseSchedule, FusedTask, Task
-from jaxpp.trace.call import memory_limits_of
+from jaxpp.trace.call import MemoryLimits, memory_limits_of
 from jaxpp.trace.graph import Graph
 
 __all__ = ["Auto", "Found", "find_schedules", "is_auto", "trial_length"]
@@ -104,12 +104,20 @@ class Auto(BaseSchedule):
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         raise self._unmeasured()
 
-    def limits(self, mesh: MpmdMesh, others: list[int] | None) -> list[int] | None:
-        """Bytes for each rank: the smaller of its own limit and the step's."""
+    def limits(self, mesh: MpmdMesh, others: MemoryLimits | None) -> MemoryLimits | None:
+        """The smaller of its own limit and the step's for each rank."""
         own = memory_limits_of(self.memory_limit, mesh, "Auto")
         if own is None or others is None:
             return own or others
-        return [min(pair) for pair in zip(own, others, strict=True)]
+        if own[1] != others[1]:  # a number, and a list: the number is divided
+            own, others = _for_each_rank(own, mesh), _for_each_rank(others, mesh)
+        return tuple(map(min, own[0], others[0])), own[1]
+
+
+def _for_each_rank(limits: MemoryLimits, mesh: MpmdMesh) -> MemoryLimits:
+    """As limits that hold for each rank alone, also where ranks share devices."""
+    shares = 1 if limits[1] is None else mesh.ranks_per_device
+    return tuple(n // shares for n in limits[0]), None
 
 
 def is_auto(schedule: Any) -> bool:
@@ -158,7 +166,7 @@ def find_schedules(
     graph: Graph,
     given: list[_core.Schedule | None],
     mesh: MpmdMesh,
-    memory_limits: list[int] | None,
+    memory_limits: MemoryLimits | None,
     measure: Callable[[], tuple[_core.Plan, list[Any]]],
 ) -> tuple[list[_core.Schedule], list[Found]]:
     """Fills in the schedules of the loops under `Auto`, one loop after the other.
@@ -174,7 +182,7 @@ def find_schedules(
         if given[at] is not None:
             continue
         auto, limits = loop.schedule, loop.schedule.limits(mesh, memory_limits)
-        key = (graph.core.text(), at, ranks, tuple(limits or ()))
+        key = (graph.core.text(), at, ranks, limits)
         if key not in auto._known:
             measured = measured or measure()
             plan, costs = measured

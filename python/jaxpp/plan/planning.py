@@ -27,7 +27,7 @@ from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.sharding import Specs, infer_specs
-from jaxpp.trace.call import Call, Options, Signature, Static, struct_of
+from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, part_step
@@ -291,7 +291,7 @@ class _Front:
         graph: Graph,
         schedules: list[_core.Schedule],
         donated: list[bool],
-        memory_limits: list[int] | None,
+        memory_limits: MemoryLimits | None,
     ) -> Traced:
         found: list[Specs] = []
 

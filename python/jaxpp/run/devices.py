@@ -135,7 +135,9 @@ class LocalDevices(Devices):
         ]
         super().__init__(info.platform, info.version, ids, indices, processes)
         on_cpu = info.platform == "cpu"
-        self._shares = on_cpu or _core.option("JPP_SHARE_MEMORY") is not None
+        wanted = _core.option("JPP_SHARE_MEMORY")
+        tried = info.platform in ("cpu", "cuda")
+        self._shares = tried if wanted is None else wanted != "0"
         if on_cpu:
             self.least_borrowed = 1 << 16  # up to there a copy takes less time
 

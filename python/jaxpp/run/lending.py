@@ -29,9 +29,23 @@ def capsules_of(arrays: list[jax.Array]) -> list[Any] | None:
     if not all(map(_is_in_own_memory, arrays)):
         return None
     try:
-        return [array.__dlpack__() for array in arrays]
+        return [_kept(array).__dlpack__() for array in arrays]
     except (RuntimeError, TypeError, ValueError, BufferError):
         return None  # what is wrong with an array is found again when it is copied
+
+
+def _kept(array: jax.Array) -> jax.Array:
+    """An array that its owner does not donate while somebody holds its memory: on CPUs JAX
+    then copies it, on accelerators it refuses."""
+    if platform_of(next(iter(array.devices()))) == "cpu":
+        return array
+    return _copy(array)
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    """On its own device, done."""
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        return jnp.array(array, copy=True).block_until_ready()
 
 
 def _is_in_own_memory(array: jax.Array) -> bool:
@@ -63,11 +77,10 @@ def lent_array(
 def _copied_on_device(lent: Lent) -> jax.Array | None:
     # JAX may end the loan when it has only queued what reads the memory, and the next step
     # would write there. So the loan ends here, after a copy that is done.
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        try:
-            return jnp.array(jax.dlpack.from_dlpack(lent), copy=True).block_until_ready()
-        except (RuntimeError, TypeError, ValueError, BufferError):
-            return None
+    try:
+        return _copy(jax.dlpack.from_dlpack(lent))
+    except (RuntimeError, TypeError, ValueError, BufferError):
+        return None
 
 
 class Lent:

@@ -37,6 +37,11 @@ __all__ = [
 ]
 
 
+# Bytes on each device, for each rank; and where ranks share devices and what they take adds
+# up, the number of each rank's group.
+MemoryLimits = tuple[tuple[int, ...], tuple[int, ...] | None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What `mpmd_jit_with_loop` or `mpmd_jit_by_yield` was given."""
@@ -51,7 +56,7 @@ class Options:
     donate_argnames: tuple[str, ...]
     compiler_options: dict[str, Any]
     plugin: str | None
-    memory_limits: list[int] | None  # bytes of each device, a rank each
+    memory_limits: MemoryLimits | None
     steps_in_flight: int  # 0: a call returns when its step is done
 
 
@@ -213,17 +218,18 @@ class Signature:
         name_after(run, fun, args, kwargs, nums, names)
 
 
-def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> list[int] | None:
-    """A memory_limit= as bytes for each rank; None: no limit. Ranks that share a device share
-    one number equally."""
+def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> MemoryLimits | None:
+    """A memory_limit= for the planner; None: no limit. A number is for all ranks that share a
+    device, a list has one for each of them."""
     if given is None:
         return None
     ranks = mesh.mpmd_dim
-    limits = list(given) if isinstance(given, Sequence) else [given] * ranks
+    each = isinstance(given, Sequence)
+    limits = tuple(given) if each else (given,) * ranks
     whole = all(isinstance(n, int | np.integer) and 0 < n < 2**63 for n in limits)
     if whole and len(limits) == ranks:
-        sharing = 1 if isinstance(given, Sequence) else mesh.ranks_per_device
-        return [int(n) // sharing for n in limits]
+        shared = mesh.ranks_per_device > 1 and not each
+        return tuple(map(int, limits)), mesh.group_numbers if shared else None
     raise make_error(
         "invalid-argument",
         f"{who}: memory_limit={shorten(given)}; expected a whole number of bytes above 0, or "

@@ -15,6 +15,7 @@ static void pjrt_destroy(jpp_client_t* base) {
     args.client = client->client;
     jpp_pjrt_ignore(client->api, client->api->PJRT_Client_Destroy(&args));
   }
+  pthread_mutex_destroy(&client->loans);
   jpp_arena_deinit(&client->arena);
   jpp_free(client);
 }
@@ -182,6 +183,7 @@ jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
   client->base.vtable = &kPjrtVtable;
   client->base.info.driver = "pjrt";
+  pthread_mutex_init(&client->loans, NULL);
   jpp_arena_init(&client->arena);
   jpp_status_t* status = client_init(client, &full);
   if (status) {

@@ -25,16 +25,21 @@ static jpp_status_t* check_layout(const PJRT_Api* api, PJRT_Buffer* buffer) {
                          "lend: expected a buffer whose last dimension lies fastest");
 }
 
+static jpp_status_t* hold(jpp_pjrt_client_t* client, PJRT_Buffer* buffer) {
+  JPP_PJRT_ARGS(Buffer_IncreaseExternalReferenceCount, args);
+  args.buffer = buffer;
+  pthread_mutex_lock(&client->loans);
+  PJRT_Error* error = client->api->PJRT_Buffer_IncreaseExternalReferenceCount(&args);
+  pthread_mutex_unlock(&client->loans);
+  return jpp_pjrt_status(client->api, error, JPP_UNSUPPORTED, "lend");
+}
+
 jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
                                    void** out_pointer) {
   const PJRT_Api* api = jpp_pjrt_client(base)->api;
   JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_check(base, buffer, "lend"));
   JPP_RETURN_IF_ERROR(check_layout(api, (PJRT_Buffer*)buffer));
-  JPP_PJRT_ARGS(Buffer_IncreaseExternalReferenceCount, hold);
-  hold.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(
-      jpp_pjrt_status(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&hold),
-                      JPP_UNSUPPORTED, "lend"));
+  JPP_RETURN_IF_ERROR(hold(jpp_pjrt_client(base), (PJRT_Buffer*)buffer));
   JPP_PJRT_ARGS(Buffer_OpaqueDeviceMemoryDataPointer, pointer);
   pointer.buffer = (PJRT_Buffer*)buffer;
   jpp_status_t* status =
@@ -49,10 +54,13 @@ jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
 }
 
 void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
   JPP_PJRT_ARGS(Buffer_DecreaseExternalReferenceCount, args);
   args.buffer = (PJRT_Buffer*)buffer;
-  jpp_pjrt_ignore(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
+  pthread_mutex_lock(&client->loans);
+  PJRT_Error* error = client->api->PJRT_Buffer_DecreaseExternalReferenceCount(&args);
+  pthread_mutex_unlock(&client->loans);
+  jpp_pjrt_ignore(client->api, error);
 }
 
 jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,

@@ -5,6 +5,7 @@
 #define JPP_DEVICE_PJRT_PJRT_H_
 
 #include <pjrt_c_api.h>
+#include <pthread.h>
 
 #include "base/arena.h"
 #include "device/driver.h"
@@ -16,6 +17,8 @@ typedef struct jpp_pjrt_client {
   PJRT_Client* client;
   PJRT_Device* const* devices;  // addressable; the plugin's, as long as the client
   jpp_arena_t arena;            // names in base.info
+  // Of every buffer's external references: plugins keep them in a list without a lock.
+  pthread_mutex_t loans;
 } jpp_pjrt_client_t;
 
 static inline jpp_pjrt_client_t* jpp_pjrt_client(jpp_client_t* client) {

@@ -12,14 +12,15 @@ static jpp_status_t* plan_within(const char* name, const char* schedule, uint64_
   jpp_graph_t* graph = NULL;
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
   free(text);
-  uint64_t limits[16];
-  for (uint32_t r = 0; r < graph->ranks; ++r) limits[r] = bytes;
+  uint64_t each[16];
+  for (uint32_t r = 0; r < graph->ranks; ++r) each[r] = bytes;
+  jpp_memory_limits_t limits = {.bytes = each};
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t l = 0; l < graph->num_loops; ++l) loops[l].built_in = schedule;
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   jpp_planned_t* planned = NULL;
   ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
-  jpp_status_t* status = jpp_advise_fit(planned, limits);
+  jpp_status_t* status = jpp_advise_fit(planned, &limits);
   jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);
   return status;
@@ -63,11 +64,12 @@ static void test_limits_hold_for_the_peaks(void** state) {
   (void)state;
   planned_t planned;
   ASSERT_OK(plan_file("mlp4", NULL, &planned));
-  uint64_t limits[4];
-  for (uint32_t r = 0; r < 4; ++r) limits[r] = planned.report->actors[r].peak_bytes;
-  ASSERT_OK(jpp_advise_fit(planned.made, limits));
-  --limits[3];
-  ASSERT_FAILS(jpp_advise_fit(planned.made, limits), JPP_OUT_OF_MEMORY,
+  uint64_t peaks[4];
+  for (uint32_t r = 0; r < 4; ++r) peaks[r] = planned.report->actors[r].peak_bytes;
+  jpp_memory_limits_t limits = {.bytes = peaks};
+  ASSERT_OK(jpp_advise_fit(planned.made, &limits));
+  --peaks[3];
+  ASSERT_FAILS(jpp_advise_fit(planned.made, &limits), JPP_OUT_OF_MEMORY,
                "memory limit: rank 3");
   plan_free(&planned);
 }
@@ -75,11 +77,11 @@ static void test_limits_hold_for_the_peaks(void** state) {
 static jpp_status_t* search(const planned_t* like, uint64_t limit,
                             jpp_search_result_t* out_result) {
   static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {3, 3, 3}};
-  uint64_t limits[] = {limit, limit};
+  jpp_memory_limits_t limits = {.bytes = (uint64_t[]){limit, limit}};
   jpp_advise_search_t step = {.graph = like->graph,
                               .schedules = like->schedules,
                               .like = like->plan,
-                              .limits = limit ? limits : NULL};
+                              .limits = limit ? &limits : NULL};
   jpp_search_options_t options = {.struct_size = sizeof(options),
                                   .stages = 4,
                                   .ranks = 2,
@@ -173,13 +175,13 @@ static void test_every_allocation_may_fail(void** state) {
   jpp_graph_t* graph = NULL;
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
   free(text);
-  uint64_t limits[] = {1, 1};
+  jpp_memory_limits_t limits = {.bytes = (uint64_t[]){1, 1}};
   jpp_planned_t* planned = NULL;
   ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
   int64_t n = 0;
   for (bool done = false; !done; n += 7) {
     jpp_alloc_fail_after(n);
-    jpp_status_t* status = jpp_advise_fit(planned, limits);
+    jpp_status_t* status = jpp_advise_fit(planned, &limits);
     assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     done = strstr(jpp_status_message(status), "smallest limit") != NULL;
     jpp_status_free(status);

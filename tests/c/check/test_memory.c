@@ -85,12 +85,36 @@ static void test_the_peak_itself_is_within_the_limit(void** state) {
   (void)state;
   planned_t planned;
   ASSERT_OK(plan_file("mlp4", NULL, &planned));
-  uint64_t limits[4];
-  for (uint32_t r = 0; r < 4; ++r) limits[r] = planned.report->actors[r].peak_bytes;
-  ASSERT_OK(jpp_check_memory_limit(planned.report, limits));
-  --limits[2];
-  ASSERT_FAILS(jpp_check_memory_limit(planned.report, limits), JPP_OUT_OF_MEMORY,
+  uint64_t peaks[4];
+  for (uint32_t r = 0; r < 4; ++r) peaks[r] = planned.report->actors[r].peak_bytes;
+  jpp_memory_limits_t limits = {.bytes = peaks};
+  ASSERT_OK(jpp_check_memory_limit(planned.report, &limits));
+  --peaks[2];
+  ASSERT_FAILS(jpp_check_memory_limit(planned.report, &limits), JPP_OUT_OF_MEMORY,
                "memory limit: rank 2: expected at most 419 bytes");
+  plan_free(&planned);
+}
+
+static void test_peaks_on_the_same_devices_add_up(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp4", NULL, &planned));
+  const jpp_check_actor_t* actors = planned.report->actors;
+  uint64_t even = actors[0].peak_bytes + actors[2].peak_bytes;
+  uint64_t odd = actors[1].peak_bytes + actors[3].peak_bytes;
+  uint64_t bytes[4] = {even, odd, 0, 0};  // those of the first ranks count
+  jpp_memory_limits_t limits = {.bytes = bytes, .devices = (uint32_t[]){7, 9, 7, 9}};
+  ASSERT_OK(jpp_check_memory_limit(planned.report, &limits));
+  assert_int_equal(jpp_check_steps_in_flight(planned.report, &limits, 3), 1);
+  bytes[0] += actors[0].next_step_bytes + actors[2].next_step_bytes;
+  bytes[1] += actors[1].next_step_bytes + actors[3].next_step_bytes;
+  assert_int_equal(jpp_check_steps_in_flight(planned.report, &limits, 3), 2);
+  bytes[0] = even - 1;
+  ASSERT_FAILS(jpp_check_memory_limit(planned.report, &limits), JPP_OUT_OF_MEMORY,
+               "memory limit: ranks 0, 2, on the same devices: expected at most ");
+  bytes[1] = 1;
+  ASSERT_FAILS(jpp_check_memory_limit(planned.report, &limits), JPP_OUT_OF_MEMORY,
+               "1 other group is over as well");
   plan_free(&planned);
 }
 
@@ -143,6 +167,7 @@ int main(void) {
       cmocka_unit_test(test_updated_weights_are_weights),
       cmocka_unit_test(test_casts_of_weights_are_weights),
       cmocka_unit_test(test_the_peak_itself_is_within_the_limit),
+      cmocka_unit_test(test_peaks_on_the_same_devices_add_up),
       cmocka_unit_test(test_peaks_beyond_all_memory_are_refused),
       cmocka_unit_test(test_a_rank_that_is_none_has_no_curve),
   };

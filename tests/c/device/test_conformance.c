@@ -141,6 +141,45 @@ static void test_lent_contents_stay_where_they_are(void** state) {
   jpp_client_executable_destroy(client, add);
 }
 
+typedef struct lend_job {
+  jpp_client_t* client;
+  jpp_buffer_t* buffer;
+  const void* contents;
+  int failures;
+} lend_job_t;
+
+static void* lend_many_times(void* user) {
+  lend_job_t* job = user;
+  for (int i = 0; i < 2000; ++i) {
+    void* first = NULL;
+    void* second = NULL;
+    jpp_status_t* status = jpp_client_buffer_lend(job->client, job->buffer, &first);
+    if (!status) status = jpp_client_buffer_lend(job->client, job->buffer, &second);
+    job->failures += status || first != job->contents || second != job->contents;
+    jpp_status_free(status);
+    if (first) jpp_client_buffer_reclaim(job->client, job->buffer);
+    if (second) jpp_client_buffer_reclaim(job->client, job->buffer);
+  }
+  return NULL;
+}
+
+static void test_threads_borrow_the_same_buffer(void** state) {
+  jpp_client_t* client = client_of(state);
+  jpp_buffer_t* buffer = test_upload(client, 0, 1);
+  test_expect(client, buffer, 1, 1);
+  void* contents = NULL;
+  ASSERT_OK(jpp_client_buffer_pointer(client, buffer, &contents));
+  lend_job_t jobs[4];
+  pthread_t threads[4];
+  for (int i = 0; i < 4; ++i) {
+    jobs[i] = (lend_job_t){.client = client, .buffer = buffer, .contents = contents};
+    assert_int_equal(pthread_create(&threads[i], NULL, lend_many_times, &jobs[i]), 0);
+  }
+  for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+  for (int i = 0; i < 4; ++i) assert_int_equal(jobs[i].failures, 0);
+  jpp_client_buffer_destroy(client, buffer);
+}
+
 static void test_what_is_gone_can_not_be_lent(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_executable_t* add = test_compile(client, TEST_ADD_DONATE);
@@ -662,6 +701,7 @@ int main(int argc, char** argv) {
       ON_CLIENT(test_byte_strides_are_followed),
       ON_CLIENT(test_pointer_shows_the_contents),
       ON_CLIENT(test_lent_contents_stay_where_they_are),
+      ON_CLIENT(test_threads_borrow_the_same_buffer),
       ON_CLIENT(test_what_is_gone_can_not_be_lent),
       ON_CLIENT(test_borrowed_memory_is_used_where_it_is),
       ON_CLIENT(test_what_can_not_be_borrowed_is_refused),
