@@ -404,8 +404,8 @@ def mpmd_jit_with_loop(
         for JAX; default: JPP_PLUGIN, then that of the mesh's devices.
       memory_limit: bytes that a step may take on each device: weights, gradients, optimizer
         state, activations, receive slots and the rest of what it keeps between tasks; a
-        number, which ranks that share a device share equally, or one for each rank. A plan
-        that takes more is refused before anything is compiled.
+        number, within which is what all ranks on the same devices take, or one for each
+        rank. A plan that takes more is refused before anything is compiled.
       steps_in_flight: how many steps may be under way at once; default: JPP_STEPS_IN_FLIGHT,
         then 2. A call returns when its arguments are taken, and waits only while so many
         steps are not done. 0: a call returns when its step is done. Under a memory limit

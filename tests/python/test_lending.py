@@ -300,6 +300,7 @@ def test_a_donated_array_made_by_hand_leaves_its_parts_alone(uploads: list[int])
     np.testing.assert_array_equal(part, ROWS)
 
 
+@on_host
 def test_a_donated_array_that_another_step_took_where_it_lies(uploads: list[int]) -> None:
     """The step that writes copies it, as it does what JAX looks at."""
     mesh = mesh_of(2, {})
