@@ -16,6 +16,8 @@ typedef struct printer {
   uint32_t** names;           // [ranks][registers] of what each register holds
   uint32_t** messages;        // [channels][messages] the names of what was sent
   uint32_t *sent, *received;  // [channels] messages
+  const jpp_schedule_t* const* schedules;  // [loops]; NULL: tasks have their kind's time
+  uint32_t** entries;  // [loops][ranks] of the rank's row, how far tasks are printed
   jpp_append_sharding_t append_sharding;  // NULL: shardings are not shown
   void* user;
 } printer_t;
@@ -49,11 +51,31 @@ static const char* task_type(const jpp_task_t* task) {
   return kNames[task->kind];
 }
 
-static void append_latency(printer_t* p, const jpp_task_t* task) {
+// A whole backward of a schedule stands for both halves of one that is split.
+static bool is_entry_of(const jpp_schedule_task_t* entry, const jpp_task_t* task,
+                        uint32_t microbatch) {
+  bool half = task->kind == JPP_TASK_BWD_I || task->kind == JPP_TASK_BWD_W;
+  return (entry->kind == task->kind || (half && entry->kind == JPP_TASK_BWD)) &&
+         entry->stage == task->stage && entry->microbatch == microbatch;
+}
+
+// As the schedule has it. Tasks come in the order of their row.
+static uint32_t latency_of(printer_t* p, const jpp_task_t* task, uint32_t microbatch) {
+  if (p->schedules) {
+    const jpp_schedule_row_t* row = &p->schedules[task->loop]->rows[task->rank];
+    for (uint32_t i = p->entries[task->loop][task->rank]; i < row->count; ++i) {
+      if (!is_entry_of(&row->tasks[i], task, microbatch)) continue;
+      p->entries[task->loop][task->rank] = i;
+      return row->tasks[i].latency;
+    }
+  }
+  return jpp_task_default_latency((jpp_task_kind_t)task->kind);
+}
+
+static void append_task_info(printer_t* p, const jpp_task_t* task, uint32_t microbatch) {
   if (task->stage == JPP_NONE) return;
   jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n      latency=%u\n",
-                  task->stage, task_type(task),
-                  jpp_task_default_latency((jpp_task_kind_t)task->kind));
+                  task->stage, task_type(task), latency_of(p, task, microbatch));
 }
 
 static void append_task(printer_t* p, const jpp_program_t* program,
@@ -68,7 +90,7 @@ static void append_task(printer_t* p, const jpp_program_t* program,
     append_new(p, first_name + i, program->operand_values[first_result + i]);
   }
   jpp_str_append(&p->str, instr->num_results ? " = task[\n" : "task[\n");
-  append_latency(p, task);
+  append_task_info(p, task, instr->microbatch);
   jpp_str_appendf(&p->str, "      mpmd_idx=%u\n", program->rank);
   if (instr->microbatch != JPP_NONE) {
     jpp_str_appendf(&p->str, "      call_counter=%u\n", instr->microbatch);
@@ -201,6 +223,11 @@ static jpp_status_t* make_tables(printer_t* p, jpp_arena_t* arena) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &p->messages));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &p->sent));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->num_channels, &p->received));
+  uint32_t loops = plan->staged->graph->num_loops;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, loops, &p->entries));
+  for (uint32_t l = 0; l < loops; ++l) {
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &p->entries[l]));
+  }
   for (uint32_t c = 0; c < plan->num_channels; ++c) {
     uint32_t messages = plan->channels[c].messages;
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, messages, &p->messages[c]));
@@ -231,10 +258,14 @@ static jpp_status_t* print_all(printer_t* p, jpp_arena_t* arena) {
 }
 
 jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
+                                   const jpp_schedule_t* const* schedules,
                                    jpp_append_sharding_t append_sharding, void* user,
                                    char** out_text) {
   *out_text = NULL;
-  printer_t printer = {.plan = plan, .append_sharding = append_sharding, .user = user};
+  printer_t printer = {.plan = plan,
+                       .schedules = schedules,
+                       .append_sharding = append_sharding,
+                       .user = user};
   jpp_arena_t arena;
   jpp_arena_init(&arena);
   jpp_status_t* status = print_all(&printer, &arena);

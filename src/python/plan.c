@@ -279,9 +279,10 @@ static void append_sharding(void* user, uint32_t value, jpp_str_t* str) {
 }
 
 static PyObject* plan_program_text(PyObject* object, PyObject* sharding_of) {
+  const jpp_planned_t* planned = ((jpp_py_plan_t*)object)->planned;
   char* text = NULL;
-  if (!jpp_py_check(
-          jpp_plan_print_jaxpr(plan_of(object), append_sharding, sharding_of, &text))) {
+  if (!jpp_py_check(jpp_plan_print_jaxpr(planned->plan, planned->schedules,
+                                         append_sharding, sharding_of, &text))) {
     return NULL;
   }
   if (!PyErr_Occurred()) return jpp_py_take_text(text);

@@ -175,6 +175,30 @@ def test_the_text_is_a_program(schedule: Any) -> None:
     )
 
 
+def test_the_text_has_the_latencies_of_the_schedule() -> None:
+    microbatches = 3
+
+    def with_latencies(rows: list[list[Any]]) -> list[list[Any]]:
+        def latency(task: Any) -> int:
+            backward = task.fwd_or_bwd == jaxpp.TaskType.BWD
+            return 10 + 100 * backward + 10 * task.stage_id + task.mubatch_idx
+
+        return [
+            [jaxpp.Task(t.stage_id, t.mubatch_idx, t.fwd_or_bwd, latency(t)) for t in row]
+            for row in rows
+        ]
+
+    step = JIT(m.training_step(m.UserSchedule(with_latencies)), make_mesh(2))
+    text = str(step.compile(m.params(), m.batch(microbatches)).closed_jaxpr)
+    tasks = re.findall(
+        r"task_info=\((\d), TaskType.(\w+)\)\s+latency=(\d+)\s.*\s+call_counter=(\d)", text
+    )
+    assert len(tasks) == 4 * microbatches
+    for stage, kind, latency, microbatch in tasks:
+        expected = 10 + 100 * (kind == "BWD") + 10 * int(stage) + int(microbatch)
+        assert int(latency) == expected
+
+
 def test_names_that_the_step_shadows() -> None:
     """A step's own parameters may be called as this package's."""
 

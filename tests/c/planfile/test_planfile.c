@@ -31,7 +31,7 @@ static void append_value(void* user, uint32_t value, jpp_str_t* str) {
 }
 
 static jpp_status_t* print_program(const jpp_plan_t* plan, char** out_text) {
-  return jpp_plan_print_jaxpr(plan, append_value, NULL, out_text);
+  return jpp_plan_print_jaxpr(plan, NULL, append_value, NULL, out_text);
 }
 
 static void expect_same_bytes(jpp_planfile_bytes_t a, jpp_planfile_bytes_t b) {
