@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -109,6 +112,28 @@ def test_what_ranks_on_one_device_take_adds_up() -> None:
         step(mesh, memory_limit=[*peaks[:3], peaks[3] - 1])(*arguments)
     found = jaxpp.Auto(memory_limit=sum(peaks), seconds=0.1)
     jaxpp.mpmd_jit_with_loop(m.training_step(found), mesh, memory_limit=peaks)(*arguments)
+
+
+def test_a_plan_of_ranks_on_one_device_runs_where_there_is_one(tmp_path: pathlib.Path) -> None:
+    devices = np.array(jax.devices()[5:6])
+    mesh = jaxpp.MpmdMesh(Mesh(devices, ("stage",)), "stage", ranks_per_device=4)
+    arguments = m.params(4), m.batch(4)
+    step = jaxpp.mpmd_jit_with_loop(m.training_step(jaxpp.Std1F1B(4)), mesh)
+    _, loss = step(*arguments)
+    step.compile(*arguments).save(tmp_path / "step.plan")
+    script = (
+        "import sys, jaxpp, mistakes as m\n"
+        "_, loss = jaxpp.load(sys.argv[1])(m.params(4), m.batch(4))\n"
+        "print(float(loss), [d.id for d in loss.devices()])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "step.plan")],
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(__file__).parent,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+    )
+    assert done.stdout == f"{float(loss)} [0]\n", done.stderr
 
 
 def test_a_plan_file_keeps_who_shares(tmp_path: pathlib.Path) -> None:

@@ -133,8 +133,10 @@ def _planned_of(
 
 
 def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
-    """On the devices that had these ids, or else on the first ones."""
-    count = len(saved["devices"])
+    """On the devices that had these ids, or else on the first ones. Ranks that share devices
+    name them more than once."""
+    ids = list(dict.fromkeys(saved["devices"]))
+    count = len(ids)
     by_id = {device.id: device for device in jax.devices()}
     if len(by_id) < count:
         raise make_error(
@@ -143,8 +145,9 @@ def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
             f"{dict(zip(saved['axes'], saved['shape'], strict=True))}, found {len(by_id)}; on "
             "CPUs jax_num_cpu_devices says how many there are",
         )
-    found = [by_id.get(i) for i in saved["devices"]]
-    devices = list(by_id.values())[:count] if None in found else found
+    if not by_id.keys() >= set(ids):
+        by_id = dict(zip(ids, by_id.values(), strict=False))
+    devices = [by_id[i] for i in saved["devices"]]
     types = tuple(AxisType[name] for name in saved["types"])
     array = np.array(devices, dtype=object).reshape(saved["shape"])
     mesh = jax.sharding.Mesh(array, tuple(saved["axes"]), axis_types=types)
