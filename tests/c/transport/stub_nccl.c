@@ -89,6 +89,16 @@ stub_counts_t stub_live(void) {
   return live;
 }
 
+void stub_forget_blocks(void) {
+  pthread_mutex_lock(&g_mutex);
+  for (int i = 0; i < kMostBlocks; ++i) {
+    free(g_blocks[i].data);
+    g_blocks[i].data = NULL;
+  }
+  g_live.blocks = 0;
+  pthread_mutex_unlock(&g_mutex);
+}
+
 stub_log_t stub_get_log(void) {
   pthread_mutex_lock(&g_mutex);
   stub_log_t log = g_log;
@@ -336,7 +346,7 @@ jpp_nccl_result_t ncclGroupEnd(void) {
   if (--g_group || !g_grouped) return JPP_NCCL_SUCCESS;
   jpp_nccl_handle_t comm = g_grouped->comm;
   pthread_mutex_lock(&g_mutex);
-  ++g_log.batches;
+  g_log.sends += comm->rank == 0;
   comm->batch = g_grouped;
   comm->busy = g_faults.delay;
   if (g_faults.fail_group && --g_faults.fail_group == 0)

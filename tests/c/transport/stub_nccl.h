@@ -34,6 +34,9 @@ typedef struct stub_counts {
 
 stub_counts_t stub_live(void);
 
+// Frees the blocks of memory that nobody freed.
+void stub_forget_blocks(void);
+
 // Calls since stub_set_faults().
 typedef struct stub_log {
   // The devices of the communicators' ends, in the order in which they were begun, with
@@ -41,8 +44,9 @@ typedef struct stub_log {
   int inits;
   int device[kStubMostInits], id[kStubMostInits], rank[kStubMostInits];
   int most_making;  // ends of one device at a time
-  int aborts, finalized, batches, transfers;
-  int least_priority;  // of a stream that was made; lower is more urgent
+  int aborts, finalized;
+  int sends, transfers;  // batches that were begun; shards that have arrived
+  int least_priority;    // of a stream that was made; lower is more urgent
 } stub_log_t;
 
 stub_log_t stub_get_log(void);
