@@ -73,6 +73,12 @@ static _Thread_local work_t* g_grouped;
 
 // --- For tests ------------------------------------------------------------------------
 
+// For programs that do not link the stub.
+__attribute__((constructor)) static void read_delay(void) {
+  const char* delay = getenv("STUB_NCCL_DELAY");
+  if (delay) g_faults.delay = atoi(delay);
+}
+
 void stub_set_faults(const stub_faults_t* faults) {
   pthread_mutex_lock(&g_mutex);
   g_faults = *faults;
@@ -569,4 +575,18 @@ jpp_cuda_result_t cuMemFree_v2(jpp_cuda_pointer_t pointer) {
   }
   pthread_mutex_unlock(&g_mutex);
   return cuda_result(right);
+}
+
+// The transport does not copy, but tests do.
+jpp_cuda_result_t cuMemcpyHtoD_v2(jpp_cuda_pointer_t to, const void* from, size_t size);
+jpp_cuda_result_t cuMemcpyDtoH_v2(void* to, jpp_cuda_pointer_t from, size_t size);
+
+jpp_cuda_result_t cuMemcpyHtoD_v2(jpp_cuda_pointer_t to, const void* from, size_t size) {
+  memcpy((void*)(uintptr_t)to, from, size);
+  return cuda_result(g_depth);
+}
+
+jpp_cuda_result_t cuMemcpyDtoH_v2(void* to, jpp_cuda_pointer_t from, size_t size) {
+  memcpy(to, (const void*)(uintptr_t)from, size);
+  return cuda_result(g_depth);
 }

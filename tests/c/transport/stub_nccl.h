@@ -4,7 +4,8 @@
 // as the real ones where that is documented: a call on a communicator that is still busy,
 // outside a group or without a current context fails, and a send waits for its receive.
 //
-// JPP_NCCL and JPP_CUDA name it; tests of faults also link it.
+// JPP_NCCL and JPP_CUDA name it, and STUB_NCCL_DELAY sets stub_faults_t.delay; tests of
+// faults also link it.
 #ifndef TESTS_C_TRANSPORT_STUB_NCCL_H_
 #define TESTS_C_TRANSPORT_STUB_NCCL_H_
 
