@@ -118,7 +118,7 @@ JPP_API jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_des
 JPP_API jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                                 uint32_t process) JPP_MUST_USE;
 
-// Registers memory to send from, which must stay as it is until it is unregistered,
+// Registers host memory to send from, which must stay as it is until it is unregistered,
 // before the transport is destroyed. A send from memory that is not registered is as
 // correct; drivers may have to register it then.
 JPP_API jpp_status_t* jpp_transport_register(
@@ -153,11 +153,11 @@ typedef struct jpp_channel_spec {
   jpp_channel_release_t release;  // handles; NULL: buffers left inside are dropped
   jpp_channel_sent_t sent;        // bytes; NULL: nobody wants to know
   void* user;                     // of both
-  // [capacity] Bytes: the shards that lie in device memory, at both ends: those sent are
-  // in the memory of the transport's device, and written by then; slots have theirs
-  // there. NULL: none, and the only choice where the transport takes no device memory. If
-  // there are any, all channels are opened before the first progress, or between pairs of
-  // processes that have one already.
+  // [capacity] Bytes: which shards lie in the memory of the transport's device, at both
+  // ends, and have their slots there; all work that writes one has ended when it is sent.
+  // NULL: none, the only choice where the transport takes no device memory. Channels with
+  // such shards are opened before the first progress, or later where there is one between
+  // the same processes in the same direction already.
   const bool* on_device;
 } jpp_channel_spec_t;
 
