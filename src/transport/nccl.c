@@ -110,11 +110,11 @@ static void nccl_progress(jpp_transport_t* base, bool* out_some) {
     for (size_t i = 0; i < nccl->used.count; ++i) {
       jpp_nccl_comm_advance(nccl->used.data[i]);
     }
+    jpp_nccl_comms_abort(nccl);
     bool made = make_next(nccl);
     for (size_t i = 0; made && i < nccl->used.count; ++i) {
       jpp_nccl_comm_issue(nccl->used.data[i]);
     }
-    jpp_nccl_comms_abort(nccl);
     leave_context(nccl);
   }
   nccl->wire->progress(base, out_some);

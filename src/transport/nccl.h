@@ -13,14 +13,15 @@
 //
 // A receive is issued only once its send is announced, and never skipped: what a reset or
 // a closed channel drops is received into scratch memory. So a kernel of NCCL, which
-// keeps a part of the device busy until its partner comes, waits for the other process'
-// next call of progress at most, and an abort of a channel leaves nothing behind. A
+// keeps a part of the device busy until its partner comes, waits for nothing but the
+// progress of the other process, and an abort of a channel leaves nothing behind. A
 // communicator is aborted when its peer has failed.
 //
 // Making and freeing communicators allocates device memory, and CUDA may make that wait
 // for all kernels on the device; were one of those waiting for a peer that does the same,
 // neither would go on. So nothing is issued while a communicator of this process is to be
-// made, and what must be aborted is aborted together, when the others are idle.
+// made, what must be aborted is aborted together, when the others are idle, and device
+// memory is freed at the end.
 #ifndef JPP_TRANSPORT_NCCL_H_
 #define JPP_TRANSPORT_NCCL_H_
 
@@ -92,7 +93,7 @@ void jpp_nccl_comm_make(jpp_nccl_comm_t* comm);
 void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm);
 // Hands NCCL the transfers whose turn it is.
 void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm);
-// Aborts all that are doomed.
+// Aborts all that are doomed, if none of the others is at work.
 void jpp_nccl_comms_abort(jpp_nccl_t* nccl);
 // Begins to end it: at once where something is left, else when the peer has all it sent.
 void jpp_nccl_comm_finalize(jpp_nccl_comm_t* comm);
