@@ -45,7 +45,7 @@ static bool has_settled(jpp_nccl_comm_t* comm, const char* call) {
 
 // --- Make -----------------------------------------------------------------------------
 
-// The peer has proved that it has the token: there is a connection.
+// The peer has the token: its address was sealed with it.
 static bool send_id(jpp_nccl_comm_t* comm) {
   jpp_nccl_result_t result = comm->nccl->library->ncclGetUniqueId(&comm->id);
   if (result != JPP_NCCL_SUCCESS) {
@@ -168,21 +168,28 @@ static jpp_nccl_result_t issue_transfer(jpp_nccl_comm_t* comm,
   return result == JPP_NCCL_IN_PROGRESS ? JPP_NCCL_SUCCESS : result;
 }
 
+// Those at the front whose turn it is.
+static size_t count_ready(const jpp_nccl_comm_t* comm) {
+  size_t count = 0;
+  while (count < comm->transfers.count &&
+         comm->transfers.data[count].turn == comm->issued + count + 1) {
+    ++count;
+  }
+  return count;
+}
+
 void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm) {
   const jpp_nccl_library_t* library = comm->nccl->library;
   jpp_nccl_result_t result = JPP_NCCL_SUCCESS;
-  if (comm->state != JPP_NCCL_IDLE || !comm->transfers.count ||
-      comm->transfers.data[0].turn != comm->issued + 1) {
-    return;
-  }
+  size_t ready = comm->state == JPP_NCCL_IDLE ? count_ready(comm) : 0;
+  if (!ready) return;
   library->ncclGroupStart();
-  while (comm->batch < comm->transfers.count &&
-         comm->transfers.data[comm->batch].turn == comm->issued + 1 &&
-         result == JPP_NCCL_SUCCESS) {
-    result = issue_transfer(comm, &comm->transfers.data[comm->batch++]);
-    ++comm->issued;
+  for (size_t i = 0; i < ready && result == JPP_NCCL_SUCCESS; ++i) {
+    result = issue_transfer(comm, &comm->transfers.data[i]);
   }
   jpp_nccl_result_t ended = library->ncclGroupEnd();
+  comm->batch = ready;
+  comm->issued += ready;
   comm->state = JPP_NCCL_ISSUING;
   comm->peer->net->some = true;
   if (result == JPP_NCCL_SUCCESS && ended != JPP_NCCL_IN_PROGRESS) result = ended;

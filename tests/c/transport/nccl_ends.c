@@ -24,9 +24,9 @@
 
 enum {
   kHostBytes = 64,
-  kMostBytes = 8 << 20,
+  kMostBytes = 2 << 20,
   kSlots = 3,
-  kRounds = 60,
+  kRounds = 24,
   kLimitMs = 60000
 };
 static const char kToken[] = "a token of the tests";

@@ -31,7 +31,7 @@ typedef struct work {
 
 struct jpp_nccl_handle {
   int id, rank, device;
-  jpp_nccl_handle_t peer;
+  jpp_nccl_handle_t peer, next;
   bool making, ending, peer_ended;
   int busy;       // questions
   work_t* batch;  // on its way to the stream
@@ -60,6 +60,7 @@ static stub_log_t g_log;
 static int g_events, g_ids;
 static int g_making[kStubDevices];
 static jpp_nccl_handle_t g_ends[kMostIds][2];
+static jpp_nccl_handle_t g_comms;
 static jpp_cuda_stream_t g_streams;
 static struct jpp_cuda_context g_contexts[kStubDevices];
 static struct {
@@ -93,6 +94,14 @@ stub_counts_t stub_live(void) {
   pthread_mutex_unlock(&g_mutex);
   live.current = g_depth;
   return live;
+}
+
+void stub_fail_all(void) {
+  pthread_mutex_lock(&g_mutex);
+  for (jpp_nccl_handle_t comm = g_comms; comm; comm = comm->next) {
+    comm->error = (jpp_nccl_result_t)kSystemError;
+  }
+  pthread_mutex_unlock(&g_mutex);
 }
 
 void stub_forget_blocks(void) {
@@ -269,6 +278,8 @@ jpp_nccl_result_t ncclCommInitRankConfig(jpp_nccl_handle_t* out_comm, int ranks,
     comm->error = (jpp_nccl_result_t)kSystemError;
   log_init_locked(comm);
   meet_locked(comm);
+  comm->next = g_comms;
+  g_comms = comm;
   ++g_live.comms;
   pthread_mutex_unlock(&g_mutex);
   *out_comm = comm;
@@ -307,6 +318,9 @@ jpp_nccl_result_t ncclCommGetAsyncError(jpp_nccl_handle_t comm,
 }
 
 static void free_comm_locked(jpp_nccl_handle_t comm) {
+  jpp_nccl_handle_t* at = &g_comms;
+  while (*at != comm) at = &(*at)->next;
+  *at = comm->next;
   drop_work_locked(comm);
   if (comm->making) --g_making[comm->device];
   if (g_ends[comm->id][comm->rank] == comm) g_ends[comm->id][comm->rank] = NULL;

@@ -35,6 +35,9 @@ typedef struct stub_counts {
 
 stub_counts_t stub_live(void);
 
+// All communicators have an error from now on, as when a network goes.
+void stub_fail_all(void);
+
 // Frees the blocks of memory that nobody freed.
 void stub_forget_blocks(void);
 

@@ -361,6 +361,23 @@ static void test_shards_in_host_memory_go_over_the_wire(void** state) {
   pair_close(&pair);
 }
 
+static void test_ends_with_shards_in_other_memory_fail(void** state) {
+  (void)state;
+  static const uint64_t kBytes = 16;
+  pair_t pair;
+  jpp_status_t* status = NULL;
+  bool done = false;
+  pair_connect(&pair, "nccl-fake", 10000);
+  jpp_channel_spec_t spec = pair_spec(&pair, 3, 1, 1, &kBytes);
+  ASSERT_OK(jpp_transport_open_channel(pair.sender, &spec, &pair.out));
+  spec.on_device = NULL;
+  ASSERT_OK(jpp_transport_open_channel(pair.receiver, &spec, &pair.in));
+  PAIR_WAIT(&pair, (status = jpp_channel_try_send_bytes(pair.out, 0, NULL, 0, NULL,
+                                                        &done)) != NULL);
+  ASSERT_FAILS(status, JPP_PEER_ERROR, "run the same plan in all processes");
+  pair_close(&pair);
+}
+
 static void test_channels_of_host_memory_need_no_communicator(void** state) {
   pair_t pair;
   uint64_t bytes = 16;
@@ -460,6 +477,42 @@ static void test_errors_of_nccl_are_the_peers(void** state) {
   expect_failure(&(stub_faults_t){.own_memory = true}, "ncclGroupEnd: invalid usage");
 }
 
+static void test_errors_are_seen_between_messages(void** state) {
+  (void)state;
+  pair_t pair;
+  jpp_status_t* status = NULL;
+  pair_connect(&pair, "nccl-fake", 500);
+  pair_open_channel(&pair, 1, 1, kBig);
+  PAIR_WAIT(&pair, pair_send_text(&pair, 1, "text"));
+  pair_expect_text(&pair, 1, "text");
+  PAIR_WAIT(&pair, pair.finished == 1);
+  stub_fail_all();
+  PAIR_WAIT(&pair, (status = failure_of(&pair)) != NULL);
+  ASSERT_FAILS(status, JPP_PEER_ERROR, "NCCL failed: unhandled system error");
+  pair_close(&pair);
+}
+
+// The communicator would wait for its other end for ever, and others for their turn.
+static void test_a_peer_that_leaves_early_is_not_waited_for(void** state) {
+  (void)state;
+  static const uint64_t kBytes = kBig;
+  pair_t pair;
+  pthread_t thread;
+  pair_connect(&pair, "nccl-fake", 10000);
+  jpp_channel_spec_t spec = pair_spec(&pair, 1, 1, 1, &kBytes);
+  ASSERT_OK(jpp_transport_open_channel(pair.sender, &spec, &pair.out));
+  PAIR_WAIT(&pair, stub_get_log().inits == 1);
+  jpp_transport_t* receiver = pair.receiver;
+  pair.receiver = NULL;
+  assert_int_equal(pthread_create(&thread, NULL, destroy_one, receiver), 0);
+  PAIR_WAIT(&pair, stub_get_log().aborts == 1);
+  pthread_join(thread, NULL);
+  ASSERT_FAILS(jpp_transport_peer_status(pair.sender, 1), JPP_PEER_ERROR,
+               "has left the job");
+  jpp_channel_close(pair.out);
+  jpp_transport_destroy(pair.sender);
+}
+
 // The receiver does not go on, so that a send is under way when it dies: a kernel waits
 // for it, and reads the memory until it is stopped.
 static void open_and_kill(pair_t* pair, uint32_t most_ms, bool* before) {
@@ -534,15 +587,22 @@ static void test_the_others_go_on_when_one_dies(void** state) {
     jpp_shard_t shard = {.data = data, .size = sizeof(data)};
     pair_fill(data, sizeof(data), i);
     JOB_WAIT(&job, pair_send(out, i, &shard, 1, 0));
-    if (i == 20) jpp_transport_fake_kill(job.transports[2]);
+    if (i == 20) {
+      jpp_transport_fake_kill(job.transports[2]);
+      for (int times = 0; times < 50; ++times) {
+        bool some = false;
+        jpp_transport_progress(job.transports[0], &some);
+      }
+      ASSERT_FAILS(jpp_transport_peer_status(job.transports[0], 2), JPP_PEER_ERROR,
+                   "process 2 at 127.0.0.1: the connection was lost");
+      assert_int_equal(stub_get_log().aborts, 0);  // process 1 has yet to receive
+    }
     JOB_WAIT(&job, pair_recv(in, &received));
     assert_true(pair_is_filled(received.data[0], sizeof(data), i));
     jpp_channel_release(in, received.slot);
     ASSERT_OK(jpp_transport_peer_status(job.transports[0], 1));
   }
   JOB_WAIT(&job, stub_get_log().aborts == 2);
-  ASSERT_FAILS(jpp_transport_peer_status(job.transports[0], 2), JPP_PEER_ERROR,
-               "process 2 at 127.0.0.1: the connection was lost");
   job_end(&job);
 }
 
@@ -635,8 +695,11 @@ int main(void) {
       TEST(test_transfers_wait_for_all_communicators),
       TEST_ON(test_shards_in_host_memory_go_over_the_wire, "nccl-fake"),
       TEST_ON(test_channels_of_host_memory_need_no_communicator, "nccl-fake"),
+      TEST(test_ends_with_shards_in_other_memory_fail),
       TEST(test_receives_follow_the_order_of_the_sends),
       TEST(test_errors_of_nccl_are_the_peers),
+      TEST(test_errors_are_seen_between_messages),
+      TEST(test_a_peer_that_leaves_early_is_not_waited_for),
       TEST(test_a_peer_that_dies_is_aborted),
       TEST(test_a_stream_that_does_not_stop_is_left_behind),
       TEST(test_the_others_go_on_when_one_dies),
