@@ -1,5 +1,6 @@
 // One communicator: how it is made, how batches of sends or receives go through it, how
-// it ends. NCCL's calls return at once, and progress asks how far they are.
+// it ends. NCCL's calls return at once, and progress asks how far they are; but an abort
+// returns when NCCL's kernels have stopped, which they do once they are told.
 #include <string.h>
 
 #include "base/log.h"
@@ -86,7 +87,7 @@ void jpp_nccl_comm_make(jpp_nccl_comm_t* comm) {
   if (!make_stream(comm)) return;
   jpp_nccl_config_t config = {.size = sizeof(config),
                               .magic = (unsigned)kJppNcclMagic,
-                              .version = kJppNcclLeast,
+                              .version = kJppNcclConfig,
                               .blocking = 0};
   jpp_nccl_result_t result = comm->nccl->library->ncclCommInitRankConfig(
       &comm->handle, 2, comm->id, comm->sends ? 0 : 1, &config);

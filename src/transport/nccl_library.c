@@ -46,7 +46,7 @@ static jpp_status_t* find_functions(void* nccl, void* cuda) {
   return jpp_status_make(
       JPP_UNSUPPORTED,
       "the libraries NCCL and CUDA that were found have no %s; expected "
-      "NCCL 2.14 or later, and the driver of CUDA 11 or later",
+      "NCCL 2.22 or later, and the driver of CUDA 11 or later",
       missing);
 }
 
@@ -63,7 +63,7 @@ static jpp_status_t* check_version(void) {
   JPP_LOG(JPP_LOG_INFO, "NCCL %s", text);
   if (version >= kJppNcclLeast) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED,
-                         "expected NCCL 2.14 or later, found %s; install a newer Python "
+                         "expected NCCL 2.22 or later, found %s; install a newer Python "
                          "package nvidia-nccl-cu13 (or nvidia-nccl-cu12)",
                          text);
 }

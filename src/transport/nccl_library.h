@@ -35,8 +35,10 @@ typedef struct jpp_nccl_config {  // ncclConfig_t
 
 enum {
   kJppNcclMagic = (int)0xcafebeefu,
-  kJppNcclLeast = 21400,  // the first release with communicators that do not block
-  kJppNcclBytes = 1,      // ncclUint8
+  kJppNcclConfig = 21400,  // the release of jpp_nccl_config_t
+  // From which on aborts in a group stop all kernels before memory is freed.
+  kJppNcclLeast = 22200,
+  kJppNcclBytes = 1,  // ncclUint8
 };
 
 typedef enum jpp_cuda_result {  // CUresult

@@ -56,8 +56,8 @@ static void test_a_library_that_is_missing_or_too_old_is_named(void** state) {
   setenv("JPP_NCCL", "libpthread.so.0", 1);
   expect_unsupported("were found have no nccl");
   setenv("JPP_NCCL", stub, 1);
-  stub_set_faults(&(stub_faults_t){.version = 21304});
-  expect_unsupported("expected NCCL 2.14 or later, found 2.13.4");
+  stub_set_faults(&(stub_faults_t){.version = 22105});
+  expect_unsupported("expected NCCL 2.22 or later, found 2.21.5");
   stub_set_faults(&(stub_faults_t){.version = 2708});
   expect_unsupported("found 2.7.8");
   free(stub);
