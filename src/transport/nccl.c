@@ -90,13 +90,19 @@ static jpp_status_t* nccl_open(jpp_net_peer_t* peer, const jpp_channel_spec_t* s
 
 // --- Progress -------------------------------------------------------------------------
 
+// Not once its channels are closed, unless something was sent before.
+static bool is_wanted(const jpp_nccl_comm_t* comm) {
+  return comm->state == JPP_NCCL_WANTED &&
+         (comm->peer->ends.count || comm->transfers.count);
+}
+
 // Whether there is no communicator left to be made.
 static bool make_next(const jpp_nccl_t* nccl) {
   jpp_nccl_comm_t* next = NULL;
   for (size_t i = 0; i < nccl->used.count; ++i) {
     jpp_nccl_comm_t* comm = nccl->used.data[i];
     if (comm->state == JPP_NCCL_MAKING) return false;
-    if (comm->state != JPP_NCCL_WANTED) continue;
+    if (!is_wanted(comm)) continue;
     if (!next || comm->channel < next->channel) next = comm;
   }
   if (next) jpp_nccl_comm_make(next);

@@ -361,6 +361,14 @@ static void test_shards_in_host_memory_go_over_the_wire(void** state) {
   pair_close(&pair);
 }
 
+static void test_no_communicator_is_made_for_channels_that_are_closed(void** state) {
+  (void)state;
+  pair_t pair;
+  pair_open(&pair, "nccl-fake", 1, 1, kBig);
+  pair_close(&pair);
+  assert_int_equal(stub_get_log().inits, 0);
+}
+
 static void test_ends_with_shards_in_other_memory_fail(void** state) {
   (void)state;
   static const uint64_t kBytes = 16;
@@ -695,6 +703,7 @@ int main(void) {
       TEST(test_transfers_wait_for_all_communicators),
       TEST_ON(test_shards_in_host_memory_go_over_the_wire, "nccl-fake"),
       TEST_ON(test_channels_of_host_memory_need_no_communicator, "nccl-fake"),
+      TEST(test_no_communicator_is_made_for_channels_that_are_closed),
       TEST(test_ends_with_shards_in_other_memory_fail),
       TEST(test_receives_follow_the_order_of_the_sends),
       TEST(test_errors_of_nccl_are_the_peers),
