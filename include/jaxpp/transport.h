@@ -42,8 +42,10 @@ typedef struct jpp_transport_memory jpp_transport_memory_t;
 //===-- Transport ------------------------------------------------------------------===//
 
 // The drivers by name: "inproc" (handles, within a process), "ucx" (bytes, over shared
-// memory, TCP or RDMA), "fake" (bytes, within a process, for tests; transport_fake.h) and
-// "null" (a skeleton: every call fails with JPP_UNSUPPORTED). NULL past the last one.
+// memory, TCP or RDMA), "nccl" (as "ucx", and shards in the memory of NVIDIA's GPUs over
+// NCCL), "fake" (bytes, within a process, for tests; transport_fake.h), "nccl-fake" (as
+// "nccl", over "fake") and "null" (a skeleton: every call fails with JPP_UNSUPPORTED).
+// NULL past the last one.
 JPP_API const char* jpp_transport_driver_name(uint32_t index);
 
 typedef struct jpp_transport_options {
@@ -63,6 +65,9 @@ typedef struct jpp_transport_options {
   // A peer that does not answer for so long counts as dead; also the longest that
   // jpp_transport_destroy() waits. 0: 10000.
   uint32_t peer_timeout_ms;
+  // CUDA's number of the device whose memory shards may lie in, for drivers that take
+  // device memory.
+  uint64_t device;
 } jpp_transport_options_t;
 
 // Copies what it needs of the options. JPP_INVALID_ARGUMENT lists the names there are
@@ -81,6 +86,9 @@ typedef enum jpp_transport_form {
 } jpp_transport_form_t;
 
 JPP_API jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport);
+
+// Whether shards may lie in the memory of a device (jpp_channel_spec_t.on_device).
+JPP_API bool jpp_transport_takes_device_memory(const jpp_transport_t* transport);
 
 // What the other processes need to reach this one, with a proof of the token. How it gets
 // to them is the caller's affair. Borrowed for the lifetime of the transport; transports
@@ -110,7 +118,7 @@ JPP_API jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_des
 JPP_API jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                                 uint32_t process) JPP_MUST_USE;
 
-// Registers memory to send from, which must stay as it is until it is unregistered,
+// Registers host memory to send from, which must stay as it is until it is unregistered,
 // before the transport is destroyed. A send from memory that is not registered is as
 // correct; drivers may have to register it then.
 JPP_API jpp_status_t* jpp_transport_register(
@@ -145,6 +153,12 @@ typedef struct jpp_channel_spec {
   jpp_channel_release_t release;  // handles; NULL: buffers left inside are dropped
   jpp_channel_sent_t sent;        // bytes; NULL: nobody wants to know
   void* user;                     // of both
+  // [capacity] Bytes: which shards lie in the memory of the transport's device, at both
+  // ends, and have their slots there; all work that writes one has ended when it is sent.
+  // NULL: none, the only choice where the transport takes no device memory. Channels with
+  // such shards are opened before the first progress, or later where there is one between
+  // the same processes in the same direction already.
+  const bool* on_device;
 } jpp_channel_spec_t;
 
 // All memory of the channel is allocated here, and registered: at the receiver `slots`

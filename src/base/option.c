@@ -30,6 +30,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_UCX] = {"JPP_UCX", "PATH",
                         "the package libucx-cu13 or -cu12, then the system",
                         "libucp.so.0, the library UCX that connects processes"},
+    [JPP_OPTION_NCCL] = {"JPP_NCCL", "PATH",
+                         "the package nvidia-nccl-cu13 or -cu12, then the system",
+                         "libnccl.so.2, the library NCCL of the transport nccl"},
     [JPP_OPTION_PEER_TIMEOUT] = {"JPP_PEER_TIMEOUT", "SECONDS", "10",
                                  "how long another process may be silent before it "
                                  "counts as dead"},
@@ -72,6 +75,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                               .for_tests = true},
     [JPP_OPTION_TEST_TIMES] = {"JPP_TEST_TIMES", "NUMBER", "2000",
                                "how many random models C tests make", .for_tests = true},
+    [JPP_OPTION_CUDA] = {"JPP_CUDA", "PATH", "the system's",
+                         "libcuda.so.1, the driver that the transport nccl uses",
+                         .for_tests = true},
 };
 
 const jpp_option_info_t* jpp_option_info(jpp_option_t option) {

@@ -19,24 +19,39 @@ static uint32_t find_device(const jpp_client_info_t* info, int32_t id) {
   return JPP_NONE;
 }
 
+// Numbers the devices in the order in which the ranks name them; those that ranks share
+// are named again. Returns how many there are.
+static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers) {
+  const int32_t* ids = file->contents.device_ids;
+  uint32_t distinct = 0;
+  for (uint32_t i = 0; i < count_devices(file); ++i) {
+    uint32_t earlier = 0;
+    while (ids[earlier] != ids[i]) ++earlier;
+    out_numbers[i] = earlier < i ? out_numbers[earlier] : distinct++;
+  }
+  return distinct;
+}
+
+// By the ids of the file, if all are there; otherwise the first devices that are.
 jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
                                    uint32_t* out_devices) {
   const jpp_client_info_t* info = jpp_client_info(client);
-  uint32_t count = count_devices(file);
-  bool all = true;
-  if (info->device_count < count) {
+  uint32_t distinct = number_devices(file, out_devices);
+  if (info->device_count < distinct) {
     return jpp_status_make(
         JPP_DEVICES_ERROR,
         "plan file %s: expected %u devices, %u ranks of %u, found %u on "
         "platform %s",
-        file->path, count, file->contents.planned->ranks, file->contents.devices_per_rank,
-        info->device_count, info->platform_name);
+        file->path, distinct, file->contents.planned->ranks,
+        file->contents.devices_per_rank, info->device_count, info->platform_name);
   }
-  for (uint32_t i = 0; i < count && all; ++i) {
+  uint32_t count = count_devices(file);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (find_device(info, file->contents.device_ids[i]) == JPP_NONE) return NULL;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
     out_devices[i] = find_device(info, file->contents.device_ids[i]);
-    all = out_devices[i] != JPP_NONE;
   }
-  for (uint32_t i = 0; i < count && !all; ++i) out_devices[i] = i;
   return NULL;
 }
 

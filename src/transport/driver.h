@@ -11,6 +11,7 @@
 typedef struct jpp_transport_vtable {
   const char* name;
   jpp_transport_form_t form;
+  bool takes_device_memory;
   jpp_status_t* (*create)(const jpp_transport_options_t* options,
                           jpp_transport_t** out_transport);
   void (*destroy)(jpp_transport_t* transport);
@@ -57,7 +58,7 @@ struct jpp_transport {
 
 struct jpp_channel {
   const jpp_transport_vtable_t* vtable;
-  jpp_channel_spec_t spec;  // without `bytes`, which is the caller's
+  jpp_channel_spec_t spec;  // without its arrays, which are the caller's
 };
 
 // For the rows of the form that a driver does not carry: JPP_UNSUPPORTED.
@@ -75,6 +76,8 @@ void jpp_transport_no_release(jpp_channel_t* channel, uint32_t slot);
 
 extern const jpp_transport_vtable_t jpp_transport_inproc;
 extern const jpp_transport_vtable_t jpp_transport_fake;
+extern const jpp_transport_vtable_t jpp_transport_nccl;
+extern const jpp_transport_vtable_t jpp_transport_nccl_fake;
 extern const jpp_transport_vtable_t jpp_transport_null;
 extern const jpp_transport_vtable_t jpp_transport_ucx;
 

@@ -244,7 +244,7 @@ void jpp_transport_fake_kill(jpp_transport_t* base) {
 
 // --- Create, connect and destroy ------------------------------------------------------
 
-static const jpp_net_port_t kPort = {.send = fake_send, .progress = fake_progress};
+static const jpp_net_port_t kPort = {.send = fake_send};
 
 static jpp_status_t* fake_create(const jpp_transport_options_t* options,
                                  jpp_transport_t** out_transport) {

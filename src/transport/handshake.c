@@ -17,11 +17,11 @@ typedef struct address_head {
   uint32_t process, num_processes;
   uint32_t name_size, route_size;
   uint8_t nonce[kJppNonceSize];
-  uint8_t reserved[4];  // 0
+  uint32_t device_version;
 } address_head_t;
 
 static const uint64_t kMagic = UINT64_C(0x5244415f5050584a);
-static const uint32_t kVersion = 1;  // of addresses and packets
+static const uint32_t kVersion = 2;  // of addresses and packets
 
 static void compute_seal(const void* bytes, size_t size, const void* token,
                          size_t token_size, uint8_t out_seal[kJppSha256Size]) {
@@ -46,7 +46,8 @@ jpp_status_t* jpp_address_seal(const jpp_address_t* address, const void* token,
                          .process = address->process,
                          .num_processes = address->num_processes,
                          .name_size = (uint32_t)address->name_size,
-                         .route_size = (uint32_t)address->route_size};
+                         .route_size = (uint32_t)address->route_size,
+                         .device_version = address->device_version};
   memcpy(head.nonce, address->nonce, sizeof(head.nonce));
   memcpy(bytes, &head, sizeof(head));
   memcpy(bytes + sizeof(head), address->name, address->name_size);
@@ -94,6 +95,7 @@ jpp_status_t* jpp_address_open(const void* bytes, size_t size, const void* token
   const char* name = (const char*)bytes + sizeof(head);
   *out_address = (jpp_address_t){.process = head.process,
                                  .num_processes = head.num_processes,
+                                 .device_version = head.device_version,
                                  .name = name,
                                  .name_size = head.name_size,
                                  .route = name + head.name_size,

@@ -26,6 +26,7 @@ enum {
 // The parts of an address. Read ones borrow from the bytes they were read from.
 typedef struct jpp_address {
   uint32_t process, num_processes;
+  uint32_t device_version;  // of what carries device memory; 0: nothing does
   uint8_t nonce[kJppNonceSize];
   const char* name;  // for messages; `name_size` bytes, no NUL
   size_t name_size;

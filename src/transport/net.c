@@ -152,14 +152,26 @@ void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, si
   op->packet.source = peer->net->base.process;
   memcpy(op->packet.proof, peer->proof_out, sizeof(op->packet.proof));
   op->busy = true;
+  op->parts = 1;
   ++peer->busy;
   if (op->channel) ++op->channel->busy;
   // A peer without an endpoint has failed.
-  if (!peer->endpoint || peer->net->port->send(peer->net, op, data, size, memory))
+  if (!peer->endpoint) {
     jpp_net_op_done(op);
+    return;
+  }
+  if (kind == JPP_PACKET_DATA &&
+      jpp_net_is_on_device(op->channel, op->packet.shard, size)) {
+    op->parts = 2;
+    peer->net->device->send(op, data);
+    data = NULL;
+    size = 0;
+  }
+  if (peer->net->port->send(peer->net, op, data, size, memory)) jpp_net_op_done(op);
 }
 
 void jpp_net_op_done(jpp_net_op_t* op) {
+  if (--op->parts) return;
   jpp_net_channel_t* channel = op->channel;
   op->busy = false;
   --op->peer->busy;
@@ -225,11 +237,22 @@ static const char* take_channel_packet(jpp_net_channel_t* channel,
   }
 }
 
+// The data of a shard in device memory go their own way, also when they are dropped.
+static const char* take_turn(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                             jpp_net_channel_t* channel) {
+  jpp_net_place_t place = {0};
+  const char* wrong = channel ? take_channel_packet(channel, packet, NULL, &place) : NULL;
+  return wrong ? wrong : peer->net->device->fetch(peer, packet, &place);
+}
+
 // What is wrong with the packet, or NULL.
 static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                const void* data, size_t size,
                                jpp_net_place_t* out_place) {
-  bool has_data = packet->kind == JPP_PACKET_DATA || packet->kind == JPP_PACKET_ABORT;
+  bool device = packet->kind == JPP_PACKET_MEET || packet->turn;
+  if (device && !peer->net->device) return "there is only host memory here";
+  bool has_data = (packet->kind == JPP_PACKET_DATA && !packet->turn) ||
+                  packet->kind == JPP_PACKET_ABORT || packet->kind == JPP_PACKET_MEET;
   if (size != (has_data ? packet->size : 0))
     return "its length is another than its data's";
   switch (packet->kind) {
@@ -242,6 +265,8 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     case JPP_PACKET_GONE:
       peer->knows_we_left = true;
       return NULL;
+    case JPP_PACKET_MEET:
+      return peer->net->device->meet(peer, packet, data);
     case JPP_PACKET_ASK:
     case JPP_PACKET_GRANT:
     case JPP_PACKET_DATA:
@@ -253,6 +278,9 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
   jpp_net_channel_t* channel = find_channel(peer, packet->channel);
   if (!channel && packet->kind == JPP_PACKET_ABORT) {
     return jpp_net_early_abort(peer, packet, data);
+  }
+  if (packet->kind == JPP_PACKET_DATA && packet->turn) {
+    return take_turn(peer, packet, channel);
   }
   return channel ? take_channel_packet(channel, packet, data, out_place) : NULL;
 }
@@ -349,7 +377,7 @@ static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_
       holds = condition(&net->peers[i]);
     }
     if (!holds) return;
-    net->port->progress(&net->base, &some);
+    net->base.vtable->progress(&net->base, &some);
     if (!some) nanosleep(&nap, NULL);
   }
 }
@@ -362,6 +390,7 @@ void jpp_net_leave(jpp_net_t* net) {
     if (can_reach(peer)) jpp_net_post(&peer->bye, JPP_PACKET_BYE, NULL, 0, NULL);
   }
   progress_while(net, waits_for_gone, until);
+  if (net->device) net->device->end(net, until);
 }
 
 static void free_peer(jpp_net_peer_t* peer) {
@@ -372,6 +401,7 @@ static void free_peer(jpp_net_peer_t* peer) {
 }
 
 void jpp_net_deinit(jpp_net_t* net) {
+  if (net->device) net->device->end(net, 0);
   while (net->closing.count) jpp_net_channel_free(net->closing.data[0]);
   jpp_vec_deinit(&net->closing);
   for (uint32_t i = 0; net->peers && i < net->base.num_processes; ++i) {

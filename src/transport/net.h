@@ -13,7 +13,8 @@
 //   ABORT  the data are a status
 //
 // and between two processes HELLO, BEAT (I am alive), BYE (I leave, all that I sent is
-// sent) and GONE (BYE has come). A packet of a channel that is not open here is dropped,
+// sent), GONE (BYE has come) and MEET (the data tell the peer how shards in device memory
+// will come; jpp_net_device_t). A packet of a channel that is not open here is dropped,
 // since GRANT is repeated for ASK; an ABORT is kept, as the reason why the peer left.
 //
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
@@ -39,6 +40,7 @@ typedef enum jpp_packet_kind {
   JPP_PACKET_BYE,
   JPP_PACKET_GONE,
   JPP_PACKET_BEAT,
+  JPP_PACKET_MEET,
 } jpp_packet_kind_t;
 
 // The head of a packet, in the byte order that both processes have. What a kind does not
@@ -53,7 +55,9 @@ typedef struct jpp_packet {
   uint64_t tag;     // DATA
   uint32_t shard;   // DATA; ASK and GRANT: slots
   uint32_t count;   // DATA: shards of the message; ASK and GRANT: capacity
-  uint64_t size;    // DATA, ABORT: of the data; ASK and GRANT: hash of the spec
+  uint64_t size;    // DATA, ABORT, MEET: of the data; ASK and GRANT: hash of the spec
+  uint64_t turn;    // DATA that jpp_net_device_t carries: their place among the sender's
+                    // to this peer, from 1 on
 } jpp_packet_t;
 
 enum { kJppMostAbortText = 1000 };
@@ -70,7 +74,14 @@ typedef struct jpp_net_op {
   jpp_net_channel_t* channel;  // NULL for packets between processes
   jpp_net_message_t* message;  // DATA
   bool busy;
+  uint32_t parts;  // calls of jpp_net_op_done() until it is: packet, and data beside it
 } jpp_net_op_t;
+
+// Where the data of a packet go.
+typedef struct jpp_net_place {
+  void* data;   // NULL: drop the packet
+  void* shard;  // for jpp_net_received()
+} jpp_net_place_t;
 
 // What a driver does for this file.
 typedef struct jpp_net_port {
@@ -78,9 +89,28 @@ typedef struct jpp_net_port {
   // jpp_net_peer_failed() was called; false: jpp_net_op_done() will be called.
   bool (*send)(jpp_net_t* net, jpp_net_op_t* op, const void* data, size_t size,
                const jpp_transport_memory_t* memory);
-  // Moves everything on, as the row of jpp_transport_vtable_t.
-  void (*progress)(jpp_transport_t* transport, bool* out_some);
 } jpp_net_port_t;
+
+// What carries shards that lie in device memory, beside the packets of the driver that it
+// is laid over: nccl.c. A packet of such a shard has a turn and no data. At both ends the
+// data are sent and received in the order of the turns, also those that are dropped.
+typedef struct jpp_net_device {
+  // Called last when a channel with such shards is opened.
+  jpp_status_t* (*open)(jpp_net_peer_t* peer, const jpp_channel_spec_t* spec);
+  // Device memory, as aligned as slots are, until the transport is destroyed.
+  jpp_status_t* (*allocate)(jpp_net_t* net, size_t size, void** out_data);
+  // Sets the packet's turn, and sends the data; jpp_net_op_done() will be called.
+  void (*send)(jpp_net_op_t* op, const void* data);
+  // A packet with a turn has come: receives its data, and calls jpp_net_received() if
+  // they have a place. A text of what is wrong with it, or NULL.
+  const char* (*fetch)(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                       const jpp_net_place_t* place);
+  // A packet of the kind MEET has come.
+  const char* (*meet)(jpp_net_peer_t* peer, const jpp_packet_t* packet, const void* data);
+  // Nothing will be sent or received any more: calls back for all that is left, once it
+  // has ended or at `until`.
+  void (*end)(jpp_net_t* net, int64_t until);
+} jpp_net_device_t;
 
 typedef struct jpp_net_end {
   uint32_t id;
@@ -121,6 +151,9 @@ struct jpp_net {
   bool some;         // something happened since the last progress
   bool failed;       // a peer did; for the driver, which closes its endpoint
   uint64_t refused;  // packets without proof
+  const jpp_net_device_t* device;  // NULL: there is only host memory
+  void* device_state;              // its own
+  void* scratch;  // device memory as large as any shard there, for what nobody reads
 };
 
 // --- Transport (net.c) ----------------------------------------------------------------
@@ -150,12 +183,6 @@ jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t pro
 void jpp_net_progress(jpp_net_t* net, bool* out_some);
 
 // --- For drivers' callbacks (net.c) ---------------------------------------------------
-
-// Where the data of a packet go.
-typedef struct jpp_net_place {
-  void* data;   // NULL: drop the packet
-  void* shard;  // for jpp_net_received()
-} jpp_net_place_t;
 
 // A packet has come, from wherever. `data` NULL: they are still at the peer, and the
 // driver fetches them to `out_place`; otherwise this call has done all.

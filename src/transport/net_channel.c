@@ -29,19 +29,27 @@ static bool has_failed(const jpp_net_channel_t* channel) {
 
 // --- Open and close -------------------------------------------------------------------
 
-// FNV-1a of all that both ends must agree on.
+bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
+                          uint64_t size) {
+  return channel->on_device && size && channel->on_device[shard];
+}
+
+// FNV-1a.
+static void add_to_hash(uint64_t* hash, const void* data, size_t size) {
+  const unsigned char* bytes = data;
+  for (size_t i = 0; i < size; ++i) {
+    *hash = (*hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+  }
+}
+
+// Of all that both ends must agree on.
 static uint64_t hash_spec(const jpp_channel_spec_t* spec) {
   uint64_t hash = UINT64_C(0xcbf29ce484222325);
   const uint64_t head[] = {spec->src_actor,   spec->dst_actor, spec->src_process,
                            spec->dst_process, spec->slots,     spec->capacity};
-  const unsigned char* bytes = (const unsigned char*)head;
-  for (size_t i = 0; i < sizeof(head); ++i) {
-    hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-  }
-  bytes = (const unsigned char*)spec->bytes;
-  for (size_t i = 0; i < spec->capacity * sizeof(*spec->bytes); ++i) {
-    hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-  }
+  add_to_hash(&hash, head, sizeof(head));
+  add_to_hash(&hash, spec->bytes, spec->capacity * sizeof(*spec->bytes));
+  if (spec->on_device) add_to_hash(&hash, spec->on_device, spec->capacity);
   return hash;
 }
 
@@ -93,16 +101,21 @@ void jpp_net_channel_free(jpp_net_channel_t* channel) {
   jpp_free(channel->abort_text);
   jpp_free(channel->warm_up_data);
   jpp_free(channel->bytes);
+  jpp_free(channel->on_device);
   jpp_free(channel);
 }
 
-static jpp_status_t* open_channel(jpp_net_channel_t* channel, const uint64_t* bytes) {
+static jpp_status_t* open_channel(jpp_net_channel_t* channel) {
   jpp_net_t* net = channel->net;
-  uint32_t capacity = channel->base.spec.capacity;
+  const jpp_channel_spec_t* spec = &channel->base.spec;
   channel->abort.peer = channel->peer;
   channel->abort.channel = channel;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &channel->bytes));
-  memcpy(channel->bytes, bytes, capacity * sizeof(*bytes));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(spec->capacity, &channel->bytes));
+  memcpy(channel->bytes, spec->bytes, spec->capacity * sizeof(*spec->bytes));
+  if (spec->on_device) {
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(spec->capacity, &channel->on_device));
+    memcpy(channel->on_device, spec->on_device, spec->capacity);
+  }
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kJppMostAbortText, &channel->abort_text));
   // So that nothing that is closed needs memory for it.
   size_t open = 1;
@@ -110,8 +123,10 @@ static jpp_status_t* open_channel(jpp_net_channel_t* channel, const uint64_t* by
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&net->closing, open));
   JPP_RETURN_IF_ERROR(channel->sends ? open_sender(channel)
                                      : jpp_net_receiver_open(channel));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&channel->peer->ends, 1));
+  if (spec->on_device) JPP_RETURN_IF_ERROR(net->device->open(channel->peer, spec));
   return JPP_VEC_PUSH(&channel->peer->ends,
-                      (jpp_net_end_t){.id = channel->base.spec.id, .channel = channel});
+                      (jpp_net_end_t){.id = spec->id, .channel = channel});
 }
 
 static jpp_status_t* check_peer(const jpp_net_peer_t* peer, uint32_t id) {
@@ -149,7 +164,7 @@ jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
   channel->peer = peer;
   channel->sends = sends;
   channel->spec_hash = hash_spec(spec);
-  jpp_status_t* status = open_channel(channel, spec->bytes);
+  jpp_status_t* status = open_channel(channel);
   if (status) {
     jpp_net_channel_free(channel);
     return status;
@@ -428,7 +443,8 @@ void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats
 
 // --- Warm up --------------------------------------------------------------------------
 
-// Each shard as large as it may be, up to kMostWarmUp; all of the same memory.
+// Each shard as large as it may be, up to kMostWarmUp; all of one kind of the same
+// memory.
 static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
   uint32_t capacity = channel->base.spec.capacity;
   jpp_shard_t* shards = NULL;
@@ -438,8 +454,10 @@ static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
   }
   shards = channel->warm_up_data;
   for (uint32_t i = 0; i < capacity; ++i) {
-    shards[i].data = (const char*)channel->warm_up_data + head;
     shards[i].size = channel->bytes[i] < kMostWarmUp ? channel->bytes[i] : kMostWarmUp;
+    shards[i].data = jpp_net_is_on_device(channel, i, shards[i].size)
+                         ? channel->net->scratch
+                         : (const char*)channel->warm_up_data + head;
   }
   return try_send(channel, kWarmUpTag, shards, capacity, NULL, true, out_sent);
 }

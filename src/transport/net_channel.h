@@ -76,6 +76,7 @@ struct jpp_net_channel {
   bool closed;
   uint32_t busy;    // operations and fetches under way
   uint64_t* bytes;  // [capacity]
+  bool* on_device;  // [capacity] NULL: all shards lie in host memory
   uint64_t spec_hash;
   uint32_t epoch;
   _Atomic(jpp_status_t*) aborted;  // owned; set once until reset
@@ -92,6 +93,9 @@ struct jpp_net_channel {
   jpp_net_receiver_t receiver;  // if not
 };
 
+// Whether a shard's data lie in device memory; those of size 0 lie nowhere.
+bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
+                          uint64_t size);
 // Why nothing can be sent or received any more; NULL: nothing known.
 jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) JPP_MUST_USE;
 jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) JPP_MUST_USE;

@@ -13,26 +13,47 @@ static uint64_t aligned(uint64_t bytes) {
 
 // --- Open and close -------------------------------------------------------------------
 
-static jpp_status_t* allocate_block(jpp_net_channel_t* channel) {
-  jpp_net_receiver_t* receiver = &channel->receiver;
-  const jpp_channel_spec_t* spec = &channel->base.spec;
-  uint64_t message = 0;
-  for (uint32_t i = 0; i < spec->capacity; ++i) {
-    message = jpp_bytes_add(message, aligned(channel->bytes[i]));
+// Sets out_sizes[true] to what a message takes of device memory, out_sizes[false] to what
+// it takes of the host's.
+static void measure_message(const jpp_net_channel_t* channel, uint64_t out_sizes[2]) {
+  out_sizes[false] = out_sizes[true] = 0;
+  for (uint32_t i = 0; i < channel->base.spec.capacity; ++i) {
+    uint64_t* size = &out_sizes[jpp_net_is_on_device(channel, i, channel->bytes[i])];
+    *size = jpp_bytes_add(*size, aligned(channel->bytes[i]));
   }
-  uint64_t size = jpp_bytes_add(jpp_bytes_multiply(message, spec->slots), kAlignment);
-  JPP_RETURN_IF_ERROR_IN(jpp_alloc(size, &receiver->block), "slots of %llu bytes",
-                         (unsigned long long)size);
-  char* at = (char*)receiver->block + (-(uintptr_t)receiver->block & (kAlignment - 1));
-  for (uint32_t s = 0; s < spec->slots; ++s) {
-    for (uint32_t i = 0; i < spec->capacity; ++i) {
-      receiver->slots[s].data[i] = at;
-      at += aligned(channel->bytes[i]);
+}
+
+static void place_slots(jpp_net_channel_t* channel, char* host, char* device) {
+  for (uint32_t s = 0; s < channel->base.spec.slots; ++s) {
+    for (uint32_t i = 0; i < channel->base.spec.capacity; ++i) {
+      bool on_device = jpp_net_is_on_device(channel, i, channel->bytes[i]);
+      char** at = on_device ? &device : &host;
+      channel->receiver.slots[s].data[i] = *at;
+      *at += aligned(channel->bytes[i]);
     }
   }
-  jpp_transport_t* transport = &channel->net->base;
-  return transport->vtable->register_memory(transport, receiver->block, size,
-                                            &receiver->memory);
+}
+
+static jpp_status_t* allocate_blocks(jpp_net_channel_t* channel) {
+  jpp_net_receiver_t* receiver = &channel->receiver;
+  jpp_net_t* net = channel->net;
+  uint32_t slots = channel->base.spec.slots;
+  uint64_t message[2];
+  void* device = NULL;
+  measure_message(channel, message);
+  uint64_t size = jpp_bytes_add(jpp_bytes_multiply(message[false], slots), kAlignment);
+  JPP_RETURN_IF_ERROR_IN(jpp_alloc(size, &receiver->block), "slots of %llu bytes",
+                         (unsigned long long)size);
+  if (message[true]) {
+    uint64_t device_size = jpp_bytes_multiply(message[true], slots);
+    JPP_RETURN_IF_ERROR_IN(net->device->allocate(net, device_size, &device),
+                           "slots of %llu bytes of device memory",
+                           (unsigned long long)device_size);
+  }
+  char* host = (char*)receiver->block + (-(uintptr_t)receiver->block & (kAlignment - 1));
+  place_slots(channel, host, device);
+  return net->base.vtable->register_memory(&net->base, receiver->block, size,
+                                           &receiver->memory);
 }
 
 static jpp_status_t* allocate_slot(jpp_net_channel_t* channel, jpp_net_slot_t* slot) {
@@ -58,7 +79,7 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
     receiver->free_slots[receiver->num_free++] = s;
     receiver->slot_of[s] = JPP_NET_NO_SLOT;
   }
-  JPP_RETURN_IF_ERROR(allocate_block(channel));
+  JPP_RETURN_IF_ERROR(allocate_blocks(channel));
   receiver->granted = slots;
   receiver->must_grant = true;
   return NULL;
@@ -117,6 +138,9 @@ static const char* check_data(const jpp_net_channel_t* channel,
   if (packet->shard >= (packet->count ? packet->count : 1)) return "no such shard";
   if (packet->size > (packet->count ? channel->bytes[packet->shard] : 0)) {
     return "the shard is too large";
+  }
+  if (jpp_net_is_on_device(channel, packet->shard, packet->size) != (packet->turn != 0)) {
+    return "the shard lies in memory of another kind";
   }
   uint32_t index = receiver->slot_of[packet->number % channel->base.spec.slots];
   if (index == JPP_NET_NO_SLOT) return NULL;

@@ -9,10 +9,8 @@
 #include "transport/driver.h"
 
 static const jpp_transport_vtable_t* const kDrivers[] = {
-    &jpp_transport_inproc,
-    &jpp_transport_ucx,
-    &jpp_transport_fake,
-    &jpp_transport_null,
+    &jpp_transport_inproc, &jpp_transport_ucx,       &jpp_transport_nccl,
+    &jpp_transport_fake,   &jpp_transport_nccl_fake, &jpp_transport_null,
 };
 #define DRIVER_COUNT (sizeof(kDrivers) / sizeof(kDrivers[0]))
 
@@ -67,6 +65,10 @@ void jpp_transport_destroy(jpp_transport_t* transport) {
 
 jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport) {
   return transport->vtable->form;
+}
+
+bool jpp_transport_takes_device_memory(const jpp_transport_t* transport) {
+  return transport->vtable->takes_device_memory;
 }
 
 void jpp_transport_address(const jpp_transport_t* transport, const void** out_address,
@@ -135,9 +137,15 @@ static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
                            "its ends, found %u and %u",
                            here, processes, spec->src_process, spec->dst_process);
   }
-  if (spec->bytes) return NULL;
-  return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "expected the most bytes of each shard, found none");
+  if (!spec->bytes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "expected the most bytes of each shard, found none");
+  }
+  if (!spec->on_device || transport->vtable->takes_device_memory) return NULL;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "transport %s takes shards in host memory, found some in device "
+                         "memory",
+                         transport->vtable->name);
 }
 
 jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
@@ -155,6 +163,7 @@ jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
   (*out_channel)->vtable = transport->vtable;
   (*out_channel)->spec = spec;
   (*out_channel)->spec.bytes = NULL;
+  (*out_channel)->spec.on_device = NULL;
   return NULL;
 }
 

@@ -307,7 +307,7 @@ static void ucx_free(ucx_transport_t* transport) {
   jpp_free(transport);
 }
 
-static const jpp_net_port_t kPort = {.send = ucx_send, .progress = ucx_progress};
+static const jpp_net_port_t kPort = {.send = ucx_send};
 
 static jpp_status_t* ucx_create(const jpp_transport_options_t* options,
                                 jpp_transport_t** out_transport) {

@@ -45,6 +45,8 @@ static void count_finished(void* user, void* cookie) {
 
 jpp_channel_spec_t pair_spec(pair_t* pair, uint32_t id, uint32_t slots, uint32_t capacity,
                              const uint64_t* bytes) {
+  static const bool kOnDevice[kPairMostShards] = {true, true, true, true};
+  bool on_device = pair && jpp_transport_takes_device_memory(pair->sender);
   return (jpp_channel_spec_t){.struct_size = sizeof(jpp_channel_spec_t),
                               .id = id,
                               .src_actor = 10,
@@ -55,7 +57,8 @@ jpp_channel_spec_t pair_spec(pair_t* pair, uint32_t id, uint32_t slots, uint32_t
                               .capacity = capacity,
                               .bytes = bytes,
                               .sent = count_finished,
-                              .user = pair};
+                              .user = pair,
+                              .on_device = on_device ? kOnDevice : NULL};
 }
 
 void pair_open_channel(pair_t* pair, uint32_t slots, uint32_t capacity, uint64_t bytes) {

@@ -24,7 +24,8 @@ static const char kPairToken[] = "a token of the tests";
 jpp_transport_options_t pair_options(const char* driver, uint32_t process,
                                      uint32_t most_ms);
 void pair_connect(pair_t* pair, const char* driver, uint32_t most_ms);
-// A channel from process 0 to 1 with shards of these sizes at most.
+// A channel from process 0 to 1 with shards of these sizes at most; in device memory
+// where the driver takes that.
 jpp_channel_spec_t pair_spec(pair_t* pair, uint32_t id, uint32_t slots, uint32_t capacity,
                              const uint64_t* bytes);
 // Both: `capacity` shards of `bytes` each.

@@ -1,0 +1,21 @@
+// Finds a library that is loaded at run time: the file that an option names, else the one
+// of a Python package beside this library, else the system's. Once loaded it stays.
+#ifndef JPP_TRANSPORT_LIBRARY_H_
+#define JPP_TRANSPORT_LIBRARY_H_
+
+#include "jaxpp/option.h"
+
+typedef struct jpp_library {
+  const char* name;     // for messages: "UCX"
+  jpp_option_t option;  // that names a file
+  const char* package;  // its file below a folder of Python packages; NULL: in none
+  const char* file;     // its name where the system looks
+  const char* install;  // for messages: what to install
+} jpp_library_t;
+
+// A handle for dlsym(). JPP_UNSUPPORTED says what to install. The caller sees to it that
+// one thread at a time does this.
+jpp_status_t* jpp_library_open(const jpp_library_t* library,
+                               void** out_handle) JPP_MUST_USE;
+
+#endif  // JPP_TRANSPORT_LIBRARY_H_

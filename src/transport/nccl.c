@@ -1,0 +1,316 @@
+// The driver for NCCL: another driver, with a way of its own for shards in device memory
+// (nccl.h). Here are the device, its memory, and the order in which communicators are
+// made.
+//
+// A process makes one communicator at a time, in the order of the lowest numbers of the
+// channels that need them. The plan numbers channels the same in all processes; of those
+// communicators that are not made yet, the one with the lowest number is then the next
+// one at both of its ends, and no processes wait for each other in a circle.
+#include "transport/nccl.h"
+
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+
+static jpp_nccl_t* nccl_of(const jpp_transport_t* base) {
+  return ((const jpp_net_t*)base)->device_state;
+}
+
+static void enter_context(const jpp_nccl_t* nccl) {
+  nccl->library->cuCtxPushCurrent_v2(nccl->context);
+}
+
+static void leave_context(const jpp_nccl_t* nccl) {
+  jpp_cuda_context_t context = NULL;
+  nccl->library->cuCtxPopCurrent_v2(&context);
+}
+
+// --- Device ---------------------------------------------------------------------------
+
+static jpp_status_t* open_device(jpp_nccl_t* nccl, uint64_t number) {
+  const jpp_nccl_library_t* library = nccl->library;
+  JPP_RETURN_IF_ERROR(jpp_cuda_error(library, library->cuInit(0), "cuInit"));
+  JPP_RETURN_IF_ERROR_IN(
+      jpp_cuda_error(library,
+                     library->cuDeviceGet(&nccl->device,
+                                          number <= INT32_MAX ? (int)number : INT32_MAX),
+                     "cuDeviceGet"),
+      "device %llu", (unsigned long long)number);
+  return jpp_cuda_error(library,
+                        library->cuDevicePrimaryCtxRetain(&nccl->context, nccl->device),
+                        "cuDevicePrimaryCtxRetain");
+}
+
+// Freed at the end alone: CUDA may wait for all kernels before it frees.
+static jpp_status_t* nccl_allocate(jpp_net_t* net, size_t size, void** out_data) {
+  jpp_nccl_t* nccl = net->device_state;
+  jpp_cuda_pointer_t pointer = 0;
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&nccl->blocks, 1));
+  enter_context(nccl);
+  jpp_cuda_result_t result = nccl->library->cuMemAlloc_v2(&pointer, size);
+  leave_context(nccl);
+  JPP_RETURN_IF_ERROR(jpp_cuda_error(nccl->library, result, "cuMemAlloc"));
+  *out_data = (void*)(uintptr_t)pointer;
+  return JPP_VEC_PUSH(&nccl->blocks, pointer);
+}
+
+// --- Channels -------------------------------------------------------------------------
+
+static uint64_t largest_on_device(const jpp_channel_spec_t* spec) {
+  uint64_t largest = 0;
+  for (uint32_t i = 0; i < spec->capacity; ++i) {
+    if (spec->on_device[i] && spec->bytes[i] > largest) largest = spec->bytes[i];
+  }
+  return largest;
+}
+
+static jpp_status_t* nccl_open(jpp_net_peer_t* peer, const jpp_channel_spec_t* spec) {
+  jpp_nccl_t* nccl = peer->net->device_state;
+  bool sends = spec->src_process == peer->net->base.process;
+  jpp_nccl_comm_t* comm = jpp_nccl_comm_of(peer, sends);
+  uint64_t largest = largest_on_device(spec);
+  if (!largest) return NULL;
+  if (largest > nccl->scratch_size) {
+    JPP_RETURN_IF_ERROR(nccl_allocate(peer->net, largest, &peer->net->scratch));
+    nccl->scratch_size = largest;
+  }
+  size_t promised = comm->promised + (size_t)spec->slots * spec->capacity;
+  JPP_RETURN_IF_ERROR(
+      JPP_VEC_RESERVE(&comm->transfers, promised - comm->transfers.count));
+  comm->promised = promised;
+  if (comm->state == JPP_NCCL_UNUSED) {
+    comm->state = JPP_NCCL_WANTED;
+    comm->channel = spec->id;
+    nccl->used.data[nccl->used.count++] = comm;
+  }
+  if (spec->id < comm->channel) comm->channel = spec->id;
+  return NULL;
+}
+
+// --- Progress -------------------------------------------------------------------------
+
+// Not once its channels are closed, unless something was sent before.
+static bool is_wanted(const jpp_nccl_comm_t* comm) {
+  return comm->state == JPP_NCCL_WANTED &&
+         (comm->peer->ends.count || comm->transfers.count);
+}
+
+// Whether there is no communicator left to be made.
+static bool make_next(const jpp_nccl_t* nccl) {
+  jpp_nccl_comm_t* next = NULL;
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    jpp_nccl_comm_t* comm = nccl->used.data[i];
+    if (comm->state == JPP_NCCL_MAKING) return false;
+    if (!is_wanted(comm)) continue;
+    if (!next || comm->channel < next->channel) next = comm;
+  }
+  if (next) jpp_nccl_comm_make(next);
+  return !next;
+}
+
+static void nccl_progress(jpp_transport_t* base, bool* out_some) {
+  jpp_nccl_t* nccl = nccl_of(base);
+  if (nccl->used.count) {
+    enter_context(nccl);
+    for (size_t i = 0; i < nccl->used.count; ++i) {
+      jpp_nccl_comm_advance(nccl->used.data[i]);
+    }
+    jpp_nccl_comms_abort(nccl);
+    bool made = make_next(nccl);
+    for (size_t i = 0; made && i < nccl->used.count; ++i) {
+      jpp_nccl_comm_issue(nccl->used.data[i]);
+    }
+    leave_context(nccl);
+  }
+  nccl->wire->progress(base, out_some);
+}
+
+// There is no descriptor for what NCCL does.
+static jpp_status_t* nccl_arm(jpp_transport_t* base, int* out_descriptor,
+                              bool* out_armed) {
+  const jpp_nccl_t* nccl = nccl_of(base);
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    const jpp_nccl_comm_t* comm = nccl->used.data[i];
+    bool idle = comm->state == JPP_NCCL_IDLE || comm->state == JPP_NCCL_ENDED;
+    if (!idle || comm->transfers.count) return NULL;
+  }
+  return nccl->wire->arm(base, out_descriptor, out_armed);
+}
+
+static bool has_ended(const jpp_nccl_t* nccl) {
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    if (nccl->used.data[i]->state != JPP_NCCL_ENDED) return false;
+  }
+  return true;
+}
+
+static void end_all(jpp_nccl_t* nccl) {
+  jpp_nccl_comms_abort(nccl);
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    jpp_nccl_comm_advance(nccl->used.data[i]);
+  }
+}
+
+static void nccl_end(jpp_net_t* net, int64_t until) {
+  const struct timespec nap = {.tv_nsec = 50000};
+  jpp_nccl_t* nccl = net->device_state;
+  if (has_ended(nccl)) return;
+  enter_context(nccl);
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    jpp_nccl_comm_finalize(nccl->used.data[i]);
+  }
+  for (end_all(nccl); !has_ended(nccl) && jpp_clock_now_ms() < until; end_all(nccl)) {
+    nanosleep(&nap, NULL);
+  }
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    jpp_nccl_comm_doom(nccl->used.data[i]);
+  }
+  end_all(nccl);
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    jpp_nccl_comm_give_up(nccl->used.data[i]);
+  }
+  leave_context(nccl);
+}
+
+// --- The wire's rows ------------------------------------------------------------------
+
+static jpp_status_t* check_version(const jpp_nccl_t* nccl, uint32_t process,
+                                   const void* address, size_t size) {
+  jpp_address_t opened;
+  JPP_RETURN_IF_ERROR_IN(
+      jpp_address_open(address, size, nccl->net->token, nccl->net->token_size, &opened),
+      "process %u", process);
+  uint32_t expected = nccl->library->version;
+  if (opened.device_version == expected) return NULL;
+  char here[kJppNcclVersionSize], there[kJppNcclVersionSize];
+  jpp_nccl_version_text(expected, here);
+  jpp_nccl_version_text(opened.device_version, there);
+  return jpp_status_make(JPP_PEER_ERROR,
+                         "process %u: expected NCCL %s, as in process %u, found %s; "
+                         "install the same release in all processes",
+                         process, here, nccl->net->base.process, there);
+}
+
+static jpp_status_t* nccl_connect(jpp_transport_t* base, uint32_t process,
+                                  const void* address, size_t size) {
+  const jpp_nccl_t* nccl = nccl_of(base);
+  JPP_RETURN_IF_ERROR(check_version(nccl, process, address, size));
+  return nccl->wire->connect(base, process, address, size);
+}
+
+static jpp_status_t* nccl_register(jpp_transport_t* base, void* data, size_t size,
+                                   jpp_transport_memory_t** out_memory) {
+  return nccl_of(base)->wire->register_memory(base, data, size, out_memory);
+}
+
+static void nccl_unregister(jpp_transport_t* base, jpp_transport_memory_t* memory) {
+  nccl_of(base)->wire->unregister_memory(base, memory);
+}
+
+// --- Create and destroy ---------------------------------------------------------------
+
+static const jpp_net_device_t kDevice = {.open = nccl_open,
+                                         .allocate = nccl_allocate,
+                                         .send = jpp_nccl_send,
+                                         .fetch = jpp_nccl_fetch,
+                                         .meet = jpp_nccl_meet,
+                                         .end = nccl_end};
+
+// The wire's address, with the version of NCCL.
+static jpp_status_t* publish_version(jpp_net_t* net, uint32_t version) {
+  jpp_address_t address;
+  void* sealed = NULL;
+  size_t size = 0;
+  JPP_RETURN_IF_ERROR(jpp_address_open(net->address, net->address_size, net->token,
+                                       net->token_size, &address));
+  address.device_version = version;
+  JPP_RETURN_IF_ERROR(
+      jpp_address_seal(&address, net->token, net->token_size, &sealed, &size));
+  jpp_free(net->address);
+  net->address = sealed;
+  net->address_size = size;
+  return NULL;
+}
+
+static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
+  size_t count = (size_t)net->base.num_processes * 2;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &nccl->comms));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&nccl->used, count));
+  for (size_t i = 0; i < count; ++i) {
+    nccl->comms[i].nccl = nccl;
+    nccl->comms[i].peer = &net->peers[i / 2];
+    nccl->comms[i].sends = i % 2;
+  }
+  nccl->net = net;
+  net->device = &kDevice;
+  net->device_state = nccl;
+  return publish_version(net, nccl->library->version);
+}
+
+static void free_nccl(jpp_nccl_t* nccl) {
+  if (nccl->context) {
+    enter_context(nccl);
+    for (size_t i = 0; i < nccl->blocks.count && !nccl->stuck; ++i) {
+      nccl->library->cuMemFree_v2(nccl->blocks.data[i]);
+    }
+    leave_context(nccl);
+    nccl->library->cuDevicePrimaryCtxRelease_v2(nccl->device);
+  }
+  for (size_t i = 0; i < nccl->used.count; ++i) {
+    jpp_vec_deinit(&nccl->used.data[i]->transfers);
+  }
+  jpp_vec_deinit(&nccl->used);
+  jpp_vec_deinit(&nccl->blocks);
+  jpp_free(nccl->comms);
+  jpp_free(nccl);
+}
+
+static jpp_status_t* create_over(const jpp_transport_vtable_t* wire,
+                                 const jpp_transport_options_t* options,
+                                 jpp_transport_t** out_transport) {
+  jpp_nccl_t* nccl = NULL;
+  jpp_transport_t* base = NULL;
+  const jpp_nccl_library_t* library = NULL;
+  JPP_RETURN_IF_ERROR(jpp_nccl_load(&library));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &nccl));
+  nccl->library = library;
+  nccl->wire = wire;
+  jpp_status_t* status = open_device(nccl, options->device);
+  if (!status) status = wire->create(options, &base);
+  if (!status) status = attach(nccl, (jpp_net_t*)base);
+  if (status) {
+    if (base) wire->destroy(base);
+    free_nccl(nccl);
+    return status;
+  }
+  *out_transport = base;
+  return NULL;
+}
+
+static jpp_status_t* nccl_create(const jpp_transport_options_t* options,
+                                 jpp_transport_t** out_transport) {
+  return create_over(&jpp_transport_ucx, options, out_transport);
+}
+
+static jpp_status_t* nccl_fake_create(const jpp_transport_options_t* options,
+                                      jpp_transport_t** out_transport) {
+  return create_over(&jpp_transport_fake, options, out_transport);
+}
+
+static void nccl_destroy(jpp_transport_t* base) {
+  jpp_nccl_t* nccl = nccl_of(base);
+  nccl->wire->destroy(base);
+  free_nccl(nccl);
+}
+
+#define NCCL_ROWS                                                                \
+  .takes_device_memory = true, .destroy = nccl_destroy, .connect = nccl_connect, \
+  .progress = nccl_progress, .arm = nccl_arm, .register_memory = nccl_register,  \
+  .unregister_memory = nccl_unregister
+
+const jpp_transport_vtable_t jpp_transport_nccl = {
+    .name = "nccl", .create = nccl_create, NCCL_ROWS, JPP_NET_ROWS};
+
+const jpp_transport_vtable_t jpp_transport_nccl_fake = {
+    .name = "nccl-fake", .create = nccl_fake_create, NCCL_ROWS, JPP_NET_ROWS};

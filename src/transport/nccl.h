@@ -1,0 +1,114 @@
+// NCCL under channels of bytes, for nccl*.c alone.
+//
+// The driver is laid over another one, its wire (UCX; the fake one in tests). Packets,
+// credits, tags, releases, aborts and shards in host memory go over the wire as they do
+// without NCCL. A shard in device memory goes by ncclSend() and ncclRecv(); its packet
+// announces it, with a number that says which ncclSend() of this direction it is.
+//
+// A communicator has two processes and one direction. NCCL matches sends and receives in
+// the order in which each process issues them, and one that has no partner yet keeps
+// those behind it waiting; if both directions shared a communicator, two processes that
+// send each other would have to agree on an order first. In one direction the sender's
+// order is the order: the receiver follows the numbers in the packets.
+//
+// A receive is issued only once its send is announced, and never skipped: what a reset or
+// a closed channel drops is received into scratch memory. So a kernel of NCCL, which
+// keeps a part of the device busy until its partner comes, waits for nothing but the
+// progress of the other process, and an abort of a channel leaves nothing behind. A
+// communicator is aborted when its peer has failed.
+//
+// Making and freeing communicators allocates device memory, and CUDA may make that wait
+// for all kernels on the device; were one of those waiting for a peer that does the same,
+// neither would go on. So nothing is issued while a communicator of this process is to be
+// made, what must be aborted is aborted together, when the others are idle, and device
+// memory is freed at the end.
+#ifndef JPP_TRANSPORT_NCCL_H_
+#define JPP_TRANSPORT_NCCL_H_
+
+#include "transport/nccl_library.h"
+#include "transport/net.h"
+
+typedef enum jpp_nccl_state {
+  JPP_NCCL_UNUSED,  // no channel needs it (yet)
+  JPP_NCCL_WANTED,  // to be made when all before it are
+  JPP_NCCL_MAKING,
+  JPP_NCCL_IDLE,
+  JPP_NCCL_ISSUING,  // NCCL is handing a batch to the stream
+  JPP_NCCL_RUNNING,  // the stream has it
+  JPP_NCCL_DOOMED,   // to be aborted
+  JPP_NCCL_ABORTED,  // until the stream has stopped
+  JPP_NCCL_FINALIZING,
+  JPP_NCCL_ENDED,
+} jpp_nccl_state_t;
+
+// A shard to be sent or received.
+typedef struct jpp_nccl_transfer {
+  uint64_t turn;
+  void* data;  // device memory
+  size_t size;
+  jpp_net_op_t* op;  // sends
+  void* shard;       // receives, for jpp_net_received(); NULL: nobody wants it
+} jpp_nccl_transfer_t;
+
+typedef struct jpp_nccl jpp_nccl_t;
+
+typedef struct jpp_nccl_comm {
+  jpp_nccl_t* nccl;
+  jpp_net_peer_t* peer;
+  bool sends;  // from this process to the peer
+  jpp_nccl_state_t state;
+  uint32_t channel;  // the lowest number of a channel that needs it
+  bool has_id;
+  jpp_nccl_id_t id;   // made by the sender
+  jpp_net_op_t meet;  // carries it
+  jpp_nccl_handle_t handle;
+  jpp_cuda_stream_t stream;
+  jpp_cuda_event_t event;                  // the batch is done
+  JPP_VEC(jpp_nccl_transfer_t) transfers;  // by turn; the first `batch` are under way
+  size_t batch;
+  size_t promised;  // transfers that there is room for
+  uint64_t turn;    // of the last one that was sent
+  uint64_t issued;  // turns
+} jpp_nccl_comm_t;
+
+// What a transport has besides its wire.
+struct jpp_nccl {
+  const jpp_nccl_library_t* library;
+  const jpp_transport_vtable_t* wire;
+  jpp_net_t* net;  // the wire's
+  jpp_cuda_device_t device;
+  jpp_cuda_context_t context;  // NULL: not retained
+  jpp_nccl_comm_t* comms;      // [num_processes * 2] first the one that receives
+  JPP_VEC(jpp_nccl_comm_t*) used;
+  JPP_VEC(jpp_cuda_pointer_t) blocks;  // device memory
+  size_t scratch_size;
+  bool stuck;  // a stream did not stop: its memory is not freed
+};
+
+// All with the device's context current, but for send and fetch.
+
+// Begins to make it: the receiver's end once the sender's id has come.
+void jpp_nccl_comm_make(jpp_nccl_comm_t* comm);
+// Looks how far NCCL and the stream are.
+void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm);
+// Hands NCCL the transfers whose turn it is.
+void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm);
+// Aborts all that are doomed, if none of the others is at work.
+void jpp_nccl_comms_abort(jpp_nccl_t* nccl);
+// Begins to end it: at once where something is left, else when the peer has all it sent.
+void jpp_nccl_comm_finalize(jpp_nccl_comm_t* comm);
+// Waits no longer for the peer.
+void jpp_nccl_comm_doom(jpp_nccl_comm_t* comm);
+// Calls back for what is left, whatever the stream does.
+void jpp_nccl_comm_give_up(jpp_nccl_comm_t* comm);
+
+// Rows of jpp_net_device_t.
+void jpp_nccl_send(jpp_net_op_t* op, const void* data);
+const char* jpp_nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                           const jpp_net_place_t* place);
+const char* jpp_nccl_meet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                          const void* data);
+
+jpp_nccl_comm_t* jpp_nccl_comm_of(const jpp_net_peer_t* peer, bool sends);
+
+#endif  // JPP_TRANSPORT_NCCL_H_
