@@ -115,6 +115,31 @@ static void test_constants_are_uploaded(void** state) {
   free(text);
 }
 
+static void test_ranks_that_share_devices_need_no_more(void** state) {
+  (void)state;
+  char* text = model_chain(4, 4, 3);
+  model_t* model = model_create(text, (model_options_t){.portable = true});
+  jpp_planfile_t* file = save_and_read(model);
+  float apart[kMostArrays], shared[kMostArrays];
+  run_step(file, model->client, apart);
+  int32_t* ids = (int32_t*)(uintptr_t)file->contents.device_ids;
+  memcpy(ids, (int32_t[]){70, 70, 20, 70}, 4 * sizeof(*ids));
+  jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = 2};
+  jpp_client_t* small = NULL;
+  ASSERT_OK(jpp_client_create_fake(&options, &small));
+  uint32_t devices[4];
+  ASSERT_OK(jpp_planfile_devices(file, small, devices));
+  assert_memory_equal(devices, ((uint32_t[]){0, 0, 1, 0}), sizeof(devices));
+  run_step(file, small, shared);
+  for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
+    assert_float_equal(shared[o], apart[o], 0);
+  }
+  jpp_client_destroy(small);
+  jpp_planfile_destroy(file);
+  model_destroy(model);
+  free(text);
+}
+
 static void test_refusals(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 3);
@@ -150,6 +175,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_loaded_step_computes_the_same),
       cmocka_unit_test(test_constants_are_uploaded),
+      cmocka_unit_test(test_ranks_that_share_devices_need_no_more),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests_name("planfile_step", tests, NULL, NULL);
