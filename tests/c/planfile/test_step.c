@@ -130,7 +130,7 @@ static void test_ranks_that_share_devices_need_no_more(void** state) {
   uint32_t devices[4];
   ASSERT_OK(jpp_planfile_devices(file, small, devices));
   assert_memory_equal(devices, ((uint32_t[]){0, 0, 1, 0}), sizeof(devices));
-  run_step(file, small, shared);
+  run_step(file, model->client, shared);
   for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
     assert_float_equal(shared[o], apart[o], 0);
   }
