@@ -64,13 +64,16 @@ jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
   client->failure = full.failure;
   for (uint32_t i = 0; i < full.device_count; ++i) {
     client->devices[i] = (jpp_device_info_t){.id = (int32_t)i, .kind = "fake"};
+    client->global_devices[i] = (jpp_global_device_t){.id = (int32_t)i, .kind = "fake"};
   }
   client->base = (jpp_client_t){.vtable = &kFakeVtable,
                                 .info = {.driver = "fake",
                                          .platform_name = "fake",
                                          .platform_version = "1",
                                          .device_count = full.device_count,
-                                         .devices = client->devices}};
+                                         .devices = client->devices,
+                                         .global_device_count = full.device_count,
+                                         .global_devices = client->global_devices}};
   pthread_mutex_init(&client->mutex, NULL);
   pthread_cond_init(&client->changed, NULL);
   jpp_status_t* status = fake_workers_start(client);

@@ -64,6 +64,7 @@ typedef struct fake_client {
   jpp_client_t base;
   jpp_fake_options_t options;
   jpp_device_info_t devices[JPP_FAKE_MAX_DEVICES];
+  jpp_global_device_t global_devices[JPP_FAKE_MAX_DEVICES];
   pthread_mutex_t mutex;
   pthread_cond_t changed;  // a task was queued or done, or the client stops
   // Guarded by `mutex`:
