@@ -1,0 +1,65 @@
+"""A plugin's client as one of several nodes, a node being a process of the job: it knows the
+devices of all, and compiles programs over them.
+
+What such clients tell each other goes through the key-value store of `jax.distributed`, under
+keys of their own beside those of JAX's client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.jax_internals import coordination
+
+__all__ = ["client_of_node", "key_value_store"]
+
+_numbers = itertools.count()  # of such clients, in all processes alike
+
+# Threads of the plugin may ask as long as there are clients.
+atexit.register(_core.stores_close)
+
+
+def key_value_store(prefix: str) -> _core.KeyValueStore:
+    """The coordination service's store, as far as its keys begin with `prefix`."""
+    store = coordination()
+
+    def get(key: str, timeout_ms: int) -> bytes | None:
+        name = prefix + key
+        if timeout_ms == 0:
+            return _or_none(lambda: store.key_value_try_get_bytes(name), "NOT_FOUND")
+        return _or_none(
+            lambda: store.blocking_key_value_get_bytes(name, timeout_ms), "DEADLINE_EXCEEDED"
+        )
+
+    def put(key: str, value: bytes) -> None:
+        store.key_value_set_bytes(prefix + key, value)
+
+    return _core.KeyValueStore(get, put)
+
+
+def _or_none(ask: Callable[[], bytes], missing: str) -> bytes | None:
+    """What the service answers; None if that is the error of this name."""
+    try:
+        return bytes(ask())
+    except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith(missing):
+            return None
+        raise make_error("peer", f"jax.distributed's key-value store: {error}") from None
+
+
+def client_of_node(plugin: str, options: dict[str, Any]) -> _core.Client:
+    """This process' client; waits for those of all other processes, which make it as well.
+
+    Raises:
+      JaxppError: the plugin knows no other nodes ("unsupported"), or another process did not
+        come ("plugin").
+    """
+    store = key_value_store(f"jaxpp/client/{next(_numbers)}/")
+    return _core.Client(plugin, options, store, jax.process_index(), jax.process_count())
