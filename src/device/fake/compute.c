@@ -32,6 +32,13 @@ static float combine_elements(const fake_result_t* result, fake_value_t* const* 
   return value;
 }
 
+void fake_value_add(const fake_value_t* value, bool is_first, fake_value_t* output) {
+  const float* from = value->data;
+  float* to = output->data;
+  size_t count = fake_shape_elements(&output->shape);
+  for (size_t i = 0; i < count; ++i) to[i] = is_first ? from[i] : to[i] + from[i];
+}
+
 void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
                          fake_value_t* output) {
   float* data = output->data;
