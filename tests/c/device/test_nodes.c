@@ -1,96 +1,12 @@
 // Nodes of the fake device: clients that find each other through a key-value store and
 // run programs over the devices of all. Each node is a thread, as it would be a process.
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "base/alloc.h"
 #include "driver_under_test.h"
+#include "test_store.h"
 
-enum { kMostNodes = 5, kMostDevices = 4, kKeys = 64 };
-
-// --- A store --------------------------------------------------------------------------
-
-typedef enum fault {
-  FAULT_NONE,
-  FAULT_GET,
-  FAULT_PUT,
-  FAULT_SILENT,
-  FAULT_VALUE
-} fault_t;
-
-typedef struct store {
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  char keys[kKeys][64];
-  char values[kKeys][64];
-  size_t sizes[kKeys];
-  uint32_t count;
-  // The fault happens to this key; of FAULT_VALUE the value that is there instead.
-  fault_t fault;
-  const char* key;
-  const char* value;
-} store_t;
-
-static int find_key(const store_t* store, const char* key) {
-  for (uint32_t i = 0; i < store->count; ++i) {
-    if (strcmp(store->keys[i], key) == 0) return (int)i;
-  }
-  return -1;
-}
-
-static bool has_fault(const store_t* store, fault_t fault, const char* key) {
-  return store->fault == fault && strcmp(store->key, key) == 0;
-}
-
-static jpp_status_t* store_get(void* user, const char* key, uint32_t timeout_ms,
-                               void** out_value, size_t* out_size) {
-  store_t* store = user;
-  if (has_fault(store, FAULT_GET, key)) {
-    return jpp_status_make(JPP_PEER_ERROR, "the store is gone");
-  }
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += timeout_ms / 1000;
-  until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-  until.tv_sec += until.tv_nsec / 1000000000;
-  until.tv_nsec %= 1000000000;
-  pthread_mutex_lock(&store->mutex);
-  int late = 0, at = find_key(store, key);
-  while (at < 0 && late == 0) {
-    late = pthread_cond_timedwait(&store->changed, &store->mutex, &until);
-    at = find_key(store, key);
-  }
-  jpp_status_t* status = NULL;
-  if (at >= 0) {
-    *out_size = store->sizes[at];
-    status = jpp_alloc(*out_size, out_value);
-    if (!status) memcpy(*out_value, store->values[at], *out_size);
-  }
-  pthread_mutex_unlock(&store->mutex);
-  return status;
-}
-
-static jpp_status_t* store_put(void* user, const char* key, const void* value,
-                               size_t size) {
-  store_t* store = user;
-  if (has_fault(store, FAULT_PUT, key)) {
-    return jpp_status_make(JPP_PEER_ERROR, "the store is full");
-  }
-  if (has_fault(store, FAULT_SILENT, key)) return NULL;
-  if (has_fault(store, FAULT_VALUE, key)) {
-    value = store->value;
-    size = strlen(store->value);
-  }
-  pthread_mutex_lock(&store->mutex);
-  assert_true(find_key(store, key) < 0);  // a key is put once
-  snprintf(store->keys[store->count], sizeof(store->keys[0]), "%s", key);
-  memcpy(store->values[store->count], value, size);
-  store->sizes[store->count++] = size;
-  pthread_cond_broadcast(&store->changed);
-  pthread_mutex_unlock(&store->mutex);
-  return NULL;
-}
+enum { kMostNodes = 5, kMostDevices = 4 };
 
 // --- Nodes ----------------------------------------------------------------------------
 
@@ -105,7 +21,7 @@ typedef struct node {
 } node_t;
 
 typedef struct job {
-  store_t store;
+  test_store_t store;
   uint32_t num_nodes;
   uint32_t num_devices;  // of all
   node_t nodes[kMostNodes];
@@ -113,8 +29,7 @@ typedef struct job {
 
 static void job_init(job_t* job, uint32_t num_nodes) {
   *job = (job_t){.num_nodes = num_nodes};
-  pthread_mutex_init(&job->store.mutex, NULL);
-  pthread_cond_init(&job->store.changed, NULL);
+  test_store_init(&job->store);
   for (uint32_t i = 0; i < num_nodes; ++i) {
     node_t* node = &job->nodes[i];
     node->job = job;
@@ -129,8 +44,7 @@ static void job_init(job_t* job, uint32_t num_nodes) {
 static void* create_main(void* user) {
   node_t* node = user;
   // Gone after the call: the client must have its own.
-  jpp_key_value_store_t store = {
-      .user = &node->job->store, .get = store_get, .put = store_put};
+  jpp_key_value_store_t store = test_store_calls(&node->job->store);
   node->options.store = &store;
   node->status = jpp_client_create_fake(&node->options, &node->client);
   memset(&store, 0, sizeof(store));
@@ -163,8 +77,7 @@ static void node_destroy(node_t* node) {
 
 static void job_end(job_t* job) {
   for (uint32_t i = 0; i < job->num_nodes; ++i) node_destroy(&job->nodes[i]);
-  pthread_cond_destroy(&job->store.changed);
-  pthread_mutex_destroy(&job->store.mutex);
+  test_store_deinit(&job->store);
 }
 
 // An execution of one node's part. Statuses, not assertions: it may run in a thread.
@@ -561,25 +474,30 @@ static void test_a_program_over_nodes_is_in_no_cache(void** state) {
 static void test_faults_of_the_store(void** state) {
   (void)state;
   static const struct {
-    fault_t fault;
+    test_fault_t fault;
     const char *key, *value, *text;
     uint32_t node;  // the one whose text it is
   } kFaults[] = {
-      {FAULT_GET, "fake/devices/1", NULL, "node 0 waited for node 1: the store is gone",
-       0},
-      {FAULT_GET, "fake/job", NULL, "node 2 waited for node 0: the store is gone", 2},
-      {FAULT_PUT, "fake/job", NULL, "the store is full", 0},
-      {FAULT_PUT, "fake/devices/2", NULL, "the store is full", 2},
-      {FAULT_SILENT, "fake/job", NULL, "node 1 waited 300 ms for node 0 of 3", 1},
-      {FAULT_SILENT, "fake/devices/2", NULL, "node 1 waited 300 ms for node 2 of 3", 1},
-      {FAULT_VALUE, "fake/devices/1", "", "found 0 bytes that are something else", 0},
-      {FAULT_VALUE, "fake/devices/1", "x", "expected fake/devices/1 of node 1 to be a",
+      {TEST_FAULT_GET, "fake/devices/1", NULL,
+       "node 0 waited for node 1: the store is gone", 0},
+      {TEST_FAULT_GET, "fake/job", NULL, "node 2 waited for node 0: the store is gone",
        2},
-      {FAULT_VALUE, "fake/devices/1", "0", "a number from 1 to 64, found 1 bytes", 0},
-      {FAULT_VALUE, "fake/devices/1", "65", "a number from 1 to 64", 0},
-      {FAULT_VALUE, "fake/devices/1", "99999999999999999999999", "from 1 to 64", 0},
-      {FAULT_VALUE, "fake/job", "-1", "expected fake/job of node 0", 1},
-      {FAULT_VALUE, "fake/job", "987654321", "a client of this process that has as", 1},
+      {TEST_FAULT_PUT, "fake/job", NULL, "the store is full", 0},
+      {TEST_FAULT_PUT, "fake/devices/2", NULL, "the store is full", 2},
+      {TEST_FAULT_SILENT, "fake/job", NULL, "node 1 waited 300 ms for node 0 of 3", 1},
+      {TEST_FAULT_SILENT, "fake/devices/2", NULL, "node 1 waited 300 ms for node 2 of 3",
+       1},
+      {TEST_FAULT_VALUE, "fake/devices/1", "", "found 0 bytes that are something else",
+       0},
+      {TEST_FAULT_VALUE, "fake/devices/1", "x",
+       "expected fake/devices/1 of node 1 to be a", 2},
+      {TEST_FAULT_VALUE, "fake/devices/1", "0", "a number from 1 to 64, found 1 bytes",
+       0},
+      {TEST_FAULT_VALUE, "fake/devices/1", "65", "a number from 1 to 64", 0},
+      {TEST_FAULT_VALUE, "fake/devices/1", "99999999999999999999999", "from 1 to 64", 0},
+      {TEST_FAULT_VALUE, "fake/job", "-1", "expected fake/job of node 0", 1},
+      {TEST_FAULT_VALUE, "fake/job", "987654321", "a client of this process that has as",
+       1},
   };
   for (size_t i = 0; i < sizeof(kFaults) / sizeof(kFaults[0]); ++i) {
     job_t job;
@@ -600,7 +518,7 @@ static void test_faults_of_the_store(void** state) {
 
 static void test_options_of_nodes_are_checked(void** state) {
   (void)state;
-  jpp_key_value_store_t store = {.get = store_get, .put = store_put};
+  jpp_key_value_store_t store = test_store_calls(NULL);
   jpp_client_t* client = NULL;
   jpp_fake_options_t options = {
       .struct_size = sizeof(options), .device_count = 1, .num_nodes = 2};
