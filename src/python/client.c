@@ -77,7 +77,13 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     Py_BEGIN_ALLOW_THREADS
       status = jpp_client_create_pjrt(&options, &self->client);
     Py_END_ALLOW_THREADS
-    if (!jpp_py_check(status)) Py_CLEAR(self);
+    // A Ctrl-C that came while the store was asked is no error of the plugin's.
+    if (status && PyErr_CheckSignals() < 0) {
+      jpp_status_free(status);
+      Py_CLEAR(self);
+    } else if (!jpp_py_check(status)) {
+      Py_CLEAR(self);
+    }
   }
   free_options(list, options.option_count);
   Py_DECREF(path);

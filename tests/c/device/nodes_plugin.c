@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kMostDevices = 16, kTimeoutMs = 300 };
+enum { kMostDevices = 16 };
 
 struct PJRT_Error {
   PJRT_Error_Code code;
@@ -24,7 +24,7 @@ struct PJRT_Device {
 
 struct PJRT_Client {
   PJRT_Client_Create_Args args;  // for the callbacks
-  int64_t node_id, num_nodes, own;
+  int64_t node_id, num_nodes, own, timeout_ms;
   char act[32];
   size_t device_count;
   PJRT_Device table[kMostDevices];
@@ -95,7 +95,7 @@ static PJRT_Error* get_count(const PJRT_Client* client, int node, int* out_count
       .struct_size = PJRT_KeyValueGetCallback_Args_STRUCT_SIZE,
       .key = key,
       .key_size = (size_t)size - 2,
-      .timeout_in_ms = kTimeoutMs,
+      .timeout_in_ms = (int)client->timeout_ms,
       .callback_error = &g_make_error,
       .user_arg = client->args.kv_get_user_arg};
   PJRT_Error* error = client->args.kv_get_callback(&args);
@@ -122,6 +122,7 @@ static PJRT_Error* try_get(const PJRT_Client* client, const char* key) {
 static void read_options(PJRT_Client* client) {
   client->num_nodes = 1;
   client->own = 2;
+  client->timeout_ms = 60000;
   for (size_t i = 0; i < client->args.num_options; ++i) {
     const PJRT_NamedValue* option = &client->args.create_options[i];
     if (strncmp(option->name, "act", option->name_size) == 0) {
@@ -135,6 +136,8 @@ static void read_options(PJRT_Client* client) {
       client->node_id = option->int64_value;
     } else if (strncmp(option->name, "num_nodes", option->name_size) == 0) {
       client->num_nodes = option->int64_value;
+    } else if (strncmp(option->name, "timeout_ms", option->name_size) == 0) {
+      client->timeout_ms = option->int64_value;
     }
   }
 }

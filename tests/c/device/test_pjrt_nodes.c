@@ -7,6 +7,7 @@ typedef struct node {
   jpp_pjrt_options_t options;
   const char* act;  // what the plugin does; NULL: it meets the others
   uint32_t devices;
+  uint32_t timeout_ms;
   test_store_t* store;
   jpp_client_t* client;
   jpp_status_t* status;
@@ -18,6 +19,7 @@ static node_t make_node(test_store_t* store, uint32_t node_id, uint32_t num_node
                               .node_id = node_id,
                               .num_nodes = num_nodes},
                   .devices = 2,
+                  .timeout_ms = 60000,
                   .store = store};
 }
 
@@ -29,10 +31,11 @@ static void* create_main(void* user) {
       {.name = "visible_devices",
        .type = JPP_OPTION_INT64_LIST,
        .int64_list_value = &visible},
+      {.name = "timeout_ms", .type = JPP_OPTION_INT64, .int64_value = node->timeout_ms},
       {.name = "act", .type = JPP_OPTION_STRING, .string_value = node->act}};
   jpp_key_value_store_t store = test_store_calls(node->store);
   node->options.options = options;
-  node->options.option_count = node->act ? 2 : 1;
+  node->options.option_count = node->act ? 3 : 2;
   node->options.store = &store;
   node->status = jpp_client_create_pjrt(&node->options, &node->client);
   memset(&store, 0, sizeof(store));  // the client has its own
@@ -125,6 +128,7 @@ static void test_what_the_plugin_is_told_of_the_store(void** state) {
     store.key = kCases[i].key;
     node_t node = make_node(&store, 0, 2);
     node.act = kCases[i].act;
+    node.timeout_ms = 300;
     ASSERT_FAILS(create(&node), kCases[i].code, kCases[i].text);
     assert_null(node.client);
     test_store_deinit(&store);
