@@ -13,16 +13,17 @@
 //   f32[4,2] = scale 0 0.5
 //   f32[] = hash 0 1 2   # a number in [0, 1) from all bits of the arguments, in order
 //   f32[4,2] = all_sum 0 # the sum over all devices, added in their order
+//   f32[] = all_hash 0 1 # a hash of all arguments of the first device, of the next, ...
 //
-// Arguments of a hash are of any type and shape; others are f32 of the result's shape.
+// Arguments of hashes are of any type and shape; others are f32 of the result's shape.
 // Devices that a compilation request names stand for those of the text.
 //
 // Nodes: clients of one process may be the nodes of a job, one each. They find each other
 // through the key-value store when they are made, so each in a thread of its own. A
-// node's part of a program with an all_sum is done when all nodes have executed theirs:
-// it fails on all of them if it fails on one, if they execute different programs (the
-// n-th of each node over the same devices belong together), and if a node destroys its
-// client.
+// node's part of a program with one of the last two is done when all nodes have executed
+// theirs: it fails on all of them if it fails on one, if they execute different programs
+// (the n-th of each node over the same devices belong together), and if a node destroys
+// its client.
 //
 // Threads: as device.h says.
 #ifndef JAXPP_DEVICE_FAKE_H_

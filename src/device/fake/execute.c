@@ -51,7 +51,7 @@ static jpp_status_t* check_distinct(const fake_program_t* program) {
     for (uint32_t k = 0; k < i; ++k) {
       if (program->devices[i] != program->devices[k]) continue;
       return jpp_status_make(JPP_DEVICES_ERROR,
-                             "compile: a program with an all_sum names device %u twice",
+                             "compile: a program with a collective names device %u twice",
                              program->devices[i]);
     }
   }
@@ -138,7 +138,8 @@ static jpp_status_t* check_result_args_locked(const fake_result_t* result,
                                               jpp_buffer_t* const* args) {
   for (uint32_t i = 0; i < result->arg_count; ++i) {
     const fake_value_t* value = ((fake_handle_t*)args[result->args[i]])->value;
-    bool fits = result->op == FAKE_HASH || shapes_equal(&value->shape, &result->shape);
+    bool any = result->op == FAKE_HASH || result->op == FAKE_ALL_HASH;
+    bool fits = any || shapes_equal(&value->shape, &result->shape);
     if (fits) continue;
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,
@@ -182,7 +183,7 @@ static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
   uint32_t rows = execute->device < 0 ? program->own_count : 1;
   if (program->is_collective && execute->device >= 0) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "execute: expected a program with an all_sum on the devices "
+                           "execute: expected a program with a collective on the devices "
                            "that it was compiled for, found device %d",
                            execute->device);
   }
@@ -207,7 +208,7 @@ static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
 static void run_execute(const fake_task_t* task) {
   const fake_program_t* program = task->program;
   for (uint32_t k = 0; k < program->result_count; ++k) {
-    if (program->results[k].op == FAKE_ALL_SUM) continue;  // the rendezvous does that
+    if (fake_op_is_collective(program->results[k].op)) continue;  // at the rendezvous
     fake_result_compute(&program->results[k], task->values,
                         task->values[task->input_count + k]);
   }

@@ -140,8 +140,9 @@ void fake_workers_stop(fake_client_t* client);
 // compute.c: one result from an execution's arguments; not that of a collective.
 void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
                          fake_value_t* output);
-// Adds f32 values element by element, or takes the first one as it is.
-void fake_value_add(const fake_value_t* value, bool is_first, fake_value_t* output);
+// A collective's result, from the arguments of each of `count` partitions.
+void fake_collective_compute(const fake_result_t* result, uint32_t count,
+                             fake_value_t* const* const* args, fake_value_t* output);
 
 // The rows of the table: execute.c, buffer.c, event.c.
 jpp_status_t* fake_compile(jpp_client_t* base, const jpp_compile_request_t* request,

@@ -22,6 +22,7 @@ typedef struct fake_rendezvous {
   uint32_t device_count;
   uint32_t* devices;    // ids, ascending
   fake_task_t** tasks;  // of each device, NULL before it has come and once it is done
+  struct fake_value* const** args;  // of each partition, once all have come
   uint32_t arrived;
   jpp_status_t* error;  // why it can not take place; all its tasks fail with that
 } fake_rendezvous_t;

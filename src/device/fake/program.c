@@ -28,6 +28,7 @@ static const struct {
     {"scale", FAKE_SCALE, 1, 1},
     {"hash", FAKE_HASH, 0, FAKE_MAX_ARGS},
     {"all_sum", FAKE_ALL_SUM, 1, 1},
+    {"all_hash", FAKE_ALL_HASH, 0, FAKE_MAX_ARGS},
 };
 
 size_t fake_shape_elements(const fake_shape_t* shape) {
@@ -111,10 +112,10 @@ static jpp_status_t* parse_op(fake_parser_t* parser, fake_result_t* result) {
   size_t row_count = sizeof(kOps) / sizeof(kOps[0]);
   while (row < row_count && (!token || strcmp(token, kOps[row].name) != 0)) ++row;
   if (row == row_count) {
-    return parse_error(parser, "sum, mul, copy, scale, hash or all_sum", token);
+    return parse_error(parser, "sum, mul, copy, scale, hash, all_sum or all_hash", token);
   }
   result->op = kOps[row].op;
-  parser->program->is_collective |= result->op == FAKE_ALL_SUM;
+  parser->program->is_collective |= fake_op_is_collective(result->op);
   if (result->op == FAKE_SCALE) {
     uint32_t arg = 0;
     JPP_RETURN_IF_ERROR(parse_u32(parser, parse_token(parser), FAKE_MAX_ARGS, &arg));

@@ -12,6 +12,7 @@ typedef enum fake_op {
   FAKE_SCALE,
   FAKE_HASH,
   FAKE_ALL_SUM,
+  FAKE_ALL_HASH,
 } fake_op_t;
 
 typedef struct fake_shape {
@@ -42,6 +43,11 @@ typedef struct fake_program {
   const uint32_t* own;      // indices of those that are the client's, in the same order
   const uint32_t* donate;
 } fake_program_t;
+
+// The result of one partition has something of every partition's arguments.
+static inline bool fake_op_is_collective(fake_op_t op) {
+  return op == FAKE_ALL_SUM || op == FAKE_ALL_HASH;
+}
 
 size_t fake_shape_elements(const fake_shape_t* shape);
 size_t fake_shape_bytes(const fake_shape_t* shape);

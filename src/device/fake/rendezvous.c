@@ -50,6 +50,7 @@ static jpp_status_t* rendezvous_create(const fake_clique_t* clique,
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*rendezvous), (void**)&rendezvous));
   jpp_status_t* status = JPP_ALLOC_ARRAY(count, &rendezvous->devices);
   if (!status) status = JPP_ALLOC_ARRAY(count, &rendezvous->tasks);
+  if (!status) status = JPP_ALLOC_ARRAY(count, &rendezvous->args);
   if (status) {
     fake_rendezvous_destroy(rendezvous);
     return status;
@@ -64,6 +65,7 @@ static jpp_status_t* rendezvous_create(const fake_clique_t* clique,
 void fake_rendezvous_destroy(fake_rendezvous_t* rendezvous) {
   jpp_free(rendezvous->devices);
   jpp_free(rendezvous->tasks);
+  jpp_free(rendezvous->args);
   jpp_status_free(rendezvous->error);
   jpp_free(rendezvous);
 }
@@ -145,29 +147,29 @@ static fake_task_t** place_of(const fake_rendezvous_t* rendezvous, uint32_t id) 
   return &rendezvous->tasks[found - rendezvous->devices];
 }
 
-// The results of one partition, when all have come.
-static void compute_results(const fake_rendezvous_t* rendezvous,
-                            const fake_task_t* task) {
+// The results of one partition; `args` are those of all, by partition.
+static void compute_results(const fake_task_t* task, fake_value_t* const* const* args) {
   const fake_program_t* program = task->program;
   task->run(task);
   for (uint32_t k = 0; k < program->result_count; ++k) {
     const fake_result_t* result = &program->results[k];
-    if (result->op != FAKE_ALL_SUM) continue;
-    for (uint32_t p = 0; p < program->device_count; ++p) {
-      const fake_task_t* other = *place_of(rendezvous, program->devices[p]);
-      fake_value_add(other->values[result->args[0]], p == 0,
-                     task->values[task->input_count + k]);
-    }
+    if (!fake_op_is_collective(result->op)) continue;
+    fake_collective_compute(result, program->device_count, args,
+                            task->values[task->input_count + k]);
   }
 }
 
+// All have come.
 static void complete_all(const fake_rendezvous_t* rendezvous) {
-  for (uint32_t i = 0; i < rendezvous->device_count; ++i) {
-    compute_results(rendezvous, rendezvous->tasks[i]);
+  uint32_t count = rendezvous->device_count;
+  const fake_program_t* program = rendezvous->tasks[0]->program;
+  for (uint32_t p = 0; p < count; ++p) {
+    rendezvous->args[p] = (*place_of(rendezvous, program->devices[p]))->values;
   }
-  for (uint32_t i = 0; i < rendezvous->device_count; ++i) {
-    fake_task_complete(rendezvous->tasks[i], NULL);
+  for (uint32_t i = 0; i < count; ++i) {
+    compute_results(rendezvous->tasks[i], rendezvous->args);
   }
+  for (uint32_t i = 0; i < count; ++i) fake_task_complete(rendezvous->tasks[i], NULL);
 }
 
 // Those that are there, linked. Needs the job's mutex.

@@ -189,7 +189,7 @@ static void test_malformed_programs_name_their_line(void** state) {
       {"f32[4] sum 0", "expected '=', found 'sum'"},
       {"f32[4] =", "found 'end of line'"},
       {"f32[4] = divide 0",
-       "expected sum, mul, copy, scale, hash or all_sum, found 'divide'"},
+       "expected sum, mul, copy, scale, hash, all_sum or all_hash, found 'divide'"},
       {"f32[4] = sum", "expected another number of arguments, found 'sum'"},
       {"f32[4] = copy 0 1", "expected another number of arguments, found 'copy'"},
       {"f32[4] = sum x", "expected an index, found 'x'"},
