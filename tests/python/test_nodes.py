@@ -17,22 +17,10 @@ import pytest
 
 from jaxpp import JaxppError, _core
 from jaxpp.run.plugins import plugin_path
+from jaxpp.run.processes import own_part
 
-TESTS = pathlib.Path(__file__).parent
-ROOT = TESTS.parent.parent
-PROGRAM = TESTS / "nodes_gpu.py"
+PROGRAM = pathlib.Path(__file__).with_name("nodes_gpu.py")
 LIMIT = 120  # seconds
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    find = [sys.executable, str(ROOT / "tools/find_headers.py"), "pjrt"]
-    include = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
-    library = tmp_path_factory.mktemp("plugin") / "nodes_plugin.so"
-    source = ROOT / "tests/c/device/nodes_plugin.c"
-    build = ["cc", "-shared", "-fPIC", "-isystem", include, "-o", str(library), str(source)]
-    subprocess.run(build, check=True)
-    return str(library)
 
 
 class Store:
@@ -59,12 +47,14 @@ class Store:
         return _core.Client(plugin, options, store, node, nodes)
 
 
-def test_clients_find_each_other(plugin: str) -> None:
+def test_clients_find_each_other(nodes_plugin: str) -> None:
     store = Store()
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         clients = list(
             pool.map(
-                lambda node: store.client(plugin, node, 3, visible_devices=[*range(node + 1)]),
+                lambda node: store.client(
+                    nodes_plugin, node, 3, visible_devices=[*range(node + 1)]
+                ),
                 range(3),
             )
         )
@@ -85,17 +75,17 @@ def test_clients_find_each_other(plugin: str) -> None:
     }
 
 
-def test_a_client_alone_lists_its_devices(plugin: str) -> None:
-    info = _core.Client(plugin, {"visible_devices": [0, 1, 2]}).info()
+def test_a_client_alone_lists_its_devices(nodes_plugin: str) -> None:
+    info = _core.Client(nodes_plugin, {"visible_devices": [0, 1, 2]}).info()
     assert [d.id for d in info.devices] == [0, 1, 2]
     assert [tuple(d) for d in info.global_devices] == [(i, 0, "stub") for i in range(3)]
 
 
-def test_a_key_that_is_not_put(plugin: str) -> None:
+def test_a_key_that_is_not_put(nodes_plugin: str) -> None:
     """It is asked for in slices, and not longer than the plugin waits."""
     store = Store()
     with pytest.raises(JaxppError, match="stub/1: no node has put the key in 600 ms") as raised:
-        store.client(plugin, 0, 2, timeout_ms=600)
+        store.client(nodes_plugin, 0, 2, timeout_ms=600)
     assert raised.value.code == "plugin"
     waits = [ms for key, ms in store.asked if key == "stub/1"]
     assert sum(waits) == 600 and max(waits) <= 250
@@ -120,21 +110,21 @@ def raises(error: BaseException) -> Callable[..., None]:
     ],
 )
 def test_a_store_that_fails(
-    plugin: str, get: Callable[..., object], put: Callable[..., object], text: str
+    nodes_plugin: str, get: Callable[..., object], put: Callable[..., object], text: str
 ) -> None:
     store = Store()
     broken = _core.KeyValueStore(get or store.get, put or store.put)  # type: ignore[arg-type]
     with pytest.raises(JaxppError) as raised:
-        _core.Client(plugin, {}, broken, 0, 2)
+        _core.Client(nodes_plugin, {}, broken, 0, 2)
     assert "cannot make a client" in str(raised.value)
     assert text in str(raised.value)
 
 
-def test_ctrl_c_in_the_store_is_one(plugin: str) -> None:
+def test_ctrl_c_in_the_store_is_one(nodes_plugin: str) -> None:
     store = Store()
     interrupted = _core.KeyValueStore(raises(KeyboardInterrupt()), store.put)
     with pytest.raises(KeyboardInterrupt):
-        _core.Client(plugin, {}, interrupted, 0, 2)
+        _core.Client(nodes_plugin, {}, interrupted, 0, 2)
 
 
 def test_functions_are_checked() -> None:
@@ -153,9 +143,9 @@ def run_program(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
 
 
-def test_nodes_over_the_coordination_service(plugin: str) -> None:
+def test_nodes_over_the_coordination_service(nodes_plugin: str) -> None:
     """Beside JAX's own clients, which use the same store."""
-    done = run_program("--plugin", plugin, "--timeout", str(LIMIT))
+    done = run_program("--plugin", nodes_plugin, "--timeout", str(LIMIT))
     assert done.returncode == 0, done
     for node in range(2):
         own, other = (node * 10, node, "stub"), ((1 - node) * 10, 1 - node, "stub")
@@ -181,8 +171,50 @@ asked.wait()
 """
 
 
-def test_the_interpreter_ends_while_a_plugin_waits(plugin: str) -> None:
+def test_the_interpreter_ends_while_a_plugin_waits(nodes_plugin: str) -> None:
     """The plugin waits for a minute; the interpreter does not."""
-    command = [sys.executable, "-W", "ignore", "-c", EXIT, plugin]
+    command = [sys.executable, "-W", "ignore", "-c", EXIT, nodes_plugin]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("owners", "me", "expected"),
+    [
+        ([[0, 1], [2, 3]], 0, ([0, 2], (0,))),
+        ([[0, 1], [2, 3]], 3, ([1, 3], (1,))),
+        ([[0, 1], [0, 1], [0, 1]], 1, ([1, 1, 1], (1,))),
+        ([[0, 0], [1, 1]], 1, ([0, 1], (0, 1))),
+        ([[0, 0], [0, 0], [1, 1]], 1, ([0, 0, 1], (0, 1))),
+        ([[0, 0, 1, 1], [3, 3, 2, 2]], 3, ([0, 3], (0, 1))),
+        ([[0, 1, 0, 1], [2, 3, 2, 3]], 2, ([0, 2], (0, 2))),
+        ([[0, 1, 1], [2, 3, 3]], 3, ([1, 3], (1, 2))),
+        ([[0, 1], [2, 3]], 4, ([0, 2], (0,))),
+    ],
+)
+def test_parts_of_ranks(
+    owners: list[list[int]], me: int, expected: tuple[list[int], tuple[int, ...]]
+) -> None:
+    assert own_part(owners, me) == expected
+
+
+@pytest.mark.parametrize(
+    ("owners", "text"),
+    [
+        ([[0, 1], [1, 0]], "rank 1: expected the devices of process 0 at the places [0]"),
+        ([[0, 1], [2, 2]], "rank 1: expected its devices to be parted among processes as"),
+        ([[0, 0, 1, 1], [2, 3, 3, 3]], "those of rank 0, the processes [0, 0, 1, 1], found"),
+        (
+            [[0, 1], [0, 1], [2, 3], [2, 3]],
+            "process 0: expected devices of one rank or of all 4, where ranks lie in several "
+            "processes, found devices of the ranks [0, 1]",
+        ),
+        ([[0, 1], [0, 0]], "found them at [0, 1]; make the mesh so that each process has the"),
+    ],
+)
+def test_parts_of_ranks_that_differ(owners: list[list[int]], text: str) -> None:
+    for me in range(5):
+        with pytest.raises(JaxppError) as raised:
+            own_part(owners, me)
+        assert raised.value.code == "unsupported"
+        assert text in str(raised.value)

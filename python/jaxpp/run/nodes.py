@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import coordination
 
-__all__ = ["client_of_node", "key_value_store"]
+__all__ = ["client_of_node", "key_value_store", "numbers_of"]
 
 _numbers = itertools.count()  # of such clients, in all processes alike
 
@@ -63,3 +63,33 @@ def client_of_node(plugin: str, options: dict[str, Any]) -> _core.Client:
     """
     store = key_value_store(f"jaxpp/client/{next(_numbers)}/")
     return _core.Client(plugin, options, store, jax.process_index(), jax.process_count())
+
+
+def numbers_of(client: _core.Client, devices: Iterable[jax.Device]) -> dict[jax.Device, int]:
+    """The number that a client of `client_of_node` gives to each of JAX's devices.
+
+    Both clients are made of the same devices in each process, in the same order.
+
+    Raises:
+      JaxppError: they are not ("devices").
+    """
+    mine: dict[int, list[tuple[int, int]]] = {}
+    for number, device in enumerate(client.info().global_devices):
+        mine.setdefault(device.node, []).append((device.id, number))
+    of_jax: dict[int, list[jax.Device]] = {}
+    for known in devices:
+        of_jax.setdefault(known.process_index, []).append(known)
+    counts = [{p: len(row) for p, row in sorted(d.items())} for d in (of_jax, mine)]
+    if counts[0] != counts[1]:
+        raise make_error(
+            "devices",
+            f"expected a client with JAX's devices, {counts[0]} by process, found "
+            f"{counts[1]}; start each process with the same visible devices for both",
+        )
+    return {
+        known: number
+        for process, row in of_jax.items()
+        for known, (_, number) in zip(
+            sorted(row, key=lambda d: d.id), sorted(mine[process]), strict=True
+        )
+    }
