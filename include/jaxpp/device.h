@@ -71,8 +71,8 @@ typedef struct jpp_client_option {
 // needs the other nodes.
 typedef struct jpp_key_value_store {
   void* user;  // of the calls; outlives the client
-  // Waits until somebody has put the key, at most `timeout_ms`, 0 being a valid wait. The
-  // value is for jpp_free(); *out_value stays NULL when the key is not there in time.
+  // Waits until somebody has put the key, at most `timeout_ms`, which may be 0. The value
+  // is for jpp_free(); *out_value stays NULL when the key is not there in time.
   jpp_status_t* (*get)(void* user, const char* key, uint32_t timeout_ms, void** out_value,
                        size_t* out_size);
   // Puts `size` bytes, which are only read during the call. A key is put once.

@@ -16,6 +16,12 @@ import sys
 NODES = 2
 
 
+def say(node: int, text: str) -> None:
+    """A line in one piece: both processes have the same output."""
+    sys.stdout.write(f"node {node}: {text}\n")
+    sys.stdout.flush()
+
+
 def show_node(node: int, address: str, plugin: str) -> None:
     """What one process does."""
     import jax
@@ -33,10 +39,10 @@ def show_node(node: int, address: str, plugin: str) -> None:
         info = client_of_node(path, options).info()
     except jaxpp.JaxppError as error:
         raise SystemExit(f"node {node}: {error.code}: {error}") from None
-    print(f"node {node}: platform {info.platform}, {info.version.splitlines()[0]}", flush=True)
-    print(f"node {node}: its own devices {[tuple(d) for d in info.devices]}", flush=True)
     found = [tuple(d) for d in info.global_devices]
-    print(f"node {node}: those of all nodes {found}", flush=True)
+    say(node, f"platform {info.platform}, {info.version.splitlines()[0]}")
+    say(node, f"its own devices {[tuple(d) for d in info.devices]}")
+    say(node, f"those of all nodes {found}")
     if len(found) != NODES or {d[1] for d in found} != set(range(NODES)):
         raise SystemExit(f"node {node}: expected one device of each of {NODES} nodes")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
+import nodes_gpu
 from jaxpp import JaxppError, _core
 from jaxpp.run.plugins import plugin_path
 from jaxpp.run.processes import own_part
@@ -151,6 +152,29 @@ def test_nodes_over_the_coordination_service(nodes_plugin: str) -> None:
         own, other = (node * 10, node, "stub"), ((1 - node) * 10, 1 - node, "stub")
         assert f"node {node}: those of all nodes {[own, other]}" in done.stdout
     assert done.stdout.endswith("nodes_gpu: ok\n")
+
+
+ALONE = """
+import sys, jax
+from jaxpp import JaxppError, _core
+from jaxpp.run import nodes
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 1, 0)
+for options in {"timeout_ms": 600}, {"act": "try missing"}:
+    try:
+        _core.Client(sys.argv[1], options, nodes.key_value_store("test/"), 0, 2)
+    except JaxppError as error:
+        print(str(error).partition("client: ")[2])
+"""
+
+
+def test_keys_that_the_coordination_service_does_not_have(nodes_plugin: str) -> None:
+    port = str(nodes_gpu.free_port())
+    command = [sys.executable, "-W", "ignore", "-c", ALONE, nodes_plugin, port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.splitlines() == [
+        "stub/1: no node has put the key in 600 ms",
+        "no node has put the key yet",
+    ], done
 
 
 EXIT = """

@@ -22,8 +22,14 @@ __all__ = ["client_of_node", "key_value_store", "numbers_of"]
 
 _numbers = itertools.count()  # of such clients, in all processes alike
 
-# Threads of the plugin may ask as long as there are clients.
-atexit.register(_core.stores_close)
+
+def _close() -> None:
+    """At the interpreter's exit: steps under way may ask the store, nobody else."""
+    _core.runtimes_close()
+    _core.stores_close()
+
+
+atexit.register(_close)
 
 
 def key_value_store(prefix: str) -> _core.KeyValueStore:
