@@ -133,6 +133,13 @@ def test_functions_are_checked() -> None:
         _core.KeyValueStore(print, 3)  # type: ignore[arg-type]
 
 
+def test_options_that_are_lists_are_checked(nodes_plugin: str) -> None:
+    with pytest.raises(TypeError):
+        _core.Client(nodes_plugin, {"visible_devices": [0, "1"]})
+    with pytest.raises(OverflowError):
+        _core.Client(nodes_plugin, {"visible_devices": [2**64]})
+
+
 def test_a_plugin_without_nodes_says_so() -> None:
     with pytest.raises(JaxppError, match="programs over the devices of several") as raised:
         Store().client(plugin_path("cpu", "cpu"), 0, 2)

@@ -2,9 +2,7 @@
 // each puts what it has into the key-value store and waits for what the others have put.
 // They are clients of one process, since what they share afterwards is memory.
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "device/fake/fake.h"

@@ -29,11 +29,11 @@ typedef struct model_options {
   uint32_t stall_timeout_ms;
   // On the fake: results hash the arguments of all devices of a rank, which differ.
   bool collective;
-  // A rank has as many devices in each of so many jobs like the one that `rank_process`
-  // describes, the parts of which run side by side; 0: 1. Each process is a node, those
-  // of one job after the other.
+  // Ranks that span nodes: each has `devices_per_rank` devices in each of so many slices,
+  // of which this is one; 0: 1. The processes of a slice exchange values; each process is
+  // a node, those of slice 0 first.
   uint32_t slices, slice;
-  uint32_t processes;  // of each
+  uint32_t processes;  // of a slice
   const jpp_key_value_store_t* store;
   const char* plugin_path;       // NULL: the fake. Executables are portable then.
   const char* custom_call;       // plugin: what result 0 of task `custom_call_task` goes
