@@ -40,7 +40,13 @@ typedef enum jpp_option_type {
   JPP_OPTION_STRING,
   JPP_OPTION_BOOL,
   JPP_OPTION_FLOAT,
+  JPP_OPTION_INT64_LIST,
 } jpp_option_type_t;
+
+typedef struct jpp_int64_list {
+  const int64_t* values;
+  size_t count;
+} jpp_int64_list_t;
 
 // One named value for the plugin, as its documentation lists them.
 typedef struct jpp_client_option {
@@ -51,20 +57,44 @@ typedef struct jpp_client_option {
     const char* string_value;
     bool bool_value;
     float float_value;
+    const jpp_int64_list_t* int64_list_value;  // e.g. visible_devices of a GPU plugin
   };
 } jpp_client_option_t;
+
+// Nodes: several clients, mostly one a process, that make programs over the devices of
+// all of them. They tell each other what they need to know through this store, in which
+// each of them finds what any of them has put. It keeps the keys of a job's clients apart
+// from all others.
+//
+// Threads: calls come from any thread, also the plugin's own, several at once and with no
+// lock of this library held: while the client is made, and later when a program runs that
+// needs the other nodes.
+typedef struct jpp_key_value_store {
+  void* user;  // of the calls; outlives the client
+  // Waits until somebody has put the key, at most `timeout_ms`, which may be 0. The value
+  // is for jpp_free(); *out_value stays NULL when the key is not there in time.
+  jpp_status_t* (*get)(void* user, const char* key, uint32_t timeout_ms, void** out_value,
+                       size_t* out_size);
+  // Puts `size` bytes, which are only read during the call. A key is put once.
+  jpp_status_t* (*put)(void* user, const char* key, const void* value, size_t size);
+} jpp_key_value_store_t;
 
 typedef struct jpp_pjrt_options {
   size_t struct_size;                  // sizeof(jpp_pjrt_options_t)
   const char* plugin_path;             // a shared library that exports GetPjrtApi
   const jpp_client_option_t* options;  // e.g. cpu_device_count (int64) for a CPU plugin
   uint32_t option_count;
+  const jpp_key_value_store_t* store;  // needed for several nodes, else NULL
+  uint32_t node_id;                    // of this client, below `num_nodes`
+  uint32_t num_nodes;                  // 0 and 1: this client is alone
 } jpp_pjrt_options_t;
 
-// Loads the plugin and makes a client. `options` is only read during the call. A plugin
-// once initialised stays loaded until the process ends; another client made from the same
-// file shares it. JPP_PLUGIN_ERROR when the file is missing, is no shared library, is no
-// PJRT plugin, has another API version than this library can use, or refuses the options.
+// Loads the plugin and makes a client. `options` is only read during the call, but for
+// the store's `user`. A plugin once initialised stays loaded until the process ends;
+// another client made from the same file shares it. With several nodes the call waits for
+// the clients of the others. JPP_PLUGIN_ERROR when the file is missing, is no shared
+// library, is no PJRT plugin, has another API version than this library can use, or
+// refuses the options; JPP_UNSUPPORTED when it knows no other nodes.
 JPP_API jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
                                              jpp_client_t** out_client) JPP_MUST_USE;
 
@@ -80,12 +110,23 @@ typedef struct jpp_device_info {
   const char* kind;  // e.g. "cpu", "NVIDIA H100 80GB HBM3"
 } jpp_device_info_t;
 
+// A device of the client or of another node's.
+typedef struct jpp_global_device {
+  int32_t id;        // the same in all clients
+  uint32_t node;     // the client that can address it
+  const char* kind;  // as in jpp_device_info_t
+} jpp_global_device_t;
+
 typedef struct jpp_client_info {
   const char* driver;            // "pjrt" or "fake"
   const char* platform_name;     // e.g. "cpu", "cuda"
   const char* platform_version;  // for people to read
   uint32_t device_count;         // addressable devices
   const jpp_device_info_t* devices;
+  // The devices of all nodes: first `devices`, in the same order, then the others by id.
+  uint32_t global_device_count;
+  const jpp_global_device_t* global_devices;
+  uint32_t node_id;
 } jpp_client_info_t;
 
 // Borrowed for the lifetime of the client; never NULL.
@@ -101,8 +142,8 @@ typedef struct jpp_compile_request {
   // device, which is chosen when it is executed.
   const void* options;
   size_t options_size;  // bytes
-  // [device_count] Where each partition of the program runs; the options have no device
-  // assignment then. 0: as the options say.
+  // [device_count] Where each partition of the program runs, as indices of the client's
+  // global devices; the options have no device assignment then. 0: as the options say.
   const uint32_t* devices;
   uint32_t device_count;
   // What stands for `code` in the key of a cache: the program as text without source
@@ -113,6 +154,10 @@ typedef struct jpp_compile_request {
 
 // Compiles and loads. Blocks; calls from several threads compile in parallel. The caller
 // owns the executable. JPP_INVALID_ARGUMENT when the compiler refuses the program.
+//
+// A program over devices of several nodes is compiled by each of them, with the same
+// request but for how they number devices; the call may wait for the others.
+// JPP_DEVICES_ERROR when none of the devices is the client's own.
 JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                          const jpp_compile_request_t* request,
                                          jpp_executable_t** out_executable) JPP_MUST_USE;
@@ -137,7 +182,9 @@ JPP_API void jpp_client_cache_key(const jpp_client_t* client,
 // maybe of another process, left there under `key`, or else compiles and leaves it. `key`
 // is part of a file's name; NULL: that of jpp_client_cache_key(). A file that is damaged,
 // that names another key or that the plugin refuses is compiled again and replaced, as is
-// what is no regular file; any number of processes may use a folder.
+// what is no regular file; any number of processes may use a folder. A program over
+// devices of several nodes is always compiled and never left, since its nodes compile it
+// together.
 JPP_API jpp_status_t* jpp_client_compile_cached(
     jpp_client_t* client, const jpp_compile_request_t* request, const char* folder,
     const char* key, jpp_executable_t** out_executable,
@@ -172,6 +219,11 @@ typedef struct jpp_execute {
 // Issues one execution. The step loop's call: adds no allocation, lock or copy to what
 // the plugin does. The program may donate arguments: such a buffer is deleted by the
 // call, its handle is still the caller's to destroy.
+//
+// Of a program over several nodes each one executes its own part: a row for each
+// partition on a device of its own, in the order of the partitions. All nodes are to
+// execute the same of these programs in the same order, as far as they share devices or
+// nodes.
 JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
                                          const jpp_execute_t* execute) JPP_MUST_USE;
 

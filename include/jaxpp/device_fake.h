@@ -5,14 +5,25 @@
 // Programs have format "fake": a line for each result, in order, and optional headers.
 //
 //   args 3               # arguments; default: the highest one named, plus one
-//   devices 0 1          # devices of JPP_DEVICE_COMPILED, a row each; default: 0
+//   devices 0 1          # ids of the devices of JPP_DEVICE_COMPILED, a row for each that
+//                        # is the client's; default: its first one
 //   donate 0 2           # arguments that an execution deletes
 //   f32[4,2] = sum 0 1   # element by element, added from left to right; also mul
 //   f32[4,2] = copy 2
 //   f32[4,2] = scale 0 0.5
 //   f32[] = hash 0 1 2   # a number in [0, 1) from all bits of the arguments, in order
+//   f32[4,2] = all_sum 0 # the sum over all devices, added in their order
+//   f32[] = all_hash 0 1 # a hash of all arguments of the first device, of the next, ...
 //
-// Arguments of a hash are of any type and shape; others are f32 of the result's shape.
+// Arguments of hashes are of any type and shape; others are f32 of the result's shape.
+// Devices that a compilation request names stand for those of the text.
+//
+// Nodes: clients of one process may be the nodes of a job, one each. They find each other
+// through the key-value store when they are made, so each in a thread of its own. A
+// node's part of a program with one of the last two is done when all nodes have executed
+// theirs: it fails on all of them if it fails on one, if they execute different programs
+// (the n-th of each node over the same devices belong together), and if a node destroys
+// its client.
 //
 // Threads: as device.h says.
 #ifndef JAXPP_DEVICE_FAKE_H_
@@ -20,7 +31,8 @@
 
 #include "jaxpp/device.h"
 
-#define JPP_FAKE_MAX_DEVICES 64
+#define JPP_FAKE_MAX_DEVICES 64  // of a client
+#define JPP_FAKE_MAX_NODES 64
 
 // Which call fails. Counted are compile, execute, buffer_from_host, buffer_to_host and
 // buffer_copy_to_device (buffer_read counts as buffer_to_host).
@@ -36,8 +48,14 @@ typedef struct jpp_fake_options {
   uint32_t threads;       // workers that do the work; 0: done when the call returns
   uint32_t latency_us;    // microseconds that an execution takes
   jpp_fake_failure_t failure;
+  const jpp_key_value_store_t* store;  // needed for several nodes, else NULL
+  uint32_t node_id;                    // of this client, below `num_nodes`
+  uint32_t num_nodes;                  // at most JPP_FAKE_MAX_NODES; 0 and 1: it is alone
+  uint32_t node_timeout_ms;            // of the wait for the other nodes; 0: a minute
 } jpp_fake_options_t;
 
+// With several nodes JPP_PEER_ERROR when another one does not come in time or leaves
+// something in the store that is no node's.
 JPP_API jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                              jpp_client_t** out_client) JPP_MUST_USE;
 

@@ -20,6 +20,13 @@
 // ranks hold of them is the other processes' affair. A step that fails in one process
 // fails in all of them, with the status of the first, and their runtimes are of no more
 // use: every further call gives that status.
+//
+// A rank whose devices lie in several processes: each of these has a runtime with some of
+// the devices, as many in each of its ranks, and `rank_process` names of every rank the
+// process with which it exchanges its shards. Tasks are compiled for all devices of the
+// rank (device.h), so that its processes execute them together. A process has devices of
+// one rank or of all: in which order several ranks are issued depends on what arrives
+// from other processes.
 #ifndef JAXPP_RUNTIME_H_
 #define JAXPP_RUNTIME_H_
 

@@ -70,6 +70,7 @@ def callback_handler(platform: str, /) -> CapsuleType: ...
 def profile_plugin() -> CapsuleType: ...
 def runtimes_close() -> bool: ...
 def callbacks_close() -> None: ...
+def stores_close() -> None: ...
 
 # --- Records ----------------------------------------------------------------------------
 
@@ -174,14 +175,26 @@ class DeviceInfo(structseq[Any], tuple[int, str]):
     def kind(self) -> str: ...
 
 @final
-class ClientInfo(structseq[Any], tuple[str, str, list[DeviceInfo]]):
-    __match_args__: Final = ("platform", "version", "devices")
+class GlobalDevice(structseq[Any], tuple[int, int, str]):
+    __match_args__: Final = ("id", "node", "kind")
+    @property
+    def id(self) -> int: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+
+@final
+class ClientInfo(structseq[Any], tuple[str, str, list[DeviceInfo], list[GlobalDevice]]):
+    __match_args__: Final = ("platform", "version", "devices", "global_devices")
     @property
     def platform(self) -> str: ...
     @property
     def version(self) -> str: ...
     @property
     def devices(self) -> list[DeviceInfo]: ...
+    @property
+    def global_devices(self) -> list[GlobalDevice]: ...
 
 @final
 class Compiled(structseq[Any], tuple[Executable, bool]):
@@ -477,8 +490,22 @@ class PlanFile:
     def contents(self, /) -> PlanFileContents: ...
 
 @final
+class KeyValueStore:
+    def __new__(
+        cls, get: _Callable[[str, int], bytes | None], put: _Callable[[str, bytes], object], /
+    ) -> KeyValueStore: ...
+
+@final
 class Client:
-    def __new__(cls, plugin: StrPath, options: dict[str, Any], /) -> Client: ...
+    def __new__(
+        cls,
+        plugin: StrPath,
+        options: dict[str, Any],
+        store: KeyValueStore = ...,
+        node_id: int = ...,
+        num_nodes: int = ...,
+        /,
+    ) -> Client: ...
     def info(self, /) -> ClientInfo: ...
     def compile(
         self,

@@ -230,6 +230,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def is_fully_addressable(self) -> bool:
         """Whether this process has all of these ranks."""
+        devices = self._placement.devices
+        if devices is not None and devices.per_rank < devices.rank_size:
+            return False
         return len(self._placement.local_ranks) == len(self._placement.ranks)
 
     @property
@@ -289,7 +292,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             return self._typed(_put(placement.read_rank(self._memory, rank), sharding))
         shards = [
             _put(placement.shard(self._memory, rank, d), device)
-            for d, device in enumerate(placement.mesh.devices_of(rank))
+            for d, device in enumerate(placement.devices.of_rank(placement.mesh, rank))
         ]
         shape = placement.physical_shape
         return self._typed(jax.make_array_from_single_device_arrays(shape, sharding, shards))
@@ -417,12 +420,18 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         shards = []
         for device, index in self.sharding.devices_indices_map(self.shape).items():
             rank = rank_of[device]
-            is_here = rank in self._placement.local_ranks
+            is_here = rank in self._placement.local_ranks and self._has_device(rank, device)
             part = functools.partial(self._part, read, rank, index, device)
             key = tuple((one.start, one.stop) for one in index)
             shards.append(MpmdShard(device, index, copies[key], part if is_here else None))
             copies[key] += 1
         return shards
+
+    def _has_device(self, rank: int, device: jax.Device) -> bool:
+        """Whether this process has a device of a rank that it has a part of."""
+        placement = self._placement
+        known = placement.devices
+        return known is None or device in known.of_rank(placement.mesh, rank)
 
     def _part(
         self,
@@ -434,7 +443,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         placement = self._placement
         if not isinstance(placement, Placement):
             return self._typed(_put(read(rank)[index], device))
-        number = placement.mesh.devices_of(rank).index(device)
+        number = placement.devices.of_rank(placement.mesh, rank).index(device)
         return self._typed(_put(placement.shard(self._memory, rank, number), device))
 
     @property

@@ -555,7 +555,9 @@ def host_call_targets() -> dict[str, Any]:
 
 
 # JAX 0.10.2, 0.11.2: xla_client.CompileOptions with its executable_build_options.
-def serialized_compile_options(devices: int, user_options: dict[str, Any] | None) -> bytes:
+def serialized_compile_options(
+    devices: int, user_options: dict[str, Any] | None, *, spans_processes: bool = False
+) -> bytes:
     """A CompileOptionsProto for one SPMD program on so many devices; which ones, the request
     to compile it says. One: a program for any one device."""
     options = xla_client.CompileOptions()
@@ -565,6 +567,10 @@ def serialized_compile_options(devices: int, user_options: dict[str, Any] | None
         # On there; a module in portable form is then refused its use, with a line in the
         # plugin's log for each task.
         overrides.setdefault("xla_enable_hlo_sharding_v3", False)
+    if spans_processes:
+        # Else the processes share the search for the fastest kernels, and tasks with the same
+        # code on other ranks may get into each other's way in the store.
+        overrides.setdefault("xla_gpu_shard_autotuning", False)
     options.env_option_overrides = list(overrides.items())
     if devices == 1:
         options.compile_portable_executable = True

@@ -119,10 +119,11 @@ class Placement:
 
     def _shard_slices(self) -> list[tuple[slice, ...]]:
         lowering = self.mesh.lowering_mesh()
-        if self.devices.per_rank == 1:
+        if self.devices.rank_size == 1:
             return [()]
         indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
-        return [indices[d] for d in lowering.devices.flat]
+        known = list(lowering.devices.flat)
+        return [indices[known[place]] for place in self.devices.places]
 
     def put(self, array: Any) -> _core.Value:
         """Uploads a host or JAX array to the ranks that this process has, maybe none."""
@@ -137,6 +138,18 @@ class Placement:
         arrays = [value.of_rank(rank) for rank in self.local_ranks]
         shards = [shard.data for array in arrays for shard in array.addressable_shards]
         return self._put([to_host(shard, self.dtype_name) for shard in shards])
+
+    def shards_of(self, array: jax.Array) -> list[jax.Array]:
+        """What each device of a rank here is to have of an array of JAX's, if this process has
+        these very shards; else []."""
+        parts = {tuple(bounds): part for _, bounds, part in _parts(_stored(array))}
+        boxes = [tuple(_bounds(index, self.physical_shape)) for index in self.slices]
+        return [parts[box] for box in boxes] if all(box in parts for box in boxes) else []
+
+    def put_shards(self, shards: list[jax.Array]) -> Any:
+        """Uploads what `shards_of` gave."""
+        host = [to_host(shard, self.dtype_name) for shard in shards]
+        return self._put(host * len(self.local_ranks))
 
     def _put(self, shards: list[np.ndarray]) -> Any:
         return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
@@ -172,7 +185,7 @@ class Placement:
     def _parts_of(self, rank: int, parts: list[_Part]) -> list[jax.Array]:
         """Those that a rank's devices hold, in their order; [] unless all are there."""
         found = []
-        devices = self.mesh.devices_of(rank)
+        devices = self.devices.of_rank(self.mesh, rank)
         for device, index in zip(devices, self.slices, strict=True):
             bounds = _bounds(index, self.physical_shape)
             fitting = (
@@ -194,13 +207,27 @@ class Placement:
         """The whole array, from one rank's shards."""
         assert not isinstance(value, PartedValue)
         dtype = jnp.dtype(self.dtype_name)
-        if self.devices.per_rank == 1:
+        if self.devices.rank_size == 1:
             return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
+        self._check_whole(rank)
         whole = _aligned_empty(self.physical_shape, dtype)
         for d, index in enumerate(self.slices):
             shape = whole[index].shape
             whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
         return whole
+
+    def _check_whole(self, rank: int) -> None:
+        """That the shards of a rank in this process are all of the array."""
+        boxes = {tuple(_bounds(index, self.physical_shape)) for index in self.slices}
+        found = sum(math.prod(stop - start for start, stop in box) for box in boxes)
+        if found < math.prod(self.physical_shape):
+            raise make_error(
+                "mesh",
+                f"an MpmdArray of rank {rank} is looked at in process {jax.process_index()}, "
+                f"which has {found} of its {math.prod(self.physical_shape)} elements; the "
+                "others are in other processes of the rank. Expected an array that each of "
+                "them has whole; addressable_shards has the parts",
+            )
 
     def whole(self, value: _core.Value, rank: int) -> np.ndarray | jax.Array:
         """The same for JAX: where it lies, if that is one piece that JAX can use, or a copy."""
@@ -210,7 +237,7 @@ class Placement:
 
     def shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray | jax.Array:
         """What lies on one device, likewise."""
-        known_as = self.mesh.devices_of(rank)[device]
+        known_as = self.devices.of_rank(self.mesh, rank)[device]
         lent = self.devices.lend(value, rank, device, known_as)
         if lent is None:
             lent = self._read_shard(value, rank, device, self.shard_shape)
@@ -298,7 +325,7 @@ class PartedPlacement:
             self.is_cut_like(other)
             and other.devices is self.devices
             and all(
-                a.devices.per_rank == 1 or a.spec == b.spec
+                a.devices.rank_size == 1 or a.spec == b.spec
                 for a, b in zip(self.parts, other.parts, strict=True)
             )
         )

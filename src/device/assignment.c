@@ -47,7 +47,7 @@ void jpp_assignment_append(const jpp_client_t* client,
   append_number(&assignment, kComputationCount, request->device_count);
   for (uint32_t i = 0; i < request->device_count; ++i) {
     jpp_str_t computation = {0};
-    int64_t id = jpp_client_info(client)->devices[request->devices[i]].id;
+    int64_t id = jpp_client_info(client)->global_devices[request->devices[i]].id;
     append_number(&computation, kReplicaDeviceIds, (uint64_t)id);
     append_message(&assignment, kComputationDevices, &computation);
   }

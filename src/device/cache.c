@@ -166,6 +166,15 @@ static jpp_cache_outcome_t keep_program(jpp_client_t* client,
   return outcome;
 }
 
+// Its nodes compile it together: one that had it from a folder would be missed.
+static bool spans_nodes(const jpp_client_t* client,
+                        const jpp_compile_request_t* request) {
+  for (uint32_t i = 0; i < request->device_count; ++i) {
+    if (request->devices[i] >= client->info.device_count) return true;
+  }
+  return false;
+}
+
 // --- The call -------------------------------------------------------------------------
 
 jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
@@ -174,6 +183,9 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
                                         jpp_executable_t** out_executable,
                                         jpp_cache_outcome_t* out_outcome) {
   *out_outcome = JPP_CACHE_NOT_KEPT;
+  if (spans_nodes(client, request)) {
+    return jpp_client_compile(client, request, out_executable);
+  }
   char* path = NULL;
   char made_key[kJppCacheKeySize];
   if (!key) {

@@ -82,7 +82,8 @@ static void add_program(jpp_sha256_t* hash, const jpp_client_info_t* info,
   jpp_sha256_add(hash, &request->device_count, sizeof(request->device_count));
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
-    int32_t id = device < info->device_count ? info->devices[device].id : -1;
+    int32_t id =
+        device < info->global_device_count ? info->global_devices[device].id : -1;
     jpp_sha256_add(hash, &id, sizeof(id));
   }
 }

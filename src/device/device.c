@@ -23,6 +23,30 @@ static jpp_status_t* client_check_device(const jpp_client_t* client, uint32_t de
                          client->info.device_count, client->info.platform_name, device);
 }
 
+static jpp_status_t* check_assignment(const jpp_client_t* client,
+                                      const jpp_compile_request_t* request) {
+  const jpp_client_info_t* info = &client->info;
+  bool has_own = false;
+  for (uint32_t i = 0; i < request->device_count; ++i) {
+    uint32_t device = request->devices[i];
+    has_own |= device < info->device_count;
+    // Without other nodes, in the words of all calls that name a device.
+    if (info->global_device_count == info->device_count) {
+      JPP_RETURN_IF_ERROR(client_check_device(client, device));
+    } else if (device >= info->global_device_count) {
+      return jpp_status_make(JPP_DEVICES_ERROR,
+                             "expected a device index below %u, the devices of all nodes "
+                             "of platform %s; found %u",
+                             info->global_device_count, info->platform_name, device);
+    }
+  }
+  if (has_own) return NULL;
+  return jpp_status_make(JPP_DEVICES_ERROR,
+                         "compile: expected a program with a partition on one of the %u "
+                         "devices of node %u, found none",
+                         info->device_count, info->node_id);
+}
+
 jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                  const jpp_compile_request_t* request,
                                  jpp_executable_t** out_executable) {
@@ -32,9 +56,7 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
   if (!request->device_count) {
     return client->vtable->compile(client, request, out_executable);
   }
-  for (uint32_t i = 0; i < request->device_count; ++i) {
-    JPP_RETURN_IF_ERROR(client_check_device(client, request->devices[i]));
-  }
+  JPP_RETURN_IF_ERROR(check_assignment(client, request));
   jpp_str_t options = {0};
   jpp_assignment_append(client, request, &options);
   jpp_status_t* status = options.error;

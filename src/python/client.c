@@ -1,9 +1,31 @@
 // jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled for its devices.
 #include "python/core.h"
 
+// Of an option that is a list. Freed by free_options().
+static bool read_list(PyObject* value, const jpp_int64_list_t** out_list) {
+  Py_ssize_t count = PyList_Size(value);
+  jpp_int64_list_t* list = NULL;
+  size_t size = sizeof(*list) + (size_t)count * sizeof(*list->values);
+  if (!jpp_py_check(jpp_alloc(size, (void**)&list))) return false;
+  int64_t* values = (int64_t*)(list + 1);
+  for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
+    values[i] = PyLong_AsLongLong(PyList_GetItem(value, i));
+  }
+  *list = (jpp_int64_list_t){.values = values, .count = (size_t)count};
+  *out_list = list;
+  return !PyErr_Occurred();
+}
+
+static void free_options(jpp_client_option_t* options, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (options[i].type != JPP_OPTION_INT64_LIST) continue;
+    jpp_free((void*)options[i].int64_list_value);
+  }
+  jpp_free(options);
+}
+
 static bool read_option(PyObject* key, PyObject* value, jpp_client_option_t* out_option) {
-  jpp_client_option_t option = {0};
-  option.name = PyUnicode_AsUTF8AndSize(key, NULL);
+  jpp_client_option_t option = {.name = PyUnicode_AsUTF8AndSize(key, NULL)};
   if (!option.name) return false;
   if (PyBool_Check(value)) {
     option.type = JPP_OPTION_BOOL;
@@ -14,6 +36,9 @@ static bool read_option(PyObject* key, PyObject* value, jpp_client_option_t* out
   } else if (PyFloat_Check(value)) {
     option.type = JPP_OPTION_FLOAT;
     option.float_value = (float)PyFloat_AsDouble(value);
+  } else if (PyList_Check(value)) {
+    option.type = JPP_OPTION_INT64_LIST;
+    read_list(value, &option.int64_list_value);
   } else {
     option.type = JPP_OPTION_STRING;
     option.string_value = PyUnicode_AsUTF8AndSize(value, NULL);
@@ -25,10 +50,13 @@ static bool read_option(PyObject* key, PyObject* value, jpp_client_option_t* out
 static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   jpp_pjrt_options_t options = {.struct_size = sizeof(options)};
-  PyObject *path = NULL, *dict = NULL, *key = NULL, *value = NULL;
+  jpp_key_value_store_t calls;
+  PyObject *path = NULL, *dict = NULL, *store = NULL, *key = NULL, *value = NULL;
   Py_ssize_t at = 0;
-  if (!PyArg_ParseTuple(args, "O&O!:Client", PyUnicode_FSConverter, &path, &PyDict_Type,
-                        &dict)) {
+  if (!PyArg_ParseTuple(args, "O&O!|O!O&O&:Client", PyUnicode_FSConverter, &path,
+                        &PyDict_Type, &dict, jpp_py_types.store, &store,
+                        jpp_py_u32_converter, &options.node_id, jpp_py_u32_converter,
+                        &options.num_nodes)) {
     return NULL;
   }
   options.plugin_path = PyBytes_AsString(path);
@@ -40,19 +68,45 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
   jpp_py_client_t* self = ok ? jpp_py_new(type) : NULL;
   if (self) {
     options.options = list;
+    self->store = Py_XNewRef(store);
+    if (store) {
+      calls = jpp_py_store_calls(store);
+      options.store = &calls;
+    }
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
       status = jpp_client_create_pjrt(&options, &self->client);
     Py_END_ALLOW_THREADS
-    if (!jpp_py_check(status)) Py_CLEAR(self);
+    // A Ctrl-C that came while the store was asked is no error of the plugin's.
+    if (status && PyErr_CheckSignals() < 0) {
+      jpp_status_free(status);
+      Py_CLEAR(self);
+    } else if (!jpp_py_check(status)) {
+      Py_CLEAR(self);
+    }
   }
-  jpp_free(list);
+  free_options(list, options.option_count);
   Py_DECREF(path);
   return (PyObject*)self;
 }
 
+static int client_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((jpp_py_client_t*)object)->store);
+  return 0;
+}
+
 static void client_dealloc(PyObject* object) {
-  jpp_client_destroy(((jpp_py_client_t*)object)->client);
+  jpp_py_client_t* self = (jpp_py_client_t*)object;
+  PyObject_GC_UnTrack(object);
+  if (self->store) {  // which the plugin may ask meanwhile
+    Py_BEGIN_ALLOW_THREADS
+      jpp_client_destroy(self->client);
+    Py_END_ALLOW_THREADS
+  } else {
+    jpp_client_destroy(self->client);
+  }
+  Py_XDECREF(self->store);
   jpp_py_free(object);
 }
 
@@ -62,12 +116,20 @@ static PyObject* make_device(const void* devices, uint64_t index) {
                        jpp_py_text(device->kind));
 }
 
+static PyObject* make_global_device(const void* devices, uint64_t index) {
+  const jpp_global_device_t* device = &((const jpp_global_device_t*)devices)[index];
+  return JPP_PY_RECORD(JPP_PY_GLOBAL_DEVICE, PyLong_FromLong(device->id),
+                       PyLong_FromUnsignedLong(device->node), jpp_py_text(device->kind));
+}
+
 static PyObject* client_info(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_client_info_t* info = jpp_client_info(((jpp_py_client_t*)object)->client);
   return JPP_PY_RECORD(JPP_PY_CLIENT_INFO, jpp_py_text(info->platform_name),
                        jpp_py_text(info->platform_version),
-                       jpp_py_make_list(info->device_count, make_device, info->devices));
+                       jpp_py_make_list(info->device_count, make_device, info->devices),
+                       jpp_py_make_list(info->global_device_count, make_global_device,
+                                        info->global_devices));
 }
 
 // Without a folder ("") it only compiles.
@@ -153,7 +215,8 @@ static PyMethodDef kMethods[] = {
     {"compile", client_compile, METH_VARARGS,
      "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\n"
      "Compiles StableHLO under a serialized CompileOptionsProto, for these devices as "
-     "the client numbers them; without any, for each one device. The Executable keeps "
+     "the client numbers those of all nodes; without any, for each one device. The "
+     "Executable keeps "
      "`kept` alive. With a folder, as bytes: loads what was compiled before from "
      "what stands for the code in the cache, as bytes, or leaves it there; b\"\": no "
      "folder. Releases the GIL."},
@@ -165,14 +228,17 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Client(plugin, options, /)\n--\n\nA PJRT plugin, made with its options."},
+     "Client(plugin, options, store=..., node_id=0, num_nodes=0, /)\n--\n\n"
+     "A PJRT plugin, made with its options. For one of several nodes also a "
+     "KeyValueStore that all of them have in common; returns when all have come."},
     {Py_tp_new, (void*)client_new},
     {Py_tp_dealloc, (void*)client_dealloc},
+    {Py_tp_traverse, (void*)client_traverse},
     {Py_tp_methods, kMethods},
     {0, NULL},
 };
 PyType_Spec jpp_py_client_spec = {"jaxpp._core.Client", sizeof(jpp_py_client_t), 0,
-                                  Py_TPFLAGS_DEFAULT, kSlots};
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};
 
 // --- Executable -----------------------------------------------------------------------
 

@@ -102,6 +102,7 @@ typedef enum jpp_py_record {
   JPP_PY_CHANNEL,
   JPP_PY_SEARCH_RESULT,
   JPP_PY_DEVICE_INFO,
+  JPP_PY_GLOBAL_DEVICE,
   JPP_PY_CLIENT_INFO,
   JPP_PY_COMPILED,
   JPP_PY_PLANFILE_CONTENTS,
@@ -131,13 +132,14 @@ typedef struct jpp_py_types {
   PyObject* type_error;   // JaxppTypeError
   PyObject* nan_error;    // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
-  PyTypeObject *network, *callback, *planfile;
+  PyTypeObject *network, *callback, *planfile, *store;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;
 
 extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec, jpp_py_value_spec,
-    jpp_py_network_spec, jpp_py_runtime_spec, jpp_py_callback_spec, jpp_py_planfile_spec;
+    jpp_py_network_spec, jpp_py_runtime_spec, jpp_py_callback_spec, jpp_py_planfile_spec,
+    jpp_py_store_spec;
 
 // runtime.c: the interpreter is about to exit. Does not return to a thread that goes on
 // meanwhile: it is stopped, as Python stops it where it takes the GIL.
@@ -185,9 +187,20 @@ PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned);
 // planfile.c: the method Plan.save.
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args);
 
+typedef struct jpp_py_store {
+  PyObject ob_base;
+  PyObject *get, *put;  // NULL once it is in no use
+} jpp_py_store_t;
+
+// The calls of a KeyValueStore, which is to be kept alive as long as they are in use.
+jpp_key_value_store_t jpp_py_store_calls(PyObject* store);
+// A module function.
+PyObject* jpp_py_stores_close(PyObject* module, PyObject* unused);
+
 typedef struct jpp_py_client {
   PyObject ob_base;
   jpp_client_t* client;
+  PyObject* store;  // a KeyValueStore, or NULL
 } jpp_py_client_t;
 
 typedef struct jpp_py_executable {

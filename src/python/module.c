@@ -72,6 +72,7 @@ static int module_exec(PyObject* module) {
             add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime) &&
             add_type(module, "Callback", &jpp_py_callback_spec, &t->callback) &&
             add_type(module, "PlanFile", &jpp_py_planfile_spec, &t->planfile) &&
+            add_type(module, "KeyValueStore", &jpp_py_store_spec, &t->store) &&
             PyModule_AddStringConstant(module, "__version__", jpp_version()) == 0;
   return ok ? 0 : -1;
 }
@@ -185,6 +186,10 @@ static PyMethodDef kMethods[] = {
     {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,
      "callbacks_close($module, /)\n--\n\n"
      "From now on callbacks fail; returns when none runs. For the interpreter's exit."},
+    {"stores_close", jpp_py_stores_close, METH_NOARGS,
+     "stores_close($module, /)\n--\n\n"
+     "From now on no KeyValueStore is asked; returns when none is. For the interpreter's "
+     "exit."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -60,10 +60,19 @@ static PyStructSequence_Field kDeviceInfo[] = {
     {NULL, NULL},
 };
 
+static PyStructSequence_Field kGlobalDevice[] = {
+    {"id", "the plugin's"},
+    {"node", "whose client can address it"},
+    {"kind", NULL},
+    {NULL, NULL},
+};
+
 static PyStructSequence_Field kClientInfo[] = {
     {"platform", "\"cpu\""},
     {"version", "of the platform"},
     {"devices", "a list of DeviceInfo"},
+    {"global_devices",
+     "a list of GlobalDevice: these devices, then those of other nodes"},
     {NULL, NULL},
 };
 
@@ -160,6 +169,8 @@ static PyStructSequence_Desc kRecords[] = {
                               JPP_PY_FIELDS(kSearchResult)},
     [JPP_PY_DEVICE_INFO] = {"jaxpp._core.DeviceInfo", "A device of a client.",
                             JPP_PY_FIELDS(kDeviceInfo)},
+    [JPP_PY_GLOBAL_DEVICE] = {"jaxpp._core.GlobalDevice", "A device of some node's.",
+                              JPP_PY_FIELDS(kGlobalDevice)},
     [JPP_PY_CLIENT_INFO] = {"jaxpp._core.ClientInfo", "What a plugin says of itself.",
                             JPP_PY_FIELDS(kClientInfo)},
     [JPP_PY_COMPILED] = {"jaxpp._core.Compiled", "What a compilation gives.",

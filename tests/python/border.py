@@ -403,6 +403,7 @@ def cases(step: Step) -> list[Case]:
         Case("Plan.program_text", lambda: step.plan.program_text, ("function", str)),
         Case("Plan.text", lambda: step.plan.text),
         Case("Client", lambda: _core.Client, ("path", "/nowhere"), ("dict", {})),
+        Case("KeyValueStore", lambda: _core.KeyValueStore, *[("function", print)] * 2),
         Case("Client.info", lambda: step.client.info),
         Case(
             "Client.compile",
@@ -542,6 +543,7 @@ def cases(step: Step) -> list[Case]:
         ),
         Case("runtimes_close", lambda: _core.runtimes_close),
         Case("callbacks_close", lambda: _core.callbacks_close),
+        Case("stores_close", lambda: _core.stores_close),
     ]
 
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -104,3 +105,16 @@ def command() -> str:
     found = shutil.which("jaxpp", path=f"{beside}:{os.environ['PATH']}")
     assert found, "no jaxpp command beside the interpreter or on PATH"
     return found
+
+
+@pytest.fixture(scope="session")
+def nodes_plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A plugin whose clients are nodes, with devices that can do nothing."""
+    root = pathlib.Path(__file__).parents[2]
+    find = [sys.executable, str(root / "tools/find_headers.py"), "pjrt"]
+    include = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
+    library = tmp_path_factory.mktemp("plugin") / "nodes_plugin.so"
+    source = root / "tests/c/device/nodes_plugin.c"
+    build = ["cc", "-shared", "-fPIC", "-isystem", include, "-o", str(library), str(source)]
+    subprocess.run(build, check=True)
+    return str(library)

@@ -21,11 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
 import models
 from equality import mesh_of, pipelined_step, usual_specs
-from jaxpp.run import processes
+from jaxpp.placements import Placement
+from jaxpp.run import devices, nodes, processes
 
 STEPS = 3
 MICROBATCHES = 4
@@ -298,6 +300,40 @@ def spread_rank() -> None:
     step(weights, xs)
 
 
+def nodes_of_a_rank() -> None:
+    """What a process knows of ranks in several ones; the plugin has devices alone."""
+    mesh = mesh_of(2, {"data": 2})
+    owners = [[d.process_index for d in mesh.devices_of(rank)] for rank in range(2)]
+    me = jax.process_index()
+    parts = processes.Processes(*processes.own_part(owners, me), spans=True)
+    client = nodes.client_of_node(os.environ["NODES_PLUGIN"], {"visible_devices": [0]})
+    there = devices.NodeDevices(client, mesh, parts)
+    numbers = [there.assignment(rank) for rank in range(2)]
+    say("processes", parts.rank_process, "places", list(there.places))
+    say("ids", there.ids, "numbers", numbers, "here", there.indices)
+    say(
+        "sizes",
+        there.per_rank,
+        there.rank_size,
+        there.of_rank(mesh, me // 2) == mesh.jax_mesh.local_devices,
+    )
+    by_data = NamedSharding(mesh.unstack[me // 2], PartitionSpec("data"))
+    mine = jnp.full((2, 6), float(me))
+    spread = jax.make_array_from_single_device_arrays((4, 6), by_data, [mine])
+    for spec in PartitionSpec("data"), PartitionSpec(None, "data"), PartitionSpec():
+        aval = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+        placed = Placement(there, mesh, aval, [0, 1], spec)
+        index = [[(s.start, s.stop) for s in part] for part in placed.slices]
+        say("spec", spec, placed.local_ranks, index, placed.shard_shape)
+        say("shards", [part.tolist() for part in placed.shards_of(spread)])
+        try:
+            placed._check_whole(0)
+        except jaxpp.JaxppError as error:
+            say(error)
+    other = nodes.client_of_node(os.environ["NODES_PLUGIN"], {"visible_devices": [0, 1]})
+    devices.NodeDevices(other, mesh, parts)
+
+
 def no_copy() -> None:
     step, weights, xs = two_stages()
     weights, _ = step(weights, xs)
@@ -335,6 +371,7 @@ JOBS: dict[str, Callable[[], None]] = {
             missing_step,
             late_step,
             spread_rank,
+            nodes_of_a_rank,
             moved_argument,
             no_copy,
         )

@@ -217,6 +217,31 @@ def test_a_rank_in_two_processes(launch: Launch) -> None:
         )
 
 
+def test_what_the_processes_of_a_rank_know(
+    launch: Launch, nodes_plugin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of four has a device of one rank of two: its own device first, the others by id."""
+    monkeypatch.setenv("NODES_PLUGIN", nodes_plugin)
+    result, lines, _ = launch(4, 1, "nodes_of_a_rank")
+    assert result == 1
+    numbers = [[[0, 1], [2, 3]], [[1, 0], [2, 3]], [[1, 2], [0, 3]], [[1, 2], [3, 0]]]
+    for me in range(4):
+        rank, place = divmod(me, 2)
+        here = [[0], [0]]
+        said = "\n".join(lines[me])
+        assert f"processes {[place, 2 + place]} places {[place]}" in said
+        assert f"ids [[0, 10], [20, 30]] numbers {numbers[me]} here {here}" in said
+        assert "sizes 1 2 True" in said
+        rows, columns = [(2 * place, 2 * place + 2)], [(3 * place, 3 * place + 3)]
+        assert f"{(rank,)} [{[*rows, (None, None)]}] (2, 6)" in said
+        assert f"{(rank,)} [{[(None, None), *columns]}] (4, 3)" in said
+        assert f"{(rank,)} [[(None, None), (None, None)]] (4, 6)" in said
+        assert f"(2, 6)\nshards {[[[float(me)] * 6] * 2]}" in said
+        assert said.count("shards []") == 2
+        assert said.count(f"in process {me}, which has 12 of its 24 elements") == 2
+        assert error_of(lines[me]).startswith("expected a client with JAX's devices, {0: 1,")
+
+
 def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "moved_argument")
     assert result == 1

@@ -48,7 +48,9 @@ class _TracedCode:
             traced.graph, traced.staged, options.mesh, specs, devices.platform
         ).lower
         self.compile_options = serialized_compile_options(
-            devices.per_rank, options.compiler_options
+            devices.rank_size,
+            options.compiler_options,
+            spans_processes=devices.per_rank < devices.rank_size,
         )
 
 
@@ -155,7 +157,10 @@ class CompiledStep:
         if deleted is not None and deleted():
             fate = leaf._memory.fate if type(leaf) is MpmdArray else DELETED
             raise make_error("donated", f"{name}: expected an array, found one that {fate}")
-        if type(leaf) is MpmdArray or is_spanning(leaf):
+        spanning = is_spanning(leaf)
+        if spanning and (shards := placement.shards_of(leaf)):
+            return self._moved(lambda: placement.put_shards(shards), placement, name)
+        if type(leaf) is MpmdArray or spanning:
             leaf = self._host_of(leaf, placement, name)
         return self._moved(lambda: placement.put(leaf), placement, name)
 
@@ -271,7 +276,7 @@ class CompiledStep:
         there = leaf._memory
         if not is_of_runtime(there):
             return self._upload(placement, leaf, f"argument {name}")
-        one_device = self._devices.per_rank == 1
+        one_device = self._devices.rank_size == 1
         same_devices = given.devices is self._devices or (
             given.devices.layout == self._devices.layout
         )

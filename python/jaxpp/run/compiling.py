@@ -62,7 +62,7 @@ class Compiler:
                 f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
                 "plugin for CPUs or CUDA of PJRT API 0.115 or later, or remove the callback",
             )
-        portable = self.devices.per_rank == 1
+        portable = self.devices.rank_size == 1
         key = (lowered.code, None if portable else task.rank)
         if key not in self.futures:
             rank = None if portable else task.rank
@@ -74,7 +74,7 @@ class Compiler:
         # The code of a callback names an address of this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
         options = self.code.compile_options
-        devices = [] if rank is None else self.devices.indices[rank]
+        devices = [] if rank is None else self.devices.assignment(rank)
         # Without locations: a line added above a step does not compile it again.
         identity = lowered.text().encode(errors="surrogatepass") if folder else b""
         compile_ = self.devices.client.compile

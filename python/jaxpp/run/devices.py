@@ -18,11 +18,12 @@ from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler
 from jaxpp.run.handlers import register_handlers
 from jaxpp.run.lending import can_share, capsules_of, lent_array
-from jaxpp.run.plugins import client_options, platform_of, plugin_path
-from jaxpp.run.processes import processes_of
+from jaxpp.run.nodes import client_of_node, numbers_of
+from jaxpp.run.plugins import client_options, is_gpu_plugin, platform_of, plugin_path
+from jaxpp.run.processes import Processes, processes_of
 from jaxpp.run.saving import TaskModules
 
-__all__ = ["Devices", "LocalDevices", "client_of", "devices_for"]
+__all__ = ["Devices", "LocalDevices", "NodeDevices", "client_of", "devices_for"]
 
 
 class Devices:
@@ -59,8 +60,23 @@ class Devices:
 
     @property
     def per_rank(self) -> int:
-        """How many devices a rank has."""
+        """How many devices of a rank a process has."""
         return len(self.indices[0])
+
+    @property
+    def rank_size(self) -> int:
+        """How many devices a rank has; more than `per_rank` where ranks span processes."""
+        return self.per_rank
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Which of a rank's devices are meant by `indices`."""
+        return range(self.per_rank)
+
+    def of_rank(self, mesh: MpmdMesh, rank: int) -> list[jax.Device]:
+        """The same, as JAX knows those of this process."""
+        known = mesh.devices_of(rank)
+        return [known[place] for place in self.places]
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -133,7 +149,16 @@ class LocalDevices(Devices):
         indices = [
             [by_id[i] if own else 0 for i in row] for row, own in zip(ids, owned, strict=True)
         ]
-        super().__init__(info.platform, info.version, ids, indices, processes)
+        self._set(info, ids, indices, processes)
+
+    def _set(
+        self,
+        info: _core.ClientInfo,
+        ids: list[list[int]],
+        indices: list[list[int]],
+        processes: RankOwner | None,
+    ) -> None:
+        Devices.__init__(self, info.platform, info.version, ids, indices, processes)
         on_cpu = info.platform == "cpu"
         wanted = _core.option("JPP_SHARE_MEMORY")
         tried = info.platform in ("cpu", "cuda")
@@ -144,6 +169,10 @@ class LocalDevices(Devices):
     @functools.cached_property
     def layout(self) -> tuple[Any, ...]:
         return (id(self.client), tuple(map(tuple, self.indices)))
+
+    def assignment(self, rank: int) -> list[int]:
+        """All devices of a rank, as the client numbers them."""
+        return self.indices[rank]
 
     def put(
         self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
@@ -195,12 +224,46 @@ class LocalDevices(Devices):
             self.per_rank,
             [d for row in self.indices for d in row],
             executables,
-            self.per_rank == 1,
+            self.rank_size == 1,
             in_flight,
             _core.option("JPP_BENCHMARK") is not None,
             self.processes.rank_process if self.processes else None,
             network,
         )
+
+
+class NodeDevices(LocalDevices):
+    """Those of a client that is a node, of ranks that lie in several processes."""
+
+    def __init__(self, client: _core.Client, mesh: MpmdMesh, processes: Processes) -> None:
+        self.client = client
+        register_handlers(client)
+        info = client.info()
+        numbers = numbers_of(client, mesh.jax_mesh.devices.flat[0].client.devices())
+        ranks = range(mesh.mpmd_dim)
+        self._assignment = [[numbers[d] for d in mesh.devices_of(rank)] for rank in ranks]
+        self._places = processes.places
+        here = [
+            [row[i] if processes.has_rank(rank) else 0 for i in self._places]
+            for rank, row in enumerate(self._assignment)
+        ]
+        ids = [[info.global_devices[i].id for i in row] for row in self._assignment]
+        self._set(info, ids, here, processes)
+
+    @property
+    def rank_size(self) -> int:
+        return len(self._assignment[0])
+
+    @property
+    def places(self) -> Sequence[int]:
+        return self._places
+
+    @functools.cached_property
+    def layout(self) -> tuple[Any, ...]:
+        return (id(self.client), self._places, tuple(map(tuple, self._assignment)))
+
+    def assignment(self, rank: int) -> list[int]:
+        return self._assignment[rank]
 
 
 def _local_id(device: jax.Device) -> int:
@@ -222,26 +285,54 @@ def client_of(plugin: str, cpu_devices: int) -> _core.Client:
     return _core.Client(plugin, client_options(plugin, cpu_devices))
 
 
+@functools.cache
+def _node_client(plugin: str, visible: tuple[int, ...]) -> _core.Client:
+    """The same where ranks lie in several processes, of the devices that JAX's client has in
+    this one."""
+    _show_steps_in_profiles()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    options = client_options(plugin, 0)
+    if is_gpu_plugin(plugin):
+        options["visible_devices"] = list(visible)
+    return client_of_node(plugin, options)
+
+
 def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
     """The devices of a mesh on the plugin named by argument or JPP_PLUGIN, or the mesh's own.
 
     Raises:
       JaxppError: the plugin is missing, is none or is too old ("plugin"); it has too few
-        devices ("devices").
+        devices ("devices"); a rank lies in several processes, and the plugin, or this library
+        on CPUs, can not run it ("unsupported").
     """
     if mesh.workers is not None:
         return mesh.workers.devices(plugin)
     first = mesh.jax_mesh.devices.flat[0]
     path = plugin_path(plugin, platform_of(first))
+    processes = _processes_of(mesh)
+    if processes is not None and processes.spans:
+        here = first.client.local_devices()
+        visible = sorted(d.local_hardware_id for d in here)
+        return _node_devices(_node_client(path, tuple(visible)), mesh)
     local = [_local_id(d) for d in mesh.jax_mesh.local_devices]
     on_cpu = first.platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
     return _devices(client_of(path, cpu_devices), mesh)
 
 
+_processes_of = functools.cache(processes_of)
+
+
+@functools.cache
+def _node_devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
+    processes = _processes_of(mesh)
+    assert processes is not None
+    return NodeDevices(client, mesh, processes)
+
+
 @functools.cache
 def _devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
-    processes = processes_of(mesh)
+    processes = _processes_of(mesh)
     ids = [
         [
             _local_id(device) if processes is None or processes.has_rank(rank) else 0

@@ -20,7 +20,13 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals import backends_are_made, gpu_client_options
 
-__all__ = ["client_options", "platform_of", "plugin_path", "share_memory_with_jax"]
+__all__ = [
+    "client_options",
+    "is_gpu_plugin",
+    "platform_of",
+    "plugin_path",
+    "share_memory_with_jax",
+]
 
 _log = logging.getLogger("jaxpp")
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
@@ -85,6 +91,11 @@ def _installed_plugin(platform: str) -> str:
     )
 
 
+def is_gpu_plugin(path: str) -> bool:
+    """Whether a file is XLA's plugin for CUDA or ROCm."""
+    return pathlib.Path(path).name.startswith(("xla_cuda", "xla_rocm"))
+
+
 def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
     """What a plugin's client is made with.
 
@@ -96,7 +107,7 @@ def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
       JaxppError: this client and JAX's own would both take the memory of the devices
         ("devices").
     """
-    if not pathlib.Path(path).name.startswith(("xla_cuda", "xla_rocm")):
+    if not is_gpu_plugin(path):
         return {"cpu_device_count": cpu_devices} if cpu_devices else {}
     options = gpu_client_options()
     fraction = options.get("memory_fraction", _DEFAULT_FRACTION)

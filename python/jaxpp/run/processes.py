@@ -35,7 +35,7 @@ from jaxpp.jax_internals import (
 )
 from jaxpp.mesh import MpmdMesh
 
-__all__ = ["Processes", "make_network", "processes_of"]
+__all__ = ["Processes", "make_network", "own_part", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
@@ -131,10 +131,17 @@ def _key_of(process: int, key: str) -> bytes:
 
 
 class Processes:
-    """The processes that a mesh spans."""
+    """The processes that a mesh spans.
 
-    def __init__(self, rank_process: list[int]) -> None:
-        self.rank_process = rank_process
+    Args:
+      rank_process: of each rank the process that this one exchanges values with; of a rank
+        that lies in several, the one with the same places among its devices.
+      places: which of a rank's devices lie in this process, where it has any.
+      spans: whether a rank lies in several.
+    """
+
+    def __init__(self, rank_process: list[int], places: tuple[int, ...], spans: bool) -> None:
+        self.rank_process, self.places, self.spans = rank_process, places, spans
         self.me = jax.process_index()
         self.count = jax.process_count()
 
@@ -207,20 +214,100 @@ def _own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _owner(mesh: MpmdMesh, rank: int) -> int:
-    owners = sorted({device.process_index for device in mesh.devices_of(rank)})
-    if len(owners) == 1:
-        return owners[0]
-    raise make_error(
-        "unsupported",
-        f"rank {rank}: expected its devices in one process, found them in processes {owners}; "
-        "make the mesh so that each process has whole ranks",
-    )
+def _check_order(owners: list[list[int]]) -> None:
+    """That processes which share ranks execute their tasks in the same order, without which
+    each may wait for the other one in a collective.
+
+    The order is fixed within a rank, and among ranks where all transfers stay in a process;
+    else it depends on what arrives first.
+    """
+    if all(len({*row}) == 1 for row in owners):
+        return
+    for process in sorted({process for row in owners for process in row}):
+        ranks = [rank for rank, row in enumerate(owners) if process in row]
+        if 1 < len(ranks) < len(owners):
+            raise make_error(
+                "unsupported",
+                f"process {process}: expected devices of one rank or of all {len(owners)}, "
+                "where ranks lie in several processes, found devices of the ranks "
+                f"{ranks}; make the mesh so that each process has one rank, or all",
+            )
+
+
+def own_part(owners: list[list[int]], me: int) -> tuple[list[int], tuple[int, ...]]:
+    """How ranks are parted among processes, seen by one of them.
+
+    A process has the devices at the same places in each of its ranks, so that what goes from
+    rank to rank goes from a process to one other: each shard to that at the same place.
+
+    Args:
+      owners: of each rank, the process of each of its devices.
+      me: a process.
+
+    Returns:
+      Of each rank the process whose part is at the places of this one's, and these places.
+
+    Raises:
+      JaxppError: ranks are parted differently ("unsupported").
+    """
+    places: dict[int, tuple[int, ...]] = {}
+    parts: list[dict[tuple[int, ...], int]] = []  # of each rank: the process at some places
+    for rank, row in enumerate(owners):
+        part = {tuple(i for i, p in enumerate(row) if p == one): one for one in sorted({*row})}
+        parts.append(part)
+        for where, process in part.items():
+            if places.setdefault(process, where) != where:
+                raise make_error(
+                    "unsupported",
+                    f"rank {rank}: expected the devices of process {process} at the places "
+                    f"{list(places[process])}, as in its other ranks, found them at "
+                    f"{list(where)}; make the mesh so that each process has the same places "
+                    "in all of its ranks",
+                )
+    for rank, part in enumerate(parts):
+        if part.keys() != parts[0].keys():
+            raise make_error(
+                "unsupported",
+                f"rank {rank}: expected its devices to be parted among processes as those of "
+                f"rank 0, the processes {owners[0]}, found the processes {owners[rank]}; make "
+                "the mesh so that the places of each process are those of one other in every "
+                "rank",
+            )
+    _check_order(owners)
+    mine = places.get(me, next(iter(parts[0])))
+    return [part[mine] for part in parts], mine
+
+
+def _check_span(mesh: MpmdMesh, owners: list[list[int]]) -> None:
+    """That ranks may lie in several processes, where one does."""
+    rank, row = next((r, row) for r, row in enumerate(owners) if len({*row}) > 1)
+    if mesh.devices_of(rank)[0].platform == "cpu":
+        raise make_error(
+            "unsupported",
+            f"rank {rank}: expected its devices in one process, found them in processes "
+            f"{sorted({*row})}; make the mesh so that each process has whole ranks",
+        )
+    if mesh.ranks_per_device > 1:
+        raise make_error(
+            "unsupported",
+            f"rank {rank}: its devices lie in processes {sorted({*row})} and are shared with "
+            "other ranks, whose turns each process would choose for itself; expected "
+            "ranks_per_device=1, or whole ranks in each process",
+        )
 
 
 def processes_of(mesh: MpmdMesh) -> Processes | None:
-    """The processes that the mesh spans; None: this one has all of it."""
+    """The processes that the mesh spans; None: this one has all of it.
+
+    Raises:
+      JaxppError: a rank lies in several processes in a way that can not be ("unsupported").
+    """
     if jax.process_count() == 1:
         return None
+    owners = [[d.process_index for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
+    spans = any(len({*row}) > 1 for row in owners)
+    if spans:
+        _check_span(mesh, owners)
+    rank_process, places = own_part(owners, jax.process_index())
     _prepare_to_leave()
-    return Processes([_owner(mesh, rank) for rank in range(mesh.mpmd_dim)])
+    return Processes(rank_process, places, spans)

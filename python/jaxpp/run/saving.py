@@ -75,7 +75,7 @@ def _layout(placement: Placement) -> list[int]:
 
 
 def _layouts(lying: Lying) -> list[int] | None:
-    if lying.devices.per_rank == 1:
+    if lying.devices.rank_size == 1:
         return None
     placements = [*lying.inputs, *lying.outputs]
     return [number for placement in placements for number in _layout(placement)]

@@ -5,6 +5,7 @@
 
 static void fake_destroy(jpp_client_t* base) {
   fake_client_t* client = fake_client(base);
+  fake_nodes_leave(client);
   fake_workers_stop(client);
   pthread_mutex_lock(&client->mutex);
   while (client->handles) {
@@ -17,6 +18,7 @@ static void fake_destroy(jpp_client_t* base) {
   pthread_mutex_unlock(&client->mutex);
   pthread_cond_destroy(&client->changed);
   pthread_mutex_destroy(&client->mutex);
+  fake_nodes_release(client);
   jpp_free(client->threads);
   jpp_free(client);
 }
@@ -48,32 +50,51 @@ static const jpp_client_vtable_t kFakeVtable = {
     .register_custom_call = jpp_client_register_custom_call_unsupported,
 };
 
+static jpp_status_t* check_options(const jpp_fake_options_t* options) {
+  if (options->device_count < 1 || options->device_count > JPP_FAKE_MAX_DEVICES) {
+    return jpp_status_make(JPP_DEVICES_ERROR, "fake: expected 1 to %d devices, found %u",
+                           JPP_FAKE_MAX_DEVICES, options->device_count);
+  }
+  if (options->num_nodes > JPP_FAKE_MAX_NODES || options->node_id >= options->num_nodes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "fake: expected at most %d nodes and a node_id below their "
+                           "number, found node %u of %u",
+                           JPP_FAKE_MAX_NODES, options->node_id, options->num_nodes);
+  }
+  if (options->num_nodes == 1 || options->store) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "fake: expected a store for %u nodes, found NULL",
+                         options->num_nodes);
+}
+
 jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                      jpp_client_t** out_client) {
   *out_client = NULL;
   jpp_fake_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_fake_options_t, failure, options, &full));
   JPP_RETURN_IF_ERROR(jpp_process_begin_client());
-  if (full.device_count < 1 || full.device_count > JPP_FAKE_MAX_DEVICES) {
-    return jpp_status_make(JPP_DEVICES_ERROR, "fake: expected 1 to %d devices, found %u",
-                           JPP_FAKE_MAX_DEVICES, full.device_count);
-  }
+  if (!full.num_nodes) full.num_nodes = 1;
+  JPP_RETURN_IF_ERROR(check_options(&full));
   fake_client_t* client = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
   client->options = full;
   client->failure = full.failure;
-  for (uint32_t i = 0; i < full.device_count; ++i) {
-    client->devices[i] = (jpp_device_info_t){.id = (int32_t)i, .kind = "fake"};
-  }
   client->base = (jpp_client_t){.vtable = &kFakeVtable,
                                 .info = {.driver = "fake",
                                          .platform_name = "fake",
                                          .platform_version = "1",
                                          .device_count = full.device_count,
-                                         .devices = client->devices}};
+                                         .devices = client->devices,
+                                         .node_id = full.node_id}};
   pthread_mutex_init(&client->mutex, NULL);
   pthread_cond_init(&client->changed, NULL);
-  jpp_status_t* status = fake_workers_start(client);
+  jpp_status_t* status = NULL;
+  if (full.num_nodes > 1) {  // the caller's is only there during the call
+    client->store = *full.store;
+    client->options.store = &client->store;
+  }
+  status = fake_nodes_join(client);
+  if (!status) status = fake_workers_start(client);
   if (status) {
     fake_destroy(&client->base);
     return status;

@@ -3,8 +3,10 @@
 #include "device/fake/fake.h"
 
 // FNV-1a over the bits of every element, argument by argument.
-static float hash_args(const fake_result_t* result, fake_value_t* const* args) {
-  uint64_t hash = 0xcbf29ce484222325u;
+static const uint64_t kHashStart = 0xcbf29ce484222325u;
+
+static uint64_t hash_args(uint64_t hash, const fake_result_t* result,
+                          fake_value_t* const* args) {
   for (uint32_t a = 0; a < result->arg_count; ++a) {
     const fake_value_t* value = args[result->args[a]];
     const unsigned char* bytes = value->data;
@@ -12,8 +14,10 @@ static float hash_args(const fake_result_t* result, fake_value_t* const* args) {
       hash = (hash ^ bytes[i]) * 0x100000001b3u;
     }
   }
-  return (float)(hash >> 40) / (float)(1 << 24);
+  return hash;
 }
+
+static float hash_number(uint64_t hash) { return (float)(hash >> 40) / (float)(1 << 24); }
 
 static float arg_element(const fake_result_t* result, fake_value_t* const* args,
                          uint32_t a, size_t i) {
@@ -37,8 +41,27 @@ void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
   float* data = output->data;
   size_t count = fake_shape_elements(&output->shape);
   bool hash = result->op == FAKE_HASH;
-  float hashed = hash ? hash_args(result, args) : 0;
+  float hashed = hash ? hash_number(hash_args(kHashStart, result, args)) : 0;
   for (size_t i = 0; i < count; ++i) {
     data[i] = hash ? hashed : combine_elements(result, args, i);
   }
+}
+
+void fake_collective_compute(const fake_result_t* result, uint32_t count,
+                             fake_value_t* const* const* args, fake_value_t* output) {
+  float* data = output->data;
+  size_t elements = fake_shape_elements(&output->shape);
+  uint64_t hash = kHashStart;
+  for (uint32_t p = 0; p < count; ++p) {
+    if (result->op == FAKE_ALL_HASH) {
+      hash = hash_args(hash, result, args[p]);
+      continue;
+    }
+    for (size_t i = 0; i < elements; ++i) {
+      float number = arg_element(result, args[p], 0, i);
+      data[i] = p ? data[i] + number : number;
+    }
+  }
+  if (result->op != FAKE_ALL_HASH) return;
+  for (size_t i = 0; i < elements; ++i) data[i] = hash_number(hash);
 }

@@ -3,7 +3,72 @@
 // execution leaves every buffer as it was.
 #include <string.h>
 
+#include "base/hash.h"
 #include "device/fake/fake.h"
+
+// The request's devices, or else the text's, or else the client's first one.
+static jpp_status_t* choose_devices(const fake_client_t* client,
+                                    const jpp_compile_request_t* request,
+                                    fake_program_t* program) {
+  const jpp_client_info_t* info = &client->base.info;
+  uint32_t count = request->device_count;
+  if (!count && program->device_count) return NULL;
+  uint32_t* devices = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&program->arena, count ? count : 1, &devices));
+  devices[0] = client->first_id;
+  for (uint32_t i = 0; i < count; ++i) {
+    devices[i] = (uint32_t)info->global_devices[request->devices[i]].id;
+  }
+  program->devices = devices;
+  program->device_count = count ? count : 1;
+  return NULL;
+}
+
+static jpp_status_t* find_own(const fake_client_t* client, fake_program_t* program) {
+  uint32_t* own = NULL;
+  uint32_t total = client->base.info.global_device_count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&program->arena, program->device_count, &own));
+  for (uint32_t i = 0; i < program->device_count; ++i) {
+    uint32_t id = program->devices[i];
+    if (id >= total) {
+      return jpp_status_make(JPP_DEVICES_ERROR, "compile: device %u of %u", id, total);
+    }
+    // Those before the first one wrap around.
+    if (id - client->first_id >= client->options.device_count) continue;
+    own[program->own_count++] = id - client->first_id;
+  }
+  program->own = own;
+  if (program->own_count) return NULL;
+  return jpp_status_make(JPP_DEVICES_ERROR,
+                         "compile: expected a program with a partition on one of the %u "
+                         "devices of node %u, found none",
+                         client->options.device_count, client->options.node_id);
+}
+
+// Partitions that meet are told apart by their devices.
+static jpp_status_t* check_distinct(const fake_program_t* program) {
+  for (uint32_t i = 0; i < program->device_count; ++i) {
+    for (uint32_t k = 0; k < i; ++k) {
+      if (program->devices[i] != program->devices[k]) continue;
+      return jpp_status_make(JPP_DEVICES_ERROR,
+                             "compile: a program with a collective names device %u twice",
+                             program->devices[i]);
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* place_program(const fake_client_t* client,
+                                   const jpp_compile_request_t* request,
+                                   fake_program_t* program) {
+  JPP_RETURN_IF_ERROR(choose_devices(client, request, program));
+  JPP_RETURN_IF_ERROR(find_own(client, program));
+  if (program->is_collective) JPP_RETURN_IF_ERROR(check_distinct(program));
+  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, request->code, request->code_size);
+  program->identity = jpp_hash_bytes(hash, program->devices,
+                                     program->device_count * sizeof(program->devices[0]));
+  return NULL;
+}
 
 jpp_status_t* fake_compile(jpp_client_t* base, const jpp_compile_request_t* request,
                            jpp_executable_t** out_executable) {
@@ -14,19 +79,10 @@ jpp_status_t* fake_compile(jpp_client_t* base, const jpp_compile_request_t* requ
                            request->format ? request->format : "(none)");
   }
   fake_program_t* program = NULL;
-  jpp_status_t* parse_error =
-      fake_program_create(request->code, request->code_size, &program);
-  for (uint32_t i = 0; program && i < program->device_count && !parse_error; ++i) {
-    if (program->devices[i] < base->info.device_count) continue;
-    parse_error = jpp_status_make(JPP_DEVICES_ERROR, "compile: device %u of %u",
-                                  program->devices[i], base->info.device_count);
-  }
-  if (parse_error) {
-    fake_program_destroy(program);
-    return parse_error;
-  }
+  JPP_RETURN_IF_ERROR(fake_program_create(request->code, request->code_size, &program));
+  jpp_status_t* status = place_program(client, request, program);
   pthread_mutex_lock(&client->mutex);
-  jpp_status_t* status = fake_count_call_locked(client, "compile", NULL);
+  if (!status) status = fake_count_call_locked(client, "compile", NULL);
   if (status) {
     fake_program_destroy(program);
   } else {
@@ -82,7 +138,8 @@ static jpp_status_t* check_result_args_locked(const fake_result_t* result,
                                               jpp_buffer_t* const* args) {
   for (uint32_t i = 0; i < result->arg_count; ++i) {
     const fake_value_t* value = ((fake_handle_t*)args[result->args[i]])->value;
-    bool fits = result->op == FAKE_HASH || shapes_equal(&value->shape, &result->shape);
+    bool any = result->op == FAKE_HASH || result->op == FAKE_ALL_HASH;
+    bool fits = any || shapes_equal(&value->shape, &result->shape);
     if (fits) continue;
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,
@@ -116,14 +173,20 @@ static jpp_status_t* check_donations(const fake_program_t* program,
 
 static uint32_t row_device(const fake_program_t* program, const jpp_execute_t* execute,
                            uint32_t row) {
-  return execute->device < 0 ? program->devices[row] : (uint32_t)execute->device;
+  return execute->device < 0 ? program->own[row] : (uint32_t)execute->device;
 }
 
 static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
   JPP_RETURN_IF_ERROR(
       fake_handle_check_locked(execute->executable, FAKE_EXECUTABLE, "execute"));
   const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
-  uint32_t rows = execute->device < 0 ? program->device_count : 1;
+  uint32_t rows = execute->device < 0 ? program->own_count : 1;
+  if (program->is_collective && execute->device >= 0) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "execute: expected a program with a collective on the devices "
+                           "that it was compiled for, found device %d",
+                           execute->device);
+  }
   JPP_RETURN_IF_ERROR(check_count("device rows", rows, execute->device_count));
   JPP_RETURN_IF_ERROR(check_count("arguments", program->arg_count, execute->arg_count));
   JPP_RETURN_IF_ERROR(
@@ -145,6 +208,7 @@ static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
 static void run_execute(const fake_task_t* task) {
   const fake_program_t* program = task->program;
   for (uint32_t k = 0; k < program->result_count; ++k) {
+    if (fake_op_is_collective(program->results[k].op)) continue;  // at the rendezvous
     fake_result_compute(&program->results[k], task->values,
                         task->values[task->input_count + k]);
   }
@@ -156,6 +220,7 @@ static jpp_status_t* row_build_locked(fake_client_t* client, const jpp_execute_t
   const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
   task->program = program;
   task->run = run_execute;
+  task->device_id = client->first_id + row_device(program, execute, row);
   task->latency_us = client->options.latency_us;
   for (uint32_t i = 0; i < program->arg_count; ++i) {
     task->values[i] = ((fake_handle_t*)execute->args[row][i])->value;
@@ -231,6 +296,10 @@ static jpp_status_t* execute_locked(fake_client_t* client, const jpp_execute_t* 
   }
   jpp_status_t* status = rows_build_locked(client, execute, failure, out_tasks);
   jpp_status_free(failure);
+  const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
+  if (!status && program->is_collective) {
+    status = fake_rendezvous_join_locked(client, *out_tasks);
+  }
   if (status) {
     rows_discard_locked(client, execute, *out_tasks);
     return status;

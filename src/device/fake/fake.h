@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "device/driver.h"
+#include "device/fake/nodes.h"
 #include "device/fake/program.h"
 #include "device/process.h"
 #include "jaxpp/device_fake.h"
@@ -47,36 +48,45 @@ typedef struct fake_handle {
 } fake_handle_t;
 
 // One piece of asynchronous work: an execution on one device, or a copy.
-typedef struct fake_task {
+struct fake_task {
   struct fake_task* next;
+  fake_client_t* client;
   void (*run)(const struct fake_task* task);  // any thread, no lock held
   fake_completion_t* completion;              // one reference, as all values below
   jpp_status_t* failure;                      // owned; injected
   uint32_t latency_us;
   const fake_program_t* program;
-  void* host_data;  // destination of a copy to the host
+  uint32_t device_id;             // of an execution
+  fake_rendezvous_t* rendezvous;  // of a program with a collective, else NULL
+  void* host_data;                // destination of a copy to the host
   uint32_t input_count;
   uint32_t output_count;
   fake_value_t* values[];  // inputs, then outputs
-} fake_task_t;
+};
 
-typedef struct fake_client {
+struct fake_client {
   jpp_client_t base;
   jpp_fake_options_t options;
+  jpp_key_value_store_t store;  // of `options`
   jpp_device_info_t devices[JPP_FAKE_MAX_DEVICES];
+  jpp_global_device_t* global_devices;
+  uint32_t first_id;  // of its own devices, which have the next ones
+  fake_job_t* job;
   pthread_mutex_t mutex;
   pthread_cond_t changed;  // a task was queued or done, or the client stops
   // Guarded by `mutex`:
   fake_handle_t* handles;
   fake_task_t* first_task;  // queued, oldest first
   fake_task_t* last_task;
+  uint32_t meeting;  // tasks at a rendezvous, which other clients' threads may complete
+  fake_clique_t* cliques;
   bool stopping;
   jpp_fake_failure_t failure;
   jpp_fake_stats_t stats;
   // Only create and destroy:
   uint32_t thread_count;
   pthread_t* threads;
-} fake_client_t;
+};
 
 static inline fake_client_t* fake_client(jpp_client_t* client) {
   return (fake_client_t*)client;
@@ -119,15 +129,20 @@ jpp_status_t* fake_task_create(uint32_t input_count, uint32_t output_count,
                                fake_task_t** out_task);
 // Drops a task that was never submitted. NULL is fine.
 void fake_task_discard_locked(fake_task_t* task);
-// Takes the task. Runs it here when the client has no workers.
+// Takes the task. Runs it here when the client has no workers and its inputs are there.
 void fake_task_submit(fake_client_t* client, fake_task_t* task);
+// The task has run, or failed: takes both. Calls who waited for it.
+void fake_task_complete(fake_task_t* task, jpp_status_t* error);
 jpp_status_t* fake_workers_start(fake_client_t* client);
 // Waits for all tasks.
 void fake_workers_stop(fake_client_t* client);
 
-// compute.c: one result from an execution's arguments.
+// compute.c: one result from an execution's arguments; not that of a collective.
 void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
                          fake_value_t* output);
+// A collective's result, from the arguments of each of `count` partitions.
+void fake_collective_compute(const fake_result_t* result, uint32_t count,
+                             fake_value_t* const* const* args, fake_value_t* output);
 
 // The rows of the table: execute.c, buffer.c, event.c.
 jpp_status_t* fake_compile(jpp_client_t* base, const jpp_compile_request_t* request,

@@ -27,6 +27,8 @@ static const struct {
     {"copy", FAKE_COPY, 1, 1},
     {"scale", FAKE_SCALE, 1, 1},
     {"hash", FAKE_HASH, 0, FAKE_MAX_ARGS},
+    {"all_sum", FAKE_ALL_SUM, 1, 1},
+    {"all_hash", FAKE_ALL_HASH, 0, FAKE_MAX_ARGS},
 };
 
 size_t fake_shape_elements(const fake_shape_t* shape) {
@@ -110,9 +112,10 @@ static jpp_status_t* parse_op(fake_parser_t* parser, fake_result_t* result) {
   size_t row_count = sizeof(kOps) / sizeof(kOps[0]);
   while (row < row_count && (!token || strcmp(token, kOps[row].name) != 0)) ++row;
   if (row == row_count) {
-    return parse_error(parser, "sum, mul, copy, scale or hash", token);
+    return parse_error(parser, "sum, mul, copy, scale, hash, all_sum or all_hash", token);
   }
   result->op = kOps[row].op;
+  parser->program->is_collective |= fake_op_is_collective(result->op);
   if (result->op == FAKE_SCALE) {
     uint32_t arg = 0;
     JPP_RETURN_IF_ERROR(parse_u32(parser, parse_token(parser), FAKE_MAX_ARGS, &arg));
@@ -162,7 +165,6 @@ static jpp_status_t* parse_line(fake_parser_t* parser) {
 }
 
 static jpp_status_t* parse_finish(fake_parser_t* parser) {
-  static const uint32_t kFirstDevice = 0;
   fake_program_t* program = parser->program;
   for (uint32_t i = 0; i < program->donate_count; ++i) {
     if (program->donate[i] < parser->highest_arg_count) continue;
@@ -171,10 +173,6 @@ static jpp_status_t* parse_finish(fake_parser_t* parser) {
   if (program->arg_count < parser->highest_arg_count) {
     if (program->arg_count) return parse_error(parser, "fewer arguments used", "args");
     program->arg_count = parser->highest_arg_count;
-  }
-  if (!program->device_count) {
-    program->devices = &kFirstDevice;
-    program->device_count = 1;
   }
   program->result_count = (uint32_t)parser->results.count;
   return JPP_VEC_TO_ARENA(&parser->results, &program->arena, &program->results);

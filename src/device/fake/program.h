@@ -5,7 +5,15 @@
 #include "base/arena.h"
 #include "jaxpp/device.h"
 
-typedef enum fake_op { FAKE_SUM, FAKE_MUL, FAKE_COPY, FAKE_SCALE, FAKE_HASH } fake_op_t;
+typedef enum fake_op {
+  FAKE_SUM,
+  FAKE_MUL,
+  FAKE_COPY,
+  FAKE_SCALE,
+  FAKE_HASH,
+  FAKE_ALL_SUM,
+  FAKE_ALL_HASH,
+} fake_op_t;
 
 typedef struct fake_shape {
   jpp_dtype_t dtype;
@@ -26,16 +34,26 @@ typedef struct fake_program {
   uint32_t arg_count;
   uint32_t result_count;
   uint32_t device_count;
+  uint32_t own_count;
   uint32_t donate_count;
+  bool is_collective;
+  uint64_t identity;  // differs for another text or other devices
   const fake_result_t* results;
-  const uint32_t* devices;
+  const uint32_t* devices;  // ids, by partition
+  const uint32_t* own;      // indices of those that are the client's, in the same order
   const uint32_t* donate;
 } fake_program_t;
+
+// The result of one partition has something of every partition's arguments.
+static inline bool fake_op_is_collective(fake_op_t op) {
+  return op == FAKE_ALL_SUM || op == FAKE_ALL_HASH;
+}
 
 size_t fake_shape_elements(const fake_shape_t* shape);
 size_t fake_shape_bytes(const fake_shape_t* shape);
 
-// JPP_PARSE_ERROR with the line, or what was out of range.
+// JPP_PARSE_ERROR with the line, or what was out of range. Without devices if the text
+// names none; `own` is for the caller to fill in.
 jpp_status_t* fake_program_create(const char* text, size_t size,
                                   fake_program_t** out_program);
 void fake_program_destroy(fake_program_t* program);

@@ -1,6 +1,6 @@
 // The fake device's task queue and its worker threads. A worker takes the oldest task
 // whose inputs are done; tasks are queued in call order, so the oldest one can always
-// run.
+// run, or waits for one that waits for other nodes.
 #include <time.h>
 
 #include "device/fake/fake.h"
@@ -33,56 +33,30 @@ void fake_task_discard_locked(fake_task_t* task) {
   jpp_free(task);
 }
 
-// Inputs are done, so their errors are constant.
-static jpp_status_t* task_run(fake_task_t* task) {
+// What keeps the task from running. Inputs are done, so their errors are constant.
+static jpp_status_t* task_check(const fake_task_t* task) {
   if (task->failure) return jpp_status_clone(task->failure);
   for (uint32_t i = 0; i < task->input_count; ++i) {
     const jpp_status_t* error = task->values[i]->completion->error;
     if (error) return jpp_status_clone(error);
   }
-  if (task->latency_us) {
+  return NULL;
+}
+
+// Takes the task.
+static void task_run(fake_task_t* task) {
+  jpp_status_t* error = task_check(task);
+  if (!error && task->latency_us) {
     struct timespec latency = {.tv_sec = task->latency_us / 1000000,
                                .tv_nsec = (long)(task->latency_us % 1000000) * 1000};
     nanosleep(&latency, NULL);
   }
-  task->run(task);
-  return NULL;
-}
-
-// Runs, completes and frees the task; then calls who waited for it.
-static void task_finish(fake_client_t* client, fake_task_t* task) {
-  jpp_status_t* error = task_run(task);
-  jpp_status_t* told = jpp_status_clone(error);
-  pthread_mutex_lock(&client->mutex);
-  jpp_event_waiter_t* waiter = task->completion->waiters;
-  task->completion->waiters = NULL;
-  task->completion->error = error;
-  task->completion->done = true;
-  fake_task_discard_locked(task);
-  pthread_cond_broadcast(&client->changed);
-  pthread_mutex_unlock(&client->mutex);
-  while (waiter) {
-    jpp_event_waiter_t* next = waiter->next;
-    waiter->callback(waiter->user, jpp_status_clone(told));
-    waiter = next;
-  }
-  jpp_status_free(told);
-}
-
-void fake_task_submit(fake_client_t* client, fake_task_t* task) {
-  if (client->thread_count == 0) {
-    task_finish(client, task);
+  if (task->rendezvous) {
+    fake_rendezvous_arrive(task, error);
     return;
   }
-  pthread_mutex_lock(&client->mutex);
-  if (client->last_task) {
-    client->last_task->next = task;
-  } else {
-    client->first_task = task;
-  }
-  client->last_task = task;
-  pthread_cond_broadcast(&client->changed);
-  pthread_mutex_unlock(&client->mutex);
+  if (!error) task->run(task);
+  fake_task_complete(task, error);
 }
 
 static bool task_can_run_locked(const fake_task_t* task) {
@@ -102,11 +76,64 @@ static fake_task_t* queue_take_locked(fake_client_t* client) {
         client->first_task = task->next;
       }
       if (client->last_task == task) client->last_task = previous;
+      task->next = NULL;
       return task;
     }
     previous = task;
   }
   return NULL;
+}
+
+// Of a client without workers: runs what can run.
+static void queue_drain(fake_client_t* client) {
+  for (;;) {
+    pthread_mutex_lock(&client->mutex);
+    fake_task_t* task = queue_take_locked(client);
+    pthread_mutex_unlock(&client->mutex);
+    if (!task) return;
+    task_run(task);
+  }
+}
+
+void fake_task_complete(fake_task_t* task, jpp_status_t* error) {
+  fake_client_t* client = task->client;
+  bool has_met = task->rendezvous != NULL;
+  jpp_status_t* told = jpp_status_clone(error);
+  pthread_mutex_lock(&client->mutex);
+  jpp_event_waiter_t* waiter = task->completion->waiters;
+  task->completion->waiters = NULL;
+  task->completion->error = error;
+  task->completion->done = true;
+  fake_task_discard_locked(task);
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+  while (waiter) {
+    jpp_event_waiter_t* next = waiter->next;
+    waiter->callback(waiter->user, jpp_status_clone(told));
+    waiter = next;
+  }
+  jpp_status_free(told);
+  if (!has_met) return;
+  // The client lives until this thread, which may be another one's, is through with it.
+  if (!client->options.threads) queue_drain(client);
+  pthread_mutex_lock(&client->mutex);
+  --client->meeting;
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+}
+
+void fake_task_submit(fake_client_t* client, fake_task_t* task) {
+  task->client = client;
+  pthread_mutex_lock(&client->mutex);
+  if (client->last_task) {
+    client->last_task->next = task;
+  } else {
+    client->first_task = task;
+  }
+  client->last_task = task;
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+  if (!client->options.threads) queue_drain(client);
 }
 
 static void* worker_main(void* user) {
@@ -119,7 +146,7 @@ static void* worker_main(void* user) {
       continue;
     }
     pthread_mutex_unlock(&client->mutex);
-    task_finish(client, task);
+    task_run(task);
     pthread_mutex_lock(&client->mutex);
   }
   pthread_mutex_unlock(&client->mutex);
@@ -147,4 +174,7 @@ void fake_workers_stop(fake_client_t* client) {
   for (uint32_t i = 0; i < client->thread_count; ++i) {
     pthread_join(client->threads[i], NULL);
   }
+  pthread_mutex_lock(&client->mutex);
+  while (client->meeting) pthread_cond_wait(&client->changed, &client->mutex);
+  pthread_mutex_unlock(&client->mutex);
 }

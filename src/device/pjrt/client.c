@@ -71,6 +71,11 @@ static jpp_status_t* named_value_from_option(const jpp_client_option_t* option,
       value.type = PJRT_NamedValue_kFloat;
       value.float_value = option->float_value;
       break;
+    case JPP_OPTION_INT64_LIST:
+      value.type = PJRT_NamedValue_kInt64List;
+      value.int64_array_value = option->int64_list_value->values;
+      value.value_size = option->int64_list_value->count;
+      break;
     default:
       return jpp_status_make(JPP_INVALID_ARGUMENT, "option %s has unknown type %d",
                              option->name, (int)option->type);
@@ -79,20 +84,68 @@ static jpp_status_t* named_value_from_option(const jpp_client_option_t* option,
   return NULL;
 }
 
-static jpp_status_t* client_open(jpp_pjrt_client_t* client,
-                                 const jpp_pjrt_options_t* options) {
+static jpp_status_t* check_nodes(const jpp_pjrt_options_t* options) {
+  uint32_t num_nodes = options->num_nodes ? options->num_nodes : 1;
+  if (options->node_id >= num_nodes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "plugin %s: expected a node_id below %u, num_nodes; found %u",
+                           options->plugin_path, num_nodes, options->node_id);
+  }
+  if (num_nodes == 1 || options->store) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "plugin %s: expected a store for %u nodes, found NULL",
+                         options->plugin_path, num_nodes);
+}
+
+// The caller's options, and those by which plugins know the nodes.
+static jpp_status_t* make_named_values(jpp_pjrt_client_t* client,
+                                       const jpp_pjrt_options_t* options,
+                                       PJRT_Client_Create_Args* args) {
+  const jpp_client_option_t nodes[] = {
+      {.name = "node_id", .type = JPP_OPTION_INT64, .int64_value = options->node_id},
+      {.name = "num_nodes", .type = JPP_OPTION_INT64, .int64_value = options->num_nodes}};
+  uint32_t count = options->option_count, more = options->num_nodes > 1 ? 2 : 0;
   PJRT_NamedValue* values = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&client->arena, options->option_count, &values));
-  for (uint32_t i = 0; i < options->option_count; ++i) {
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&client->arena, count + more, &values));
+  for (uint32_t i = 0; i < count; ++i) {
     JPP_RETURN_IF_ERROR(named_value_from_option(&options->options[i], &values[i]));
   }
+  for (uint32_t i = 0; i < more; ++i) {
+    JPP_RETURN_IF_ERROR(named_value_from_option(&nodes[i], &values[count + i]));
+  }
+  args->create_options = values;
+  args->num_options = count + more;
+  return NULL;
+}
+
+// A plugin that knows no nodes names the option that it does not know. Owns `status`.
+static jpp_status_t* explain_nodes(jpp_status_t* status) {
+  const char* text = jpp_status_message(status);
+  if (!strstr(text, "num_nodes") && !strstr(text, "node_id")) return status;
+  jpp_status_t* unsupported =
+      jpp_status_make(JPP_UNSUPPORTED,
+                      "expected a plugin that makes programs over the devices of several "
+                      "processes, found "
+                      "one that does not: %s",
+                      text);
+  jpp_status_free(status);
+  return unsupported;
+}
+
+static jpp_status_t* client_open(jpp_pjrt_client_t* client,
+                                 const jpp_pjrt_options_t* options) {
+  JPP_RETURN_IF_ERROR(check_nodes(options));
   JPP_PJRT_ARGS(Client_Create, args);
-  args.create_options = values;
-  args.num_options = options->option_count;
-  JPP_RETURN_IF_ERROR_IN(
-      jpp_pjrt_status(client->api, client->api->PJRT_Client_Create(&args),
-                      JPP_PLUGIN_ERROR, "cannot make a client"),
-      "plugin %s", options->plugin_path);
+  JPP_RETURN_IF_ERROR(make_named_values(client, options, &args));
+  if (options->num_nodes > 1) {
+    client->store = *options->store;
+    jpp_pjrt_store_give(&client->store, &args);
+  }
+  PJRT_Error* error = client->api->PJRT_Client_Create(&args);
+  jpp_status_t* status =
+      jpp_pjrt_status(client->api, error, JPP_PLUGIN_ERROR, "cannot make a client");
+  if (status && options->num_nodes > 1) status = explain_nodes(status);
+  if (status) return jpp_status_annotate(status, "plugin %s", options->plugin_path);
   client->client = args.client;
   return NULL;
 }
@@ -125,24 +178,38 @@ static jpp_status_t* client_read_platform(jpp_pjrt_client_t* client) {
                            &client->base.info.platform_version);
 }
 
-static jpp_status_t* client_read_device(jpp_pjrt_client_t* client, PJRT_Device* device,
-                                        jpp_device_info_t* out_info) {
-  const PJRT_Api* api = client->api;
-  JPP_PJRT_ARGS(Device_GetDescription, description);
-  description.device = device;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Device_GetDescription(&description),
+jpp_status_t* jpp_pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
+                                          PJRT_DeviceDescription** out_description) {
+  JPP_PJRT_ARGS(Device_GetDescription, args);
+  args.device = device;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Device_GetDescription(&args),
                                       JPP_PLUGIN_ERROR, "device description"));
+  *out_description = args.device_description;
+  return NULL;
+}
+
+jpp_status_t* jpp_pjrt_device_read(jpp_pjrt_client_t* client,
+                                   PJRT_DeviceDescription* description,
+                                   jpp_device_info_t* out_info) {
+  const PJRT_Api* api = client->api;
   JPP_PJRT_ARGS(DeviceDescription_Id, id);
-  id.device_description = description.device_description;
+  id.device_description = description;
   JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_DeviceDescription_Id(&id),
                                       JPP_PLUGIN_ERROR, "device id"));
   JPP_PJRT_ARGS(DeviceDescription_Kind, kind);
-  kind.device_description = description.device_description;
+  kind.device_description = description;
   JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_DeviceDescription_Kind(&kind),
                                       JPP_PLUGIN_ERROR, "device kind"));
   out_info->id = id.id;
   return jpp_arena_strndup(&client->arena, kind.device_kind, kind.device_kind_size,
                            &out_info->kind);
+}
+
+static jpp_status_t* client_read_device(jpp_pjrt_client_t* client, PJRT_Device* device,
+                                        jpp_device_info_t* out_info) {
+  PJRT_DeviceDescription* description = NULL;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_device_description(client->api, device, &description));
+  return jpp_pjrt_device_read(client, description, out_info);
 }
 
 static jpp_status_t* client_read_devices(jpp_pjrt_client_t* client) {
@@ -170,7 +237,8 @@ static jpp_status_t* client_init(jpp_pjrt_client_t* client,
   client->base.build = hash_file(options->plugin_path);
   JPP_RETURN_IF_ERROR(client_open(client, options));
   JPP_RETURN_IF_ERROR(client_read_platform(client));
-  return client_read_devices(client);
+  JPP_RETURN_IF_ERROR(client_read_devices(client));
+  return jpp_pjrt_nodes_read(client, options);
 }
 
 jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
@@ -192,6 +260,11 @@ jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
   }
   JPP_LOG(JPP_LOG_INFO, "plugin %s: platform %s, %u devices", full.plugin_path,
           client->base.info.platform_name, client->base.info.device_count);
+  if (full.num_nodes > 1) {
+    JPP_LOG(JPP_LOG_INFO, "plugin %s: node %u of %u, which have %u devices",
+            full.plugin_path, full.node_id, full.num_nodes,
+            client->base.info.global_device_count);
+  }
   *out_client = &client->base;
   return NULL;
 }

@@ -16,6 +16,7 @@ typedef struct jpp_pjrt_client {
   const PJRT_Api* api;  // the loaded plugin's; lives as long as the process
   PJRT_Client* client;
   PJRT_Device* const* devices;  // addressable; the plugin's, as long as the client
+  jpp_key_value_store_t store;  // the plugin has its address
   jpp_arena_t arena;            // names in base.info
   // Of every buffer's external references: plugins keep them in a list without a lock.
   pthread_mutex_t loans;
@@ -39,6 +40,20 @@ jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
 PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error);
 // For calls whose failure nobody can act on.
 void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
+
+// store.c: has the plugin use the store, which stays where it is.
+void jpp_pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args);
+
+// nodes.c: reads the devices of all nodes; the client's own are read already.
+// JPP_UNSUPPORTED unless there are as many nodes as `options` say.
+jpp_status_t* jpp_pjrt_nodes_read(jpp_pjrt_client_t* client,
+                                  const jpp_pjrt_options_t* options);
+// client.c
+jpp_status_t* jpp_pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
+                                          PJRT_DeviceDescription** out_description);
+jpp_status_t* jpp_pjrt_device_read(jpp_pjrt_client_t* client,
+                                   PJRT_DeviceDescription* description,
+                                   jpp_device_info_t* out_info);
 
 // buffer.c: JPP_DONATED_ERROR for a buffer that is not there any more.
 jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,

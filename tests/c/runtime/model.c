@@ -115,11 +115,19 @@ jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   return executable;
 }
 
+// Without nodes all tasks are compiled: each client has all devices.
+static bool has_rank(const model_t* model, uint32_t task) {
+  const uint32_t* rank_process = model->options.rank_process;
+  uint32_t rank = model->staged->tasks[task].rank;
+  return model->options.slices == 1 || !rank_process ||
+         rank_process[rank] == model->options.process;
+}
+
 void model_compile(model_t* model) {
   uint32_t tasks = model->staged->num_tasks;
   model->executables = calloc(tasks, sizeof(*model->executables));
   for (uint32_t t = 0; t < tasks; ++t) {
-    if (!model->staged->tasks[t].num_ops) continue;
+    if (!model->staged->tasks[t].num_ops || !has_rank(model, t)) continue;
     model->executables[t].executable = model_compile_task(model, t);
     model->executables[t].portable =
         model->options.portable || model->options.plugin_path;
@@ -138,14 +146,26 @@ static void create_plugin_client(model_t* model, uint32_t devices) {
   ASSERT_OK(jpp_client_create_pjrt(&options, &model->client));
 }
 
+uint32_t model_node_of(const model_t* model, uint32_t slice, uint32_t process) {
+  return model->options.slices > 1
+             ? slice * model->options.processes + process % model->options.processes
+             : 0;
+}
+
 static void create_client(model_t* model) {
   uint32_t per_rank = model->options.devices_per_rank;
   uint32_t sharing = model->options.ranks_per_device;
   uint32_t devices = (model->options.ranks + sharing - 1) / sharing * per_rank;
-  jpp_fake_options_t options = {.struct_size = sizeof(options),
-                                .device_count = devices,
-                                .threads = model->options.device_threads,
-                                .latency_us = model->options.latency_us};
+  bool spans = model->options.slices > 1;
+  uint32_t nodes = spans ? model->options.slices * model->options.processes : 1;
+  jpp_fake_options_t options = {
+      .struct_size = sizeof(options),
+      .device_count = devices,
+      .threads = model->options.device_threads,
+      .latency_us = model->options.latency_us,
+      .store = model->options.store,
+      .node_id = model_node_of(model, model->options.slice, model->options.process),
+      .num_nodes = nodes};
   if (model->options.plugin_path) {
     create_plugin_client(model, devices);
   } else {
@@ -177,6 +197,7 @@ model_t* model_plan(const char* text, model_options_t options) {
   if (!options.ranks) model->options.ranks = model->graph->ranks;
   if (!options.devices_per_rank) model->options.devices_per_rank = 1;
   if (!options.ranks_per_device) model->options.ranks_per_device = 1;
+  if (!options.slices) model->options.slices = 1;
   plan(model);
   create_client(model);
   if (!options.custom_call) model_compile(model);
@@ -239,13 +260,15 @@ jpp_array_t* model_array(const model_t* model, uint32_t arg, uint32_t rank, floa
                          float more) {
   const jpp_type_t* type = &model->staged->values[model->graph->args[arg].value].type;
   uint32_t per_rank = model->options.devices_per_rank;
-  float data[kMostNumbers];
+  float data[kMostDevices][kMostNumbers];
   jpp_host_array_t shards[kMostDevices];
-  assert_true(jpp_type_bytes(type) <= sizeof(data) && per_rank <= kMostDevices);
-  for (int i = 0; i < kMostNumbers; ++i) data[i] = first + (float)i * more;
+  assert_true(jpp_type_bytes(type) <= sizeof(data[0]) && per_rank <= kMostDevices);
   for (uint32_t d = 0; d < per_rank; ++d) {
+    uint32_t shard = model->options.slice * per_rank + d;
+    float offset = model->options.collective ? (float)shard / 8 : 0;
+    for (int i = 0; i < kMostNumbers; ++i) data[d][i] = first + offset + (float)i * more;
     shards[d] = (jpp_host_array_t){
-        .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+        .data = data[d], .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
   }
   jpp_array_layout_t layout = {.client = model->client,
                                .num_ranks = 1,

@@ -27,6 +27,14 @@ typedef struct model_options {
   uint32_t process;
   jpp_transport_t* network;
   uint32_t stall_timeout_ms;
+  // On the fake: results hash the arguments of all devices of a rank, which differ.
+  bool collective;
+  // Ranks that span nodes: each has `devices_per_rank` devices in each of so many slices,
+  // of which this is one; 0: 1. The processes of a slice exchange values; each process is
+  // a node, those of slice 0 first.
+  uint32_t slices, slice;
+  uint32_t processes;  // of a slice
+  const jpp_key_value_store_t* store;
   const char* plugin_path;       // NULL: the fake. Executables are portable then.
   const char* custom_call;       // plugin: what result 0 of task `custom_call_task` goes
   const char* custom_call_task;  // through
@@ -77,6 +85,8 @@ jpp_status_t* model_step(model_t* model);
 // Gives inputs, steps, reads a number of each output of the graph and takes all back.
 // All shards and replicas of an output must agree.
 void model_run(model_t* model, float* numbers);
+// The node that a process of a slice is.
+uint32_t model_node_of(const model_t* model, uint32_t slice, uint32_t process);
 // The task's program; to be freed with free().
 char* model_fake_code(const model_t* model, uint32_t task);
 char* model_mlir_code(const model_t* model, uint32_t task);

@@ -15,7 +15,7 @@ static void fake_result(jpp_str_t* text, const model_t* model, const jpp_task_t*
   for (uint32_t i = 0; i < type->ndim; ++i) {
     jpp_str_appendf(text, "%s%lld", i ? "," : "", (long long)type->dims[i]);
   }
-  jpp_str_append(text, "] = hash");
+  jpp_str_append(text, model->options.collective ? "] = all_hash" : "] = hash");
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     jpp_str_appendf(text, " %u", (result + i) % task->num_inputs);
   }
@@ -37,8 +37,14 @@ char* model_fake_code(const model_t* model, uint32_t id) {
   jpp_str_t text = {0};
   if (task->num_inputs) jpp_str_appendf(&text, "args %u\n", task->num_inputs);
   jpp_str_append(&text, "devices");
-  for (uint32_t d = 0; d < per_rank; ++d) {
-    jpp_str_appendf(&text, " %u", model->devices[task->rank * per_rank + d]);
+  for (uint32_t s = 0; s < model->options.slices; ++s) {
+    const uint32_t* rank_process = model->options.rank_process;
+    uint32_t node = model_node_of(model, s, rank_process ? rank_process[task->rank] : 0);
+    uint32_t first = node * jpp_client_info(model->client)->device_count;
+    for (uint32_t d = 0; d < per_rank; ++d) {
+      uint32_t device = model->devices[task->rank * per_rank + d];
+      jpp_str_appendf(&text, " %u", first + device);
+    }
   }
   jpp_str_append(&text, "\n");
   fake_donations(&text, model, id);

@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "device/test_store.h"
 #include "jaxpp/transport_fake.h"
 #include "model.h"
 
-enum { kProcesses = 3, kOutputs = 16, kSteps = 8 };
+enum { kProcesses = 3, kSlices = 2, kOutputs = 16, kSteps = 8 };
+enum { kMostProcesses = kProcesses * kSlices };
 
 static const uint32_t kRankProcess[kProcesses] = {0, 1, 2};
 
@@ -20,10 +22,11 @@ typedef struct process {
   const char* text;
   model_options_t options;
   jpp_transport_t* network;
-  uint32_t fail_at_step;  // 0: never
-  bool late;              // the failure shows after the call
-  uint32_t stop_before;   // a step that it never calls, while it lives on; 0: none
-  atomic_uint* ended;     // processes
+  uint32_t rank_process[kProcesses];  // of a slice
+  uint32_t fail_at_step;              // 0: never
+  bool late;                          // the failure shows after the call
+  uint32_t stop_before;  // a step that it never calls, while it lives on; 0: none
+  atomic_uint* ended;    // processes
   pthread_t thread;
   float numbers[kOutputs];  // of its own ranks' outputs, after the last step; else -1
   jpp_status_t* status;     // of the step that failed
@@ -31,28 +34,32 @@ typedef struct process {
 
 // --- Networks -------------------------------------------------------------------------
 
-static void connect_all(process_t* processes, uint32_t delay, uint64_t seed) {
-  char address[kProcesses][32];
-  for (uint32_t p = 0; p < kProcesses; ++p) {
+static void connect(process_t* processes, uint32_t count, uint32_t delay, uint64_t seed) {
+  char address[kMostProcesses][32];
+  for (uint32_t p = 0; p < count; ++p) {
     snprintf(address[p], sizeof(address[p]), "process %u", p);
     jpp_transport_options_t options = {.struct_size = sizeof(options),
                                        .driver = "fake",
                                        .process = p,
-                                       .num_processes = kProcesses,
+                                       .num_processes = count,
                                        .address = address[p],
                                        .token = kToken,
                                        .token_size = sizeof(kToken)};
     ASSERT_OK(jpp_transport_create(&options, &processes[p].network));
     if (delay > 1) jpp_transport_fake_set_delay(processes[p].network, delay, seed + p);
   }
-  for (uint32_t p = 0; p < kProcesses * kProcesses; ++p) {
-    uint32_t from = p / kProcesses, to = p % kProcesses;
+  for (uint32_t p = 0; p < count * count; ++p) {
+    uint32_t from = p / count, to = p % count;
     const void* data = NULL;
     size_t size = 0;
     if (from == to) continue;
     jpp_transport_address(processes[to].network, &data, &size);
     ASSERT_OK(jpp_transport_connect(processes[from].network, to, data, size));
   }
+}
+
+static void connect_all(process_t* processes, uint32_t delay, uint64_t seed) {
+  connect(processes, kProcesses, delay, seed);
 }
 
 // --- A process ------------------------------------------------------------------------
@@ -123,19 +130,31 @@ static void* run_process(void* user) {
   return NULL;
 }
 
-static void run_all(process_t* processes, const char* text, model_options_t options) {
+static void start(process_t* process, uint32_t index, const char* text,
+                  model_options_t options) {
+  process->index = index;
+  process->text = text;
+  process->options = options;
+  process->options.steps_in_flight = 3;
+  process->options.network = process->network;
+  assert_int_equal(pthread_create(&process->thread, NULL, run_process, process), 0);
+}
+
+static void start_all(process_t* processes, const char* text, model_options_t options) {
+  options.rank_process = kRankProcess;
   for (uint32_t p = 0; p < kProcesses; ++p) {
-    processes[p].index = p;
-    processes[p].text = text;
-    processes[p].options = options;
-    processes[p].options.steps_in_flight = 3;
-    processes[p].options.rank_process = kRankProcess;
-    processes[p].options.process = p;
-    processes[p].options.network = processes[p].network;
-    assert_int_equal(
-        pthread_create(&processes[p].thread, NULL, run_process, &processes[p]), 0);
+    options.process = p;
+    start(&processes[p], p, text, options);
   }
+}
+
+static void join_all(process_t* processes) {
   for (uint32_t p = 0; p < kProcesses; ++p) pthread_join(processes[p].thread, NULL);
+}
+
+static void run_all(process_t* processes, const char* text, model_options_t options) {
+  start_all(processes, text, options);
+  join_all(processes);
 }
 
 // --- Alike ----------------------------------------------------------------------------
@@ -172,6 +191,95 @@ static void test_processes_train_as_one(void** state) {
         }
         assert_true(seen > 0);
       }
+    }
+  }
+  free(text);
+}
+
+// --- Ranks that span nodes ------------------------------------------------------------
+
+// Each rank has devices in several processes. Those that have the devices at the same
+// places of each rank are a slice: they send each other their shards, and all slices
+// execute the tasks together. `per_slice`: a process for each rank, or one for all.
+static void run_slices(process_t* processes, uint32_t per_slice, const char* text,
+                       model_options_t options) {
+  test_store_t store;
+  test_store_init(&store);
+  jpp_key_value_store_t calls = test_store_calls(&store);
+  options.collective = true;
+  options.slices = kSlices;
+  options.processes = per_slice;
+  options.store = &calls;
+  if (per_slice > 1) connect(processes, kSlices * per_slice, 5, 1);
+  for (uint32_t p = 0; p < kSlices * per_slice; ++p) {
+    uint32_t first = p / per_slice * per_slice;
+    for (uint32_t r = 0; r < kProcesses; ++r) processes[p].rank_process[r] = first + r;
+    options.slice = p / per_slice;
+    options.process = p;
+    options.rank_process = per_slice > 1 ? processes[p].rank_process : NULL;
+    start(&processes[p], p % per_slice, text, options);
+  }
+  for (uint32_t p = 0; p < kSlices * per_slice; ++p) {
+    pthread_join(processes[p].thread, NULL);
+  }
+  test_store_deinit(&store);
+}
+
+// What a process has of the outputs is what the training of all gives.
+static uint32_t check_numbers(const process_t* process, const float* expected) {
+  uint32_t seen = 0;
+  ASSERT_OK(process->status);
+  for (uint32_t o = 0; o < 7; ++o) {
+    if (process->numbers[o] == -1) continue;
+    assert_float_equal(process->numbers[o], expected[o], 0);
+    ++seen;
+  }
+  return seen;
+}
+
+static void test_ranks_that_span_nodes_train_as_one(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t at = 0; at < 8; ++at) {
+    uint32_t per_rank = 1 + at % 2, per_slice = at & 4 ? 1 : kProcesses;
+    model_options_t options = {.device_threads = at & 2,
+                               .devices_per_rank = per_rank * kSlices,
+                               .collective = true};
+    float expected[kOutputs], plain[kOutputs];
+    train_alone(text, options, expected);
+    options.collective = false;
+    train_alone(text, options, plain);
+    assert_float_not_equal(plain[0], expected[0], 0);
+    options.devices_per_rank = per_rank;
+    process_t processes[kMostProcesses] = {0};
+    run_slices(processes, per_slice, text, options);
+    for (uint32_t s = 0; s < kSlices; ++s) {
+      uint32_t seen = 0;
+      for (uint32_t p = 0; p < per_slice; ++p) {
+        seen += check_numbers(&processes[s * per_slice + p], expected);
+      }
+      assert_true(seen >= 7);
+    }
+  }
+  free(text);
+}
+
+// A process may see that another one has gone before it hears why.
+static void test_a_failure_of_a_node_is_everybodys(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t at = 0; at < kMostProcesses; ++at) {
+    process_t processes[kMostProcesses] = {0};
+    processes[at].fail_at_step = 2;
+    processes[at].late = at % 2;
+    run_slices(processes, kProcesses, text, (model_options_t){.device_threads = 1});
+    for (uint32_t p = 0; p < kMostProcesses; ++p) {
+      assert_non_null(processes[p].status);
+      const char* message = jpp_status_message(processes[p].status);
+      bool told = strstr(message, "injected failure") ||
+                  strstr(message, "has destroyed its client");
+      if (!told) fail_msg("process %u: %s", p, message);
+      jpp_status_free(processes[p].status);
     }
   }
   free(text);
@@ -235,6 +343,8 @@ static void test_a_network_is_needed(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_processes_train_as_one),
+      cmocka_unit_test(test_ranks_that_span_nodes_train_as_one),
+      cmocka_unit_test(test_a_failure_of_a_node_is_everybodys),
       cmocka_unit_test(test_a_failure_is_everybodys),
       cmocka_unit_test(test_a_process_that_stands_still_is_named),
       cmocka_unit_test(test_a_network_is_needed),

@@ -1,0 +1,101 @@
+"""A plugin's client as one of several nodes, a node being a process of the job: it knows the
+devices of all, and compiles programs over them.
+
+What such clients tell each other goes through the key-value store of `jax.distributed`, under
+keys of their own beside those of JAX's client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.jax_internals import coordination
+
+__all__ = ["client_of_node", "key_value_store", "numbers_of"]
+
+_numbers = itertools.count()  # of such clients, in all processes alike
+
+
+def _close() -> None:
+    """At the interpreter's exit: steps under way may ask the store, nobody else."""
+    _core.runtimes_close()
+    _core.stores_close()
+
+
+atexit.register(_close)
+
+
+def key_value_store(prefix: str) -> _core.KeyValueStore:
+    """The coordination service's store, as far as its keys begin with `prefix`."""
+    store = coordination()
+
+    def get(key: str, timeout_ms: int) -> bytes | None:
+        name = prefix + key
+        if timeout_ms == 0:
+            return _or_none(lambda: store.key_value_try_get_bytes(name), "NOT_FOUND")
+        return _or_none(
+            lambda: store.blocking_key_value_get_bytes(name, timeout_ms), "DEADLINE_EXCEEDED"
+        )
+
+    def put(key: str, value: bytes) -> None:
+        store.key_value_set_bytes(prefix + key, value)
+
+    return _core.KeyValueStore(get, put)
+
+
+def _or_none(ask: Callable[[], bytes], missing: str) -> bytes | None:
+    """What the service answers; None if that is the error of this name."""
+    try:
+        return bytes(ask())
+    except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith(missing):
+            return None
+        raise make_error("peer", f"jax.distributed's key-value store: {error}") from None
+
+
+def client_of_node(plugin: str, options: dict[str, Any]) -> _core.Client:
+    """This process' client; waits for those of all other processes, which make it as well.
+
+    Raises:
+      JaxppError: the plugin knows no other nodes ("unsupported"), or another process did not
+        come ("plugin").
+    """
+    store = key_value_store(f"jaxpp/client/{next(_numbers)}/")
+    return _core.Client(plugin, options, store, jax.process_index(), jax.process_count())
+
+
+def numbers_of(client: _core.Client, devices: Iterable[jax.Device]) -> dict[jax.Device, int]:
+    """The number that a client of `client_of_node` gives to each of JAX's devices.
+
+    Both clients are made of the same devices in each process, in the same order.
+
+    Raises:
+      JaxppError: they are not ("devices").
+    """
+    mine: dict[int, list[tuple[int, int]]] = {}
+    for number, device in enumerate(client.info().global_devices):
+        mine.setdefault(device.node, []).append((device.id, number))
+    of_jax: dict[int, list[jax.Device]] = {}
+    for known in devices:
+        of_jax.setdefault(known.process_index, []).append(known)
+    counts = [{p: len(row) for p, row in sorted(d.items())} for d in (of_jax, mine)]
+    if counts[0] != counts[1]:
+        raise make_error(
+            "devices",
+            f"expected a client with JAX's devices, {counts[0]} by process, found "
+            f"{counts[1]}; start each process with the same visible devices for both",
+        )
+    return {
+        known: number
+        for process, row in of_jax.items()
+        for known, (_, number) in zip(
+            sorted(row, key=lambda d: d.id), sorted(mine[process]), strict=True
+        )
+    }
