@@ -7,13 +7,12 @@
 //
 // What the views show is the device's memory where that is the host's, and else a copy:
 // one block for all operands and results of a call.
-#include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 #include <xla/ffi/api/c_api.h>
 
 #include "python/core.h"
 #include "python/cuda_copy.h"
+#include "python/gate.h"
 
 typedef struct py_callback {
   PyObject ob_base;
@@ -24,11 +23,7 @@ typedef struct py_callback {
 
 const char jpp_py_callback_attribute[] = "callback";
 
-// Any thread may be in a call. A thread of the plugin that asks for the GIL while the
-// interpreter goes down is ended in the middle of the plugin, so first nobody may enter
-// any more, then those inside leave.
-static atomic_bool g_closed;
-static atomic_int g_inside;
+static jpp_py_gate_t g_gate;
 
 // --- The call -------------------------------------------------------------------------
 
@@ -217,11 +212,11 @@ static XLA_FFI_Error* handle_custom_call(const XLA_FFI_CallFrame* frame,
                                          memory_t memory) {
   if (answer_metadata(frame)) return NULL;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
-  atomic_fetch_add(&g_inside, 1);
-  XLA_FFI_Error* error = atomic_load(&g_closed)
-                             ? make_error(frame, "the interpreter is about to exit")
-                             : call_callback(frame, memory);
-  atomic_fetch_sub(&g_inside, 1);
+  if (!jpp_py_gate_enter(&g_gate)) {
+    return make_error(frame, "the interpreter is about to exit");
+  }
+  XLA_FFI_Error* error = call_callback(frame, memory);
+  jpp_py_gate_leave(&g_gate);
   return error;
 }
 
@@ -248,11 +243,7 @@ PyObject* jpp_py_callback_handler(PyObject* module, PyObject* args) {
 
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
-  atomic_store(&g_closed, true);
-  const struct timespec pause = {.tv_nsec = 1000000};
-  Py_BEGIN_ALLOW_THREADS
-    while (atomic_load(&g_inside)) nanosleep(&pause, NULL);
-  Py_END_ALLOW_THREADS
+  jpp_py_gate_close(&g_gate);
   Py_RETURN_NONE;
 }
 

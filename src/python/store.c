@@ -4,34 +4,26 @@
 // `get` takes a key and milliseconds and returns bytes, or None if the key is not there
 // in that time; `put` takes a key and bytes. Any thread of the plugin may call them, also
 // long after the client was made.
-#include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #include "python/core.h"
+#include "python/gate.h"
 
 // So long may the interpreter's exit have to wait for a thread that waits for a key.
 enum { kSliceMs = 250 };
 
-// A thread that asks for the GIL while the interpreter goes down is ended in the middle
-// of the plugin, so first nobody may enter any more, then those inside leave.
-static atomic_bool g_closed;
-static atomic_int g_inside;
+static jpp_py_gate_t g_gate;
 
 // Takes the GIL; false if the interpreter is about to exit.
 static bool enter_python(PyGILState_STATE* out_state) {
-  atomic_fetch_add(&g_inside, 1);
-  if (!atomic_load(&g_closed)) {
-    *out_state = PyGILState_Ensure();
-    return true;
-  }
-  atomic_fetch_sub(&g_inside, 1);
-  return false;
+  if (!jpp_py_gate_enter(&g_gate)) return false;
+  *out_state = PyGILState_Ensure();
+  return true;
 }
 
 static void leave_python(PyGILState_STATE state) {
   PyGILState_Release(state);
-  atomic_fetch_sub(&g_inside, 1);
+  jpp_py_gate_leave(&g_gate);
 }
 
 static jpp_status_t* make_closed_error(const char* key) {
@@ -40,11 +32,7 @@ static jpp_status_t* make_closed_error(const char* key) {
 
 PyObject* jpp_py_stores_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
-  atomic_store(&g_closed, true);
-  const struct timespec pause = {.tv_nsec = 1000000};
-  Py_BEGIN_ALLOW_THREADS
-    while (atomic_load(&g_inside)) nanosleep(&pause, NULL);
-  Py_END_ALLOW_THREADS
+  jpp_py_gate_close(&g_gate);
   Py_RETURN_NONE;
 }
 
