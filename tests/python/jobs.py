@@ -129,6 +129,19 @@ def train_all(ranks: int) -> None:
             say(line)
 
 
+def saved_and_loaded(mesh: Any, folder: str) -> Iterator[str]:
+    """What a step gives that was saved by this process, and loaded by it."""
+    step, weights, xs = two_stages(mesh=mesh)
+    path = os.path.join(folder, f"step{jax.process_index()}.plan")
+    step.compile(weights, xs).save(path)
+    yield from described("loaded", jaxpp.load(path, mpmd_mesh=mesh)(weights, xs))
+
+
+def saved(folder: str) -> None:
+    for line in saved_and_loaded(mesh_of_all(2), folder):
+        say(line)
+
+
 TYPES = (
     "bool int2 int4 int8 int32 uint2 uint4 uint16 "
     "float8_e4m3fn bfloat16 float16 float32 complex64"
@@ -163,7 +176,7 @@ def types() -> None:
 # --- Failures -----------------------------------------------------------------------------
 
 
-def two_stages(schedule: Any = None, width: int = 4) -> tuple[Any, Any, Any]:
+def two_stages(schedule: Any = None, width: int = 4, mesh: Any = None) -> tuple[Any, Any, Any]:
     """A step, its weights and its batch."""
 
     def loss(weights: Any, x: Any) -> Any:
@@ -181,7 +194,7 @@ def two_stages(schedule: Any = None, width: int = 4) -> tuple[Any, Any, Any]:
 
     weights = [np.eye(width, dtype=np.float32)] * 2
     xs = np.ones((8, 2, width), np.float32)
-    return jaxpp.mpmd_jit_with_loop(step, mesh_of_all(2)), weights, xs
+    return jaxpp.mpmd_jit_with_loop(step, mesh or mesh_of_all(2)), weights, xs
 
 
 def on_the_way(then: Callable[[], None]) -> None:
@@ -354,6 +367,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "train2": lambda: train_all(2),
     "train4": lambda: train_all(4),
     "train8": lambda: train_all(8),
+    "saved": lambda: saved(sys.argv[3]),
     **{
         job.__name__: job
         for job in (

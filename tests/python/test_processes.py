@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import pytest
 
+import jaxpp.api as jaxpp
 import jobs
 from equality import mesh_of
 from faults import left_over
@@ -102,6 +103,21 @@ def test_values_of_every_type_arrive(launch: Launch, devices: int) -> None:
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     assert lines[1] == list(jobs.sums_of_types(mesh))
     assert len(lines[1]) == len(jobs.TYPES)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_plan_file_of_a_job(launch: Launch, devices: int, tmp_path: pathlib.Path) -> None:
+    """Each process' file is the whole step, for the job and for one process alone."""
+    result, lines, _ = launch(2, devices, "saved")
+    assert result == 0, lines
+    mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
+    (tmp_path / "alone").mkdir()
+    expected = list(jobs.saved_and_loaded(mesh, str(tmp_path / "alone")))
+    assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
+    _, weights, xs = jobs.two_stages(mesh=mesh)
+    for process in range(2):
+        step = jaxpp.load(tmp_path / f"step{process}.plan")
+        assert list(jobs.described("loaded", step(weights, xs))) == expected
 
 
 # --- Failures ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.compiling import Code, explain
 from jaxpp.run.devices import Devices
 from jaxpp.run.lowering import TaskLowerer
-from jaxpp.run.saving import Lying, save_step
+from jaxpp.run.saving import Lying, modules_of_all, save_step
 from jaxpp.run.spanning import is_spanning, read_rows
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
@@ -73,6 +73,7 @@ class CompiledStep:
         if code is None:
             assert isinstance(traced, Traced)
             code = _TracedCode(traced, devices, options)
+        self._code = code
         self._runtime, self._modules = devices.start(
             traced, code, self._in_flight, self._identity(options)
         )
@@ -346,7 +347,10 @@ class CompiledStep:
             "invalid-argument" if the file cannot be written.
         """
         lying = Lying(self._devices, self._mesh, self._inputs, self._outputs)
-        save_step(path, self._traced, self._modules, lying, self._in_flight)
+        modules = self._modules
+        if self._devices.processes is not None:
+            modules = modules_of_all(self._traced.plan, self._code)
+        save_step(path, self._traced, modules, lying, self._in_flight)
 
     # --- Looking ---
 

@@ -25,10 +25,11 @@ from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
 from jaxpp.trace.stacked import Bounds
 
 if TYPE_CHECKING:
+    from jaxpp.run.compiling import Code
     from jaxpp.run.devices import Devices
     from jaxpp.run.lowering import LoweredTask
 
-__all__ = ["Lying", "TaskModules", "save_step"]
+__all__ = ["Lying", "TaskModules", "modules_of_all", "save_step"]
 
 
 class TaskModules:
@@ -48,6 +49,14 @@ class TaskModules:
         self.of_task.append(self.modules.setdefault(lowered.code, len(self.modules)))
         if lowered.callbacks:
             self.calls_back.append(task.name)
+
+
+def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
+    """Also of the tasks that other processes compile."""
+    modules = TaskModules(code.compile_options)
+    for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
+        modules.add(task, code.lower(task, donations) if task.ops else None)
+    return modules
 
 
 @dataclasses.dataclass
@@ -185,6 +194,14 @@ def _front(planned: Planned, lying: Lying, steps_in_flight: int) -> bytes:
     return json.dumps(front).encode()
 
 
+def _device_ids(lying: Lying) -> list[int]:
+    """The plugin's, or of devices of several processes, each with ids of its own, JAX's."""
+    if lying.devices.processes is None:
+        return [device for ids in lying.devices.ids for device in ids]
+    ranks = range(lying.mesh.mpmd_dim)
+    return [device.id for rank in ranks for device in lying.mesh.devices_of(rank)]
+
+
 # --- All --------------------------------------------------------------------------------
 
 
@@ -203,18 +220,18 @@ def save_step(
             "callback), to a function of this process that no other has; remove the callback "
             "to save the step",
         )
-    if lying.devices.processes is not None:
+    if lying.devices.per_rank < lying.devices.rank_size:
         raise make_error(
             "unsupported",
-            "save: the step runs in several processes, each of which has only the tasks of "
-            "its own ranks; expected a step that was compiled in one process. Compile it for "
-            "ShapeDtypeStructs on as many devices of one process, and save that",
+            "save: the ranks of the step lie in several processes each; expected ranks that "
+            "have their devices in one. Compile it for ShapeDtypeStructs on such a mesh, and "
+            "save that",
         )
     planned.plan.save(
         path,
         lying.devices.platform,
         lying.devices.per_rank,
-        [device for ids in lying.devices.ids for device in ids],
+        _device_ids(lying),
         max(1, steps_in_flight),
         modules.compile_options,
         list(modules.modules),
