@@ -71,7 +71,7 @@ gpu: $(VENV)/.installed ## the demo, tests and benchmarks on the CUDA plugin, if
 
 # The addresses are those of network interfaces of this host: AT=192.0.2.7.
 AT := 127.0.0.1
-bench-distributed: $(VENV)/.tools ## sends between two processes against bare UCX, over what AT=127.0.0.1 has
+bench-distributed: $(VENV)/.installed ## sends between two processes against bare UCX, over what AT=127.0.0.1 has; steps of 4
 	@test -e build-bench || PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-bench --buildtype=release -Dpython=false
 	@PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) compile -C build-bench bench_transport
 	@library=$$($(PYTHON) tools/find_headers.py ucx)/../lib/libucp.so.0; \
@@ -80,6 +80,7 @@ bench-distributed: $(VENV)/.tools ## sends between two processes against bare UC
 	  echo "bare UCX that does not look for dead peers:" && \
 	  build-bench/tests/c/transport/bench_transport $(AT) any && \
 	  echo "and over TCP:" && UCX_TLS=tcp,self build-bench/tests/c/transport/bench_transport $(AT)
+	@$(PYTHON) benchmarks/process_steps.py
 
 soak: $(VENV)/.installed ## longer: tests on ranks of 2 and 4 devices, on shared ones, CASES=100 random models, FAULTS=200
 	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
