@@ -20,7 +20,7 @@ static bool str_reserve(jpp_str_t* str, size_t extra) {
 
 void jpp_str_append_n(jpp_str_t* str, const char* text, size_t length) {
   if (!str_reserve(str, length)) return;
-  memcpy(str->data + str->length, text, length);
+  if (length) memcpy(str->data + str->length, text, length);
   str->length += length;
   str->data[str->length] = 0;
 }
