@@ -2,6 +2,7 @@
 // shard's shape is known to the program that made it, not to the plan.
 #include "runtime/network.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -9,6 +10,7 @@
 #include "runtime/state.h"
 
 enum { kNapNanoseconds = 50000, kFlushMs = 10000, kAbortMs = 200 };
+enum { kCopiedAtOnce = 1 << 18 };  // bytes: less than a wake-up takes
 
 // What a shard is, as it goes over the wire: processes of a job run on machines of one
 // byte order, which the transport's handshake compares.
@@ -319,6 +321,41 @@ void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
 
 // --- Send -----------------------------------------------------------------------------
 
+static jpp_status_t* is_there(jpp_client_t* client, jpp_buffer_t* buffer,
+                              bool* out_ready) {
+  jpp_event_t* event = NULL;
+  *out_ready = false;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
+  jpp_status_t* status = jpp_client_event_is_ready(client, event, out_ready);
+  if (!status && *out_ready) status = jpp_client_event_await(client, event);
+  jpp_client_event_destroy(client, event);
+  return status;
+}
+
+// What the host's device has made already, as it does with small tasks, is copied at
+// once: the plugin's own copy is done by another thread, which has to wake up first.
+static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
+                                        const jpp_buffer_shape_t* shape,
+                                        jpp_buffer_t* buffer, bool* out_copied) {
+  jpp_client_t* client = parcel->outbox->runtime->client;
+  size_t bytes = parcel->shards[1 + device].size;
+  void* contents = NULL;
+  *out_copied = false;
+  if (!parcel->outbox->runtime->on_host || jpp_dtype_bits(shape->dtype) < 8 ||
+      bytes > kCopiedAtOnce) {
+    return NULL;
+  }
+  JPP_RETURN_IF_ERROR(is_there(client, buffer, out_copied));
+  if (!*out_copied) return NULL;
+  jpp_status_t* status = jpp_client_buffer_lend(client, buffer, &contents);
+  *out_copied = !status;
+  jpp_status_free(status);  // the plugin's copy says it better
+  if (!*out_copied) return NULL;
+  if (bytes) memcpy(parcel->data[device], contents, bytes);
+  jpp_client_buffer_reclaim(client, buffer);
+  return NULL;
+}
+
 static jpp_status_t* fill_shard(parcel_t* parcel, uint32_t device, jpp_buffer_t* buffer) {
   jpp_client_t* client = parcel->outbox->runtime->client;
   jpp_buffer_shape_t shape;
@@ -333,6 +370,9 @@ static jpp_status_t* fill_shard(parcel_t* parcel, uint32_t device, jpp_buffer_t*
         (unsigned long long)parcel->outbox->most_bytes, (unsigned long long)bytes);
   }
   parcel->shards[1 + device].size = (size_t)bytes;
+  bool copied = false;
+  JPP_RETURN_IF_ERROR(copy_what_is_there(parcel, device, &shape, buffer, &copied));
+  if (copied) return NULL;
   return jpp_client_buffer_to_host(client, buffer, parcel->data[device], (size_t)bytes,
                                    &parcel->events[device]);
 }

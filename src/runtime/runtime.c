@@ -248,6 +248,8 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
     return status;
   }
   runtime->network = options->network;
+  const char* platform = jpp_client_info(options->client)->platform_name;
+  runtime->on_host = strcmp(platform, "cpu") == 0 || strcmp(platform, "fake") == 0;
   runtime->client = options->client;
   runtime->plan = options->plan;
   runtime->devices_per_rank = options->devices_per_rank;

@@ -51,6 +51,7 @@ struct jpp_runtime {
   const uint32_t* rank_process;  // [ranks]; NULL: all are this process'
   uint32_t process;
   jpp_transport_t* network;  // to other processes' ranks; NULL: there are none
+  bool on_host;              // the devices' memory is the host's
   uint32_t stall_timeout_ms;
   jpp_link_t* links;  // [plan->num_channels]
   jpp_task_call_t* calls;
