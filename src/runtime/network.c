@@ -341,10 +341,8 @@ static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
   size_t bytes = parcel->shards[1 + device].size;
   void* contents = NULL;
   *out_copied = false;
-  if (!parcel->outbox->runtime->on_host || jpp_dtype_bits(shape->dtype) < 8 ||
-      bytes > kCopiedAtOnce) {
-    return NULL;
-  }
+  bool packed = jpp_dtype_device_bytes(shape->dtype, 8) != jpp_dtype_bits(shape->dtype);
+  if (!parcel->outbox->runtime->on_host || packed || bytes > kCopiedAtOnce) return NULL;
   JPP_RETURN_IF_ERROR(is_there(client, buffer, out_copied));
   if (!*out_copied) return NULL;
   jpp_status_t* status = jpp_client_buffer_lend(client, buffer, &contents);
