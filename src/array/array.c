@@ -335,16 +335,6 @@ jpp_status_t* jpp_array_await(jpp_array_t* array, const jpp_interrupt_t* interru
   return status;
 }
 
-static jpp_status_t* is_buffer_ready(const jpp_array_t* array, jpp_buffer_t* buffer,
-                                     bool* out_ready) {
-  jpp_event_t* event = NULL;
-  jpp_client_t* client = array->layout.client;
-  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
-  jpp_status_t* status = jpp_client_event_is_ready(client, event, out_ready);
-  jpp_client_event_destroy(client, event);
-  return status;
-}
-
 jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
   *out_ready = false;
   JPP_RETURN_IF_ERROR(jpp_process_check());
@@ -360,7 +350,7 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
   if (!look) return status;
   *out_ready = true;
   for (size_t i = 0; i < count_shards(array) && *out_ready && !status; ++i) {
-    status = is_buffer_ready(array, array->buffers[i], out_ready);
+    status = jpp_wait_is_buffer_ready(array->layout.client, array->buffers[i], out_ready);
   }
   jpp_array_end_read(array);
   return status;

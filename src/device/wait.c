@@ -112,6 +112,16 @@ bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
   return true;
 }
 
+jpp_status_t* jpp_wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffer,
+                                       bool* out_ready) {
+  jpp_event_t* event = NULL;
+  *out_ready = false;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
+  jpp_status_t* status = jpp_client_event_is_ready(client, event, out_ready);
+  jpp_client_event_destroy(client, event);
+  return status;
+}
+
 jpp_status_t* jpp_wait_buffer(jpp_client_t* client, jpp_buffer_t* buffer,
                               const char* what, const jpp_interrupt_t* interrupt) {
   jpp_event_t* event = NULL;

@@ -20,6 +20,10 @@ void jpp_wait_briefly(pthread_cond_t* condition, pthread_mutex_t* mutex);
 bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
                     const jpp_interrupt_t* interrupt);
 
+// Whether the buffer's contents are there; how that went is for jpp_wait_buffer() to say.
+jpp_status_t* jpp_wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffer,
+                                       bool* out_ready) JPP_MUST_USE;
+
 // Until the buffer's contents are there, and how that went; JPP_CANCELLED, with `what` in
 // front, if interrupted.
 jpp_status_t* jpp_wait_buffer(jpp_client_t* client, jpp_buffer_t* buffer,

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "device/wait.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
 
@@ -321,17 +322,6 @@ void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
 
 // --- Send -----------------------------------------------------------------------------
 
-static jpp_status_t* is_there(jpp_client_t* client, jpp_buffer_t* buffer,
-                              bool* out_ready) {
-  jpp_event_t* event = NULL;
-  *out_ready = false;
-  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
-  jpp_status_t* status = jpp_client_event_is_ready(client, event, out_ready);
-  if (!status && *out_ready) status = jpp_client_event_await(client, event);
-  jpp_client_event_destroy(client, event);
-  return status;
-}
-
 // What the host's device has made already, as it does with small tasks, is copied at
 // once: the plugin's own copy is done by another thread, which has to wake up first.
 static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
@@ -343,8 +333,9 @@ static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
   *out_copied = false;
   bool packed = jpp_dtype_device_bytes(shape->dtype, 8) != jpp_dtype_bits(shape->dtype);
   if (!parcel->outbox->runtime->on_host || packed || bytes > kCopiedAtOnce) return NULL;
-  JPP_RETURN_IF_ERROR(is_there(client, buffer, out_copied));
+  JPP_RETURN_IF_ERROR(jpp_wait_is_buffer_ready(client, buffer, out_copied));
   if (!*out_copied) return NULL;
+  JPP_RETURN_IF_ERROR(jpp_wait_buffer(client, buffer, "send", NULL));
   jpp_status_t* status = jpp_client_buffer_lend(client, buffer, &contents);
   *out_copied = !status;
   jpp_status_free(status);  // the plugin's copy says it better
