@@ -71,7 +71,7 @@ gpu: $(VENV)/.installed ## the demo, tests and benchmarks on the CUDA plugin, if
 
 # The addresses are those of network interfaces of this host: AT=192.0.2.7.
 AT := 127.0.0.1
-bench-distributed: $(VENV)/.installed ## sends between two processes against bare UCX, over what AT=127.0.0.1 has; steps of 4
+bench-distributed: $(VENV)/.installed ## sends and steps of several processes, over what AT=127.0.0.1 has
 	@test -e build-bench || PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-bench --buildtype=release -Dpython=false
 	@PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) compile -C build-bench bench_transport
 	@library=$$($(PYTHON) tools/find_headers.py ucx)/../lib/libucp.so.0; \

@@ -55,8 +55,12 @@ class Training:
 
 
 class Relay:
-    """A step whose tasks add 1 to one number: what is left of a step is its messages. Each rank
-    receives, runs and sends `turns` times, one after the other."""
+    """A step whose tasks add 1 to one number: what is left of a step is its messages."""
+
+    @staticmethod
+    def turns(stages: int, microbatches: int) -> int:
+        """How often, one after the other, some rank receives, runs and sends in a step."""
+        return microbatches + stages - 1
 
     def __init__(self, stages: int, microbatches: int) -> None:
         def pass_on(x: jax.Array) -> jax.Array:
@@ -68,7 +72,6 @@ class Relay:
             schedule = jaxpp.GPipe(stages)
             return jaxpp.treduce(pass_on, xs, schedule=schedule, operation=jaxpp.Add)
 
-        self.turns = microbatches + stages - 1
         self.xs = np.zeros(microbatches, np.float32)
         mesh = Model(1, 1, 1, stages=stages).mesh()
         self.step = jaxpp.mpmd_jit_with_loop(step, mesh)

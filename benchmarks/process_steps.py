@@ -42,7 +42,7 @@ def main() -> None:
         for _ in range(options.rounds)
     ]
     print(f"{os.cpu_count()} cores, {ranks} ranks, {options.rounds} rounds")
-    turns = MICROBATCHES + ranks - 1
+    turns = Relay.turns(ranks, MICROBATCHES)
     for i, (name, unit) in enumerate(((model.name, 1.0), ("empty tasks", turns / 1e3))):
         one = min(alone[i] for alone, _ in rounds) / unit
         many = min(apart[i] for _, apart in rounds) / unit

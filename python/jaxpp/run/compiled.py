@@ -70,10 +70,8 @@ class CompiledStep:
         self._mesh = options.mesh
         self._in_flight = self._steps_in_flight(options)
         self._tracing = False
-        if code is None:
-            assert isinstance(traced, Traced)
-            code = _TracedCode(traced, devices, options)
-        self._code = code
+        self._options, self._given_code = options, code
+        code = self._make_code()
         self._runtime, self._modules = devices.start(
             traced, code, self._in_flight, self._identity(options)
         )
@@ -91,6 +89,13 @@ class CompiledStep:
         ]
         devices.flush()
         _dump(traced, code)
+
+    def _make_code(self) -> Code:
+        """Anew, for who needs it again: it keeps each module that it has lowered."""
+        if self._given_code is not None:
+            return self._given_code
+        assert isinstance(self._traced, Traced)
+        return _TracedCode(self._traced, self._devices, self._options)
 
     def _identity(self, options: Options) -> dict[str, str]:
         """What must be the same in all processes."""
@@ -349,7 +354,7 @@ class CompiledStep:
         lying = Lying(self._devices, self._mesh, self._inputs, self._outputs)
         modules = self._modules
         if self._devices.processes is not None:
-            modules = modules_of_all(self._traced.plan, self._code)
+            modules = modules_of_all(self._traced.plan, self._make_code())
         save_step(path, self._traced, modules, lying, self._in_flight)
 
     # --- Looking ---

@@ -272,16 +272,17 @@ def _local_id(device: jax.Device) -> int:
 
 
 @functools.cache
-def _show_steps_in_profiles() -> None:
+def _prepare_for_clients() -> None:
+    """Before the first one is made."""
     add_to_profiles(_core.profile_plugin())
+    # The plugin's own log; its errors come as exceptions.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @functools.cache
 def client_of(plugin: str, cpu_devices: int) -> _core.Client:
     """A plugin's client, made once; `cpu_devices`: how many a CPU plugin is to have, else 0."""
-    _show_steps_in_profiles()
-    # The plugin's own log; its errors come as exceptions.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _prepare_for_clients()
     return _core.Client(plugin, client_options(plugin, cpu_devices))
 
 
@@ -289,8 +290,7 @@ def client_of(plugin: str, cpu_devices: int) -> _core.Client:
 def _node_client(plugin: str, visible: tuple[int, ...]) -> _core.Client:
     """The same where ranks lie in several processes, of the devices that JAX's client has in
     this one."""
-    _show_steps_in_profiles()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _prepare_for_clients()
     options = client_options(plugin, 0)
     if is_gpu_plugin(plugin):
         options["visible_devices"] = list(visible)

@@ -125,8 +125,7 @@ static jpp_status_t* explain_nodes(jpp_status_t* status) {
   jpp_status_t* unsupported =
       jpp_status_make(JPP_UNSUPPORTED,
                       "expected a plugin that makes programs over the devices of several "
-                      "processes, found "
-                      "one that does not: %s",
+                      "processes, found one that does not: %s",
                       text);
   jpp_status_free(status);
   return unsupported;

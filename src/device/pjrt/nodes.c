@@ -70,8 +70,7 @@ static jpp_status_t* check_nodes(const jpp_client_info_t* info,
       JPP_UNSUPPORTED,
       "plugin %s (platform %s): expected a client that is node %u of %u and knows the "
       "devices of each, found one that is node %u and knows %u devices, %u of its own; "
-      "this "
-      "plugin has no programs over several processes, or a node has no devices",
+      "this plugin has no programs over several processes, or a node has no devices",
       options->plugin_path, info->platform_name, options->node_id, options->num_nodes,
       info->node_id, info->global_device_count, info->device_count);
 }
