@@ -3,11 +3,16 @@
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell starts what it runs in the background with Ctrl-C ignored; Python leaves it so and
+# hands it on to the processes it starts. Here Ctrl-C interrupts, however the run was started.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What one test, worker or subprocess has compiled, the others need not: half of the time. The
 # process that starts the workers makes the folder and removes it.

@@ -239,7 +239,6 @@ def raising() -> None:
 
 
 def training() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     on_the_way(lambda: None)
 
 

@@ -28,9 +28,6 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 import jaxpp.api as jaxpp  # noqa: E402
 
-# A shell starts what it runs in the background with Ctrl-C ignored; so Python leaves it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 LONG = 5_000_000  # rounds: a task of a twentieth of a second, a step of some eight seconds
 SHORT = 10
 XS = np.ones((64, 4), np.float32)
