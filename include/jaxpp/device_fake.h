@@ -63,6 +63,10 @@ JPP_API jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
 JPP_API jpp_status_t* jpp_fake_set_failure(jpp_client_t* client,
                                            jpp_fake_failure_t failure) JPP_MUST_USE;
 
+// While held, workers begin no work, as those of a device that hangs: for a client with
+// `threads`. One that is destroyed is held no longer.
+JPP_API jpp_status_t* jpp_fake_set_held(jpp_client_t* client, bool held) JPP_MUST_USE;
+
 // Bytes count as if each call took effect when it was made: a destroyed or donated buffer
 // is gone at once, a result is there at once, donations before results. So the figures do
 // not depend on how fast workers are.

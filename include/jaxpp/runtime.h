@@ -65,6 +65,9 @@ typedef struct jpp_runtime_options {
   // JPP_PEER_ERROR, which says what is waited for: a process may be alive and stand
   // still. 0: 600000, ten minutes.
   uint32_t stall_timeout_ms;
+  // The same for a step that all processes are known to have begun: at least this, and 20
+  // times what steps have typically taken. 0: 60000, a minute.
+  uint32_t step_timeout_ms;
 } jpp_runtime_options_t;
 
 // Uploads the constants and sizes everything a step needs. Client, plan and executables
@@ -103,6 +106,9 @@ JPP_API jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
 
 // Whether the job has failed, here or in another process: the runtime is of no more use.
 JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);
+// Whether devices of this process were still at work on a step long after the job had
+// failed, so that nobody waited for them any more; jpp_runtime_destroy() would.
+JPP_API bool jpp_runtime_has_given_up(const jpp_runtime_t* runtime);
 
 // Any thread, also a signal handler: the steps under way stop issuing and fail with
 // JPP_CANCELLED, also those of which all was issued already; what was donated to them is

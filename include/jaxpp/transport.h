@@ -87,6 +87,9 @@ typedef enum jpp_transport_form {
 
 JPP_API jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport);
 
+// Of the job; 1 where the transport carries handles.
+JPP_API uint32_t jpp_transport_num_processes(const jpp_transport_t* transport);
+
 // Whether shards may lie in the memory of a device (jpp_channel_spec_t.on_device).
 JPP_API bool jpp_transport_takes_device_memory(const jpp_transport_t* transport);
 
@@ -118,6 +121,10 @@ JPP_API jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_des
 JPP_API jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                                 uint32_t process) JPP_MUST_USE;
 
+// Where a connected process is: its address, host and process id, for messages. Borrowed.
+JPP_API const char* jpp_transport_peer_name(const jpp_transport_t* transport,
+                                            uint32_t process);
+
 // Registers host memory to send from, which must stay as it is until it is unregistered,
 // before the transport is destroyed. A send from memory that is not registered is as
 // correct; drivers may have to register it then.
@@ -127,6 +134,26 @@ JPP_API jpp_status_t* jpp_transport_register(
 // NULL is fine.
 JPP_API void jpp_transport_unregister(jpp_transport_t* transport,
                                       jpp_transport_memory_t* memory);
+
+//===-- Notes ----------------------------------------------------------------------===//
+
+// A process can tell all others how far it is. Its note, of a fixed size, goes with its
+// heartbeats to the processes that it has channels with, and with theirs to the rest of
+// the job. What one reads of another is older than that by a few heartbeats, each a tenth
+// of peer_timeout_ms, or more in a large job.
+
+// Fills the note. Called by progress, on its thread, before each heartbeat.
+typedef void (*jpp_transport_write_note_t)(void* user, void* note);
+
+// Once, by all processes of the job with the same size, in bytes. JPP_UNSUPPORTED where
+// the transport carries handles.
+JPP_API jpp_status_t* jpp_transport_open_notes(jpp_transport_t* transport, uint32_t size,
+                                               jpp_transport_write_note_t write,
+                                               void* user) JPP_MUST_USE;
+
+// The newest note known of a process; NULL: none yet. Borrowed until the next progress.
+JPP_API const void* jpp_transport_note(const jpp_transport_t* transport,
+                                       uint32_t process);
 
 //===-- Channels -------------------------------------------------------------------===//
 
@@ -179,6 +206,9 @@ JPP_API jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel,
 // How many messages can be sent now, at least; 0 only when none can. After an abort or a
 // failure not 0: a send need not wait, it returns the error. Sender's thread.
 JPP_API uint32_t jpp_channel_credits(jpp_channel_t* channel);
+
+// Why nothing can be sent or received any more; NULL: nothing is known of that.
+JPP_API jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) JPP_MUST_USE;
 
 typedef struct jpp_channel_stats {
   uint64_t messages_sent, messages_received;

@@ -288,9 +288,12 @@ static jpp_status_t* check_alive(const jpp_array_t* array) {
   return jpp_status_make(JPP_DONATED_ERROR, "the array %s", jpp_array_fate_of(array));
 }
 
-void jpp_array_await_issue(const jpp_array_t* array) {
+void jpp_array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt) {
   const jpp_outcome_t* outcome = array->outcome;
-  while (outcome && !outcome->issued && !outcome->finished) jpp_arrays_wait(NULL);
+  bool waiting = true;
+  while (waiting && outcome && !outcome->issued && !outcome->finished) {
+    waiting = jpp_arrays_wait(interrupt);
+  }
 }
 
 // Begins to read buffers that exist.

@@ -71,7 +71,7 @@ void jpp_array_settle(jpp_array_t* array);
 void jpp_array_begin_read(jpp_array_t* array);
 void jpp_array_end_read(jpp_array_t* array);
 // Under the lock, which it gives up meanwhile: until the buffers are there, be they
-// promises of the device's, or the step has failed.
-void jpp_array_await_issue(const jpp_array_t* array);
+// promises of the device's, or the step has failed, or the wait is interrupted.
+void jpp_array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt);
 
 #endif  // JPP_ARRAY_ARRAY_H_

@@ -39,6 +39,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_STALL_TIMEOUT] = {"JPP_STALL_TIMEOUT", "SECONDS", "600",
                                   "how long a step waits for other processes before it "
                                   "fails"},
+    [JPP_OPTION_STEP_TIMEOUT] = {"JPP_STEP_TIMEOUT", "SECONDS", "60",
+                                 "the same, at least, once all processes have begun the "
+                                 "step"},
     [JPP_OPTION_NUM_PROCESSES] = {"JPP_NUM_PROCESSES", "N", "none",
                                   "how many processes the job has; set by jaxpp launch"},
     [JPP_OPTION_PROCESS_ID] = {"JPP_PROCESS_ID", "N", "none",

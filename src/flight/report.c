@@ -1,8 +1,4 @@
-// Lines up the files of a flight recorder and follows who waits for whom.
-//
-// A rank at a transfer waits for the rank at the other end if that has not come to its
-// part of it yet. The way of these waits ends at a rank that waits for nobody: there is
-// the cause, or as near to it as the files tell.
+// Lines up the files of a flight recorder and says who waits for whom.
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +11,7 @@
 #include "base/str.h"
 #include "base/utf8.h"
 #include "base/vec.h"
-#include "flight/format.h"
+#include "flight/waits.h"
 #include "jaxpp/flight.h"
 
 // Of a process that looks around many times a second.
@@ -33,16 +29,17 @@ typedef struct flight_file {
 
 typedef JPP_VEC(flight_file_t) files_t;
 
-// A rank of one runtime of the job.
-typedef struct place {
+// Where a rank's place comes from.
+typedef struct source {
   const flight_file_t* file;  // NULL: there is none
   const jpp_flight_row_t* row;
-} place_t;
+} source_t;
 
 typedef struct report {
-  files_t files;           // sorted: by runtime, process, the newest first
-  int64_t end;             // the last sign of life of any process of the runtime
-  JPP_VEC(place_t) ranks;  // by rank
+  files_t files;              // sorted: by runtime, process, the newest first
+  int64_t end;                // the last sign of life of any process of the runtime
+  JPP_VEC(source_t) sources;  // by rank
+  JPP_VEC(jpp_flight_place_t) places;  // the same
   jpp_str_t* out;
 } report_t;
 
@@ -191,81 +188,19 @@ static int compare_files(const void* left, const void* right) {
   return order ? order : compare_numbers(b->begun + b->realtime, a->begun + a->realtime);
 }
 
-// --- Who waits for whom ---------------------------------------------------------------
+// --- Ranks ----------------------------------------------------------------------------
 
-static const jpp_flight_instr_t* instr_of(const place_t* place, uint32_t instr) {
-  return &place->file->instrs[place->row->first_instr + instr];
+static jpp_flight_job_t job_of(const report_t* report) {
+  return (jpp_flight_job_t){.places = report->places.data, .count = report->places.count};
 }
 
-// The instruction that the rank has come to; NULL: it has issued all of them.
-static const jpp_flight_instr_t* next_instr(const place_t* place) {
-  const jpp_flight_row_t* row = place->row;
-  return row->step && row->at < row->num_instrs ? instr_of(place, row->at) : NULL;
-}
-
-static const place_t* find_rank(const report_t* report, uint32_t rank) {
-  if (rank >= report->ranks.count || !report->ranks.data[rank].file) return NULL;
-  return &report->ranks.data[rank];
-}
-
-// How many transfers of the channel the rank has done in its step, and how many there
-// are in one.
-static uint64_t count_transfers(const place_t* place, uint32_t channel,
-                                uint64_t* out_of_step) {
-  uint64_t done = 0;
-  *out_of_step = 0;
-  for (uint32_t i = 0; i < place->row->num_instrs; ++i) {
-    const jpp_flight_instr_t* instr = instr_of(place, i);
-    if (instr->kind == JPP_FLIGHT_LOCAL || instr->channel != channel) continue;
-    done += i < place->row->at;
-    ++*out_of_step;
-  }
-  return done;
-}
-
-// Whether the sender has done its part of a receive of this step.
-static bool has_sent(const place_t* sender, const jpp_flight_instr_t* receive,
-                     uint64_t step) {
-  const jpp_flight_row_t* row = sender->row;
-  if (row->step != step) return row->step > step;
-  for (uint32_t i = 0; i < row->at; ++i) {
-    const jpp_flight_instr_t* instr = instr_of(sender, i);
-    if (instr->kind == JPP_FLIGHT_SEND && instr->channel == receive->channel &&
-        instr->tag == receive->tag) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Whether all slots of the channel have messages that the receiver has not taken.
-static bool is_full(const place_t* sender, const place_t* receiver,
-                    const jpp_flight_instr_t* send) {
-  uint64_t of_step, sent = count_transfers(sender, send->channel, &of_step);
-  sent += sender->row->step * of_step;
-  uint64_t received = count_transfers(receiver, send->channel, &of_step);
-  received += receiver->row->step * of_step;
-  return sent >= received + send->slots;
+static const source_t* source_of(const report_t* report,
+                                 const jpp_flight_place_t* place) {
+  return &report->sources.data[place - report->places.data];
 }
 
 static bool is_silent(const report_t* report, const flight_file_t* file) {
   return !file->head->ended && report->end - file->last > kSilent;
-}
-
-// The rank that this one waits for; NULL: none that is known.
-static const place_t* waits_for(const report_t* report, const place_t* place) {
-  const jpp_flight_instr_t* instr = next_instr(place);
-  if (!instr || instr->kind == JPP_FLIGHT_LOCAL) return NULL;
-  const place_t* peer = find_rank(report, instr->peer);
-  if (!peer) return NULL;
-  // What a process has sent that was stopped may not have left it.
-  bool waits = is_silent(report, peer->file);
-  if (instr->kind == JPP_FLIGHT_RECV) {
-    waits |= !has_sent(peer, instr, place->row->step);
-  } else {
-    waits |= is_full(place, peer, instr);
-  }
-  return waits ? peer : NULL;
 }
 
 // --- Text -----------------------------------------------------------------------------
@@ -286,8 +221,10 @@ static void append_text(const char* text, jpp_str_t* out) {
   jpp_str_append_utf8(out, text, strlen(text));
 }
 
-static void append_instr(const place_t* place, uint32_t instr, jpp_str_t* out) {
-  append_text(place->file->texts + instr_of(place, instr)->text, out);
+static void append_instr(const report_t* report, const jpp_flight_place_t* place,
+                         uint32_t instr) {
+  const char* texts = source_of(report, place)->file->texts;
+  append_text(texts + place->instrs[instr].text, report->out);
 }
 
 static void append_process(const report_t* report, const flight_file_t* file) {
@@ -314,82 +251,66 @@ static void append_process(const report_t* report, const flight_file_t* file) {
 }
 
 // What the rank is doing, if it waits for no other.
-static void append_state(const report_t* report, const place_t* place) {
-  const jpp_flight_row_t* row = place->row;
-  const jpp_flight_instr_t* instr = next_instr(place);
-  const jpp_flight_head_t* head = place->file->head;
-  if (instr) {
-    jpp_str_appendf(report->out, "step %llu, ", (unsigned long long)row->step);
-    append_instr(place, row->at, report->out);
-  } else if (row->step > head->finished) {
-    jpp_str_appendf(report->out, "step %llu: all is issued, its devices work",
-                    (unsigned long long)row->step);
+static void append_state(const report_t* report, const jpp_flight_place_t* place) {
+  unsigned long long step = (unsigned long long)place->step;
+  const jpp_flight_head_t* head = source_of(report, place)->file->head;
+  if (jpp_flight_next_instr(place)) {
+    jpp_str_appendf(report->out, "step %llu, ", step);
+    append_instr(report, place, place->at);
+  } else if (place->step > head->finished) {
+    jpp_str_appendf(report->out, "step %llu: all is issued, its devices work", step);
   } else {
-    jpp_str_appendf(report->out, "between steps, %llu done",
-                    (unsigned long long)row->step);
+    jpp_str_appendf(report->out, "between steps, %llu done", step);
   }
 }
 
-static void append_other_end(const report_t* report, const place_t* place,
+static void append_other_end(const report_t* report, const jpp_flight_place_t* place,
                              const jpp_flight_instr_t* instr) {
-  const place_t* peer = find_rank(report, instr->peer);
+  const jpp_flight_place_t* peer = NULL;
+  if (instr->peer < report->places.count) peer = &report->places.data[instr->peer];
   bool receives = instr->kind == JPP_FLIGHT_RECV;
-  if (!peer) {
+  if (!peer || !peer->known) {
     jpp_str_appendf(report->out, "; of rank %u there is no file", instr->peer);
   } else if (receives) {
-    bool sent = has_sent(peer, instr, place->row->step);
+    bool sent = jpp_flight_has_sent(peer, instr, place->step);
     jpp_str_appendf(report->out,
                     sent ? "; rank %u has sent it" : "; rank %u has not sent it",
                     instr->peer);
   } else {
-    bool full = is_full(place, peer, instr);
+    bool full = jpp_flight_is_full(place, peer, instr);
     jpp_str_appendf(report->out,
                     full ? "; rank %u has made no room" : "; rank %u has room for it",
                     instr->peer);
   }
 }
 
-static void append_rank(const report_t* report, const place_t* place) {
-  const jpp_flight_instr_t* instr = next_instr(place);
-  const jpp_flight_note_t* note = last_note(place->row);
-  jpp_str_appendf(report->out, "  rank %u: ", place->row->rank);
+static void append_rank(const report_t* report, const jpp_flight_place_t* place) {
+  const jpp_flight_instr_t* instr = jpp_flight_next_instr(place);
+  const source_t* source = source_of(report, place);
+  const jpp_flight_note_t* note = last_note(source->row);
+  jpp_str_appendf(report->out, "  rank %u: ", source->row->rank);
   append_state(report, place);
-  if (instr && instr->kind != JPP_FLIGHT_LOCAL) {
-    append_other_end(report, place, instr);
-  }
+  if (instr && instr->kind != JPP_FLIGHT_LOCAL) append_other_end(report, place, instr);
   jpp_str_append(report->out, "\n");
-  if (!note || note->instr >= place->row->num_instrs) return;
+  if (!note || note->instr >= place->num_instrs) return;
   jpp_str_appendf(report->out, "    last issued, %.3f s before the end: ",
-                  seconds_before_end(report, note->time + place->file->head->realtime));
-  append_instr(place, note->instr, report->out);
+                  seconds_before_end(report, note->time + source->file->head->realtime));
+  append_instr(report, place, note->instr);
   jpp_str_appendf(report->out, " (step %llu)\n", (unsigned long long)note->step);
 }
 
-// The rank at which the waits that begin at this one end; NULL: they go in a circle.
-static const place_t* follow_waits(const report_t* report, const place_t* place) {
-  for (size_t i = 0; i <= report->ranks.count; ++i) {
-    const place_t* next = waits_for(report, place);
-    if (!next) return place;
-    place = next;
-  }
-  return NULL;
-}
-
-static void append_way(const report_t* report, const place_t* place) {
-  jpp_str_appendf(report->out, "rank %u waits", place->row->rank);
-  const place_t* last = follow_waits(report, place);
-  size_t steps = 0, most = last ? report->ranks.count : 3;
-  for (const place_t* at = place; steps < most && (at = waits_for(report, at)); ++steps) {
-    jpp_str_appendf(report->out, "%s for rank %u", steps ? ", that" : "", at->row->rank);
-  }
+static void append_way(const report_t* report, const jpp_flight_place_t* place) {
+  jpp_flight_job_t job = job_of(report);
+  const jpp_flight_place_t* last = jpp_flight_append_way(&job, place, report->out);
   if (!last) {
     jpp_str_append(report->out, ", and so on in a circle\n");
     return;
   }
   jpp_str_appendf(report->out, ", which waits for no other rank: ");
   append_state(report, last);
-  jpp_str_appendf(report->out, " (process %u", last->file->head->process);
-  if (is_silent(report, last->file)) {
+  jpp_str_appendf(report->out, " (process %u",
+                  source_of(report, last)->file->head->process);
+  if (last->silent) {
     jpp_str_append(report->out,
                    ", silent: it was killed or stopped, or its machine hangs");
   }
@@ -397,20 +318,21 @@ static void append_way(const report_t* report, const place_t* place) {
 }
 
 // Ways that are part of another one are left out.
-static bool is_waited_for(const report_t* report, const place_t* place) {
-  for (size_t r = 0; r < report->ranks.count; ++r) {
-    const place_t* other = &report->ranks.data[r];
-    if (other->file && waits_for(report, other) == place) return true;
+static bool is_waited_for(const jpp_flight_job_t* job, const jpp_flight_place_t* place) {
+  for (size_t r = 0; r < job->count; ++r) {
+    const jpp_flight_place_t* other = &job->places[r];
+    if (other->known && jpp_flight_waits_for(job, other) == place) return true;
   }
   return false;
 }
 
 static void append_waits(const report_t* report) {
   bool some = false;
-  for (size_t r = 0; r < report->ranks.count; ++r) {
-    const place_t* place = &report->ranks.data[r];
-    if (!place->file || !waits_for(report, place)) continue;
-    if (is_waited_for(report, place) && follow_waits(report, place)) continue;
+  jpp_flight_job_t job = job_of(report);
+  for (size_t r = 0; r < job.count; ++r) {
+    const jpp_flight_place_t* place = &job.places[r];
+    if (!place->known || !jpp_flight_waits_for(&job, place)) continue;
+    if (is_waited_for(&job, place) && jpp_flight_follow(&job, place)) continue;
     append_way(report, place);
     some = true;
   }
@@ -426,10 +348,19 @@ static jpp_status_t* place_rank(report_t* report, const flight_file_t* file,
     return jpp_status_make(JPP_PARSE_ERROR, "%s: it is damaged: rank %u", file->name,
                            row->rank);
   }
-  while (report->ranks.count <= row->rank) {
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&report->ranks, (place_t){0}));
+  while (report->places.count <= row->rank) {
+    if (report->sources.count == report->places.count) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&report->sources, (source_t){0}));
+    }
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&report->places, (jpp_flight_place_t){0}));
   }
-  report->ranks.data[row->rank] = (place_t){.file = file, .row = row};
+  report->sources.data[row->rank] = (source_t){.file = file, .row = row};
+  report->places.data[row->rank] =
+      (jpp_flight_place_t){.known = true,
+                           .num_instrs = row->num_instrs,
+                           .instrs = file->instrs + row->first_instr,
+                           .step = row->step,
+                           .at = row->at};
   return NULL;
 }
 
@@ -437,7 +368,7 @@ static jpp_status_t* place_rank(report_t* report, const flight_file_t* file,
 static jpp_status_t* report_runtime(report_t* report, size_t first, size_t end) {
   const flight_file_t* files = report->files.data;
   uint32_t processes = 0, older = 0;
-  report->ranks.count = 0;
+  report->sources.count = report->places.count = 0;
   report->end = 0;
   for (size_t f = first; f < end; ++f) {
     if (f > first && files[f].head->process == files[f - 1].head->process) {
@@ -450,6 +381,10 @@ static jpp_status_t* report_runtime(report_t* report, size_t first, size_t end) 
       JPP_RETURN_IF_ERROR(place_rank(report, &files[f], &files[f].rows[r]));
     }
   }
+  for (size_t r = 0; r < report->places.count; ++r) {
+    jpp_flight_place_t* place = &report->places.data[r];
+    place->silent = place->known && is_silent(report, report->sources.data[r].file);
+  }
   jpp_str_appendf(report->out, "runtime %u: %u processes, until ",
                   files[first].head->runtime, processes);
   append_time(report->end, report->out);
@@ -459,7 +394,7 @@ static jpp_status_t* report_runtime(report_t* report, size_t first, size_t end) 
     if (f > first && files[f].head->process == files[f - 1].head->process) continue;
     append_process(report, &files[f]);
     for (uint32_t r = 0; r < files[f].head->num_rows; ++r) {
-      append_rank(report, &(place_t){.file = &files[f], .row = &files[f].rows[r]});
+      append_rank(report, &report->places.data[files[f].rows[r].rank]);
     }
   }
   append_waits(report);
@@ -489,7 +424,8 @@ jpp_status_t* jpp_flight_report(const char* folder, char** out_text) {
   if (!status) status = report_all(&report);
   for (size_t f = 0; f < report.files.count; ++f) free_file(&report.files.data[f]);
   jpp_vec_deinit(&report.files);
-  jpp_vec_deinit(&report.ranks);
+  jpp_vec_deinit(&report.sources);
+  jpp_vec_deinit(&report.places);
   if (!status) status = jpp_str_finish(&out, out_text);
   jpp_str_deinit(&out);
   return status;

@@ -212,9 +212,9 @@ typedef struct jpp_py_executable {
 
 typedef struct jpp_py_network {
   PyObject ob_base;
-  jpp_transport_t* transport;  // NULL once a Runtime has it
-  uint32_t process;            // this one
-  uint32_t stall_timeout_ms;   // of its Runtime
+  jpp_transport_t* transport;                  // NULL once a Runtime has it
+  uint32_t process;                            // this one
+  uint32_t stall_timeout_ms, step_timeout_ms;  // of its Runtime
 } jpp_py_network_t;
 
 // An array on the devices of some ranks.

@@ -23,6 +23,9 @@ static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
     jpp_status_t* status =
         jpp_option_get_ms(JPP_OPTION_STALL_TIMEOUT, &self->stall_timeout_ms);
     if (!status) {
+      status = jpp_option_get_ms(JPP_OPTION_STEP_TIMEOUT, &self->step_timeout_ms);
+    }
+    if (!status) {
       status = jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &options.peer_timeout_ms);
     }
     Py_BEGIN_ALLOW_THREADS
@@ -86,7 +89,7 @@ static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Network(driver, process, num_processes, address, token, /)\n--\n\n"
      "Messages between the processes of a job, at `address` of this one. How long they "
-     "wait for others, JPP_PEER_TIMEOUT and JPP_STALL_TIMEOUT say."},
+     "wait for others, JPP_PEER_TIMEOUT, JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT say."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},
     {Py_tp_methods, kMethods},

@@ -67,6 +67,7 @@ static bool read_processes(const runtime_object_t* self, PyObject* processes,
   options->process = found->process;
   options->network = found->transport;
   options->stall_timeout_ms = found->stall_timeout_ms;
+  options->step_timeout_ms = found->step_timeout_ms;
   return true;
 }
 
@@ -156,12 +157,17 @@ static void unlist(runtime_object_t* self) {
 }
 
 // Ends the runtime, which borrows the executables; nobody can call it any more. Its steps
-// are finished first, which may take callbacks into Python.
+// are finished first, which may take callbacks into Python. One whose devices hang, after
+// the failure of its job, stays for them, with what they run.
 static int runtime_clear(PyObject* object) {
   runtime_object_t* self = (runtime_object_t*)object;
   jpp_runtime_t* runtime = self->runtime;
   unlist(self);
   self->runtime = NULL;
+  if (runtime && jpp_runtime_has_given_up(runtime)) {
+    Py_XINCREF(self->executables);
+    runtime = NULL;
+  }
   Py_BEGIN_ALLOW_THREADS
     jpp_runtime_destroy(runtime);
   Py_END_ALLOW_THREADS
@@ -353,7 +359,9 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
     if (given_up) cancel_steps(self);
     bool ok = await_steps(self);
     broken |= jpp_runtime_is_broken(self->runtime);
-    if (self->networked && !self->interrupted) leave_job(self);
+    bool hangs = jpp_runtime_has_given_up(self->runtime);
+    if (hangs) cancel_steps(self);  // keeps what they run
+    if (self->networked && !self->interrupted && !hangs) leave_job(self);
     if (ok) continue;
     if (given_up) {
       PyErr_Clear();

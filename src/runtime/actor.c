@@ -53,11 +53,11 @@ static jpp_status_t* check_result_count(const jpp_actor_t* actor,
       task->name, instr->num_results, executable ? "one" : "none", results);
 }
 
-// What a message is called on both ends. An accumulator's last state is sent as what the
-// loop ends with.
-static uint64_t message_tag(const jpp_actor_t* actor, const jpp_instr_t* instr) {
-  const jpp_staged_t* staged = actor->runtime->plan->staged;
-  uint32_t value = actor->program->operand_values[instr->first_operand];
+// An accumulator's last state is sent as what the loop ends with.
+uint64_t jpp_plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
+                              const jpp_instr_t* instr) {
+  const jpp_staged_t* staged = plan->staged;
+  uint32_t value = program->operand_values[instr->first_operand];
   for (uint32_t i = 0;
        staged->scopes[value] == JPP_SCOPE_STATE && i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
@@ -82,7 +82,7 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
     case JPP_INSTR_SEND:
     case JPP_INSTR_RECV:
       made.link = &actor->runtime->links[instr->target];
-      made.tag = message_tag(actor, instr);
+      made.tag = jpp_plan_message_tag(actor->runtime->plan, actor->program, instr);
       break;
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:

@@ -80,13 +80,19 @@ typedef struct jpp_actor {
 
   // The step that is being issued.
   jpp_actor_step_t* step;
-  uint32_t at;          // next instruction
-  bool done;            // all instructions are issued and the outputs copied
+  uint32_t at;  // next instruction
+  bool done;    // all instructions are issued and the outputs copied
+  // Where it is in its program, for others to see; written if there is a network.
+  _Atomic uint32_t shown;
   uint64_t live_bytes;  // when tracing
 } jpp_actor_t;
 
 // The parts that need no device; actor.c.
 jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) JPP_MUST_USE;
+
+// What a message is called on both ends: value << 32 | microbatch.
+uint64_t jpp_plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
+                              const jpp_instr_t* instr);
 
 // What a resolved actor needs for one more step in flight.
 jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor,

@@ -2,6 +2,7 @@
 // of it or none; the buffers change hands when the step is issued. What somebody else
 // looks at as well does not change hands: the step owns a copy.
 #include "array/lock.h"
+#include "runtime/network.h"
 #include "runtime/state.h"
 
 // --- Refusals -------------------------------------------------------------------------
@@ -312,10 +313,18 @@ static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
   return NULL;
 }
 
-// What the runtime's steps make themselves is there: they come in order.
-static void await_args(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+// Other processes are heard meanwhile.
+static bool listen(void* user) {
+  jpp_network_progress(user);
+  return false;
+}
+
+// What the runtime's steps make themselves is there, unless they failed: they come in
+// order.
+static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  const jpp_interrupt_t listening = {.requested = listen, .user = runtime};
   for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
-    jpp_array_await_issue(step->args[a]);
+    jpp_array_await_issue(step->args[a], runtime->network ? &listening : NULL);
   }
 }
 

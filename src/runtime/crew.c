@@ -7,10 +7,13 @@
 
 #include "base/clock.h"
 #include "runtime/network.h"
+#include "runtime/peers.h"
 #include "runtime/state.h"
 
 // What comes from another process comes soon: a hop costs tens of microseconds.
 enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
+// Nanoseconds after which it is asked whether all processes are in the step.
+static const int64_t kQuiet = 100000000;
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
@@ -56,6 +59,18 @@ static void back_off(const jpp_runtime_t* runtime, uint32_t idle_rounds) {
   }
 }
 
+// Whether all processes have been in the step for longer than it may stand still.
+static bool is_late(jpp_runtime_t* runtime, int64_t now, int64_t quiet) {
+  jpp_pace_t* pace = &runtime->pace;
+  if (!pace->all_begun && jpp_peers_have_begun(runtime, runtime->begun)) {
+    pace->all_begun = now;
+  }
+  if (!pace->all_begun) return false;
+  int64_t together = now - pace->all_begun;
+  int64_t limit = jpp_pace_limit(atomic_load(&pace->typical), runtime->step_timeout_ms);
+  return (quiet < together ? quiet : together) > limit;
+}
+
 // Halts a step for which nobody can do anything any more, as far as is known: within a
 // process that is certain, of others only time can tell.
 static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
@@ -64,9 +79,11 @@ static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
     if (is_everyone_idle(runtime, since)) halt_step(runtime, JPP_HALT_STUCK);
     return;
   }
-  int64_t quiet = jpp_clock_now() - quiet_since;
+  int64_t now = jpp_clock_now(), quiet = now - quiet_since;
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     halt_step(runtime, JPP_HALT_STALLED);
+  } else if (quiet > kQuiet && is_late(runtime, now, quiet)) {
+    halt_step(runtime, JPP_HALT_LATE);
   }
 }
 

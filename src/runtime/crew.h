@@ -12,6 +12,7 @@ typedef enum jpp_halt {
   JPP_HALT_FAILED,   // an actor has an error
   JPP_HALT_STUCK,    // no actor can go on
   JPP_HALT_STALLED,  // nothing has come from other processes for too long
+  JPP_HALT_LATE,     // the same, and all of them are in the step
 } jpp_halt_t;
 
 // Issue thread `index` issues for actors index, index + count, ...

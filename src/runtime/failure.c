@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "runtime/peers.h"
 #include "runtime/state.h"
 
 enum { kMicrobatchSize = 32 };
@@ -53,8 +54,8 @@ static void describe_transfer(const jpp_plan_t* plan, const jpp_program_t* progr
            at, value, maker ? maker : "the arguments", microbatch, channel->dst);
 }
 
-static void describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
-                           char text[kJppPlaceSize]) {
+void jpp_failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
+                                char text[kJppPlaceSize]) {
   const jpp_program_t* program = &plan->programs[rank];
   const jpp_instr_t* instr = &program->instrs[at];
   char buffer[kMicrobatchSize];
@@ -79,7 +80,7 @@ static void describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
 
 void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
                           char text[kJppPlaceSize]) {
-  describe_instr(actor->runtime->plan, actor->program->rank, at, text);
+  jpp_failure_describe_instr(actor->runtime->plan, actor->program->rank, at, text);
 }
 
 // --- Memory ---------------------------------------------------------------------------
@@ -89,7 +90,9 @@ jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
   if (jpp_status_code(status) != JPP_OUT_OF_MEMORY) return status;
   char peak[kJppPlaceSize] = "";
   const jpp_program_t* program = &plan->programs[rank];
-  if (program->num_instrs) describe_instr(plan, rank, program->peak_instr, peak);
+  if (program->num_instrs) {
+    jpp_failure_describe_instr(plan, rank, program->peak_instr, peak);
+  }
   const char* message = jpp_status_message(status);
   size_t length = strlen(message);
   if (length && message[length - 1] == '.') --length;
@@ -168,14 +171,18 @@ static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
                   instr->link->plan->slots);
 }
 
-// What each actor that is not done waits for; free with jpp_free().
+// What each actor that is not done waits for, and with other processes who waits for
+// whom; free with jpp_free().
 static jpp_status_t* describe_blocked(const jpp_runtime_t* runtime, char** out_text) {
   jpp_str_t str = {0};
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_t* actor = &runtime->actors[r];
     if (actor->at < actor->num_instrs) append_blocked(&str, actor);
   }
-  return jpp_str_finish(&str, out_text);
+  jpp_status_t* status = runtime->network ? jpp_peers_explain(runtime, &str) : NULL;
+  if (!status) return jpp_str_finish(&str, out_text);
+  jpp_str_deinit(&str);
+  return status;
 }
 
 jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime) {
@@ -187,15 +194,29 @@ jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime) {
   return status;
 }
 
-jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime) {
-  char* text = NULL;
-  JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
-  jpp_status_t* status = jpp_status_make(
+static jpp_status_t* late_step(const jpp_runtime_t* runtime, const char* text) {
+  int64_t typical = atomic_load(&runtime->pace.typical);
+  return jpp_status_make(
+      JPP_PEER_ERROR,
+      "nothing has come from other processes for %g s (JPP_STEP_TIMEOUT: %g s at least, "
+      "and 20 times a step, which has taken %.3g s): %s",
+      (double)jpp_pace_limit(typical, runtime->step_timeout_ms) / 1e9,
+      (double)runtime->step_timeout_ms / 1000, (double)typical / 1e9, text);
+}
+
+static jpp_status_t* late_process(const jpp_runtime_t* runtime, const char* text) {
+  return jpp_status_make(
       JPP_PEER_ERROR,
       "nothing has come from other processes for %g s (JPP_STALL_TIMEOUT): %s; expected "
       "all processes to call the same steps: one has stopped, hangs, or is busy "
       "elsewhere",
       (double)runtime->stall_timeout_ms / 1000, text);
+}
+
+jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime, bool in_step) {
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
+  jpp_status_t* status = in_step ? late_step(runtime, text) : late_process(runtime, text);
   jpp_free(text);
   return status;
 }

@@ -9,6 +9,8 @@ enum { kJppPlaceSize = 256 };
 // An instruction of the program: "rank 2, instruction 14, bwd_2 of microbatch 3".
 void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
                           char text[kJppPlaceSize]);
+void jpp_failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
+                                char text[kJppPlaceSize]);
 // Puts the place in front: "rank 2, instruction 14, bwd_2 of microbatch 3".
 jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
                                  jpp_status_t* status);
@@ -19,7 +21,8 @@ jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t outpu
 jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag);
 // What every actor that is not done waits for: for ever, or of other processes.
+// `in_step`: all of these have begun the step.
 jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime);
-jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime);
+jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime, bool in_step);
 
 #endif  // JPP_RUNTIME_FAILURE_H_

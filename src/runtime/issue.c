@@ -234,11 +234,18 @@ static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
   return JPP_ADVANCE_FAILED;
 }
 
+// For the processes that wait for this one.
+static void show(jpp_actor_t* actor, uint32_t at) {
+  if (!actor->runtime->network) return;
+  atomic_store_explicit(&actor->shown, at, memory_order_relaxed);
+}
+
 static jpp_advance_t issue_end(jpp_actor_t* actor) {
   uint64_t order = take_order(actor->runtime);
   jpp_status_t* status = finish_outputs(actor);
   if (status) return stop_actor(actor, order, status);
   actor->done = true;
+  show(actor, actor->program->num_instrs);
   return JPP_ADVANCE_SOME;
 }
 
@@ -259,6 +266,7 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
       if (has_run) return JPP_ADVANCE_SOME;
       has_run = true;
     }
+    show(actor, instr->source);
     jpp_status_t* status = issue_instr(actor, instr, &done);
     if (status) return fail_instr(actor, instr, status);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "device/wait.h"
 #include "runtime/failure.h"
+#include "runtime/peers.h"
 #include "runtime/state.h"
 
 enum { kNapNanoseconds = 50000, kFlushMs = 10000, kAbortMs = 200 };
@@ -33,6 +34,8 @@ static uint64_t bytes_of(const wire_shape_t* shape) {
 typedef struct parcel {
   struct jpp_outbox* outbox;
   uint64_t tag;
+  uint64_t step;         // that it is of
+  uint32_t source;       // the send, in the program
   wire_shape_t* shapes;  // [devices]
   jpp_shard_t* shards;   // [1 + devices] the shapes, then the data
   jpp_event_t** events;  // [devices] of the copies to the host
@@ -46,6 +49,7 @@ struct jpp_outbox {
   uint64_t most_bytes;  // of a shard
   parcel_t* parcels;    // [slots] message n uses n % slots
   uint64_t filled, gone;
+  bool unmade;  // the oldest one that is not gone waits for the device
   uint32_t busy;
   jpp_transport_memory_t* registered;  // all parcels' memory
 };
@@ -147,6 +151,7 @@ static jpp_status_t* open_link(jpp_runtime_t* runtime, uint32_t index, uint64_t*
 }
 
 jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) {
+  JPP_RETURN_IF_ERROR(jpp_peers_open(runtime));
   uint64_t* bytes = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(runtime->devices_per_rank + 1, &bytes));
   jpp_status_t* status = NULL;
@@ -277,6 +282,7 @@ static jpp_status_t* let_go(jpp_outbox_t* outbox, bool* out_done) {
   bool ready = false;
   *out_done = false;
   JPP_RETURN_IF_ERROR(finish_copies(parcel, &ready));
+  outbox->unmade = !ready;
   if (!ready) return NULL;
   JPP_RETURN_IF_ERROR(jpp_channel_try_send_bytes(
       outbox->link->channel, parcel->tag, parcel->shards,
@@ -301,16 +307,49 @@ static bool send_parcels(jpp_outbox_t* outbox) {
   return some;
 }
 
-bool jpp_network_progress(jpp_runtime_t* runtime) {
-  if (!runtime->network) return false;
+static bool progress_locked(jpp_runtime_t* runtime) {
   bool moved = false, some = false;
-  jpp_flight_alive(&runtime->flight);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
     jpp_outbox_t* outbox = runtime->links[i].outbox;
     if (outbox && !atomic_load(&runtime->broken)) some |= send_parcels(outbox);
   }
   jpp_transport_progress(runtime->network, &moved);
   return some || moved;
+}
+
+bool jpp_network_progress(jpp_runtime_t* runtime) {
+  if (!runtime->network) return false;
+  jpp_flight_alive(&runtime->flight);
+  atomic_fetch_add_explicit(&runtime->pulse.rounds, 1, memory_order_relaxed);
+  pthread_mutex_lock(&runtime->network_mutex);
+  bool some = progress_locked(runtime);
+  pthread_mutex_unlock(&runtime->network_mutex);
+  return some;
+}
+
+static jpp_status_t* find_failed_link(const jpp_runtime_t* runtime) {
+  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
+    const jpp_link_t* link = &runtime->links[i];
+    if (link->remote) JPP_RETURN_IF_ERROR(jpp_channel_status(link->channel));
+  }
+  return NULL;
+}
+
+void jpp_network_beat(jpp_runtime_t* runtime) {
+  pthread_mutex_lock(&runtime->network_mutex);
+  progress_locked(runtime);
+  jpp_status_t* status = find_failed_link(runtime);
+  pthread_mutex_unlock(&runtime->network_mutex);
+  if (status) jpp_runtime_break(runtime, status);
+  jpp_status_free(status);
+}
+
+bool jpp_network_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
+                           uint32_t* out_instr) {
+  const parcel_t* parcel = &outbox->parcels[outbox->gone % outbox->link->plan->slots];
+  *out_step = parcel->step;
+  *out_instr = parcel->source;
+  return outbox->gone < outbox->filled && outbox->unmade;
 }
 
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
@@ -366,14 +405,16 @@ static jpp_status_t* fill_shard(parcel_t* parcel, uint32_t device, jpp_buffer_t*
                                    &parcel->events[device]);
 }
 
-jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                               bool* out_done) {
+static jpp_status_t* fill_parcel(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                 bool* out_done) {
   jpp_outbox_t* outbox = instr->link->outbox;
   parcel_t* parcel = &outbox->parcels[outbox->filled % instr->link->plan->slots];
   if (parcel->busy) return NULL;
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
   parcel->tag = instr->tag;
+  parcel->step = actor->runtime->begun;
+  parcel->source = instr->source;
   parcel->busy = true;
   ++outbox->busy;
   ++outbox->filled;
@@ -382,6 +423,14 @@ jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   }
   *out_done = true;
   return NULL;
+}
+
+jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                               bool* out_done) {
+  pthread_mutex_lock(&actor->runtime->network_mutex);
+  jpp_status_t* status = fill_parcel(actor, instr, out_done);
+  pthread_mutex_unlock(&actor->runtime->network_mutex);
+  return status;
 }
 
 // --- Receive --------------------------------------------------------------------------
@@ -425,13 +474,21 @@ static jpp_status_t* unpack(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
   return NULL;
 }
 
-jpp_status_t* jpp_network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                               bool* out_done) {
+static jpp_status_t* take_message(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                  bool* out_done) {
   jpp_channel_t* channel = instr->link->channel;
   jpp_received_t received;
   JPP_RETURN_IF_ERROR(jpp_channel_try_recv_bytes(channel, &received, out_done));
   if (!*out_done) return NULL;
   jpp_status_t* status = unpack(actor, instr, &received);
   jpp_channel_release(channel, received.slot);
+  return status;
+}
+
+jpp_status_t* jpp_network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                               bool* out_done) {
+  pthread_mutex_lock(&actor->runtime->network_mutex);
+  jpp_status_t* status = take_message(actor, instr, out_done);
+  pthread_mutex_unlock(&actor->runtime->network_mutex);
   return status;
 }

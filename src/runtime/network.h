@@ -21,8 +21,16 @@ void jpp_network_close(jpp_runtime_t* runtime);
 // Sends what is ready and moves the transport on. Issuing thread. True: something
 // happened.
 bool jpp_network_progress(jpp_runtime_t* runtime);
+// The same, by another thread, for want of the issuing one. Tells the runtime of channels
+// that have failed.
+void jpp_network_beat(jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
+
+// Whether the oldest message that has not left waits for the sender's device; its step,
+// and the send in the sender's program.
+bool jpp_network_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
+                           uint32_t* out_instr);
 
 // As a local send and receive: `out_done` says whether there was a parcel, or a message.
 jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,

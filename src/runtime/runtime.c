@@ -2,6 +2,7 @@
 // here, so that the step itself does neither.
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/struct_size.h"
 #include "device/wait.h"
@@ -9,7 +10,7 @@
 #include "runtime/recorder.h"
 #include "runtime/state.h"
 
-enum { kWarmUpMs = 60000, kStallMs = 600000 };  // with other processes
+enum { kWarmUpMs = 60000, kStallMs = 600000, kStepMs = 60000 };  // with other processes
 
 // --- Create ---------------------------------------------------------------------------
 
@@ -68,6 +69,8 @@ static jpp_status_t* copy_processes(jpp_runtime_t* runtime,
   runtime->process = options->process;
   runtime->stall_timeout_ms =
       options->stall_timeout_ms ? options->stall_timeout_ms : kStallMs;
+  runtime->step_timeout_ms =
+      options->step_timeout_ms ? options->step_timeout_ms : kStepMs;
   return jpp_arena_copy(&runtime->arena, options->rank_process,
                         ranks * sizeof(*options->rank_process),
                         (void**)&runtime->rank_process);
@@ -228,6 +231,7 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
     threads = 1;  // a network's calls are made by one thread
     JPP_RETURN_IF_ERROR(jpp_network_open(runtime));
     JPP_RETURN_IF_ERROR(jpp_network_warm_up(runtime, kWarmUpMs));
+    JPP_RETURN_IF_ERROR(jpp_pulse_start(runtime));
   }
   JPP_RETURN_IF_ERROR(jpp_crew_start(runtime, threads ? threads : 1));
   return jpp_queue_start(runtime);
@@ -255,6 +259,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
   runtime->devices_per_rank = options->devices_per_rank;
   jpp_arena_init(&runtime->arena);
   runtime->queue.count = options->steps_in_flight ? options->steps_in_flight : 2;
+  pthread_mutex_init(&runtime->network_mutex, NULL);
   pthread_mutex_init(&runtime->crew.mutex, NULL);
   pthread_cond_init(&runtime->crew.changed, NULL);
   jpp_queue_init(&runtime->queue);
@@ -270,12 +275,18 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
 
 // --- Breaking -------------------------------------------------------------------------
 
+void jpp_runtime_note_failure(jpp_runtime_t* runtime) {
+  int64_t never = 0;
+  atomic_compare_exchange_strong(&runtime->failed_at, &never, jpp_clock_now());
+}
+
 void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
   jpp_status_t* copy = jpp_status_clone(status);
   jpp_arrays_lock();
   bool first = !runtime->breakage;
   if (first) {
     runtime->breakage = copy;
+    jpp_runtime_note_failure(runtime);
     atomic_store(&runtime->broken, true);
   }
   jpp_arrays_unlock();
@@ -289,6 +300,10 @@ void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
 
 bool jpp_runtime_is_broken(const jpp_runtime_t* runtime) {
   return atomic_load(&runtime->broken);
+}
+
+bool jpp_runtime_has_given_up(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->given_up);
 }
 
 jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) {
@@ -331,6 +346,7 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
   }
+  jpp_pulse_stop(runtime);
   jpp_network_close(runtime);
   jpp_flight_close(&runtime->flight);
   for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
@@ -341,6 +357,7 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   jpp_queue_deinit(&runtime->queue);
   pthread_cond_destroy(&runtime->crew.changed);
   pthread_mutex_destroy(&runtime->crew.mutex);
+  pthread_mutex_destroy(&runtime->network_mutex);
   jpp_arena_deinit(&runtime->arena);
   jpp_free(runtime);
 }

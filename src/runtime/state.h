@@ -4,7 +4,8 @@
 // then to the issuing thread, then to the finishing one; queue.h passes it on. Actors,
 // links and what they point to belong to the issuing thread, or, while it issues with
 // helpers, each actor to the one thread that issues for it; only `jpp_link_t.received`,
-// `order`, `jpp_step_t.halt` and what crew.c names are shared.
+// `jpp_actor_t.shown`, `order`, `jpp_step_t.halt` and what crew.c names are shared. The
+// network and its outboxes have a mutex, for the sake of pulse.c.
 #ifndef JPP_RUNTIME_STATE_H_
 #define JPP_RUNTIME_STATE_H_
 
@@ -12,6 +13,9 @@
 #include "base/arena.h"
 #include "runtime/actor.h"
 #include "runtime/crew.h"
+#include "runtime/pace.h"
+#include "runtime/peers.h"
+#include "runtime/pulse.h"
 #include "runtime/queue.h"
 
 // Whose outcome is awaited by a caller of jpp_runtime_step(): lives with that.
@@ -23,6 +27,7 @@ typedef struct jpp_step_waiter {
 // One step in flight.
 typedef struct jpp_step {
   uint64_t number;           // from 1
+  int64_t begun;             // when; nanoseconds
   jpp_actor_step_t* actors;  // [ranks]
   unsigned checks;           // what to find, as base/finite.h has it
   jpp_step_trace_t* trace;   // NULL: it is not traced
@@ -50,9 +55,13 @@ struct jpp_runtime {
   jpp_transport_t* transport;    // between the ranks of this process
   const uint32_t* rank_process;  // [ranks]; NULL: all are this process'
   uint32_t process;
-  jpp_transport_t* network;  // to other processes' ranks; NULL: there are none
-  bool on_host;              // the devices' memory is the host's
-  uint32_t stall_timeout_ms;
+  jpp_transport_t* network;       // to other processes' ranks; NULL: there are none
+  pthread_mutex_t network_mutex;  // of it, and of the outboxes
+  jpp_pulse_t pulse;
+  bool on_host;  // the devices' memory is the host's
+  uint32_t stall_timeout_ms, step_timeout_ms;
+  jpp_peers_t peers;
+  jpp_pace_t pace;
   jpp_link_t* links;  // [plan->num_channels]
   jpp_task_call_t* calls;
   jpp_actor_t* actors;  // [plan->ranks]
@@ -60,6 +69,7 @@ struct jpp_runtime {
   jpp_queue_t queue;
 
   jpp_step_t* step;           // that is being issued
+  _Atomic uint64_t begun;     // the number of the last one that was
   _Atomic uint64_t order;     // runs, sends and output copies of it begun
   _Atomic uint64_t progress;  // rounds in which an issuer issued something
 
@@ -68,6 +78,8 @@ struct jpp_runtime {
   jpp_outcome_t* failed;       // held: of the last step that failed; under the
                                // arrays' lock
   atomic_bool broken;          // for good: another process does not go on
+  _Atomic int64_t failed_at;   // when it was first known to fail; nanoseconds, 0: not
+  atomic_bool given_up;        // the devices still had work of a step then
   jpp_status_t* breakage;      // why; under the arrays' lock
   bool breakage_told;          // under the same lock
   atomic_uint checks_wanted;
@@ -79,6 +91,8 @@ bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank);
 // With several processes: nobody can go on after a failure, of which the others are told.
 // The first one counts; `status` is only read. Any thread.
 void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status);
+// With several processes: from now on devices have a bounded time to end their work.
+void jpp_runtime_note_failure(jpp_runtime_t* runtime);
 // A copy of it, or NULL.
 jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) JPP_MUST_USE;
 // Whether the step is to stop.

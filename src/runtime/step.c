@@ -1,9 +1,13 @@
 // One step. The issuing thread puts the arguments into registers, issues the instructions
 // and takes the results out; the finishing thread waits for what was issued, and says
 // what failed first.
+#include "base/clock.h"
 #include "device/wait.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
+
+// How long devices have to end their work once the job has failed.
+enum { kMostGraceMs = 5000 };
 
 // The failure that was issued first: what depends on it fails later, with its message.
 typedef struct first_failure {
@@ -68,6 +72,9 @@ static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t num
 
 static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   runtime->step = step;
+  atomic_store(&runtime->begun, step->number);
+  runtime->pace.all_begun = 0;
+  step->begun = jpp_clock_now();
   atomic_store(&step->halt, JPP_HALT_NO);
   atomic_store(&runtime->order, 0);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
@@ -107,7 +114,13 @@ static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
   JPP_RETURN_IF_ERROR(check_inputs(runtime));
   jpp_crew_issue(runtime);
   if (atomic_load(&step->halt) == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
-  if (atomic_load(&step->halt) == JPP_HALT_STALLED) return jpp_failure_stalled(runtime);
+  bool late = atomic_load(&step->halt) == JPP_HALT_LATE;
+  if (late || atomic_load(&step->halt) == JPP_HALT_STALLED) {
+    jpp_status_t* status = jpp_failure_stalled(runtime, late);
+    // Not only when all that was issued is done: that may be what hangs.
+    jpp_runtime_break(runtime, status);
+    return status;
+  }
   if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
   return is_cancelled(runtime, step) ? cancelled_error() : NULL;
 }
@@ -178,6 +191,7 @@ static void end_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
     if (link->sent != atomic_load(&link->received)) jpp_channel_reset(link->channel);
   }
   if (!success) drop_outputs(runtime, step);
+  if (!success && runtime->network) jpp_runtime_note_failure(runtime);
   if (step->outcome) jpp_call_issued(runtime, step, success);
 }
 
@@ -286,9 +300,19 @@ typedef struct cancellation {
   const jpp_step_t* step;
 } cancellation_t;
 
+// What the devices have is soon done, unless they hang: that may be why the job failed.
+static bool is_hopeless(const jpp_runtime_t* runtime) {
+  int64_t failed_at = atomic_load_explicit(&runtime->failed_at, memory_order_relaxed);
+  uint32_t grace_ms = runtime->step_timeout_ms;
+  if (!failed_at) return false;
+  if (grace_ms > kMostGraceMs) grace_ms = kMostGraceMs;
+  return (jpp_clock_now() - failed_at) / JPP_NANOSECONDS_OF_MS > grace_ms;
+}
+
 static bool cancel_requested(void* user) {
   const cancellation_t* cancellation = user;
-  return is_cancelled(cancellation->runtime, cancellation->step);
+  return is_cancelled(cancellation->runtime, cancellation->step) ||
+         is_hopeless(cancellation->runtime);
 }
 
 static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t count,
@@ -300,7 +324,7 @@ static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t
   return true;
 }
 
-// Until all events of the step are ready; false: it was cancelled.
+// Until all events of the step are ready; false: it was cancelled, or is hopeless.
 static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step) {
   cancellation_t cancellation = {.runtime = runtime, .step = step};
   jpp_interrupt_t interrupt = {.requested = cancel_requested, .user = &cancellation};
@@ -308,7 +332,7 @@ static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_step_t* actor = &step->actors[r];
     size_t outputs = runtime->actors[r].program->num_outputs * devices;
-    if (is_cancelled(runtime, step) ||
+    if (cancel_requested(&cancellation) ||
         !are_ready(runtime, actor->events, actor->runs * devices, &interrupt) ||
         !are_ready(runtime, actor->output_events, outputs, &interrupt)) {
       return false;
@@ -325,18 +349,19 @@ static void drop_events(const jpp_runtime_t* runtime, jpp_event_t** events,
   }
 }
 
-// Drops the events of a cancelled step without waiting for them; its outcome stays
-// unknown.
-static void abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
+// Drops the events of a cancelled or hopeless step without waiting for them. What failed
+// first while it was issued, if anything did; more is not known of its outcome.
+static jpp_status_t* abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
+  first_failure_t first = {0};
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_step_t* actor = &step->actors[r];
     drop_events(runtime, actor->events, actor->runs * devices);
     drop_events(runtime, actor->output_events,
                 runtime->actors[r].program->num_outputs * devices);
-    jpp_status_free(actor->error);
-    actor->error = NULL;
+    take_issue_error(actor, &first);
   }
+  return first.status;
 }
 
 // --- Finish ---------------------------------------------------------------------------
@@ -355,8 +380,14 @@ static jpp_status_t* await_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   if (await_readiness(runtime, step) || step->trace) {
     return either(await_all(runtime, step), known);
   }
-  abandon(runtime, step);
-  return either(known, cancelled_error());
+  if (is_cancelled(runtime, step)) {
+    jpp_status_free(abandon(runtime, step));
+    return either(known, cancelled_error());
+  }
+  atomic_store(&runtime->given_up, true);
+  known = either(known, abandon(runtime, step));
+  if (!known) known = jpp_runtime_breakage(runtime);
+  return known ? known : cancelled_error();
 }
 
 static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* step) {
@@ -374,6 +405,7 @@ static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* ste
 void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_status_t* status = await_step(runtime, step);
   if (status && runtime->network) jpp_runtime_break(runtime, status);
+  if (!status) jpp_pace_add(&runtime->pace, jpp_clock_now() - step->begun);
   if (step->trace) jpp_trace_finish(runtime, step, !status);
   if (step->outcome) {
     jpp_call_finished(runtime, step, status);

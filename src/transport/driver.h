@@ -22,6 +22,10 @@ typedef struct jpp_transport_vtable {
   void (*progress)(jpp_transport_t* transport, bool* out_some);
   jpp_status_t* (*arm)(jpp_transport_t* transport, int* out_descriptor, bool* out_armed);
   jpp_status_t* (*peer_status)(const jpp_transport_t* transport, uint32_t process);
+  const char* (*peer_name)(const jpp_transport_t* transport, uint32_t process);
+  jpp_status_t* (*open_notes)(jpp_transport_t* transport, uint32_t size,
+                              jpp_transport_write_note_t write, void* user);
+  const void* (*note)(const jpp_transport_t* transport, uint32_t process);
   jpp_status_t* (*register_memory)(jpp_transport_t* transport, void* data, size_t size,
                                    jpp_transport_memory_t** out_memory);
   void (*unregister_memory)(jpp_transport_t* transport, jpp_transport_memory_t* memory);
@@ -31,6 +35,7 @@ typedef struct jpp_transport_vtable {
                                 jpp_channel_t** out_channel);
   jpp_status_t* (*warm_up)(jpp_channel_t* channel, bool* out_done);
   uint32_t (*credits)(jpp_channel_t* channel);
+  jpp_status_t* (*channel_status)(const jpp_channel_t* channel);
   void (*get_stats)(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats);
   void (*set_abort)(jpp_channel_t* channel, const jpp_status_t* status);
   void (*reset)(jpp_channel_t* channel);
@@ -73,6 +78,13 @@ jpp_status_t* jpp_transport_no_recv_bytes(jpp_channel_t* channel,
                                           jpp_received_t* out_received,
                                           bool* out_done) JPP_MUST_USE;
 void jpp_transport_no_release(jpp_channel_t* channel, uint32_t slot);
+// For drivers without other processes.
+const char* jpp_transport_no_peer_name(const jpp_transport_t* transport,
+                                       uint32_t process);
+jpp_status_t* jpp_transport_no_notes(jpp_transport_t* transport, uint32_t size,
+                                     jpp_transport_write_note_t write,
+                                     void* user) JPP_MUST_USE;
+const void* jpp_transport_no_note(const jpp_transport_t* transport, uint32_t process);
 
 extern const jpp_transport_vtable_t jpp_transport_inproc;
 extern const jpp_transport_vtable_t jpp_transport_fake;

@@ -21,7 +21,7 @@ typedef struct address_head {
 } address_head_t;
 
 static const uint64_t kMagic = UINT64_C(0x5244415f5050584a);
-static const uint32_t kVersion = 2;  // of addresses and packets
+static const uint32_t kVersion = 3;  // of addresses and packets
 
 static void compute_seal(const void* bytes, size_t size, const void* token,
                          size_t token_size, uint8_t out_seal[kJppSha256Size]) {

@@ -136,7 +136,8 @@ static void inproc_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out
   out_stats->messages_received = atomic_load(&channel->received);
 }
 
-static jpp_status_t* inproc_abort_status(inproc_channel_t* channel) {
+static jpp_status_t* inproc_channel_status(const jpp_channel_t* base) {
+  const inproc_channel_t* channel = (const inproc_channel_t*)base;
   return jpp_status_clone(atomic_load_explicit(&channel->aborted, memory_order_acquire));
 }
 
@@ -164,7 +165,7 @@ static uint32_t inproc_credits(jpp_channel_t* base) {
 static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* message,
                                      bool* out_done) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
-  JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
+  JPP_RETURN_IF_ERROR(inproc_channel_status(&channel->base));
   if (inproc_free_slots(channel) == 0) return NULL;
   inproc_slot_t* slot = &channel->slots[channel->send_slot];
   slot->tag = message->tag;
@@ -196,7 +197,7 @@ static bool inproc_take(inproc_channel_t* channel, jpp_message_t* message) {
 static jpp_status_t* inproc_try_recv(jpp_channel_t* base, jpp_message_t* message,
                                      bool* out_done) {
   inproc_channel_t* channel = (inproc_channel_t*)base;
-  JPP_RETURN_IF_ERROR(inproc_abort_status(channel));
+  JPP_RETURN_IF_ERROR(inproc_channel_status(&channel->base));
   *out_done = inproc_take(channel, message);
   return NULL;
 }
@@ -248,11 +249,15 @@ const jpp_transport_vtable_t jpp_transport_inproc = {
     .progress = inproc_progress,
     .arm = inproc_arm,
     .peer_status = inproc_peer_status,
+    .peer_name = jpp_transport_no_peer_name,
+    .open_notes = jpp_transport_no_notes,
+    .note = jpp_transport_no_note,
     .register_memory = inproc_register,
     .unregister_memory = inproc_unregister,
     .open_channel = inproc_open_channel,
     .warm_up = inproc_warm_up,
     .credits = inproc_credits,
+    .channel_status = inproc_channel_status,
     .get_stats = inproc_get_stats,
     .set_abort = inproc_set_abort,
     .reset = inproc_reset,

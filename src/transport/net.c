@@ -125,6 +125,11 @@ jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t pro
   return peer->left ? jpp_net_left_status(peer) : NULL;
 }
 
+const char* jpp_net_peer_name(const jpp_transport_t* transport, uint32_t process) {
+  const jpp_net_t* net = (const jpp_net_t*)transport;
+  return process < net->base.num_processes ? net->peers[process].name : NULL;
+}
+
 jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) {
   if (peer->last_words) return jpp_status_clone(peer->last_words);
   return jpp_status_make(JPP_PEER_ERROR, "process %u at %s has left the job",
@@ -252,13 +257,15 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
   bool device = packet->kind == JPP_PACKET_MEET || packet->turn;
   if (device && !peer->net->device) return "there is only host memory here";
   bool has_data = (packet->kind == JPP_PACKET_DATA && !packet->turn) ||
-                  packet->kind == JPP_PACKET_ABORT || packet->kind == JPP_PACKET_MEET;
+                  packet->kind == JPP_PACKET_ABORT || packet->kind == JPP_PACKET_MEET ||
+                  packet->kind == JPP_PACKET_BEAT;
   if (size != (has_data ? packet->size : 0))
     return "its length is another than its data's";
   switch (packet->kind) {
     case JPP_PACKET_HELLO:
-    case JPP_PACKET_BEAT:
       return NULL;
+    case JPP_PACKET_BEAT:
+      return jpp_net_take_notes(peer->net, packet, data);
     case JPP_PACKET_BYE:
       take_bye(peer);
       return NULL;
@@ -313,9 +320,17 @@ static bool is_watched(const jpp_net_peer_t* peer) {
   return peer->endpoint && peer->ends.count && !peer->status && !peer->left;
 }
 
+static void send_beat(jpp_net_peer_t* peer) {
+  size_t size = 0;
+  if (peer->beat.busy) return;
+  peer->beat.packet.count = jpp_net_pack_notes(peer, &size);
+  peer->beat.packet.size = size;
+  jpp_net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
+}
+
 static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
   if (!is_watched(peer)) return;
-  if (!peer->beat.busy) jpp_net_post(&peer->beat, JPP_PACKET_BEAT, NULL, 0, NULL);
+  send_beat(peer);
   uint32_t timeout = peer->net->peer_timeout_ms;
   if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
   jpp_net_peer_failed(peer,
@@ -332,6 +347,7 @@ static void watch_peers(jpp_net_t* net) {
   if (since < (interval ? interval : 1)) return;
   bool looked_away = since > net->peer_timeout_ms / 2;
   net->looked_ms = now;
+  jpp_net_write_note(net);
   for (uint32_t p = 0; p < net->base.num_processes; ++p) {
     if (looked_away && net->peers[p].heard_ms) net->peers[p].heard_ms = now;
     watch_peer(&net->peers[p], now);
@@ -407,6 +423,7 @@ void jpp_net_deinit(jpp_net_t* net) {
   for (uint32_t i = 0; net->peers && i < net->base.num_processes; ++i) {
     free_peer(&net->peers[i]);
   }
+  jpp_net_notes_deinit(net);
   jpp_free(net->peers);
   jpp_free(net->address);
   jpp_free(net->token);

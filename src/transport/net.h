@@ -12,10 +12,11 @@
 //   DATA   a shard of message `number`; messages without shards have one of size 0
 //   ABORT  the data are a status
 //
-// and between two processes HELLO, BEAT (I am alive), BYE (I leave, all that I sent is
-// sent), GONE (BYE has come) and MEET (the data tell the peer how shards in device memory
-// will come; jpp_net_device_t). A packet of a channel that is not open here is dropped,
-// since GRANT is repeated for ASK; an ABORT is kept, as the reason why the peer left.
+// and between two processes HELLO, BEAT (I am alive; the data are notes), BYE (I leave,
+// all that I sent is sent), GONE (BYE has come) and MEET (the data tell the peer how
+// shards in device memory will come; jpp_net_device_t). A packet of a channel that is not
+// open here is dropped, since GRANT is repeated for ASK; an ABORT is kept, as the reason
+// why the peer left.
 //
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
 // the channel's are dropped; data of a later one can not come, since there was no GRANT.
@@ -54,10 +55,10 @@ typedef struct jpp_packet {
   uint64_t number;  // DATA: of the message in its epoch; GRANT: how many; ABORT: the code
   uint64_t tag;     // DATA
   uint32_t shard;   // DATA; ASK and GRANT: slots
-  uint32_t count;   // DATA: shards of the message; ASK and GRANT: capacity
-  uint64_t size;    // DATA, ABORT, MEET: of the data; ASK and GRANT: hash of the spec
-  uint64_t turn;    // DATA that jpp_net_device_t carries: their place among the sender's
-                    // to this peer, from 1 on
+  uint32_t count;   // DATA: shards of the message; ASK and GRANT: capacity; BEAT: notes
+  uint64_t size;  // DATA, ABORT, MEET, BEAT: of the data; ASK and GRANT: hash of the spec
+  uint64_t turn;  // DATA that jpp_net_device_t carries: their place among the sender's
+                  // to this peer, from 1 on
 } jpp_packet_t;
 
 enum { kJppMostAbortText = 1000 };
@@ -130,8 +131,20 @@ struct jpp_net_peer {
   jpp_status_t* last_words;     // an ABORT for a channel that is not open here yet
   bool knows_we_left;           // GONE has come
   jpp_net_op_t hello, bye, gone, beat;
-  int64_t heard_ms;  // when its last packet came; 0: none has
+  char* beat_data;     // [notes.most] entries; NULL: there are no notes
+  uint32_t next_note;  // of a process, for the next heartbeat
+  int64_t heard_ms;    // when its last packet came; 0: none has
 };
+
+// net_notes.c
+typedef struct jpp_net_notes {
+  uint32_t size;  // of a note; 0: there are none
+  uint32_t most;  // in a heartbeat
+  jpp_transport_write_note_t write;
+  void* user;
+  uint64_t* versions;  // [num_processes] 0: nothing has been heard
+  char* data;          // [num_processes] notes
+} jpp_net_notes_t;
 
 // Begins a driver's transport.
 struct jpp_net {
@@ -141,6 +154,7 @@ struct jpp_net {
   size_t token_size;
   uint32_t peer_timeout_ms;
   int64_t looked_ms;  // when the peers' hearts were last listened to
+  jpp_net_notes_t notes;
   uint8_t nonce[kJppNonceSize];
   void* address;
   size_t address_size;
@@ -178,6 +192,7 @@ void jpp_net_deinit(jpp_net_t* net);
 void jpp_net_get_address(const jpp_transport_t* transport, const void** out_address,
                          size_t* out_size);
 jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t process);
+const char* jpp_net_peer_name(const jpp_transport_t* transport, uint32_t process);
 
 // The part of progress that is not the driver's. Sets `out_some` if something happened.
 void jpp_net_progress(jpp_net_t* net, bool* out_some);
@@ -199,13 +214,29 @@ void jpp_net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) JPP_PRIN
 void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, size_t size,
                   const jpp_transport_memory_t* memory);
 
+// --- Notes (net_notes.c) --------------------------------------------------------------
+
+jpp_status_t* jpp_net_open_notes(jpp_transport_t* transport, uint32_t size,
+                                 jpp_transport_write_note_t write, void* user);
+const void* jpp_net_note(const jpp_transport_t* transport, uint32_t process);
+void jpp_net_notes_deinit(jpp_net_t* net);
+// Asks for this process' note.
+void jpp_net_write_note(jpp_net_t* net);
+// Puts notes into peer->beat_data; how many.
+uint32_t jpp_net_pack_notes(jpp_net_peer_t* peer, size_t* out_size);
+// What is wrong with the notes of a heartbeat, or NULL.
+const char* jpp_net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
+                               const void* data) JPP_MUST_USE;
+
 // --- Channels (net_channel.c) ---------------------------------------------------------
 
 // The rows of jpp_transport_vtable_t that are the same for all drivers of packets.
 #define JPP_NET_ROWS                                                                 \
   .form = JPP_TRANSPORT_BYTES, .address = jpp_net_get_address,                       \
-  .peer_status = jpp_net_peer_status, .open_channel = jpp_net_open_channel,          \
-  .warm_up = jpp_net_warm_up, .credits = jpp_net_credits,                            \
+  .peer_status = jpp_net_peer_status, .peer_name = jpp_net_peer_name,                \
+  .open_notes = jpp_net_open_notes, .note = jpp_net_note,                            \
+  .open_channel = jpp_net_open_channel, .warm_up = jpp_net_warm_up,                  \
+  .channel_status = jpp_net_status_of, .credits = jpp_net_credits,                   \
   .get_stats = jpp_net_get_stats, .set_abort = jpp_net_set_abort,                    \
   .reset = jpp_net_reset, .close = jpp_net_close, .try_send = jpp_transport_no_send, \
   .try_recv = jpp_transport_no_recv, .try_send_bytes = jpp_net_try_send_bytes,       \
@@ -215,6 +246,7 @@ jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
                                    const jpp_channel_spec_t* spec,
                                    jpp_channel_t** out_channel);
 jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done);
+jpp_status_t* jpp_net_status_of(const jpp_channel_t* base);
 uint32_t jpp_net_credits(jpp_channel_t* base);
 void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats);
 void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);

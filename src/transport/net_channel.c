@@ -22,6 +22,10 @@ jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) {
   return jpp_status_clone(channel->peer->status);
 }
 
+jpp_status_t* jpp_net_status_of(const jpp_channel_t* base) {
+  return jpp_net_channel_status((const jpp_net_channel_t*)base);
+}
+
 static bool has_failed(const jpp_net_channel_t* channel) {
   return atomic_load_explicit(&channel->aborted, memory_order_relaxed) ||
          channel->peer_aborted || channel->peer->status || channel->peer->left;

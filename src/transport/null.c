@@ -62,6 +62,24 @@ static jpp_status_t* null_peer_status(const jpp_transport_t* transport,
   return NULL;
 }
 
+// What jpp_net_publish() put into the peer's address; NULL: it is not connected.
+static const char* null_peer_name(const jpp_transport_t* transport, uint32_t process) {
+  (void)transport, (void)process;
+  return NULL;
+}
+
+// Notes go with heartbeats: net_notes.c has them for drivers that carry packets.
+static jpp_status_t* null_open_notes(jpp_transport_t* transport, uint32_t size,
+                                     jpp_transport_write_note_t write, void* user) {
+  (void)transport, (void)size, (void)write, (void)user;
+  return null_unsupported("open_notes");
+}
+
+static const void* null_note(const jpp_transport_t* transport, uint32_t process) {
+  (void)transport, (void)process;
+  return NULL;
+}
+
 // Makes memory known to the devices that will send from it. Nothing, where the processor
 // sends.
 static jpp_status_t* null_register(jpp_transport_t* transport, void* data, size_t size,
@@ -95,6 +113,12 @@ static jpp_status_t* null_warm_up(jpp_channel_t* channel, bool* out_done) {
 static uint32_t null_credits(jpp_channel_t* channel) {
   (void)channel;
   return 0;
+}
+
+// Why the channel is of no more use.
+static jpp_status_t* null_channel_status(const jpp_channel_t* channel) {
+  (void)channel;
+  return NULL;
 }
 
 static void null_get_stats(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats) {
@@ -164,11 +188,15 @@ const jpp_transport_vtable_t jpp_transport_null = {
     .progress = null_progress,
     .arm = null_arm,
     .peer_status = null_peer_status,
+    .peer_name = null_peer_name,
+    .open_notes = null_open_notes,
+    .note = null_note,
     .register_memory = null_register,
     .unregister_memory = null_unregister,
     .open_channel = null_open_channel,
     .warm_up = null_warm_up,
     .credits = null_credits,
+    .channel_status = null_channel_status,
     .get_stats = null_get_stats,
     .set_abort = null_set_abort,
     .reset = null_reset,

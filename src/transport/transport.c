@@ -67,6 +67,10 @@ jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport) {
   return transport->vtable->form;
 }
 
+uint32_t jpp_transport_num_processes(const jpp_transport_t* transport) {
+  return transport->num_processes;
+}
+
 bool jpp_transport_takes_device_memory(const jpp_transport_t* transport) {
   return transport->vtable->takes_device_memory;
 }
@@ -105,6 +109,20 @@ jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
 jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                         uint32_t process) {
   return transport->vtable->peer_status(transport, process);
+}
+
+const char* jpp_transport_peer_name(const jpp_transport_t* transport, uint32_t process) {
+  const char* name = transport->vtable->peer_name(transport, process);
+  return name ? name : "an unknown address";
+}
+
+jpp_status_t* jpp_transport_open_notes(jpp_transport_t* transport, uint32_t size,
+                                       jpp_transport_write_note_t write, void* user) {
+  return transport->vtable->open_notes(transport, size, write, user);
+}
+
+const void* jpp_transport_note(const jpp_transport_t* transport, uint32_t process) {
+  return transport->vtable->note(transport, process);
 }
 
 jpp_status_t* jpp_transport_register(jpp_transport_t* transport, void* data, size_t size,
@@ -174,6 +192,10 @@ jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel, bool* out_done) {
 
 uint32_t jpp_channel_credits(jpp_channel_t* channel) {
   return channel->vtable->credits(channel);
+}
+
+jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) {
+  return channel->vtable->channel_status(channel);
 }
 
 void jpp_channel_get_stats(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats) {
@@ -269,4 +291,25 @@ jpp_status_t* jpp_transport_no_recv_bytes(jpp_channel_t* channel,
 
 void jpp_transport_no_release(jpp_channel_t* channel, uint32_t slot) {
   (void)channel, (void)slot;
+}
+
+// --- Rows that a driver within a process does not have --------------------------------
+
+const char* jpp_transport_no_peer_name(const jpp_transport_t* transport,
+                                       uint32_t process) {
+  (void)transport, (void)process;
+  return NULL;
+}
+
+jpp_status_t* jpp_transport_no_notes(jpp_transport_t* transport, uint32_t size,
+                                     jpp_transport_write_note_t write, void* user) {
+  (void)size, (void)write, (void)user;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "transport %s connects no processes that could have notes",
+                         transport->vtable->name);
+}
+
+const void* jpp_transport_no_note(const jpp_transport_t* transport, uint32_t process) {
+  (void)transport, (void)process;
+  return NULL;
 }

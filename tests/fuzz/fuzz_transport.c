@@ -8,7 +8,7 @@
 #include "transport/net.h"
 
 static const char kToken[] = "a token of the fuzzer";
-enum { kMostAddress = 4096, kShards = 2, kChannels = 2, kSlots = 3 };
+enum { kMostAddress = 4096, kShards = 2, kChannels = 2, kSlots = 3, kNote = 5 };
 
 static void open_address(const uint8_t* bytes, size_t size) {
   jpp_address_t address;
@@ -112,6 +112,11 @@ static size_t take_packet(jpp_net_t* net, const jpp_net_t* peer, const uint8_t* 
   return kHead + length;
 }
 
+static void write_note(void* user, void* note) {
+  (void)user;
+  memset(note, 1, kNote);
+}
+
 static void connect_transports(jpp_transport_t* from, uint32_t to,
                                const jpp_transport_t* peer) {
   const void* address = NULL;
@@ -127,6 +132,7 @@ static void try_packets(const uint8_t* data, size_t size) {
   connect_transports(peer, 0, here);
   jpp_channel_t* channels[kChannels];
   for (uint32_t i = 0; i < kChannels; ++i) channels[i] = open_channel(here, i);
+  FUZZ_CHECK(fuzz_ok(jpp_transport_open_notes(here, kNote, write_note, NULL)));
   while (size > 1) {
     bool some = false;
     use_channels(channels, data[0]);

@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -231,6 +232,50 @@ def busy() -> None:
         say("trained", float(total))
 
 
+def delayed(seconds: float | None, last: int) -> Any:
+    """Trains `last` steps. A task of the middle rank waits in a callback once, for ever if
+    `seconds` is None."""
+    calls = itertools.count()
+
+    def look(_: Any) -> None:
+        if next(calls) == 40:  # of the sixth step
+            threading.Event().wait(seconds)
+
+    def loss(weights: Any, x: Any) -> Any:
+        x = jaxpp.mark_stage_end(jnp.tanh(x @ weights[0]))
+        x = jnp.tanh(x @ weights[1])
+        jax.debug.callback(look, x[0, 0])
+        x = jaxpp.mark_stage_end(x)
+        return jaxpp.mark_stage_end(jnp.tanh(x @ weights[2])).sum()
+
+    def train(weights: Any, xs: Any) -> Any:
+        total, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(weights, x),
+            xs,
+            jaxpp.Std1F1B(3),
+            operation=jaxpp.Add,
+        )
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), total
+
+    step = jaxpp.mpmd_jit_with_loop(train, mesh_of_all(3))
+    weights, xs = [np.eye(4, dtype=np.float32)] * 3, np.ones((8, 2, 4), np.float32)
+    for _ in range(last):
+        weights, total = step(weights, xs)
+        if local_ranks(total):
+            float(total)
+    return total
+
+
+def hanging() -> None:
+    delayed(None, 100)
+
+
+def slow_task() -> None:
+    total = delayed(3, 10)
+    if local_ranks(total):
+        say("trained", float(total))
+
+
 def raising() -> None:
     def fail() -> None:
         raise ValueError("of the user")
@@ -374,6 +419,8 @@ JOBS: dict[str, Callable[[], None]] = {
             killed,
             stopped_of_three,
             busy,
+            hanging,
+            slow_task,
             raising,
             raising_early,
             training,

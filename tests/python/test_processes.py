@@ -135,6 +135,31 @@ def test_a_killed_process_ends_all(launch: Launch) -> None:
     assert "the connection was lost" in error
 
 
+def test_a_task_that_hangs_is_named_by_all(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not whoever is the first to have waited for long enough."""
+    monkeypatch.setenv("JPP_STEP_TIMEOUT", "3")
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "5")
+    result, lines, _ = launch(3, 1, "hanging")
+    assert result == 1
+    for process in 0, 2:
+        error = error_of(lines[process])
+        assert "JPP_STEP_TIMEOUT: 3 s at least" in error
+        task = (
+            r"rank 1, which has come to instruction \d+, fwd_1 of microbatch \d \(process 1 at "
+        )
+        assert re.search(task, error), error
+
+
+def test_a_long_task_is_no_silence(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU plugin runs it in the thread that issues it."""
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")
+    result, lines, _ = launch(3, 1, "slow_task")
+    assert result == 0, lines
+    assert [line.partition(" ")[0] for line in lines[2]] == ["trained"]
+
+
 def test_a_stopped_process_ends_all(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
 ) -> None:

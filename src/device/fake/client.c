@@ -119,6 +119,16 @@ jpp_status_t* jpp_fake_set_failure(jpp_client_t* base, jpp_fake_failure_t failur
   return NULL;
 }
 
+jpp_status_t* jpp_fake_set_held(jpp_client_t* base, bool held) {
+  JPP_RETURN_IF_ERROR(check_is_fake(base));
+  fake_client_t* client = fake_client(base);
+  pthread_mutex_lock(&client->mutex);
+  client->held = held;
+  pthread_cond_broadcast(&client->changed);
+  pthread_mutex_unlock(&client->mutex);
+  return NULL;
+}
+
 jpp_status_t* jpp_fake_stats(jpp_client_t* base, jpp_fake_stats_t* out_stats) {
   JPP_RETURN_IF_ERROR(check_is_fake(base));
   fake_client_t* client = fake_client(base);

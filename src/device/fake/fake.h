@@ -80,7 +80,7 @@ struct fake_client {
   fake_task_t* last_task;
   uint32_t meeting;  // tasks at a rendezvous, which other clients' threads may complete
   fake_clique_t* cliques;
-  bool stopping;
+  bool stopping, held;
   jpp_fake_failure_t failure;
   jpp_fake_stats_t stats;
   // Only create and destroy:

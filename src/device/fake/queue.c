@@ -140,7 +140,8 @@ static void* worker_main(void* user) {
   fake_client_t* client = user;
   pthread_mutex_lock(&client->mutex);
   while (client->first_task || !client->stopping) {
-    fake_task_t* task = queue_take_locked(client);
+    bool held = client->held && !client->stopping;
+    fake_task_t* task = held ? NULL : queue_take_locked(client);
     if (!task) {
       pthread_cond_wait(&client->changed, &client->mutex);
       continue;

@@ -217,7 +217,8 @@ jpp_status_t* model_try_create_runtime(model_t* model) {
                                    .rank_process = model->options.rank_process,
                                    .process = model->options.process,
                                    .network = model->options.network,
-                                   .stall_timeout_ms = model->options.stall_timeout_ms};
+                                   .stall_timeout_ms = model->options.stall_timeout_ms,
+                                   .step_timeout_ms = model->options.step_timeout_ms};
   return jpp_runtime_create(&options, &model->runtime);
 }
 

@@ -26,7 +26,7 @@ typedef struct model_options {
   const uint32_t* rank_process;
   uint32_t process;
   jpp_transport_t* network;
-  uint32_t stall_timeout_ms;
+  uint32_t stall_timeout_ms, step_timeout_ms;
   // On the fake: results hash the arguments of all devices of a rank, which differ.
   bool collective;
   // Ranks that span nodes: each has `devices_per_rank` devices in each of so many slices,

@@ -10,7 +10,7 @@
 #include "jaxpp/transport_fake.h"
 #include "model.h"
 
-enum { kProcesses = 3, kSlices = 2, kOutputs = 16, kSteps = 8 };
+enum { kProcesses = 3, kSlices = 2, kOutputs = 16, kSteps = 8, kHangAt = 6 };
 enum { kMostProcesses = kProcesses * kSlices };
 
 static const uint32_t kRankProcess[kProcesses] = {0, 1, 2};
@@ -26,6 +26,7 @@ typedef struct process {
   uint32_t fail_at_step;              // 0: never
   bool late;                          // the failure shows after the call
   uint32_t stop_before;  // a step that it never calls, while it lives on; 0: none
+  uint32_t hang_at;      // a step at which its devices begin no work; 0: none
   atomic_uint* ended;    // processes
   pthread_t thread;
   float numbers[kOutputs];  // of its own ranks' outputs, after the last step; else -1
@@ -34,7 +35,8 @@ typedef struct process {
 
 // --- Networks -------------------------------------------------------------------------
 
-static void connect(process_t* processes, uint32_t count, uint32_t delay, uint64_t seed) {
+// Heartbeats go ten times in `peer_ms`; 0: as by default.
+static void connect_in(process_t* processes, uint32_t count, uint32_t peer_ms) {
   char address[kMostProcesses][32];
   for (uint32_t p = 0; p < count; ++p) {
     snprintf(address[p], sizeof(address[p]), "process %u", p);
@@ -44,9 +46,9 @@ static void connect(process_t* processes, uint32_t count, uint32_t delay, uint64
                                        .num_processes = count,
                                        .address = address[p],
                                        .token = kToken,
-                                       .token_size = sizeof(kToken)};
+                                       .token_size = sizeof(kToken),
+                                       .peer_timeout_ms = peer_ms};
     ASSERT_OK(jpp_transport_create(&options, &processes[p].network));
-    if (delay > 1) jpp_transport_fake_set_delay(processes[p].network, delay, seed + p);
   }
   for (uint32_t p = 0; p < count * count; ++p) {
     uint32_t from = p / count, to = p % count;
@@ -55,6 +57,13 @@ static void connect(process_t* processes, uint32_t count, uint32_t delay, uint64
     if (from == to) continue;
     jpp_transport_address(processes[to].network, &data, &size);
     ASSERT_OK(jpp_transport_connect(processes[from].network, to, data, size));
+  }
+}
+
+static void connect(process_t* processes, uint32_t count, uint32_t delay, uint64_t seed) {
+  connect_in(processes, count, 0);
+  for (uint32_t p = 0; p < count && delay > 1; ++p) {
+    jpp_transport_fake_set_delay(processes[p].network, delay, seed + p);
   }
 }
 
@@ -82,6 +91,11 @@ static jpp_status_t* take_step(const process_t* process, model_t* model,
   if (step == process->fail_at_step) {
     jpp_fake_failure_t failure = {.at = 5, .async = process->late};
     ASSERT_OK(jpp_fake_set_failure(model->client, failure));
+  }
+  if (step == process->hang_at) {
+    // How long a step takes is known from those before.
+    ASSERT_OK(jpp_runtime_await(model->runtime, NULL));
+    ASSERT_OK(jpp_fake_set_held(model->client, true));
   }
   jpp_call_t call = {.args = args, .results = results};
   return jpp_runtime_call(model->runtime, &call);
@@ -117,6 +131,10 @@ static void train(process_t* process, model_t* model) {
   }
   if (!process->status) process->status = jpp_runtime_await(model->runtime, NULL);
   if (process->ended && !process->stop_before) atomic_fetch_add(process->ended, 1);
+  if (process->hang_at) {
+    assert_true(jpp_runtime_has_given_up(model->runtime));
+    ASSERT_OK(jpp_fake_set_held(model->client, false));
+  }
   for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
 }
 
@@ -330,6 +348,35 @@ static void test_a_process_that_stands_still_is_named(void** state) {
   free(text);
 }
 
+// The devices of one process hang in a step that all of them have called. Whoever is the
+// first to have waited long enough names it and the task, and all hear of that.
+static void test_a_device_that_hangs_is_named(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  for (uint32_t at = 0; at < kProcesses; ++at) {
+    process_t processes[kProcesses] = {0};
+    char expected[128];
+    processes[at].hang_at = kHangAt;
+    connect_in(processes, kProcesses, 1000);
+    run_all(processes, text,
+            (model_options_t){.device_threads = 1, .step_timeout_ms = 300});
+    snprintf(expected, sizeof(expected),
+             "rank %u, whose devices do not come to an end with step %d: instruction ",
+             at, kHangAt);
+    for (uint32_t p = 0; p < kProcesses; ++p) {
+      assert_non_null(processes[p].status);
+      assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
+      const char* message = jpp_status_message(processes[p].status);
+      if (!strstr(message, "(JPP_STEP_TIMEOUT: 0.3 s at least") ||
+          !strstr(message, expected)) {
+        fail_msg("process %u, %u hangs: %s", p, at, message);
+      }
+      jpp_status_free(processes[p].status);
+    }
+  }
+  free(text);
+}
+
 static void test_a_network_is_needed(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
@@ -347,6 +394,7 @@ int main(void) {
       cmocka_unit_test(test_a_failure_of_a_node_is_everybodys),
       cmocka_unit_test(test_a_failure_is_everybodys),
       cmocka_unit_test(test_a_process_that_stands_still_is_named),
+      cmocka_unit_test(test_a_device_that_hangs_is_named),
       cmocka_unit_test(test_a_network_is_needed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

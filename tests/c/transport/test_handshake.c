@@ -105,7 +105,7 @@ static void test_lengths_under_the_seal_are_checked_too(void** state) {
                     size - kJppSha256Size, bytes);
     ASSERT_FAILS(jpp_address_open(bytes, size, kPairToken, sizeof(kPairToken), &address),
                  JPP_PEER_ERROR,
-                 at == kVersionAt ? "found version 5" : "name and route, found 9 and 7");
+                 at == kVersionAt ? "found version 6" : "name and route, found 9 and 7");
     bytes[at] -= 3;
   }
   jpp_free(bytes);
