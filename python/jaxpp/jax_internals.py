@@ -733,6 +733,24 @@ class LoweredModule:
         return stablehlo.serialize_portable_artifact(self._module, version)
 
 
+# JAX 0.10.2, 0.11.2: interpreters.mlir.make_ir_context and module_to_bytecode; jaxlib's
+# stablehlo.
+def replace_addresses(
+    code: bytes, target: str, attribute: str, addresses: Mapping[int, int]
+) -> bytes:
+    """Code of `into_bytecode` whose calls of `target` hold other addresses in `attribute`."""
+    version = stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    )
+    with mlir.make_ir_context() as context:
+        module = stablehlo.deserialize_portable_artifact(context, code)
+        for op in list(_custom_calls(module.operation, (target,))):
+            found = ir.IntegerAttr(op.attributes["mhlo.backend_config"][attribute])
+            renewed = ir.IntegerAttr.get(found.type, addresses[found.value])
+            op.attributes["mhlo.backend_config"] = ir.DictAttr.get({attribute: renewed})
+        return stablehlo.serialize_portable_artifact(module, version)
+
+
 # JAX 0.10.2, 0.11.2: interpreters.mlir.make_ir_context and dtype_to_ir_type.
 def element_type_name(dtype: Any) -> str:
     """The name of a dtype's element type in MLIR."""

@@ -14,6 +14,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -333,16 +334,61 @@ def test_what_a_failed_step_was_given_is_gone(mesh2: jaxpp.RemoteMpmdMesh) -> No
     assert "was donated to a step that failed" in text_of(lambda: np.asarray(state[0]))
 
 
-def test_a_callback_is_refused(mesh2: jaxpp.RemoteMpmdMesh) -> None:
+def summing(mesh: Any, look: Callable[[Any], Any]) -> Any:
+    """A step whose second stage calls `look` with four numbers, which gives others."""
+
     def step(xs: Any) -> Any:
         def one(x: Any) -> Any:
-            jax.debug.print("{}", x[0])
-            return jaxpp.mark_stage_end(jaxpp.mark_stage_end(x * 2) * 2).sum()
+            x = jaxpp.mark_stage_end(x * 2)
+            jax.debug.print("saw {}", x[0])
+            seen = jax.pure_callback(look, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+            return jaxpp.mark_stage_end(seen).sum()
 
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
-    told = text_of(lambda: jaxpp.mpmd_jit_with_loop(step, mesh2)(np.ones((4, 2))))
-    assert told.startswith("unsupported: task fwd_0 calls back into Python")
+    return jaxpp.mpmd_jit_with_loop(step, mesh)
+
+
+def test_callbacks_run_on_the_workers(
+    mesh2: jaxpp.RemoteMpmdMesh, tmp_path: pathlib.Path
+) -> None:
+    seen = tmp_path / "seen"
+
+    def look(x: Any) -> Any:
+        with seen.open("a") as file:
+            file.write(f"{os.getpid()} {x.tolist()}\n")
+        return x + 1
+
+    xs = np.arange(8, dtype=np.float32).reshape(2, 4)
+    step = summing(mesh2, look)
+    for _ in range(2):
+        assert float(step(xs)) == (2 * xs + 1).sum()
+    second = processes_of(mesh2)[1]
+    assert sorted(seen.read_text().splitlines()) == sorted(
+        2 * [f"{second} {(2 * x).tolist()}" for x in xs]
+    )
+
+
+def test_a_callback_that_raises(mesh2: jaxpp.RemoteMpmdMesh) -> None:
+    def look(x: Any) -> Any:
+        raise ValueError("no such number")
+
+    step = summing(mesh2, look)
+    told = text_of(lambda: float(step(np.ones((2, 4), np.float32))))
+    assert "rank 1, " in told
+    assert "the callback raised ValueError: no such number (at " in told
+
+
+def test_a_callback_that_can_not_be_sent(mesh2: jaxpp.RemoteMpmdMesh) -> None:
+    lock = threading.Lock()
+
+    def look(x: Any) -> Any:
+        with lock:
+            return x
+
+    told = text_of(lambda: summing(mesh2, look)(np.ones((2, 4), np.float32)))
+    assert told.startswith("unsupported: task fwd_1 calls back into Python")
+    assert "can not be sent to its worker: TypeError: cannot pickle '_thread.lock'" in told
 
 
 def train_until_failure(mesh: jaxpp.RemoteMpmdMesh, number: int) -> tuple[str, list[Any]]:

@@ -205,6 +205,11 @@ class Cluster:
     def ping(self, rank: int) -> Any:
         return self._actors[rank].ping.remote()
 
+    def pickle(self, found: Any) -> bytes:
+        """As Ray sends objects: functions of the script by what they are, others by name."""
+        pickled: bytes = self._ray.cloudpickle.dumps(found)
+        return pickled
+
     def share(self, data: bytes) -> Any:
         """For a call's arguments: it is sent to each host once."""
         return self._ray.put(data)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.errors import JaxppError, make_error
+from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.plan.planning import Planned
 from jaxpp.remote.cluster import MOST_MESSAGES, Cluster
 from jaxpp.remote.uploads import Upload
@@ -30,7 +30,7 @@ from jaxpp.remote.value import RemoteValue
 from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
 from jaxpp.run.devices import Devices
-from jaxpp.run.saving import TaskModules
+from jaxpp.run.saving import TaskModules, modules_of_all
 
 __all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
 
@@ -306,9 +306,27 @@ class RemoteDevices(Devices):
     def start(
         self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
     ) -> tuple[RemoteRuntime, TaskModules]:
-        modules = _lowered(planned.plan, code)
+        modules = modules_of_all(planned.plan, code)
         file = self._planfile(planned.plan, modules)
-        return RemoteRuntime(self._workers, self._plugin, planned, file, in_flight), modules
+        functions = self._pickle(modules)
+        runtime = RemoteRuntime(
+            self._workers, self._plugin, planned, file, functions, in_flight
+        )
+        return runtime, modules
+
+    def _pickle(self, modules: TaskModules) -> bytes:
+        """What tasks call back."""
+        for task, functions in modules.functions.items():
+            try:
+                self._workers._cluster.pickle(functions)
+            except Exception as error:  # whatever an object's own pickling raises
+                raise make_error(
+                    "unsupported",
+                    f"task {task} calls back into Python (jax.debug.print, a callback), with a "
+                    f"function that can not be sent to its worker: {raised_text(error)}; "
+                    "expected one whose variables can be pickled",
+                ) from None
+        return self._workers._cluster.pickle(modules.functions)
 
     def _planfile(self, plan: _core.Plan, modules: TaskModules) -> bytes:
         """Without constants, which go to the workers as other arrays do."""
@@ -331,20 +349,6 @@ class RemoteDevices(Devices):
             return path.read_bytes()
 
 
-def _lowered(plan: _core.Plan, code: Code) -> TaskModules:
-    """The modules of all tasks."""
-    made = TaskModules(code.compile_options)
-    for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
-        made.add(task, code.lower(task, donations) if task.ops else None)
-    if made.calls_back:
-        raise make_error(
-            "unsupported",
-            f"task {made.calls_back[0]} calls back into Python (jax.debug.print, a callback), "
-            "to a function of this process that no worker has; remove the callback",
-        )
-    return made
-
-
 class RemoteRuntime:
     """A plan ready to run on workers, with the interface of `_core.Runtime`."""
 
@@ -354,6 +358,7 @@ class RemoteRuntime:
         plugin: str | None,
         planned: Planned,
         file: bytes,
+        functions: bytes,
         in_flight: int,
     ) -> None:
         self._workers, self._in_flight = workers, in_flight
@@ -369,12 +374,12 @@ class RemoteRuntime:
         self._names = [*planned.arg_names, *[f"constant {k}" for k in range(constants)]]
         self._result_ranks = [tuple(placed.ranks) for placed in outputs]
         weakref.finalize(self, workers.dropped.append, self._number).atexit = False
-        self._prepare(plugin, file)
+        self._prepare(plugin, file, functions)
 
-    def _prepare(self, plugin: str | None, file: bytes) -> None:
+    def _prepare(self, plugin: str | None, file: bytes, functions: bytes) -> None:
         workers, number = self._workers, self._number
         shared, token = workers._cluster.share(file), secrets.token_bytes(32)
-        row = (number, shared, plugin, max(1, self._in_flight), token)
+        row = (number, shared, functions, plugin, max(1, self._in_flight), token)
         addresses = workers.call("prepare", "compiling", *[row] * workers.ranks)
         donated = [i for i, gone in enumerate(self._donated) if gone]
         rows = [(number, addresses, donated)] * workers.ranks

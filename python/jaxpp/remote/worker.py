@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pathlib
+import pickle
 import platform
 import socket
 import tempfile
@@ -23,8 +24,9 @@ import numpy as np
 
 import jaxpp
 from jaxpp import _core
-from jaxpp.errors import JaxppError, make_error
+from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.remote.uploads import Upload, unpack
+from jaxpp.run.callbacks import Function
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of
 from jaxpp.run.loading import FileCode
@@ -103,6 +105,20 @@ def _planfile(data: bytes) -> _core.PlanFile:
         return _core.PlanFile(path)
 
 
+def _unpickle(functions: bytes) -> dict[str, dict[int, Function]]:
+    """What tasks call back; it came by Ray."""
+    try:
+        found: dict[str, dict[int, Function]] = pickle.loads(functions)
+    except Exception as error:  # whatever the module of a function raises
+        raise make_error(
+            "unsupported",
+            "the step calls back into Python (jax.debug.print, a callback), with a function that "
+            f"is not in the worker: {raised_text(error)}; expected its module to be there, by "
+            "runtime_env= of ray_options or where Ray was started",
+        ) from None
+    return found
+
+
 def _own_address() -> str:
     import ray
 
@@ -165,21 +181,34 @@ class Worker:
         return devices
 
     def prepare(
-        self, number: int, file: bytes, plugin: str | None, in_flight: int, token: bytes
+        self,
+        number: int,
+        file: bytes,
+        functions: bytes,
+        plugin: str | None,
+        in_flight: int,
+        token: bytes,
     ) -> bytes | Failure:
-        """Compiles this rank's tasks; gives the address of its end of the network."""
+        """Compiles this rank's tasks, which may call `functions` back; gives the address of its
+        end of the network."""
         try:
-            return self._prepare(number, file, plugin, in_flight, token)
+            return self._prepare(number, file, functions, plugin, in_flight, token)
         except JaxppError as error:
             return Failure(error.code, str(error))
 
     def _prepare(
-        self, number: int, file: bytes, plugin: str | None, in_flight: int, token: bytes
+        self,
+        number: int,
+        file: bytes,
+        functions: bytes,
+        plugin: str | None,
+        in_flight: int,
+        token: bytes,
     ) -> bytes:
         planfile = _planfile(file)
         plan, contents = planfile.plan(), planfile.contents()
         program = _Program(plan, in_flight, self._devices[plugin])
-        code = FileCode(contents, plan.staged())
+        code = FileCode(contents, plan.staged(), _unpickle(functions))
         program.executables = Compiler(plan, program.devices, code).compile_all()
         program.network = make_network(self._rank, self._ranks, _own_address(), token)
         self._programs[number] = program

@@ -15,16 +15,16 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error, plain_text, raised_text, where_raised
-from jaxpp.jax_internals import LoweredModule, element_type_name
+from jaxpp.jax_internals import LoweredModule, element_type_name, replace_addresses
 
-__all__ = ["TARGET", "redirect_callbacks"]
+__all__ = ["TARGET", "Callback", "Function", "redirect_callbacks", "renew_callbacks"]
 
 TARGET = "xla_ffi_python_cpu_callback"
 _TARGETS_OF_JAX = (TARGET, "xla_ffi_python_gpu_callback")
@@ -38,7 +38,7 @@ atexit.register(_core.runtimes_close)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Function:
+class Function:
     """What `_core.Callback` calls: `function` on arrays instead of views of memory."""
 
     function: Callable[..., Sequence[Any]]
@@ -89,19 +89,41 @@ def _numpy_dtypes() -> dict[str, Any]:
     return {element_type_name(dtype): dtype for dtype in dtypes}
 
 
+class Callback(NamedTuple):
+    """A function, and the object whose address a module has."""
+
+    function: Function
+    object: _core.Callback
+
+    @classmethod
+    def of(cls, function: Function) -> Callback:
+        types = function.operands, function.results
+        sizes = [[dtype.itemsize for dtype, _ in each] for each in types]
+        return cls(function, _core.Callback(function, *sizes))
+
+
 def _make_callback(
     function: Callable[..., Any], operands: Any, results: Any
-) -> tuple[_core.Callback, int]:
-    types = _types(operands), _types(results)
-    sizes = [[dtype.itemsize for dtype, _ in each] for each in types]
-    callback = _core.Callback(_Function(function, *types), *sizes)
-    return callback, callback.address()
+) -> tuple[Callback, int]:
+    callback = Callback.of(Function(function, _types(operands), _types(results)))
+    return callback, callback.object.address()
 
 
-def redirect_callbacks(module: LoweredModule) -> tuple[_core.Callback, ...]:
+def redirect_callbacks(module: LoweredModule) -> tuple[Callback, ...]:
     """Makes a module's callbacks ours, in place. Returns what its executable must keep
     alive."""
     if not module.callback_functions:
         return ()
     attribute = _core.CALLBACK_ATTRIBUTE
     return tuple(module.redirect_callbacks(_TARGETS_OF_JAX, TARGET, attribute, _make_callback))
+
+
+def renew_callbacks(
+    code: bytes, functions: Mapping[int, Function]
+) -> tuple[bytes, tuple[Callback, ...]]:
+    """The code of a module that was redirected in another process, for this one; and what its
+    executable must keep alive. `functions`: by their addresses there."""
+    made = {address: Callback.of(function) for address, function in functions.items()}
+    addresses = {address: callback.object.address() for address, callback in made.items()}
+    code = replace_addresses(code, TARGET, _core.CALLBACK_ATTRIBUTE, addresses)
+    return code, tuple(made.values())

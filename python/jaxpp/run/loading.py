@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import carrier_of
 from jaxpp.plan.planning import Planned
 from jaxpp.plan.sharding import Specs
+from jaxpp.run.callbacks import Callback, Function, renew_callbacks
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.run.devices import devices_for
 from jaxpp.run.lowering import LoweredTask
@@ -38,11 +40,17 @@ __all__ = ["FileCode", "LoadedStep", "load"]
 
 
 class FileCode:
-    """The modules of a file, by task."""
+    """The modules of a file, by task. `functions`: what tasks call back, by the addresses
+    that their modules have."""
 
-    def __init__(self, contents: _core.PlanFileContents, staged: _core.Staged) -> None:
+    def __init__(
+        self,
+        contents: _core.PlanFileContents,
+        staged: _core.Staged,
+        functions: Mapping[str, Mapping[int, Function]] = MappingProxyType({}),
+    ) -> None:
         self.compile_options = contents.compile_options
-        self._modules = contents.modules
+        self._modules, self._functions = contents.modules, functions
         tasks = [task.name for task in staged.tasks()]
         self._of_task = dict(zip(tasks, contents.task_modules, strict=True))
 
@@ -50,7 +58,10 @@ class FileCode:
         number = self._of_task[task.name]
         assert number is not None
         code = self._modules[number]
-        return LoweredTask(code, (), code.hex)
+        callbacks: tuple[Callback, ...] = ()
+        if task.name in self._functions:
+            code, callbacks = renew_callbacks(code, self._functions[task.name])
+        return LoweredTask(code, callbacks, code.hex)
 
 
 def _aval_of(row: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ from jaxpp.jax_internals import LoweredModule, context_mesh
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
-from jaxpp.run.callbacks import redirect_callbacks
+from jaxpp.run.callbacks import Callback, redirect_callbacks
 from jaxpp.trace.graph import FrontOp, Graph
 
 __all__ = ["LoweredTask", "TaskLowerer"]
@@ -28,7 +28,7 @@ class LoweredTask:
     """A task's module: StableHLO bytecode, the same object for tasks that are the same."""
 
     code: bytes
-    callbacks: tuple[_core.Callback, ...]  # whose addresses are in the code
+    callbacks: tuple[Callback, ...]  # whose addresses are in the code
     text: Callable[[], str]
 
 

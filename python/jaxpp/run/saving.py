@@ -25,6 +25,7 @@ from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
 from jaxpp.trace.stacked import Bounds
 
 if TYPE_CHECKING:
+    from jaxpp.run.callbacks import Function
     from jaxpp.run.compiling import Code
     from jaxpp.run.devices import Devices
     from jaxpp.run.lowering import LoweredTask
@@ -39,7 +40,8 @@ class TaskModules:
         self.compile_options = compile_options
         self.modules: dict[bytes, int] = {}  # numbered as they come
         self.of_task: list[int] = []  # _core.NONE for a task without ops
-        self.calls_back: list[str] = []  # tasks whose modules only this process can run
+        # Of the tasks whose modules only this process can run: functions by their addresses.
+        self.functions: dict[str, dict[int, Function]] = {}
 
     def add(self, task: _core.StagedTask, lowered: LoweredTask | None) -> None:
         """The next task."""
@@ -48,7 +50,9 @@ class TaskModules:
             return
         self.of_task.append(self.modules.setdefault(lowered.code, len(self.modules)))
         if lowered.callbacks:
-            self.calls_back.append(task.name)
+            self.functions[task.name] = {
+                made.object.address(): made.function for made in lowered.callbacks
+            }
 
 
 def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
@@ -213,10 +217,10 @@ def save_step(
     steps_in_flight: int,
 ) -> None:
     """Writes a plan file."""
-    if modules.calls_back:
+    if modules.functions:
         raise make_error(
             "unsupported",
-            f"save: task {modules.calls_back[0]} calls back into Python (jax.debug.print, a "
+            f"save: task {next(iter(modules.functions))} calls back into Python (jax.debug.print, a "
             "callback), to a function of this process that no other has; remove the callback "
             "to save the step",
         )
