@@ -112,9 +112,9 @@ def _unpickle(functions: bytes) -> dict[str, dict[int, Function]]:
     except Exception as error:  # whatever the module of a function raises
         raise make_error(
             "unsupported",
-            "the step calls back into Python (jax.debug.print, a callback), with a function that "
-            f"is not in the worker: {raised_text(error)}; expected its module to be there, by "
-            "runtime_env= of ray_options or where Ray was started",
+            "the step calls back into Python (jax.debug.print, a callback), with a function "
+            f"that is not in the worker: {raised_text(error)}; expected its module to be there, "
+            "by runtime_env= of ray_options or where Ray was started",
         ) from None
     return found
 

@@ -220,9 +220,9 @@ def save_step(
     if modules.functions:
         raise make_error(
             "unsupported",
-            f"save: task {next(iter(modules.functions))} calls back into Python (jax.debug.print, a "
-            "callback), to a function of this process that no other has; remove the callback "
-            "to save the step",
+            f"save: task {next(iter(modules.functions))} calls back into Python "
+            "(jax.debug.print, a callback), to a function of this process that no other has; "
+            "remove the callback to save the step",
         )
     if lying.devices.per_rank < lying.devices.rank_size:
         raise make_error(
