@@ -113,8 +113,8 @@ def _unpickle(functions: bytes) -> dict[str, dict[int, Function]]:
         raise make_error(
             "unsupported",
             "the step calls back into Python (jax.debug.print, a callback), with a function "
-            f"that is not in the worker: {raised_text(error)}; expected its module to be there, "
-            "by runtime_env= of ray_options or where Ray was started",
+            f"that is not in the worker: {raised_text(error)}; expected its module to be "
+            "there, by runtime_env= of ray_options or where Ray was started",
         ) from None
     return found
 
