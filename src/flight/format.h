@@ -25,7 +25,7 @@ typedef struct jpp_flight_head {
   uint64_t texts_size;
   char host[kJppFlightHost];  // NUL-ended
   // What changes.
-  int64_t alive;                    // when the issuing thread last looked around
+  int64_t alive;                    // when a thread of the runtime last looked around
   uint64_t submitted, finished;     // steps that were called, and that are done
   int64_t ended;                    // when the runtime was destroyed; 0: not
   int64_t failed;                   // when the job failed; 0: not

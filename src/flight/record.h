@@ -1,7 +1,7 @@
 // Record: a runtime's side of the flight recorder.
 //
-// Threads: a row belongs to the thread that issues for its rank; `alive` to the issuing
-// thread. failed() and finished() may come from any.
+// Threads: a row belongs to the thread that issues for its rank; `alive` to the one that
+// moves the network on. failed() and finished() may come from any.
 #ifndef JPP_FLIGHT_RECORD_H_
 #define JPP_FLIGHT_RECORD_H_
 

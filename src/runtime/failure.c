@@ -173,7 +173,7 @@ static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
 
 // What each actor that is not done waits for, and with other processes who waits for
 // whom; free with jpp_free().
-static jpp_status_t* describe_blocked(const jpp_runtime_t* runtime, char** out_text) {
+static jpp_status_t* describe_blocked(jpp_runtime_t* runtime, char** out_text) {
   jpp_str_t str = {0};
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_t* actor = &runtime->actors[r];
@@ -185,7 +185,7 @@ static jpp_status_t* describe_blocked(const jpp_runtime_t* runtime, char** out_t
   return status;
 }
 
-jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime) {
+jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime) {
   char* text = NULL;
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = jpp_status_make(
@@ -213,7 +213,7 @@ static jpp_status_t* late_process(const jpp_runtime_t* runtime, const char* text
       (double)runtime->stall_timeout_ms / 1000, text);
 }
 
-jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime, bool in_step) {
+jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime, bool in_step) {
   char* text = NULL;
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = in_step ? late_step(runtime, text) : late_process(runtime, text);

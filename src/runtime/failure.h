@@ -22,7 +22,7 @@ jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag);
 // What every actor that is not done waits for: for ever, or of other processes.
 // `in_step`: all of these have begun the step.
-jpp_status_t* jpp_failure_stuck(const jpp_runtime_t* runtime);
-jpp_status_t* jpp_failure_stalled(const jpp_runtime_t* runtime, bool in_step);
+jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime);
+jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime, bool in_step);
 
 #endif  // JPP_RUNTIME_FAILURE_H_

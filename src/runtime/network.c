@@ -309,6 +309,7 @@ static bool send_parcels(jpp_outbox_t* outbox) {
 
 static bool progress_locked(jpp_runtime_t* runtime) {
   bool moved = false, some = false;
+  jpp_flight_alive(&runtime->flight);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
     jpp_outbox_t* outbox = runtime->links[i].outbox;
     if (outbox && !atomic_load(&runtime->broken)) some |= send_parcels(outbox);
@@ -319,7 +320,6 @@ static bool progress_locked(jpp_runtime_t* runtime) {
 
 bool jpp_network_progress(jpp_runtime_t* runtime) {
   if (!runtime->network) return false;
-  jpp_flight_alive(&runtime->flight);
   atomic_fetch_add_explicit(&runtime->pulse.rounds, 1, memory_order_relaxed);
   pthread_mutex_lock(&runtime->network_mutex);
   bool some = progress_locked(runtime);
@@ -338,6 +338,11 @@ static jpp_status_t* find_failed_link(const jpp_runtime_t* runtime) {
 void jpp_network_beat(jpp_runtime_t* runtime) {
   pthread_mutex_lock(&runtime->network_mutex);
   progress_locked(runtime);
+  pthread_mutex_unlock(&runtime->network_mutex);
+}
+
+void jpp_network_check(jpp_runtime_t* runtime) {
+  pthread_mutex_lock(&runtime->network_mutex);
   jpp_status_t* status = find_failed_link(runtime);
   pthread_mutex_unlock(&runtime->network_mutex);
   if (status) jpp_runtime_break(runtime, status);

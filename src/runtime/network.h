@@ -21,9 +21,10 @@ void jpp_network_close(jpp_runtime_t* runtime);
 // Sends what is ready and moves the transport on. Issuing thread. True: something
 // happened.
 bool jpp_network_progress(jpp_runtime_t* runtime);
-// The same, by another thread, for want of the issuing one. Tells the runtime of channels
-// that have failed.
+// The same, by another thread, for want of the issuing one.
 void jpp_network_beat(jpp_runtime_t* runtime);
+// Breaks the runtime if a channel has failed. Issuing thread, when it uses none.
+void jpp_network_check(jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
 

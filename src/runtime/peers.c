@@ -68,12 +68,19 @@ jpp_status_t* jpp_peers_open(jpp_runtime_t* runtime) {
       runtime->network, peers->rows * (uint32_t)sizeof(rank_note_t), write_note, runtime);
 }
 
-bool jpp_peers_have_begun(const jpp_runtime_t* runtime, uint64_t step) {
+static bool have_begun_locked(const jpp_runtime_t* runtime, uint64_t step) {
   for (uint32_t r = 0; runtime->peers.all && r < runtime->plan->ranks; ++r) {
     const rank_note_t* row = read_row(runtime, r);
     if (!row || row->step < step) return false;
   }
   return runtime->peers.all;
+}
+
+bool jpp_peers_have_begun(jpp_runtime_t* runtime, uint64_t step) {
+  pthread_mutex_lock(&runtime->network_mutex);
+  bool all = have_begun_locked(runtime, step);
+  pthread_mutex_unlock(&runtime->network_mutex);
+  return all;
 }
 
 // --- Who waits for whom ---------------------------------------------------------------
@@ -175,7 +182,7 @@ static void append_wait(const jpp_runtime_t* runtime, const jpp_flight_job_t* jo
   }
 }
 
-jpp_status_t* jpp_peers_explain(const jpp_runtime_t* runtime, jpp_str_t* out) {
+static jpp_status_t* explain_locked(const jpp_runtime_t* runtime, jpp_str_t* out) {
   jpp_arena_t arena;
   jpp_flight_place_t* places = NULL;
   uint32_t ranks = runtime->plan->ranks;
@@ -188,5 +195,12 @@ jpp_status_t* jpp_peers_explain(const jpp_runtime_t* runtime, jpp_str_t* out) {
     append_wait(runtime, &(jpp_flight_job_t){.places = places, .count = ranks}, out);
   }
   jpp_arena_deinit(&arena);
+  return status;
+}
+
+jpp_status_t* jpp_peers_explain(jpp_runtime_t* runtime, jpp_str_t* out) {
+  pthread_mutex_lock(&runtime->network_mutex);
+  jpp_status_t* status = explain_locked(runtime, out);
+  pthread_mutex_unlock(&runtime->network_mutex);
   return status;
 }

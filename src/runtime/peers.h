@@ -19,10 +19,9 @@ jpp_status_t* jpp_peers_open(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Whether all processes are known to have begun the step. False where the ranks of some
 // processes are not this plan's: these may wait for others that are not known here.
 // Issuing thread.
-bool jpp_peers_have_begun(const jpp_runtime_t* runtime, uint64_t step);
+bool jpp_peers_have_begun(jpp_runtime_t* runtime, uint64_t step);
 // "rank 0 waits for rank 1, that for rank 2, which ... (process 2 at ...)" for the first
 // rank of this process that waits. Issuing thread.
-jpp_status_t* jpp_peers_explain(const jpp_runtime_t* runtime,
-                                jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_peers_explain(jpp_runtime_t* runtime, jpp_str_t* out) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_PEERS_H_

@@ -14,15 +14,17 @@ static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
 // --- Threads --------------------------------------------------------------------------
 
 // Other processes may need this one while it has nothing to issue: their messages, and
-// what is left of its own.
+// what is left of its own. While its devices still work on a step, it hears of failures.
 static void await_submission(jpp_runtime_t* runtime) {
   jpp_queue_t* queue = &runtime->queue;
   if (!runtime->network) {
     pthread_cond_wait(&queue->changed, &queue->mutex);
     return;
   }
+  bool working = queue->finished < queue->issued;
   pthread_mutex_unlock(&queue->mutex);
   bool some = jpp_network_progress(runtime);
+  if (working && !some) jpp_network_check(runtime);
   pthread_mutex_lock(&queue->mutex);
   bool idle = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
   if (!some && idle) jpp_wait_briefly(&queue->changed, &queue->mutex);

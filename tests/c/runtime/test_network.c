@@ -333,13 +333,13 @@ static void test_a_process_that_stands_still_is_named(void** state) {
   processes[1].stop_before = 3;
   connect_all(processes, 1, 0);
   run_all(processes, text,
-          (model_options_t){.device_threads = 1, .stall_timeout_ms = 300});
+          (model_options_t){.device_threads = 1, .stall_timeout_ms = 600});
   assert_null(processes[1].status);  // it did not ask
   for (uint32_t p = 0; p < kProcesses; p += 2) {
     assert_non_null(processes[p].status);
     assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
     const char* message = jpp_status_message(processes[p].status);
-    if (!strstr(message, "nothing has come from other processes for 0.3 s") ||
+    if (!strstr(message, "nothing has come from other processes for 0.6 s") ||
         !strstr(message, "(in process 1)")) {
       fail_msg("process %u: %s", p, message);
     }
