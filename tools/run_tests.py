@@ -49,7 +49,11 @@ def c_tests(name: str, *options: str) -> tuple[int, int]:
         if code:
             print(output[-4000:])
             return 0, 1
-    code, output = run("meson", "test", "-C", build, "--no-rebuild", "--print-errorlogs")
+    # Some wait most of their time, for a peer's silence to be noticed.
+    processes = f"--num-processes={(os.cpu_count() or 1) + 1}"
+    code, output = run(
+        "meson", "test", "-C", build, "--no-rebuild", processes, "--print-errorlogs"
+    )
     failed = re.search(r"^Fail:\s+(\d+)", output, re.M)
     ok = re.search(r"^Ok:\s+(\d+)", output, re.M)
     plain = int(ok.group(1)) if ok else 0

@@ -24,9 +24,9 @@ static char* note_of(const jpp_net_notes_t* notes, uint32_t process) {
   return notes->data + process * padded(notes->size);
 }
 
-jpp_status_t* jpp_net_open_notes(jpp_transport_t* base, uint32_t size,
+jpp_status_t* jpp_net_open_notes(jpp_transport_t* transport, uint32_t size,
                                  jpp_transport_write_note_t write, void* user) {
-  jpp_net_t* net = (jpp_net_t*)base;
+  jpp_net_t* net = (jpp_net_t*)transport;
   jpp_net_notes_t* notes = &net->notes;
   if (notes->size || size == 0) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -34,7 +34,7 @@ jpp_status_t* jpp_net_open_notes(jpp_transport_t* base, uint32_t size,
                            "%u, and %u before",
                            size, notes->size);
   }
-  uint32_t processes = base->num_processes;
+  uint32_t processes = transport->num_processes;
   size_t entry = sizeof(entry_head_t) + padded(size);
   notes->most = (uint32_t)(entry > kMostBeat ? 1 : kMostBeat / entry);
   if (notes->most > processes) notes->most = processes;
@@ -49,9 +49,10 @@ jpp_status_t* jpp_net_open_notes(jpp_transport_t* base, uint32_t size,
   return NULL;
 }
 
-const void* jpp_net_note(const jpp_transport_t* base, uint32_t process) {
-  const jpp_net_notes_t* notes = &((const jpp_net_t*)base)->notes;
-  bool known = notes->size && process < base->num_processes && notes->versions[process];
+const void* jpp_net_note(const jpp_transport_t* transport, uint32_t process) {
+  const jpp_net_notes_t* notes = &((const jpp_net_t*)transport)->notes;
+  bool known =
+      notes->size && process < transport->num_processes && notes->versions[process];
   return known ? note_of(notes, process) : NULL;
 }
 

@@ -33,14 +33,21 @@ from equality import make_mesh  # noqa: E402
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "soak: takes long; only `make soak` runs it")
+    config.addinivalue_line(
+        "markers", "soak(on): takes long; only `make soak` runs it, or runs it on that mesh"
+    )
+
+
+def _is_long(item):
+    mark = item.get_closest_marker("soak")
+    return mark is not None and all(mesh in item.name for mesh in mark.args)
 
 
 def pytest_collection_modifyitems(config, items):
     """Outside `make soak`, which sets TEST_AXES, tests of that mark are not selected."""
     if "TEST_AXES" in os.environ:
         return
-    long = [item for item in items if item.get_closest_marker("soak")]
+    long = [item for item in items if _is_long(item)]
     items[:] = [item for item in items if item not in long]
     config.hook.pytest_deselected(items=long)
 

@@ -17,6 +17,7 @@ import models
 from equality import Problem, assert_trains_equal, make_mesh
 
 
+@pytest.mark.soak("2-devices")
 def test_64_stages_on_4_devices(any_mesh4: Any) -> None:
     problem = models.mlp([1] * 64, 4)
     assert_trains_equal(
@@ -24,6 +25,7 @@ def test_64_stages_on_4_devices(any_mesh4: Any) -> None:
     )
 
 
+@pytest.mark.soak("2-devices")
 def test_512_microbatches(any_mesh2: Any) -> None:
     assert_trains_equal(models.mlp([1, 1], 512), jaxpp.Std1F1B(2), any_mesh2, steps=2)
 

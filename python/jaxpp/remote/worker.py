@@ -7,6 +7,7 @@ to worker over the network of `jaxpp.transport`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -98,6 +99,23 @@ class _Program:
             return self.failure
 
 
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+def _or_failure(method: Callable[_Given, _Found]) -> Callable[_Given, _Found | Failure]:
+    """The method, with errors of this library for answers."""
+
+    @functools.wraps(method)
+    def answer(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found | Failure:
+        try:
+            return method(*args, **kwargs)
+        except JaxppError as error:
+            return Failure(error.code, str(error))
+
+    return answer
+
+
 def _planfile(data: bytes) -> _core.PlanFile:
     with tempfile.TemporaryDirectory(prefix="jaxpp-") as folder:
         path = pathlib.Path(folder) / "plan"
@@ -152,12 +170,10 @@ class Worker:
     def ping(self) -> None:
         """Answers while the process lives."""
 
-    def open(self, plugin: str | None) -> tuple[str, str] | Failure:
+    @_or_failure
+    def open(self, plugin: str | None) -> tuple[str, str]:
         """The platform and version of a plugin, opened."""
-        try:
-            devices = self._open(plugin)
-        except JaxppError as error:
-            return Failure(error.code, str(error))
+        devices = self._open(plugin)
         return devices.platform, devices.version
 
     def _open(self, plugin: str | None) -> LocalDevices:
@@ -180,6 +196,7 @@ class Worker:
         self._devices[plugin] = devices
         return devices
 
+    @_or_failure
     def prepare(
         self,
         number: int,
@@ -188,23 +205,9 @@ class Worker:
         plugin: str | None,
         in_flight: int,
         token: bytes,
-    ) -> bytes | Failure:
+    ) -> bytes:
         """Compiles this rank's tasks, which may call `functions` back; gives the address of its
         end of the network."""
-        try:
-            return self._prepare(number, file, functions, plugin, in_flight, token)
-        except JaxppError as error:
-            return Failure(error.code, str(error))
-
-    def _prepare(
-        self,
-        number: int,
-        file: bytes,
-        functions: bytes,
-        plugin: str | None,
-        in_flight: int,
-        token: bytes,
-    ) -> bytes:
         planfile = _planfile(file)
         plan, contents = planfile.plan(), planfile.contents()
         program = _Program(plan, in_flight, self._devices[plugin])
@@ -214,23 +217,18 @@ class Worker:
         self._programs[number] = program
         return program.network.address()
 
-    def connect(
-        self, number: int, addresses: Sequence[bytes], donated: list[int]
-    ) -> Failure | None:
+    @_or_failure
+    def connect(self, number: int, addresses: Sequence[bytes], donated: list[int]) -> None:
         """To the other ranks, whose tasks are compiled as well."""
         program = self._programs[number]
         program.donated = donated
         assert program.network is not None
-        try:
-            for rank, address in enumerate(addresses):
-                if rank != self._rank:
-                    program.network.connect(rank, address)
-            program.runtime = program.devices.run(
-                program.plan, program.executables, program.in_flight, program.network
-            )
-        except JaxppError as error:
-            return Failure(error.code, str(error))
-        return None
+        for rank, address in enumerate(addresses):
+            if rank != self._rank:
+                program.network.connect(rank, address)
+        program.runtime = program.devices.run(
+            program.plan, program.executables, program.in_flight, program.network
+        )
 
     # --- Messages ---
 
@@ -336,9 +334,7 @@ class Worker:
             return Failure(error.code, str(error))
         return shard
 
+    @_or_failure
     def ask(self, number: int, what: str, *arguments: Any) -> Any:
         """What a runtime's method gives."""
-        try:
-            return getattr(self._runtime(number), what)(*arguments)
-        except JaxppError as error:
-            return Failure(error.code, str(error))
+        return getattr(self._runtime(number), what)(*arguments)
