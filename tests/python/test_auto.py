@@ -63,7 +63,6 @@ def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, any_mesh2
     assert (f"{devices} devices share {cores} cores" in text) == (devices > cores)
 
 
-@pytest.mark.soak("1-device")
 def test_remat_and_jit(any_mesh4: Any) -> None:
     problem = transformer(stages=4, blocks=4, microbatches=4, remat=True)
     assert_trains_equal(problem, jaxpp.Auto(seconds=0.1), any_mesh4, steps=1)

@@ -45,14 +45,12 @@ def test_dualpipe_v(any_mesh2):
     assert_trains_equal(models.mlp([1] * 4, 6), jaxpp.DualPipeV(4, 2), any_mesh2)
 
 
-@pytest.mark.soak("1-device")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_transformer_under_every_schedule(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=5)
     assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4)
 
 
-@pytest.mark.soak("1-device")
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_transformer_under_remat_and_jit(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=8, microbatches=4, remat=True)
@@ -71,7 +69,6 @@ def test_one_stage(name, any_mesh1):
     assert_trains_equal(models.mlp([2], 3), SCHEDULES[name](1, 1), any_mesh1)
 
 
-@pytest.mark.soak("1-device")
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_tied_embedding_and_head(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=4, tied=True)
@@ -122,7 +119,6 @@ def test_dropout_with_a_key_per_microbatch(any_mesh4):
     assert_trains_equal(problem, jaxpp.Eager1F1B(4), any_mesh4)
 
 
-@pytest.mark.soak("1-device")
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_global_norm_clipping(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=4)

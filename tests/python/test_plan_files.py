@@ -76,7 +76,6 @@ PROBLEMS: dict[str, tuple[Callable[[], Problem], Any]] = {
 }
 
 
-@pytest.mark.soak("1-device")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_trains_the_same_in_another_process(
     name: str, any_mesh2: Any, tmp_path: pathlib.Path
