@@ -628,6 +628,14 @@ def _custom_calls(op: Any, targets: Sequence[str]) -> Iterator[Any]:
                 yield from _custom_calls(inner, targets)
 
 
+# JAX 0.10.2, 0.11.2: jaxlib's stablehlo.
+def _portable_version() -> str:
+    """Of StableHLO, as plugins read it that are twelve weeks old."""
+    twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    version: str = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
+    return version
+
+
 # JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
 # method.
 class LoweredModule:
@@ -723,8 +731,7 @@ class LoweredModule:
     # jaxlib's stablehlo and of its XLA.
     def into_bytecode(self) -> bytes:
         """A form that plugins of other versions of XLA read; the module is used up."""
-        twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
-        version = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
+        version = _portable_version()
         code = mlir.module_to_bytecode(self._module)
         # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
         # but parses the module anew: ten times the time.
@@ -739,16 +746,13 @@ def replace_addresses(
     code: bytes, target: str, attribute: str, addresses: Mapping[int, int]
 ) -> bytes:
     """Code of `into_bytecode` whose calls of `target` hold other addresses in `attribute`."""
-    version = stablehlo.get_version_from_compatibility_requirement(
-        stablehlo.StablehloCompatibilityRequirement.WEEK_12
-    )
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, code)
         for op in list(_custom_calls(module.operation, (target,))):
             found = ir.IntegerAttr(op.attributes["mhlo.backend_config"][attribute])
             renewed = ir.IntegerAttr.get(found.type, addresses[found.value])
             op.attributes["mhlo.backend_config"] = ir.DictAttr.get({attribute: renewed})
-        return stablehlo.serialize_portable_artifact(module, version)
+        return stablehlo.serialize_portable_artifact(module, _portable_version())
 
 
 # JAX 0.10.2, 0.11.2: interpreters.mlir.make_ir_context and dtype_to_ir_type.

@@ -83,6 +83,8 @@ void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
   jpp_failure_describe_instr(actor->runtime->plan, actor->program->rank, at, text);
 }
 
+const char* jpp_failure_behind_rank(const char* text) { return strstr(text, ", ") + 2; }
+
 // --- Memory ---------------------------------------------------------------------------
 
 jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,

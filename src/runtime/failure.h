@@ -11,6 +11,8 @@ void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
                           char text[kJppPlaceSize]);
 void jpp_failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
                                 char text[kJppPlaceSize]);
+// Such a text without its rank: "instruction 14, bwd_2 of microbatch 3".
+const char* jpp_failure_behind_rank(const char* text);
 // Puts the place in front: "rank 2, instruction 14, bwd_2 of microbatch 3".
 jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
                                  jpp_status_t* status);

@@ -1,11 +1,10 @@
 // Writes the notes of this process' ranks, and reads those of the others.
 #include "runtime/peers.h"
 
-#include <string.h>
-
 #include "flight/waits.h"
 #include "runtime/failure.h"
 #include "runtime/network.h"
+#include "runtime/recorder.h"
 #include "runtime/state.h"
 
 // A row of a process' note.
@@ -91,15 +90,7 @@ static jpp_status_t* describe_program(const jpp_plan_t* plan, uint32_t rank,
   jpp_flight_instr_t* instrs = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_instrs, &instrs));
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
-    const jpp_instr_t* instr = &program->instrs[i];
-    if (instr->kind != JPP_INSTR_SEND && instr->kind != JPP_INSTR_RECV) continue;
-    bool sends = instr->kind == JPP_INSTR_SEND;
-    const jpp_plan_channel_t* channel = &plan->channels[instr->target];
-    instrs[i] = (jpp_flight_instr_t){.kind = sends ? JPP_FLIGHT_SEND : JPP_FLIGHT_RECV,
-                                     .peer = sends ? channel->dst : channel->src,
-                                     .channel = instr->target,
-                                     .slots = channel->slots,
-                                     .tag = jpp_plan_message_tag(plan, program, instr)};
+    instrs[i] = jpp_recorder_instr(plan, program, &program->instrs[i]);
   }
   place->instrs = instrs;
   place->num_instrs = program->num_instrs;
@@ -128,7 +119,7 @@ static jpp_status_t* find_place(const jpp_runtime_t* runtime, uint32_t rank,
 static const char* describe_instr(const jpp_runtime_t* runtime, uint32_t rank,
                                   uint32_t at, char text[kJppPlaceSize]) {
   jpp_failure_describe_instr(runtime->plan, rank, at, text);
-  return strstr(text, ", ") + 2;  // the rank is in front
+  return jpp_failure_behind_rank(text);
 }
 
 // Of a rank that the others wait for, and that waits for none.

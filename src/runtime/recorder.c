@@ -7,14 +7,19 @@
 #include "runtime/failure.h"
 #include "runtime/state.h"
 
-static uint32_t peer_of(const jpp_actor_instr_t* instr) {
-  const jpp_plan_channel_t* channel = instr->link->plan;
-  return instr->kind == JPP_INSTR_SEND ? channel->dst : channel->src;
-}
-
-static jpp_flight_kind_t kind_of(const jpp_actor_instr_t* instr) {
-  if (!instr->link) return JPP_FLIGHT_LOCAL;
-  return instr->kind == JPP_INSTR_SEND ? JPP_FLIGHT_SEND : JPP_FLIGHT_RECV;
+jpp_flight_instr_t jpp_recorder_instr(const jpp_plan_t* plan,
+                                      const jpp_program_t* program,
+                                      const jpp_instr_t* instr) {
+  bool sends = instr->kind == JPP_INSTR_SEND;
+  if (!sends && instr->kind != JPP_INSTR_RECV) {
+    return (jpp_flight_instr_t){.kind = JPP_FLIGHT_LOCAL};
+  }
+  const jpp_plan_channel_t* channel = &plan->channels[instr->target];
+  return (jpp_flight_instr_t){.kind = sends ? JPP_FLIGHT_SEND : JPP_FLIGHT_RECV,
+                              .peer = sends ? channel->dst : channel->src,
+                              .channel = instr->target,
+                              .slots = channel->slots,
+                              .tag = jpp_plan_message_tag(plan, program, instr)};
 }
 
 static jpp_status_t* describe_rank(const jpp_actor_t* actor, jpp_arena_t* arena,
@@ -23,17 +28,12 @@ static jpp_status_t* describe_rank(const jpp_actor_t* actor, jpp_arena_t* arena,
   char text[kJppPlaceSize];
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, actor->num_instrs, &instrs));
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
-    const jpp_actor_instr_t* instr = &actor->instrs[i];
-    instrs[i].kind = kind_of(instr);
+    uint32_t source = actor->instrs[i].source;
+    instrs[i] = jpp_recorder_instr(actor->runtime->plan, actor->program,
+                                   &actor->program->instrs[source]);
     instrs[i].text = texts->length;
-    if (instr->link) {
-      instrs[i].peer = peer_of(instr);
-      instrs[i].channel = (uint32_t)(instr->link - actor->runtime->links);
-      instrs[i].slots = instr->link->plan->slots;
-      instrs[i].tag = instr->tag;
-    }
-    jpp_failure_describe(actor, instr->source, text);
-    const char* behind_rank = strstr(text, ", ") + 2;
+    jpp_failure_describe(actor, source, text);
+    const char* behind_rank = jpp_failure_behind_rank(text);
     jpp_str_append_n(texts, behind_rank, strlen(behind_rank) + 1);
   }
   *rank = (jpp_flight_rank_t){

@@ -4,6 +4,11 @@
 
 #include "runtime/actor.h"
 
+// What an instruction does, as far as another rank takes part in it; without its text.
+jpp_flight_instr_t jpp_recorder_instr(const jpp_plan_t* plan,
+                                      const jpp_program_t* program,
+                                      const jpp_instr_t* instr);
+
 // With JPP_FLIGHT=FOLDER: makes the runtime's file there. Actors are resolved.
 jpp_status_t* jpp_recorder_open(jpp_runtime_t* runtime) JPP_MUST_USE;
 

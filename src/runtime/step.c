@@ -405,7 +405,8 @@ static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* ste
 void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_status_t* status = await_step(runtime, step);
   if (status && runtime->network) jpp_runtime_break(runtime, status);
-  if (!status) jpp_pace_add(&runtime->pace, jpp_clock_now() - step->begun);
+  if (!status && runtime->network)
+    jpp_pace_add(&runtime->pace, jpp_clock_now() - step->begun);
   if (step->trace) jpp_trace_finish(runtime, step, !status);
   if (step->outcome) {
     jpp_call_finished(runtime, step, status);

@@ -18,7 +18,7 @@ import secrets
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpp import _core
@@ -315,18 +315,20 @@ class RemoteDevices(Devices):
         return runtime, modules
 
     def _pickle(self, modules: TaskModules) -> bytes:
-        """What tasks call back."""
-        for task, functions in modules.functions.items():
-            try:
-                self._workers._cluster.pickle(functions)
-            except Exception as error:  # whatever an object's own pickling raises
-                raise make_error(
-                    "unsupported",
-                    f"task {task} calls back into Python (jax.debug.print, a callback), with a "
-                    f"function that can not be sent to its worker: {raised_text(error)}; "
-                    "expected one whose variables can be pickled",
-                ) from None
-        return self._workers._cluster.pickle(modules.functions)
+        """What tasks call back: together, so that what they share stays shared."""
+        pickle = self._workers._cluster.pickle
+        try:
+            return pickle(modules.functions)
+        except Exception as error:  # whatever an object's own pickling raises
+            task = next(
+                t for t, each in modules.functions.items() if not _is_sent(pickle, each)
+            )
+            raise make_error(
+                "unsupported",
+                f"task {task} calls back into Python (jax.debug.print, a callback), with a "
+                f"function that can not be sent to its worker: {raised_text(error)}; "
+                "expected one whose variables can be pickled",
+            ) from None
 
     def _planfile(self, plan: _core.Plan, modules: TaskModules) -> bytes:
         """Without constants, which go to the workers as other arrays do."""
@@ -347,6 +349,14 @@ class RemoteDevices(Devices):
                 b"",
             )
             return path.read_bytes()
+
+
+def _is_sent(pickle: Callable[[Any], bytes], found: Any) -> bool:
+    try:
+        pickle(found)
+    except Exception:
+        return False
+    return True
 
 
 class RemoteRuntime:
