@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 
-enum { kSliceNanoseconds = 50000000, kBriefNanoseconds = 300000, kSecond = 1000000000 };
+enum { kSliceNanoseconds = 50000000, kSecond = 1000000000 };
 
 void jpp_wait_init_condition(pthread_cond_t* condition) {
   pthread_condattr_t attributes;
@@ -34,8 +34,8 @@ bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
   return !requested;
 }
 
-void jpp_wait_briefly(pthread_cond_t* condition, pthread_mutex_t* mutex) {
-  struct timespec until = after(kBriefNanoseconds);
+void jpp_wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanoseconds) {
+  struct timespec until = after(nanoseconds);
   pthread_cond_timedwait(condition, mutex, &until);
 }
 

@@ -13,8 +13,8 @@ void jpp_wait_init_condition(pthread_cond_t* condition);
 // while it is asked. `interrupt` may be NULL. The caller looks at its condition again.
 bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
                     const jpp_interrupt_t* interrupt);
-// Likewise, for a few hundred microseconds at most.
-void jpp_wait_briefly(pthread_cond_t* condition, pthread_mutex_t* mutex);
+// Likewise without a question, for so long at most.
+void jpp_wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanoseconds);
 // Until the event is ready; false: interrupted. Both may be NULL. How the event went is
 // for jpp_client_event_await() to say.
 bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,

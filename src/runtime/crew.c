@@ -2,13 +2,14 @@
 // need another's actor, so a thread without progress tries again until it has, or until
 // nobody can.
 #include <sched.h>
-#include <signal.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "runtime/network.h"
 #include "runtime/peers.h"
 #include "runtime/state.h"
+#include "runtime/thread.h"
 
 // What comes from another process comes soon: a hop costs tens of microseconds.
 enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
@@ -136,11 +137,9 @@ static void* issuer_main(void* user) {
 }
 
 static jpp_status_t* start_issuer(jpp_issuer_t* issuer) {
-  int error = pthread_create(&issuer->thread, NULL, issuer_main, issuer);
-  if (!error) return NULL;
-  return jpp_status_make(JPP_OUT_OF_MEMORY,
-                         "issue thread %u could not be started: error %d", issuer->index,
-                         error);
+  char what[32];
+  snprintf(what, sizeof(what), "issue thread %u", issuer->index);
+  return jpp_thread_start(&issuer->thread, issuer_main, issuer, what);
 }
 
 jpp_status_t* jpp_crew_start(jpp_runtime_t* runtime, uint32_t count) {
@@ -151,16 +150,11 @@ jpp_status_t* jpp_crew_start(jpp_runtime_t* runtime, uint32_t count) {
     crew->issuers[i].runtime = runtime;
     crew->issuers[i].index = i;
   }
-  // Signals are the application's: its own threads take them.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   jpp_status_t* status = NULL;
   for (crew->started = 1; crew->started < count && !status;) {
     status = start_issuer(&crew->issuers[crew->started]);
     if (!status) ++crew->started;
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
   return status;
 }
 

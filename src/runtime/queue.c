@@ -1,11 +1,13 @@
 // The queue of steps and its two threads.
 #include "runtime/queue.h"
 
-#include <signal.h>
-
 #include "device/wait.h"
 #include "runtime/network.h"
 #include "runtime/state.h"
+#include "runtime/thread.h"
+
+// While there is nothing to issue, until the network is looked at again.
+enum { kBriefNanoseconds = 300000 };
 
 static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
   return &queue->slots[number % queue->count];
@@ -27,7 +29,7 @@ static void await_submission(jpp_runtime_t* runtime) {
   if (working && !some) jpp_network_check(runtime);
   pthread_mutex_lock(&queue->mutex);
   bool idle = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
-  if (!some && idle) jpp_wait_briefly(&queue->changed, &queue->mutex);
+  if (!some && idle) jpp_wait_for(&queue->changed, &queue->mutex, kBriefNanoseconds);
 }
 
 // Takes one step after the other: to issue it, or to finish what is issued.
@@ -67,12 +69,7 @@ static void* finisher_main(void* runtime) {
 
 static jpp_status_t* start_thread(jpp_runtime_t* runtime, void* (*run)(void*),
                                   pthread_t* thread) {
-  int error = pthread_create(thread, NULL, run, runtime);
-  if (error) {
-    return jpp_status_make(JPP_OUT_OF_MEMORY,
-                           "a thread of the runtime could not be started: error %d",
-                           error);
-  }
+  JPP_RETURN_IF_ERROR(jpp_thread_start(thread, run, runtime, "a thread of the runtime"));
   ++runtime->queue.threads;
   return NULL;
 }
@@ -88,14 +85,8 @@ void jpp_queue_deinit(jpp_queue_t* queue) {
 }
 
 jpp_status_t* jpp_queue_start(jpp_runtime_t* runtime) {
-  // Signals are the application's: its own threads take them.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  jpp_status_t* status = start_thread(runtime, issuer_main, &runtime->queue.issuer);
-  if (!status) status = start_thread(runtime, finisher_main, &runtime->queue.finisher);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return status;
+  JPP_RETURN_IF_ERROR(start_thread(runtime, issuer_main, &runtime->queue.issuer));
+  return start_thread(runtime, finisher_main, &runtime->queue.finisher);
 }
 
 void jpp_queue_stop(jpp_runtime_t* runtime) {

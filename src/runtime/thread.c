@@ -1,0 +1,16 @@
+// A thread inherits the signals that its maker blocks.
+#include "runtime/thread.h"
+
+#include <signal.h>
+
+jpp_status_t* jpp_thread_start(pthread_t* thread, void* (*run)(void*), void* user,
+                               const char* what) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(thread, NULL, run, user);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (!error) return NULL;
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "%s could not be started: error %d", what,
+                         error);
+}

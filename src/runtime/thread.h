@@ -1,0 +1,14 @@
+// Threads of the runtime. They take no signals: these are the application's, whose own
+// threads take them.
+#ifndef JPP_RUNTIME_THREAD_H_
+#define JPP_RUNTIME_THREAD_H_
+
+#include <pthread.h>
+
+#include "jaxpp/status.h"
+
+// JPP_OUT_OF_MEMORY with `what` in front, such as "issue thread 1".
+jpp_status_t* jpp_thread_start(pthread_t* thread, void* (*run)(void*), void* user,
+                               const char* what) JPP_MUST_USE;
+
+#endif  // JPP_RUNTIME_THREAD_H_
