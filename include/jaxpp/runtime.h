@@ -161,6 +161,7 @@ typedef struct jpp_trace {
   const jpp_plan_t* plan;
   uint64_t step;  // which call, from 1
   int64_t start;  // when its issue began: CLOCK_MONOTONIC, nanoseconds
+  int64_t clock;  // the same as CLOCK_REALTIME, by which traces of processes are joined
   uint64_t num_runs;
   const jpp_trace_run_t* runs;      // by rank, then in the program's order
   const uint64_t* peak_live_bytes;  // [ranks] counted while issuing, on each device,

@@ -92,8 +92,8 @@ typedef struct jpp_span {
   const char* name;  // borrowed: "bwd_i_2__0"
   uint8_t kind;      // jpp_task_kind_t
   uint32_t rank;
-  uint32_t microbatch;  // JPP_NONE: it has none
-  double start, end;    // ms
+  uint32_t stage, microbatch;  // JPP_NONE: it has none
+  double start, end;           // ms
 } jpp_span_t;
 
 typedef struct jpp_spans {
@@ -102,7 +102,33 @@ typedef struct jpp_spans {
   size_t count;
   uint32_t ranks;     // rows that are drawn also without spans; 0: only those with some
   double begin, end;  // of the picture, ms
+  // Of a measured step, the first of several: its number, from 1, and when times of 0 ms
+  // were: CLOCK_REALTIME, nanoseconds. 0: not known.
+  uint64_t step;
+  int64_t clock;
 } jpp_spans_t;
+
+// A trace that was written by jpp_trace_to_json() or jpp_simulation_to_trace().
+typedef struct jpp_trace_text {
+  const char* name;  // of the file, for errors and as the title where the text has none
+  const char* text;
+  size_t length;
+} jpp_trace_text_t;
+
+// Whether a text is JSON rather than anything else that jaxpp reads.
+JPP_API bool jpp_spans_is_trace(const char* text);
+
+// Reads a trace; or several, [count], that the processes of a job have taken of the same
+// steps, as one, on one axis: the processes' clocks are compared. JPP_PARSE_ERROR for
+// what is no trace or has no run of a task, and for several of different steps or that do
+// not say when these began.
+JPP_API jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
+                                     jpp_spans_t** out_spans) JPP_MUST_USE;
+// Of jpp_spans_read() alone. NULL is fine.
+JPP_API void jpp_spans_destroy(jpp_spans_t* spans);
+// As jpp_trace_to_json().
+JPP_API jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans,
+                                        char** out_text) JPP_MUST_USE;
 
 // A line a rank, `columns` wide, with the share of the time in which it is busy: forwards
 // show the microbatch's last digit, backwards a letter for it, tasks outside loops '#',
@@ -124,7 +150,7 @@ JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* const* traces, uint32_t 
                                      char** out_text) JPP_MUST_USE;
 // Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
 // rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds from the
-// start of the first step.
+// start of the first step, whose number and clock are in otherData.
 JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count,
                                         char** out_text) JPP_MUST_USE;
 

@@ -1,4 +1,4 @@
-// The clock for durations and deadlines.
+// The clock for durations and deadlines, and the one that hosts share.
 #ifndef JPP_BASE_CLOCK_H_
 #define JPP_BASE_CLOCK_H_
 
@@ -11,6 +11,13 @@ enum { JPP_NANOSECONDS_OF_MS = 1000000 };
 static inline int64_t jpp_clock_now(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+// CLOCK_REALTIME in nanoseconds.
+static inline int64_t jpp_clock_real_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 

@@ -9,8 +9,9 @@
 #include "jaxpp/alloc.h"
 #include "jaxpp/simulate.h"
 #include "jaxpp/str.h"
+#include "jaxpp/view.h"
 
-enum { JPP_CLI_MAX_WORDS = 3 };
+enum { JPP_CLI_MAX_WORDS = 1024 };
 
 // What the command line says. 0 and NULL: not given.
 typedef struct jpp_cli_options {
@@ -67,6 +68,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_LAUNCH = 1 << 19,  // processes, restarts, and a command behind "--"
   JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
   JPP_FLAG_SPMD = 1 << 21,
+  JPP_FLAG_MORE_WORDS = 1 << 22,  // as many as there are, behind num_words
 } jpp_cli_flag_t;
 
 // Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.
@@ -123,6 +125,10 @@ bool jpp_cli_names_file(const char* name);
 jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* file,
                                uint32_t* out_slots,
                                jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// A trace, or those that the processes of a job have taken, as one.
+jpp_status_t* jpp_cli_read_traces(const char* const* files, uint32_t count,
+                                  jpp_spans_t** out_spans) JPP_MUST_USE;
 
 // The costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says whether it
 // is a trace with whole backwards, of which half is taken for each kind of gradient.

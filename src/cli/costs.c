@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/trace.h"
 #include "jaxpp/file.h"
 
 typedef struct costs_reader {
@@ -102,7 +101,7 @@ static jpp_status_t* read_lines(costs_reader_t* reader, char* text, size_t lengt
 // --- A measured step ------------------------------------------------------------------
 
 typedef struct mean {
-  double sum;
+  double sum;  // ms
   uint32_t count;
 } mean_t;
 
@@ -130,7 +129,7 @@ static mean_t* mean_of(stage_means_t* means, jpp_task_kind_t kind) {
 }
 
 static double milliseconds(const mean_t* mean) {
-  return mean->count ? mean->sum / mean->count / 1000 : 0;
+  return mean->count ? mean->sum / mean->count : 0;
 }
 
 // A whole backward counts half as input gradient.
@@ -150,30 +149,29 @@ static jpp_status_t* set_cost(const costs_reader_t* reader, uint32_t stage,
   return NULL;
 }
 
-static jpp_status_t* add_events(const costs_reader_t* reader,
-                                const jpp_cli_trace_t* trace, stage_means_t* means) {
-  for (size_t i = 0; i < trace->num_events; ++i) {
-    const jpp_cli_event_t* event = &trace->events[i];
-    if (event->stage == JPP_NONE) continue;
-    if (event->stage >= reader->stages) {
+static jpp_status_t* add_spans(const costs_reader_t* reader, const jpp_spans_t* trace,
+                               stage_means_t* means) {
+  for (size_t i = 0; i < trace->count; ++i) {
+    const jpp_span_t* span = &trace->spans[i];
+    if (span->stage == JPP_NONE) continue;
+    if (span->stage >= reader->stages) {
       return jpp_status_make(
           JPP_PARSE_ERROR,
           "%s:1: the trace has stage %u (%.60s), the schedule stages 0 "
           "to %u",
-          reader->file, event->stage, event->name, reader->stages - 1);
+          reader->file, span->stage, span->name, reader->stages - 1);
     }
-    mean_t* mean = mean_of(&means[event->stage], jpp_cli_event_kind(event));
+    mean_t* mean = mean_of(&means[span->stage], (jpp_task_kind_t)span->kind);
     if (!mean) continue;
-    mean->sum += event->duration;
+    mean->sum += span->end - span->start;
     ++mean->count;
   }
   return NULL;
 }
 
-static jpp_status_t* read_means(const costs_reader_t* reader,
-                                const jpp_cli_trace_t* trace, stage_means_t* means,
-                                bool* out_halved) {
-  JPP_RETURN_IF_ERROR(add_events(reader, trace, means));
+static jpp_status_t* read_means(const costs_reader_t* reader, const jpp_spans_t* trace,
+                                stage_means_t* means, bool* out_halved) {
+  JPP_RETURN_IF_ERROR(add_spans(reader, trace, means));
   for (uint32_t s = 0; s < reader->stages; ++s) {
     JPP_RETURN_IF_ERROR(set_cost(reader, s, &means[s]));
     if (means[s].whole.count && !means[s].input.count) *out_halved = true;
@@ -183,13 +181,14 @@ static jpp_status_t* read_means(const costs_reader_t* reader,
 
 static jpp_status_t* read_trace(const costs_reader_t* reader, const char* text,
                                 size_t length, bool* out_halved) {
-  jpp_cli_trace_t trace;
+  jpp_trace_text_t source = {.name = reader->file, .text = text, .length = length};
+  jpp_spans_t* trace = NULL;
   stage_means_t* means = NULL;
-  jpp_status_t* status = jpp_cli_trace_parse(reader->file, text, length, &trace);
+  jpp_status_t* status = jpp_spans_read(&source, 1, &trace);
   if (!status) status = JPP_ALLOC_ARRAY(reader->stages, &means);
-  if (!status) status = read_means(reader, &trace, means, out_halved);
+  if (!status) status = read_means(reader, trace, means, out_halved);
   jpp_free(means);
-  jpp_cli_trace_deinit(&trace);
+  jpp_spans_destroy(trace);
   return status;
 }
 
@@ -204,8 +203,8 @@ jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
   jpp_status_t* status = JPP_ALLOC_ARRAY(stages, &reader.costs);
   if (!status) status = JPP_ALLOC_ARRAY(stages, &reader.lines);
   if (!status) {
-    status = jpp_cli_is_trace(text) ? read_trace(&reader, text, length, out_halved)
-                                    : read_lines(&reader, text, length);
+    status = jpp_spans_is_trace(text) ? read_trace(&reader, text, length, out_halved)
+                                      : read_lines(&reader, text, length);
   }
   jpp_text_free(text);
   jpp_free(reader.lines);

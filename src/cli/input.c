@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/trace.h"
 #include "jaxpp/file.h"
 #include "jaxpp/schedule_csv.h"
 
@@ -39,7 +38,7 @@ jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* fil
   JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
   jpp_schedule_t* schedule = NULL;
   jpp_status_t* status =
-      jpp_cli_is_trace(text)
+      jpp_spans_is_trace(text)
           ? jpp_status_make(JPP_PARSE_ERROR,
                             "%s:1: expected a schedule as CSV, found JSON: a trace is "
                             "for jaxpp plot, jaxpp drift and --costs",
@@ -153,5 +152,30 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
   simulate.stage_costs = costs;
   jpp_status_t* status = jpp_schedule_simulate(schedule, &simulate, out_simulation);
   jpp_free(costs);
+  return status;
+}
+
+// --- Traces ---------------------------------------------------------------------------
+
+static jpp_status_t* read_files(const char* const* files, uint32_t count,
+                                jpp_trace_text_t* texts) {
+  for (uint32_t i = 0; i < count; ++i) {
+    char* text = NULL;
+    JPP_RETURN_IF_ERROR(jpp_file_read(files[i], &text, &texts[i].length));
+    texts[i].name = files[i];
+    texts[i].text = text;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_cli_read_traces(const char* const* files, uint32_t count,
+                                  jpp_spans_t** out_spans) {
+  jpp_trace_text_t* texts = NULL;
+  *out_spans = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &texts));
+  jpp_status_t* status = read_files(files, count, texts);
+  if (!status) status = jpp_spans_read(texts, count, out_spans);
+  for (uint32_t i = 0; i < count; ++i) jpp_text_free((char*)texts[i].text);
+  jpp_free(texts);
   return status;
 }

@@ -33,11 +33,12 @@ static const jpp_cli_command_t kCommands[] = {
      kScheduleFlags | kCostFlags | JPP_FLAG_MEMORY | JPP_FLAG_SECONDS | JPP_FLAG_JSON |
          JPP_FLAG_CSV,
      "find a schedule for stages that are not alike", jpp_cli_schedule_search},
-    {"plot", "NAME|FILE", 1,
-     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR,
-     "a picture of a schedule or a trace", jpp_cli_plot},
-    {"drift", "PREDICTED MEASURED", 2, 0, "where a simulated and a measured trace part",
-     jpp_cli_drift},
+    {"plot", "NAME|FILE...", 1,
+     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR |
+         JPP_FLAG_MORE_WORDS,
+     "a picture of a schedule, or of traces of a job's processes", jpp_cli_plot},
+    {"drift", "PREDICTED MEASURED...", 2, JPP_FLAG_MORE_WORDS,
+     "where a simulated and a measured trace part", jpp_cli_drift},
     {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,
      "start the processes of a job on this host", jpp_cli_launch},
     {"flight", "FOLDER", 1, 0,

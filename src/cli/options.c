@@ -198,6 +198,8 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
   jpp_cli_options_t options = {0};
   *out_options = options;
   bool launches = command->flags & JPP_FLAG_LAUNCH;
+  bool more = command->flags & JPP_FLAG_MORE_WORDS;
+  uint32_t most = more ? JPP_CLI_MAX_WORDS : command->num_words;
   for (int i = 0; i < count; ++i) {
     if (launches && !strcmp(words[i], "--")) {
       options.command = words + i + 1;
@@ -205,7 +207,7 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
     }
     if (words[i][0] == '-' && words[i][1]) {
       JPP_RETURN_IF_ERROR(parse_flag(command, count, words, &i, &options));
-    } else if (options.num_words == command->num_words) {
+    } else if (options.num_words == most) {
       return jpp_status_make(
           JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s, found '%s' behind it",
           command->name, command->num_words ? command->words : "flags only", words[i]);

@@ -4,9 +4,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/trace.h"
 #include "jaxpp/file.h"
-#include "jaxpp/view.h"
 
 enum { kColumns = 120 };
 
@@ -38,21 +36,17 @@ typedef struct picture {
 static const picture_t kPictures[] = {
     {".svg", jpp_plot_svg, jpp_spans_svg},
     {".html", jpp_plot_html, jpp_spans_html},
-    {".json", jpp_simulation_to_trace, NULL},  // a trace is JSON already
+    {".json", jpp_simulation_to_trace, jpp_spans_to_json},
 };
 
-static jpp_status_t* find_picture(const char* file, bool of_trace,
-                                  const picture_t** out_picture) {
+static jpp_status_t* find_picture(const char* file, const picture_t** out_picture) {
   for (size_t i = 0; i < sizeof(kPictures) / sizeof(*kPictures); ++i) {
     *out_picture = &kPictures[i];
-    if (of_trace && !kPictures[i].of_spans) continue;
     if (ends_with(file, kPictures[i].ending)) return NULL;
   }
   return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         of_trace ? "-o: a trace is drawn as .svg, as .html or in the "
-                                    "terminal, found '%s'"
-                                  : "-o: expected a name that ends in .svg, .html or "
-                                    ".json, found '%s'",
+                         "-o: expected a name that ends in .svg, .html or .json, found "
+                         "'%s'",
                          file);
 }
 
@@ -70,45 +64,43 @@ static jpp_status_t* draw_simulation(const jpp_cli_options_t* options,
   const picture_t* picture = NULL;
   const char* file = options->output;
   char* text = NULL;
-  if (file) JPP_RETURN_IF_ERROR(find_picture(file, false, &picture));
+  if (file) JPP_RETURN_IF_ERROR(find_picture(file, &picture));
   jpp_status_t* status = file
                              ? picture->of_simulation(simulation, &text)
                              : jpp_plot_text(simulation, kColumns, options->color, &text);
   return write_or_append(status, text, file, out);
 }
 
-// --- A trace --------------------------------------------------------------------------
+// --- Traces ---------------------------------------------------------------------------
 
-static jpp_status_t* draw_trace(const jpp_cli_options_t* options, jpp_cli_trace_t* trace,
-                                jpp_str_t* out) {
+static jpp_status_t* draw_spans(const jpp_cli_options_t* options,
+                                const jpp_spans_t* spans, jpp_str_t* out) {
   const picture_t* picture = NULL;
   const char* file = options->output;
-  jpp_spans_t spans;
   char* text = NULL;
-  if (file) JPP_RETURN_IF_ERROR(find_picture(file, true, &picture));
-  JPP_RETURN_IF_ERROR(jpp_cli_trace_spans(trace, options->words[0], &spans));
-  jpp_status_t* status = file ? picture->of_spans(&spans, &text)
-                              : jpp_spans_draw(&spans, kColumns, options->color, &text);
-  jpp_free((void*)spans.spans);
+  if (file) JPP_RETURN_IF_ERROR(find_picture(file, &picture));
+  jpp_status_t* status = file ? picture->of_spans(spans, &text)
+                              : jpp_spans_draw(spans, kColumns, options->color, &text);
   return write_or_append(status, text, file, out);
 }
 
-// Whether words[0] is a trace. If so, draws it.
-static jpp_status_t* plot_trace(const jpp_cli_options_t* options, bool* out_is_trace,
-                                jpp_str_t* out) {
-  const char* file = options->words[0];
+// Whether words[0] is a trace.
+static jpp_status_t* find_trace(const jpp_cli_options_t* options, bool* out_is_trace) {
   char* text = NULL;
   size_t length = 0;
   *out_is_trace = false;
-  if (!jpp_cli_names_file(file)) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_file_read(file, &text, &length));
-  *out_is_trace = jpp_cli_is_trace(text);
-  jpp_cli_trace_t trace = {0};
-  jpp_status_t* status = NULL;
-  if (*out_is_trace) status = jpp_cli_trace_parse(file, text, length, &trace);
-  if (*out_is_trace && !status) status = draw_trace(options, &trace, out);
-  jpp_cli_trace_deinit(&trace);
+  if (!jpp_cli_names_file(options->words[0])) return NULL;
+  JPP_RETURN_IF_ERROR(jpp_file_read(options->words[0], &text, &length));
+  *out_is_trace = jpp_spans_is_trace(text);
   jpp_text_free(text);
+  return NULL;
+}
+
+static jpp_status_t* plot_traces(const jpp_cli_options_t* options, jpp_str_t* out) {
+  jpp_spans_t* spans = NULL;
+  JPP_RETURN_IF_ERROR(jpp_cli_read_traces(options->words, options->num_words, &spans));
+  jpp_status_t* status = draw_spans(options, spans, out);
+  jpp_spans_destroy(spans);
   return status;
 }
 
@@ -117,8 +109,14 @@ jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_schedule_t* schedule = NULL;
   jpp_simulation_t* simulation = NULL;
   bool is_trace = false;
-  JPP_RETURN_IF_ERROR(plot_trace(options, &is_trace, out));
-  if (is_trace) return NULL;
+  JPP_RETURN_IF_ERROR(find_trace(options, &is_trace));
+  if (is_trace) return plot_traces(options, out);
+  if (options->num_words > 1) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "jaxpp plot: expected one schedule, or traces alone, found "
+                           "'%s' behind '%s'",
+                           options->words[1], options->words[0]);
+  }
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_status_t* status = jpp_cli_simulation(options, schedule, &simulation);
   if (!status) status = draw_simulation(options, simulation, out);

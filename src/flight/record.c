@@ -20,10 +20,8 @@ static size_t count_instrs(const jpp_flight_rank_t* ranks, uint32_t num_ranks) {
 }
 
 static void fill_head(jpp_flight_head_t* head, uint32_t process, uint32_t runtime) {
-  struct timespec real;
-  clock_gettime(CLOCK_REALTIME, &real);
   head->begun = head->alive = jpp_clock_now();
-  head->realtime = (int64_t)real.tv_sec * 1000000000 + real.tv_nsec - head->begun;
+  head->realtime = jpp_clock_real_now() - head->begun;
   head->process = process;
   head->pid = (uint32_t)getpid();
   head->runtime = runtime;

@@ -4,19 +4,12 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 
-static int64_t nanoseconds_since_1970(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 void jpp_profile_init(jpp_profile_session_t* session) {
   *session =
-      (jpp_profile_session_t){.since_1970 = nanoseconds_since_1970() - jpp_clock_now()};
+      (jpp_profile_session_t){.since_1970 = jpp_clock_real_now() - jpp_clock_now()};
   jpp_arena_init(&session->arena);
 }
 

@@ -176,6 +176,12 @@ static PyMethodDef kMethods[] = {
     {"callback_handler", jpp_py_callback_handler, METH_VARARGS,
      "callback_handler($module, platform, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},
+    {"join_traces", jpp_py_join_traces, METH_VARARGS,
+     "join_traces($module, texts, /)\n--\n\n"
+     "Of the same steps, traced by several processes, one trace for Perfetto."},
+    {"draw_traces", jpp_py_draw_traces, METH_VARARGS,
+     "draw_traces($module, texts, columns, color, /)\n--\n\n"
+     "The same for a terminal, a line a rank."},
     {"profile_plugin", module_profile_plugin, METH_NOARGS,
      "profile_plugin($module, /)\n--\n\n"
      "A capsule of the PJRT_Api through which JAX's profiles get the steps."},

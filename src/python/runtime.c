@@ -23,8 +23,6 @@ typedef struct runtime_object {
 static runtime_object_t* g_runtimes;  // under the GIL, as is the next one
 static unsigned long g_closer;        // the thread that ends the interpreter; 0: none yet
 
-enum { kMostColumns = 1 << 20 };  // of a drawing
-
 // --- Making ---------------------------------------------------------------------------
 
 // self->executables, of which there must be `count`.
@@ -419,7 +417,11 @@ static PyObject* runtime_set_tracing(PyObject* object, PyObject* enabled) {
 static const jpp_trace_t* last_trace(PyObject* object) {
   if (!await_steps((runtime_object_t*)object)) return NULL;
   const jpp_trace_t* trace = jpp_runtime_last_trace(((runtime_object_t*)object)->runtime);
-  if (!trace) PyErr_SetString(PyExc_RuntimeError, "no step has been traced");
+  if (!trace) {
+    (void)jpp_py_check(
+        jpp_status_make(JPP_INVALID_ARGUMENT,
+                        "no step has been traced; call set_tracing() before the step"));
+  }
   return trace;
 }
 
@@ -504,11 +506,11 @@ static bool last_traces(PyObject* object, uint32_t count,
     all = out_traces[t] != NULL;
   }
   if (all) return true;
-  PyErr_Format(PyExc_ValueError,
-               "expected a number of steps that were traced one after the other, at most "
-               "steps_in_flight; found %u",
-               count);
-  return false;
+  return jpp_py_check(jpp_status_make(
+      JPP_INVALID_ARGUMENT,
+      "expected a number of steps that were traced one after the other, at most "
+      "steps_in_flight; found %u",
+      count));
 }
 
 static PyObject* runtime_trace_json(PyObject* object, PyObject* args) {
@@ -518,26 +520,6 @@ static PyObject* runtime_trace_json(PyObject* object, PyObject* args) {
   if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &steps) ||
       !last_traces(object, steps, traces) ||
       !jpp_py_check(jpp_trace_to_json(traces, steps, &text))) {
-    return NULL;
-  }
-  return jpp_py_take_text(text);
-}
-
-static PyObject* runtime_trace_draw(PyObject* object, PyObject* args) {
-  const jpp_trace_t* traces[kMostTraces];
-  uint32_t columns = 0, steps = 0;
-  int color = 0;
-  if (!PyArg_ParseTuple(args, "O&pO&", jpp_py_u32_converter, &columns, &color,
-                        jpp_py_u32_converter, &steps)) {
-    return NULL;
-  }
-  if (columns > kMostColumns) {
-    return PyErr_Format(PyExc_ValueError, "expected at most %d columns, found %u",
-                        kMostColumns, columns);
-  }
-  char* text = NULL;
-  if (!last_traces(object, steps, traces) ||
-      !jpp_py_check(jpp_trace_draw(traces, steps, columns, color, &text))) {
     return NULL;
   }
   return jpp_py_take_text(text);
@@ -580,9 +562,6 @@ static PyMethodDef kMethods[] = {
      "donated."},
     {"trace_json", runtime_trace_json, METH_VARARGS,
      "trace_json($self, steps, /)\n--\n\nThe last traced steps for Perfetto."},
-    {"trace_draw", runtime_trace_draw, METH_VARARGS,
-     "trace_draw($self, columns, color, steps, /)\n--\n\n"
-     "The last traced steps, a line a rank."},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,
      "trace_peaks($self, /)\n--\n\n"
      "Live bytes at each rank's peak, counted in the last traced step."},

@@ -150,6 +150,7 @@ void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
     step->trace->observed = observed;
     step->trace->trace.step = step->number;
     step->trace->trace.start = jpp_clock_now();
+    step->trace->trace.clock = jpp_clock_real_now();
   }
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];

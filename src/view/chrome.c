@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 
-// One element of the list; `separator` is what stands before it.
+// A value, such as one of the list; `separator` is what stands before it.
 static void append_element(const char* separator, json_t* event, jpp_str_t* str) {
   jpp_str_append(str, separator);
   // With 15 digits a time of three decimals is written with those: 1.234, which no double
@@ -17,11 +17,19 @@ static void append_element(const char* separator, json_t* event, jpp_str_t* str)
   jpp_json_take(event, JSON_COMPACT | JSON_REAL_PRECISION(15), str);
 }
 
-void jpp_chrome_begin(jpp_str_t* str) {
-  jpp_str_append(str, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+void jpp_chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str) {
+  jpp_str_append(str, "{\"displayTimeUnit\":\"ms\",");
+  if (step) {
+    append_element(
+        "\"otherData\":",
+        json_pack("{s:I, s:I}", "step", (json_int_t)step, "clock_ns", (json_int_t)clock),
+        str);
+    jpp_str_append(str, ",");
+  }
+  jpp_str_append(str, "\"traceEvents\":[");
 }
 
-static void append_thread(uint32_t process, uint32_t rank, jpp_str_t* str) {
+void jpp_chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str) {
   char name[24];
   snprintf(name, sizeof(name), "rank %u", rank);
   append_element(
@@ -36,14 +44,12 @@ static void append_thread(uint32_t process, uint32_t rank, jpp_str_t* str) {
                  str);
 }
 
-void jpp_chrome_append_process(const char* name, uint32_t process, uint32_t ranks,
-                               jpp_str_t* str) {
+void jpp_chrome_append_process(const char* name, uint32_t process, jpp_str_t* str) {
   append_element(
       process ? ",\n" : "\n",
       json_pack("{s:s, s:I, s:s, s:{s:o}}", "ph", "M", "pid", (json_int_t)process, "name",
                 "process_name", "args", "name", jpp_json_text(name)),
       str);
-  for (uint32_t r = 0; r < ranks; ++r) append_thread(process, r, str);
 }
 
 static json_t* args_json(const jpp_chrome_event_t* event) {

@@ -148,9 +148,10 @@ jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
                                       char** out_text) {
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
-  jpp_chrome_begin(&str);
+  jpp_chrome_begin(0, 0, &str);
   for (uint32_t s = 0; s < simulation->streams; ++s) {
-    jpp_chrome_append_process(schedule->name, s, schedule->ranks, &str);
+    jpp_chrome_append_process(schedule->name, s, &str);
+    for (uint32_t r = 0; r < schedule->ranks; ++r) jpp_chrome_append_rank(s, r, &str);
   }
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     append_trace_rank(simulation, r, &str);

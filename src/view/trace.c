@@ -45,8 +45,9 @@ jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count
                                 char** out_text) {
   const jpp_plan_t* plan = traces[0]->plan;
   jpp_str_t str = {0};
-  jpp_chrome_begin(&str);
-  jpp_chrome_append_process(plan->staged->graph->name, 0, plan->ranks, &str);
+  jpp_chrome_begin(traces[0]->step, traces[0]->clock, &str);
+  jpp_chrome_append_process(plan->staged->graph->name, 0, &str);
+  for (uint32_t r = 0; r < plan->ranks; ++r) jpp_chrome_append_rank(0, r, &str);
   for (uint32_t t = 0; t < count; ++t) {
     append_events(traces[t], offset_of(traces, t), &str);
   }
@@ -61,6 +62,7 @@ static void make_spans(const jpp_trace_t* trace, int64_t offset, jpp_span_t* spa
     spans[i] = (jpp_span_t){.name = task->name,
                             .kind = task->kind,
                             .rank = run->rank,
+                            .stage = task->stage,
                             .microbatch = run->microbatch,
                             .start = (double)(offset + run->start) / 1e6,
                             .end = (double)(offset + run->end) / 1e6};

@@ -363,7 +363,13 @@ class CommandTest(unittest.TestCase):
             titles = [e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}title")]
             self.assertEqual(len(titles), 72)
             self.assertTrue(any(t.startswith("bwd_w_3__5: rank 3") for t in titles))
-            self.assert_refused(2, "drawn as .svg", "plot", trace, "-o", f"{folder}/a.png")
+            again = f"{folder}/again.json"
+            run("plot", trace, "-o", again)
+            self.assertEqual(run("plot", again).stdout, done.stdout)
+            self.assert_refused(2, "ends in .svg", "plot", trace, "-o", f"{folder}/a.png")
+            self.assert_refused(2, "a.json:1: expected step and clock_ns", "plot", trace, trace)
+            self.assert_refused(2, "expected one schedule", "plot", "zb-h1", trace, *sizes)
+            self.assert_refused(2, "gone.json: ", "plot", trace, f"{folder}/gone.json")
             self.assert_refused(2, "found JSON: a trace is for", "verify", trace)
             # Events as other programs write them: odd names, bad threads, no length.
             odd = pathlib.Path(folder, "odd.json")

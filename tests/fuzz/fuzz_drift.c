@@ -1,21 +1,24 @@
-// Traces as JSON: `jaxpp drift` says where two part, `jaxpp plot` draws one.
+// Traces as JSON: `jaxpp drift` says where two part, `jaxpp plot` draws one or several;
+// what is read can be drawn, and written and read again.
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "cli/trace.h"
 #include "fuzz.h"
 
-static void draw_svg(const uint8_t* data, size_t size) {
-  jpp_cli_trace_t trace;
-  jpp_spans_t spans = {0};
+static void draw_and_write(const uint8_t* data, size_t size) {
+  jpp_trace_text_t source = {.name = "input", .text = (const char*)data, .length = size};
+  jpp_spans_t *spans = NULL, *again = NULL;
   char* text = NULL;
-  if (fuzz_ok(jpp_cli_trace_parse("input", (const char*)data, size, &trace)) &&
-      fuzz_ok(jpp_cli_trace_spans(&trace, "input", &spans))) {
-    FUZZ_CHECK(fuzz_ok(jpp_spans_svg(&spans, &text)));
-    FUZZ_CHECK(jpp_utf8_is_valid(text, strlen(text)));
-  }
+  if (!fuzz_ok(jpp_spans_read(&source, 1, &spans))) return;
+  FUZZ_CHECK(fuzz_ok(jpp_spans_svg(spans, &text)));
+  FUZZ_CHECK(jpp_utf8_is_valid(text, strlen(text)));
   jpp_text_free(text);
-  jpp_free((void*)spans.spans);
-  jpp_cli_trace_deinit(&trace);
+  FUZZ_CHECK(fuzz_ok(jpp_spans_to_json(spans, &text)));
+  source = (jpp_trace_text_t){.name = "again", .text = text, .length = strlen(text)};
+  FUZZ_CHECK(fuzz_ok(jpp_spans_read(&source, 1, &again)));
+  FUZZ_CHECK(again->count == spans->count);
+  jpp_text_free(text);
+  jpp_spans_destroy(again);
+  jpp_spans_destroy(spans);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -26,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   jpp_str_deinit(&out);
   fuzz_ok(jpp_cli_plot(&options, &out));
   jpp_str_deinit(&out);
-  draw_svg(data, size);
+  draw_and_write(data, size);
   fuzz_file_close(&file);
   return 0;
 }

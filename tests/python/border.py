@@ -55,6 +55,8 @@ class Raises:
         raise ValueError("no number")
 
 
+TRACE = '[{"ph": "X", "name": "fwd_0", "tid": 0, "ts": 0, "dur": 1}]'
+
 # Wrong values for arguments of a kind. What takes anything has none.
 WRONG: dict[str, list[Any]] = {
     "number": [-1, *HUGE, *NOTHING_BUT_NUMBERS, Raises()],
@@ -490,13 +492,6 @@ def cases(step: Step) -> list[Case]:
         Case("Runtime.trace", lambda: runtime.trace),
         Case("Runtime.measure", lambda: runtime.measure, ("objects", step.values())),
         Case("Runtime.trace_json", lambda: runtime.trace_json, ("number", 1)),
-        Case(
-            "Runtime.trace_draw",
-            lambda: runtime.trace_draw,
-            ("number", 80),
-            ("anything", 0),
-            ("number", 1),
-        ),
         Case("Runtime.trace_peaks", lambda: runtime.trace_peaks),
         Case(
             "Callback",
@@ -525,6 +520,14 @@ def cases(step: Step) -> list[Case]:
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler, ("text, not None", "Host")),
         Case("profile_plugin", lambda: _core.profile_plugin),
+        Case("join_traces", lambda: _core.join_traces, ("objects", [TRACE])),
+        Case(
+            "draw_traces",
+            lambda: _core.draw_traces,
+            ("objects", [TRACE]),
+            ("number", 80),
+            ("anything", 0),
+        ),
         Case(
             "Network",
             lambda: _core.Network,
@@ -588,9 +591,13 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),
         "a trace before the first step": runtime.trace,
-        "a drawing without an end": lambda: runtime.trace_draw(2**32 - 1, False, 1),
+        "a drawing without an end": lambda: _core.draw_traces([TRACE], 2**32 - 1, False),
+        "a drawing without a column": lambda: _core.draw_traces([TRACE], 0, False),
+        "no trace": lambda: _core.join_traces([]),
+        "traces that are none": lambda: _core.join_traces(["{}"]),
+        "traces without a clock": lambda: _core.join_traces([TRACE, TRACE]),
         "no step": lambda: runtime.trace_json(0),
-        "more steps than are kept": lambda: runtime.trace_draw(80, False, 9),
+        "more steps than are kept": lambda: runtime.trace_json(9),
         "a step of too few values": lambda: runtime.step(values[:-1], False),
         "a step of values of another shape": lambda: runtime.step(small * len(values), True),
         "a step of values on no rank": lambda: runtime.step([nowhere] * len(values), False),

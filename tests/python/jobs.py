@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -172,6 +174,33 @@ def sums_of_types(mesh: Any) -> Iterator[str]:
 def types() -> None:
     for line in sums_of_types(mesh_of_all(2)):
         say(line)
+
+
+def traced(folder: str) -> None:
+    """Each process writes its trace of the second step."""
+    step, weights, xs = two_stages()
+    compiled = step.compile(weights, xs)
+    compiled(weights, xs)
+    compiled.set_tracing()
+    compiled(weights, xs)
+    path = pathlib.Path(folder, f"trace-{jax.process_index()}.json")
+    path.write_text(compiled.trace_json())
+
+
+def check_order(trace: str, steps: int) -> None:
+    """That in a trace of two_stages() on one host no task begins before those that made what
+    it takes have ended."""
+    runs = [event for event in json.loads(trace)["traceEvents"] if event["ph"] == "X"]
+    for microbatch in range(8):
+        found = [
+            [run for run in runs if run["name"] == f"{task}__{microbatch}"]
+            for task in ("fwd_0", "fwd_1", "bwd_1", "bwd_0")
+        ]
+        for step in range(steps):
+            in_order = [sorted(of_task, key=lambda run: run["ts"])[step] for of_task in found]
+            for first, second in itertools.pairwise(in_order):
+                assert first["ts"] + first["dur"] <= second["ts"], (first, second)
+        assert [len(of_task) for of_task in found] == [steps] * 4
 
 
 # --- Failures -----------------------------------------------------------------------------
@@ -412,6 +441,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "train4": lambda: train_all(4),
     "train8": lambda: train_all(8),
     "saved": lambda: saved(sys.argv[3]),
+    "traced": lambda: traced(sys.argv[3]),
     **{
         job.__name__: job
         for job in (

@@ -120,6 +120,20 @@ def test_a_plan_file_of_a_job(launch: Launch, devices: int, tmp_path: pathlib.Pa
         assert list(jobs.described("loaded", step(weights, xs))) == expected
 
 
+def test_a_timeline_of_a_job(launch: Launch, command: str, tmp_path: pathlib.Path) -> None:
+    """`jaxpp plot` joins the processes' traces."""
+    result, lines, _ = launch(2, 1, "traced")
+    assert result == 0, lines
+    parts = sorted(tmp_path.glob("trace-*.json"))
+    joined = tmp_path / "joined.json"
+    subprocess.run([command, "plot", *parts, "-o", joined], check=True)
+    jobs.check_order(joined.read_text(), steps=1)
+    drawn = subprocess.run(
+        [command, "plot", *parts], check=True, capture_output=True, text=True
+    ).stdout
+    assert "rank   0" in drawn and "rank   1" in drawn
+
+
 # --- Failures ---------------------------------------------------------------------------
 
 

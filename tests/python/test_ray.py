@@ -285,7 +285,19 @@ def test_task_times(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     with jaxpp.collect_task_times_ms() as times:
         step(weights(), batch())
     assert [len(times[name]) for name in ("fwd_0", "bwd_0", "fwd_1", "bwd_1")] == [8] * 4
-    assert text_of(step.draw_trace).startswith("unsupported: draw_trace: the ranks are in")
+
+
+def test_a_timeline_of_all_workers(mesh2: jaxpp.RemoteMpmdMesh) -> None:
+    """Their steps on one axis: no microbatch is used before it is made."""
+    step = two_stages(mesh2).compile(weights(), batch())
+    assert text_of(step.trace_json).startswith("invalid-argument: rank 0 ")
+    step.set_tracing()
+    state, _ = step(weights(), batch())
+    step(state, batch())
+    jobs.check_order(step.trace_json(2), steps=2)
+    picture = step.draw_trace(60)
+    assert "rank   0" in picture and "rank   1" in picture
+    step(weights(), batch())  # what could not be answered has ended nothing
 
 
 # --- Failures -----------------------------------------------------------------------------

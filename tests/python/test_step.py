@@ -527,7 +527,7 @@ def test_dump_reads_back(
 def test_trace_of_a_step() -> None:
     step = JIT(m.training_step(FOUR), make_mesh(4), donate_argnums=0)
     compiled = step.compile(m.params(4), m.batch(4))
-    with pytest.raises(RuntimeError, match="no step has been traced"):
+    with pytest.raises(jaxpp.JaxppError, match="no step has been traced; call set_tracing"):
         compiled.trace_json()
     compiled.set_tracing()
     compiled(m.params(4), m.batch(4))

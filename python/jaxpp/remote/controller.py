@@ -517,15 +517,5 @@ class RemoteRuntime:
         return [peaks[rank] for rank, peaks in enumerate(self._ask("trace_peaks"))]
 
     def trace_json(self, steps: int) -> str:
-        raise _no_picture("trace_json")
-
-    def trace_draw(self, columns: int, color: bool, steps: int) -> str:
-        raise _no_picture("draw_trace")
-
-
-def _no_picture(what: str) -> JaxppError:
-    return make_error(
-        "unsupported",
-        f"{what}: the ranks are in workers, whose clocks differ; collect_task_times_ms() has "
-        "how long their tasks take",
-    )
+        """The workers' traces on one axis, by the clocks of their hosts."""
+        return _core.join_traces(self._ask("trace_json", steps))

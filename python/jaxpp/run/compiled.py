@@ -395,12 +395,15 @@ class CompiledStep:
 
     def trace_json(self, steps: int = 1) -> str:
         """The last traced call in Chrome's trace format, which Perfetto opens; or the last
-        `steps` ones, at most as many as are in flight, so that it is seen how they overlap."""
+        `steps` ones, at most as many as are in flight, so that it is seen how they overlap.
+
+        In a job of several processes it has the ranks of this one; `jaxpp plot` joins the
+        files of all."""
         return self._runtime.trace_json(steps)
 
     def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
         """The same for a terminal, a line a rank."""
-        return self._runtime.trace_draw(columns, color, steps)
+        return _core.draw_traces([self.trace_json(steps)], columns, color)
 
 
 class ProgramText:

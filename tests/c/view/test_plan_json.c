@@ -100,8 +100,9 @@ static void test_events_are_json_whatever_their_names(void** state) {
     jpp_chrome_event_t event = {.name = name, .kind = JPP_TASK_FWD, .start = 0.5};
     jpp_str_t str = {0};
     char* text = NULL;
-    jpp_chrome_begin(&str);
-    jpp_chrome_append_process(name, 0, 1, &str);
+    jpp_chrome_begin(1, 2, &str);
+    jpp_chrome_append_process(name, 0, &str);
+    jpp_chrome_append_rank(0, 0, &str);
     jpp_chrome_append_event(&event, &str);
     jpp_chrome_end(&str);
     ASSERT_OK(jpp_str_finish(&str, &text));
@@ -122,8 +123,9 @@ static jpp_status_t* print_event(double start, double duration, char** out_text)
   jpp_chrome_event_t event = {
       .name = "f", .kind = JPP_TASK_FWD, .start = start, .duration = duration};
   jpp_str_t str = {0};
-  jpp_chrome_begin(&str);
-  jpp_chrome_append_process("step", 0, 1, &str);
+  jpp_chrome_begin(1, 2, &str);
+  jpp_chrome_append_process("step", 0, &str);
+  jpp_chrome_append_rank(0, 0, &str);
   jpp_chrome_append_event(&event, &str);
   jpp_chrome_end(&str);
   return jpp_str_finish(&str, out_text);

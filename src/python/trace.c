@@ -1,0 +1,97 @@
+// Traces of several processes, which are texts: joined, and drawn.
+#include <stdio.h>
+#include <string.h>
+
+#include "jaxpp/view.h"
+#include "python/core.h"
+
+enum { kMostColumns = 1 << 20 };  // of a drawing
+enum { kNameSize = 24 };
+
+typedef struct texts {
+  jpp_trace_text_t* texts;   // [count]
+  jpp_py_utf8_t* utf8;       // [count]
+  char (*names)[kNameSize];  // [count] "trace 3"
+  uint32_t count;
+} texts_t;
+
+static void release_texts(texts_t* texts) {
+  for (uint32_t i = 0; texts->utf8 && i < texts->count; ++i) {
+    jpp_py_utf8_release(&texts->utf8[i]);
+  }
+  jpp_free(texts->texts);
+  jpp_free(texts->utf8);
+  jpp_free(texts->names);
+}
+
+static bool fill_text(PyObject* list, uint32_t index, texts_t* texts) {
+  jpp_py_utf8_t* utf8 = &texts->utf8[index];
+  if (!jpp_py_str_converter(PyList_GetItem(list, index), utf8)) return false;
+  snprintf(texts->names[index], kNameSize, "trace %u", index);
+  texts->texts[index] = (jpp_trace_text_t){
+      .name = texts->names[index], .text = utf8->text, .length = strlen(utf8->text)};
+  return true;
+}
+
+// Borrows the strs of `list`. False if it raised; release in any case.
+static bool borrow_texts(PyObject* list, texts_t* out_texts) {
+  uint32_t count = (uint32_t)PyList_Size(list);
+  *out_texts = (texts_t){.count = count};
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(count, &out_texts->texts)) ||
+      !jpp_py_check(JPP_ALLOC_ARRAY(count, &out_texts->utf8)) ||
+      !jpp_py_check(JPP_ALLOC_ARRAY(count, &out_texts->names))) {
+    return false;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    if (!fill_text(list, i, out_texts)) return false;
+  }
+  return true;
+}
+
+// NULL if it raised.
+static jpp_spans_t* read_texts(PyObject* list) {
+  texts_t texts;
+  jpp_spans_t* spans = NULL;
+  if (!PyList_Size(list)) {
+    PyErr_SetString(PyExc_ValueError, "expected at least one trace");
+    return NULL;
+  }
+  if (borrow_texts(list, &texts)) {
+    (void)jpp_py_check(jpp_spans_read(texts.texts, texts.count, &spans));
+  }
+  release_texts(&texts);
+  return spans;
+}
+
+PyObject* jpp_py_join_traces(PyObject* module, PyObject* args) {
+  (void)module;
+  PyObject* list = NULL;
+  char* text = NULL;
+  if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &list)) return NULL;
+  jpp_spans_t* spans = read_texts(list);
+  if (!spans) return NULL;
+  bool joined = jpp_py_check(jpp_spans_to_json(spans, &text));
+  jpp_spans_destroy(spans);
+  return joined ? jpp_py_take_text(text) : NULL;
+}
+
+PyObject* jpp_py_draw_traces(PyObject* module, PyObject* args) {
+  (void)module;
+  PyObject* list = NULL;
+  uint32_t columns = 0;
+  int color = 0;
+  char* text = NULL;
+  if (!PyArg_ParseTuple(args, "O!O&p", &PyList_Type, &list, jpp_py_u32_converter,
+                        &columns, &color)) {
+    return NULL;
+  }
+  if (columns > kMostColumns) {
+    return PyErr_Format(PyExc_ValueError, "expected at most %d columns, found %u",
+                        kMostColumns, columns);
+  }
+  jpp_spans_t* spans = read_texts(list);
+  if (!spans) return NULL;
+  bool drawn = jpp_py_check(jpp_spans_draw(spans, columns, color, &text));
+  jpp_spans_destroy(spans);
+  return drawn ? jpp_py_take_text(text) : NULL;
+}

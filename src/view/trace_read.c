@@ -1,0 +1,226 @@
+// Traces read back, and written again: those that each process of a job took of the same
+// steps become one.
+//
+// The processes' clocks put their traces on one axis: CLOCK_REALTIME, the same within a
+// host and as close between hosts as these keep their clocks.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/json.h"
+#include "jaxpp/view.h"
+#include "view/chrome.h"
+
+static const double kMostTime = 1e15;  // 31 years of microseconds
+
+typedef struct read_spans {
+  jpp_spans_t base;
+  json_t** roots;  // [num_roots] they hold the names
+  uint32_t num_roots;
+} read_spans_t;
+
+// --- One text -------------------------------------------------------------------------
+
+static bool is_time(double time, double least) {
+  return time >= least && time <= kMostTime;
+}
+
+static uint32_t number_or_none(const json_t* number) {
+  json_int_t value = json_is_integer(number) ? json_integer_value(number) : -1;
+  return value >= 0 && value < JPP_NONE ? (uint32_t)value : JPP_NONE;
+}
+
+static json_t* events_of(json_t* root) {
+  return json_is_array(root) ? root : json_object_get(root, "traceEvents");
+}
+
+static jpp_task_kind_t kind_of(const char* name) {
+  // "bwd_i_2" begins as "bwd" does: the longer names first.
+  static const jpp_task_kind_t kLongestFirst[] = {JPP_TASK_FWD, JPP_TASK_BWD_I,
+                                                  JPP_TASK_BWD_W, JPP_TASK_BWD};
+  for (size_t i = 0; i < sizeof(kLongestFirst) / sizeof(*kLongestFirst); ++i) {
+    const char* kind = jpp_task_kind_name(kLongestFirst[i]);
+    if (!strncmp(name, kind, strlen(kind))) return kLongestFirst[i];
+  }
+  return JPP_TASK_OUTER;
+}
+
+static bool has_phase(const json_t* event, const char* wanted) {
+  const char* phase = json_string_value(json_object_get(event, "ph"));
+  return phase && !strcmp(phase, wanted);
+}
+
+// Adds the event `index` of a text, if it is a run of a task; `offset` microseconds lie
+// between the axis and the text's times.
+static jpp_status_t* add_event(const char* file, size_t index, const json_t* event,
+                               double offset, read_spans_t* read) {
+  const char* name = json_string_value(json_object_get(event, "name"));
+  const json_t* args = json_object_get(event, "args");
+  if (!has_phase(event, "X") || !name) return NULL;
+  double start = json_number_value(json_object_get(event, "ts")) + offset;
+  double duration = json_number_value(json_object_get(event, "dur"));
+  jpp_span_t span = {.name = name,
+                     .kind = kind_of(name),
+                     .rank = number_or_none(json_object_get(event, "tid")),
+                     .stage = number_or_none(json_object_get(args, "stage")),
+                     .microbatch = number_or_none(json_object_get(args, "microbatch")),
+                     .start = start / 1000,
+                     .end = (start + duration) / 1000};
+  if (span.rank == JPP_NONE || !is_time(start, -kMostTime) || !is_time(duration, 0)) {
+    return jpp_status_make(JPP_PARSE_ERROR,
+                           "%s:1: traceEvents[%zu], '%.60s': expected a rank as tid, and "
+                           "ts and dur (at least 0) of at most %g microseconds",
+                           file, index, name, kMostTime);
+  }
+  jpp_spans_t* spans = &read->base;
+  if (!spans->count || span.start < spans->begin) spans->begin = span.start;
+  if (!spans->count || span.end > spans->end) spans->end = span.end;
+  ((jpp_span_t*)spans->spans)[spans->count++] = span;
+  return NULL;
+}
+
+static void find_title(const json_t* event, jpp_spans_t* spans) {
+  const char* name = json_string_value(json_object_get(event, "name"));
+  const char* title =
+      json_string_value(json_object_get(json_object_get(event, "args"), "name"));
+  if (title && has_phase(event, "M") && name && !strcmp(name, "process_name")) {
+    spans->title = title;
+  }
+}
+
+static jpp_status_t* add_text(const char* file, const json_t* events, int64_t nanoseconds,
+                              read_spans_t* read) {
+  size_t before = read->base.count;
+  for (size_t i = 0; i < json_array_size(events); ++i) {
+    const json_t* event = json_array_get(events, i);
+    if (!read->base.title) find_title(event, &read->base);
+    JPP_RETURN_IF_ERROR(add_event(file, i, event, (double)nanoseconds / 1e3, read));
+  }
+  if (read->base.count > before) return NULL;
+  return jpp_status_make(JPP_PARSE_ERROR, "%s:1: expected traceEvents with ph \"X\"",
+                         file);
+}
+
+// --- Several --------------------------------------------------------------------------
+
+static json_int_t note_of(const json_t* root, const char* name) {
+  return json_integer_value(json_object_get(json_object_get(root, "otherData"), name));
+}
+
+// That the text can be joined with the first one.
+static jpp_status_t* check_notes(const jpp_trace_text_t* texts, uint32_t index,
+                                 json_t* const* roots) {
+  json_int_t step = note_of(roots[index], "step"), first = note_of(roots[0], "step");
+  if (note_of(roots[index], "clock_ns") <= 0 || step <= 0) {
+    return jpp_status_make(
+        JPP_PARSE_ERROR,
+        "%s:1: expected step and clock_ns in otherData, by which traces of several "
+        "processes are joined: it was not written by trace_json() of a step",
+        texts[index].name);
+  }
+  if (step == first) return NULL;
+  return jpp_status_make(JPP_PARSE_ERROR,
+                         "%s begins with step %lld, %s with step %lld; expected the same "
+                         "steps of each process",
+                         texts[0].name, (long long)first, texts[index].name,
+                         (long long)step);
+}
+
+static jpp_status_t* parse_texts(const jpp_trace_text_t* texts, uint32_t count,
+                                 read_spans_t* read) {
+  size_t events = 0;
+  jpp_span_t* spans = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &read->roots));
+  for (uint32_t i = 0; i < count; ++i) {
+    json_t** root = &read->roots[i];
+    JPP_RETURN_IF_ERROR(
+        jpp_json_read(texts[i].name, texts[i].text, texts[i].length, root));
+    ++read->num_roots;
+    events += json_array_size(events_of(*root));
+  }
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(events, &spans));
+  read->base.spans = spans;
+  return NULL;
+}
+
+static int compare_spans(const void* left, const void* right) {
+  const jpp_span_t *a = left, *b = right;
+  if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+  return (a->start > b->start) - (a->start < b->start);
+}
+
+static jpp_status_t* read_texts(const jpp_trace_text_t* texts, uint32_t count,
+                                read_spans_t* read) {
+  jpp_spans_t* spans = &read->base;
+  JPP_RETURN_IF_ERROR(parse_texts(texts, count, read));
+  for (uint32_t i = 0; i < count; ++i) {
+    int64_t clock = note_of(read->roots[i], "clock_ns");
+    if (count > 1) JPP_RETURN_IF_ERROR(check_notes(texts, i, read->roots));
+    if (!i || clock < spans->clock) spans->clock = clock;
+  }
+  json_int_t step = note_of(read->roots[0], "step");
+  spans->step = step > 0 ? (uint64_t)step : 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    json_t* root = read->roots[i];
+    int64_t offset = note_of(root, "clock_ns") - spans->clock;
+    JPP_RETURN_IF_ERROR(add_text(texts[i].name, events_of(root), offset, read));
+  }
+  if (!spans->title) spans->title = texts[0].name;
+  // What takes no time is still drawn, on an axis of a microsecond.
+  if (spans->end <= spans->begin) spans->end = spans->begin + 1e-3;
+  qsort((void*)spans->spans, spans->count, sizeof(*spans->spans), compare_spans);
+  return NULL;
+}
+
+jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
+                             jpp_spans_t** out_spans) {
+  read_spans_t* read = NULL;
+  *out_spans = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &read));
+  jpp_status_t* status = read_texts(texts, count, read);
+  if (status) {
+    jpp_spans_destroy(&read->base);
+  } else {
+    *out_spans = &read->base;
+  }
+  return status;
+}
+
+void jpp_spans_destroy(jpp_spans_t* spans) {
+  read_spans_t* read = (read_spans_t*)spans;
+  if (!read) return;
+  for (uint32_t i = 0; i < read->num_roots; ++i) json_decref(read->roots[i]);
+  jpp_free(read->roots);
+  jpp_free((void*)spans->spans);
+  jpp_free(read);
+}
+
+bool jpp_spans_is_trace(const char* text) {
+  char first = text[strspn(text, " \n\r\t")];
+  return first == '{' || first == '[';
+}
+
+// --- Written again --------------------------------------------------------------------
+
+jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans, char** out_text) {
+  jpp_str_t str = {0};
+  jpp_chrome_begin(spans->step, spans->clock, &str);
+  jpp_chrome_append_process(spans->title, 0, &str);
+  for (size_t i = 0; i < spans->count; ++i) {
+    uint32_t rank = spans->spans[i].rank;
+    if (!i || spans->spans[i - 1].rank != rank) jpp_chrome_append_rank(0, rank, &str);
+  }
+  for (size_t i = 0; i < spans->count; ++i) {
+    const jpp_span_t* span = &spans->spans[i];
+    jpp_chrome_event_t event = {.name = span->name,
+                                .kind = span->kind,
+                                .rank = span->rank,
+                                .start = span->start * 1e3,
+                                .duration = (span->end - span->start) * 1e3,
+                                .stage = span->stage,
+                                .microbatch = span->microbatch};
+    jpp_chrome_append_event(&event, &str);
+  }
+  jpp_chrome_end(&str);
+  return jpp_str_finish(&str, out_text);
+}

@@ -1,0 +1,150 @@
+// Traces that are read: several of one job become one, whatever its processes' clocks
+// say, and what can not be joined is refused.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/str.h"
+#include "jaxpp/view.h"
+#include "test_util.h"
+
+enum { kProcesses = 5, kRanks = 4, kRuns = 20 };
+
+static uint32_t g_random = 1;
+
+static uint32_t draw(uint32_t below) {
+  g_random = g_random * 1664525 + 1013904223;
+  return (g_random >> 8) % below;
+}
+
+// A process' runs as it knows them itself, from its own start on.
+typedef struct process {
+  int64_t clock;
+  jpp_span_t runs[kRuns];
+  jpp_spans_t spans;
+  char* text;
+} process_t;
+
+static void fill(process_t* process, uint32_t number) {
+  static const char* const kNames[] = {"fwd_1__0", "bwd_i_2__3", "after_loop_0_1"};
+  static const jpp_task_kind_t kKinds[] = {JPP_TASK_FWD, JPP_TASK_BWD_I, JPP_TASK_OUTER};
+  process->clock = 1700000000000000000 + draw(1000000) * INT64_C(1000);
+  for (uint32_t i = 0; i < kRuns; ++i) {
+    uint32_t which = draw(3), start = draw(100000);
+    process->runs[i] = (jpp_span_t){.name = kNames[which],
+                                    .kind = kKinds[which],
+                                    .rank = number * kRanks + draw(kRanks),
+                                    .stage = which < 2 ? which + 1 : JPP_NONE,
+                                    .microbatch = which < 2 ? which * 3 : JPP_NONE,
+                                    .start = start / 1e3,
+                                    .end = (start + draw(5000)) / 1e3};
+  }
+  process->spans = (jpp_spans_t){.title = "step",
+                                 .spans = process->runs,
+                                 .count = kRuns,
+                                 .step = 7,
+                                 .clock = process->clock};
+  ASSERT_OK(jpp_spans_to_json(&process->spans, &process->text));
+}
+
+static bool is_like(const jpp_span_t* read, const jpp_span_t* run, double offset) {
+  double start = read->start - offset - run->start, end = read->end - offset - run->end;
+  return read->kind == run->kind && read->rank == run->rank &&
+         read->stage == run->stage && read->microbatch == run->microbatch &&
+         !strcmp(read->name, run->name) && start > -1e-5 && start < 1e-5 && end > -1e-5 &&
+         end < 1e-5;
+}
+
+static bool has(const jpp_spans_t* spans, const jpp_span_t* run, double offset) {
+  for (size_t i = 0; i < spans->count; ++i) {
+    if (is_like(&spans->spans[i], run, offset)) return true;
+  }
+  return false;
+}
+
+static void check_joined(const jpp_spans_t* joined, const process_t* processes,
+                         uint32_t count) {
+  assert_string_equal(joined->title, "step");
+  assert_int_equal(joined->count, count * kRuns);
+  assert_int_equal(joined->step, 7);
+  for (uint32_t p = 0; p < count; ++p) {
+    assert_true(joined->clock <= processes[p].clock);
+    double offset = (double)(processes[p].clock - joined->clock) / JPP_NANOSECONDS_OF_MS;
+    for (uint32_t i = 0; i < kRuns; ++i) {
+      assert_true(has(joined, &processes[p].runs[i], offset));
+    }
+  }
+  for (size_t i = 0; i < joined->count; ++i) {
+    const jpp_span_t* span = &joined->spans[i];
+    assert_true(joined->begin <= span->start && span->end <= joined->end);
+    bool in_order = !i || span[-1].rank < span->rank ||
+                    (span[-1].rank == span->rank && span[-1].start <= span->start);
+    assert_true(in_order);
+  }
+}
+
+static void join(process_t* processes, uint32_t count) {
+  jpp_trace_text_t texts[kProcesses];
+  jpp_spans_t *joined = NULL, *again = NULL;
+  char* text = NULL;
+  for (uint32_t p = 0; p < count; ++p) {
+    fill(&processes[p], p);
+    texts[p] = (jpp_trace_text_t){
+        .name = "x", .text = processes[p].text, .length = strlen(processes[p].text)};
+  }
+  ASSERT_OK(jpp_spans_read(texts, count, &joined));
+  check_joined(joined, processes, count);
+  // What was joined is a trace as well.
+  ASSERT_OK(jpp_spans_to_json(joined, &text));
+  texts[0] = (jpp_trace_text_t){.name = "y", .text = text, .length = strlen(text)};
+  ASSERT_OK(jpp_spans_read(texts, 1, &again));
+  check_joined(again, processes, count);
+  jpp_text_free(text);
+  jpp_spans_destroy(again);
+  jpp_spans_destroy(joined);
+  for (uint32_t p = 0; p < count; ++p) jpp_text_free(processes[p].text);
+}
+
+static void test_traces_of_processes_are_joined_by_their_clocks(void** state) {
+  (void)state;
+  static process_t processes[kProcesses];
+  for (int round = 0; round < 200; ++round) join(processes, 1 + draw(kProcesses));
+}
+
+#define RUN "{\"ph\": \"X\", \"name\": \"fwd_0\", \"tid\": 0, \"ts\": 1, \"dur\": 2}"
+#define STEP(number, clock)                                     \
+  "{\"otherData\": {\"step\": " number ", \"clock_ns\": " clock \
+  "}, \"traceEvents\": [" RUN "]}"
+
+static void refuse(const char* first, const char* second, const char* why) {
+  jpp_trace_text_t texts[] = {{.name = "a", .text = first, .length = strlen(first)},
+                              {.name = "b", .text = second, .length = strlen(second)}};
+  jpp_spans_t* spans = NULL;
+  ASSERT_FAILS(jpp_spans_read(texts, 2, &spans), JPP_PARSE_ERROR, why);
+  assert_null(spans);
+}
+
+static void test_what_can_not_be_joined(void** state) {
+  (void)state;
+  refuse(STEP("3", "10"), "[" RUN "]", "b:1: expected step and clock_ns in otherData");
+  refuse("[" RUN "]", STEP("3", "10"), "a:1: expected step and clock_ns in otherData");
+  refuse(STEP("3", "10"), STEP("4", "10"), "a begins with step 3, b with step 4");
+  refuse(STEP("3", "10"), STEP("0", "10"), "b:1: expected step and clock_ns");
+  refuse(STEP("3", "10"), STEP("3", "-10"), "b:1: expected step and clock_ns");
+  refuse(STEP("3", "10"), STEP("3", "\"10\""), "b:1: expected step and clock_ns");
+  // A year of microseconds is a time; three hundred are none.
+  refuse(STEP("3", "1"), STEP("3", "9223372036854775807"),
+         "b:1: traceEvents[0], 'fwd_0'");
+  refuse(STEP("3", "10"), "{\"otherData\": {\"step\": 3, \"clock_ns\": 1}}",
+         "b:1: expected traceEvents");
+  refuse(STEP("3", "10"), "{", "b:1: ");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_traces_of_processes_are_joined_by_their_clocks),
+      cmocka_unit_test(test_what_can_not_be_joined),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
