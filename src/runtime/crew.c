@@ -61,15 +61,13 @@ static void back_off(const jpp_runtime_t* runtime, uint32_t idle_rounds) {
 }
 
 // Whether all processes have been in the step for longer than it may stand still.
-static bool is_late(jpp_runtime_t* runtime, int64_t now, int64_t quiet) {
+static bool is_late(jpp_runtime_t* runtime, int64_t quiet_since, int64_t now) {
   jpp_pace_t* pace = &runtime->pace;
   if (!pace->all_begun && jpp_peers_have_begun(runtime, runtime->begun)) {
     pace->all_begun = now;
   }
-  if (!pace->all_begun) return false;
-  int64_t together = now - pace->all_begun;
-  int64_t limit = jpp_pace_limit(atomic_load(&pace->typical), runtime->step_timeout_ms);
-  return (quiet < together ? quiet : together) > limit;
+  return jpp_pace_wait(pace, quiet_since, now) >
+         jpp_pace_limit(pace, runtime->step_timeout_ms);
 }
 
 // Halts a step for which nobody can do anything any more, as far as is known: within a
@@ -83,9 +81,15 @@ static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
   int64_t now = jpp_clock_now(), quiet = now - quiet_since;
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     halt_step(runtime, JPP_HALT_STALLED);
-  } else if (quiet > kQuiet && is_late(runtime, now, quiet)) {
+  } else if (quiet > kQuiet && is_late(runtime, quiet_since, now)) {
     halt_step(runtime, JPP_HALT_LATE);
   }
+}
+
+static void end_wait(jpp_runtime_t* runtime, int64_t* since) {
+  int64_t now = jpp_clock_now();
+  jpp_pace_note(&runtime->pace, *since, now);
+  *since = now;
 }
 
 static void issue_all(jpp_issuer_t* issuer) {
@@ -97,7 +101,7 @@ static void issue_all(jpp_issuer_t* issuer) {
     issue_round(issuer, &some, &all_done);
     if (some) {
       atomic_fetch_add(&runtime->progress, 1);
-      if (runtime->network) quiet_since = jpp_clock_now();
+      if (runtime->network) end_wait(runtime, &quiet_since);
     }
     if (issuer->index == 0) some |= jpp_network_progress(runtime);
     if (all_done) {

@@ -197,13 +197,13 @@ jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime) {
 }
 
 static jpp_status_t* late_step(const jpp_runtime_t* runtime, const char* text) {
-  int64_t typical = atomic_load(&runtime->pace.typical);
+  const jpp_pace_t* pace = &runtime->pace;
   return jpp_status_make(
       JPP_PEER_ERROR,
       "nothing has come from other processes for %g s (JPP_STEP_TIMEOUT: %g s at least, "
-      "and 20 times a step, which has taken %.3g s): %s",
-      (double)jpp_pace_limit(typical, runtime->step_timeout_ms) / 1e9,
-      (double)runtime->step_timeout_ms / 1000, (double)typical / 1e9, text);
+      "and 20 times the longest wait of a step, which has been %.3g s): %s",
+      (double)jpp_pace_limit(pace, runtime->step_timeout_ms) / 1e9,
+      (double)runtime->step_timeout_ms / 1000, (double)pace->typical / 1e9, text);
 }
 
 static jpp_status_t* late_process(const jpp_runtime_t* runtime, const char* text) {

@@ -14,18 +14,31 @@ static int compare(const void* left, const void* right) {
   return (a > b) - (a < b);
 }
 
-void jpp_pace_add(jpp_pace_t* pace, int64_t duration) {
-  int64_t sorted[kJppPaceSteps];
-  pace->durations[pace->count++ % kJppPaceSteps] = duration;
-  if (pace->count < kLeastSteps) return;
-  size_t known = pace->count < kJppPaceSteps ? pace->count : kJppPaceSteps;
-  memcpy(sorted, pace->durations, sizeof(sorted));
-  qsort(sorted, known, sizeof(*sorted), compare);
-  atomic_store(&pace->typical, sorted[known / 2]);
+void jpp_pace_begin(jpp_pace_t* pace) { pace->longest = pace->all_begun = 0; }
+
+int64_t jpp_pace_wait(const jpp_pace_t* pace, int64_t since, int64_t now) {
+  if (!pace->all_begun) return 0;
+  return now - (since > pace->all_begun ? since : pace->all_begun);
 }
 
-int64_t jpp_pace_limit(int64_t typical, uint32_t least_ms) {
+void jpp_pace_note(jpp_pace_t* pace, int64_t since, int64_t now) {
+  int64_t wait = jpp_pace_wait(pace, since, now);
+  if (wait > pace->longest) pace->longest = wait;
+}
+
+void jpp_pace_end(jpp_pace_t* pace) {
+  int64_t sorted[kJppPaceSteps];
+  // One that never waited says of the steps that they do not wait for long.
+  pace->waits[pace->count++ % kJppPaceSteps] = pace->longest ? pace->longest : 1;
+  if (pace->count < kLeastSteps) return;
+  size_t known = pace->count < kJppPaceSteps ? pace->count : kJppPaceSteps;
+  memcpy(sorted, pace->waits, sizeof(sorted));
+  qsort(sorted, known, sizeof(*sorted), compare);
+  pace->typical = sorted[known / 2];
+}
+
+int64_t jpp_pace_limit(const jpp_pace_t* pace, uint32_t least_ms) {
   int64_t least = least_ms * (int64_t)JPP_NANOSECONDS_OF_MS;
-  if (!typical) return INT64_MAX;
-  return typical > least / kTimes ? typical * kTimes : least;
+  if (!pace->typical) return INT64_MAX;
+  return pace->typical > least / kTimes ? pace->typical * kTimes : least;
 }

@@ -27,7 +27,6 @@ typedef struct jpp_step_waiter {
 // One step in flight.
 typedef struct jpp_step {
   uint64_t number;           // from 1
-  int64_t begun;             // when; nanoseconds
   jpp_actor_step_t* actors;  // [ranks]
   unsigned checks;           // what to find, as base/finite.h has it
   jpp_step_trace_t* trace;   // NULL: it is not traced

@@ -73,8 +73,7 @@ static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t num
 static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   runtime->step = step;
   atomic_store(&runtime->begun, step->number);
-  runtime->pace.all_begun = 0;
-  step->begun = jpp_clock_now();
+  jpp_pace_begin(&runtime->pace);
   atomic_store(&step->halt, JPP_HALT_NO);
   atomic_store(&runtime->order, 0);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
@@ -122,6 +121,7 @@ static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
     return status;
   }
   if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
+  if (runtime->network) jpp_pace_end(&runtime->pace);
   return is_cancelled(runtime, step) ? cancelled_error() : NULL;
 }
 
@@ -405,8 +405,6 @@ static void hand_out_outputs(const jpp_runtime_t* runtime, const jpp_step_t* ste
 void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_status_t* status = await_step(runtime, step);
   if (status && runtime->network) jpp_runtime_break(runtime, status);
-  if (!status && runtime->network)
-    jpp_pace_add(&runtime->pace, jpp_clock_now() - step->begun);
   if (step->trace) jpp_trace_finish(runtime, step, !status);
   if (step->outcome) {
     jpp_call_finished(runtime, step, status);
