@@ -16,20 +16,21 @@ typedef struct jpp_task_call {
   const uint32_t* donated;  // [num_donated] positions among the args
 } jpp_task_call_t;
 
-struct jpp_outbox;
 typedef struct jpp_outbox jpp_outbox_t;
+typedef struct jpp_inbox jpp_inbox_t;
 
 // A channel with what both ends know about it.
 typedef struct jpp_link {
   jpp_channel_t* channel;
   const jpp_plan_channel_t* plan;
-  const uint32_t* devices;    // [devices_per_rank] of the destination
-  uint32_t sends, recvs;      // instructions
-  uint32_t first_message;     // in jpp_tracer_t.message_ends
-  bool remote;                // to or from a rank of another process
-  bool same_devices;          // both ranks have the same ones
-  jpp_outbox_t* outbox;       // of a remote one that this process sends to; else NULL
-  uint64_t sent;              // sender's
+  const uint32_t* devices;  // [devices_per_rank] of the destination
+  uint32_t sends, recvs;    // instructions
+  uint32_t first_message;   // in jpp_tracer_t.message_ends
+  bool remote;              // to or from a rank of another process
+  bool same_devices;        // both ranks have the same ones
+  jpp_outbox_t* outbox;     // of a remote one that this process sends to; else NULL
+  jpp_inbox_t* inbox;       // of a remote one that this process receives from; else NULL
+  uint64_t sent;            // sender's
   _Atomic uint64_t received;  // written by the receiver
 } jpp_link_t;
 

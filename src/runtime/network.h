@@ -1,10 +1,5 @@
-// Network: messages to and from the ranks of other processes.
-//
-// A value is sent when it exists: it is copied to a parcel in host memory as soon as the
-// device has made it, and the parcel goes when the receiver has a slot. The sender's
-// program does not wait for either, only for a free parcel, of which there are as many as
-// the channel has slots. A receive copies from the slot to the device and gives the slot
-// back at once.
+// Network: messages to and from the ranks of other processes. What is under way at either
+// end is in outbox.h and inbox.h.
 #ifndef JPP_RUNTIME_NETWORK_H_
 #define JPP_RUNTIME_NETWORK_H_
 
@@ -27,11 +22,6 @@ void jpp_network_beat(jpp_runtime_t* runtime);
 void jpp_network_check(jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
-
-// Whether the oldest message that has not left waits for the sender's device; its step,
-// and the send in the sender's program.
-bool jpp_network_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
-                           uint32_t* out_instr);
 
 // As a local send and receive: `out_done` says whether there was a parcel, or a message.
 jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,

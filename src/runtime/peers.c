@@ -3,7 +3,7 @@
 
 #include "flight/waits.h"
 #include "runtime/failure.h"
-#include "runtime/network.h"
+#include "runtime/outbox.h"
 #include "runtime/recorder.h"
 #include "runtime/state.h"
 
@@ -26,7 +26,7 @@ static void write_row(const jpp_runtime_t* runtime, uint32_t rank, rank_note_t* 
     uint64_t step = 0;
     uint32_t instr = 0;
     if (!link->outbox || link->plan->src != rank) continue;
-    if (!jpp_network_is_unmade(link->outbox, &step, &instr)) continue;
+    if (!jpp_outbox_is_unmade(link->outbox, &step, &instr)) continue;
     bool first = !row->unsent_step || step < row->unsent_step ||
                  (step == row->unsent_step && instr < row->unsent);
     if (!first) continue;

@@ -55,9 +55,10 @@ struct jpp_runtime {
   const uint32_t* rank_process;  // [ranks]; NULL: all are this process'
   uint32_t process;
   jpp_transport_t* network;       // to other processes' ranks; NULL: there are none
-  pthread_mutex_t network_mutex;  // of it, and of the outboxes
+  pthread_mutex_t network_mutex;  // of it, and of the outboxes and inboxes
   jpp_pulse_t pulse;
-  bool on_host;  // the devices' memory is the host's
+  bool on_host;          // the devices' memory is the host's
+  bool device_messages;  // values go to other processes from and to device memory
   uint32_t stall_timeout_ms, step_timeout_ms;
   jpp_peers_t peers;
   jpp_pace_t pace;

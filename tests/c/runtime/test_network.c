@@ -12,10 +12,14 @@
 
 enum { kProcesses = 3, kSlices = 2, kOutputs = 16, kSteps = 8, kHangAt = 6 };
 enum { kMostProcesses = kProcesses * kSlices };
+enum { kStubDevices = 4 };  // of the library that stands in for CUDA
 
 static const uint32_t kRankProcess[kProcesses] = {0, 1, 2};
 
 static const char kToken[] = "a token of the tests";
+
+// The transport's.
+static const char* g_driver = "fake";
 
 typedef struct process {
   uint32_t index;
@@ -33,6 +37,11 @@ typedef struct process {
   jpp_status_t* status;     // of the step that failed
 } process_t;
 
+static bool sends_from_devices(void) { return !strcmp(g_driver, "nccl-fake"); }
+
+// A transport knows the memory of one device.
+static uint32_t most_per_rank(void) { return sends_from_devices() ? 1 : 2; }
+
 // --- Networks -------------------------------------------------------------------------
 
 // Heartbeats go ten times in `peer_ms`; 0: as by default.
@@ -41,13 +50,14 @@ static void connect_in(process_t* processes, uint32_t count, uint32_t peer_ms) {
   for (uint32_t p = 0; p < count; ++p) {
     snprintf(address[p], sizeof(address[p]), "process %u", p);
     jpp_transport_options_t options = {.struct_size = sizeof(options),
-                                       .driver = "fake",
+                                       .driver = g_driver,
                                        .process = p,
                                        .num_processes = count,
                                        .address = address[p],
                                        .token = kToken,
                                        .token_size = sizeof(kToken),
-                                       .peer_timeout_ms = peer_ms};
+                                       .peer_timeout_ms = peer_ms,
+                                       .device = p % kStubDevices};
     ASSERT_OK(jpp_transport_create(&options, &processes[p].network));
   }
   for (uint32_t p = 0; p < count * count; ++p) {
@@ -190,7 +200,7 @@ static void train_alone(const char* text, model_options_t options, float* number
 static void test_processes_train_as_one(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
-  for (uint32_t per_rank = 1; per_rank <= 2; ++per_rank) {
+  for (uint32_t per_rank = 1; per_rank <= most_per_rank(); ++per_rank) {
     model_options_t options = {
         .device_threads = 2, .latency_us = 20, .devices_per_rank = per_rank};
     float expected[kOutputs];
@@ -259,7 +269,7 @@ static void test_ranks_that_span_nodes_train_as_one(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
   for (uint32_t at = 0; at < 8; ++at) {
-    uint32_t per_rank = 1 + at % 2, per_slice = at & 4 ? 1 : kProcesses;
+    uint32_t per_rank = 1 + at % most_per_rank(), per_slice = at & 4 ? 1 : kProcesses;
     model_options_t options = {.device_threads = at & 2,
                                .devices_per_rank = per_rank * kSlices,
                                .collective = true};
@@ -377,6 +387,21 @@ static void test_a_device_that_hangs_is_named(void** state) {
   free(text);
 }
 
+static void test_a_transport_knows_one_device(void** state) {
+  (void)state;
+  static const uint32_t kTwoAndOne[kProcesses] = {0, 0, 1};
+  process_t processes[2] = {0};
+  char* text = model_chain(3, 3, 4);
+  connect_in(processes, 2, 0);
+  model_t* model = model_plan(text, (model_options_t){.rank_process = kTwoAndOne,
+                                                      .network = processes[0].network});
+  ASSERT_FAILS(model_try_create_runtime(model), JPP_UNSUPPORTED,
+               "where a process has several, found devices ");
+  model_destroy(model);
+  jpp_transport_destroy(processes[1].network);
+  free(text);
+}
+
 static void test_a_network_is_needed(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
@@ -387,7 +412,8 @@ static void test_a_network_is_needed(void** state) {
   free(text);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+  if (argc > 1) g_driver = argv[1];
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_processes_train_as_one),
       cmocka_unit_test(test_ranks_that_span_nodes_train_as_one),
@@ -397,5 +423,9 @@ int main(void) {
       cmocka_unit_test(test_a_device_that_hangs_is_named),
       cmocka_unit_test(test_a_network_is_needed),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  const struct CMUnitTest of_devices[] = {
+      cmocka_unit_test(test_a_transport_knows_one_device)};
+  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  if (sends_from_devices()) failed += cmocka_run_group_tests(of_devices, NULL, NULL);
+  return failed;
 }
