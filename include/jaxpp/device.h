@@ -108,6 +108,9 @@ JPP_API jpp_status_t* jpp_process_check(void) JPP_MUST_USE;
 typedef struct jpp_device_info {
   int32_t id;        // the plugin's own id, which a device assignment names
   const char* kind;  // e.g. "cpu", "NVIDIA H100 80GB HBM3"
+  // Which of the machine's devices it is, as the plugin counts those that it may use:
+  // CUDA's number of the device.
+  int32_t hardware_id;
 } jpp_device_info_t;
 
 // A device of the client or of another node's.

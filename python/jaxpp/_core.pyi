@@ -169,12 +169,14 @@ class SearchResult(structseq[Any], tuple[Schedule, str, float, float, str | None
     def tried(self) -> int: ...
 
 @final
-class DeviceInfo(structseq[Any], tuple[int, str]):
-    __match_args__: Final = ("id", "kind")
+class DeviceInfo(structseq[Any], tuple[int, str, int]):
+    __match_args__: Final = ("id", "kind", "hardware_id")
     @property
     def id(self) -> int: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def hardware_id(self) -> int: ...
 
 @final
 class GlobalDevice(structseq[Any], tuple[int, int, str]):
@@ -572,6 +574,7 @@ class Network:
         num_processes: int,
         address: str,
         token: bytes,
+        device: int,
         /,
     ) -> Network: ...
     def address(self, /) -> bytes: ...

@@ -26,7 +26,8 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                             "the one that reaches the coordinator",
                             "where other processes of the job reach this one"},
     [JPP_OPTION_TRANSPORT] = {"JPP_TRANSPORT", "NAME", "ucx",
-                              "the driver between the processes of a job"},
+                              "the driver between the processes of a job: ucx, or nccl "
+                              "from GPU to GPU"},
     [JPP_OPTION_UCX] = {"JPP_UCX", "PATH",
                         "the package libucx-cu13 or -cu12, then the system",
                         "libucp.so.0, the library UCX that connects processes"},

@@ -113,7 +113,7 @@ static void client_dealloc(PyObject* object) {
 static PyObject* make_device(const void* devices, uint64_t index) {
   const jpp_device_info_t* device = &((const jpp_device_info_t*)devices)[index];
   return JPP_PY_RECORD(JPP_PY_DEVICE_INFO, PyLong_FromLong(device->id),
-                       jpp_py_text(device->kind));
+                       jpp_py_text(device->kind), PyLong_FromLong(device->hardware_id));
 }
 
 static PyObject* make_global_device(const void* devices, uint64_t index) {

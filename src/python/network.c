@@ -7,12 +7,15 @@ static PyObject* network_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   jpp_py_utf8_t driver = {0}, address = {0};
   Py_buffer token;
+  uint32_t device = 0;
   jpp_transport_options_t options = {.struct_size = sizeof(options)};
-  if (!PyArg_ParseTuple(args, "O&O&O&O&y*:Network", jpp_py_str_converter, &driver,
+  if (!PyArg_ParseTuple(args, "O&O&O&O&y*O&:Network", jpp_py_str_converter, &driver,
                         jpp_py_u32_converter, &options.process, jpp_py_u32_converter,
-                        &options.num_processes, jpp_py_str_converter, &address, &token)) {
+                        &options.num_processes, jpp_py_str_converter, &address, &token,
+                        jpp_py_u32_converter, &device)) {
     return NULL;
   }
+  options.device = device;
   options.driver = driver.text;
   options.address = address.text;
   options.token = token.buf;
@@ -87,9 +90,11 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Network(driver, process, num_processes, address, token, /)\n--\n\n"
-     "Messages between the processes of a job, at `address` of this one. How long they "
-     "wait for others, JPP_PEER_TIMEOUT, JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT say."},
+     "Network(driver, process, num_processes, address, token, device, /)\n--\n\n"
+     "Messages between the processes of a job, at `address` of this one, which may lie "
+     "in "
+     "the memory of `device` if the driver takes that. How long they wait for others, "
+     "JPP_PEER_TIMEOUT, JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT say."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},
     {Py_tp_methods, kMethods},

@@ -57,6 +57,7 @@ static PyStructSequence_Field kSearchResult[] = {
 static PyStructSequence_Field kDeviceInfo[] = {
     {"id", "as the plugin numbers it"},
     {"kind", "as the plugin calls it"},
+    {"hardware_id", "which of the machine's devices it is"},
     {NULL, NULL},
 };
 

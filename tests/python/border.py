@@ -232,9 +232,9 @@ def cases(step: Step) -> list[Case]:
     )
     value, number = value_of(step.client), ("number", 1)
     token = b"a token of the tests"
-    network = _core.Network("fake", 0, 2, "border", token)
-    other = _core.Network("fake", 1, 2, "other", token)
-    new_network = lambda: _core.Network("fake", 0, 2, "border", token)  # noqa: E731
+    network = _core.Network("fake", 0, 2, "border", token, 0)
+    other = _core.Network("fake", 1, 2, "other", token, 0)
+    new_network = lambda: _core.Network("fake", 0, 2, "border", token, 0)  # noqa: E731
     new = lambda: _core.Graph("g", 1)  # noqa: E731
     return [
         Case("Graph", lambda: _core.Graph, ("text", "g"), number),
@@ -536,6 +536,7 @@ def cases(step: Step) -> list[Case]:
             ("number", 2),
             ("text, not None", "a"),
             ("bytes", token),
+            ("number", 0),
         ),
         Case("Network.address", lambda: network.address),
         Case(

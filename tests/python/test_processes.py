@@ -174,6 +174,16 @@ def test_a_long_task_is_no_silence(launch: Launch, monkeypatch: pytest.MonkeyPat
     assert [line.partition(" ")[0] for line in lines[2]] == ["trained"]
 
 
+def test_nccl_is_for_cuda(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPP_TRANSPORT", "nccl")
+    result, lines, _ = launch(2, 1, "training")
+    assert result == 1
+    for process in range(2):
+        assert error_of(lines[process]).startswith(
+            "JPP_TRANSPORT=nccl: expected devices of the platform cuda, found cpu"
+        )
+
+
 def test_a_stopped_process_ends_all(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
 ) -> None:

@@ -71,7 +71,7 @@ class _Ranks:
     def has_rank(self, rank: int) -> bool:
         return rank == self.mine
 
-    def connect(self, what: dict[str, str]) -> _core.Network:
+    def connect(self, what: dict[str, str], devices: LocalDevices) -> _core.Network:
         raise NotImplementedError  # the controller passes the addresses on
 
 
@@ -213,7 +213,9 @@ class Worker:
         program = _Program(plan, in_flight, self._devices[plugin])
         code = FileCode(contents, plan.staged(), _unpickle(functions))
         program.executables = Compiler(plan, program.devices, code).compile_all()
-        program.network = make_network(self._rank, self._ranks, _own_address(), token)
+        program.network = make_network(
+            self._rank, self._ranks, _own_address(), token, program.devices
+        )
         self._programs[number] = program
         return program.network.address()
 

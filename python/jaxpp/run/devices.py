@@ -123,7 +123,7 @@ class RankOwner(Protocol):
 
     def has_rank(self, rank: int) -> bool: ...
 
-    def connect(self, what: dict[str, str]) -> _core.Network: ...
+    def connect(self, what: dict[str, str], devices: LocalDevices) -> _core.Network: ...
 
 
 class LocalDevices(Devices):
@@ -190,6 +190,16 @@ class LocalDevices(Devices):
     def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
         return self._shares_with(wanted) and can_share(given, wanted)
 
+    def hardware_id(self) -> int:
+        """Of this process' first device of the mesh."""
+        processes = self.processes
+        mine = next(
+            row
+            for rank, row in enumerate(self.indices)
+            if processes is None or processes.has_rank(rank)
+        )
+        return self.client.info().devices[mine[0]].hardware_id
+
     def _shares_with(self, device: jax.Device) -> bool:
         return self._shares and self.platform == platform_of(device)
 
@@ -207,7 +217,7 @@ class LocalDevices(Devices):
         executables = compiler.compile_all()
         network = None
         if self.processes is not None:
-            network = self.processes.connect(identity)
+            network = self.processes.connect(identity, self)
         return self.run(planned.plan, executables, in_flight, network), compiler.made
 
     def run(

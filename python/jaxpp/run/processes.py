@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -34,6 +35,9 @@ from jaxpp.jax_internals import (
     leave_job_at_once,
 )
 from jaxpp.mesh import MpmdMesh
+
+if TYPE_CHECKING:
+    from jaxpp.run.devices import LocalDevices
 
 __all__ = ["Processes", "make_network", "own_part", "processes_of"]
 
@@ -176,12 +180,12 @@ class Processes:
                 f"{process}; expected the same script, versions and arguments in all",
             )
 
-    def connect(self, what: dict[str, str]) -> _core.Network:
+    def connect(self, what: dict[str, str], devices: LocalDevices) -> _core.Network:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
         address = _core.option("JPP_ADDRESS") or _own_address()
-        network = make_network(self.me, self.count, address, self._token(key))
+        network = make_network(self.me, self.count, address, self._token(key), devices)
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
                 network.connect(process, bytes(found))
@@ -189,12 +193,21 @@ class Processes:
         return network
 
 
-def make_network(process: int, count: int, address: str, token: bytes) -> _core.Network:
+def make_network(
+    process: int, count: int, address: str, token: bytes, devices: LocalDevices
+) -> _core.Network:
     """This process' end of a network that is not connected yet, of the driver that
     JPP_TRANSPORT names."""
     _name_ucx()
     driver = _core.option("JPP_TRANSPORT") or "ucx"
-    return _core.Network(driver, process, count, address, token)
+    if driver == "nccl" and devices.platform != "cuda":
+        raise make_error(
+            "unsupported",
+            "JPP_TRANSPORT=nccl: expected devices of the platform cuda, found "
+            f"{devices.platform}; leave it unset for others",
+        )
+    device = devices.hardware_id() if driver == "nccl" else 0
+    return _core.Network(driver, process, count, address, token, device)
 
 
 def _name_ucx() -> None:

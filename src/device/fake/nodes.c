@@ -158,7 +158,9 @@ static jpp_status_t* fill_devices(fake_client_t* client, const uint32_t* counts)
   for (uint32_t node = 0; node < options->num_nodes; ++node) {
     for (uint32_t i = 0; i < counts[node]; ++i, ++id) {
       bool own = node == options->node_id;
-      if (own) client->devices[i] = (jpp_device_info_t){.id = id, .kind = "fake"};
+      if (own)
+        client->devices[i] =
+            (jpp_device_info_t){.id = id, .kind = "fake", .hardware_id = (int32_t)i};
       client->global_devices[own ? i : others++] =
           (jpp_global_device_t){.id = id, .node = node, .kind = "fake"};
     }

@@ -208,6 +208,12 @@ static jpp_status_t* client_read_device(jpp_pjrt_client_t* client, PJRT_Device* 
                                         jpp_device_info_t* out_info) {
   PJRT_DeviceDescription* description = NULL;
   JPP_RETURN_IF_ERROR(jpp_pjrt_device_description(client->api, device, &description));
+  JPP_PJRT_ARGS(Device_LocalHardwareId, hardware);
+  hardware.device = device;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
+                                      client->api->PJRT_Device_LocalHardwareId(&hardware),
+                                      JPP_PLUGIN_ERROR, "hardware id"));
+  out_info->hardware_id = hardware.local_hardware_id;
   return jpp_pjrt_device_read(client, description, out_info);
 }
 

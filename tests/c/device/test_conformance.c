@@ -36,6 +36,7 @@ static void test_info_names_platform_and_devices(void** state) {
   for (uint32_t i = 0; i < info->device_count; ++i) {
     assert_int_equal(info->devices[i].id, i);
     assert_true(strlen(info->devices[i].kind) > 0);
+    assert_true(info->devices[i].hardware_id >= 0);
   }
 }
 

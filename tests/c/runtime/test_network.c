@@ -1,11 +1,14 @@
 // One plan in several processes: here each is a thread with a client, a transport and a
 // runtime of its own, over the network that tests have.
+//
+//     test_runtime_network [DRIVER [plugin]]
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "device/driver_under_test.h"
 #include "device/test_store.h"
 #include "jaxpp/transport_fake.h"
 #include "model.h"
@@ -20,6 +23,8 @@ static const char kToken[] = "a token of the tests";
 
 // The transport's.
 static const char* g_driver = "fake";
+// NULL: the fake device.
+static const char* g_plugin;
 
 typedef struct process {
   uint32_t index;
@@ -39,8 +44,8 @@ typedef struct process {
 
 static bool sends_from_devices(void) { return !strcmp(g_driver, "nccl-fake"); }
 
-// A transport knows the memory of one device.
-static uint32_t most_per_rank(void) { return sends_from_devices() ? 1 : 2; }
+// A transport knows the memory of one device; programs for a plugin are for one.
+static uint32_t most_per_rank(void) { return sends_from_devices() || g_plugin ? 1 : 2; }
 
 // --- Networks -------------------------------------------------------------------------
 
@@ -201,8 +206,10 @@ static void test_processes_train_as_one(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
   for (uint32_t per_rank = 1; per_rank <= most_per_rank(); ++per_rank) {
-    model_options_t options = {
-        .device_threads = 2, .latency_us = 20, .devices_per_rank = per_rank};
+    model_options_t options = {.device_threads = g_plugin ? 0 : 2,
+                               .latency_us = g_plugin ? 0 : 20,
+                               .devices_per_rank = per_rank,
+                               .plugin_path = g_plugin};
     float expected[kOutputs];
     train_alone(text, options, expected);
     for (uint32_t delay = 1; delay < 12; delay += 5) {
@@ -414,6 +421,10 @@ static void test_a_network_is_needed(void** state) {
 
 int main(int argc, char** argv) {
   if (argc > 1) g_driver = argv[1];
+  if (argc > 2) {
+    if (test_skip_without_plugin()) return 0;
+    g_plugin = test_plugin_path();
+  }
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_processes_train_as_one),
       cmocka_unit_test(test_ranks_that_span_nodes_train_as_one),
@@ -424,7 +435,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_a_network_is_needed),
       cmocka_unit_test(test_a_transport_knows_one_device),
   };
-  // The last one is of device memory.
+  // The last one is of device memory, all but the first are of the fake device.
   size_t count = sizeof(tests) / sizeof(*tests) - !sends_from_devices();
+  if (g_plugin) count = 1;
   return _cmocka_run_group_tests("tests", tests, count, NULL, NULL);
 }
