@@ -26,8 +26,8 @@ jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
                               bool* out_done) JPP_MUST_USE;
 // Sends what is ready. True: something happened.
 bool jpp_outbox_progress(jpp_outbox_t* outbox);
-// The channel's jpp_channel_sent_t: the transport needs a parcel no longer.
-void jpp_outbox_sent(void* user, void* parcel);
+// The channel's jpp_channel_sent_t: the transport needs a parcel, the cookie, no longer.
+void jpp_outbox_sent(void* user, void* cookie);
 
 // Whether there are parcels that are filled or that the transport still needs.
 bool jpp_outbox_is_busy(const jpp_outbox_t* outbox);
