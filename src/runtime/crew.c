@@ -11,8 +11,9 @@
 #include "runtime/state.h"
 #include "runtime/thread.h"
 
-// What comes from another process comes soon: a hop costs tens of microseconds.
-enum { kYields = 64, kNetworkYields = 2000, kNapNanoseconds = 50000 };
+// What comes from another process comes soon: a hop costs tens of microseconds. Where
+// processes share cores, though, each yield takes one from a process that has work.
+enum { kYields = 64, kNetworkYields = 200, kNapNanoseconds = 50000 };
 // Nanoseconds after which it is asked whether all processes are in the step.
 static const int64_t kQuiet = 100000000;
 static const uint64_t kAllDone = UINT64_MAX;
@@ -51,10 +52,12 @@ static bool is_everyone_idle(jpp_runtime_t* runtime, uint64_t since) {
   return atomic_load(&runtime->progress) == since;
 }
 
-static void back_off(const jpp_runtime_t* runtime, uint32_t idle_rounds) {
+static void back_off(jpp_runtime_t* runtime, uint32_t idle_rounds) {
   struct timespec nap = {.tv_nsec = kNapNanoseconds};
   if (idle_rounds < (runtime->network ? kNetworkYields : kYields)) {
     sched_yield();
+  } else if (runtime->network) {
+    jpp_network_wait(runtime);
   } else {
     nanosleep(&nap, NULL);
   }

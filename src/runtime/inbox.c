@@ -64,6 +64,10 @@ static void return_oldest(jpp_inbox_t* inbox) {
   ++inbox->returned;
 }
 
+bool jpp_inbox_awaits_device(const jpp_inbox_t* inbox) {
+  return inbox->returned < inbox->taken;
+}
+
 bool jpp_inbox_progress(jpp_inbox_t* inbox) {
   bool some = false;
   while (inbox->returned < inbox->taken && is_copied(inbox, oldest(inbox))) {

@@ -16,6 +16,8 @@ void jpp_inbox_close(jpp_inbox_t* inbox);
 // `out_done` says whether there was a message.
 jpp_status_t* jpp_inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                              bool* out_done) JPP_MUST_USE;
+// Whether slots wait for the device.
+bool jpp_inbox_awaits_device(const jpp_inbox_t* inbox);
 // Gives back slots that are copied. True: something happened.
 bool jpp_inbox_progress(jpp_inbox_t* inbox);
 

@@ -1,6 +1,7 @@
 // The channels to other processes: opened, moved on, aborted and closed together.
 #include "runtime/network.h"
 
+#include <poll.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -10,7 +11,10 @@
 #include "runtime/state.h"
 #include "runtime/wire.h"
 
-enum { kNapNanoseconds = 50000, kFlushMs = 10000, kAbortMs = 200 };
+// A device has no descriptor to wait for, and the transport none for this process'
+// aborts.
+enum { kNapNanoseconds = 50000, kLongNapNanoseconds = 1000000 };
+enum { kFlushMs = 10000, kAbortMs = 200 };
 
 // --- Open -----------------------------------------------------------------------------
 
@@ -211,6 +215,32 @@ bool jpp_network_progress(jpp_runtime_t* runtime) {
   bool some = progress_locked(runtime);
   pthread_mutex_unlock(&runtime->network_mutex);
   return some;
+}
+
+// Whether something is awaited that comes from a device, not from the transport.
+static bool awaits_devices(const jpp_runtime_t* runtime) {
+  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
+    const jpp_link_t* link = &runtime->links[i];
+    if (link->outbox && jpp_outbox_awaits_device(link->outbox)) return true;
+    if (link->inbox && jpp_inbox_awaits_device(link->inbox)) return true;
+  }
+  return false;
+}
+
+void jpp_network_wait(jpp_runtime_t* runtime) {
+  struct pollfd found = {.fd = -1, .events = POLLIN};
+  bool armed = false;
+  pthread_mutex_lock(&runtime->network_mutex);
+  jpp_status_t* status = jpp_transport_arm(runtime->network, &found.fd, &armed);
+  struct timespec pause = {.tv_nsec = awaits_devices(runtime) ? kNapNanoseconds
+                                                              : kLongNapNanoseconds};
+  pthread_mutex_unlock(&runtime->network_mutex);
+  jpp_status_free(status);
+  if (found.fd < 0) {
+    nap();
+  } else if (armed) {
+    ppoll(&found, 1, &pause, NULL);
+  }
 }
 
 static jpp_status_t* find_failed_link(const jpp_runtime_t* runtime) {

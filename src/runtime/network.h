@@ -18,6 +18,8 @@ void jpp_network_close(jpp_runtime_t* runtime);
 bool jpp_network_progress(jpp_runtime_t* runtime);
 // The same, by another thread, for want of the issuing one.
 void jpp_network_beat(jpp_runtime_t* runtime);
+// Sleeps until the transport has something, a millisecond at most.
+void jpp_network_wait(jpp_runtime_t* runtime);
 // Breaks the runtime if a channel has failed. Issuing thread, when it uses none.
 void jpp_network_check(jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.

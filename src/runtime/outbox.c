@@ -138,12 +138,16 @@ void jpp_outbox_close(jpp_outbox_t* outbox) {
 
 bool jpp_outbox_is_busy(const jpp_outbox_t* outbox) { return outbox->busy != 0; }
 
+bool jpp_outbox_awaits_device(const jpp_outbox_t* outbox) {
+  return outbox->gone < outbox->filled && outbox->unmade;
+}
+
 bool jpp_outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
                           uint32_t* out_instr) {
   const parcel_t* parcel = oldest(outbox);
   *out_step = parcel->step;
   *out_instr = parcel->source;
-  return outbox->gone < outbox->filled && outbox->unmade;
+  return jpp_outbox_awaits_device(outbox);
 }
 
 // --- Fill -----------------------------------------------------------------------------

@@ -31,8 +31,9 @@ void jpp_outbox_sent(void* user, void* cookie);
 
 // Whether there are parcels that are filled or that the transport still needs.
 bool jpp_outbox_is_busy(const jpp_outbox_t* outbox);
-// Whether the oldest message that has not left waits for the sender's device; its step,
-// and the send in the sender's program.
+// Whether the oldest message that has not left waits for the sender's device.
+bool jpp_outbox_awaits_device(const jpp_outbox_t* outbox);
+// The same, with its step and the send in the sender's program.
 bool jpp_outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
                           uint32_t* out_instr);
 
