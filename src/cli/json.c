@@ -1,23 +1,11 @@
-// Reads and prints jansson's values, whose NULL, made where memory ran out, becomes a
+// Makes and prints jansson's values, whose NULL, made where memory ran out, becomes a
 // status here: what builds a value needs no check of each of its parts.
 #include "cli/json.h"
 
-#include <errno.h>
 #include <string.h>
 
 static jpp_status_t* out_of_memory(void) {
   return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
-}
-
-jpp_status_t* jpp_cli_json_parse(const char* file, const char* text, size_t length,
-                                 json_t** out_value) {
-  json_error_t error;
-  errno = 0;
-  *out_value = json_loadb(text, length, 0, &error);
-  if (*out_value) return NULL;
-  // Where memory ran out in the middle of a string, jansson's own error is of syntax.
-  if (errno == ENOMEM) return jpp_status_annotate(out_of_memory(), "%s", file);
-  return jpp_status_make(JPP_PARSE_ERROR, "%s:%d: %s", file, error.line, error.text);
 }
 
 json_t* jpp_cli_json_text(const char* text) {

@@ -1,4 +1,4 @@
-// JSON in and out of the command, by jansson.
+// The command's JSON, by jansson.
 #ifndef JPP_CLI_JSON_H_
 #define JPP_CLI_JSON_H_
 
@@ -6,10 +6,6 @@
 
 #include "jaxpp/str.h"
 
-// Reads a text; `file` is named in errors ("FILE:LINE: ..."). JPP_PARSE_ERROR,
-// JPP_OUT_OF_MEMORY. Free with json_decref().
-jpp_status_t* jpp_cli_json_parse(const char* file, const char* text, size_t length,
-                                 json_t** out_value) JPP_MUST_USE;
 // A string, with U+FFFD for bytes that are no UTF-8; null for NULL.
 json_t* jpp_cli_json_text(const char* text);
 // Appends to an array and takes over the value. The array becomes NULL when either is.
