@@ -176,6 +176,44 @@ def types() -> None:
         say(line)
 
 
+P = PartitionSpec
+# How stage 0 lays its result over the four devices of a rank, and how stage 1 wants it.
+RELAID = (
+    (P(("data", "model")), P("data")),  # 4 shards to 2
+    (P("data"), P(("data", "model"))),  # 2 to 4
+    (P("data", "model"), P("model", "data")),
+    (P(None, "model"), P("data")),
+    (P(), P(None, ("model", "data"))),
+    (P(("model", "data")), P()),
+)
+
+
+def relaid(mesh: Any) -> Iterator[str]:
+    """Losses and gradients where the stages lay values out differently."""
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2)]
+    xs = rng.normal(size=(MICROBATCHES, 8, 8)).astype(np.float32)
+    for number, (made, wanted) in enumerate(RELAID):
+
+        def loss(ws: Any, x: Any, made: P = made, wanted: P = wanted) -> Any:
+            x = jax.lax.with_sharding_constraint(jnp.tanh(x @ ws[0]), made)
+            x = jax.lax.with_sharding_constraint(jaxpp.mark_stage_end(x), wanted)
+            return jaxpp.mark_stage_end(jnp.tanh(x @ ws[1])).sum()
+
+        def step(ws: Any, xs: Any, loss: Any = loss) -> Any:
+            one = functools.partial(jax.value_and_grad(loss), ws)
+            return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+        yield from described(
+            f"relaid{number} ", jaxpp.mpmd_jit_with_loop(step, mesh)(weights, xs)
+        )
+
+
+def relay_out() -> None:
+    for line in relaid(mesh_of(2, {"data": 2, "model": 2})):
+        say(line)
+
+
 def traced(folder: str) -> None:
     """Each process writes its trace of the second step."""
     step, weights, xs = two_stages()
@@ -446,6 +484,7 @@ JOBS: dict[str, Callable[[], None]] = {
         job.__name__: job
         for job in (
             types,
+            relay_out,
             killed,
             stopped_of_three,
             busy,

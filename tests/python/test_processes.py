@@ -105,6 +105,15 @@ def test_values_of_every_type_arrive(launch: Launch, devices: int) -> None:
     assert len(lines[1]) == len(jobs.TYPES)
 
 
+def test_stages_that_lay_values_out_differently(launch: Launch) -> None:
+    """Also over another number of shards: 4 to 2 and 2 to 4."""
+    result, lines, _ = launch(2, 4, "relay_out")
+    assert result == 0, lines
+    expected = list(jobs.relaid(mesh_of(2, {"data": 2, "model": 2})))
+    assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
+    assert len({line.split()[0] for line in expected}) == len(jobs.RELAID)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_plan_file_of_a_job(launch: Launch, devices: int, tmp_path: pathlib.Path) -> None:
     """Each process' file is the whole step, for the job and for one process alone."""
