@@ -1,7 +1,6 @@
 // The channels to other processes: opened, moved on, aborted and closed together.
 #include "runtime/network.h"
 
-#include <poll.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -105,6 +104,7 @@ jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) {
   bool* on_device = NULL;
   runtime->device_messages = jpp_transport_takes_device_memory(runtime->network);
   JPP_RETURN_IF_ERROR(check_devices(runtime));
+  JPP_RETURN_IF_ERROR(jpp_waker_open(&runtime->waker));
   JPP_RETURN_IF_ERROR(jpp_peers_open(runtime));
   jpp_status_t* status = JPP_ALLOC_ARRAY(shards, &bytes);
   if (!status) status = JPP_ALLOC_ARRAY(shards, &on_device);
@@ -191,6 +191,7 @@ void jpp_network_close(jpp_runtime_t* runtime) {
     close_link(&runtime->links[i]);
   }
   jpp_transport_destroy(runtime->network);
+  jpp_waker_close(&runtime->waker);
 }
 
 // --- Progress -------------------------------------------------------------------------
@@ -217,30 +218,31 @@ bool jpp_network_progress(jpp_runtime_t* runtime) {
   return some;
 }
 
-// Whether something is awaited that comes from a device, not from the transport.
+// Whether slots wait for devices, of which nobody tells.
 static bool awaits_devices(const jpp_runtime_t* runtime) {
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
     const jpp_link_t* link = &runtime->links[i];
-    if (link->outbox && jpp_outbox_awaits_device(link->outbox)) return true;
     if (link->inbox && jpp_inbox_awaits_device(link->inbox)) return true;
   }
   return false;
 }
 
 void jpp_network_wait(jpp_runtime_t* runtime) {
-  struct pollfd found = {.fd = -1, .events = POLLIN};
-  bool armed = false;
+  int descriptor = -1;
+  bool armed = false, some = false;
+  jpp_waker_begin(&runtime->waker);
   pthread_mutex_lock(&runtime->network_mutex);
-  jpp_status_t* status = jpp_transport_arm(runtime->network, &found.fd, &armed);
-  struct timespec pause = {.tv_nsec = awaits_devices(runtime) ? kNapNanoseconds
-                                                              : kLongNapNanoseconds};
-  pthread_mutex_unlock(&runtime->network_mutex);
-  jpp_status_free(status);
-  if (found.fd < 0) {
-    nap();
-  } else if (armed) {
-    ppoll(&found, 1, &pause, NULL);
+  some = progress_locked(runtime);
+  if (!some) {
+    jpp_status_free(jpp_transport_arm(runtime->network, &descriptor, &armed));
   }
+  bool polls = descriptor < 0 || awaits_devices(runtime);
+  pthread_mutex_unlock(&runtime->network_mutex);
+  if (!some && (armed || descriptor < 0)) {
+    jpp_waker_sleep(&runtime->waker, descriptor,
+                    polls ? kNapNanoseconds : kLongNapNanoseconds);
+  }
+  jpp_waker_end(&runtime->waker);
 }
 
 static jpp_status_t* find_failed_link(const jpp_runtime_t* runtime) {

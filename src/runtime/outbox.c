@@ -2,6 +2,7 @@
 // them.
 #include "runtime/outbox.h"
 
+#include <sched.h>
 #include <string.h>
 
 #include "device/wait.h"
@@ -13,15 +14,17 @@ enum { kCopiedAtOnce = 1 << 18 };  // bytes: less than a wake-up takes
 typedef struct parcel {
   struct jpp_outbox* outbox;
   uint64_t tag;
-  uint64_t step;             // that it is of
-  uint32_t source;           // the send, in the program
-  jpp_wire_shape_t* shapes;  // [devices]
-  jpp_shard_t* shards;       // [1 + devices] the shapes, then the data
-  jpp_event_t** events;      // [devices] of the copies
-  void** data;               // [devices] in host memory
-  jpp_buffer_t** copies;     // [devices] in device memory: the parcel's own
-  bool lent;                 // the copies' addresses are the transport's
-  bool busy;                 // until the transport needs it no longer
+  uint64_t step;                // that it is of
+  uint32_t source;              // the send, in the program
+  jpp_wire_shape_t* shapes;     // [devices]
+  jpp_shard_t* shards;          // [1 + devices] the shapes, then the data
+  jpp_event_t** events;         // [devices] of the copies
+  void** data;                  // [devices] in host memory
+  jpp_buffer_t** copies;        // [devices] in device memory: the parcel's own
+  bool lent;                    // the copies' addresses are the transport's
+  bool busy;                    // until the transport needs it no longer
+  jpp_event_waiter_t* waiters;  // [devices]
+  atomic_uint watched;          // events whose callback has not run
 } parcel_t;
 
 struct jpp_outbox {
@@ -56,6 +59,7 @@ static jpp_status_t* make_parcel(jpp_outbox_t* outbox, parcel_t* parcel, char* m
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices, &parcel->events));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices, &parcel->data));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices, &parcel->copies));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices, &parcel->waiters));
   parcel->shapes = (jpp_wire_shape_t*)memory;
   size_t shapes = devices * sizeof(jpp_wire_shape_t);
   parcel->shards[0] =
@@ -130,6 +134,10 @@ void jpp_outbox_drop(jpp_outbox_t* outbox) {
 }
 
 void jpp_outbox_close(jpp_outbox_t* outbox) {
+  // The events are ready, or gone; a callback may come a moment later.
+  for (uint32_t i = 0; i < outbox->link->plan->slots; ++i) {
+    while (atomic_load(&outbox->parcels[i].watched)) sched_yield();
+  }
   // What the transport still reads is known to it until it is destroyed.
   if (!outbox->busy) {
     jpp_transport_unregister(outbox->runtime->network, outbox->registered);
@@ -194,6 +202,26 @@ static jpp_status_t* copy_on_device(const jpp_actor_t* actor, parcel_t* parcel,
                                        &parcel->events[device]);
 }
 
+// Any thread. The parcel is its owner's again when `watched` is lower.
+static void copy_is_made(void* user, jpp_status_t* status) {
+  parcel_t* parcel = user;
+  jpp_status_free(status);  // the event has it, too
+  jpp_waker_call(&parcel->outbox->runtime->waker);
+  atomic_fetch_sub(&parcel->watched, 1);
+}
+
+// Has the issuing thread woken up when a copy is made.
+static jpp_status_t* watch_copy(parcel_t* parcel, uint32_t device) {
+  if (!parcel->events[device]) return NULL;
+  parcel->waiters[device] =
+      (jpp_event_waiter_t){.callback = copy_is_made, .user = parcel};
+  atomic_fetch_add(&parcel->watched, 1);
+  jpp_status_t* status = jpp_client_event_on_ready(
+      parcel->outbox->runtime->client, parcel->events[device], &parcel->waiters[device]);
+  if (status) atomic_fetch_sub(&parcel->watched, 1);
+  return status;
+}
+
 static jpp_status_t* fill_shard(const jpp_actor_t* actor, parcel_t* parcel,
                                 uint32_t device, jpp_buffer_t* buffer) {
   const jpp_runtime_t* runtime = actor->runtime;
@@ -217,7 +245,7 @@ jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
                               bool* out_done) {
   jpp_outbox_t* outbox = instr->link->outbox;
   parcel_t* parcel = &outbox->parcels[outbox->filled % instr->link->plan->slots];
-  if (parcel->busy) return NULL;
+  if (parcel->busy || atomic_load(&parcel->watched)) return NULL;
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
   parcel->tag = instr->tag;
@@ -228,6 +256,7 @@ jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
   jpp_status_t* status = NULL;
   for (uint32_t d = 0; d < devices && !status; ++d) {
     status = fill_shard(actor, parcel, d, shards[d]);
+    if (!status) status = watch_copy(parcel, d);
   }
   if (status) {
     drop_parcel(parcel);

@@ -254,6 +254,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
   runtime->network = options->network;
   const char* platform = jpp_client_info(options->client)->platform_name;
   runtime->on_host = strcmp(platform, "cpu") == 0 || strcmp(platform, "fake") == 0;
+  runtime->waker.descriptor = -1;
   runtime->client = options->client;
   runtime->plan = options->plan;
   runtime->devices_per_rank = options->devices_per_rank;
@@ -293,6 +294,7 @@ void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
   if (first) {
     jpp_flight_failed(&runtime->flight, status);
     jpp_network_abort(runtime, status);
+    jpp_waker_call(&runtime->waker);
   } else {
     jpp_status_free(copy);
   }

@@ -17,6 +17,7 @@
 #include "runtime/peers.h"
 #include "runtime/pulse.h"
 #include "runtime/queue.h"
+#include "runtime/waker.h"
 
 // Whose outcome is awaited by a caller of jpp_runtime_step(): lives with that.
 typedef struct jpp_step_waiter {
@@ -57,6 +58,7 @@ struct jpp_runtime {
   jpp_transport_t* network;       // to other processes' ranks; NULL: there are none
   pthread_mutex_t network_mutex;  // of it, and of the outboxes and inboxes
   jpp_pulse_t pulse;
+  jpp_waker_t waker;     // of the issuing thread; if there is a network
   bool on_host;          // the devices' memory is the host's
   bool device_messages;  // values go to other processes from and to device memory
   uint32_t stall_timeout_ms, step_timeout_ms;

@@ -293,6 +293,7 @@ static jpp_status_t* await_all(const jpp_runtime_t* runtime, jpp_step_t* step) {
 // May run in a signal handler: two atomic operations.
 void jpp_runtime_cancel(jpp_runtime_t* runtime) {
   atomic_store(&runtime->cancelled, atomic_load(&runtime->queue.submitted));
+  jpp_waker_call(&runtime->waker);
 }
 
 typedef struct cancellation {
