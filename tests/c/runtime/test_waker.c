@@ -7,8 +7,7 @@
 #include "runtime/waker.h"
 #include "test_util.h"
 
-// Long enough that a sleep which only time ends is a failure of the test's own time
-// limit.
+// A test that sleeps for so long fails by its own time limit.
 static const int64_t kForever = INT64_C(3600) * 1000000000;
 enum { kRounds = 2000 };
 
