@@ -18,13 +18,13 @@ typedef struct parcel {
   uint32_t source;              // the send, in the program
   jpp_wire_shape_t* shapes;     // [devices]
   jpp_shard_t* shards;          // [1 + devices] the shapes, then the data
-  jpp_event_t** events;         // [devices] of the copies
   void** data;                  // [devices] in host memory
   jpp_buffer_t** copies;        // [devices] in device memory: the parcel's own
-  bool lent;                    // the copies' addresses are the transport's
-  bool busy;                    // until the transport needs it no longer
+  uint32_t lent;                // of the copies: their addresses are the transport's
+  jpp_event_t** events;         // [devices] of the copies, or of what fills `data`
   jpp_event_waiter_t* waiters;  // [devices]
   atomic_uint watched;          // events whose callback has not run
+  bool busy;                    // until the transport needs it no longer
 } parcel_t;
 
 struct jpp_outbox {
@@ -100,11 +100,11 @@ static void drop_copies(parcel_t* parcel) {
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
     jpp_buffer_t* copy = parcel->copies[d];
-    if (copy && parcel->lent) jpp_client_buffer_reclaim(runtime->client, copy);
+    if (d < parcel->lent) jpp_client_buffer_reclaim(runtime->client, copy);
     jpp_client_buffer_destroy(runtime->client, copy);
     parcel->copies[d] = NULL;
   }
-  parcel->lent = false;
+  parcel->lent = 0;
 }
 
 void jpp_outbox_sent(void* user, void* cookie) {
@@ -287,14 +287,13 @@ static jpp_status_t* finish_copies(const parcel_t* parcel, bool* out_ready) {
 
 static jpp_status_t* lend_copies(parcel_t* parcel) {
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
-  if (!runtime->device_messages || parcel->lent) return NULL;
-  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+  if (!runtime->device_messages) return NULL;
+  for (; parcel->lent < runtime->devices_per_rank; ++parcel->lent) {
     void* data = NULL;
     JPP_RETURN_IF_ERROR(
-        jpp_client_buffer_lend(runtime->client, parcel->copies[d], &data));
-    parcel->shards[1 + d].data = data;
+        jpp_client_buffer_lend(runtime->client, parcel->copies[parcel->lent], &data));
+    parcel->shards[1 + parcel->lent].data = data;
   }
-  parcel->lent = true;
   return NULL;
 }
 

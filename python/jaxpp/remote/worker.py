@@ -303,14 +303,12 @@ class Worker:
         program, runtime = self._programs[number], self._runtime(number)
         values = [self._value(program, n) for n in arguments]
 
+        @_or_failure
         def measure() -> Any:
             failure = next((v for v in values if isinstance(v, Failure)), None)
             if failure is not None:
                 return failure
-            try:
-                loops = runtime.measure([v for v in values if isinstance(v, _core.Value)])
-            except JaxppError as error:
-                return Failure(error.code, str(error))
+            loops = runtime.measure([v for v in values if isinstance(v, _core.Value)])
             return [[tuple(stage) for stage in loop] for loop in loops]
 
         return measure
