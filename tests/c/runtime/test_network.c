@@ -399,7 +399,7 @@ static void test_a_transport_knows_one_device(void** state) {
   static const uint32_t kTwoAndOne[kProcesses] = {0, 0, 1};
   process_t processes[2] = {0};
   char* text = model_chain(3, 3, 4);
-  connect_in(processes, 2, 0);
+  connect_in(processes, 2, 100);
   model_t* model = model_plan(text, (model_options_t){.rank_process = kTwoAndOne,
                                                       .network = processes[0].network});
   ASSERT_FAILS(model_try_create_runtime(model), JPP_UNSUPPORTED,
