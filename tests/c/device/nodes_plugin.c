@@ -240,6 +240,12 @@ static PJRT_Error* description(PJRT_Device_GetDescription_Args* args) {
   return NULL;
 }
 
+// Its number in the machine, as far as the tests ask.
+static PJRT_Error* hardware_id(PJRT_Device_LocalHardwareId_Args* args) {
+  args->local_hardware_id = args->device->description.id;
+  return NULL;
+}
+
 static PJRT_Error* description_id(PJRT_DeviceDescription_Id_Args* args) {
   args->id = args->device_description->id;
   return NULL;
@@ -273,6 +279,7 @@ static const PJRT_Api kApi = {
     .PJRT_Client_Devices = devices,
     .PJRT_Client_AddressableDevices = addressable_devices,
     .PJRT_Device_GetDescription = description,
+    .PJRT_Device_LocalHardwareId = hardware_id,
     .PJRT_DeviceDescription_Id = description_id,
     .PJRT_DeviceDescription_Kind = description_kind,
     .PJRT_DeviceDescription_ProcessIndex = description_process,
