@@ -43,7 +43,8 @@ __all__ = ["Processes", "make_network", "own_part", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
-_GOODBYE_S = 10
+_GOODBYE_S = 10  # that process 0 waits for the others
+_ANSWER_S = 2  # that its coordinator takes for an answer
 _numbers = itertools.count()  # of the compiled steps, in all processes alike
 
 
@@ -86,7 +87,9 @@ class _Goodbye(threading.Thread):
     def say_it(self, failed: bool) -> None:
         self._failed = failed
         self._leaving.set()
-        self.join(_GOODBYE_S if failed else None)
+        # Python ends threads that are at work when it ends, inside of C++ with an abort: it
+        # has time to end by itself.
+        self.join(_GOODBYE_S + _ANSWER_S if failed else None)
 
 
 @functools.cache
@@ -101,7 +104,8 @@ def _say_goodbye(failed: bool) -> None:
     with contextlib.suppress(RuntimeError, jax.errors.JaxRuntimeError):  # it is gone
         me = coordination_process()
         coordination().key_value_set_bytes(f"jaxpp/ended/{me}", b"1")
-        while failed and me == 0 and len(_ended()) < jax.process_count():
+        waits, end = failed and me == 0, time.monotonic() + _GOODBYE_S
+        while waits and time.monotonic() < end and len(_ended()) < jax.process_count():
             time.sleep(0.05)
 
 
