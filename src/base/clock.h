@@ -25,4 +25,11 @@ static inline int64_t jpp_clock_now_ms(void) {
   return jpp_clock_now() / JPP_NANOSECONDS_OF_MS;
 }
 
+// The same to within a few milliseconds, in half the time: for what is asked in loops.
+static inline int64_t jpp_clock_coarse_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / JPP_NANOSECONDS_OF_MS;
+}
+
 #endif  // JPP_BASE_CLOCK_H_

@@ -302,7 +302,7 @@ void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const v
     return;
   }
   net->some = true;
-  peer->heard_ms = jpp_clock_now_ms();
+  peer->heard = true;
   if (peer->status) return;
   const char* wrong = take_packet(peer, &packet, data, size, out_place);
   if (!wrong) return;
@@ -342,15 +342,17 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
 // A process that lives is heard of, whatever its program does: its runtime makes progress
 // also between steps. One that does not look for long itself can tell nothing of others.
 static void watch_peers(jpp_net_t* net) {
-  int64_t now = jpp_clock_now_ms(), since = now - net->looked_ms;
+  int64_t now = jpp_clock_coarse_ms(), since = now - net->looked_ms;
   uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;
   if (since < (interval ? interval : 1)) return;
   bool looked_away = since > net->peer_timeout_ms / 2;
   net->looked_ms = now;
   jpp_net_write_note(net);
   for (uint32_t p = 0; p < net->base.num_processes; ++p) {
-    if (looked_away && net->peers[p].heard_ms) net->peers[p].heard_ms = now;
-    watch_peer(&net->peers[p], now);
+    jpp_net_peer_t* peer = &net->peers[p];
+    if (peer->heard || (looked_away && peer->heard_ms)) peer->heard_ms = now;
+    peer->heard = false;
+    watch_peer(peer, now);
   }
 }
 

@@ -133,7 +133,8 @@ struct jpp_net_peer {
   jpp_net_op_t hello, bye, gone, beat;
   char* beat_data;     // [notes.most] entries; NULL: there are no notes
   uint32_t next_note;  // of a process, for the next heartbeat
-  int64_t heard_ms;    // when its last packet came; 0: none has
+  bool heard;          // a packet has come since net->looked_ms
+  int64_t heard_ms;    // the last such moment after one had; 0: none has come
 };
 
 // net_notes.c
