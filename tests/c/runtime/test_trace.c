@@ -8,10 +8,11 @@
 
 enum { kOutputs = 16 };
 
-static model_t* traced_model(const char* schedule) {
+// Each task of the fake device takes so long.
+static model_t* slow_model(const char* schedule, uint32_t latency_us) {
   char* text = model_chain(3, 3, 4);
   model_options_t options = {
-      .schedule = schedule, .device_threads = 3, .latency_us = 500};
+      .schedule = schedule, .device_threads = 3, .latency_us = latency_us};
   model_t* model = model_create(text, options);
   free(text);
   float numbers[kOutputs];
@@ -19,6 +20,8 @@ static model_t* traced_model(const char* schedule) {
   model_run(model, numbers);
   return model;
 }
+
+static model_t* traced_model(const char* schedule) { return slow_model(schedule, 500); }
 
 static const jpp_trace_run_t* find_run(const jpp_trace_t* trace, const char* task,
                                        uint32_t microbatch) {
@@ -248,7 +251,8 @@ static void test_json_of_a_handmade_trace(void** state) {
 // A rank begins its next step while others still drain this one.
 static void test_steps_that_overlap(void** state) {
   (void)state;
-  model_t* model = traced_model("zb-h1");
+  // By one task, which is to be longer than a thread waits for a core.
+  model_t* model = slow_model("zb-h1", 10000);
   jpp_array_t *args[kOutputs], *results[2][kOutputs];
   uint32_t num_args = model->graph->num_args, num_results = model->graph->num_outputs;
   for (uint32_t a = 0; a < num_args; ++a) {
