@@ -34,6 +34,14 @@ bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
   return !requested;
 }
 
+jpp_status_t* jpp_wait_end_of(jpp_client_t* client, jpp_event_t** event) {
+  if (!*event) return NULL;
+  jpp_status_t* status = jpp_client_event_await(client, *event);
+  jpp_client_event_destroy(client, *event);
+  *event = NULL;
+  return status;
+}
+
 void jpp_wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanoseconds) {
   struct timespec until = after(nanoseconds);
   pthread_cond_timedwait(condition, mutex, &until);

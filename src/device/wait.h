@@ -15,6 +15,9 @@ bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
                     const jpp_interrupt_t* interrupt);
 // Likewise without a question, for so long at most.
 void jpp_wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanoseconds);
+// Until the event is ready, which is destroyed then and becomes NULL; how it went. It may
+// be NULL before.
+jpp_status_t* jpp_wait_end_of(jpp_client_t* client, jpp_event_t** event) JPP_MUST_USE;
 // Until the event is ready; false: interrupted. Both may be NULL. How the event went is
 // for jpp_client_event_await() to say.
 bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,

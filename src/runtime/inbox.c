@@ -1,6 +1,7 @@
 // Messages, checked and copied to the devices of a rank.
 #include "runtime/inbox.h"
 
+#include "device/wait.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
 #include "runtime/wire.h"
@@ -55,10 +56,7 @@ static void return_oldest(jpp_inbox_t* inbox) {
   jpp_client_t* client = inbox->runtime->client;
   arrival_t* arrival = oldest(inbox);
   for (uint32_t d = 0; d < inbox->runtime->devices_per_rank; ++d) {
-    if (!arrival->events[d]) continue;
-    jpp_status_free(jpp_client_event_await(client, arrival->events[d]));
-    jpp_client_event_destroy(client, arrival->events[d]);
-    arrival->events[d] = NULL;
+    jpp_status_free(jpp_wait_end_of(client, &arrival->events[d]));
   }
   jpp_channel_release(inbox->link->channel, arrival->slot);
   ++inbox->returned;

@@ -119,12 +119,8 @@ void jpp_outbox_sent(void* user, void* cookie) {
 static void drop_parcel(parcel_t* parcel) {
   jpp_client_t* client = parcel->outbox->runtime->client;
   for (uint32_t d = 0; d < parcel->outbox->runtime->devices_per_rank; ++d) {
-    jpp_event_t* event = parcel->events[d];
-    if (!event) continue;
     // The device writes to the parcel until then.
-    jpp_status_free(jpp_client_event_await(client, event));
-    jpp_client_event_destroy(client, event);
-    parcel->events[d] = NULL;
+    jpp_status_free(jpp_wait_end_of(client, &parcel->events[d]));
   }
   jpp_outbox_sent(NULL, parcel);
 }
@@ -277,10 +273,7 @@ static jpp_status_t* finish_copies(const parcel_t* parcel, bool* out_ready) {
     if (!*event) continue;
     JPP_RETURN_IF_ERROR(jpp_client_event_is_ready(client, *event, out_ready));
     if (!*out_ready) return NULL;
-    jpp_status_t* status = jpp_client_event_await(client, *event);
-    jpp_client_event_destroy(client, *event);
-    *event = NULL;
-    JPP_RETURN_IF_ERROR(status);
+    JPP_RETURN_IF_ERROR(jpp_wait_end_of(client, event));
   }
   return NULL;
 }

@@ -204,14 +204,6 @@ void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
 
 // --- Wait -----------------------------------------------------------------------------
 
-static jpp_status_t* await_event(const jpp_runtime_t* runtime, jpp_event_t** event) {
-  if (!*event) return NULL;
-  jpp_status_t* status = jpp_client_event_await(runtime->client, *event);
-  jpp_client_event_destroy(runtime->client, *event);
-  *event = NULL;
-  return status;
-}
-
 static uint32_t instr_of_run(const jpp_actor_t* actor, uint32_t run) {
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
     const jpp_actor_instr_t* instr = &actor->instrs[i];
@@ -236,7 +228,7 @@ static void await_runs(const jpp_actor_t* actor, const jpp_actor_step_t* step,
   jpp_event_t** event = step->events;
   for (uint32_t run = 0; run < step->runs; ++run) {
     for (uint32_t d = 0; d < devices; ++d, ++event) {
-      jpp_status_t* status = await_event(actor->runtime, event);
+      jpp_status_t* status = jpp_wait_end_of(actor->runtime->client, event);
       if (status) run_failed(actor, step, run, status, first);
     }
   }
@@ -258,7 +250,7 @@ static void await_outputs(const jpp_actor_t* actor, const jpp_actor_step_t* step
   jpp_event_t** event = step->output_events;
   for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
     for (uint32_t d = 0; d < devices; ++d, ++event) {
-      jpp_status_t* status = await_event(actor->runtime, event);
+      jpp_status_t* status = jpp_wait_end_of(actor->runtime->client, event);
       if (status) output_failed(actor, i, status, first);
     }
   }
