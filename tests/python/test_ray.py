@@ -30,7 +30,7 @@ import jaxpp.api as jaxpp
 import jobs
 from equality import mesh_of
 from jaxpp.remote import cluster
-from jaxpp.remote.uploads import Upload, pack, unpack
+from jaxpp.remote.lines import Line, connect
 
 ray = pytest.importorskip("ray")
 
@@ -236,24 +236,6 @@ def test_arrays_are_put_on_several_ranks(mesh2: jaxpp.RemoteMpmdMesh) -> None:
         np.testing.assert_array_equal(copy, expected)
 
 
-def test_shards_of_every_size_arrive() -> None:
-    """In pieces, whole, empty and without dimensions."""
-    sizes = (0, 1, 1000, 24 * 1024, 24 * 1024 + 1, 10**6, 2 * 10**6)
-    shards = [np.arange(n, dtype=np.float32) for n in sizes]
-    shards += [np.ones((3, 2), bool), np.array(7, np.uint16), np.zeros((0, 4), np.int8)]
-    given = [Upload(i, None, "f32", [shard, shard[::-1]]) for i, shard in enumerate(shards[:7])]
-    given += [Upload(9, "plugin", "u16", shards[7:])]
-    arguments = pack(given)
-    assert sum(isinstance(a, np.ndarray) for a in arguments) == 4
-    assert all(len(a) <= 100 * 1024 for a in arguments if isinstance(a, bytes))
-    for upload, found in zip(given, unpack(arguments), strict=True):
-        assert upload[:3] == found[:3]
-        for expected, shard in zip(upload.shards, found.shards, strict=True):
-            assert shard.dtype == expected.dtype
-            np.testing.assert_array_equal(shard, expected)
-    assert (pack([]), list(unpack([]))) == ([], [])
-
-
 def test_an_argument_that_is_on_another_rank_is_moved(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     def run(mesh: Any) -> list[bytes]:
         step = two_stages(mesh)
@@ -275,9 +257,10 @@ def test_arrays_without_a_holder_are_freed_with_the_next_message(
     workers = mesh2.workers
     del array
     float(two_stages(mesh2)(weights(), batch())[1])
-    reply = workers._cluster.ask(0, "read", 0, number, 0, 24)
-    with pytest.raises(KeyError):
-        ray.get(reply)
+    lines = workers._cluster.lines
+    asked = lines.send({0: (("read", 0, number, 0, 24), [])})
+    assert lines.wait(asked, LIMIT)
+    assert asked.found[0][0] == {"raised": f"KeyError: {number}"}
 
 
 def test_task_times(mesh2: jaxpp.RemoteMpmdMesh) -> None:
@@ -610,6 +593,20 @@ def test_a_worker_with_another_version(ray_cluster: None, tmp_path: pathlib.Path
     told = text_of(lambda: make(1, 1, _env={"PYTHONPATH": path_with(tmp_path)}))
     assert "the worker of rank 0 (host " in told
     assert " has jaxpp 0.0.1; expected " in told
+
+
+def test_a_worker_that_can_not_be_reached(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(host: str, port: int, token: bytes) -> Line:
+        return connect(host, port, token[:-1])
+
+    monkeypatch.setattr(cluster, "connect", refused)
+    told = text_of(lambda: make(1, 1))
+    assert told.startswith(
+        "peer: RemoteMpmdMesh: the controller can not connect to rank 0 (host "
+    )
+    assert "whoever listens there does not know the token" in told
 
 
 def test_a_worker_whose_plugin_is_missing(mesh2: jaxpp.RemoteMpmdMesh) -> None:

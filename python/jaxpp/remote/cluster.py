@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpp.errors import make_error
-from jaxpp.remote.uploads import Upload, pack
+from jaxpp.remote.lines import Line, Lines, connect
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
-__all__ = ["MOST_MESSAGES", "Cluster"]
+__all__ = ["Cluster"]
 
-# A worker has a thread for each message under way: one that is early waits for its turn.
-MOST_MESSAGES = 32
-_GROUPS = {"messages": MOST_MESSAGES, "questions": 8}
+_GROUPS = {"questions": 8}  # threads of a worker
 
 _START_SECONDS = 300  # for processes to start and to import JAX
 _PLACE_SECONDS = 60  # for resources that are in use to become free
@@ -85,7 +84,9 @@ def _place(ray: Any, count: int, needs: dict[str, float]) -> Any:
 # --- Workers ----------------------------------------------------------------------------
 
 
-def _end_all(ray: Any, actors: list[Any], group: Any) -> None:
+def _end_all(ray: Any, actors: list[Any], group: Any, opened: list[Lines]) -> None:
+    for lines in opened:
+        lines.close()
     if not ray.is_initialized():
         return  # which has ended them
     for actor in actors:
@@ -134,7 +135,8 @@ class Cluster:
         if "scheduling_strategy" not in options:
             group = _place(ray, ranks, _needs(options))
         self._actors: list[Any] = []
-        self._end = weakref.finalize(self, _end_all, ray, self._actors, group)
+        self._opened: list[Lines] = []
+        self._end = weakref.finalize(self, _end_all, ray, self._actors, group, self._opened)
         strategies = ray.util.scheduling_strategies
         actor = ray.remote(concurrency_groups=_GROUPS)(Worker)
         for rank in range(ranks):
@@ -143,15 +145,17 @@ class Cluster:
                     group, placement_group_bundle_index=rank
                 )
             self._actors.append(actor.options(**options).remote(rank, ranks, per_rank))
-        self._acts = [a.act.options(concurrency_group="messages") for a in self._actors]
+        token = secrets.token_bytes(32)
         try:
-            self.identities = self._begin(import_modules)
+            self.identities = self._begin(import_modules, token)
+            self.lines = Lines([self._connect(rank, token) for rank in range(ranks)])
+            self._opened.append(self.lines)
         except BaseException:
             self.end()
             raise
 
-    def _begin(self, import_modules: Sequence[str]) -> list[Identity]:
-        asked = [actor.begin.remote(list(import_modules)) for actor in self._actors]
+    def _begin(self, import_modules: Sequence[str], token: bytes) -> list[Identity]:
+        asked = [actor.begin.remote(list(import_modules), token) for actor in self._actors]
         late = self.missing(asked, _START_SECONDS)
         if late:
             raise make_error(
@@ -183,6 +187,18 @@ class Cluster:
                 )
         return found
 
+    def _connect(self, rank: int, token: bytes) -> Line:
+        host, port = self.identities[rank].line
+        try:
+            return connect(host, port, token)
+        except OSError as error:
+            raise make_error(
+                "peer",
+                f"RemoteMpmdMesh: the controller can not connect to {self.name(rank)} at "
+                f"{host}:{port}: {error}; expected a host on which all ports of the workers' "
+                "hosts can be reached",
+            ) from None
+
     def name(self, rank: int) -> str:
         identity = self.identities[rank]
         return f"rank {rank} (host {identity.host}, process id {identity.process})"
@@ -192,11 +208,6 @@ class Cluster:
         self._end()
 
     # --- Calls, which give references to what will come ---
-
-    def act(self, message: bytes, uploads: Sequence[Sequence[Upload]]) -> list[Any]:
-        """A message, with the shards that each rank gets with it."""
-        pairs = zip(self._acts, uploads, strict=True)
-        return [act.remote(message, *pack(own)) for act, own in pairs]
 
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
         found = getattr(self._actors[rank], method)
@@ -229,9 +240,6 @@ class Cluster:
         """Which have not come after this time."""
         _, late = self._ray.wait(asked, num_returns=len(asked), timeout=seconds)
         return [i for i, reply in enumerate(asked) if reply in late]
-
-    def are_there(self, asked: list[Any]) -> bool:
-        return not self.missing(asked, 0)
 
     def death(self, reply: Any) -> str | None:
         """Why a reply will never come, as far as that is known."""

@@ -1,8 +1,8 @@
 """The controller's side of a mesh of workers: it sends them messages and hears how they fare.
 
-A message is one Ray call a worker. It holds what the worker is to do, in order: take shards of
-arrays, delete arrays, begin a step; the call returns when that step is done. What has been
-gathered waits for the next step and goes with it, so that a step costs one message a worker.
+A message holds what the workers are to do, in order: take shards of arrays, delete arrays,
+begin a step; they answer when that step is done. What has been gathered waits for the next step
+and goes with it, so that a step costs one message a worker.
 
 Whoever waits for a message looks after the workers meanwhile. One that has died, or does not
 answer, breaks the mesh: the others are ended as well, and everything raises the same error
@@ -12,20 +12,22 @@ from then on.
 from __future__ import annotations
 
 import collections
-import json
 import pathlib
 import secrets
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.plan.planning import Planned
-from jaxpp.remote.cluster import MOST_MESSAGES, Cluster
-from jaxpp.remote.uploads import Upload
+from jaxpp.remote.cluster import Cluster
+from jaxpp.remote.lines import Answers
+from jaxpp.remote.uploads import Upload, pack
 from jaxpp.remote.value import RemoteValue
 from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
@@ -36,15 +38,16 @@ __all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
 
 _PATIENCE = 0.2  # of the time after which a worker counts as dead: then it is asked
 _AHEAD = 2  # messages beyond the steps in flight, so that workers need not wait for them
+_MOST_MESSAGES = 32  # under way
 _GRACE = 2  # seconds for the others to tell what they saw, when one has died
 
 
 class Message:
     """What all workers were told at once, until they have done it."""
 
-    def __init__(self, workers: Workers, number: int, replies: list[Any], what: str) -> None:
+    def __init__(self, workers: Workers, number: int, asked: Answers, what: str) -> None:
         self._workers, self.number, self.what = workers, number, what
-        self._replies: list[Any] | None = replies  # Ray's references; None: all have come
+        self._asked: Answers | None = asked  # None: all have come
         self._failure: Failure | None = None
         self.answers: list[Any] = []  # when all have come
 
@@ -55,8 +58,8 @@ class Message:
             raise make_error(*self._failure)
 
     def is_done(self) -> bool:
-        replies = self._replies
-        return replies is None or self._workers.are_there(replies)
+        asked = self._asked
+        return asked is None or self._workers.are_there(asked)
 
     @property
     def failed(self) -> bool:
@@ -65,11 +68,11 @@ class Message:
 
     def settle(self) -> None:
         """Until all workers have said how it went."""
-        replies = self._replies
-        if replies is not None:
-            self.answers = self._workers.replies(replies, self.what)
+        asked = self._asked
+        if asked is not None:
+            self.answers = self._workers.await_answers(asked, self.what)
             self._failure = self._workers.first_failure(self.answers, self.what)
-            self._replies = None
+            self._asked = None
 
     def raise_if_known(self) -> None:
         """What failed, if that is known already."""
@@ -143,18 +146,21 @@ class Workers:
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
             first = [("delete", dropped)] if dropped else []
             actions = [*first, *self._gathered, *([action] if action else [])]
-            uploads = self._uploads
+            packed = [pack(uploads) for uploads in self._uploads]
             self._gathered, self._uploads = [], [[] for _ in range(self.ranks)]
             self._sent += 1
-            replies = self._cluster.act(json.dumps((self._sent, actions)).encode(), uploads)
-            message = Message(self, self._sent, replies, what)
+            requests = {
+                rank: (("act", actions, table), shards)
+                for rank, (table, shards) in enumerate(packed)
+            }
+            message = Message(self, self._sent, self._cluster.lines.send(requests), what)
             for reference in self._uploaded:
                 value = reference()
                 if value is not None:
                     value.maker = message
             self._uploaded = []
             self._under_way.append(message)
-            if len(self._under_way) == MOST_MESSAGES:
+            if len(self._under_way) == _MOST_MESSAGES:
                 self._under_way.popleft().settle()
         return message
 
@@ -181,15 +187,41 @@ class Workers:
         """The bytes of a shard."""
         message = self.message_of(value)
         self.raise_if_broken()
-        arguments = (message.number, value.number, device, size)
-        reply = self._cluster.ask(rank, "read", *arguments)
-        (found,) = self.replies([reply], message.what, rank)
+        request = ("read", message.number, value.number, device, size)
+        asked = self._cluster.lines.send({rank: (request, [])})
+        (found,) = self.await_answers(asked, message.what)
         if isinstance(found, Failure):
             message.wait()  # which knows better what came first
             raise make_error(*found)
         return found
 
-    # --- Replies ---
+    # --- Answers ---
+
+    def are_there(self, asked: Answers) -> bool:
+        return not asked.missing or self.broken is not None or bool(self._cluster.lines.ended)
+
+    def await_answers(self, asked: Answers, what: str) -> list[Any]:
+        """What the workers say. Breaks the mesh if one has died or does not answer."""
+        lines = self._cluster.lines
+        while True:
+            self.raise_if_broken()
+            if lines.wait(asked, self._timeout * _PATIENCE):
+                ranks = sorted(asked.found)
+                return [self._found(rank, what, *asked.found[rank]) for rank in ranks]
+            if lines.ended:
+                self._lose(lines.ended[0], what)
+            self._look_for_silence(what)
+
+    def _found(
+        self, rank: int, what: str, answer: dict[str, Any], arrays: list[np.ndarray]
+    ) -> Any:
+        if "raised" in answer:
+            self._end(rank, what, f"the worker raised {answer['raised']}")
+        if "failure" in answer:
+            return Failure(*answer["failure"])
+        return arrays[0] if arrays else answer["found"]
+
+    # --- Replies of Ray ---
 
     def call(self, method: str, what: str, *arguments: tuple[Any, ...]) -> list[Any]:
         """What each worker gives for its arguments."""
@@ -203,9 +235,6 @@ class Workers:
                 raise make_error(reply.code, text)
         return found
 
-    def are_there(self, replies: list[Any]) -> bool:
-        return self.broken is not None or self._cluster.are_there(replies)
-
     def first_failure(self, answers: list[Any], what: str) -> Failure | None:
         """Of several failures the one that the others come from."""
         failures = [answer for answer in answers if isinstance(answer, Failure)]
@@ -214,15 +243,15 @@ class Workers:
             self._look_for_silence(what)  # of a process, which they could not reach
         return first or (failures[0] if failures else None)
 
-    def replies(self, asked: list[Any], what: str, first_rank: int = 0) -> list[Any]:
-        """What the workers say. Breaks the mesh if one has died or does not answer."""
+    def replies(self, asked: list[Any], what: str) -> list[Any]:
+        """What each rank's worker says. Breaks the mesh if one has died or does not answer."""
         while True:
             self.raise_if_broken()
             found = self._cluster.get(asked, self._timeout * _PATIENCE)
             if found is None:
                 self._look_for_silence(what)
             elif isinstance(found, BaseException):
-                self._break(asked, what, first_rank, found)
+                self._break(asked, what, found)
             else:
                 return found
 
@@ -242,16 +271,21 @@ class Workers:
                 "or its host can not be reached",
             )
 
-    def _break(
-        self, asked: list[Any], what: str, first_rank: int, error: BaseException
-    ) -> None:
+    def _lose(self, rank: int, what: str) -> NoReturn:
+        """A worker whose line has ended."""
+        ping = self._cluster.ping(rank)
+        self._cluster.missing([ping], _GRACE)
+        died = self._cluster.death(ping)
+        self._end(rank, what, died or "the connection to the worker has ended")
+
+    def _break(self, asked: list[Any], what: str, error: BaseException) -> NoReturn:
         self._cluster.missing(asked, _GRACE)
         deaths = [self._cluster.death(reply) for reply in asked]
-        known = [(i, death) for i, death in enumerate(deaths) if death is not None]
-        number, text = known[0] if known else (0, str(error))
-        self._end(first_rank + number, what, text)
+        known = [(rank, death) for rank, death in enumerate(deaths) if death is not None]
+        rank, text = known[0] if known else (0, str(error))
+        self._end(rank, what, text)
 
-    def _end(self, rank: int, what: str, text: str) -> None:
+    def _end(self, rank: int, what: str, text: str) -> NoReturn:
         """Of the mesh."""
         self.broken = Failure(
             "peer",
@@ -259,7 +293,7 @@ class Workers:
             "make the mesh again and go on from a checkpoint",
         )
         self._cluster.end()
-        self.raise_if_broken()
+        raise make_error(*self.broken)
 
     def raise_if_broken(self) -> None:
         if self.broken is not None:
@@ -291,9 +325,12 @@ class RemoteDevices(Devices):
         workers, per_rank = self._workers, self.per_rank
         workers.raise_if_broken()
         value = RemoteValue(workers, workers.numbers(1), tuple(ranks), None)
+        # They are sent later, when their owner may have changed them. Ranks share some.
+        copies = {id(shard): np.array(shard, order="C") for shard in shards}
+        taken = [copies[id(shard)] for shard in shards]
         by_rank = {
             rank: Upload(
-                value.number, self._plugin, dtype, shards[i * per_rank : (i + 1) * per_rank]
+                value.number, self._plugin, dtype, taken[i * per_rank : (i + 1) * per_rank]
             )
             for i, rank in enumerate(ranks)
         }

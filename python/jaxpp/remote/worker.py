@@ -1,19 +1,21 @@
 """What runs in a worker: a rank's devices, its part of each step, its shards of each array.
 
-A worker does what the controller's messages say, in the order of their numbers, and answers
-questions in between. Both come by Ray; what ranks send each other in a step goes from worker
-to worker over the network of `jaxpp.transport`.
+A worker does what the controller's messages say, one after the other, and lets it read arrays
+in between. Both come over a line of its own; what is asked outside of steps comes by Ray, and
+what ranks send each other in a step goes from worker to worker over the network of
+`jaxpp.transport`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-import json
 import os
 import pathlib
 import pickle
 import platform
+import queue
 import socket
 import tempfile
 import threading
@@ -26,6 +28,7 @@ import numpy as np
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, raised_text
+from jaxpp.remote.lines import Line, Listener, frame_of
 from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.callbacks import Function
 from jaxpp.run.compiling import Compiler
@@ -36,6 +39,8 @@ from jaxpp.run.processes import make_network
 
 __all__ = ["Failure", "Identity", "Worker", "versions"]
 
+_READERS = 4  # threads that read arrays: one may wait for a step
+
 
 class Failure(NamedTuple):
     """An error as it travels: its code is no part of an exception that is pickled."""
@@ -45,10 +50,11 @@ class Failure(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Which process a worker is, and what must be the same in all."""
+    """Which process a worker is, where it listens, and what must be the same in all."""
 
     host: str
     process: int
+    line: tuple[str, int]  # address and port
     versions: dict[str, str]
 
 
@@ -59,6 +65,45 @@ def versions() -> dict[str, str]:
         "jax": jax.__version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
     }
+
+
+def _nothing() -> None:
+    pass
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class _Answering:
+    """Threads that call what they are given, in order, and send what it gives as an answer."""
+
+    def __init__(self, line: Line, threads: int) -> None:
+        self._line = line
+        self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any]]] = queue.SimpleQueue()
+        for _ in range(threads):
+            threading.Thread(target=self._answer_all, daemon=True).start()
+
+    def put(self, number: int, call: Callable[[], Any]) -> None:
+        """For the request of that number."""
+        self._calls.put((number, call))
+
+    def _answer_all(self) -> None:
+        with contextlib.suppress(OSError):  # the controller has gone
+            while True:
+                number, call = self._calls.get()
+                answer, arrays = _answer_of(call)
+                self._line.send(frame_of((number, answer), arrays))
+
+
+def _answer_of(call: Callable[[], Any]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    try:
+        found = call()
+    except Exception as error:
+        return {"raised": f"{type(error).__name__}: {error}"}, []
+    if isinstance(found, np.ndarray):
+        return {}, [found]
+    return {"failure": found} if isinstance(found, Failure) else {"found": found}, []
 
 
 class _Ranks:
@@ -137,10 +182,10 @@ def _unpickle(functions: bytes) -> dict[str, dict[int, Function]]:
     return found
 
 
-def _own_address() -> str:
+def _node_address() -> str:
     import ray
 
-    return _core.option("JPP_ADDRESS") or str(ray.util.get_node_ip_address())
+    return str(ray.util.get_node_ip_address())
 
 
 class Worker:
@@ -157,15 +202,19 @@ class Worker:
 
     # --- Before the first step ---
 
-    def begin(self, import_modules: Sequence[str]) -> Identity | Failure:
-        """Imports what the user's tasks need."""
+    def begin(self, import_modules: Sequence[str], token: bytes) -> Identity | Failure:
+        """Imports what the user's tasks need, and waits for the controller's line."""
         for name in import_modules:
             try:
                 importlib.import_module(name)
             except Exception as error:
                 text = f"import_modules: {name}: {type(error).__name__}: {error}"
                 return Failure("invalid-argument", text)
-        return Identity(socket.gethostname(), os.getpid(), versions())
+        address = _node_address()
+        listener = Listener(address, token)
+        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+        where = (address, listener.port)
+        return Identity(socket.gethostname(), os.getpid(), where, versions())
 
     def ping(self) -> None:
         """Answers while the process lives."""
@@ -214,7 +263,11 @@ class Worker:
         code = FileCode(contents, plan.staged(), _unpickle(functions))
         program.executables = Compiler(plan, program.devices, code).compile_all()
         program.network = make_network(
-            self._rank, self._ranks, _own_address(), token, program.devices
+            self._rank,
+            self._ranks,
+            _core.option("JPP_ADDRESS") or _node_address(),
+            token,
+            program.devices,
         )
         self._programs[number] = program
         return program.network.address()
@@ -234,21 +287,42 @@ class Worker:
 
     # --- Messages ---
 
-    def act(self, message: bytes, *shards: Any) -> Any:
-        """Does what a message says; returns when what it began, such as a step, is done."""
-        number, actions = json.loads(message)
-        with self._turn:
-            self._turn.wait_for(lambda: self._done == number - 1)
+    def _serve(self, listener: Listener) -> None:
+        """Does what messages say, until the controller has gone. Each is answered when what it
+        began is done, while the next ones are read."""
+        line = listener.accept()
+        begun, reads = _Answering(line, 1), _Answering(line, _READERS)
         try:
-            for upload in unpack(shards):
+            while True:
+                (number, (kind, *rest)), arrays = line.receive()
+                if kind == "read":
+                    reads.put(number, functools.partial(self._read, *rest))
+                else:
+                    actions, table = rest
+                    begun.put(number, self._act(actions, table, arrays))
+        except OSError:
+            pass  # the controller has gone
+        finally:
+            line.shut()
+
+    def _act(
+        self,
+        actions: Sequence[Sequence[Any]],
+        table: Sequence[Sequence[Any]],
+        shards: Sequence[np.ndarray],
+    ) -> Callable[[], Any]:
+        """Gives what waits for what the last action began."""
+        try:
+            for upload in unpack(table, shards):
                 self._put(upload)
             began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
+            return (began[-1] if began else None) or _nothing
+        except Exception as error:  # a mistake of ours, which is to be seen
+            return functools.partial(_raise, error)
         finally:
             with self._turn:
-                self._done = number
+                self._done += 1
                 self._turn.notify_all()
-        finish = began[-1] if began else None
-        return finish() if finish else None
 
     def _put(self, upload: Upload) -> None:
         devices = self._devices[upload.plugin]
@@ -320,7 +394,7 @@ class Worker:
 
     # --- Questions ---
 
-    def read(self, after: int, number: int, device: int, size: int) -> np.ndarray | Failure:
+    def _read(self, after: int, number: int, device: int, size: int) -> np.ndarray | Failure:
         """The bytes of a shard, once the messages up to `after` are done."""
         with self._turn:
             self._turn.wait_for(lambda: self._done >= after)
