@@ -95,8 +95,9 @@ faults: $(VENV)/.installed ## FAULTS=200 jobs of several processes, each hit at 
 	@$(PYTHON) tests/python/faults.py --runs $(FAULTS)
 
 CASES := 100
-random: $(VENV)/.installed ## CASES=100 random models, each also trained by plain JAX
+random: $(VENV)/.installed ## CASES=100 random models, each also trained by plain JAX, and in several processes
 	@$(PYTHON) tests/python/random_models.py --cases $(CASES)
+	@$(PYTHON) tests/python/random_processes.py --cases $(CASES)
 
 SECONDS := 300
 fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300

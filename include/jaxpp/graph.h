@@ -124,6 +124,9 @@ typedef struct jpp_graph_arg {
 typedef struct jpp_graph_output {
   uint32_t value;
   const char* name;  // "[0].params['w']"; may be NULL
+  // The argument, of its type, that the next step gets it as; JPP_NONE: none. It is left
+  // wherever that argument must be given.
+  uint32_t next;
 } jpp_graph_output_t;
 
 typedef struct jpp_graph {
@@ -187,9 +190,10 @@ JPP_API jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
                                                  const jpp_type_t* types,
                                                  uint32_t num_results,
                                                  uint32_t* out_first_output) JPP_MUST_USE;
+// `next` is the value of an argument, or JPP_NONE.
 JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
-                                                   uint32_t value,
-                                                   const char* name) JPP_MUST_USE;
+                                                   uint32_t value, const char* name,
+                                                   uint32_t next) JPP_MUST_USE;
 
 // Hands the graph over. The builder is empty afterwards.
 JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
@@ -198,15 +202,16 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 // --- Text form ------------------------------------------------------------------------
 //
 //   graph "step" ranks 2
-//   arg %0 f32[4,8] "params['w']" donated
-//   %1:f32[8,4] = transpose(%0) cost 32 at "model.py:3"
+//   arg %0 f32[32,4] "params['w']" donated
+//   %1:f32[4,32] = transpose(%0) cost 32 at "model.py:3"
 //   loop microbatches 4 stages 2 schedule "1f1b" index %2 {
 //     %3:f32[8,4] = dot(%1, %2) cheap
 //     %4:f32[8,4] = @mark 0 (%3)
 //     %5:f32[8,4] = @add(%4, %4) backward
 //     = print(%5) effect
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
-//   out %6 "[0]"
+//   out %7 "[0]['w']" next %0
+//   out %6 "[1]"
 //
 // f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters,
 // digits, '_' and '.'.

@@ -323,9 +323,9 @@ jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
 }
 
 static jpp_status_t* add_output(jpp_graph_builder_t* builder, uint32_t value,
-                                const char* name) {
+                                const char* name, uint32_t next) {
   JPP_RETURN_IF_ERROR(check_open(builder));
-  jpp_graph_output_t output = {.value = value};
+  jpp_graph_output_t output = {.value = value, .next = next};
   JPP_RETURN_IF_ERROR(jpp_arena_strdup(builder_arena(builder), name, &output.name));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->outputs, output));
   jpp_graph_t view = builder_view(builder);
@@ -333,8 +333,8 @@ static jpp_status_t* add_output(jpp_graph_builder_t* builder, uint32_t value,
 }
 
 jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_t value,
-                                           const char* name) {
-  return note(builder, add_output(builder, value, name));
+                                           const char* name, uint32_t next) {
+  return note(builder, add_output(builder, value, name, next));
 }
 
 // The vecs' storage moves into the arena, so that the graph is one artefact.

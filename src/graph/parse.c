@@ -367,13 +367,17 @@ static jpp_status_t* parse_arg(parser_t* p) {
 
 static jpp_status_t* parse_out(parser_t* p) {
   JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
-  uint32_t value = 0;
+  uint32_t value = 0, next = JPP_NONE;
   const char* label = NULL;
   JPP_RETURN_IF_ERROR(parse_use(p, &value));
   if (p->lexer.token.kind == JPP_TOKEN_STRING) {
     JPP_RETURN_IF_ERROR(parse_string(p, "a label", &label));
   }
-  return jpp_graph_builder_add_output(p->builder, value, label);
+  if (at_word(p, "next")) {
+    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(parse_use(p, &next));
+  }
+  return jpp_graph_builder_add_output(p->builder, value, label, next);
 }
 
 static jpp_status_t* parse_statement(parser_t* p) {

@@ -144,6 +144,9 @@ jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
       jpp_str_append(&str, " ");
       jpp_str_append_quoted(&str, graph->outputs[i].name);
     }
+    if (graph->outputs[i].next != JPP_NONE) {
+      jpp_str_appendf(&str, " next %%%u", graph->outputs[i].next);
+    }
     jpp_str_append(&str, "\n");
   }
   return jpp_str_finish(&str, out_text);

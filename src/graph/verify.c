@@ -123,10 +123,41 @@ jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
   }
 }
 
+// Arguments and loop indices have no producer; an index belongs to its loop.
+static bool is_arg(const jpp_graph_t* graph, uint32_t value) {
+  return value < graph->num_values && graph->values[value].producer == JPP_NONE &&
+         graph->values[value].loop == JPP_NONE;
+}
+
+static jpp_status_t* verify_next(const jpp_graph_t* graph, uint32_t index) {
+  const jpp_graph_output_t* output = &graph->outputs[index];
+  if (!is_arg(graph, output->next)) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "output %u is %%%u of the next step, which is no argument",
+                           index, output->next);
+  }
+  if (!jpp_type_equal(&graph->values[output->value].type,
+                      &graph->values[output->next].type)) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "output %u is argument %%%u of the next step; expected one of "
+                           "its own type",
+                           index, output->next);
+  }
+  for (uint32_t i = 0; i < index; ++i) {
+    if (graph->outputs[i].next != output->next) continue;
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "outputs %u and %u are both argument %%%u of the next step", i,
+                           index, output->next);
+  }
+  return NULL;
+}
+
 jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph, uint32_t index) {
   uint32_t value = graph->outputs[index].value;
-  if (value < graph->num_values && graph->values[value].loop == JPP_NONE) return NULL;
-  return jpp_status_make(
-      JPP_GRAPH_ERROR, "output %u is value %%%u, which is not defined outside the loops",
-      index, value);
+  if (value >= graph->num_values || graph->values[value].loop != JPP_NONE) {
+    return jpp_status_make(
+        JPP_GRAPH_ERROR,
+        "output %u is value %%%u, which is not defined outside the loops", index, value);
+  }
+  return graph->outputs[index].next == JPP_NONE ? NULL : verify_next(graph, index);
 }

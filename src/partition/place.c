@@ -382,6 +382,18 @@ static void need_of_plain_outputs(placer_t* c) {
   }
 }
 
+// An output that the next step gets as an argument is sent to where that one is needed:
+// the weights that stages share, for one, when only one of their ranks updates them.
+static void need_as_next_args(placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    const jpp_graph_output_t* output = &p->graph->outputs[i];
+    if (output->next == JPP_NONE) continue;
+    jpp_ranks_unite(jpp_need_at(p, p->alias[output->value]), jpp_need_at(p, output->next),
+                    p->words);
+  }
+}
+
 // Regrouping a tree of sums adds at most one value for each of its inner sums.
 static jpp_status_t* allocate_tables(placer_t* c) {
   jpp_partitioner_t* p = c->p;
@@ -413,6 +425,7 @@ static jpp_status_t* place_all(placer_t* c) {
   JPP_RETURN_IF_ERROR(place_forward(c));
   JPP_RETURN_IF_ERROR(place_backward(c));
   need_of_plain_outputs(c);
+  need_as_next_args(c);
   jpp_u32_vec_t replaced = p->outer;
   p->outer = c->order;
   c->order = replaced;

@@ -214,14 +214,15 @@ static PyObject* graph_end_loop(PyObject* self, PyObject* args) {
 }
 
 static PyObject* graph_add_output(PyObject* self, PyObject* args) {
-  uint32_t value = 0;
+  uint32_t value = 0, next = JPP_NONE;
   jpp_py_utf8_t name = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder || !PyArg_ParseTuple(args, "O&O&", jpp_py_u32_converter, &value,
-                                    jpp_py_utf8_converter, &name)) {
+  if (!builder ||
+      !PyArg_ParseTuple(args, "O&O&O&", jpp_py_u32_converter, &value,
+                        jpp_py_utf8_converter, &name, jpp_py_u32_converter, &next)) {
     return NULL;
   }
-  bool ok = jpp_py_check(jpp_graph_builder_add_output(builder, value, name.text));
+  bool ok = jpp_py_check(jpp_graph_builder_add_output(builder, value, name.text, next));
   jpp_py_utf8_release(&name);
   if (!ok) return NULL;
   Py_RETURN_NONE;
@@ -268,7 +269,8 @@ static PyMethodDef kMethods[] = {
      "end_loop($self, reduces, values, types, /)\n--\n\n"
      "Ends the body, whose values are reduced; gives the first result's value id."},
     {"add_output", graph_add_output, METH_VARARGS,
-     "add_output($self, value, name, /)\n--\n\nMakes a value a result of the step."},
+     "add_output($self, value, name, next, /)\n--\n\n"
+     "Makes a value a result of the step, and argument `next` of the next one, or NONE."},
     {"finish", graph_finish, METH_NOARGS, "finish($self, /)\n--\n\nEnds the building."},
     {"text", graph_text, METH_VARARGS,
      "text($self, device_bytes=None, /)\n--\n\n"

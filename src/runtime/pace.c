@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-enum { kLeastSteps = 3, kTimes = 20 };
+enum { kTimes = 20 };
 
 static int compare(const void* left, const void* right) {
   int64_t a = *(const int64_t*)left, b = *(const int64_t*)right;
@@ -30,7 +30,6 @@ void jpp_pace_end(jpp_pace_t* pace) {
   int64_t sorted[kJppPaceSteps];
   // One that never waited says of the steps that they do not wait for long.
   pace->waits[pace->count++ % kJppPaceSteps] = pace->longest ? pace->longest : 1;
-  if (pace->count < kLeastSteps) return;
   size_t known = pace->count < kJppPaceSteps ? pace->count : kJppPaceSteps;
   memcpy(sorted, pace->waits, sizeof(sorted));
   qsort(sorted, known, sizeof(*sorted), compare);

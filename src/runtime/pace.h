@@ -15,7 +15,7 @@ typedef struct jpp_pace {
   // Of each of the last steps the longest wait, nanoseconds.
   int64_t waits[kJppPaceSteps];
   uint32_t count;
-  // The median of them; 0: too few are known.
+  // The median of them; 0: none is known.
   int64_t typical;
   // Of the step at hand.
   int64_t longest;
@@ -32,7 +32,7 @@ void jpp_pace_end(jpp_pace_t* pace);
 // How long of a wait since `since` all processes have been in the step.
 int64_t jpp_pace_wait(const jpp_pace_t* pace, int64_t since, int64_t now);
 // The longest such wait that is not taken for a hang, at least `least_ms`; nanoseconds.
-// INT64_MAX: nothing is known of the steps.
+// INT64_MAX: no step is done, and nobody knows how long the devices take for one.
 int64_t jpp_pace_limit(const jpp_pace_t* pace, uint32_t least_ms);
 
 #endif  // JPP_RUNTIME_PACE_H_

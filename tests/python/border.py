@@ -127,7 +127,7 @@ def refuses(what: str, call: Callable[[], Any]) -> bool:
 def built_graph() -> _core.Graph:
     graph = _core.Graph("g", 1)
     value = graph.add_arg(("float32", [2]), False, "x")
-    graph.add_output(value, "y")
+    graph.add_output(value, "y", value)
     graph.finish()
     return graph
 
@@ -574,7 +574,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "a measure that raises": lambda: plan_measured(step, lambda staged: int("x")),
         "a part of a plan that failed": lambda: failed_staged(step).tasks(),
         "the text of an unfinished graph": unfinished.text,
-        "a finished graph": lambda: graph.add_output(0, "x"),
+        "a finished graph": lambda: graph.add_output(0, "x", _core.NONE),
         "bytes of too few values": lambda: plan_measured(step, lambda staged: [1]),
         "bytes that are none": lambda: plan_measured(step, lambda staged: "x"),
         "limits of too few ranks": lambda: _core.Plan(step.graph, step.schedules, [1], None),

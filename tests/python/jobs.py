@@ -70,6 +70,19 @@ def tied_mlp(stages: int) -> Any:
     return problem
 
 
+def cast_mlp(stages: int) -> Any:
+    """The same in bfloat16: the shared weights are cast once for both uses, so that their
+    gradient is one sum of the loop, and one rank updates them."""
+    problem = tied_mlp(stages)
+    in_float32 = problem.loss
+
+    def loss(params: Any, *rest: Any) -> Any:
+        return in_float32(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), *rest)
+
+    problem.loss = loss
+    return problem
+
+
 def stacked_mlp(stages: int) -> Any:
     """An MLP whose layers are rows of one leaf: each rank has its own."""
     problem = models.mlp([2] * stages, MICROBATCHES)
@@ -94,6 +107,8 @@ def problems(stages: int) -> dict[str, Any]:
     }
     for problem in made.values():
         problem.optimizer = optax.sgd(0.1)
+    made["cast"] = cast_mlp(stages)
+    made["cast"].optimizer = optax.sgd(0.1)
     made["clipped"] = models.mlp([1] * stages, MICROBATCHES)
     made["clipped"].optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1))
     return made

@@ -15,14 +15,14 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_num_cpu_devices", int(os.environ.get("TEST_DEVICES", "8")))
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -148,6 +148,10 @@ class Case:
     transform: Any = dataclasses.field(repr=False, default=None)
     batch: Any = dataclasses.field(repr=False, default=None)
     extra: Any = dataclasses.field(repr=False, default=None)
+
+    @property
+    def devices(self) -> int:
+        return self.ranks * int(np.prod([*self.axes.values()]))
 
 
 _OPTIONS = (
@@ -399,30 +403,40 @@ def _pipelined(case: Case, mesh: Any) -> Callable[..., Any]:
     return jaxpp.mpmd_jit_with_loop(step, mesh, **options)
 
 
-def run_case(case: Case, steps: int = 3) -> None:
-    """Trains both ways. Raises AssertionError where they differ."""
-    mesh = make_mesh(case.ranks, **case.axes)
+def _explicit(mesh: Any) -> Any:
+    whole = mesh.jax_mesh
+    types = (AxisType.Explicit,) * len(whole.axis_names)
+    whole = Mesh(whole.devices, whole.axis_names, axis_types=types)
+    return jaxpp.MpmdMesh(whole, mesh.mpmd_axis_name)
+
+
+def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
+    """What each step of the pipeline gives."""
     if "explicit axes" in case.options:
-        whole = mesh.jax_mesh
-        types = (AxisType.Explicit,) * len(whole.axis_names)
-        whole = Mesh(whole.devices, whole.axis_names, axis_types=types)
-        mesh = jaxpp.MpmdMesh(whole, mesh.mpmd_axis_name)
-    ours, plain = _pipelined(case, mesh), _plain(case)
-    tolerance = 1e-4 if case.dtype == "float32" else 6e-2
-    state = case.transform.init(case.params)
-    a = b = (case.params, state)
+        mesh = _explicit(mesh)
+    step = _pipelined(case, mesh)
+    state = (case.params, case.transform.init(case.params))
     if "arrays on the mesh" in case.options:
-        a = jax.tree.map(jnp.copy, a)
-        sharding = NamedSharding(mesh.jax_mesh, PartitionSpec())
-        a = jax.device_put(a, sharding)
+        state = jax.tree.map(np.asarray, state)
+        state = jax.device_put(state, NamedSharding(mesh.jax_mesh, PartitionSpec()))
     elif "donated" in case.options:
-        a = jax.tree.map(jnp.copy, a)
-    for n in range(steps):
+        state = jax.tree.map(jnp.copy, state)
+    for _ in range(steps):
         if "context mesh" in case.options:
             with jax.set_mesh(mesh.jax_mesh):
-                found = ours(*a, case.batch, case.extra)
+                found = step(*state, case.batch, case.extra)
         else:
-            found = ours(*a, case.batch, case.extra)
+            found = step(*state, case.batch, case.extra)
+        yield found
+        state = found["params"], found["state"]
+
+
+def run_case(case: Case) -> None:
+    """Trains both ways. Raises AssertionError where they differ."""
+    plain = _plain(case)
+    tolerance = 1e-4 if case.dtype == "float32" else 6e-2
+    b = case.params, case.transform.init(case.params)
+    for n, found in enumerate(train(case, make_mesh(case.ranks, **case.axes))):
         expected = plain(*b, case.batch, case.extra)
         for name in expected:
             # Squares of gradients that were rounded to bfloat16 say little.
@@ -431,7 +445,6 @@ def run_case(case: Case, steps: int = 3) -> None:
             worst = difference(found[name], expected[name])
             allowed = 3 * tolerance if name == "state" else tolerance
             assert worst < allowed, f"{name} of step {n} differs by {worst:.3g}"
-        a = found["params"], found["state"]
         b = expected["params"], expected["state"]
 
 

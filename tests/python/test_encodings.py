@@ -18,7 +18,7 @@ def test_graphs_may_be_named_anything(name: str) -> None:
     index = graph.begin_loop(2, 1, None, name)
     graph.add_op(0, 0, 0, [value, index], [("float32", [2])], 1.0, "f", name)
     assert graph.end_loop([], [], []) == index + 2
-    graph.add_output(value, name)
+    graph.add_output(value, name, _core.NONE)
     graph.finish()
     graph.text().encode()
 

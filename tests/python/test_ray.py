@@ -121,7 +121,7 @@ def text_of(run: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize(
     ("ranks", "width", "problems"),
-    [(2, 1, "tied clipped"), (4, 1, "mlp tied clipped"), (2, 2, "mlp stacked clipped")],
+    [(2, 1, "tied cast clipped"), (4, 1, "mlp tied clipped"), (2, 2, "mlp stacked clipped")],
 )
 def test_trains_as_one_process_does(
     ray_cluster: None, ranks: int, width: int, problems: str

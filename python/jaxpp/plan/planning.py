@@ -25,6 +25,7 @@ from jaxpp.errors import (
 from jaxpp.jax_internals import broadcast_prefix, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
+from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.sharding import Specs, infer_specs
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
@@ -280,11 +281,15 @@ class _Front:
     result_bounds: list[Bounds | None]
     statics: list[Static]
 
-    def graph(self, donated: list[bool], **options: Any) -> Graph:
-        ranks = self.mesh.mpmd_dim
-        return build_graph(
-            self.name, ranks, self.closed, donated, self.arg_names, self.out_names, **options
-        )
+    def next_args(self, donated: list[bool]) -> list[int]:
+        """Which argument of the next step each result is, or NONE."""
+        arguments = ([v.aval for v in self.closed.jaxpr.invars], self.argument_bounds)
+        results = (self.closed.out_avals, self.result_bounds)
+        return carried(self.tree, self.out_tree, arguments, results, donated)
+
+    def graph(self, donated: list[bool], next_args: list[int], **options: Any) -> Graph:
+        ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
+        return build_graph(self.name, ranks, self.closed, donated, *names, next_args, **options)
 
     def plan(
         self,
@@ -419,12 +424,13 @@ def trace_step(
     """
     front = _trace_front(fun, signature, call, options)
     donated = _by_parts(signature.describe(call)[1], front.argument_bounds)
-    graph = front.graph(donated)
+    next_args = front.next_args(donated)
+    graph = front.graph(donated, next_args)
     ranks = options.mesh.mpmd_dim
 
     def run_trial() -> tuple[_core.Plan, list[Any]]:
         borrowed = [False] * len(donated)
-        trial_graph = front.graph(borrowed, loop_length=trial_length)
+        trial_graph = front.graph(borrowed, next_args, loop_length=trial_length)
         schedules = _core.Schedule.placeholders(trial_graph.core, ranks, given)
         trial = front.plan(trial_graph, schedules, borrowed, None)
         return trial.plan, measure(trial)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import key_implementation
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import Placement, to_host
+from jaxpp.plan.carried import carried
 from jaxpp.plan.planning import Planned
 from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
-from jaxpp.trace.stacked import Bounds
 
 if TYPE_CHECKING:
     from jaxpp.run.callbacks import Function
@@ -100,50 +98,12 @@ def _constants(planned: Planned, lying: Lying) -> list[bytes]:
     return [to_host(const, placement.dtype_name).tobytes() for const, placement in pairs]
 
 
-# --- Which result is which argument of the next step ------------------------------------
-
-
-def _parts_of_leaves(avals: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[range]:
-    """For each leaf the numbers of its parts, or its own."""
-    counts = [len(cut) - 1 if cut else 1 for cut in bounds]
-    ends = np.cumsum([0, *counts]).tolist()
-    assert ends[-1] == len(avals)
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-
-
-def _subtrees(
-    trees: Sequence[Any], avals: Sequence[Any], bounds: Sequence[Bounds | None]
-) -> list[tuple[Any, list[int]]]:
-    """What trees that stand side by side are like, structure and types, and their parts."""
-    parts = _parts_of_leaves(avals, bounds)
-    found, first = [], 0
-    for tree in trees:
-        leaves = parts[first : first + tree.num_leaves]
-        first += tree.num_leaves
-        types = [[(avals[n].shape, avals[n].dtype) for n in leaf] for leaf in leaves]
-        found.append(((tree, types), [n for leaf in leaves for n in leaf]))
-    return found
-
-
 def _replaced(planned: Planned) -> list[int]:
-    """For each result the donated argument whose place it takes: of training steps, which
-    return their state as they were given it, the first subtree of its form. It is what
-    `jaxpp run` goes by; nothing that computes depends on it."""
-    found = [_core.NONE] * len(planned.out_avals)
-    args, kwargs = planned.tree.children()
-    trees = [*args.children(), *kwargs.children()]
+    """For each result the donated argument whose place it takes: `jaxpp run` goes by it."""
+    arguments = (planned.in_avals, planned.argument_bounds)
     results = (planned.out_avals, planned.result_bounds)
-    candidates = _subtrees(planned.out_tree.children(), *results)
-    candidates += _subtrees([planned.out_tree], *results)
-    for like, given in _subtrees(trees, planned.in_avals, planned.argument_bounds):
-        if not all(planned.donated[n] for n in given):
-            continue
-        for out_like, numbers in candidates:
-            if out_like == like and all(found[n] == _core.NONE for n in numbers):
-                for number, argument in zip(numbers, given, strict=True):
-                    found[number] = argument
-                break
-    return found
+    found = carried(planned.tree, planned.out_tree, arguments, results, planned.donated)
+    return [n if n != _core.NONE and planned.donated[n] else _core.NONE for n in found]
 
 
 # --- Python's part ----------------------------------------------------------------------

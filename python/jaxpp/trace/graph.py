@@ -581,6 +581,7 @@ def build_graph(
     donated: Sequence[bool],
     arg_names: Sequence[str],
     out_names: Sequence[str],
+    next_args: Sequence[int],
     loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
 ) -> Graph:
     """The graph of a traced step.
@@ -591,6 +592,8 @@ def build_graph(
       closed_jaxpr: of the step, all arguments flat.
       donated, arg_names: an entry an argument.
       out_names: an entry a result.
+      next_args: for each result the number of the argument that the next step gets it as, or
+        NONE.
       loop_length: how many microbatches to plan for a loop, from its schedule and how many
         it has.
 
@@ -605,8 +608,9 @@ def build_graph(
     ]
     builder.collect_consts(closed_jaxpr)
     outs = builder.walk(closed_jaxpr, args)
-    for out, out_name in zip(outs, out_names, strict=True):
-        builder.core.add_output(builder.as_value(out), out_name)
+    for out, out_name, number in zip(outs, out_names, next_args, strict=True):
+        next_arg = _core.NONE if number == _core.NONE else args[number]
+        builder.core.add_output(builder.as_value(out), out_name, next_arg)
     builder.core.finish()
     return Graph(
         builder.core,

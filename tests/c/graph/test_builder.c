@@ -36,7 +36,7 @@ static void assert_over(jpp_graph_builder_t* builder, const char* why) {
   ASSERT_FAILS(jpp_graph_builder_add_op(builder, &call, &id), code, why);
   ASSERT_FAILS(jpp_graph_builder_begin_loop(builder, &loop, &id), code, why);
   ASSERT_FAILS(jpp_graph_builder_end_loop(builder, &result, &kScalar, 1, &id), code, why);
-  ASSERT_FAILS(jpp_graph_builder_add_output(builder, 0, "x"), code, why);
+  ASSERT_FAILS(jpp_graph_builder_add_output(builder, 0, "x", JPP_NONE), code, why);
   ASSERT_FAILS(jpp_graph_builder_finish(builder, &graph), code, why);
   assert_null(graph);
 }
@@ -45,7 +45,7 @@ static void test_a_builder_is_over_when_it_has_finished(void** state) {
   (void)state;
   jpp_graph_builder_t* builder = create();
   jpp_graph_t* graph = NULL;
-  ASSERT_OK(jpp_graph_builder_add_output(builder, 0, NULL));
+  ASSERT_OK(jpp_graph_builder_add_output(builder, 0, NULL, JPP_NONE));
   ASSERT_OK(jpp_graph_builder_finish(builder, &graph));
   assert_over(builder, "graph builder: it has finished");
   jpp_graph_builder_destroy(builder);
@@ -55,7 +55,7 @@ static void test_a_builder_is_over_when_it_has_finished(void** state) {
 static void test_a_builder_is_over_when_a_call_has_failed(void** state) {
   (void)state;
   jpp_graph_builder_t* builder = create();
-  ASSERT_FAILS(jpp_graph_builder_add_output(builder, 7, "x"), JPP_GRAPH_ERROR,
+  ASSERT_FAILS(jpp_graph_builder_add_output(builder, 7, "x", JPP_NONE), JPP_GRAPH_ERROR,
                "output 0 is value %7");
   assert_over(builder, "graph builder: a call has failed");
   jpp_graph_builder_destroy(builder);
@@ -324,7 +324,8 @@ static jpp_status_t* random_call(random_graph_t* g) {
         jpp_graph_builder_add_arg(g->builder, &type, choice == 1, random_name(), &id);
     g->late_args = g->late_args || g->has_op;
   } else if (choice == 4) {
-    return jpp_graph_builder_add_output(g->builder, random_value(g), random_name());
+    return jpp_graph_builder_add_output(g->builder, random_value(g), random_name(),
+                                        random_below(4) ? JPP_NONE : random_value(g));
   } else {
     status = random_op(g, &id);
   }

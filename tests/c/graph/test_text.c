@@ -28,7 +28,7 @@ static void test_print_parse_print_is_stable(void** state) {
 
 static void test_printed_graphs_are_as_their_golden_files(void** state) {
   (void)state;
-  static const char* const kNames[] = {"tied", "aux", "two_loops"};
+  static const char* const kNames[] = {"tied", "tied_cast", "aux", "two_loops"};
   for (size_t i = 0; i < 3; ++i) {
     char* text = graph_text(kNames[i]);
     char* printed = print_of(text);
@@ -171,6 +171,17 @@ static const refusal_t kRefusals[] = {
      "test:6:1: output 0 is value %2, which is not defined outside the loops"},
     {"loop microbatches 2 index %i {\n%b:f32[] = f(%i)\n}\n%c:f32[] = f(%b)",
      JPP_GRAPH_ERROR, "test:6:1: op 2 (f, ?): input 0 is value %2 of a loop's body"},
+    // What the next step gets
+    {"out %a next", JPP_PARSE_ERROR, "test:3:12: expected a value such as %3"},
+    {"out %a next \"a\"", JPP_PARSE_ERROR, "test:3:13: expected a value such as %3"},
+    {"%b:f32[4] = f(%a)\nout %a next %b", JPP_GRAPH_ERROR,
+     "test:4:1: output 0 is %1 of the next step, which is no argument"},
+    {"loop microbatches 2 index %i {\n}\nout %a next %i", JPP_GRAPH_ERROR,
+     "test:5:1: output 0 is %1 of the next step, which is no argument"},
+    {"arg %b f32[5]\nout %a next %b", JPP_GRAPH_ERROR,
+     "test:4:1: output 0 is argument %1 of the next step; expected one of its own type"},
+    {"out %a next %a\nout %a next %a", JPP_GRAPH_ERROR,
+     "test:4:1: outputs 0 and 1 are both argument %0 of the next step"},
 };
 
 static void test_malformed_texts_are_refused_where_they_go_wrong(void** state) {

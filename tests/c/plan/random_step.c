@@ -41,6 +41,7 @@ typedef struct maker {
   pool_t forward[kMaxStages], transposed[kMaxStages], marked[kMaxStages];
   pool_t results;
   bool is_large[kMaxValues];
+  bool is_next[kMaxValues];  // an output is this argument in the next step
 } maker_t;
 
 static const int64_t kSmall[] = {4}, kLarge[] = {2048};
@@ -189,12 +190,25 @@ static void add_loop(maker_t* m) {
   m->index = JPP_NONE;
 }
 
+// An argument that no output is yet in the next step; JPP_NONE if there is none.
+static uint32_t take_arg(maker_t* m, bool large) {
+  for (uint32_t i = 0; i < m->args.count; ++i) {
+    uint32_t arg = m->args.ids[i];
+    if (m->is_next[arg] || m->is_large[arg] != large) continue;
+    m->is_next[arg] = true;
+    return arg;
+  }
+  return JPP_NONE;
+}
+
 static void add_outputs(maker_t* m) {
   pool_t* pools[] = {&m->results, &m->outside, &m->args};
   for (uint32_t i = pick(6) + 1; i-- > 0;) {
     const pool_t* pool = pools[pick(2) ? 0 : pick(3)];
     if (!pool->count) continue;
-    ASSERT_OK(jpp_graph_builder_add_output(m->builder, any(pool), NULL));
+    uint32_t value = any(pool),
+             next = pick(2) ? take_arg(m, m->is_large[value]) : JPP_NONE;
+    ASSERT_OK(jpp_graph_builder_add_output(m->builder, value, NULL, next));
   }
 }
 
