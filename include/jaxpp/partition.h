@@ -17,10 +17,10 @@
 //  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
 //     stages) get one accumulator a task; the parts are summed after the loop.
 //  4. Outside, an op that depends on no loop runs on every rank that needs its result.
-//     One that depends on a loop runs where @place says, or else on ranks that have all of
-//     its operands. If no rank has them all, a small op runs on each rank that needs its
-//     result, a large sum on all ranks that have a term, and any other large op on the
-//     ranks that have its largest operand.
+//     One that depends on a loop runs where @place says, or else on ranks that have all
+//     of its operands. If no rank has them all, a small op runs on each rank that needs
+//     its result, a large sum on all ranks that have a term, and any other large op on
+//     the ranks that have its largest operand.
 //  5. A result that the next step gets as an argument is left on all ranks that need it.
 //
 // Threads: any thread, several at once, also on the same graph, which is only read. A
