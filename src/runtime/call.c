@@ -79,7 +79,9 @@ static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t
       return jpp_status_make(
           JPP_INVALID_ARGUMENT,
           "argument %s: expected an array on rank %u or another of "
-          "this process from which to copy it, found one on no such rank",
+          "this process from which to copy it, found one on no such rank; a step leaves "
+          "the first result that has an argument's structure and types where the next "
+          "one needs it",
           arg_name(runtime, arg), r);
     }
   }
