@@ -31,7 +31,10 @@ open_root() {
     /etc/resolv.conf; do
     [ ! -e "$settings" ] || cp "$settings" "$2$settings"
   done
+  # As Debian's installer leaves it: a host knows its own name.
+  printf '127.0.0.1\tlocalhost\n127.0.1.1\t%s\n' "$(hostname)" >"$2/etc/hosts"
   mount -t proc proc "$2/proc"
+  mount --rbind /sys "$2/sys"
   mount --rbind /dev "$2/dev"
 }
 

@@ -10,7 +10,6 @@ import random
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -223,14 +222,11 @@ def test_no_call_waits_for_a_worker_that_does_not_read() -> None:
 
 
 def test_its_threads_end_with_it() -> None:
-    def count() -> int:
-        return sum(thread.name == "jaxpp lines" for thread in threading.enumerate())
-
-    before = count()
+    before = set(threading.enumerate())
     ours = Lines([pair()[0] for _ in range(2)])
-    assert count() == before + 2
+    mine = [t for t in threading.enumerate() if t not in before and t.name == "jaxpp lines"]
+    assert len(mine) == 2
     ours.close()
-    end = time.monotonic() + LIMIT
-    while count() > before:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    for thread in mine:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
