@@ -223,7 +223,8 @@ def test_no_call_waits_for_a_worker_that_does_not_read() -> None:
 
 def test_its_threads_end_with_it() -> None:
     before = set(threading.enumerate())
-    ours = Lines([pair()[0] for _ in range(2)])
+    pairs = [pair() for _ in range(2)]
+    ours = Lines([here for here, _ in pairs])
     mine = [t for t in threading.enumerate() if t not in before and t.name == "jaxpp lines"]
     assert len(mine) == 2
     ours.close()
