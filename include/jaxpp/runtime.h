@@ -103,6 +103,12 @@ JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
 // heard of it; JPP_CANCELLED if interrupted (`interrupt` may be NULL).
 JPP_API jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
                                         const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+// How many were called so far.
+JPP_API uint64_t jpp_runtime_num_steps(const jpp_runtime_t* runtime);
+// The same for the first `steps` of them, while later ones go on.
+JPP_API jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
+                                              const jpp_interrupt_t* interrupt)
+    JPP_MUST_USE;
 
 // Whether the job has failed, here or in another process: the runtime is of no more use.
 JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);

@@ -271,15 +271,19 @@ static bool run_call(call_t* call) {
   return ok;
 }
 
-// Until the steps so far are done. Raises what nobody has heard of yet.
-static bool await_steps(runtime_object_t* self) {
+// Until the first `count` steps are done. Raises what nobody has heard of yet.
+static bool await_first_steps(runtime_object_t* self, uint64_t count) {
   if (!check_open(self)) return false;
   jpp_py_wait_t wait;
   jpp_py_wait_begin(&wait);
-  jpp_status_t* status = jpp_runtime_await(self->runtime, &wait.interrupt);
+  jpp_status_t* status = jpp_runtime_await_steps(self->runtime, count, &wait.interrupt);
   bool ok = jpp_py_wait_end(&wait, status);
   self->interrupted = wait.raised;
   return ok;
+}
+
+static bool await_steps(runtime_object_t* self) {
+  return await_first_steps(self, UINT64_MAX);
 }
 
 // Gives up the steps under way. The devices still work on what they were given, callbacks
@@ -317,10 +321,18 @@ static PyObject* runtime_step(PyObject* object, PyObject* args) {
   return results;
 }
 
-static PyObject* runtime_wait(PyObject* object, PyObject* unused) {
-  (void)unused;
-  if (!await_steps((runtime_object_t*)object)) return NULL;
+static PyObject* runtime_wait(PyObject* object, PyObject* args) {
+  uint64_t count = 0;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u64_converter, &count)) return NULL;
+  if (!await_first_steps((runtime_object_t*)object, count)) return NULL;
   Py_RETURN_NONE;
+}
+
+static PyObject* runtime_num_steps(PyObject* object, PyObject* unused) {
+  (void)unused;
+  runtime_object_t* self = (runtime_object_t*)object;
+  if (!check_open(self)) return NULL;
+  return PyLong_FromUnsignedLongLong(jpp_runtime_num_steps(self->runtime));
 }
 
 // Whether what it runs can be seen from outside the devices.
@@ -541,9 +553,11 @@ static PyMethodDef kMethods[] = {
      "step($self, values, waits, /)\n--\n\n"
      "Begins a step on a list of Values, one an argument; gives one for each result, a "
      "promise unless it `waits`."},
-    {"wait", runtime_wait, METH_NOARGS,
-     "wait($self, /)\n--\n\n"
-     "Until the steps so far are done; raises a failure that nobody has seen."},
+    {"wait", runtime_wait, METH_VARARGS,
+     "wait($self, count, /)\n--\n\n"
+     "Until the first `count` steps are done; raises a failure that nobody has seen."},
+    {"num_steps", runtime_num_steps, METH_NOARGS,
+     "num_steps($self, /)\n--\n\nHow many steps were called so far."},
     {"bare_step", runtime_bare_step, METH_O,
      "bare_step($self, values, /)\n--\n\nThe yardstick of benchmarks."},
     {"bare_instructions", runtime_instructions, METH_NOARGS,

@@ -293,14 +293,23 @@ jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime, const jpp_call_t* call) {
   return NULL;
 }
 
-jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
-                                const jpp_interrupt_t* interrupt) {
+uint64_t jpp_runtime_num_steps(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->queue.submitted);
+}
+
+jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
+                                      const jpp_interrupt_t* interrupt) {
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  uint64_t submitted = atomic_load(&runtime->queue.submitted);
-  if (!jpp_queue_await(runtime, submitted, interrupt)) {
+  uint64_t called = jpp_runtime_num_steps(runtime);
+  if (!jpp_queue_await(runtime, steps < called ? steps : called, interrupt)) {
     return jpp_status_make(JPP_CANCELLED, "the wait for steps was interrupted");
   }
   return take_failure(runtime);
+}
+
+jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
+                                const jpp_interrupt_t* interrupt) {
+  return jpp_runtime_await_steps(runtime, UINT64_MAX, interrupt);
 }
 
 // --- In the runtime's threads ---------------------------------------------------------

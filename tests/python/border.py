@@ -482,7 +482,8 @@ def cases(step: Step) -> list[Case]:
             ("objects", step.values()),
             ("anything", False),
         ),
-        Case("Runtime.wait", lambda: runtime.wait),
+        Case("Runtime.wait", lambda: runtime.wait, ("large number", 1)),
+        Case("Runtime.num_steps", lambda: runtime.num_steps),
         Case("Runtime.bare_step", lambda: runtime.bare_step, ("objects", [])),
         Case("Runtime.bare_instructions", lambda: runtime.bare_instructions),
         Case(

@@ -364,6 +364,27 @@ def test_callbacks_run_on_the_workers(
     )
 
 
+def test_a_step_is_done_while_the_next_ones_are_not(
+    mesh2: jaxpp.RemoteMpmdMesh, tmp_path: pathlib.Path
+) -> None:
+    go_on = tmp_path / "go on"
+
+    def look(x: Any) -> Any:
+        end = time.monotonic() + LIMIT
+        while x[0] > 2 and not go_on.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return x
+
+    step = summing(mesh2, look)
+    zero, one, many = (np.full((2, 4), n, np.float32) for n in (0, 1, 5))
+    assert float(step(zero)) == 0
+    first, second, third = step(zero), step(one), step(many)
+    assert jax.block_until_ready(second).is_ready() and first.is_ready()
+    assert not third.is_ready()
+    go_on.touch()
+    assert float(third) == 80
+
+
 def test_a_callback_that_raises(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     def look(x: Any) -> Any:
         raise ValueError("no such number")

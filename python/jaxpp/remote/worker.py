@@ -129,19 +129,17 @@ class _Program:
         self.network: _core.Network | None = None
         self.runtime: _core.Runtime | None = None
         self.donated: list[int] = []
-        self.finishing = threading.Lock()
         self.failure: Failure | None = None
 
-    def finish(self) -> Failure | None:
-        """Waits for the steps so far. A runtime tells a failure once, and has no other step
-        after it."""
+    def finish(self, steps: int) -> Failure | None:
+        """Waits for the first steps, so many. A runtime tells a failure once, and has no other
+        step after it."""
         assert self.runtime is not None
-        with self.finishing:
-            try:
-                self.runtime.wait()
-            except JaxppError as error:
-                self.failure = self.failure or Failure(error.code, str(error))
-            return self.failure
+        try:
+            self.runtime.wait(steps)
+        except JaxppError as error:
+            self.failure = self.failure or Failure(error.code, str(error))
+        return self.failure
 
 
 _Given = ParamSpec("_Given")
@@ -370,7 +368,7 @@ class Worker:
             self._values.update((n, failure) for n in results)
             return lambda: failure
         self._values.update(zip(results, made, strict=True))
-        return program.finish
+        return functools.partial(program.finish, runtime.num_steps())
 
     def _act_measure(self, number: int, arguments: list[int]) -> Callable[[], Any]:
         """The costs of each loop's stages, of which the others' are zeros."""

@@ -125,6 +125,39 @@ static void test_a_call_does_not_wait(void** state) {
   free(text);
 }
 
+// Each of some steps under way is done before the ones after it.
+static void test_the_first_steps_are_awaited_while_others_go_on(void** state) {
+  (void)state;
+  enum { kSteps = 4 };
+  char* text = model_chain(2, 2, 4);
+  stepper_t stepper = make_stepper(
+      text, (model_options_t){
+                .device_threads = 1, .latency_us = 10000, .steps_in_flight = kSteps});
+  jpp_runtime_t* runtime = stepper.model->runtime;
+  jpp_array_t* losses[kSteps];
+  for (uint64_t i = 0; i < kSteps; ++i) {
+    assert_int_equal(jpp_runtime_num_steps(runtime), i);
+    ASSERT_OK(try_call(&stepper, NULL));
+    losses[i] = stepper.results[num_results(&stepper) - 1];
+    jpp_array_hold(losses[i]);
+    feed_back(&stepper);
+  }
+  for (uint64_t i = 0; i < kSteps; ++i) {
+    ASSERT_OK(jpp_runtime_await_steps(runtime, i + 1, NULL));
+    bool ready = false, last_is_ready = true;
+    ASSERT_OK(jpp_array_is_ready(losses[i], &ready));
+    assert_true(ready);
+    if (i == 0) {
+      ASSERT_OK(jpp_array_is_ready(losses[kSteps - 1], &last_is_ready));
+      assert_false(last_is_ready);
+    }
+    jpp_array_release(losses[i]);
+  }
+  ASSERT_OK(jpp_runtime_await_steps(runtime, 1000, NULL));  // there are no more
+  end_stepper(&stepper);
+  free(text);
+}
+
 static bool always(void* user) {
   ++*(int*)user;
   return true;
@@ -625,6 +658,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_steps_in_flight_train_alike),
       cmocka_unit_test(test_a_call_does_not_wait),
+      cmocka_unit_test(test_the_first_steps_are_awaited_while_others_go_on),
       cmocka_unit_test(test_waits_are_interrupted_and_steps_go_on),
       cmocka_unit_test(test_donated_arguments_are_claimed),
       cmocka_unit_test(test_promises_may_be_dropped),
