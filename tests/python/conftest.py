@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 import pytest  # noqa: E402
 
+from command import jaxpp_command  # noqa: E402
 from equality import make_mesh  # noqa: E402
 
 
@@ -112,11 +112,7 @@ def mesh222():
 
 @pytest.fixture(scope="session")
 def command() -> str:
-    """The `jaxpp` command that was installed with the package under test."""
-    beside = pathlib.Path(sys.executable).parent
-    found = shutil.which("jaxpp", path=f"{beside}:{os.environ['PATH']}")
-    assert found, "no jaxpp command beside the interpreter or on PATH"
-    return found
+    return jaxpp_command()
 
 
 @pytest.fixture(scope="session")

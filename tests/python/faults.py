@@ -11,16 +11,19 @@ process and no segment of shared memory may be left.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+
+from command import jaxpp_command
 
 JOBS = pathlib.Path(__file__).parent / "jobs.py"
 LIMIT = 120
@@ -137,22 +140,23 @@ def run(command: str, rng: random.Random) -> tuple[str, list[str]]:
     return what, found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
+Run = Callable[[random.Random], tuple[str, list[str]]]  # what was done, and what is wrong
+
+
+def main(description: str, run: Run, runs: int) -> int:
+    """Runs as often as the command line says, or `runs` times."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    beside = pathlib.Path(sys.executable).parent
-    command = shutil.which("jaxpp", path=f"{beside}:{os.environ['PATH']}")
-    assert command, "no jaxpp command beside the interpreter or on PATH"
     failed = 0
     for i in range(flags.runs):
-        what, found = run(command, random.Random(flags.seed + i))
+        what, found = run(random.Random(flags.seed + i))
         print(f"seed {flags.seed + i}: {what}: {'; '.join(found) or 'fine'}", flush=True)
         failed += bool(found)
-    print(f"{flags.runs - failed} of {flags.runs} jobs ended as they should")
+    print(f"{flags.runs - failed} of {flags.runs} ended as they should")
     return int(failed > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, functools.partial(run, jaxpp_command()), 200))

@@ -26,6 +26,7 @@ import jax
 
 import jaxpp.api as jaxpp
 import jobs
+from command import jaxpp_command
 from equality import mesh_of
 from random_models import Case, make_case, train
 
@@ -71,7 +72,7 @@ def _job(processes: int, devices: int, seeds: Sequence[int]) -> tuple[set[str], 
     """The lines of all processes, and what they say of errors."""
     child = [sys.executable, "-W", "ignore", __file__, "--process", *map(str, seeds)]
     job = subprocess.run(
-        ["jaxpp", "launch", "-n", str(processes), "--", *child],
+        [jaxpp_command(), "launch", "-n", str(processes), "--", *child],
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -9,7 +9,6 @@ script for every mesh, and no worker may be left.
 
 from __future__ import annotations
 
-import argparse
 import os
 import pathlib
 import random
@@ -26,10 +25,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 
+import faults
 import jaxpp.api as jaxpp
 import jobs
 
-FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 LIMIT = 30
 
 
@@ -52,13 +51,13 @@ def train_until_failure(mesh: Any) -> str:
 
 
 def run(rng: random.Random) -> tuple[str, list[str]]:
-    ranks, fault = rng.choice([2, 3, 4]), rng.choice([*FAULTS])
+    ranks, fault = rng.choice([2, 3, 4]), rng.choice([*faults.ON_PROCESS])
     victim = rng.randrange(ranks)
     delay = rng.uniform(0, rng.choice([0.3, 5]))
     what = f"{ranks} workers, {fault}, rank {victim}, after {delay:.3f} s"
     mesh = jaxpp.RemoteMpmdMesh(ranks, (1,), ("data",), _env={"JPP_ADDRESS": "127.0.0.1"})
     processes = [process for _, process in mesh.processes]
-    hit = threading.Timer(delay, os.kill, (processes[victim], FAULTS[fault]))
+    hit = threading.Timer(delay, os.kill, (processes[victim], faults.ON_PROCESS[fault]))
     start = time.monotonic()
     hit.start()
     told = train_until_failure(mesh)
@@ -79,20 +78,6 @@ def run(rng: random.Random) -> tuple[str, list[str]]:
     return what, found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    failed = 0
-    for i in range(flags.runs):
-        what, found = run(random.Random(flags.seed + i))
-        print(f"seed {flags.seed + i}: {what}: {'; '.join(found) or 'fine'}", flush=True)
-        failed += bool(found)
-    print(f"{flags.runs - failed} of {flags.runs} meshes ended as they should")
-    return int(failed > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    sys.exit(faults.main(__doc__, run, 50))
