@@ -258,7 +258,7 @@ def test_arrays_without_a_holder_are_freed_with_the_next_message(
     del array
     float(two_stages(mesh2)(weights(), batch())[1])
     lines = workers._cluster.lines
-    asked = lines.send({0: (("read", 0, number, 0, 24), [])})
+    asked = lines.send({0: (("read", number, 0, 24), [])})
     assert lines.wait(asked, LIMIT)
     assert asked.found[0][0] == {"raised": f"KeyError: {number}"}
 

@@ -135,8 +135,8 @@ class Cluster:
         if "scheduling_strategy" not in options:
             group = _place(ray, ranks, _needs(options))
         self._actors: list[Any] = []
-        self._opened: list[Lines] = []
-        self._end = weakref.finalize(self, _end_all, ray, self._actors, group, self._opened)
+        opened: list[Lines] = []
+        self._end = weakref.finalize(self, _end_all, ray, self._actors, group, opened)
         strategies = ray.util.scheduling_strategies
         actor = ray.remote(concurrency_groups=_GROUPS)(Worker)
         for rank in range(ranks):
@@ -149,7 +149,7 @@ class Cluster:
         try:
             self.identities = self._begin(import_modules, token)
             self.lines = Lines([self._connect(rank, token) for rank in range(ranks)])
-            self._opened.append(self.lines)
+            opened.append(self.lines)
         except BaseException:
             self.end()
             raise

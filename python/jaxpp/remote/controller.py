@@ -45,8 +45,8 @@ _GRACE = 2  # seconds for the others to tell what they saw, when one has died
 class Message:
     """What all workers were told at once, until they have done it."""
 
-    def __init__(self, workers: Workers, number: int, asked: Answers, what: str) -> None:
-        self._workers, self.number, self.what = workers, number, what
+    def __init__(self, workers: Workers, asked: Answers, what: str) -> None:
+        self._workers, self.what = workers, what
         self._asked: Answers | None = asked  # None: all have come
         self._failure: Failure | None = None
         self.answers: list[Any] = []  # when all have come
@@ -94,7 +94,6 @@ class Workers:
         self._lock = threading.RLock()  # of all that follows
         self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
         self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]
-        self._sent = 0  # messages
         self._uploaded: list[weakref.ref[RemoteValue]] = []  # which go with the next message
         self._numbers = 0  # that arrays and plans have
         self._under_way: collections.deque[Message] = collections.deque()
@@ -148,12 +147,11 @@ class Workers:
             actions = [*first, *self._gathered, *([action] if action else [])]
             packed = [pack(uploads) for uploads in self._uploads]
             self._gathered, self._uploads = [], [[] for _ in range(self.ranks)]
-            self._sent += 1
             requests = {
                 rank: (("act", actions, table), shards)
                 for rank, (table, shards) in enumerate(packed)
             }
-            message = Message(self, self._sent, self._cluster.lines.send(requests), what)
+            message = Message(self, self._cluster.lines.send(requests), what)
             for reference in self._uploaded:
                 value = reference()
                 if value is not None:
@@ -185,9 +183,9 @@ class Workers:
 
     def read(self, value: RemoteValue, rank: int, device: int, size: int) -> Any:
         """The bytes of a shard."""
-        message = self.message_of(value)
+        message = self.message_of(value)  # sent before, so that the worker has the array
         self.raise_if_broken()
-        request = ("read", message.number, value.number, device, size)
+        request = ("read", value.number, device, size)
         asked = self._cluster.lines.send({rank: (request, [])})
         (found,) = self.await_answers(asked, message.what)
         if isinstance(found, Failure):

@@ -195,13 +195,11 @@ class Worker:
         self._programs: dict[int, _Program] = {}
         # By number: the array, or why there is none.
         self._values: dict[int, _core.Value | Failure] = {}
-        self._turn = threading.Condition()
-        self._done = 0  # messages
 
     # --- Before the first step ---
 
     def begin(self, import_modules: Sequence[str], token: bytes) -> Identity | Failure:
-        """Imports what the user's tasks need, and waits for the controller's line."""
+        """Imports what the user's tasks need, and listens for the controller."""
         for name in import_modules:
             try:
                 importlib.import_module(name)
@@ -317,10 +315,6 @@ class Worker:
             return (began[-1] if began else None) or _nothing
         except Exception as error:  # a mistake of ours, which is to be seen
             return functools.partial(_raise, error)
-        finally:
-            with self._turn:
-                self._done += 1
-                self._turn.notify_all()
 
     def _put(self, upload: Upload) -> None:
         devices = self._devices[upload.plugin]
@@ -392,10 +386,8 @@ class Worker:
 
     # --- Questions ---
 
-    def _read(self, after: int, number: int, device: int, size: int) -> np.ndarray | Failure:
-        """The bytes of a shard, once the messages up to `after` are done."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._done >= after)
+    def _read(self, number: int, device: int, size: int) -> np.ndarray | Failure:
+        """The bytes of a shard."""
         value = self._values[number]
         if isinstance(value, Failure):
             return value
