@@ -1,7 +1,8 @@
 """Step times of two models: the pipeline, a bare C loop that makes the same PJRT calls, and
 plain `jax.jit` of the same step. The three take turns, so that a machine whose speed drifts
 slows them alike; times are medians, ratios are medians of ratios within a turn. Then the
-time of a loop that prepares batches meanwhile, and of a call whose step has nothing to run.
+time of a loop that prepares batches meanwhile, with all cores in the step's reach and, in a
+process of its own, with one; and of a call whose step has nothing to run.
 
     python benchmarks/steps.py [--turns N]
 """
@@ -9,7 +10,10 @@ time of a loop that prepares batches meanwhile, and of a call whose step has not
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,10 +104,17 @@ def measure_overlap(model: Model, turns: int) -> None:
         state.params, loss = state.step(state.params, *batch)
     jax.block_until_ready((state.params, loss))
     together = (time.perf_counter() - start) / turns
-    print(f"\n{model.name}: preparing a batch for as long as a step takes")
+    pool = "" if "NPROC" not in os.environ else f", {os.environ['NPROC']} thread a pool"
+    print(f"\n{model.name}{pool}: preparing a batch for as long as a step takes", flush=True)
     step_ms, work_ms, both_ms = step * 1e3, work * 1e3, together * 1e3
     print(f"  step {step_ms:.3f} ms, batch {work_ms:.3f} ms, both {both_ms:.3f} ms")
     print(f"  both / the longer one     {together / max(step, work):6.2f}", flush=True)
+
+
+def measure_overlap_on_one_core(turns: int) -> None:
+    """The same of a step that computes in one thread: on one device, in a pool of one."""
+    command = [sys.executable, __file__, f"--turns={turns}", "--one-core"]
+    subprocess.run(command, check=True, env=os.environ | {"NPROC": "1"})
 
 
 def measure_idle(turns: int) -> None:
@@ -123,12 +134,18 @@ def measure_idle(turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=40)
-    turns = parser.parse_args().turns
+    parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)  # a child
+    options = parser.parse_args()
+    turns = options.turns
+    if options.one_core:
+        measure_overlap(dataclasses.replace(MODELS[1], stages=1), turns)
+        return
     jax.config.update("jax_num_cpu_devices", 4)
     print(f"jax {jax.__version__}, {os.cpu_count()} cores, medians of {turns} turns")
     for model in MODELS:
         measure(model, turns)
         measure_overlap(model, turns)
+    measure_overlap_on_one_core(turns)
     measure_idle(turns)
 
 
