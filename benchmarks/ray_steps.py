@@ -11,6 +11,7 @@ its return, when it need not wait for an earlier one: the median of 20.
 from __future__ import annotations
 
 import argparse
+import os
 from functools import partial
 from typing import Any
 
@@ -57,7 +58,12 @@ def main() -> None:
         return
     import ray
 
-    ray.init(num_cpus=max(options.ranks), include_dashboard=False, log_to_driver=False)
+    ray.init(
+        num_cpus=max(options.ranks),
+        include_dashboard=False,
+        log_to_driver=False,
+        _system_config={"worker_niceness": os.nice(0)},  # as the launched ones
+    )
     print("| step | on Ray | launched | more | a call |\n|---|---|---|---|---|")
     for ranks in options.ranks:
         compare(ranks, options.rounds)
