@@ -21,7 +21,8 @@
 //     of its operands. If no rank has them all, a small op runs on each rank that needs
 //     its result, a large sum on all ranks that have a term, and any other large op on
 //     the ranks that have its largest operand.
-//  5. A result that the next step gets as an argument is left on all ranks that need it.
+//  5. A result that the next step gets as an argument is left on all ranks that need it,
+//     and an op that depends on no loop makes it there.
 //
 // Threads: any thread, several at once, also on the same graph, which is only read. A
 // staged graph that is made may be read by any number of threads; destroy it when none

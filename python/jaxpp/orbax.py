@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
+from jaxpp.jax_internals import key_implementation
 from jaxpp.mesh import MpmdSharding
-from jaxpp.placements import PartedPlacement
+from jaxpp.placements import PartedPlacement, bounds_of, physical_type, stored
 
 __all__ = ["MpmdArrayHandler", "register"]
 
@@ -36,15 +38,19 @@ class _Pieces:
     """What orbax asks of an array that it saves.
 
     All processes must cut it the same: pieces have one shape, which is that of the chunks in
-    the checkpoint, so that no two processes write into one chunk.
+    the checkpoint, so that no two processes write into one chunk. Of PRNG keys these are the
+    numbers that they are stored as, which have axes of their own behind the array's.
     """
 
     def __init__(self, array: jax.Array) -> None:
-        self.shape, self.dtype, self.sharding = array.shape, array.dtype, array.sharding
-        self.ndim, self.size, self.nbytes = array.ndim, array.size, array.nbytes
-        self.itemsize = array.itemsize
+        dtype, self.shape = physical_type(array)
+        self.dtype, self.sharding = jnp.dtype(dtype), array.sharding
+        self.ndim, self.size = len(self.shape), math.prod(self.shape)
+        self.itemsize = self.dtype.itemsize
+        self.nbytes = self.size * self.itemsize
+        of_one = self.shape[array.ndim :]
         parts = list(_parts_of(array))
-        shard = parts[0][1].sharding.shard_shape(parts[0][1].shape)
+        shard = parts[0][1].sharding.shard_shape(parts[0][1].shape) + of_one
         if len(parts) > 1:
             bounds = [start for start, _ in parts]
             rows = [part.sharding.shard_shape(part.shape)[0] for _, part in parts]
@@ -54,7 +60,7 @@ class _Pieces:
             for start, part in parts
             for one in part.addressable_shards
             if one.replica_id == 0
-            for piece in _cut(one, start, shard, part.shape)
+            for piece in _cut(one, start, shard, part.shape + of_one)
         ] or [_Piece((slice(None),) * self.ndim, 1, jax.ShapeDtypeStruct(shard, self.dtype))]
 
 
@@ -72,14 +78,14 @@ def _cut(
     shard: Any, start: int, shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> Iterator[_Piece]:
     """A shard of a part that begins at row `start`, in pieces of a shape."""
-    data = shard.data
+    data = stored(shard.data)
     if not shape:
         yield _Piece((), 0, data)
         return
-    first, *others = (slice(*i.indices(n)[:2]) for i, n in zip(shard.index, whole, strict=True))
-    for row in range(0, first.stop - first.start, shape[0]):
-        at = start + first.start + row
-        index = (slice(at, at + shape[0]), *others)
+    first, *others = bounds_of(shard.index, whole)
+    for row in range(0, first[1] - first[0], shape[0]):
+        at = start + first[0] + row
+        index = (slice(at, at + shape[0]), *(slice(*bounds) for bounds in others))
         yield _Piece(index, 0, data if len(data) == shape[0] else data[row : row + shape[0]])
 
 
@@ -90,52 +96,73 @@ class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
     """
 
     def __init__(self, **options: Any) -> None:
+        self._key_types: dict[str, Any] = {}
         super().__init__(**{"use_replica_parallel": False, **options})
 
     async def serialize(self, values: Sequence[Any], infos: Any, args: Any = None) -> Any:
-        return await super().serialize([_to_save(value) for value in values], infos, args)
+        pieces = [_to_save(value) for value in values]
+        self._key_types = {
+            info.name: {"random_key_impl": key_implementation(value.dtype)}
+            for value, piece, info in zip(values, pieces, infos, strict=True)
+            if piece is not value and key_implementation(value.dtype)
+        }
+        return await super().serialize(pieces, infos, args)
+
+    # What orbax writes beside arrays, by name: a save begins it with an empty dict, to which
+    # it adds the types of keys that it finds. Those in pieces are numbers to it.
+
+    @property
+    def _ext_metadata(self) -> dict[str, Any]:
+        return self._written_beside
+
+    @_ext_metadata.setter
+    def _ext_metadata(self, found: dict[str, Any]) -> None:
+        self._written_beside = {**self._key_types, **found}
 
     async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Any:
         if args is None:
             return await super().deserialize(infos, args)
-        elsewhere = [_is_elsewhere(getattr(arg, "sharding", None)) for arg in args]
-        pairs = list(zip(infos, args, elsewhere, strict=True))
-        here = [(info, arg) for info, arg, away in pairs if not away]
-        read = iter(await super().deserialize(*zip(*here, strict=True)) if here else ())
-        return [_without_shards(arg) if away else next(read) for _, arg, away in pairs]
+        reads = [_to_read(arg) for arg in args]
+        wanted = [(info, read) for info, read in zip(infos, reads, strict=True) if read]
+        found = iter(await super().deserialize(*zip(*wanted, strict=True)) if wanted else ())
+        arrays = [next(found) if read else None for read in reads]
+        return [
+            array if read is arg else _without_shards(arg, array)
+            for arg, read, array in zip(args, reads, arrays, strict=True)
+        ]
 
 
 def _to_save(array: Any) -> Any:
     sharding = getattr(array, "sharding", None)
     if not isinstance(sharding, MpmdSharding) or jax.process_count() == 1:
         return array
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        raise make_error(
-            "unsupported",
-            f"orbax: expected numbers in a job of several processes, found {array.dtype} on "
-            f"the ranks {list(sharding.mesh_ids)}; have the step return "
-            "jax.random.key_data(key), and save that",
-        )
     return _Pieces(array)
 
 
-def _is_elsewhere(sharding: Any) -> bool:
-    """Whether this process has no device of it."""
-    return isinstance(sharding, jax.sharding.Sharding) and not sharding.addressable_devices
+def _to_read(arg: Any) -> Any:
+    """What this process reads for an argument; None where only others have devices of it."""
+    sharding = getattr(arg, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding) or sharding.addressable_devices:
+        return arg
+    if arg.dtype is not None and key_implementation(arg.dtype):
+        # Orbax gives PRNG keys no shape. They are small enough to be read for that.
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return dataclasses.replace(arg, sharding=here)
+    return None
 
 
-def _without_shards(arg: Any) -> jax.Array:
-    """What this process has of an array that other processes restore."""
-    if arg.global_shape is None or arg.dtype is None:
+def _without_shards(arg: Any, array: Any) -> jax.Array:
+    """What this process has of an array that others restore; it may have read its type."""
+    shape = arg.global_shape if array is None else array.shape
+    dtype = arg.dtype if array is None else array.dtype
+    if shape is None or dtype is None:
         raise make_error(
             "invalid-argument",
             f"orbax: expected the shape and dtype of an array that other processes restore "
-            f"({arg.sharding}), found shape {arg.global_shape} and dtype {arg.dtype}; restore "
-            "to a tree of jax.ShapeDtypeStruct",
+            f"({arg.sharding}), found shape {shape} and dtype {dtype}; restore to a tree of "
+            "jax.ShapeDtypeStruct",
         )
-    return jax.make_array_from_single_device_arrays(
-        arg.global_shape, arg.sharding, [], dtype=arg.dtype
-    )
+    return jax.make_array_from_single_device_arrays(shape, arg.sharding, [], dtype=dtype)
 
 
 def register() -> None:

@@ -27,9 +27,11 @@ __all__ = [
     "PartedPlacement",
     "PartedValue",
     "Placement",
+    "bounds_of",
     "carrier_of",
     "is_of_runtime",
     "physical_type",
+    "stored",
     "to_host",
 ]
 
@@ -59,13 +61,13 @@ def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _bounds(index: Sequence[slice], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+def bounds_of(index: Sequence[slice], shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """Where a part of an array begins and ends; an index that is short takes the rest."""
     whole = [*index, *[slice(None)] * (len(shape) - len(index))]
     return [one.indices(n)[:2] for one, n in zip(whole, shape, strict=True)]
 
 
-def _stored(array: jax.Array) -> jax.Array:
+def stored(array: jax.Array) -> jax.Array:
     """The elements of an array as they are stored."""
     return jax.random.key_data(array) if key_implementation(array.dtype) else array
 
@@ -77,9 +79,9 @@ def _parts(array: jax.Array) -> list[_Part]:
     """What each device of this process holds of an array of JAX's, and which part that is."""
     devices = array.devices()
     if len(devices) == 1 and array.is_fully_addressable:
-        return [(next(iter(devices)), _bounds((), array.shape), array)]
+        return [(next(iter(devices)), bounds_of((), array.shape), array)]
     return [
-        (shard.device, _bounds(shard.index, array.shape), shard.data)
+        (shard.device, bounds_of(shard.index, array.shape), shard.data)
         for shard in array.addressable_shards
     ]
 
@@ -105,7 +107,7 @@ class Placement:
         self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
         self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
         self.slices = self._shard_slices()
-        bounds = _bounds(self.slices[0], self.physical_shape)
+        bounds = bounds_of(self.slices[0], self.physical_shape)
         self.shard_shape = tuple(stop - start for start, stop in bounds)
 
     @functools.cached_property
@@ -142,8 +144,8 @@ class Placement:
     def shards_of(self, array: jax.Array) -> list[jax.Array]:
         """What each device of a rank here is to have of an array of JAX's, if this process has
         these very shards; else []."""
-        parts = {tuple(bounds): part for _, bounds, part in _parts(_stored(array))}
-        boxes = [tuple(_bounds(index, self.physical_shape)) for index in self.slices]
+        parts = {tuple(bounds): part for _, bounds, part in _parts(stored(array))}
+        boxes = [tuple(bounds_of(index, self.physical_shape)) for index in self.slices]
         return [parts[box] for box in boxes] if all(box in parts for box in boxes) else []
 
     def put_shards(self, shards: list[jax.Array]) -> Any:
@@ -157,7 +159,7 @@ class Placement:
     def borrow(self, array: jax.Array, anywhere: bool) -> Any:
         """An array of JAX's where it is, or None if it can not be used there: on the ranks
         that need it, or with `anywhere` also on others from which a step brings it to them."""
-        array = _stored(array)
+        array = stored(array)
         if str(array.dtype) != self.dtype_name or array.nbytes < self.devices.least_borrowed:
             return None
         anywhere = anywhere and self.devices.can_move
@@ -173,7 +175,7 @@ class Placement:
 
     def borrow_made(self, value: HandMadeValue) -> Any:
         """The same for arrays of JAX's own that lie so already."""
-        arrays = {rank: _stored(value.of_rank(rank)) for rank in self.local_ranks}
+        arrays = {rank: stored(value.of_rank(rank)) for rank in self.local_ranks}
         found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
         return self._borrow_on(found) if all(found.values()) else None
 
@@ -187,7 +189,7 @@ class Placement:
         found = []
         devices = self.devices.of_rank(self.mesh, rank)
         for device, index in zip(devices, self.slices, strict=True):
-            bounds = _bounds(index, self.physical_shape)
+            bounds = bounds_of(index, self.physical_shape)
             fitting = (
                 part
                 for where, bounds_there, part in parts
@@ -218,7 +220,7 @@ class Placement:
 
     def _check_whole(self, rank: int) -> None:
         """That the shards of a rank in this process are all of the array."""
-        boxes = {tuple(_bounds(index, self.physical_shape)) for index in self.slices}
+        boxes = {tuple(bounds_of(index, self.physical_shape)) for index in self.slices}
         found = sum(math.prod(stop - start for start, stop in box) for box in boxes)
         if found < math.prod(self.physical_shape):
             raise make_error(
@@ -411,9 +413,7 @@ class HandMadePlacement:
 
     def read(self, value: HandMadeValue, rank: int) -> np.ndarray:
         """The whole array, from one rank's."""
-        array = value.of_rank(rank)
-        is_keys = key_implementation(array.dtype) is not None
-        return np.asarray(jax.random.key_data(array) if is_keys else array)
+        return np.asarray(stored(value.of_rank(rank)))
 
     read_rank = read
 
@@ -434,6 +434,6 @@ def carrier_of(dtype: Any) -> Any:
 def to_host(array: Any, dtype_name: str) -> np.ndarray:
     """The elements of an array as they are stored, in a dtype of numpy's own."""
     if isinstance(array, jax.Array):
-        array = _stored(array)
+        array = stored(array)
     host = np.asarray(array, jnp.dtype(dtype_name))
     return host.view(carrier_of(host.dtype))

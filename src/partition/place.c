@@ -275,6 +275,23 @@ static void need_by_stage_tasks(placer_t* c) {
   }
 }
 
+// What ops that depend on no loop need themselves, for what the loops need of them.
+static void need_for_loops(const placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  for (size_t i = c->order.count; i-- > 0;) {
+    const jpp_op_t* op = &p->ops.data[c->order.data[i]];
+    if (!op->num_outputs || c->anchored[op->first_output]) continue;
+    if (op->flags & JPP_OP_EFFECT) continue;  // runs once
+    memset(c->scratch, 0, p->words * sizeof(*c->scratch));
+    for (uint32_t k = 0; k < op->num_outputs; ++k) {
+      jpp_ranks_unite(c->scratch, jpp_need_at(p, op->first_output + k), p->words);
+    }
+    for (uint32_t k = 0; k < op->num_inputs; ++k) {
+      jpp_ranks_unite(jpp_need_at(p, op->inputs[k]), c->scratch, p->words);
+    }
+  }
+}
+
 // An output of the step is left where its users are; one without users of its own where
 // it is at home, on all ranks if it is small and depends on no loop, on one otherwise.
 static void need_as_output(placer_t* c, uint32_t value) {
@@ -423,6 +440,9 @@ static jpp_status_t* place_all(placer_t* c) {
   anchor_accumulators(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));
+  // Ops run where the next step's loops need what they make.
+  need_for_loops(c);
+  need_as_next_args(c);
   JPP_RETURN_IF_ERROR(place_backward(c));
   need_of_plain_outputs(c);
   need_as_next_args(c);

@@ -14,9 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import PartitionSpec as P
@@ -76,6 +78,45 @@ def step_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any], An
     return call, state, shardings[:2]
 
 
+def dropout_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any], Any, Any]:
+    """The same of a step with dropout, whose state has a key that all stages use, and many of
+    each layer, which its rank alone has."""
+    stages = mesh.mpmd_dim * stages_per_rank
+    batch = models.batch(MICROBATCHES)
+
+    def loss(params: Any, keys: Any, mb: Any) -> Any:
+        x = mb["x"] * jax.random.bernoulli(keys["all"], shape=mb["x"].shape)
+        for row, of_layer in enumerate(params):
+            first, second = keys["layers"][row][:2]
+            x = models.layer(of_layer, x * jax.random.bernoulli(first, shape=x.shape))
+            x += jax.random.normal(second, x.shape) + jax.random.normal(keys["all"])
+            if (row + 1) % (LAYERS // stages) == 0:
+                x = jaxpp.mark_stage_end(x)
+        return models.mse(x, mb["y"])
+
+    def train_step(params: Any, keys: Any, batch: Any) -> Any:
+        def one(mb: Any) -> Any:
+            return jax.value_and_grad(loss)(params, keys, mb)
+
+        schedule = jaxpp.Std1F1B(stages)
+        total, grads = jaxpp.treduce(one, batch, schedule=schedule, operation=jaxpp.Add)
+        params = jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+        next_key = jnp.vectorize(partial(jax.random.fold_in, data=1))
+        return params, jax.tree.map(next_key, keys), total
+
+    step = jaxpp.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh, donate_argnums=(0, 1))
+    params = jax.tree.map(np.asarray, models.weights(LAYERS))
+    layers = [jax.random.split(jax.random.key(row), 600) for row in range(LAYERS)]
+    keys = {"all": jax.random.key(7, impl="rbg"), "layers": layers}
+    shardings, _ = step.compile(params, keys, batch).in_shardings
+
+    def call(state: Any) -> tuple[Any, Any]:
+        *state, total = step(*state, batch)
+        return tuple(state), total
+
+    return call, (params, keys), shardings[:2]
+
+
 def train(step: Any, state: Any, numbers: range) -> Iterator[tuple[int, Any, list[str]]]:
     """The number of each step, the state after it, and the line that tells its loss."""
     for number in numbers:
@@ -103,9 +144,11 @@ def copies_on_all_ranks(shardings: Any) -> Any:
     return jax.tree.map(of_leaf, shardings)
 
 
-def run(ranks: int, folder: str, last: int, stages_per_rank: int = 1) -> None:
+def run(
+    ranks: int, folder: str, last: int, stages_per_rank: int = 1, make: Any = step_on
+) -> None:
     """Trains until the step `last`, from the last checkpoint if there is one."""
-    step, state, shardings = step_on(mesh_of_all(ranks), stages_per_rank)
+    step, state, shardings = make(mesh_of_all(ranks), stages_per_rank)
     if stages_per_rank > 1:
         shardings = copies_on_all_ranks(shardings)
     with ocp.CheckpointManager(folder) as manager:
@@ -200,6 +243,8 @@ def ways(ranks: int, folder: str) -> None:
 JOBS: dict[str, Callable[[int, str], None]] = {
     "save": lambda ranks, folder: run(ranks, folder, SAVED),
     "resume": lambda ranks, folder: run(ranks, folder, STEPS),
+    "save_keys": lambda ranks, folder: run(ranks, folder, SAVED, 1, dropout_on),
+    "resume_keys": lambda ranks, folder: run(ranks, folder, STEPS, 1, dropout_on),
     "save_interleaved": lambda ranks, folder: run(ranks, folder, SAVED, 2),
     "resume_interleaved": lambda ranks, folder: run(ranks, folder, STEPS, 2),
     "killed": killed,

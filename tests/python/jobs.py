@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxpp.api as jaxpp
 import models
 from equality import mesh_of, pipelined_step, usual_specs
-from jaxpp.placements import Placement
+from jaxpp.placements import Placement, stored
 from jaxpp.run import devices, nodes, processes
 
 STEPS = 3
@@ -57,7 +57,7 @@ def described(name: str, tree: Any) -> Iterator[str]:
             continue
         copies = array.to_mpmd_local_array
         for rank, copy in zip(ranks, copies if len(ranks) > 1 else [copies], strict=True):
-            digest = hashlib.sha256(np.asarray(copy).tobytes()).hexdigest()[:16]
+            digest = hashlib.sha256(np.asarray(stored(copy)).tobytes()).hexdigest()[:16]
             yield f"{name}{jax.tree_util.keystr(path)} rank {rank} {digest}"
 
 

@@ -148,10 +148,15 @@ class Case:
     transform: Any = dataclasses.field(repr=False, default=None)
     batch: Any = dataclasses.field(repr=False, default=None)
     extra: Any = dataclasses.field(repr=False, default=None)
+    memory: Any = dataclasses.field(repr=False, default=None)
 
     @property
     def devices(self) -> int:
         return self.ranks * int(np.prod([*self.axes.values()]))
+
+    def state(self) -> Any:
+        """What goes through the steps beside the weights."""
+        return self.transform.init(self.params), self.memory
 
 
 _OPTIONS = (
@@ -167,6 +172,8 @@ _OPTIONS = (
     "aux",  # results of several kinds, one of them dropped
     "norm",  # the gradients' norm is returned
     "frozen",  # weights without gradients
+    "memory",  # what stages use and every step changes, the loop or not
+    "memory by stages",  # a leaf of that for each stage
     "unused",  # an argument that nothing uses
     "donated",
     "constraints",
@@ -208,6 +215,31 @@ def _make_params(rng: random.Random, case: Case) -> Any:
     return {"layers": [[layer() for _ in range(n)] for n in case.layers]}
 
 
+def _make_memory(rng: random.Random, case: Case) -> Any:
+    if "memory" not in case.options:
+        return {}
+    keys, rows = (jax.random.key(case.seed + n) for n in (2, 3))
+    of_stages = {
+        "keys": jax.random.split(keys, (case.stages, rng.choice([1, 300]))),
+        "rows": jax.random.normal(rows, (case.stages, rng.choice([1, 80]), _WIDTH)),
+    }
+    if "memory by stages" in case.options:
+        of_stages = {name: list(leaf) for name, leaf in of_stages.items()}
+    return {**of_stages, "count": np.int32(0), "mean": np.float32(0)}
+
+
+def _next_memory(memory: Any, value: Any) -> Any:
+    if not memory:
+        return {}
+    fold = jnp.vectorize(jax.random.fold_in)
+    return {
+        "keys": jax.tree.map(lambda keys: fold(keys, memory["count"]), memory["keys"]),
+        "rows": jax.tree.map(lambda rows: jnp.roll(rows, 1, -1) * 0.9, memory["rows"]),
+        "count": memory["count"] + 1,
+        "mean": 0.9 * memory["mean"] + 0.1 * value,
+    }
+
+
 def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
     options = case.options
     kinds = [[rng.choice(_LAYERS) for _ in range(n)] for n in case.layers]
@@ -238,7 +270,14 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
             x = run_layer(kind, p, x)
         return x
 
-    def loss(params: Any, mb: Any, i: Any, extra: Any, mark: Any, constrain: Any) -> Any:
+    def recall(memory: Any, s: int, i: Any, x: Any) -> Any:
+        key = jax.random.fold_in(memory["keys"][s][-1], i)
+        noise = 0.1 * jax.random.normal(key, x.shape)
+        return x + (noise + memory["rows"][s].mean(0)).astype(x.dtype)
+
+    def loss(
+        params: Any, mb: Any, i: Any, extra: Any, memory: Any, mark: Any, constrain: Any
+    ) -> Any:
         compute = jnp.dtype(case.dtype)
         params = jax.tree.map(lambda p: p.astype(compute), params)
         if "frozen" in options:
@@ -254,6 +293,8 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
             if "dropout" in options:
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), i), s)
                 x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+            if memory:
+                x = recall(memory, s, i, x)
             if "skip" in options and s == skip[1] and kept is not None:
                 x = x + kept
             if "skip" in options and s == skip[0]:
@@ -282,18 +323,20 @@ def _make_step(case: Case, loss: Callable[..., Any]) -> Callable[..., Any]:
 
     def step(reduce: Any, mark: Any, constrain: Any) -> Callable[..., Any]:
         def train(params: Any, state: Any, batch: Any, extra: Any) -> Any:
+            state, memory = state
+
             def one(i: Any) -> Any:
                 mb = jax.tree.map(
                     lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), batch
                 )
                 fun = jax.value_and_grad(loss, has_aux=True)
-                (value, aux), grads = fun(params, mb, i, extra, mark, constrain)
+                (value, aux), grads = fun(params, mb, i, extra, memory, mark, constrain)
                 return value, grads, aux
 
             value, grads, aux = reduce(one)
             updates, state = case.transform.update(grads, state, params)
             results = {"loss": value, "params": optax.apply_updates(params, updates)}
-            results["state"] = state
+            results["state"] = state, _next_memory(memory, value)
             if "aux" in options:
                 aux.pop("i")  # dropped
                 results["aux"] = aux
@@ -337,6 +380,7 @@ def make_case(seed: int) -> Case:
     case.params = _make_params(rng, case)
     case.transform = _optimizer(case.optimizer, case.dtype)
     case.step = _make_step(case, _make_loss(rng, case))
+    case.memory = _make_memory(rng, case)
     keys = jax.random.split(jax.random.key(seed + 1), 3)
     shape = (case.microbatches, _SAMPLES, _WIDTH)
     case.batch = {k: jax.random.normal(key, shape) for k, key in zip("xy", keys, strict=False)}
@@ -410,15 +454,23 @@ def _explicit(mesh: Any) -> Any:
     return jaxpp.MpmdMesh(whole, mesh.mpmd_axis_name)
 
 
+def _put(leaf: Any, sharding: Any) -> jax.Array:
+    """An array on that, from the host."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.device_put(np.asarray(leaf), sharding)
+    data = np.asarray(jax.random.key_data(leaf))
+    return jax.random.wrap_key_data(jax.device_put(data, sharding))
+
+
 def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
     """What each step of the pipeline gives."""
     if "explicit axes" in case.options:
         mesh = _explicit(mesh)
     step = _pipelined(case, mesh)
-    state = (case.params, case.transform.init(case.params))
+    state = (case.params, case.state())
     if "arrays on the mesh" in case.options:
-        state = jax.tree.map(np.asarray, state)
-        state = jax.device_put(state, NamedSharding(mesh.jax_mesh, PartitionSpec()))
+        everywhere = NamedSharding(mesh.jax_mesh, PartitionSpec())
+        state = jax.tree.map(lambda leaf: _put(leaf, everywhere), state)
     elif "donated" in case.options:
         state = jax.tree.map(jnp.copy, state)
     for _ in range(steps):
@@ -435,7 +487,7 @@ def run_case(case: Case) -> None:
     """Trains both ways. Raises AssertionError where they differ."""
     plain = _plain(case)
     tolerance = 1e-4 if case.dtype == "float32" else 6e-2
-    b = case.params, case.transform.init(case.params)
+    b = case.params, case.state()
     for n, found in enumerate(train(case, make_mesh(case.ranks, **case.axes))):
         expected = plain(*b, case.batch, case.extra)
         for name in expected:

@@ -21,6 +21,7 @@ import pytest
 
 import checkpoint_jobs as jobs
 from equality import mesh_of
+from jaxpp.placements import stored
 from jobs import described
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "processes.py"
@@ -90,6 +91,25 @@ def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Pat
     restored = restored_here(tmp_path / "checkpoints")
     assert bits(restored) == bits(saved_state())
     assert launch("resume", 4, 1, 4) == goes_on(saved_state(), 4)
+
+
+def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
+    """A key that all ranks have, and many that one has: here, and in other processes."""
+    launch("save_keys", 2, 1, 2)
+    step, state, shardings = jobs.dropout_on(mesh_for(2, 1))
+    *_, (_, trained, _) = jobs.train(step, state, range(1, jobs.SAVED + 1))
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    structs = jobs.structs_of(state, jax.tree.map(lambda _: device, shardings))
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        restored = manager.restore(jobs.SAVED, args=ocp.args.StandardRestore(structs))
+    for found, expected in zip(*map(jax.tree.leaves, (restored, trained)), strict=True):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(stored(found), stored(expected))
+    step, _, _ = jobs.dropout_on(mesh_for(4, 1))
+    steps = list(jobs.train(step, restored, range(jobs.SAVED + 1, jobs.STEPS + 1)))
+    lines = launch("resume_keys", 4, 1, 4)
+    assert {line for _, _, lines in steps for line in lines} < lines
+    assert {*described("state", steps[-1][1])} < lines
 
 
 def test_a_process_that_is_killed_while_it_saves(launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpp.api as jaxpp
 import models
 from equality import Problem, assert_trains_equal, make_mesh
+from jaxpp.placements import PartedPlacement, stored
 
 LAYERS = 8
 ADAM = optax.adamw(1e-2, eps=1e-3)
@@ -177,6 +179,45 @@ def test_donated_arrays_are_gone_and_others_stay(mesh4: Any) -> None:
     assert params["w"].is_deleted() and not again["w"].is_deleted()
     with pytest.raises(jaxpp.JaxppError, match="deleted or donated"):
         step(params, state, problem.batch)
+
+
+def noisy_step(mesh: Any) -> Any:
+    """(keys, batch) -> (keys, a sum); a stage draws from its row of `keys`."""
+    stages = mesh.mpmd_dim
+
+    def step(keys: Any, batch: Any) -> Any:
+        def one(mb: Any) -> Any:
+            x = mb["x"]
+            for s in range(stages):
+                x = jnp.tanh(x) + jax.random.normal(keys[s][0], x.shape)
+                x = jaxpp.mark_stage_end(x)
+            return x.sum()
+
+        schedule = jaxpp.Std1F1B(stages)
+        total = jaxpp.treduce(one, batch, schedule=schedule, operation=jaxpp.Add)
+        return keys, total
+
+    return jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_of_all_stages(impl: str, mesh2: Any, mesh4: Any) -> None:
+    keys = jax.random.split(jax.random.key(0, impl=impl), (4, 600))
+    step, batch = noisy_step(mesh4), models.batch(2)
+    found, total = step(keys, batch)
+
+    assert isinstance(found._placement, PartedPlacement)
+    assert found.shape == (4, 600) and found.dtype == keys.dtype
+    pickled = pickle.loads(pickle.dumps(found))
+    for copy in (found, found.first_mpmd_replica, found.copy(), pickled):
+        assert copy.dtype == keys.dtype
+        np.testing.assert_array_equal(stored(copy), stored(keys))
+    np.testing.assert_array_equal(stored(found[2]), stored(keys[2]))
+    parts = found._partially_addressable_arrays.values()
+    assert all(part.dtype == keys.dtype for part in parts)
+    assert float(step(found, batch)[1]) == float(total)
+    of_two = noisy_step(mesh2)
+    assert float(of_two(found, batch)[1]) == float(of_two(keys, batch)[1])
 
 
 # --- What stays whole -------------------------------------------------------------------

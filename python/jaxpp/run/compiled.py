@@ -21,6 +21,7 @@ from jaxpp.placements import (
     PartedValue,
     Placement,
     is_of_runtime,
+    stored,
 )
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
@@ -219,7 +220,7 @@ class CompiledStep:
             parts = zip(whole.parts, names, whole.rows(), strict=True)
             leaves = [self._host_of(leaf, *part) for part in parts]
         else:
-            host = np.asarray(leaf)
+            host = np.asarray(stored(leaf) if isinstance(leaf, jax.Array) else leaf)
             leaves = [host[rows] for rows in whole.rows()]
         return list(map(self._upload, whole.parts, leaves, names))
 
