@@ -215,13 +215,22 @@ def _make_params(rng: random.Random, case: Case) -> Any:
     return {"layers": [[layer() for _ in range(n)] for n in case.layers]}
 
 
+# What the table of a memory may be of.
+_DTYPES = (
+    *("bool", "int4", "uint4", "int8", "uint16", "int32", "float16", "bfloat16", "complex64"),
+    *("float8_e4m3fn", "float8_e5m2"),
+)
+
+
 def _make_memory(rng: random.Random, case: Case) -> Any:
     if "memory" not in case.options:
         return {}
-    keys, rows = (jax.random.key(case.seed + n) for n in (2, 3))
+    keys, rows, table = (jax.random.key(case.seed + n) for n in (2, 3, 4))
+    numbers = jax.random.randint(table, (case.stages, rng.choice([1, 300]), _WIDTH), 0, 4)
     of_stages = {
         "keys": jax.random.split(keys, (case.stages, rng.choice([1, 300]))),
         "rows": jax.random.normal(rows, (case.stages, rng.choice([1, 80]), _WIDTH)),
+        "table": numbers.astype(rng.choice(_DTYPES)),
     }
     if "memory by stages" in case.options:
         of_stages = {name: list(leaf) for name, leaf in of_stages.items()}
@@ -235,6 +244,7 @@ def _next_memory(memory: Any, value: Any) -> Any:
     return {
         "keys": jax.tree.map(lambda keys: fold(keys, memory["count"]), memory["keys"]),
         "rows": jax.tree.map(lambda rows: jnp.roll(rows, 1, -1) * 0.9, memory["rows"]),
+        "table": jax.tree.map(lambda table: jnp.roll(table, 1, -1), memory["table"]),
         "count": memory["count"] + 1,
         "mean": 0.9 * memory["mean"] + 0.1 * value,
     }
@@ -273,7 +283,8 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
     def recall(memory: Any, s: int, i: Any, x: Any) -> Any:
         key = jax.random.fold_in(memory["keys"][s][-1], i)
         noise = 0.1 * jax.random.normal(key, x.shape)
-        return x + (noise + memory["rows"][s].mean(0)).astype(x.dtype)
+        table = jnp.real(memory["table"][s].astype(jnp.complex64)).mean(0)
+        return x + (noise + memory["rows"][s].mean(0) + 0.1 * table).astype(x.dtype)
 
     def loss(
         params: Any, mb: Any, i: Any, extra: Any, memory: Any, mark: Any, constrain: Any
