@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxpp import _core
-from jaxpp.trace.stacked import Bounds
+from jaxpp.trace.stacked import Bounds, parts_of_leaves
 
 __all__ = ["carried"]
 
@@ -22,18 +20,10 @@ __all__ = ["carried"]
 _Leaves = tuple[Sequence[Any], Sequence[Bounds | None]]
 
 
-def _parts_of_leaves(avals: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[range]:
-    """For each leaf the numbers of its parts, or its own."""
-    counts = [len(cut) - 1 if cut else 1 for cut in bounds]
-    ends = np.cumsum([0, *counts]).tolist()
-    assert ends[-1] == len(avals)
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-
-
 def _subtrees(trees: Sequence[Any], leaves: _Leaves) -> list[tuple[Any, list[int]]]:
     """What trees that stand side by side are like, structure and types, and their parts."""
     avals, bounds = leaves
-    parts = _parts_of_leaves(avals, bounds)
+    parts = parts_of_leaves(bounds)
     found, first = [], 0
     for tree in trees:
         own = parts[first : first + tree.num_leaves]

@@ -31,7 +31,7 @@ from jaxpp.plan.sharding import Specs, infer_specs
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import warn_of_marks_without_loop
-from jaxpp.trace.stacked import Bounds, part_step
+from jaxpp.trace.stacked import Bounds, part_step, parts_of_leaves
 
 __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 
@@ -87,12 +87,12 @@ class Planned:
     def out_info(self) -> Any:
         """The shapes and dtypes of the results, with their shardings."""
         shardings = self._shardings(self.staged.outputs(), self.result_bounds)
-        structs, at = [], 0
-        for cut, sharding in zip(self.result_bounds, shardings, strict=True):
-            aval = self.out_avals[at]
+        parts = parts_of_leaves(self.result_bounds)
+        structs = []
+        for cut, numbers, sharding in zip(self.result_bounds, parts, shardings, strict=True):
+            aval = self.out_avals[numbers[0]]
             shape = (cut[-1], *aval.shape[1:]) if cut else aval.shape
             structs.append(jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding))
-            at += len(cut) - 1 if cut else 1
         return self.out_tree.unflatten(structs)
 
     def cost_summary(self) -> CostSummary:
@@ -103,10 +103,9 @@ class Planned:
         self, placed: Sequence[_core.PlacedValue], bounds: Sequence[Bounds | None]
     ) -> list[MpmdSharding]:
         """One a leaf; a leaf may be several values, its parts."""
-        found, at = [], 0
-        for cut in bounds:
-            parts = placed[at : at + (len(cut) - 1 if cut else 1)]
-            at += len(parts)
+        found = []
+        for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
+            parts = placed[numbers.start : numbers.stop]
             spec = self.specs.of(parts[0].value)
             if cut:
                 ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
@@ -334,8 +333,8 @@ class _Front:
 
 def _by_parts(values: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[Any]:
     """An entry a part instead of one a leaf."""
-    pairs = zip(values, bounds, strict=True)
-    return [v for v, cut in pairs for _ in range(len(cut) - 1 if cut else 1)]
+    pairs = zip(values, parts_of_leaves(bounds), strict=True)
+    return [value for value, parts in pairs for _ in parts]
 
 
 def _part_names(names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[str]:

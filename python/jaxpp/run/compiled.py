@@ -33,7 +33,7 @@ from jaxpp.run.saving import Lying, modules_of_all, save_step
 from jaxpp.run.spanning import is_spanning, read_rows
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
-from jaxpp.trace.stacked import Bounds
+from jaxpp.trace.stacked import Bounds, parts_of_leaves
 
 __all__ = ["CompiledStep"]
 
@@ -135,17 +135,14 @@ class CompiledStep:
         """For each of the step's own arguments or results the number of its first part, and
         how it lies."""
         groups: list[tuple[int, Placement | PartedPlacement]] = []
-        at = 0
-        for cut in bounds:
+        for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
+            parts = list(placements[numbers.start : numbers.stop])
             if cut is None:
-                groups.append((at, placements[at]))
-                at += 1
+                groups.append((numbers.start, parts[0]))
                 continue
-            parts = list(placements[at : at + len(cut) - 1])
             shape = (cut[-1], *parts[0].aval.shape[1:])
             aval = jax.core.ShapedArray(shape, parts[0].aval.dtype)
-            groups.append((at, PartedPlacement(parts, aval)))
-            at += len(parts)
+            groups.append((numbers.start, PartedPlacement(parts, aval)))
         return groups
 
     # --- Running ---

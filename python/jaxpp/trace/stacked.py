@@ -25,9 +25,20 @@ from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
 from jaxpp.trace.splitting import inlined_call
 
-__all__ = ["Bounds", "PartedStep", "part_step"]
+__all__ = ["Bounds", "PartedStep", "part_step", "parts_of_leaves"]
 
 Bounds = tuple[int, ...]  # 0, ..., the size of axis 0
+
+
+def parts_of_leaves(bounds: Sequence[Bounds | None]) -> list[range]:
+    """For each leaf the numbers of its parts among those of all; a whole leaf is one part."""
+    found, at = [], 0
+    for cut in bounds:
+        stop = at + (len(cut) - 1 if cut else 1)
+        found.append(range(at, stop))
+        at = stop
+    return found
+
 
 _ELEMENTWISE = {
     *("abs", "neg", "sign", "floor", "ceil", "round", "is_finite", "exp", "exp2", "log"),
