@@ -49,9 +49,6 @@ typedef struct jpp_planfile_contents {
   // The last arguments, of which the caller of the step knows nothing: dense host arrays.
   uint32_t num_constants;
   const jpp_planfile_bytes_t* constants;
-  // [num_outputs] the argument in whose place the next step takes a result; JPP_NONE:
-  // none. NULL: nobody knows.
-  const uint32_t* replaced;
   // [num_args + num_outputs], arguments first. NULL: every device has all of each.
   const jpp_planfile_layout_t* layouts;
   jpp_planfile_bytes_t front;  // for the front end, which gets it back as it is

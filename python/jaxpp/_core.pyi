@@ -477,7 +477,6 @@ class Plan:
         task_modules: Sequence[int],
         layouts: Sequence[int] | None,
         constants: Sequence[bytes],
-        replaced: Sequence[int],
         front: Buffer,
         /,
     ) -> None: ...

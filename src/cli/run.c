@@ -159,13 +159,23 @@ static jpp_status_t* replace_arg(run_t* run, uint32_t arg, uint32_t output) {
   return status;
 }
 
+// The donated argument as which the next step gets a result; JPP_NONE: it is none.
+static uint32_t replaced_by(const run_t* run, uint32_t output) {
+  uint32_t value = run->graph->outputs[output].next;
+  for (uint32_t a = 0; value != JPP_NONE && a < run->num_args; ++a) {
+    const jpp_graph_arg_t* arg = &run->graph->args[a];
+    if (arg->value == value) return arg->donated ? a : JPP_NONE;
+  }
+  return JPP_NONE;
+}
+
 // What the last step took is replaced: by its results where the plan says so, otherwise
 // by the same numbers again.
 static jpp_status_t* replace_args(run_t* run) {
-  const uint32_t* replaced = run->file->contents.replaced;
-  for (uint32_t o = 0; replaced && o < run->graph->num_outputs; ++o) {
-    if (replaced[o] == JPP_NONE || !run->results[o]) continue;
-    JPP_RETURN_IF_ERROR(replace_arg(run, replaced[o], o));
+  for (uint32_t o = 0; o < run->graph->num_outputs; ++o) {
+    if (!run->results[o]) continue;
+    uint32_t arg = replaced_by(run, o);
+    if (arg != JPP_NONE) JPP_RETURN_IF_ERROR(replace_arg(run, arg, o));
   }
   for (uint32_t a = 0; a < run->num_args; ++a) {
     if (run->args[a] && !jpp_array_is_deleted(run->args[a])) continue;

@@ -60,24 +60,6 @@ static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   return NULL;
 }
 
-static jpp_status_t* check_replaced(const jpp_planfile_contents_t* contents) {
-  const jpp_graph_t* graph = contents->planned->graph;
-  uint32_t args = graph->num_args - contents->num_constants;
-  for (uint32_t o = 0; contents->replaced && o < graph->num_outputs; ++o) {
-    uint32_t arg = contents->replaced[o];
-    if (arg == JPP_NONE) continue;
-    if (arg < args && jpp_type_equal(type_of_arg(graph, arg), type_of_output(graph, o))) {
-      continue;
-    }
-    return jpp_status_make(
-        JPP_INVALID_ARGUMENT,
-        "result %u: expected an argument of its type that it replaces, "
-        "one of %u, found number %u",
-        o, args, arg);
-  }
-  return NULL;
-}
-
 static bool is_inside(const jpp_type_t* type, const jpp_planfile_layout_t* layout,
                       uint32_t devices) {
   for (uint64_t i = 0; i < (uint64_t)devices * type->ndim; ++i) {
@@ -119,6 +101,5 @@ jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) {
   }
   JPP_RETURN_IF_ERROR(check_modules(contents));
   JPP_RETURN_IF_ERROR(check_constants(contents));
-  JPP_RETURN_IF_ERROR(check_replaced(contents));
   return check_layouts(contents);
 }

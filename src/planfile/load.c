@@ -417,17 +417,6 @@ static jpp_status_t* read_layouts(reader_t* r) {
   return NULL;
 }
 
-static jpp_status_t* read_replaced(reader_t* r) {
-  uint32_t count = 0, *ids = NULL;
-  if (!json_object_get(r->header, "replaced")) return NULL;
-  JPP_RETURN_IF_ERROR(get_ids(r, r->header, "replaced", &count, &ids));
-  if (count != r->storage->graph->num_outputs) {
-    return malformed(r, "replaced", "one for each result");
-  }
-  r->storage->file.contents.replaced = ids;
-  return NULL;
-}
-
 static jpp_status_t* read_task_modules(reader_t* r) {
   uint32_t count = 0, *ids = NULL;
   JPP_RETURN_IF_ERROR(get_ids(r, r->header, "task_modules", &count, &ids));
@@ -442,7 +431,6 @@ static jpp_status_t* read_contents(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   JPP_RETURN_IF_ERROR(read_devices(r));
   JPP_RETURN_IF_ERROR(read_plan(r));
-  JPP_RETURN_IF_ERROR(read_replaced(r));
   JPP_RETURN_IF_ERROR(read_task_modules(r));
   JPP_RETURN_IF_ERROR(read_layouts(r));
   JPP_RETURN_IF_ERROR(get_blob(r, "compile_options", &contents->compile_options));

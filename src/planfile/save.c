@@ -152,14 +152,7 @@ static json_t* header_to_json(const draft_t* draft) {
 }
 
 static jpp_status_t* make_header(draft_t* draft) {
-  const jpp_planfile_contents_t* contents = draft->contents;
-  json_t* header = header_to_json(draft);
-  if (header && contents->replaced) {
-    json_object_set_new(
-        header, "replaced",
-        ids_to_json(contents->replaced, contents->planned->graph->num_outputs));
-  }
-  jpp_json_take(header, JSON_COMPACT, &draft->header);
+  jpp_json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
   jpp_str_append(&draft->header, "\n");
   jpp_status_t* error = draft->header.error;
   draft->header.error = NULL;

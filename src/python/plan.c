@@ -454,9 +454,8 @@ static PyMethodDef kMethods[] = {
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
     {"save", jpp_py_plan_save, METH_VARARGS,
      "save($self, path, platform, devices_per_rank, device_ids, steps_in_flight, "
-     "compile_options, modules, task_modules, layouts, constants, replaced, front, "
-     "/)\n--\n\n"
-     "Writes a plan file. `task_modules` and `replaced` have NONE for none; `layouts`, "
+     "compile_options, modules, task_modules, layouts, constants, front, /)\n--\n\n"
+     "Writes a plan file. `task_modules` has NONE for a task without ops; `layouts`, "
      "None or a flat list: of each argument and result the shape of a shard and where "
      "that of each device begins."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,

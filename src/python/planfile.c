@@ -11,10 +11,10 @@
 typedef struct saving {
   PyObject* path;
   jpp_py_utf8_t platform;
-  PyObject *ids, *modules, *task_modules, *layouts, *constants, *replaced;  // borrowed
-  PyObject *module_tuple, *constant_tuple;  // that keep their bytes
+  PyObject *ids, *modules, *task_modules, *layouts, *constants;  // borrowed
+  PyObject *module_tuple, *constant_tuple;                       // that keep their bytes
   Py_buffer options, front;
-  uint32_t *id_table, *task_table, *replaced_table;
+  uint32_t *id_table, *task_table;
   uint64_t* numbers;  // of the layouts
   jpp_planfile_layout_t* layout_table;
   jpp_planfile_bytes_t *module_table, *constant_table;
@@ -84,8 +84,6 @@ static bool read_contents(saving_t* s) {
   bool ok = read_ids(s->ids, "ids of devices", devices, &s->id_table) &&
             read_ids(s->task_modules, "modules of tasks", planned->staged->num_tasks,
                      &s->task_table) &&
-            read_ids(s->replaced, "replaced arguments", planned->graph->num_outputs,
-                     &s->replaced_table) &&
             read_layouts(s);
   c->struct_size = sizeof(*c);
   c->platform = s->platform.text;
@@ -95,7 +93,6 @@ static bool read_contents(saving_t* s) {
   c->modules = s->module_table;
   c->task_modules = s->task_table;
   c->constants = s->constant_table;
-  c->replaced = s->replaced_table;
   c->front = (jpp_planfile_bytes_t){s->front.buf, (size_t)s->front.len};
   return ok;
 }
@@ -103,7 +100,6 @@ static bool read_contents(saving_t* s) {
 static void saving_deinit(saving_t* s) {
   jpp_free(s->id_table);
   jpp_free(s->task_table);
-  jpp_free(s->replaced_table);
   jpp_free(s->numbers);
   jpp_free(s->layout_table);
   jpp_free(s->module_table);
@@ -128,11 +124,11 @@ static bool save(saving_t* s) {
 
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args) {
   saving_t s = {.contents = {.planned = ((jpp_py_plan_t*)plan)->planned}};
-  bool ok = PyArg_ParseTuple(
-      args, "O&O&O&OO&y*OOOOOy*", PyUnicode_FSConverter, &s.path, jpp_py_str_converter,
-      &s.platform, jpp_py_u32_converter, &s.contents.devices_per_rank, &s.ids,
-      jpp_py_u32_converter, &s.contents.steps_in_flight, &s.options, &s.modules,
-      &s.task_modules, &s.layouts, &s.constants, &s.replaced, &s.front);
+  bool ok = PyArg_ParseTuple(args, "O&O&O&OO&y*OOOOy*", PyUnicode_FSConverter, &s.path,
+                             jpp_py_str_converter, &s.platform, jpp_py_u32_converter,
+                             &s.contents.devices_per_rank, &s.ids, jpp_py_u32_converter,
+                             &s.contents.steps_in_flight, &s.options, &s.modules,
+                             &s.task_modules, &s.layouts, &s.constants, &s.front);
   // After a failure the parser has released what its converters and buffers had.
   if (!ok) return NULL;
   ok = save(&s);

@@ -389,7 +389,6 @@ def cases(step: Step) -> list[Case]:
             ("numbers", [0 if task.ops else _core.NONE for task in step.staged.tasks()]),
             ("numbers or None", None),
             ("list of bytes", []),
-            ("numbers", [_core.NONE] * len(step.staged.outputs())),
             ("bytes", b""),
         ),
         Case("PlanFile", lambda: _core.PlanFile, ("path", step.saved)),

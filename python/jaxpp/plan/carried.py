@@ -2,8 +2,8 @@
 
 Training steps return their state as they were given it: what comes out as a tree of the same
 structure and types as an argument is taken for that argument of the next step. Such a result is
-left on all ranks that need the argument, and `jaxpp run` feeds it back. A wrong guess moves
-some bytes for nothing; no number depends on it.
+left on all ranks that need the argument; `jaxpp run` feeds it back where that was donated. A
+wrong guess moves some bytes for nothing; no number of a script depends on it.
 """
 
 from __future__ import annotations

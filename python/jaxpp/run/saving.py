@@ -18,7 +18,6 @@ from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals import key_implementation
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import Placement, to_host
-from jaxpp.plan.carried import carried
 from jaxpp.plan.planning import Planned
 from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
 
@@ -96,14 +95,6 @@ def _constants(planned: Planned, lying: Lying) -> list[bytes]:
     placements = lying.inputs[len(planned.in_avals) :]
     pairs = zip(planned.consts, placements, strict=True)
     return [to_host(const, placement.dtype_name).tobytes() for const, placement in pairs]
-
-
-def _replaced(planned: Planned) -> list[int]:
-    """For each result the donated argument whose place it takes: `jaxpp run` goes by it."""
-    arguments = (planned.in_avals, planned.argument_bounds)
-    results = (planned.out_avals, planned.result_bounds)
-    found = carried(planned.tree, planned.out_tree, arguments, results, planned.donated)
-    return [n if n != _core.NONE and planned.donated[n] else _core.NONE for n in found]
 
 
 # --- Python's part ----------------------------------------------------------------------
@@ -202,6 +193,5 @@ def save_step(
         modules.of_task,
         _layouts(lying),
         _constants(planned, lying),
-        _replaced(planned),
         _front(planned, lying, steps_in_flight),
     )

@@ -62,20 +62,6 @@ static void make_modules(made_contents_t* made) {
   }
 }
 
-// Results take the places of arguments of their type, each once.
-static void make_replaced(made_contents_t* made, uint32_t args) {
-  const jpp_graph_t* graph = made->contents.planned->graph;
-  uint32_t next = 0;
-  made->replaced = calloc(graph->num_outputs + 1, sizeof(uint32_t));
-  for (uint32_t o = 0; o < graph->num_outputs; ++o) {
-    made->replaced[o] = JPP_NONE;
-    if (next == args) continue;
-    if (jpp_type_equal(type_of(graph, next), type_of(graph, graph->num_args + o))) {
-      made->replaced[o] = next++;
-    }
-  }
-}
-
 made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_rank) {
   made_contents_t made = {.contents = {.planned = planned}};
   jpp_planfile_contents_t* contents = &made.contents;
@@ -93,7 +79,6 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
     assert_true(bytes <= 1 << 16);
     made.constants[0] = (jpp_planfile_bytes_t){made.text, bytes};
   }
-  make_replaced(&made, graph->num_args - contents->num_constants);
   if (devices_per_rank > 1) make_layouts(&made, devices_per_rank);
   contents->struct_size = sizeof(*contents);
   contents->steps_in_flight = 3;
@@ -105,7 +90,6 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   contents->modules = made.modules;
   contents->task_modules = made.task_modules;
   contents->constants = made.constants;
-  contents->replaced = made.replaced;
   contents->front = (jpp_planfile_bytes_t){"front\0end", 9};
   return made;
 }
@@ -113,7 +97,6 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
 void contents_free(made_contents_t* made) {
   free(made->device_ids);
   free(made->task_modules);
-  free(made->replaced);
   free(made->modules);
   free(made->constants);
   free(made->layouts);

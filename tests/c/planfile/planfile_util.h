@@ -9,7 +9,7 @@ typedef struct made_contents {
   jpp_planfile_contents_t contents;
   // What it points to.
   int32_t* device_ids;
-  uint32_t *task_modules, *replaced;
+  uint32_t* task_modules;
   jpp_planfile_bytes_t *modules, *constants;
   jpp_planfile_layout_t* layouts;
   int64_t* numbers;  // of the layouts
