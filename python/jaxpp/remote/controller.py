@@ -380,7 +380,6 @@ class RemoteDevices(Devices):
                 modules.of_task,
                 None,
                 [],
-                [_core.NONE] * len(plan.staged().outputs()),
                 b"",
             )
             return path.read_bytes()

@@ -27,7 +27,7 @@ import numpy as np
 
 import jaxpp
 from jaxpp import _core
-from jaxpp.errors import JaxppError, make_error, raised_text
+from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
 from jaxpp.remote.lines import Line, Listener, frame_of
 from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.callbacks import Function
@@ -292,7 +292,9 @@ class Worker:
             while True:
                 (number, (kind, *rest)), arrays = line.receive()
                 if kind == "read":
-                    reads.put(number, functools.partial(self._read, *rest))
+                    array, *where = rest
+                    value = self._values.get(array)  # which a later message may delete
+                    reads.put(number, functools.partial(self._read, value, *where))
                 else:
                     actions, table = rest
                     begun.put(number, self._act(actions, table, arrays))
@@ -386,11 +388,14 @@ class Worker:
 
     # --- Questions ---
 
-    def _read(self, number: int, device: int, size: int) -> np.ndarray | Failure:
+    def _read(
+        self, value: _core.Value | Failure | None, device: int, size: int
+    ) -> np.ndarray | Failure:
         """The bytes of a shard."""
-        value = self._values[number]
         if isinstance(value, Failure):
             return value
+        if value is None:
+            return Failure("donated", f"expected an array, found one that {DELETED}")
         shard = np.empty(size, np.uint8)
         try:
             value.read(self._rank, device, shard)
