@@ -83,7 +83,7 @@ def _cut(
         yield _Piece((), 0, data)
         return
     first, *others = bounds_of(shard.index, whole)
-    for row in range(0, first[1] - first[0], shape[0]):
+    for row in range(0, first[1] - first[0], max(1, shape[0])):
         at = start + first[0] + row
         index = (slice(at, at + shape[0]), *(slice(*bounds) for bounds in others))
         yield _Piece(index, 0, data if len(data) == shape[0] else data[row : row + shape[0]])
