@@ -30,6 +30,7 @@ __all__ = [
     "bounds_of",
     "carrier_of",
     "is_of_runtime",
+    "local_shards",
     "physical_type",
     "stored",
     "to_host",
@@ -72,6 +73,23 @@ def stored(array: jax.Array) -> jax.Array:
     return jax.random.key_data(array) if key_implementation(array.dtype) else array
 
 
+def local_shards(array: jax.Array) -> list[Any]:
+    """What this process has of an array of JAX's, each with its device, index and data.
+
+    Raises:
+      JaxppError: JAX can not tell ("mesh").
+    """
+    try:
+        return list(array.addressable_shards)
+    except ValueError as error:
+        raise make_error(
+            "mesh",
+            f"expected an array that JAX can take apart, found one of shape {array.shape} on "
+            f"{array.sharding} ({error}). jax.device_put makes such an array of one that lies "
+            "in a single process; give it the same numpy array in every process",
+        ) from None
+
+
 _Part = tuple[jax.Device, list[tuple[int, int]], jax.Array]
 
 
@@ -82,7 +100,7 @@ def _parts(array: jax.Array) -> list[_Part]:
         return [(next(iter(devices)), bounds_of((), array.shape), array)]
     return [
         (shard.device, bounds_of(shard.index, array.shape), shard.data)
-        for shard in array.addressable_shards
+        for shard in local_shards(array)
     ]
 
 

@@ -489,6 +489,19 @@ def no_copy() -> None:
     jax.jit(jnp.sum)(there)
 
 
+def put_from_a_device() -> None:
+    """What JAX 0.10.2 can not take apart, other versions may."""
+    step, weights, xs = two_stages()
+    everywhere = NamedSharding(mesh_of_all(2).jax_mesh, PartitionSpec())
+    try:
+        weights, _ = step(weights, jax.device_put(jnp.asarray(xs), everywhere))
+        say("taken")
+    except jaxpp.JaxppError as error:
+        say(error)
+    jax.block_until_ready(step([np.eye(4, dtype=np.float32)] * 2, xs))
+    say("went on")
+
+
 JOBS: dict[str, Callable[[], None]] = {
     "train2": lambda: train_all(2),
     "train4": lambda: train_all(4),
@@ -518,6 +531,7 @@ JOBS: dict[str, Callable[[], None]] = {
             nodes_of_a_rank,
             moved_argument,
             no_copy,
+            put_from_a_device,
         )
     },
 }

@@ -326,6 +326,17 @@ def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
         )
 
 
+def test_an_array_that_jax_can_not_take_apart(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "put_from_a_device")
+    assert result == 0
+    for *_, told, last in lines.values():
+        assert last == "went on"
+        assert told == "taken" or (
+            "expected an array that JAX can take apart, found one of shape (8, 2, 4)" in told
+            and told.endswith("give it the same numpy array in every process")
+        )
+
+
 def test_a_result_that_is_elsewhere(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "no_copy")
     assert result == 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import key_implementation
+from jaxpp.placements import bounds_of, local_shards, stored
 
 __all__ = ["is_spanning", "read_rows"]
 
@@ -35,13 +35,13 @@ def read_rows(array: jax.Array, rows: slice, name: str) -> np.ndarray:
     Raises:
       JaxppError: they do not have all of the rows ("mesh").
     """
-    if key_implementation(array.dtype) is not None:
-        array = jax.random.key_data(array)
-    whole = [slice(None)] * array.ndim
-    wanted = _bounds([rows, *whole[1:]] if whole else [], array.shape)
+    array = stored(array)
+    wanted = tuple(bounds_of([rows] if array.ndim else [], array.shape))
     found = np.empty([stop - start for start, stop in wanted], array.dtype)
     missing = found.size
-    shards = {_bounds(shard.index, array.shape): shard for shard in array.addressable_shards}
+    shards = {
+        tuple(bounds_of(shard.index, array.shape)): shard for shard in local_shards(array)
+    }
     for there, shard in shards.items():
         both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(there, wanted, strict=True)]
         if all(start < stop for start, stop in both):
@@ -56,10 +56,6 @@ def read_rows(array: jax.Array, rows: slice, name: str) -> np.ndarray:
             "or as a copy on each rank, MpmdSharding(mesh, range(mesh.mpmd_dim), spec)",
         )
     return found
-
-
-def _bounds(index: Iterable[slice], shape: tuple[int, ...]) -> Bounds:
-    return tuple(one.indices(n)[:2] for one, n in zip(index, shape, strict=True))
 
 
 def _inside(block: Bounds, part: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
