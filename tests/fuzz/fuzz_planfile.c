@@ -24,7 +24,7 @@ static void save(const jpp_planned_t* planned, const char* path) {
   static const int32_t kIds[] = {0, 1, 2, 3};
   static const float kConstant[4] = {1};
   static const int64_t kDims[] = {2}, kStarts[] = {0, 2};
-  uint32_t task_modules[64] = {0}, replaced[] = {0};
+  uint32_t task_modules[64] = {0};
   const jpp_planfile_layout_t box = {kDims, kStarts};
   const jpp_planfile_layout_t layouts[] = {box, box, box};
   const jpp_planfile_bytes_t module = {"code", 4}, constant = {kConstant, 16};
@@ -43,7 +43,6 @@ static void save(const jpp_planned_t* planned, const char* path) {
                                       .task_modules = task_modules,
                                       .num_constants = 1,
                                       .constants = &constant,
-                                      .replaced = replaced,
                                       .layouts = layouts,
                                       .front = {"front", 5}};
   FUZZ_CHECK(fuzz_ok(jpp_planfile_save(&contents, path)));
