@@ -17,7 +17,7 @@ static const char kGraph[] =
     "loop microbatches 2 stages 2 schedule \"1f1b\" index %i at \"f.py:1\" {\n"
     "  %a:f32[4] = f(%w, %i)\n  %m:f32[4] = @mark 0 (%a)\n"
     "  %b:f32[4] = g(%m, %v)\n  %n:f32[4] = @mark 1 (%b)\n"
-    "} %r:f32[4] = add %n\nout %r \"r\"\n";
+    "} %r:f32[4] = add %n\nout %r \"r\" next %w\n";
 
 // One task, one module.
 static void save(const jpp_planned_t* planned, const char* path) {
