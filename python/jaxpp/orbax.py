@@ -102,9 +102,9 @@ class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
     async def serialize(self, values: Sequence[Any], infos: Any, args: Any = None) -> Any:
         pieces = [_to_save(value) for value in values]
         self._key_types = {
-            info.name: {"random_key_impl": key_implementation(value.dtype)}
+            info.name: {"random_key_impl": impl}
             for value, piece, info in zip(values, pieces, infos, strict=True)
-            if piece is not value and key_implementation(value.dtype)
+            if piece is not value and (impl := key_implementation(value.dtype))
         }
         return await super().serialize(pieces, infos, args)
 

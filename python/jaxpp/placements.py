@@ -68,9 +68,10 @@ def bounds_of(index: Sequence[slice], shape: tuple[int, ...]) -> list[tuple[int,
     return [one.indices(n)[:2] for one, n in zip(whole, shape, strict=True)]
 
 
-def stored(array: jax.Array) -> jax.Array:
-    """The elements of an array as they are stored."""
-    return jax.random.key_data(array) if key_implementation(array.dtype) else array
+def stored(array: Any) -> Any:
+    """The elements of an array of JAX's as they are stored; anything else as it is."""
+    is_keys = isinstance(array, jax.Array) and key_implementation(array.dtype)
+    return jax.random.key_data(array) if is_keys else array
 
 
 def local_shards(array: jax.Array) -> list[Any]:
@@ -451,7 +452,5 @@ def carrier_of(dtype: Any) -> Any:
 
 def to_host(array: Any, dtype_name: str) -> np.ndarray:
     """The elements of an array as they are stored, in a dtype of numpy's own."""
-    if isinstance(array, jax.Array):
-        array = stored(array)
-    host = np.asarray(array, jnp.dtype(dtype_name))
+    host = np.asarray(stored(array), jnp.dtype(dtype_name))
     return host.view(carrier_of(host.dtype))

@@ -23,6 +23,7 @@ typedef struct run {
   jpp_planfile_step_t* step;
   jpp_array_t** args;     // [num_args]
   jpp_array_t** results;  // [graph->num_outputs] of the last step
+  uint32_t* replaced;     // [graph->num_outputs] what replaced_by() says
   uint32_t steps;
   double compile_ms, first_ms, step_ms;  // the last: of the others, on average
 } run_t;
@@ -173,9 +174,8 @@ static uint32_t replaced_by(const run_t* run, uint32_t output) {
 // by the same numbers again.
 static jpp_status_t* replace_args(run_t* run) {
   for (uint32_t o = 0; o < run->graph->num_outputs; ++o) {
-    if (!run->results[o]) continue;
-    uint32_t arg = replaced_by(run, o);
-    if (arg != JPP_NONE) JPP_RETURN_IF_ERROR(replace_arg(run, arg, o));
+    if (run->replaced[o] == JPP_NONE || !run->results[o]) continue;
+    JPP_RETURN_IF_ERROR(replace_arg(run, run->replaced[o], o));
   }
   for (uint32_t a = 0; a < run->num_args; ++a) {
     if (run->args[a] && !jpp_array_is_deleted(run->args[a])) continue;
@@ -198,6 +198,15 @@ static jpp_status_t* call_step(run_t* run) {
   JPP_RETURN_IF_ERROR(replace_args(run));
   drop_results(run);
   return jpp_planfile_step_call(run->step, &call);
+}
+
+static jpp_status_t* allocate_arrays(run_t* run) {
+  uint32_t outputs = run->graph->num_outputs;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->replaced));
+  for (uint32_t o = 0; o < outputs; ++o) run->replaced[o] = replaced_by(run, o);
+  return NULL;
 }
 
 static jpp_status_t* run_steps(run_t* run) {
@@ -225,8 +234,7 @@ static jpp_status_t* prepare_step(run_t* run) {
   jpp_free(devices);
   JPP_RETURN_IF_ERROR(status);
   run->compile_ms = jpp_cli_now_ms() - begin;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
-  return JPP_ALLOC_ARRAY(run->graph->num_outputs, &run->results);
+  return allocate_arrays(run);
 }
 
 // --- Printing -------------------------------------------------------------------------
@@ -385,6 +393,7 @@ static void end_run(run_t* run) {
   }
   jpp_free(run->args);
   jpp_free(run->results);
+  jpp_free(run->replaced);
   jpp_planfile_step_destroy(run->step);
   jpp_client_destroy(run->client);
   jpp_planfile_destroy(run->file);

@@ -110,15 +110,11 @@ def plain_step(problem: Problem) -> Callable[..., Any]:
     return step
 
 
-def _numbers(leaf: Any) -> Any:
-    return stored(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
 def difference(ours: Any, plain: Any) -> float:
     """The largest difference of any leaf, relative to the leaf's largest element."""
     worst = 0.0
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        a, b = (np.asarray(_numbers(x), np.float64) for x in (a, b))
+        a, b = (np.asarray(stored(x), np.float64) for x in (a, b))
         assert a.shape == b.shape
         if a.size:
             scale = max(np.abs(b).max(), 1e-6)

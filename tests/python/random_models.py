@@ -31,6 +31,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E
 
 import jaxpp.api as jaxpp  # noqa: E402
 from equality import difference, make_mesh  # noqa: E402
+from jaxpp.jax_internals import key_implementation  # noqa: E402
+from jaxpp.placements import stored  # noqa: E402
 
 _WIDTH, _SAMPLES = 16, 4
 
@@ -467,10 +469,9 @@ def _explicit(mesh: Any) -> Any:
 
 def _put(leaf: Any, sharding: Any) -> jax.Array:
     """An array on that, from the host."""
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.device_put(np.asarray(leaf), sharding)
-    data = np.asarray(jax.random.key_data(leaf))
-    return jax.random.wrap_key_data(jax.device_put(data, sharding))
+    data = jax.device_put(np.asarray(stored(leaf)), sharding)
+    impl = key_implementation(leaf.dtype)
+    return jax.random.wrap_key_data(data, impl=impl) if impl else data
 
 
 def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:

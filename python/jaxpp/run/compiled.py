@@ -217,7 +217,7 @@ class CompiledStep:
             parts = zip(whole.parts, names, whole.rows(), strict=True)
             leaves = [self._host_of(leaf, *part) for part in parts]
         else:
-            host = np.asarray(stored(leaf) if isinstance(leaf, jax.Array) else leaf)
+            host = np.asarray(stored(leaf))
             leaves = [host[rows] for rows in whole.rows()]
         return list(map(self._upload, whole.parts, leaves, names))
 

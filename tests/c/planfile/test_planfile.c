@@ -82,6 +82,10 @@ static void expect_same(const jpp_planfile_contents_t* a,
   for (uint32_t t = 0; t < a->planned->staged->num_tasks; ++t) {
     assert_int_equal(a->task_modules[t], b->task_modules[t]);
   }
+  for (uint32_t o = 0; o < a->planned->graph->num_outputs; ++o) {
+    assert_int_equal(a->planned->graph->outputs[o].next,
+                     b->planned->graph->outputs[o].next);
+  }
   expect_same_layouts(a, b);
 }
 
