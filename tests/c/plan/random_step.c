@@ -67,7 +67,8 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
                         .inputs = inputs.ids,
                         .num_outputs = 1,
                         .outputs = &type,
-                        .name = name};
+                        .name = name,
+                        .cost = kind == JPP_OP_CALL ? (float)(m->names % 5) : 0};
   uint32_t value = 0;
   ASSERT_OK(jpp_graph_builder_add_op(m->builder, &desc, &value));
   m->is_large[value] = large;
