@@ -65,8 +65,8 @@ typedef struct jpp_runtime_options {
   // JPP_PEER_ERROR, which says what is waited for: a process may be alive and stand
   // still. 0: 600000, ten minutes.
   uint32_t stall_timeout_ms;
-  // The same for a step that all processes are known to have begun: at least this, and 20
-  // times what steps have typically taken. 0: 60000, a minute.
+  // The same for a send or receive in a step that all processes are known to have begun:
+  // at least this, a whole step, and 20 times what it usually waits. 0: 60000, a minute.
   uint32_t step_timeout_ms;
 } jpp_runtime_options_t;
 

@@ -92,9 +92,8 @@ static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Network(driver, process, num_processes, address, token, device, /)\n--\n\n"
      "Messages between the processes of a job, at `address` of this one; where the "
-     "driver "
-     "takes device memory, also from and to that of `device`. How long they wait for "
-     "others, JPP_PEER_TIMEOUT, JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT say."},
+     "driver takes device memory, also from and to that of `device`. How long they wait "
+     "for others, JPP_PEER_TIMEOUT, JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT say."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},
     {Py_tp_methods, kMethods},

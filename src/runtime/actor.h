@@ -6,6 +6,7 @@
 #include "flight/record.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/transport.h"
+#include "runtime/pace.h"
 #include "runtime/trace.h"
 
 // What all runs of a task share.
@@ -43,9 +44,10 @@ typedef struct jpp_actor_instr {
   const uint32_t* operands;  // registers, args before results
   const jpp_task_call_t* call;
   jpp_link_t* link;
-  bool moves;          // SEND: the receiver gets the buffers themselves, not copies
-  uint64_t tag;        // SEND, RECV: value << 32 | microbatch
-  int64_t live_bytes;  // what the instruction adds to the live bytes of each device
+  jpp_pace_wait_t* wait;  // SEND, RECV: for another process; else NULL
+  bool moves;             // SEND: the receiver gets the buffers themselves, not copies
+  uint64_t tag;           // SEND, RECV: value << 32 | microbatch
+  int64_t live_bytes;     // what the instruction adds to the live bytes of each device
 } jpp_actor_instr_t;
 
 // What an actor keeps of one step until that is done; steps in flight have one each.
@@ -81,8 +83,9 @@ typedef struct jpp_actor {
 
   // The step that is being issued.
   jpp_actor_step_t* step;
-  uint32_t at;  // next instruction
-  bool done;    // all instructions are issued and the outputs copied
+  uint32_t at;          // next instruction
+  bool done;            // all instructions are issued and the outputs copied
+  int64_t waits_since;  // `at` does, for another process; 0: it does not
   // Where it is in its program, for others to see; written if there is a network.
   _Atomic uint32_t shown;
   uint64_t live_bytes;  // when tracing

@@ -14,8 +14,6 @@
 // What comes from another process comes soon: a hop costs tens of microseconds. Where
 // processes share cores, though, each yield takes one from a process that has work.
 enum { kYields = 64, kNetworkYields = 200, kNapNanoseconds = 50000 };
-// Nanoseconds after which it is asked whether all processes are in the step.
-static const int64_t kQuiet = 100000000;
 static const uint64_t kAllDone = UINT64_MAX;
 static const uint64_t kNotIdleYet = UINT64_MAX - 1;
 
@@ -63,14 +61,23 @@ static void back_off(jpp_runtime_t* runtime, uint32_t idle_rounds) {
   }
 }
 
-// Whether all processes have been in the step for longer than it may stand still.
-static bool is_late(jpp_runtime_t* runtime, int64_t quiet_since, int64_t now) {
+// An actor that has waited for another process for longer than its instruction may, while
+// all processes were in the step; NULL: none has.
+static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t now) {
   jpp_pace_t* pace = &runtime->pace;
   if (!pace->all_begun && jpp_peers_have_begun(runtime, runtime->begun)) {
     pace->all_begun = now;
   }
-  return jpp_pace_wait(pace, quiet_since, now) >
-         jpp_pace_limit(pace, runtime->step_timeout_ms);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_actor_t* actor = &runtime->actors[r];
+    if (!actor->waits_since) continue;
+    const jpp_pace_wait_t* wait = actor->instrs[actor->at].wait;
+    if (jpp_pace_waited(pace, actor->waits_since, now) >
+        jpp_pace_limit(pace, wait, runtime->step_timeout_ms)) {
+      return actor;
+    }
+  }
+  return NULL;
 }
 
 // Halts a step for which nobody can do anything any more, as far as is known: within a
@@ -84,15 +91,10 @@ static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
   int64_t now = jpp_clock_now(), quiet = now - quiet_since;
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     halt_step(runtime, JPP_HALT_STALLED);
-  } else if (quiet > kQuiet && is_late(runtime, quiet_since, now)) {
-    halt_step(runtime, JPP_HALT_LATE);
+  } else if (quiet > kJppPaceQuiet) {
+    runtime->crew.late = find_late(runtime, now);
+    if (runtime->crew.late) halt_step(runtime, JPP_HALT_LATE);
   }
-}
-
-static void end_wait(jpp_runtime_t* runtime, int64_t* since) {
-  int64_t now = jpp_clock_now();
-  jpp_pace_note(&runtime->pace, *since, now);
-  *since = now;
 }
 
 static void issue_all(jpp_issuer_t* issuer) {
@@ -104,7 +106,7 @@ static void issue_all(jpp_issuer_t* issuer) {
     issue_round(issuer, &some, &all_done);
     if (some) {
       atomic_fetch_add(&runtime->progress, 1);
-      if (runtime->network) end_wait(runtime, &quiet_since);
+      if (runtime->network) quiet_since = jpp_clock_now();
     }
     if (issuer->index == 0) some |= jpp_network_progress(runtime);
     if (all_done) {

@@ -5,14 +5,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "jaxpp/runtime.h"
+#include "runtime/actor.h"
 
 typedef enum jpp_halt {
   JPP_HALT_NO,
   JPP_HALT_FAILED,   // an actor has an error
   JPP_HALT_STUCK,    // no actor can go on
   JPP_HALT_STALLED,  // nothing has come from other processes for too long
-  JPP_HALT_LATE,     // the same, and all of them are in the step
+  JPP_HALT_LATE,     // the same for an instruction, and all of them are in the step
 } jpp_halt_t;
 
 // Issue thread `index` issues for actors index, index + count, ...
@@ -29,7 +29,8 @@ typedef struct jpp_crew {
   uint32_t count;  // issuers, the issuing thread included
   uint32_t started;
   jpp_issuer_t* issuers;
-  pthread_mutex_t mutex;  // of the rest
+  const jpp_actor_t* late;  // of a step halted for it: who waits for too long
+  pthread_mutex_t mutex;    // of the rest
   pthread_cond_t changed;
   uint64_t step;     // incremented to begin a step
   uint32_t working;  // issuers that have not finished it, without the issuing thread

@@ -196,29 +196,34 @@ jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime) {
   return status;
 }
 
-static jpp_status_t* late_step(const jpp_runtime_t* runtime, const char* text) {
-  const jpp_pace_t* pace = &runtime->pace;
-  return jpp_status_make(
-      JPP_PEER_ERROR,
-      "nothing has come from other processes for %g s (JPP_STEP_TIMEOUT: %g s at least, "
-      "and 20 times the longest wait of a step, which has been %.3g s): %s",
-      (double)jpp_pace_limit(pace, runtime->step_timeout_ms) / 1e9,
-      (double)runtime->step_timeout_ms / 1000, (double)pace->typical / 1e9, text);
-}
-
-static jpp_status_t* late_process(const jpp_runtime_t* runtime, const char* text) {
-  return jpp_status_make(
+jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime) {
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
+  jpp_status_t* status = jpp_status_make(
       JPP_PEER_ERROR,
       "nothing has come from other processes for %g s (JPP_STALL_TIMEOUT): %s; expected "
       "all processes to call the same steps: one has stopped, hangs, or is busy "
       "elsewhere",
       (double)runtime->stall_timeout_ms / 1000, text);
+  jpp_free(text);
+  return status;
 }
 
-jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime, bool in_step) {
+jpp_status_t* jpp_failure_late(const jpp_actor_t* actor) {
+  jpp_runtime_t* runtime = actor->runtime;
+  const jpp_pace_t* pace = &runtime->pace;
+  const jpp_pace_wait_t* wait = actor->instrs[actor->at].wait;
   char* text = NULL;
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
-  jpp_status_t* status = in_step ? late_step(runtime, text) : late_process(runtime, text);
+  jpp_status_t* status = jpp_status_make(
+      JPP_PEER_ERROR,
+      "rank %u has waited for %.3g s for what usually comes within %.2g s "
+      "(JPP_STEP_TIMEOUT: %g s at least, a step, which takes %.2g s, and %d times what "
+      "is usual): %s",
+      actor->program->rank,
+      (double)jpp_pace_limit(pace, wait, runtime->step_timeout_ms) / 1e9,
+      (double)jpp_pace_usual(pace, wait) / 1e9, (double)runtime->step_timeout_ms / 1000,
+      (double)pace->step / 1e9, kJppPaceTimes, text);
   jpp_free(text);
   return status;
 }

@@ -23,8 +23,9 @@ jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t outpu
 jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag);
 // What every actor that is not done waits for: for ever, or of other processes.
-// `in_step`: all of these have begun the step.
 jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime);
-jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime, bool in_step);
+jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime);
+// The same, all of them being in the step, which this one has waited in for too long.
+jpp_status_t* jpp_failure_late(const jpp_actor_t* actor);
 
 #endif  // JPP_RUNTIME_FAILURE_H_

@@ -256,6 +256,16 @@ static jpp_advance_t fail_instr(jpp_actor_t* actor, const jpp_actor_instr_t* ins
   return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
 }
 
+static void note_wait(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool done) {
+  if (!done) {
+    if (!actor->waits_since) actor->waits_since = jpp_clock_now();
+    return;
+  }
+  int64_t now = actor->waits_since ? jpp_clock_now() : 0;
+  jpp_pace_note(&actor->runtime->pace, instr->wait, actor->waits_since, now);
+  actor->waits_since = 0;
+}
+
 jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
   bool has_run = false;
   uint32_t first = actor->at;
@@ -269,6 +279,7 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
     show(actor, instr->source);
     jpp_status_t* status = issue_instr(actor, instr, &done);
     if (status) return fail_instr(actor, instr, status);
+    if (instr->wait) note_wait(actor, instr, done);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
     if (actor->step->trace) jpp_trace_count(actor, instr);
     if (actor->flight) jpp_flight_note(actor->flight, actor->at);

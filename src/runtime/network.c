@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "program/forecast.h"
 #include "runtime/inbox.h"
 #include "runtime/outbox.h"
 #include "runtime/peers.h"
@@ -98,6 +99,31 @@ static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
   return NULL;
 }
 
+static jpp_status_t* open_waits(jpp_runtime_t* runtime, uint32_t rank,
+                                const jpp_forecast_t* forecast) {
+  const jpp_actor_t* actor = &runtime->actors[rank];
+  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+    jpp_actor_instr_t* instr = &actor->instrs[i];
+    if (!instr->link || !instr->link->remote) continue;
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, 1, &instr->wait));
+    if (forecast->step <= 0) continue;
+    instr->wait->share = forecast->waits[rank][instr->source] / forecast->step;
+  }
+  return NULL;
+}
+
+static jpp_status_t* open_all_waits(jpp_runtime_t* runtime) {
+  jpp_arena_t scratch;
+  jpp_forecast_t forecast;
+  jpp_arena_init(&scratch);
+  jpp_status_t* status = jpp_forecast_make(runtime->plan, &scratch, &forecast);
+  for (uint32_t r = 0; r < runtime->plan->ranks && !status; ++r) {
+    status = open_waits(runtime, r, &forecast);
+  }
+  jpp_arena_deinit(&scratch);
+  return status;
+}
+
 jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) {
   uint32_t shards = runtime->devices_per_rank + 1;
   uint64_t* bytes = NULL;
@@ -106,6 +132,7 @@ jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) {
   JPP_RETURN_IF_ERROR(check_devices(runtime));
   JPP_RETURN_IF_ERROR(jpp_waker_open(&runtime->waker));
   JPP_RETURN_IF_ERROR(jpp_peers_open(runtime));
+  JPP_RETURN_IF_ERROR(open_all_waits(runtime));
   jpp_status_t* status = JPP_ALLOC_ARRAY(shards, &bytes);
   if (!status) status = JPP_ALLOC_ARRAY(shards, &on_device);
   if (!status) status = open_links(runtime, bytes, on_device);

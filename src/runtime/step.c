@@ -66,6 +66,7 @@ static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t num
   actor->step = step;
   actor->at = 0;
   actor->done = false;
+  actor->waits_since = 0;
   step->runs = 0;
   fill_registers(actor);
 }
@@ -73,7 +74,7 @@ static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t num
 static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   runtime->step = step;
   atomic_store(&runtime->begun, step->number);
-  jpp_pace_begin(&runtime->pace);
+  jpp_pace_begin(&runtime->pace, runtime->network ? jpp_clock_now() : 0);
   atomic_store(&step->halt, JPP_HALT_NO);
   atomic_store(&runtime->order, 0);
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
@@ -115,13 +116,14 @@ static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
   if (atomic_load(&step->halt) == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
   bool late = atomic_load(&step->halt) == JPP_HALT_LATE;
   if (late || atomic_load(&step->halt) == JPP_HALT_STALLED) {
-    jpp_status_t* status = jpp_failure_stalled(runtime, late);
+    jpp_status_t* status =
+        late ? jpp_failure_late(runtime->crew.late) : jpp_failure_stalled(runtime);
     // Not only when all that was issued is done: that may be what hangs.
     jpp_runtime_break(runtime, status);
     return status;
   }
   if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
-  if (runtime->network) jpp_pace_end(&runtime->pace);
+  if (runtime->network) jpp_pace_end(&runtime->pace, jpp_clock_now());
   return is_cancelled(runtime, step) ? cancelled_error() : NULL;
 }
 
