@@ -218,8 +218,8 @@ jpp_status_t* jpp_failure_late(const jpp_actor_t* actor) {
   jpp_status_t* status = jpp_status_make(
       JPP_PEER_ERROR,
       "rank %u has waited for %.3g s for what usually comes within %.2g s "
-      "(JPP_STEP_TIMEOUT: %g s at least, a step, which takes %.2g s, and %d times what "
-      "is usual): %s",
+      "(the longest of JPP_STEP_TIMEOUT, %g s; a step, %.2g s; %d times what is usual): "
+      "%s",
       actor->program->rank,
       (double)jpp_pace_limit(pace, wait, runtime->step_timeout_ms) / 1e9,
       (double)jpp_pace_usual(pace, wait) / 1e9, (double)runtime->step_timeout_ms / 1000,

@@ -168,7 +168,7 @@ def test_a_task_that_hangs_is_named_by_all(
     assert result == 1
     for process in 0, 2:
         error = error_of(lines[process])
-        assert "JPP_STEP_TIMEOUT: 3 s at least" in error
+        assert "(the longest of JPP_STEP_TIMEOUT, 3 s; a step, " in error
         task = (
             r"rank 1, which has come to instruction \d+, fwd_1 of microbatch \d \(process 1 at "
         )

@@ -384,7 +384,7 @@ static void test_a_device_that_hangs_is_named(void** state) {
       assert_non_null(processes[p].status);
       assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
       const char* message = jpp_status_message(processes[p].status);
-      if (!strstr(message, "(JPP_STEP_TIMEOUT: 0.3 s at least") ||
+      if (!strstr(message, "(the longest of JPP_STEP_TIMEOUT, 0.3 s; a step, ") ||
           !strstr(message, expected)) {
         fail_msg("process %u, %u hangs: %s", p, at, message);
       }
