@@ -29,6 +29,8 @@ from jaxpp.placements import (
 
 __all__ = ["ArrayRef", "MpmdArray", "MpmdShard"]
 
+_PRINTED_BYTES = 1 << 20  # an array of so many prints as where it lies
+
 
 @dataclasses.dataclass(frozen=True)
 class MpmdShard:
@@ -510,12 +512,23 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             f"mpmd_idxs={self.mpmd_idxs}, sharding={self.sharding})"
         )
 
+    def _shows_elements(self) -> bool:
+        """Whether it prints as what it has, by JAX's rule for its own arrays."""
+        if self._memory.deleted or self._is_keys or self.nbytes >= _PRINTED_BYTES:
+            return False
+        copies = self.is_fully_replicated and not isinstance(self._placement, PartedPlacement)
+        return self.is_fully_addressable or (copies and self.is_partially_addressable)
+
+    def __str__(self) -> str:
+        """The elements, as numpy prints them, if they are few and this process has them."""
+        return str(self._host()) if self._shows_elements() else repr(self)
+
     def __format__(self, spec: str) -> str:
         """A scalar formats as its number, so that a loss reads well in a message."""
-        if self.shape == () and not (self._memory.deleted and not spec):
+        if self.shape == () and (spec or self._shows_elements()):
             return format(self.item(), spec)
         if not spec:
-            return repr(self)
+            return str(self)
         raise make_error(
             "invalid-argument",
             f"format of an MpmdArray as {spec!r}: expected a scalar, found shape {self.shape}; "

@@ -482,6 +482,7 @@ def no_copy() -> None:
     assert here.is_fully_addressable and not there.is_partially_addressable
     assert [shard.data is None for shard in there.global_shards] == [True]
     assert len(here.addressable_shards) == 1 and there.addressable_shards == []
+    assert str(here).startswith("[[") and str(there) == f"{there}" == repr(there)
     try:
         np.asarray(there)
     except jaxpp.JaxppError as error:

@@ -69,10 +69,18 @@ def test_where_a_trained_state_lives(trained: Any) -> None:
 def test_printing(matrix: MpmdArray, scalar: MpmdArray) -> None:
     text = "MpmdArray(shape=(2, 3), dtype=float32, mpmd_idxs=(0, 1), sharding=NamedSharding("
     assert repr(matrix).startswith(text)
-    assert str(matrix) == f"{matrix}" == repr(matrix)
-    assert f"{scalar}" == "2.5"
+    assert str(matrix) == f"{matrix}" == str(np.asarray(matrix))
+    assert str(scalar) == f"{scalar}" == "2.5"
     assert f"loss {scalar:.3f}" == "loss 2.500"
     assert f"{scalar:>8}" == "     2.5"
+
+
+def test_what_prints_as_where_it_lies() -> None:
+    large, small = (through(np.ones(n, np.float32)) for n in (1 << 18, (1 << 18) - 1))
+    assert str(large) == f"{large}" == repr(large)
+    assert str(small).startswith("[1. 1.")
+    key = through(jax.random.key(0))
+    assert str(key) == f"{key}" == repr(key)
 
 
 def test_sharding_prints_only_the_ranks_that_hold_it(trained: Any) -> None:

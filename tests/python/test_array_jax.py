@@ -162,6 +162,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "numpy's functions": lambda x: (np.sum(x), np.mean(x, axis=0), np.stack([x, x])),
     "dlpack": lambda x: (jnp.from_dlpack(x), np.from_dlpack(x)),
     "tolist": lambda x: str(x.tolist()),
+    "str": lambda x: (str(x), f"{x}", f"{x.sum()}"),
 }
 
 KEYS: dict[str, Callable[[Any], Any]] = {
