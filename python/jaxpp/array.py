@@ -141,7 +141,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         ("sharding").
     """
 
-    __slots__ = ("_placement", "_memory")
+    __slots__ = ("_placement", "_memory", "__weakref__")
     __array_priority__ = 100  # as jax.Array's: an operator of numpy's leaves it to ours
 
     _placement: Placement | PartedPlacement | HandMadePlacement
@@ -397,6 +397,10 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def tolist(self) -> Any:
         """Nested lists of Python numbers, as numpy's `tolist`."""
         return self._host().tolist()
+
+    def tobytes(self) -> bytes:
+        """The elements one after another, as numpy's `tobytes`."""
+        return self._host().tobytes()
 
     def __len__(self) -> int:
         if not self.shape:

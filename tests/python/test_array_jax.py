@@ -7,6 +7,7 @@ own arrays of the same contents. Where JAX refuses its own, it must refuse ours 
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "numpy's functions": lambda x: (np.sum(x), np.mean(x, axis=0), np.stack([x, x])),
     "dlpack": lambda x: (jnp.from_dlpack(x), np.from_dlpack(x)),
     "tolist": lambda x: str(x.tolist()),
+    "tobytes": lambda x: str(x.tobytes()),
+    "weakref": lambda x: weakref.ref(x)().shape,
     "str": lambda x: (str(x), f"{x}", f"{x.sum()}"),
 }
 
