@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals import jax_array, key_implementation, wrap_keys
+from jaxpp.jax_internals.arrays import jax_array, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdSharding
 from jaxpp.placements import (
     HandMadePlacement,

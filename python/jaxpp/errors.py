@@ -14,11 +14,7 @@ import jax
 
 from jaxpp import _core
 from jaxpp._core import JaxppError, JaxppTypeError, JaxppValueError, NanError
-from jaxpp.jax_internals import (
-    current_line,
-    exclude_from_user_lines,
-    is_user_file,
-)
+from jaxpp.jax_internals.lines import current_line, exclude_from_user_lines, is_user_file
 
 __all__ = [
     "DELETED",

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals import context_mesh, keeps_its_sharding
+from jaxpp.jax_internals.arrays import keeps_its_sharding
+from jaxpp.jax_internals.context import context_mesh
 
 __all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding"]
 

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpp import _core
-from jaxpp.jax_internals import context_mesh, on_one_mesh
+from jaxpp.jax_internals.arrays import on_one_mesh
+from jaxpp.jax_internals.context import context_mesh
 
 __all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "state_of"]
 

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import key_implementation
+from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdSharding
 from jaxpp.placements import PartedPlacement, bounds_of, physical_type, stored
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import DELETED, make_error
-from jaxpp.jax_internals import key_implementation
+from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 
 if TYPE_CHECKING:

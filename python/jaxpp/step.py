@@ -18,7 +18,7 @@ from jaxpp.errors import (
     make_error,
     shorten,
 )
-from jaxpp.jax_internals import is_tracing, settings_key
+from jaxpp.jax_internals.context import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.planning import Traced, name_of, trace_function, trace_step

@@ -23,7 +23,7 @@ import numpy as np  # noqa: E402
 
 import jaxpp.api as jaxpp  # noqa: E402
 from jaxpp import _core  # noqa: E402
-from jaxpp.jax_internals import serialized_compile_options  # noqa: E402
+from jaxpp.jax_internals.client import serialized_compile_options  # noqa: E402
 from jaxpp.run.devices import devices_for  # noqa: E402
 from jaxpp.run.lowering import TaskLowerer  # noqa: E402
 

@@ -31,7 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E
 
 import jaxpp.api as jaxpp  # noqa: E402
 from equality import difference, make_mesh  # noqa: E402
-from jaxpp.jax_internals import key_implementation  # noqa: E402
+from jaxpp.jax_internals.arrays import key_implementation  # noqa: E402
 from jaxpp.placements import stored  # noqa: E402
 
 _WIDTH, _SAMPLES = 16, 4

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from jaxpp.jax_internals import settings_of, wrap_keys
+from jaxpp.jax_internals.arrays import wrap_keys
+from jaxpp.jax_internals.jaxprs import settings_of
 from jaxpp.mesh import MpmdMesh
 from jaxpp.trace.graph import FrontOp
 from jaxpp.trace.splitting import Conditional, Whole

@@ -22,7 +22,8 @@ from jaxpp.errors import (
     warn,
     where_raised,
 )
-from jaxpp.jax_internals import broadcast_prefix, drop_unused
+from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.jax_internals.jaxprs import drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried

@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import LoweredModule, context_mesh
+from jaxpp.jax_internals.context import context_mesh
+from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.placements import physical_type

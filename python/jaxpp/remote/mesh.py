@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals import planning_devices
+from jaxpp.jax_internals.client import planning_devices
 from jaxpp.mesh import MpmdMesh
 from jaxpp.remote.cluster import Cluster
 from jaxpp.remote.controller import Workers

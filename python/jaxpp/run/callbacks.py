@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error, plain_text, raised_text, where_raised
-from jaxpp.jax_internals import LoweredModule, element_type_name, replace_addresses
+from jaxpp.jax_internals.modules import LoweredModule, element_type_name, replace_addresses
 
 __all__ = ["TARGET", "Callback", "Function", "redirect_callbacks", "renew_callbacks"]
 

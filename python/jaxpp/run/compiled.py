@@ -14,7 +14,7 @@ import numpy as np
 from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
-from jaxpp.jax_internals import serialized_compile_options
+from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.placements import (
     HandMadeValue,
     PartedPlacement,

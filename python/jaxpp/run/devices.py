@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import add_to_profiles
+from jaxpp.jax_internals.client import add_to_profiles
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler

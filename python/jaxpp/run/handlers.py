@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.jax_internals import host_call_targets
+from jaxpp.jax_internals.client import host_call_targets
 from jaxpp.run.callbacks import TARGET
 
 __all__ = ["has_callbacks", "register_handlers"]

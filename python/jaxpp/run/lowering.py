@@ -13,7 +13,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.jax_internals import LoweredModule, context_mesh
+from jaxpp.jax_internals.context import context_mesh
+from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops

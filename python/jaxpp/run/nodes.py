@@ -16,7 +16,7 @@ import jax
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import coordination
+from jaxpp.jax_internals.client import coordination
 
 __all__ = ["client_of_node", "key_value_store", "numbers_of"]
 

@@ -18,7 +18,7 @@ import jax
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import backends_are_made, gpu_client_options
+from jaxpp.jax_internals.client import backends_are_made, gpu_client_options
 
 __all__ = [
     "client_options",

@@ -27,7 +27,7 @@ import jax
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import (
+from jaxpp.jax_internals.client import (
     coordination,
     coordination_address,
     coordination_process,

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import broadcast_prefix
+from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.placements import Placement
 from jaxpp.run.devices import devices_for

@@ -15,7 +15,7 @@ import jax
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals import key_implementation
+from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import Placement, to_host
 from jaxpp.plan.planning import Planned

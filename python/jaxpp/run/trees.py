@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals import node_of_tree, tree_of_node
+from jaxpp.jax_internals.arrays import node_of_tree, tree_of_node
 
 __all__ = ["CannotTravel", "decode_tree", "decode_value", "encode_tree", "encode_value"]
 

@@ -18,7 +18,7 @@ from jaxpp.errors import (
     make_error,
     shorten,
 )
-from jaxpp.jax_internals import name_after
+from jaxpp.jax_internals.lines import name_after
 from jaxpp.mesh import MpmdMesh
 
 __all__ = [

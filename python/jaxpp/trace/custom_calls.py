@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import host_call_targets, is_ordered
+from jaxpp.jax_internals.client import host_call_targets
+from jaxpp.jax_internals.jaxprs import is_ordered
 
 __all__ = ["check_equation"]
 

@@ -20,7 +20,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals import is_transposed, is_unspecified, user_line
+from jaxpp.jax_internals.jaxprs import is_transposed, is_unspecified
+from jaxpp.jax_internals.lines import user_line
 from jaxpp.operations import Operation, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p

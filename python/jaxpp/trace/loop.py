@@ -23,16 +23,10 @@ from jaxpp.errors import (
     tree_text,
     warn,
 )
-from jaxpp.jax_internals import (
-    broadcast_prefix,
-    drop_unused,
-    is_of_a_closed_trace,
-    is_tracing,
-    is_transposed,
-    name_after,
-    user_line,
-    without_constants,
-)
+from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.jax_internals.context import is_of_a_closed_trace, is_tracing
+from jaxpp.jax_internals.jaxprs import drop_unused, is_transposed, without_constants
+from jaxpp.jax_internals.lines import name_after, user_line
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 from jaxpp.trace.marks import find_mistake, first_mark, inner_jaxprs, noting_marks

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, here, make_error, shorten
-from jaxpp.jax_internals import line_of, user_frames
+from jaxpp.jax_internals.lines import line_of, user_frames
 
 __all__ = [
     "find_mistake",

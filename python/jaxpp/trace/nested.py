@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import here, make_error
-from jaxpp.jax_internals import without_constants
+from jaxpp.jax_internals.jaxprs import without_constants
 
 __all__ = ["bind_step", "refuse_traced", "step_p"]
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals import (
+from jaxpp.jax_internals.jaxprs import (
     changed_jaxpr,
     changed_scan,
     drop_unused_outputs,

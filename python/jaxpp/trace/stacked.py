@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals import at_line_of, drop_unused, settings_of, without_constants
+from jaxpp.jax_internals.jaxprs import drop_unused, settings_of, without_constants
+from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p

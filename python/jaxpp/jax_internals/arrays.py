@@ -1,0 +1,122 @@
+"""JAX's arrays, shardings and pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import core as jax_core
+from jax._src import dtypes as jax_dtypes
+from jax._src import pjit
+from jax._src.interpreters import mlir, pxla
+from jax._src.numpy import array_methods
+from jax._src.tree_util import broadcast_prefix
+from jax.sharding import NamedSharding, PartitionSpec
+
+__all__ = [
+    "broadcast_prefix",
+    "jax_array",
+    "keeps_its_sharding",
+    "key_implementation",
+    "node_of_tree",
+    "on_one_mesh",
+    "tree_of_node",
+    "wrap_keys",
+]
+
+# --- Arrays and shardings ---------------------------------------------------------------
+
+
+# JAX 0.10.2, 0.11.2: array_methods._set_array_base_attributes; core.pytype_aval_mappings,
+# dtypes.register_canonicalize_value_handler, pxla.shard_arg_handlers and shard_args,
+# mlir.register_constant_handler and get_constant_handler; pjit.convert_to_metaty, which looks
+# where the arguments of a jit lie, and create_meta_ty; `_committed`, which says that an array
+# has to stay there; the `_impl` and `_base_array` of PRNG keys.
+def jax_array(cls: Any) -> Any:
+    """A class of arrays that JAX's functions take: a subclass of `jax.Array`.
+
+    It gets the operators and methods of JAX's own arrays, unless it defines them. Its `aval`
+    is the abstract value, without a sharding. `_for_jax()` is asked for the contents each time
+    that a computation of JAX takes it: a numpy array or an array of JAX's own.
+    """
+    array_methods._set_array_base_attributes(cls, exclude=set(vars(cls)))
+    cls._committed = cls.committed = False
+    cls._impl = property(lambda keys: keys.dtype._impl)
+    cls._base_array = property(lambda keys: keys._for_jax()._base_array)
+    convert = pjit.convert_to_metaty
+
+    def type_in_jit(array: Any) -> Any:
+        if type(array) is cls:  # as a tracer, it lies nowhere
+            return pjit.create_meta_ty(array.aval, None, None, True, False)
+        return convert(array)
+
+    pjit.convert_to_metaty = type_in_jit
+
+    def upload(arrays: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+        contents = [array._for_jax() for array in arrays]
+        return pxla.shard_args(shardings, layouts, copy_semantics, contents)
+
+    def constant(array: Any, aval: Any) -> Any:
+        contents = array._for_jax()
+        return mlir.get_constant_handler(type(contents))(contents, aval)
+
+    jax_core.pytype_aval_mappings[cls] = lambda array: array.aval
+    jax_dtypes.register_canonicalize_value_handler(cls, None)
+    pxla.shard_arg_handlers[cls] = upload
+    mlir.register_constant_handler(cls, constant)
+    return cls
+
+
+# JAX 0.10.2, 0.11.2: pxla._orig_out_sharding_handlers, by the exact type of a sharding.
+def keeps_its_sharding(cls: type[NamedSharding]) -> type[NamedSharding]:
+    """A subclass of NamedSharding: what `jax.jit` makes of an array that lies so has a
+    NamedSharding too, over the same mesh, as it has where the sharding is a plain one."""
+    handlers = pxla._orig_out_sharding_handlers
+    handlers[cls] = handlers[NamedSharding]
+    return cls
+
+
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, its mesh empty where the array is on no
+# explicit mesh.
+def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The arrays; where one has the type of an explicit mesh and the other of none, both of
+    that mesh."""
+    meshes = [jax.typeof(x).sharding.mesh for x in (a, b)]
+    if meshes[0].empty == meshes[1].empty:
+        return a, b
+    whole = NamedSharding(meshes[0] if meshes[1].empty else meshes[1], PartitionSpec())
+    return jax.reshard(a, whole), jax.reshard(b, whole)
+
+
+# JAX 0.10.2, 0.11.2: the `_impl` of a key's dtype.
+def wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
+    """PRNG keys of the dtype from their data: `jax.random.key_impl` takes arrays alone."""
+    return jax.random.wrap_key_data(data, impl=dtype._impl.name)
+
+
+# --- Pytrees ----------------------------------------------------------------------------
+
+
+# JAX 0.10.2, 0.11.2: PyTreeDef.node_data and children.
+def node_of_tree(tree: Any) -> tuple[Any, list[Any]]:
+    """The root of a treedef, (its type, its data) or None for a leaf, and its children."""
+    return tree.node_data(), tree.children()
+
+
+# JAX 0.10.2, 0.11.2: PyTreeDef.from_node_data_and_children.
+def tree_of_node(node: tuple[type, Any], children: Sequence[Any]) -> Any:
+    """The other way; ValueError for a type that is no registered pytree."""
+    try:
+        return jax.tree_util.PyTreeDef.from_node_data_and_children(
+            jax.tree_util.default_registry, node, children
+        )
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+# JAX 0.10.2, 0.11.2: the name in a key dtype's _impl.
+def key_implementation(dtype: Any) -> str | None:
+    """What PRNG keys of the dtype are made by; None for other dtypes."""
+    return dtype._impl.name if jnp.issubdtype(dtype, jax.dtypes.prng_key) else None

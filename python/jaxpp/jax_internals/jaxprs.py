@@ -1,0 +1,120 @@
+"""Jaxprs, and what changes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax._src import core as jax_core
+from jax._src import effects
+from jax._src.interpreters import partial_eval as pe
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+# JAX 0.11.2; none in 0.10.2: how a scan says which of its operands are constants and states.
+try:
+    from jax._src import flattree
+except ImportError:
+    flattree = None
+
+
+__all__ = [
+    "changed_jaxpr",
+    "changed_scan",
+    "drop_unused",
+    "drop_unused_outputs",
+    "is_ordered",
+    "is_transposed",
+    "is_unspecified",
+    "scan_sizes",
+    "settings_of",
+    "stacked_aval",
+    "without_constants",
+]
+
+
+# JAX 0.10.2, 0.11.2: partial_eval.dce_jaxpr.
+def drop_unused(jaxpr: Jaxpr, used: Sequence[bool] | None = None) -> Jaxpr:
+    """The jaxpr without equations that no (used) result needs; its arguments stay."""
+    used = [True] * len(jaxpr.outvars) if used is None else list(used)
+    return pe.dce_jaxpr(jaxpr, used, instantiate=True)[0]
+
+
+# JAX 0.10.2, 0.11.2: partial_eval.dce_rules.
+def drop_unused_outputs(
+    eqn: JaxprEqn, used: Sequence[bool]
+) -> tuple[list[bool], JaxprEqn | None]:
+    """The equation with its used outputs only, and which of its operands that one takes."""
+    rule = pe.dce_rules.get(eqn.primitive)
+    if rule is None:
+        return [True] * len(eqn.invars), eqn
+    return rule(list(used), eqn)
+
+
+# JAX 0.10.2, 0.11.2: partial_eval.convert_constvars_jaxpr.
+def without_constants(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with its constants as first arguments."""
+    return pe.convert_constvars_jaxpr(jaxpr)
+
+
+# JAX 0.10.2, 0.11.2: Jaxpr.replace, Jaxpr.debug_info.
+def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
+    """A jaxpr with other `invars`, `outvars` or `eqns`, of which debug information is
+    forgotten."""
+    names = closed.jaxpr.debug_info.with_unknown_names()
+    return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+# JAX 0.10.2, 0.11.2: core.unmapped_aval.
+def stacked_aval(aval: Any, length: int) -> Any:
+    """The abstract value of `length` such values along a new first axis."""
+    return jax_core.unmapped_aval(length, 0, aval)
+
+
+# JAX 0.10.2, 0.11.2: a scan's num_consts and num_carry (0.10.2), or ft_in (0.11.2).
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many constants and how many states a scan takes."""
+    if flattree is None:
+        return params["num_consts"], params["num_carry"]
+    consts, states, _ = params["ft_in"].unpack()
+    return len(consts), len(states)
+
+
+# JAX 0.10.2, 0.11.2: as in `scan_sizes`; flattree.nones and flattree.pack (0.11.2).
+def changed_scan(
+    params: Mapping[str, Any], body: ClosedJaxpr, num_consts: int, num_states: int
+) -> dict[str, Any]:
+    """The parameters of the scan with this body instead, which takes so many of each."""
+    if flattree is None:
+        sizes = {"num_consts": num_consts, "num_carry": num_states}
+        return {**params, "jaxpr": body, **sizes}
+    consts, states = flattree.nones(num_consts), flattree.nones(num_states)
+    slices = flattree.nones(len(body.in_avals) - num_consts - num_states)
+    stacked = flattree.nones(len(body.out_avals) - num_states)
+    ft_in = flattree.pack((consts, states, slices))
+    return {**params, "jaxpr": body, "ft_in": ft_in, "ft_out": flattree.pack((states, stacked))}
+
+
+# JAX 0.10.2, 0.11.2: how autodiff names what it writes in an equation's name stack.
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Whether autodiff wrote the equation, in a transposition."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+# JAX 0.10.2, 0.11.2: the `ctx` of an equation.
+def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+    """The settings of JAX that an equation was traced under, for `with`."""
+    return eqn.ctx.manager
+
+
+# JAX 0.10.2, 0.11.2: sharding_impls.UNSPECIFIED.
+def is_unspecified(sharding: Any) -> bool:
+    """Whether a jit says nothing about the sharding of an argument or result."""
+    return sharding is UNSPECIFIED or sharding is None
+
+
+# JAX 0.10.2, 0.11.2: effects.ordered_effects.
+def is_ordered(effect: Any) -> bool:
+    """Whether calls with this effect must keep their order."""
+    return effects.ordered_effects.contains(effect)

@@ -1,0 +1,199 @@
+"""The MLIR that JAX lowers to."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.interpreters import mlir
+from jax.sharding import Mesh, PartitionSpec
+from jaxlib import xla_client
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import stablehlo
+
+__all__ = [
+    "LoweredModule",
+    "element_type_name",
+]
+
+_DIMENSION = re.compile(r"\{([^}]*)\}")
+_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
+
+
+# JAX 0.10.2, 0.11.2: how MLIR prints Shardy's attributes.
+def _parse_sharding(text: str) -> list[tuple[str, ...]]:
+    """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
+    inside = text[text.index("[") : text.index("]") + 1]
+    dimensions = []
+    for part in _DIMENSION.findall(inside):
+        axes = _AXIS.findall(part)
+        # A part of an axis can not be said in a PartitionSpec.
+        dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
+    return dimensions
+
+
+def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
+    """The spec in a module's attribute; dimensions that it does not divide stay whole."""
+    if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return PartitionSpec()
+    parts: list[Any] = []
+    for size, axes in zip(aval.shape, _parse_sharding(str(attribute)), strict=True):
+        ways = math.prod(mesh.shape[a] for a in axes)
+        keep = axes and ways > 1 and size % ways == 0
+        parts.append((axes[0] if len(axes) == 1 else axes) if keep else None)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+# JAX 0.10.2, 0.11.2: the name of the operation and of its attribute.
+def _custom_calls(op: Any, targets: Sequence[str]) -> Iterator[Any]:
+    """Custom calls of `targets`; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if (
+                    inner.operation.name == "stablehlo.custom_call"
+                    and inner.attributes["call_target_name"].value in targets
+                ):
+                    yield inner
+                yield from _custom_calls(inner, targets)
+
+
+# JAX 0.10.2, 0.11.2: jaxlib's stablehlo.
+def _portable_version() -> str:
+    """Of StableHLO, as plugins read it that are twelve weeks old."""
+    twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    version: str = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
+    return version
+
+
+# JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
+# method.
+class LoweredModule:
+    """A function of JAX lowered to a StableHLO module, which may still be changed."""
+
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
+        self._module = lowered.compiler_ir("stablehlo")
+        # Those that JAX would put into its own client's table.
+        self.callback_functions: Sequence[Callable[..., Any]] = lowered._lowering.compile_args[
+            "host_callbacks"
+        ]
+
+    def _main(self) -> Any:
+        for function in self._module.body.operations:
+            attributes = function.attributes
+            if "sym_name" in attributes and attributes["sym_name"].value == "main":
+                return function
+        raise AssertionError("a module without main")
+
+    # JAX 0.10.2, 0.11.2: tf.aliasing_output, as JAX itself writes it.
+    def set_aliases(self, donations: Sequence[int | None]) -> None:
+        """Tells XLA which argument's memory each output takes over; an entry an argument."""
+        if all(d is None for d in donations):
+            return
+        with self._module.context:
+            main = self._main()
+            i32 = ir.IntegerType.get_signless(32)
+            rows = []
+            for row, output in zip(main.arg_attrs, donations, strict=True):
+                attributes = {named.name: named.attr for named in row}
+                if output is not None:
+                    attributes["tf.aliasing_output"] = ir.IntegerAttr.get(i32, output)
+                rows.append(ir.DictAttr.get(attributes))
+            main.arg_attrs = ir.ArrayAttr.get(rows)
+
+    # JAX 0.10.2, 0.11.2: jaxlib's pass manager with Shardy's pipeline; sdy.sharding.
+    def propagated_specs(
+        self, arguments: Sequence[Any], results: Sequence[Any], mesh: Mesh
+    ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
+        """What Shardy finds for arguments and results, whose abstract values are given."""
+        with self._module.context:
+            name = "builtin.module(sdy-propagation-pipeline)"
+            passmanager.PassManager.parse(name).run(self._module.operation)
+            main = self._main()
+
+            def specs(rows: Any, avals: Sequence[Any]) -> list[PartitionSpec]:
+                found = [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
+                return [_spec_of(a, v, mesh) for a, v in zip(found, avals, strict=True)]
+
+            return (
+                specs(main.arg_attrs, arguments),
+                specs(main.attributes["res_attrs"], results),
+            )
+
+    # JAX 0.10.2, 0.11.2: mhlo.backend_config's index into the table of callbacks.
+    def redirect_callbacks(
+        self,
+        targets: Sequence[str],
+        target: str,
+        attribute: str,
+        make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]],
+    ) -> list[Any]:
+        """Makes each call of JAX's `targets` one of `target`, another handler.
+
+        `make` takes the Python function and the types of operands and results, each (name of
+        the element type in MLIR, shape), and gives an object and its address; the address
+        becomes the call's only attribute, under the name `attribute`.
+        """
+        made = []
+        with self._module.context:
+            for op in list(_custom_calls(self._module.operation, targets)):
+                index = ir.IntegerAttr(op.attributes["mhlo.backend_config"]["index"]).value
+                types = [
+                    [ir.RankedTensorType(v.type) for v in values]
+                    for values in (op.operands, op.results)
+                ]
+                named = [[(str(t.element_type), tuple(t.shape)) for t in ts] for ts in types]
+                callback, address = make(self.callback_functions[index], *named)
+                u64 = ir.IntegerType.get_unsigned(64)
+                named_address = {attribute: ir.IntegerAttr.get(u64, address)}
+                op.attributes["mhlo.backend_config"] = ir.DictAttr.get(named_address)
+                op.attributes["call_target_name"] = ir.StringAttr.get(target)
+                made.append(callback)
+        return made
+
+    # JAX 0.10.2, 0.11.2: an operation's clone.
+    def printer(self) -> Callable[[], str]:
+        """Prints the module as it is now."""
+        copy = self._module.operation.clone()
+        return lambda: str(copy)
+
+    # JAX 0.10.2, 0.11.2: interpreters.mlir.module_to_bytecode; serialize_portable_artifact of
+    # jaxlib's stablehlo and of its XLA.
+    def into_bytecode(self) -> bytes:
+        """A form that plugins of other versions of XLA read; the module is used up."""
+        version = _portable_version()
+        code = mlir.module_to_bytecode(self._module)
+        # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
+        # but parses the module anew: ten times the time.
+        if any(dialect in code for dialect in (b"chlo\0", b"mhlo\0", b"sdy\0")):
+            return xla_client._xla.mlir.serialize_portable_artifact(code, version)
+        return stablehlo.serialize_portable_artifact(self._module, version)
+
+
+# JAX 0.10.2, 0.11.2: interpreters.mlir.make_ir_context and module_to_bytecode; jaxlib's
+# stablehlo.
+def replace_addresses(
+    code: bytes, target: str, attribute: str, addresses: Mapping[int, int]
+) -> bytes:
+    """Code of `into_bytecode` whose calls of `target` hold other addresses in `attribute`."""
+    with mlir.make_ir_context() as context:
+        module = stablehlo.deserialize_portable_artifact(context, code)
+        for op in list(_custom_calls(module.operation, (target,))):
+            found = ir.IntegerAttr(op.attributes["mhlo.backend_config"][attribute])
+            renewed = ir.IntegerAttr.get(found.type, addresses[found.value])
+            op.attributes["mhlo.backend_config"] = ir.DictAttr.get({attribute: renewed})
+        return stablehlo.serialize_portable_artifact(module, _portable_version())
+
+
+# JAX 0.10.2, 0.11.2: interpreters.mlir.make_ir_context and dtype_to_ir_type.
+def element_type_name(dtype: Any) -> str:
+    """The name of a dtype's element type in MLIR."""
+    with mlir.make_ir_context():
+        return str(mlir.dtype_to_ir_type(np.dtype(dtype)))
