@@ -1,6 +1,7 @@
 // From a plan file to a step that runs: devices, executables, constants, a runtime.
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -118,6 +119,21 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   return NULL;
 }
 
+// Takes over the status: a plugin says which library is missing, not who has it.
+static jpp_status_t* say_who_has_it(jpp_status_t* status) {
+  if (!status || !strstr(jpp_status_message(status), "No FFI handler registered")) {
+    return status;
+  }
+  jpp_status_t* said = jpp_status_make(
+      jpp_status_code(status),
+      "%s; this process has not registered that function: load the plan in Python "
+      "(jaxpp.load), where JAX registers its own, or, in C, call "
+      "jpp_client_register_custom_call() first",
+      jpp_status_message(status));
+  jpp_status_free(status);
+  return said;
+}
+
 static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
   const jpp_planfile_bytes_t* module = &contents->modules[job->module];
@@ -131,8 +147,9 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
       .options_size = contents->compile_options.size,
       .devices = step->devices + (size_t)task->rank * per_rank,
       .device_count = is_portable(step) ? 0 : per_rank};
-  return jpp_status_annotate(jpp_client_compile(step->client, &request, &job->executable),
-                             "rank %u, task %s", task->rank, task->name);
+  jpp_status_t* status = jpp_client_compile(step->client, &request, &job->executable);
+  return jpp_status_annotate(say_who_has_it(status), "rank %u, task %s", task->rank,
+                             task->name);
 }
 
 // A thread that compiles. After a failure nobody begins anything more.

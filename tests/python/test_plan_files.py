@@ -178,7 +178,7 @@ def test_without_a_loop(mesh2: Any, tmp_path: pathlib.Path) -> None:
     assert_same_bits(save_and_load(here, tmp_path)(jnp.ones(4)), here(jnp.ones(4)))
 
 
-def test_lapack_runs_where_jaxlib_is(mesh2: Any, tmp_path: pathlib.Path) -> None:
+def test_lapack_runs_where_jaxlib_is(command: str, mesh2: Any, tmp_path: pathlib.Path) -> None:
     def step(xs: Any) -> Any:
         def one(x: Any) -> Any:
             q, _ = jnp.linalg.qr(jaxpp.mark_stage_end(x + 1))
@@ -189,6 +189,11 @@ def test_lapack_runs_where_jaxlib_is(mesh2: Any, tmp_path: pathlib.Path) -> None
     xs = jax.random.normal(models.key(0), (3, 4, 4))
     here = jaxpp.mpmd_jit_with_loop(step, mesh2).compile(xs)
     assert_same_bits(save_and_load(here, tmp_path)(xs), here(xs))
+    plugin = ("--plugin", str(lammps_jax_pjrt_cpu.PLUGIN_PATH))
+    done = run_command(command, str(tmp_path / "plan"), *plugin)
+    assert done.returncode == 2
+    assert "No FFI handler registered for lapack_sgeqrf_ffi" in done.stderr
+    assert "load the plan in Python (jaxpp.load)" in done.stderr
 
 
 def test_donated_arguments_are_gone(mesh2: Any, tmp_path: pathlib.Path) -> None:
