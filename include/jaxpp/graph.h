@@ -125,8 +125,11 @@ typedef struct jpp_graph_output {
   uint32_t value;
   const char* name;  // "[0].params['w']"; may be NULL
   // The argument, of its type, that the next step gets it as; JPP_NONE: none. It is left
-  // wherever that argument must be given.
+  // wherever that argument must be given, if nothing is said of its ranks.
   uint32_t next;
+  // The ranks that it is left on, ascending; none: where it comes to be.
+  uint32_t num_ranks;
+  const uint32_t* ranks;
 } jpp_graph_output_t;
 
 typedef struct jpp_graph {
@@ -194,6 +197,11 @@ JPP_API jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
 JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
                                                    uint32_t value, const char* name,
                                                    uint32_t next) JPP_MUST_USE;
+// The output that was added last is left on these ranks, ascending, and no others. What
+// depends on no loop is made there; other values are sent.
+JPP_API jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,
+                                                     const uint32_t* ranks,
+                                                     uint32_t num_ranks) JPP_MUST_USE;
 
 // Hands the graph over. The builder is empty afterwards.
 JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
@@ -211,7 +219,7 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 //     = print(%5) effect
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
 //   out %7 "[0]['w']" next %0
-//   out %6 "[1]"
+//   out %6 "[1]" on 0, 1
 //
 // f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters,
 // digits, '_' and '.'.

@@ -392,8 +392,9 @@ def mpmd_jit_with_loop(
     Args:
       fun: the step. Arguments and results are pytrees of arrays.
       mpmd_mesh: its ranks and their devices.
-      in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or `MpmdSharding`s,
-        of which the specs count; or
+      in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or `MpmdSharding`s, of
+        which the specs count; a result is left on the ranks of its `MpmdSharding`, and no
+        others; or
       in_specs, out_specs: pytree prefixes of `PartitionSpec`s over the axes of a rank's
         mesh. Left out or None: inferred.
       static_argnums, static_argnames: arguments that are compiled in; hashable.

@@ -66,7 +66,8 @@ void jpp_graph_builder_destroy(jpp_graph_builder_t* builder) {
 
 // What has been added so far, for a look at it.
 static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
-  return (jpp_graph_t){.num_values = (uint32_t)builder->values.count,
+  return (jpp_graph_t){.ranks = builder->storage->graph.ranks,
+                       .num_values = (uint32_t)builder->values.count,
                        .num_ops = (uint32_t)builder->ops.count,
                        .num_loops = (uint32_t)builder->loops.count,
                        .num_outputs = (uint32_t)builder->outputs.count,
@@ -335,6 +336,25 @@ static jpp_status_t* add_output(jpp_graph_builder_t* builder, uint32_t value,
 jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_t value,
                                            const char* name, uint32_t next) {
   return note(builder, add_output(builder, value, name, next));
+}
+
+static jpp_status_t* leave_output(jpp_graph_builder_t* builder, const uint32_t* ranks,
+                                  uint32_t num_ranks) {
+  JPP_RETURN_IF_ERROR(check_open(builder));
+  if (!builder->outputs.count) {
+    return jpp_status_make(JPP_GRAPH_ERROR, "expected an output to leave on ranks");
+  }
+  jpp_graph_output_t* output = &builder->outputs.data[builder->outputs.count - 1];
+  output->num_ranks = num_ranks;
+  JPP_RETURN_IF_ERROR(jpp_arena_copy(builder_arena(builder), ranks,
+                                     num_ranks * sizeof(*ranks), (void**)&output->ranks));
+  jpp_graph_t view = builder_view(builder);
+  return jpp_graph_verify_output(&view, view.num_outputs - 1);
+}
+
+jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,
+                                             const uint32_t* ranks, uint32_t num_ranks) {
+  return note(builder, leave_output(builder, ranks, num_ranks));
 }
 
 // The vecs' storage moves into the arena, so that the graph is one artefact.

@@ -365,6 +365,19 @@ static jpp_status_t* parse_arg(parser_t* p) {
   return define_name(p, &name, value);
 }
 
+// The ranks of an output, behind "on".
+static jpp_status_t* parse_ranks(parser_t* p) {
+  p->inputs.count = 0;
+  if (!at_word(p, "on")) return NULL;
+  do {
+    uint32_t rank = 0;
+    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(parse_u32(p, "a rank", &rank));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->inputs, rank));
+  } while (at_punct(p, ","));
+  return NULL;
+}
+
 static jpp_status_t* parse_out(parser_t* p) {
   JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
   uint32_t value = 0, next = JPP_NONE;
@@ -373,11 +386,15 @@ static jpp_status_t* parse_out(parser_t* p) {
   if (p->lexer.token.kind == JPP_TOKEN_STRING) {
     JPP_RETURN_IF_ERROR(parse_string(p, "a label", &label));
   }
+  JPP_RETURN_IF_ERROR(parse_ranks(p));
   if (at_word(p, "next")) {
     JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
     JPP_RETURN_IF_ERROR(parse_use(p, &next));
   }
-  return jpp_graph_builder_add_output(p->builder, value, label, next);
+  JPP_RETURN_IF_ERROR(jpp_graph_builder_add_output(p->builder, value, label, next));
+  if (!p->inputs.count) return NULL;
+  return jpp_graph_builder_leave_output(p->builder, p->inputs.data,
+                                        (uint32_t)p->inputs.count);
 }
 
 static jpp_status_t* parse_statement(parser_t* p) {

@@ -130,6 +130,22 @@ static void append_ops(jpp_str_t* str, const jpp_graph_t* graph) {
   }
 }
 
+static void append_outputs(jpp_str_t* str, const jpp_graph_t* graph) {
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    const jpp_graph_output_t* output = &graph->outputs[i];
+    jpp_str_appendf(str, "out %%%u", output->value);
+    if (output->name) {
+      jpp_str_append(str, " ");
+      jpp_str_append_quoted(str, output->name);
+    }
+    for (uint32_t k = 0; k < output->num_ranks; ++k) {
+      jpp_str_appendf(str, k ? ", %u" : " on %u", output->ranks[k]);
+    }
+    if (output->next != JPP_NONE) jpp_str_appendf(str, " next %%%u", output->next);
+    jpp_str_append(str, "\n");
+  }
+}
+
 jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
   jpp_str_t str = {0};
   jpp_str_append(&str, "graph ");
@@ -138,17 +154,7 @@ jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
   jpp_str_append(&str, "\n");
   append_args(&str, graph);
   append_ops(&str, graph);
-  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
-    jpp_str_appendf(&str, "out %%%u", graph->outputs[i].value);
-    if (graph->outputs[i].name) {
-      jpp_str_append(&str, " ");
-      jpp_str_append_quoted(&str, graph->outputs[i].name);
-    }
-    if (graph->outputs[i].next != JPP_NONE) {
-      jpp_str_appendf(&str, " next %%%u", graph->outputs[i].next);
-    }
-    jpp_str_append(&str, "\n");
-  }
+  append_outputs(&str, graph);
   return jpp_str_finish(&str, out_text);
 }
 

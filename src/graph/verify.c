@@ -152,6 +152,24 @@ static jpp_status_t* verify_next(const jpp_graph_t* graph, uint32_t index) {
   return NULL;
 }
 
+static jpp_status_t* verify_ranks(const jpp_graph_t* graph, uint32_t index) {
+  const jpp_graph_output_t* output = &graph->outputs[index];
+  for (uint32_t i = 0; i < output->num_ranks; ++i) {
+    if (i && output->ranks[i] <= output->ranks[i - 1]) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "output %u is left on rank %u, then on %u; expected each "
+                             "rank once, in their order",
+                             index, output->ranks[i - 1], output->ranks[i]);
+    }
+    if (graph->ranks && output->ranks[i] >= graph->ranks) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "output %u is left on rank %u; expected one of %u ranks",
+                             index, output->ranks[i], graph->ranks);
+    }
+  }
+  return NULL;
+}
+
 jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph, uint32_t index) {
   uint32_t value = graph->outputs[index].value;
   if (value >= graph->num_values || graph->values[value].loop != JPP_NONE) {
@@ -159,5 +177,6 @@ jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph, uint32_t index) 
         JPP_GRAPH_ERROR,
         "output %u is value %%%u, which is not defined outside the loops", index, value);
   }
+  JPP_RETURN_IF_ERROR(verify_ranks(graph, index));
   return graph->outputs[index].next == JPP_NONE ? NULL : verify_next(graph, index);
 }

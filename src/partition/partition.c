@@ -100,8 +100,16 @@ static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
     args[i].ranks = jpp_need_at(p, args[i].value);
   }
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
-    outputs[i].value = p->alias[p->graph->outputs[i].value];
+    const jpp_graph_output_t* output = &p->graph->outputs[i];
+    outputs[i].value = p->alias[output->value];
     outputs[i].ranks = jpp_need_at(p, outputs[i].value);
+    if (!output->num_ranks) continue;
+    uint64_t* ranks = NULL;
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->words, &ranks));
+    for (uint32_t k = 0; k < output->num_ranks; ++k) {
+      jpp_ranks_add(ranks, output->ranks[k]);
+    }
+    outputs[i].ranks = ranks;
   }
   staged->args = args;
   staged->outputs = outputs;
@@ -139,6 +147,19 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   return fill_staged(p, staged);
 }
 
+// The text of a graph need not say how many ranks there are.
+static jpp_status_t* check_outputs(const jpp_graph_t* graph, uint32_t ranks) {
+  for (uint32_t i = 0; i < graph->num_outputs; ++i) {
+    const jpp_graph_output_t* output = &graph->outputs[i];
+    uint32_t last = output->num_ranks ? output->ranks[output->num_ranks - 1] : 0;
+    if (last < ranks) continue;
+    return jpp_status_make(
+        JPP_MESH_ERROR, "output %u (%s) is left on rank %u; expected one of %u ranks", i,
+        output->name ? output->name : "without a name", last, ranks);
+  }
+  return NULL;
+}
+
 jpp_status_t* jpp_partition(const jpp_graph_t* graph,
                             const jpp_partition_options_t* options,
                             jpp_staged_t** out_staged) {
@@ -149,6 +170,7 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
   if (full.ranks == 0) {
     return jpp_status_make(JPP_MESH_ERROR, "0 pipeline ranks; expected at least 1");
   }
+  JPP_RETURN_IF_ERROR(check_outputs(graph, full.ranks));
   jpp_staged_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_partitioner_t partitioner = {

@@ -16,7 +16,8 @@ typedef struct placer {
   uint64_t* home;       // [values * words] of anchored values
   bool* anchored;       // [values] depends on a loop's results
   bool* everywhere;     // [values] anchored, small, made on whichever ranks need it
-  bool* is_output;      // [values]
+  bool* is_output;      // [values] left where it comes to be
+  uint64_t* left;       // [values * words] of outputs, where the user wants them
   bool* inner;          // [ops] a sum whose only user is another sum
   uint32_t* phase;      // [values] the first phase in which an anchored value exists; for
                         // others the first phase that needs it
@@ -28,6 +29,10 @@ typedef struct placer {
 
 static uint64_t* home_at(const placer_t* c, uint32_t value) {
   return c->home + (size_t)value * c->p->words;
+}
+
+static uint64_t* left_at(const placer_t* c, uint32_t value) {
+  return c->left + (size_t)value * c->p->words;
 }
 
 static void all_ranks(const placer_t* c, uint64_t* set) {
@@ -297,6 +302,8 @@ static void need_for_loops(const placer_t* c) {
 static void need_as_output(placer_t* c, uint32_t value) {
   uint64_t* need = jpp_need_at(c->p, value);
   uint32_t words = c->p->words;
+  jpp_ranks_unite(need, left_at(c, value), words);
+  if (!c->is_output[value]) return;
   if (c->anchored[value] && !c->everywhere[value]) {
     jpp_ranks_unite(need, home_at(c, value), words);
   } else if (!c->anchored[value] && is_small(c, value)) {
@@ -326,7 +333,7 @@ static void choose_ranks(placer_t* c, uint32_t id) {
   uint64_t* run = jpp_run_at(p, id);
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     uint32_t value = op->first_output + i;
-    if (c->is_output[value]) need_as_output(c, value);
+    need_as_output(c, value);
     jpp_ranks_unite(run, jpp_need_at(p, value), p->words);
   }
   if (op->flags & JPP_OP_EFFECT) {
@@ -405,7 +412,7 @@ static void need_as_next_args(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
-    if (output->next == JPP_NONE) continue;
+    if (output->next == JPP_NONE || output->num_ranks) continue;
     jpp_ranks_unite(jpp_need_at(p, p->alias[output->value]), jpp_need_at(p, output->next),
                     p->words);
   }
@@ -424,6 +431,7 @@ static jpp_status_t* allocate_tables(placer_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->anchored));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->everywhere));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->is_output));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values * p->words, &c->left));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &c->inner));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->phase));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->words, &c->scratch));
@@ -431,12 +439,22 @@ static jpp_status_t* allocate_tables(placer_t* c) {
   return NULL;
 }
 
+static void note_outputs(const placer_t* c) {
+  const jpp_partitioner_t* p = c->p;
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    const jpp_graph_output_t* output = &p->graph->outputs[i];
+    uint32_t value = p->alias[output->value];
+    if (!output->num_ranks) c->is_output[value] = true;
+    for (uint32_t k = 0; k < output->num_ranks; ++k) {
+      jpp_ranks_add(left_at(c, value), output->ranks[k]);
+    }
+  }
+}
+
 static jpp_status_t* place_all(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   JPP_RETURN_IF_ERROR(allocate_tables(c));
-  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
-    c->is_output[p->alias[p->graph->outputs[i].value]] = true;
-  }
+  note_outputs(c);
   anchor_accumulators(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));

@@ -228,6 +228,17 @@ static PyObject* graph_add_output(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+static PyObject* graph_leave_output(PyObject* self, PyObject* ranks) {
+  uint32_t* read = NULL;
+  uint32_t count = 0;
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder || !jpp_py_to_u32s(ranks, &read, &count)) return NULL;
+  bool ok = jpp_py_check(jpp_graph_builder_leave_output(builder, read, count));
+  jpp_free(read);
+  if (!ok) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject* graph_finish(PyObject* object, PyObject* unused) {
   (void)unused;
   jpp_py_graph_t* self = (jpp_py_graph_t*)object;
@@ -271,6 +282,9 @@ static PyMethodDef kMethods[] = {
     {"add_output", graph_add_output, METH_VARARGS,
      "add_output($self, value, name, next, /)\n--\n\n"
      "Makes a value a result of the step, and argument `next` of the next one, or NONE."},
+    {"leave_output", graph_leave_output, METH_O,
+     "leave_output($self, ranks, /)\n--\n\n"
+     "Leaves the result added last on these ranks, ascending, and no others."},
     {"finish", graph_finish, METH_NOARGS, "finish($self, /)\n--\n\nEnds the building."},
     {"text", graph_text, METH_VARARGS,
      "text($self, device_bytes=None, /)\n--\n\n"

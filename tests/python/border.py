@@ -139,6 +139,12 @@ def in_loop() -> _core.Graph:
     return graph
 
 
+def with_output() -> _core.Graph:
+    graph = _core.Graph("g", 1)
+    graph.add_output(graph.add_arg(("float32", [2]), False, "x"), "x", _core.NONE)
+    return graph
+
+
 class Step:
     """A small step, and what it is made of."""
 
@@ -273,6 +279,7 @@ def cases(step: Step) -> list[Case]:
             ("types", [("float32", [2])]),
         ),
         Case("Graph.add_output", lambda: in_loop().add_output, number, ("text", "x")),
+        Case("Graph.leave_output", lambda: with_output().leave_output, ("numbers", [0])),
         Case("Graph.finish", lambda: new().finish),
         Case("Graph.text", lambda: built_graph().text, ("numbers or None", [8])),
         Case(

@@ -259,7 +259,9 @@ def check_order(trace: str, steps: int) -> None:
 # --- Failures -----------------------------------------------------------------------------
 
 
-def two_stages(schedule: Any = None, width: int = 4, mesh: Any = None) -> tuple[Any, Any, Any]:
+def two_stages(
+    schedule: Any = None, width: int = 4, mesh: Any = None, **options: Any
+) -> tuple[Any, Any, Any]:
     """A step, its weights and its batch."""
 
     def loss(weights: Any, x: Any) -> Any:
@@ -277,7 +279,25 @@ def two_stages(schedule: Any = None, width: int = 4, mesh: Any = None) -> tuple[
 
     weights = [np.eye(width, dtype=np.float32)] * 2
     xs = np.ones((8, 2, width), np.float32)
-    return jaxpp.mpmd_jit_with_loop(step, mesh or mesh_of_all(2)), weights, xs
+    return jaxpp.mpmd_jit_with_loop(step, mesh or mesh_of_all(2), **options), weights, xs
+
+
+def left() -> None:
+    """Weights that a step makes where they belong, and a loss that all processes have."""
+    mesh = mesh_of_all(2)
+    everywhere = jaxpp.MpmdSharding(mesh, range(2), PartitionSpec())
+    step, _, xs = two_stages(out_shardings=(None, everywhere))
+
+    def init(key: Any) -> Any:
+        return [jax.random.normal(k, (4, 4)) for k in jax.random.split(key)]
+
+    key = jax.random.key(0)
+    where = step.compile(jax.eval_shape(init, key), xs).compiled.in_shardings[0][0]
+    weights = jaxpp.mpmd_jit_with_loop(init, mesh, out_shardings=where)(key)
+    say("made on", *(w.mpmd_idxs for w in weights), *(w.is_fully_addressable for w in weights))
+    for _ in range(3):
+        weights, total = step(weights, xs)
+        say("loss", float(total))
 
 
 def on_the_way(then: Callable[[], None]) -> None:
@@ -532,6 +552,7 @@ JOBS: dict[str, Callable[[], None]] = {
             nodes_of_a_rank,
             moved_argument,
             no_copy,
+            left,
             put_from_a_device,
         )
     },

@@ -337,6 +337,15 @@ def test_an_array_that_jax_can_not_take_apart(launch: Launch) -> None:
         )
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_results_are_left_where_they_are_wanted(launch: Launch, devices: int) -> None:
+    result, lines, _ = launch(2, devices, "left")
+    assert result == 0
+    assert lines[0][0] == "made on (0,) (1,) True False"
+    assert lines[1][0] == "made on (0,) (1,) False True"
+    assert len(lines[0]) == 4 and lines[0][1:] == lines[1][1:]
+
+
 def test_a_result_that_is_elsewhere(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "no_copy")
     assert result == 1

@@ -22,6 +22,7 @@ except ImportError:
 __all__ = [
     "changed_jaxpr",
     "changed_scan",
+    "continued",
     "drop_unused",
     "drop_unused_outputs",
     "is_ordered",
@@ -64,6 +65,22 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     forgotten."""
     names = closed.jaxpr.debug_info.with_unknown_names()
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+# JAX 0.10.2, 0.11.2: core.Var; JaxprEqn.replace.
+def continued(closed: ClosedJaxpr, tail: Jaxpr) -> ClosedJaxpr:
+    """The jaxpr that goes on with `tail`, which takes its results and has no constants."""
+    given = dict(zip(tail.invars, closed.jaxpr.outvars, strict=True))
+
+    def meant(atom: Any) -> Any:
+        return given.get(atom, atom) if isinstance(atom, jax_core.Var) else atom
+
+    more = [eqn.replace(invars=[meant(v) for v in eqn.invars]) for eqn in tail.eqns]
+    return changed_jaxpr(
+        closed,
+        eqns=[*closed.jaxpr.eqns, *more],
+        outvars=[meant(v) for v in tail.outvars],
+    )
 
 
 # JAX 0.10.2, 0.11.2: core.unmapped_aval.

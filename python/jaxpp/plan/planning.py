@@ -32,7 +32,7 @@ from jaxpp.plan.sharding import Specs, infer_specs
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import warn_of_marks_without_loop
-from jaxpp.trace.stacked import Bounds, part_step, parts_of_leaves
+from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
 
 __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 
@@ -143,10 +143,10 @@ def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
     )
 
 
-def _broadcast_specs(
+def _broadcast_shardings(
     given: Any, tree: Any, what: str, names: list[str], mesh: MpmdMesh
 ) -> list[Any]:
-    """One spec or None a leaf; the leaves have these names."""
+    """One spec, sharding or None a leaf; the leaves have these names."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
@@ -165,7 +165,7 @@ def _broadcast_specs(
         ) from None
     for spec, name in zip(found, names, strict=False):
         _refuse_pipeline_axis(spec, f"{what} of {name}", mesh)
-    return [_spec_of(spec, what) for spec in found]
+    return found
 
 
 def _spec_of(given: Any, what: str) -> PartitionSpec | None:
@@ -180,6 +180,20 @@ def _spec_of(given: Any, what: str) -> PartitionSpec | None:
         f"{describe(given)}",
         wrong_type=True,
     )
+
+
+def _ranks_of(given: Any, mesh: MpmdMesh) -> tuple[int, ...] | None:
+    """The ranks that a result is to be left on."""
+    if not isinstance(given, MpmdSharding):
+        return None
+    wrong = [r for r in given.mesh_ids if r >= mesh.mpmd_dim]
+    if wrong:
+        raise make_error(
+            "sharding",
+            f"out_shardings: expected the ranks of a mesh of {mesh.mpmd_dim}, found an "
+            f"MpmdSharding of the ranks {list(given.mesh_ids)}",
+        )
+    return tuple(sorted(given.mesh_ids))
 
 
 def trace_function(
@@ -277,6 +291,7 @@ class _Front:
     out_names: list[str]
     in_specs: list[Any]
     out_specs: list[Any]
+    out_ranks: list[tuple[int, ...] | None]
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
     statics: list[Static]
@@ -289,7 +304,8 @@ class _Front:
 
     def graph(self, donated: list[bool], next_args: list[int], **options: Any) -> Graph:
         ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
-        return build_graph(self.name, ranks, self.closed, donated, *names, next_args, **options)
+        ends = (*names, next_args, self.out_ranks)
+        return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
 
     def plan(
         self,
@@ -352,13 +368,16 @@ def _cuts_rows(spec: PartitionSpec | None) -> bool:
     return spec is not None and len(spec) > 0 and spec[0] is not None
 
 
+def _may_part(mesh: MpmdMesh) -> bool:
+    explicit = any(t is AxisType.Explicit for t in mesh.jax_mesh.axis_types)
+    return mesh.mpmd_dim > 1 and not explicit
+
+
 def _part_front(front: _Front) -> _Front:
     """With the leaves that hold the weights of several stages by parts."""
-    mesh = front.mesh
-    explicit = any(t is AxisType.Explicit for t in mesh.jax_mesh.axis_types)
-    if mesh.mpmd_dim == 1 or explicit:
+    if not _may_part(front.mesh):
         return front
-    with mesh.tracing_context():
+    with front.mesh.tracing_context():
         found = part_step(front.closed, [not _cuts_rows(s) for s in front.in_specs])
     if found is None:
         return front
@@ -372,8 +391,54 @@ def _part_front(front: _Front) -> _Front:
         out_names=_part_names(front.out_names, found.results),
         in_specs=_by_parts(front.in_specs, found.arguments),
         out_specs=_by_parts(front.out_specs, found.results),
+        # Parts are left where the stages are that take them.
+        out_ranks=[
+            None if cut else ranks
+            for ranks, cut in zip(front.out_ranks, found.results, strict=True)
+            for _ in range(len(cut) - 1 if cut else 1)
+        ],
         argument_bounds=found.arguments,
         result_bounds=found.results,
+    )
+
+
+def _bounds_of(given: Any, rows: int) -> Bounds | None:
+    """How the rows of a result are dealt out to the ranks of its sharding, if they are."""
+    if not isinstance(given, MpmdSharding) or given.spec == given.spec_in_rank:
+        return None
+    ranks = len(given.mesh_ids)
+    share_devices = given.mesh.shape[given.mpmd_mesh.mpmd_axis_name] != ranks
+    if share_devices or not rows or rows % ranks:
+        return None  # each has all
+    return tuple(range(0, rows + 1, rows // ranks))
+
+
+def _deal_out(front: _Front, given: Sequence[Any]) -> _Front:
+    """With the results by parts of which the user wants each rank to have its own rows."""
+    if not _may_part(front.mesh):
+        return front
+    parts = parts_of_leaves(front.result_bounds)
+    numbers = zip(given, front.result_bounds, parts, strict=True)
+    cuts: list[Bounds | None] = [None] * len(front.out_names)
+    bounds = list(front.result_bounds)
+    for leaf, (sharding, known, at) in enumerate(numbers):
+        shape = front.closed.out_avals[at[0]].shape
+        if known is None and shape:
+            bounds[leaf] = cuts[at[0]] = _bounds_of(sharding, shape[0])
+    if not any(cuts):
+        return front
+    ranks = [
+        own
+        for whole, cut in zip(front.out_ranks, cuts, strict=True)
+        for own in ([whole] if cut is None or whole is None else [(r,) for r in whole])
+    ]
+    return dataclasses.replace(
+        front,
+        closed=cut_results(front.closed, cuts),
+        out_names=_part_names(front.out_names, cuts),
+        out_specs=_by_parts(front.out_specs, cuts),
+        out_ranks=ranks,
+        result_bounds=bounds,
     )
 
 
@@ -382,7 +447,8 @@ def _trace_front(
 ) -> _Front:
     mesh = options.mesh
     names, _ = signature.describe(call)
-    in_specs = _broadcast_specs(options.in_specs, call.args, "in_specs", names, mesh)
+    given = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
+    in_specs = [_spec_of(g, "in_specs") for g in given]
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
         _spec_of_leaf(mesh, leaf) if spec is None else spec
@@ -392,7 +458,7 @@ def _trace_front(
     warn_of_marks_without_loop(closed.jaxpr)
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
-    out_specs = _broadcast_specs(options.out_specs, results, "out_specs", out_names, mesh)
+    given = _broadcast_shardings(options.out_specs, results, "out_specs", out_names, mesh)
     front = _Front(
         name,
         mesh,
@@ -402,12 +468,13 @@ def _trace_front(
         names,
         out_names,
         in_specs,
-        out_specs,
+        [_spec_of(g, "out_specs") for g in given],
+        [_ranks_of(g, mesh) for g in given],
         argument_bounds=[None] * len(names),
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
     )
-    return _part_front(front)
+    return _deal_out(_part_front(front), given)
 
 
 def trace_step(

@@ -361,8 +361,8 @@ class CompiledStep:
     def in_shardings(self) -> Any:
         """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
 
-        An argument that nothing uses lies on the first rank. Weights are made where they
-        belong by `jax.jit(init, out_shardings=...)`, or put there by `jax.device_put`.
+        An argument that nothing uses lies on the first rank. A step whose `out_shardings`
+        these are makes weights where they belong; `jax.device_put` puts them there.
         """
         return self._traced.in_shardings
 

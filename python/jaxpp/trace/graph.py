@@ -583,6 +583,7 @@ def build_graph(
     arg_names: Sequence[str],
     out_names: Sequence[str],
     next_args: Sequence[int],
+    out_ranks: Sequence[Sequence[int] | None],
     loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
 ) -> Graph:
     """The graph of a traced step.
@@ -595,6 +596,8 @@ def build_graph(
       out_names: an entry a result.
       next_args: for each result the number of the argument that the next step gets it as, or
         NONE.
+      out_ranks: for each result the ranks that it is left on, ascending; None: wherever it
+        comes to be.
       loop_length: how many microbatches to plan for a loop, from its schedule and how many
         it has.
 
@@ -609,9 +612,12 @@ def build_graph(
     ]
     builder.collect_consts(closed_jaxpr)
     outs = builder.walk(closed_jaxpr, args)
-    for out, out_name, number in zip(outs, out_names, next_args, strict=True):
+    ends = zip(outs, out_names, next_args, out_ranks, strict=True)
+    for out, out_name, number, left_on in ends:
         next_arg = _core.NONE if number == _core.NONE else args[number]
         builder.core.add_output(builder.as_value(out), out_name, next_arg)
+        if left_on is not None:
+            builder.core.leave_output(left_on)
     builder.core.finish()
     return Graph(
         builder.core,

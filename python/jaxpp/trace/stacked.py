@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals.jaxprs import drop_unused, settings_of, without_constants
+from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
 from jaxpp.trace.splitting import inlined_call
 
-__all__ = ["Bounds", "PartedStep", "part_step", "parts_of_leaves"]
+__all__ = ["Bounds", "PartedStep", "cut_results", "part_step", "parts_of_leaves"]
 
 Bounds = tuple[int, ...]  # 0, ..., the size of axis 0
 
@@ -517,6 +517,25 @@ def part_step(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> PartedStep | None
                 return found
         parting = Parting(parting.bounds, (parting.leaves | more) - refused)
     return None
+
+
+def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJaxpr:
+    """The step that gives the rows within these bounds as results of their own."""
+
+    def cut(*results: Any) -> list[Any]:
+        return [
+            part
+            for whole, rows in zip(results, bounds, strict=True)
+            for part in ([whole] if rows is None else _rows_within(whole, rows))
+        ]
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals]
+    return continued(closed, jax.make_jaxpr(cut)(*structs).jaxpr)
+
+
+def _rows_within(whole: Any, bounds: Bounds) -> list[Any]:
+    pairs = zip(bounds, bounds[1:], strict=False)
+    return [jax.lax.slice_in_dim(whole, begin, end) for begin, end in pairs]
 
 
 def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:

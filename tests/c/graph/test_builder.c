@@ -37,6 +37,7 @@ static void assert_over(jpp_graph_builder_t* builder, const char* why) {
   ASSERT_FAILS(jpp_graph_builder_begin_loop(builder, &loop, &id), code, why);
   ASSERT_FAILS(jpp_graph_builder_end_loop(builder, &result, &kScalar, 1, &id), code, why);
   ASSERT_FAILS(jpp_graph_builder_add_output(builder, 0, "x", JPP_NONE), code, why);
+  ASSERT_FAILS(jpp_graph_builder_leave_output(builder, &id, 1), code, why);
   ASSERT_FAILS(jpp_graph_builder_finish(builder, &graph), code, why);
   assert_null(graph);
 }
@@ -58,6 +59,20 @@ static void test_a_builder_is_over_when_a_call_has_failed(void** state) {
   ASSERT_FAILS(jpp_graph_builder_add_output(builder, 7, "x", JPP_NONE), JPP_GRAPH_ERROR,
                "output 0 is value %7");
   assert_over(builder, "graph builder: a call has failed");
+  jpp_graph_builder_destroy(builder);
+}
+
+static void test_ranks_are_those_of_an_output(void** state) {
+  (void)state;
+  static const uint32_t kRanks[] = {0, 9};
+  jpp_graph_builder_t* builder = create();
+  ASSERT_FAILS(jpp_graph_builder_leave_output(builder, kRanks, 1), JPP_GRAPH_ERROR,
+               "expected an output to leave on ranks");
+  jpp_graph_builder_destroy(builder);
+  builder = create();
+  ASSERT_OK(jpp_graph_builder_add_output(builder, 0, NULL, JPP_NONE));
+  ASSERT_FAILS(jpp_graph_builder_leave_output(builder, kRanks, 2), JPP_GRAPH_ERROR,
+               "output 0 is left on rank 9; expected one of ");
   jpp_graph_builder_destroy(builder);
 }
 
@@ -312,6 +327,7 @@ static jpp_status_t* random_call(random_graph_t* g) {
                           .schedule = random_name(),
                           .where = random_name()};
   uint32_t id = g->values, choice = random_below(10);
+  const uint32_t ranks[] = {random_below(3), random_below(4)};
   bool wrong = random_below(200) == 0;  // a call that does not fit its place
   jpp_status_t* status = NULL;
   if (choice == 0 && g->in_loop != wrong) {
@@ -323,6 +339,8 @@ static jpp_status_t* random_call(random_graph_t* g) {
     status =
         jpp_graph_builder_add_arg(g->builder, &type, choice == 1, random_name(), &id);
     g->late_args = g->late_args || g->has_op;
+  } else if (choice == 4 && random_below(4) == 0) {
+    return jpp_graph_builder_leave_output(g->builder, ranks, random_below(3));
   } else if (choice == 4) {
     return jpp_graph_builder_add_output(g->builder, random_value(g), random_name(),
                                         random_below(4) ? JPP_NONE : random_value(g));
@@ -385,6 +403,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_builder_is_over_when_it_has_finished),
       cmocka_unit_test(test_a_builder_is_over_when_a_call_has_failed),
+      cmocka_unit_test(test_ranks_are_those_of_an_output),
       cmocka_unit_test(test_only_ops_of_front_ends_are_added),
       cmocka_unit_test(test_costs_are_numbers_that_can_be_summed),
       cmocka_unit_test(test_types_have_dimensions_and_bytes),

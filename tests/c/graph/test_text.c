@@ -171,6 +171,16 @@ static const refusal_t kRefusals[] = {
      "test:6:1: output 0 is value %2, which is not defined outside the loops"},
     {"loop microbatches 2 index %i {\n%b:f32[] = f(%i)\n}\n%c:f32[] = f(%b)",
      JPP_GRAPH_ERROR, "test:6:1: op 2 (f, ?): input 0 is value %2 of a loop's body"},
+    // Where an output is left
+    {"out %a on", JPP_PARSE_ERROR, "test:3:10: expected a rank"},
+    {"out %a on 0,", JPP_PARSE_ERROR, "test:3:13: expected a rank"},
+    {"out %a on 0 1", JPP_PARSE_ERROR, "test:3:13: expected"},
+    {"out %a on 1.5", JPP_PARSE_ERROR, "test:3:11: number is not a whole one"},
+    {"out %a on 1, 0", JPP_GRAPH_ERROR,
+     "test:3:1: output 0 is left on rank 1, then on 0; expected each rank once"},
+    {"out %a on 0, 0", JPP_GRAPH_ERROR,
+     "test:3:1: output 0 is left on rank 0, then on 0"},
+    {"out %a next %a on 0", JPP_PARSE_ERROR, "test:3:16: expected"},
     // What the next step gets
     {"out %a next", JPP_PARSE_ERROR, "test:3:12: expected a value such as %3"},
     {"out %a next \"a\"", JPP_PARSE_ERROR, "test:3:13: expected a value such as %3"},

@@ -229,17 +229,32 @@ static void compare_ends(machine_t* m, uint32_t rank, const uint64_t* expected) 
   }
 }
 
-// Every output is on some rank.
+static bool leaves_output(const jpp_program_t* program, uint32_t output) {
+  for (uint32_t k = 0; k < program->num_outputs; ++k) {
+    if (program->outputs[k].output == output) return true;
+  }
+  return false;
+}
+
+static bool is_wanted_on(const jpp_graph_output_t* output, uint32_t rank) {
+  for (uint32_t k = 0; k < output->num_ranks; ++k) {
+    if (output->ranks[k] == rank) return true;
+  }
+  return false;
+}
+
+// Every output is on some rank, or on those on which it is to be.
 static void find_outputs(machine_t* m) {
   const jpp_graph_t* graph = m->plan->staged->graph;
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
-    bool found = false;
+    const jpp_graph_output_t* output = &graph->outputs[i];
+    bool found = false, right = true;
     for (uint32_t r = 0; r < m->plan->ranks; ++r) {
-      for (uint32_t k = 0; k < m->plan->programs[r].num_outputs; ++k) {
-        found = found || m->plan->programs[r].outputs[k].output == i;
-      }
+      bool here = leaves_output(&m->plan->programs[r], i);
+      found |= here;
+      right &= here == is_wanted_on(output, r);
     }
-    if (!found) m->outcome = OUTCOME_DIFFERENT;
+    if (output->num_ranks ? !right : !found) m->outcome = OUTCOME_DIFFERENT;
   }
 }
 

@@ -202,7 +202,16 @@ static uint32_t take_arg(maker_t* m, bool large) {
   return JPP_NONE;
 }
 
-static void add_outputs(maker_t* m) {
+// On some of the ranks.
+static void leave_output(maker_t* m, uint32_t ranks) {
+  uint32_t chosen[64], count = 0;
+  for (uint32_t r = 0; r < ranks && r < 64; ++r) {
+    if (pick(2)) chosen[count++] = r;
+  }
+  if (count) ASSERT_OK(jpp_graph_builder_leave_output(m->builder, chosen, count));
+}
+
+static void add_outputs(maker_t* m, uint32_t ranks) {
   pool_t* pools[] = {&m->results, &m->outside, &m->args};
   for (uint32_t i = pick(6) + 1; i-- > 0;) {
     const pool_t* pool = pools[pick(2) ? 0 : pick(3)];
@@ -210,6 +219,7 @@ static void add_outputs(maker_t* m) {
     uint32_t value = any(pool),
              next = pick(2) ? take_arg(m, m->is_large[value]) : JPP_NONE;
     ASSERT_OK(jpp_graph_builder_add_output(m->builder, value, NULL, next));
+    if (pick(3) == 0) leave_output(m, ranks);
   }
 }
 
@@ -227,7 +237,7 @@ static jpp_graph_t* make_graph(maker_t* m, uint32_t ranks) {
       if (value != JPP_NONE) put(&m->outside, value);
     }
   }
-  add_outputs(m);
+  add_outputs(m, ranks);
   ASSERT_OK(jpp_graph_builder_finish(m->builder, &graph));
   jpp_graph_builder_destroy(m->builder);
   return graph;
