@@ -184,6 +184,7 @@ _OPTIONS = (
     "arrays on the mesh",
     "passed on",  # a result that is an argument
     "explicit axes",
+    "left",  # results on ranks that are named
 )
 
 
@@ -438,6 +439,23 @@ def _specs(case: Case, mesh: Any) -> Any:
     return jax.tree.map(of, case.params), None, PartitionSpec(None, "data"), None
 
 
+def left_on(case: Case) -> dict[str, tuple[int, ...]]:
+    """The ranks that results are left on, by their names."""
+    if "left" not in case.options:
+        return {}
+    rng = random.Random(case.seed)
+    names = ["loss", *(name for name in ("aux", "norm", "passed on") if name in case.options)]
+    ranks = range(case.ranks)
+    some = (tuple(sorted(rng.sample(ranks, rng.randint(1, case.ranks)))) for _ in names)
+    return dict(zip(names, some, strict=True))
+
+
+def _out_shardings(case: Case, mesh: Any) -> Any:
+    left = left_on(case)
+    where = {name: jaxpp.MpmdSharding(mesh, left[name], PartitionSpec()) for name in left}
+    return {"params": None, "state": None, **where} if left else None
+
+
 def _pipelined(case: Case, mesh: Any) -> Callable[..., Any]:
     operation = (jaxpp.Add, jaxpp.Add, _aux_operation(case))
 
@@ -451,7 +469,7 @@ def _pipelined(case: Case, mesh: Any) -> Callable[..., Any]:
             return jax.reshard(jax.reshard(x, PartitionSpec("data")), PartitionSpec())
         return jax.lax.with_sharding_constraint(x, PartitionSpec("data"))
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"out_shardings": _out_shardings(case, mesh)}
     if "specs" in case.options and case.axes:
         options["in_specs"] = _specs(case, mesh)
     if "donated" in case.options:
@@ -502,6 +520,8 @@ def run_case(case: Case) -> None:
     b = case.params, case.state()
     for n, found in enumerate(train(case, make_mesh(case.ranks, **case.axes))):
         expected = plain(*b, case.batch, case.extra)
+        for name, ranks in left_on(case).items():
+            assert {x.mpmd_idxs for x in jax.tree.leaves(found[name])} <= {ranks}, name
         for name in expected:
             # Squares of gradients that were rounded to bfloat16 say little.
             if name == "state" and case.dtype == "bfloat16":
