@@ -61,21 +61,21 @@ static void back_off(jpp_runtime_t* runtime, uint32_t idle_rounds) {
   }
 }
 
-// An actor that has waited for another process for longer than its instruction may, while
-// all processes were in the step; NULL: none has.
-static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t now) {
+// An actor whose instruction may wait for another process for less long than this one has
+// had nothing to do, all of them being in the step; NULL: none. What a process does
+// itself may be what the others wait for.
+static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
+                                    int64_t now) {
   jpp_pace_t* pace = &runtime->pace;
   if (!pace->all_begun && jpp_peers_have_begun(runtime, runtime->begun)) {
     pace->all_begun = now;
   }
+  int64_t waited = jpp_pace_waited(pace, quiet_since, now);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_t* actor = &runtime->actors[r];
     if (!actor->waits_since) continue;
     const jpp_pace_wait_t* wait = actor->instrs[actor->at].wait;
-    if (jpp_pace_waited(pace, actor->waits_since, now) >
-        jpp_pace_limit(pace, wait, runtime->step_timeout_ms)) {
-      return actor;
-    }
+    if (waited > jpp_pace_limit(pace, wait, runtime->step_timeout_ms)) return actor;
   }
   return NULL;
 }
@@ -92,7 +92,7 @@ static void halt_if_hopeless(jpp_runtime_t* runtime, uint64_t since,
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     halt_step(runtime, JPP_HALT_STALLED);
   } else if (quiet > kJppPaceQuiet) {
-    runtime->crew.late = find_late(runtime, now);
+    runtime->crew.late = find_late(runtime, quiet_since, now);
     if (runtime->crew.late) halt_step(runtime, JPP_HALT_LATE);
   }
 }
