@@ -106,9 +106,7 @@ static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
     if (!output->num_ranks) continue;
     uint64_t* ranks = NULL;
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->words, &ranks));
-    for (uint32_t k = 0; k < output->num_ranks; ++k) {
-      jpp_ranks_add(ranks, output->ranks[k]);
-    }
+    jpp_ranks_add_left(ranks, output);
     outputs[i].ranks = ranks;
   }
   staged->args = args;

@@ -445,9 +445,7 @@ static void note_outputs(const placer_t* c) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     uint32_t value = p->alias[output->value];
     if (!output->num_ranks) c->is_output[value] = true;
-    for (uint32_t k = 0; k < output->num_ranks; ++k) {
-      jpp_ranks_add(left_at(c, value), output->ranks[k]);
-    }
+    jpp_ranks_add_left(left_at(c, value), output);
   }
 }
 

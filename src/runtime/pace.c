@@ -2,6 +2,7 @@
 // longer than usual does not reach a multiple of them.
 #include "runtime/pace.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

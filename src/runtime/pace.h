@@ -14,7 +14,6 @@
 #ifndef JPP_RUNTIME_PACE_H_
 #define JPP_RUNTIME_PACE_H_
 
-#include <stdbool.h>
 #include <stdint.h>
 
 enum {

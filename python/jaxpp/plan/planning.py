@@ -384,6 +384,9 @@ def _part_front(front: _Front) -> _Front:
     cut = zip(found.results, front.out_specs, strict=True)
     if any(bounds and _cuts_rows(spec) for bounds, spec in cut):
         return front
+    # Parts are left where the stages are that take them.
+    ends = zip(front.out_ranks, found.results, strict=True)
+    ranks_of_wholes = [None if bounds else ranks for ranks, bounds in ends]
     return dataclasses.replace(
         front,
         closed=found.closed,
@@ -391,12 +394,7 @@ def _part_front(front: _Front) -> _Front:
         out_names=_part_names(front.out_names, found.results),
         in_specs=_by_parts(front.in_specs, found.arguments),
         out_specs=_by_parts(front.out_specs, found.results),
-        # Parts are left where the stages are that take them.
-        out_ranks=[
-            None if cut else ranks
-            for ranks, cut in zip(front.out_ranks, found.results, strict=True)
-            for _ in range(len(cut) - 1 if cut else 1)
-        ],
+        out_ranks=_by_parts(ranks_of_wholes, found.results),
         argument_bounds=found.arguments,
         result_bounds=found.results,
     )
@@ -447,8 +445,8 @@ def _trace_front(
 ) -> _Front:
     mesh = options.mesh
     names, _ = signature.describe(call)
-    given = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
-    in_specs = [_spec_of(g, "in_specs") for g in given]
+    taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
+    in_specs = [_spec_of(t, "in_specs") for t in taken]
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     in_specs = [
         _spec_of_leaf(mesh, leaf) if spec is None else spec

@@ -522,20 +522,17 @@ def part_step(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> PartedStep | None
 def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJaxpr:
     """The step that gives the rows within these bounds as results of their own."""
 
-    def cut(*results: Any) -> list[Any]:
-        return [
-            part
-            for whole, rows in zip(results, bounds, strict=True)
-            for part in ([whole] if rows is None else _rows_within(whole, rows))
-        ]
+    def cut(*wholes: Any) -> list[Any]:
+        results: list[Any] = []
+        for whole, at in zip(wholes, bounds, strict=True):
+            if at is None:
+                results.append(whole)
+            else:
+                results += [_rows(whole, a, b) for a, b in zip(at, at[1:], strict=False)]
+        return results
 
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals]
+    structs = map(_struct, closed.out_avals)
     return continued(closed, jax.make_jaxpr(cut)(*structs).jaxpr)
-
-
-def _rows_within(whole: Any, bounds: Bounds) -> list[Any]:
-    pairs = zip(bounds, bounds[1:], strict=False)
-    return [jax.lax.slice_in_dim(whole, begin, end) for begin, end in pairs]
 
 
 def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
