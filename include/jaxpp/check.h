@@ -10,6 +10,9 @@
 //    inputs and constants are neither deleted nor donated;
 //  - every task runs once for each of its microbatches, as its binding says;
 //  - the peak in bytes is the one that the plan states;
+//  - a value that several ranks hold is made by one task and sent, or by tasks that are
+//  the
+//    same module over the same inputs: its copies are equal to the bit;
 //
 // and of every channel: both ends see the same values in the same order, and no actors
 // wait for each other for ever when sends block with all slots full.

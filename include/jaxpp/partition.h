@@ -5,8 +5,10 @@
 //  - in a loop, for each stage: its forward (fwd_2) and its backward (bwd_2), or the two
 //    parts of the backward: input gradients (bwd_i_2) and weight gradients (bwd_w_2).
 //    They run once per microbatch.
-//  - outside: before_loop_, between_loops_ and after_loop_ tasks, named LEVEL_RANK. They
-//    run once per step; a task of level n uses what other ranks made at level n - 1.
+//  - outside: before_loop_, between_loops_ and after_loop_ tasks, named NUMBER_RANK,
+//  which
+//    run once per step. A value that several ranks make is made by the same task on each
+//    of them: same ops, same inputs, same outputs, and so one module.
 //
 // The rules (docs/partition.md walks through them):
 //  1. Forward marks cut the body in order: what mark k needs and no earlier mark took is
@@ -16,12 +18,14 @@
 //     task that needs them. Other ops that only use values from outside leave the loop.
 //  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
 //     stages) get one accumulator a task; the parts are summed after the loop.
-//  4. Outside, an op that depends on no loop runs on every rank that needs its result.
+//  4. Outside, copies of a value are equal to the bit: one rank makes it and sends it, or
+//     all ranks that make it run the same task on inputs that are themselves equal.
+//  5. An op outside that depends on no loop runs on every rank that needs its result.
 //     One that depends on a loop runs where @place says, or else on ranks that have all
 //     of its operands. If no rank has them all, a small op runs on each rank that needs
 //     its result, a large sum on all ranks that have a term, and any other large op on
 //     the ranks that have its largest operand.
-//  5. A result that the next step gets as an argument is left on all ranks that need it,
+//  6. A result that the next step gets as an argument is left on all ranks that need it,
 //     and an op that depends on no loop makes it there.
 //
 // Threads: any thread, several at once, also on the same graph, which is only read. A
@@ -37,8 +41,11 @@ typedef struct jpp_task {
   const char* name;  // "fwd_0", "bwd_i_2", "after_loop_0_3"
   uint8_t kind;      // jpp_task_kind_t
   uint32_t rank;
-  uint32_t loop, stage;   // JPP_NONE outside
-  uint32_t phase, level;  // outside: phase p runs before loop p; the last one after all
+  uint32_t loop, stage;  // JPP_NONE outside
+  uint32_t phase;        // outside: phase p runs before loop p; the last one after all
+  // The first task with the same ops, inputs and outputs, of the lowest rank that runs
+  // them; its own id if there is no other. Such tasks are donated the same inputs.
+  uint32_t repeats;
   uint32_t num_ops, num_inputs, num_outputs;
   const uint32_t* ops;      // staged op ids, in an order that can run
   const uint32_t* inputs;   // value ids
@@ -119,7 +126,7 @@ typedef struct jpp_partition_options {
   size_t struct_size;  // sizeof(jpp_partition_options_t)
   uint32_t ranks;
   const jpp_loop_placement_t* loops;  // [graph->num_loops]
-  uint64_t small_bytes;               // what "small" means in rule 4; 0: 4096
+  uint64_t small_bytes;               // what "small" means in rule 5; 0: 4096
 } jpp_partition_options_t;
 
 // The graph is borrowed and must outlive the result.

@@ -79,7 +79,7 @@ def stores_close() -> None: ...
 @final
 class StagedTask(
     structseq[Any],
-    tuple[str, int, int, int | None, int | None, list[int], list[int], list[int]],
+    tuple[str, int, int, int | None, int | None, list[int], list[int], list[int], int],
 ):
     __match_args__: Final = (
         "name",
@@ -90,6 +90,7 @@ class StagedTask(
         "ops",
         "inputs",
         "outputs",
+        "repeats",
     )
     @property
     def name(self) -> str: ...
@@ -107,6 +108,8 @@ class StagedTask(
     def inputs(self) -> list[int]: ...
     @property
     def outputs(self) -> list[int]: ...
+    @property
+    def repeats(self) -> int: ...
 
 @final
 class StagedOp(structseq[Any], tuple[int, int, int | None, list[int], int, int]):

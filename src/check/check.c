@@ -39,6 +39,7 @@ static jpp_status_t* prepare_checker(jpp_checker_t* c) {
 static jpp_status_t* check_all(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(prepare_checker(c));
   JPP_RETURN_IF_ERROR(jpp_check_bindings(c));
+  JPP_RETURN_IF_ERROR(jpp_check_copies(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {
     JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
     jpp_check_next_step(c, r);

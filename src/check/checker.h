@@ -3,6 +3,7 @@
 //   kinds.c     says of each value what kind of bytes it is
 //   actor.c     walks each actor's list: registers, bytes, what is left at the end
 //   run.c       one RUN of that walk
+//   copies.c    shows that a value has the same bits wherever it is
 //   channels.c  pairs what actor.c saw go in and out of each channel
 //   wait.c      lets all actors run, sends blocking, and finds cycles and slots
 //   limit.c     compares the peaks with a limit
@@ -88,6 +89,7 @@ jpp_status_t* jpp_check_run(jpp_walk_t* w) JPP_MUST_USE;
 // last.
 jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_run_counts(const jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp_check_copies(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp_check_channels(jpp_checker_t* c) JPP_MUST_USE;
 // Proves that the plan's slots suffice, then finds how many are needed.
 jpp_status_t* jpp_check_waiting(jpp_checker_t* c) JPP_MUST_USE;

@@ -1,167 +1,221 @@
-// The tasks outside the loops. Ops of one rank that wait for the same round of transfers
-// form one task: level n uses what other ranks made at level n - 1. Ops run as late as
-// their users allow, so that few values cross from one task of a rank to the next.
+// The tasks outside the loops.
+//
+// A value that several ranks make must have the same bits on all of them, and XLA rounds
+// differently when it fuses differently. So the ops that the same ranks run form a group,
+// and a task has ops of one group only: each rank of the group runs the same ops on the
+// same inputs and hands out the same outputs, as one module. jpp_task_t.repeats says
+// which tasks these are.
+//
+// Level n of a phase uses what other groups made at lower levels. Ops run as late as
+// their users allow, so that few values cross from one task to the next.
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/str.h"
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
-typedef struct instance {
-  uint32_t op, rank, phase, level, order;
-} instance_t;
+// An op outside that runs. `order` is its place in p->outer.
+typedef struct placed_op {
+  uint32_t op, phase, group, level, order;
+} placed_op_t;
 
 typedef struct leveler {
   jpp_partitioner_t* p;
   uint32_t phases;
-  uint32_t* first;                // [ops] first instance of the op
-  JPP_VEC(instance_t) instances;  // by op in p->outer order, then by rank
-  uint32_t* depth;                // [phases * ranks] highest level
-  uint32_t* value_task;           // [values] the last task that was given it as an input
-  jpp_u32_vec_t ops, inputs;      // of the task being made
+  JPP_VEC(placed_op_t) placed;  // in the order of p->outer
+  uint32_t* at;                 // [ops] its place in `placed`; JPP_NONE: it does not run
+  placed_op_t* lowest;          // [placed] as `placed`, by phase, group and lowest level
+  uint32_t* value_task;         // [values] the last task that was given it as an input
+  uint32_t* tasks_of_rank;      // [ranks] tasks of the phase at hand
+  jpp_u32_vec_t ops, inputs;    // of the task being made
 } leveler_t;
 
-// The instance of an op on one of its ranks. They are listed by rank, so as many of its
-// instances come before as lower ranks run the op.
-static instance_t* instance_at(const leveler_t* l, uint32_t op, uint32_t rank) {
-  const uint64_t* run = jpp_run_at(l->p, op);
-  uint32_t before = 0;
-  for (uint32_t w = 0; w < rank / 64; ++w)
-    before += (uint32_t)__builtin_popcountll(run[w]);
-  uint64_t below = (UINT64_C(1) << (rank % 64)) - 1;
-  before += (uint32_t)__builtin_popcountll(run[rank / 64] & below);
-  return &l->instances.data[l->first[op] + before];
+static const uint64_t* ranks_of(const leveler_t* l, const placed_op_t* placed) {
+  return jpp_run_at(l->p, placed->op);
 }
 
-// The op that makes `value` in the same phase outside; JPP_NONE for arguments, results of
+// The op that makes `value` in the same phase outside; NULL for arguments, results of
 // loops and what an earlier phase made.
-static uint32_t producer_in_phase(const leveler_t* l, uint32_t value, uint32_t phase) {
+static placed_op_t* producer_in_phase(const leveler_t* l, uint32_t value,
+                                      uint32_t phase) {
   uint32_t op = l->p->values.data[value].producer;
-  if (op == JPP_NONE || l->p->ops.data[op].kind == JPP_OP_LOOP) return JPP_NONE;
-  return l->p->phase[op] == phase ? op : JPP_NONE;
+  if (op == JPP_NONE || l->at[op] == JPP_NONE) return NULL;
+  placed_op_t* producer = &l->placed.data[l->at[op]];
+  return producer->phase == phase ? producer : NULL;
 }
 
-// The instance of an op that `rank` takes its results from: its own, or else that of the
-// lowest rank that runs the op, which sends them.
-static instance_t* source_of(const leveler_t* l, uint32_t op, uint32_t rank) {
-  const uint64_t* run = jpp_run_at(l->p, op);
-  return instance_at(l, op,
-                     jpp_ranks_has(run, rank) ? rank : jpp_ranks_first(run, l->p->words));
+// --- Groups ---------------------------------------------------------------------------
+
+// qsort() passes no context: the ranks of each op stand beside it.
+typedef struct ranks_of_op {
+  const uint64_t* ranks;
+  uint32_t words, at;  // `at`: in leveler_t.placed
+} ranks_of_op_t;
+
+// By the lowest rank, then by the others.
+static int compare_ranks(const void* a, const void* b) {
+  const ranks_of_op_t *x = a, *y = b;
+  for (uint32_t w = 0; w < x->words; ++w) {
+    uint64_t differ = x->ranks[w] ^ y->ranks[w];
+    if (differ) return x->ranks[w] & (differ & -differ) ? -1 : 1;
+  }
+  return 0;
 }
 
-static jpp_status_t* add_instances(leveler_t* l, uint32_t op) {
-  const uint64_t* run = jpp_run_at(l->p, op);
-  l->first[op] = (uint32_t)l->instances.count;
-  if (l->p->ops.data[op].kind == JPP_OP_LOOP) return NULL;
-  for (uint32_t r = 0; r < l->p->options->ranks; ++r) {
-    if (!jpp_ranks_has(run, r)) continue;
-    instance_t instance = {.op = op, .rank = r, .phase = l->p->phase[op]};
-    instance.order = (uint32_t)l->instances.count;
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->instances, instance));
+// Numbers the sets of ranks in the order of compare_ranks().
+static jpp_status_t* number_groups(leveler_t* l) {
+  size_t count = l->placed.count;
+  ranks_of_op_t* sorted = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&l->p->scratch, count, &sorted));
+  for (uint32_t i = 0; i < count; ++i) {
+    sorted[i] = (ranks_of_op_t){
+        .ranks = ranks_of(l, &l->placed.data[i]), .words = l->p->words, .at = i};
+  }
+  qsort(sorted, count, sizeof(*sorted), compare_ranks);
+  uint32_t group = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (i && compare_ranks(&sorted[i - 1], &sorted[i])) ++group;
+    l->placed.data[sorted[i].at].group = group;
   }
   return NULL;
 }
 
-// Gives an instance the lowest level at which all that it uses is there; what comes from
-// another rank is there one level later.
-static void raise_level(leveler_t* l, instance_t* instance) {
-  const jpp_op_t* op = &l->p->ops.data[instance->op];
+static jpp_status_t* list_placed_ops(leveler_t* l) {
+  const jpp_partitioner_t* p = l->p;
+  for (uint32_t i = 0; i < p->outer.count; ++i) {
+    uint32_t op = p->outer.data[i];
+    if (p->ops.data[op].kind == JPP_OP_LOOP) continue;
+    if (jpp_ranks_first(jpp_run_at(p, op), p->words) == JPP_NONE) continue;
+    l->at[op] = (uint32_t)l->placed.count;
+    placed_op_t placed = {.op = op, .phase = p->phase[op], .order = i};
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->placed, placed));
+  }
+  return NULL;
+}
+
+// --- Levels ---------------------------------------------------------------------------
+
+// Gives an op the lowest level at which all that it uses is there.
+static void raise_level(const leveler_t* l, placed_op_t* placed) {
+  const jpp_op_t* op = &l->p->ops.data[placed->op];
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer = producer_in_phase(l, op->inputs[i], instance->phase);
-    if (producer == JPP_NONE) continue;
-    const instance_t* source = source_of(l, producer, instance->rank);
-    uint32_t level = source->level + (source->rank != instance->rank);
-    if (level > instance->level) instance->level = level;
+    const placed_op_t* source = producer_in_phase(l, op->inputs[i], placed->phase);
+    if (!source) continue;
+    uint32_t level = source->level + (source->group != placed->group);
+    if (level > placed->level) placed->level = level;
   }
-  uint32_t* depth = &l->depth[instance->phase * l->p->options->ranks + instance->rank];
-  if (instance->level > *depth) *depth = instance->level;
 }
 
-// Lowers the levels of an instance's operands to what this user of them allows. Instances
-// come here from the last to the first, so that the user's own level is final.
-static void push_users_limit(leveler_t* l, const instance_t* instance) {
-  const jpp_op_t* op = &l->p->ops.data[instance->op];
+static int compare_levels(const void* a, const void* b) {
+  const placed_op_t *x = a, *y = b;
+  if (x->phase != y->phase) return x->phase < y->phase ? -1 : 1;
+  if (x->group != y->group) return x->group < y->group ? -1 : 1;
+  return x->level < y->level ? -1 : x->level > y->level;
+}
+
+// The highest level up to `most` that is the lowest of some op of the group: so a group
+// gets no more tasks than it needs. There is one, the op's own.
+static uint32_t latest_level(const leveler_t* l, const placed_op_t* placed,
+                             uint32_t most) {
+  placed_op_t key = {.phase = placed->phase, .group = placed->group, .level = most};
+  size_t low = 0, high = l->placed.count;  // lowest[low - 1] <= key < lowest[high]
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    if (compare_levels(&l->lowest[middle], &key) <= 0) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return l->lowest[low - 1].level;
+}
+
+// Lowers the levels of an op's operands to what this user of them allows. Ops come here
+// from the last to the first, so that the user's own level is final.
+static void limit_operands(const leveler_t* l, const placed_op_t* placed,
+                           uint32_t* limits) {
+  const jpp_op_t* op = &l->p->ops.data[placed->op];
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer = producer_in_phase(l, op->inputs[i], instance->phase);
-    if (producer == JPP_NONE) continue;
-    instance_t* source = source_of(l, producer, instance->rank);
-    uint32_t limit = instance->level - (source->rank != instance->rank);
-    if (limit < source->level) source->level = limit;
+    const placed_op_t* source = producer_in_phase(l, op->inputs[i], placed->phase);
+    if (!source) continue;
+    uint32_t* limit = &limits[source - l->placed.data];
+    uint32_t most = placed->level - (source->group != placed->group);
+    if (most < *limit) *limit = most;
   }
 }
 
-// Lowest levels first, which give the number of levels of each rank; then every instance
-// moves from the last level of its rank down to the highest that its users allow.
-static void choose_levels(leveler_t* l) {
-  for (size_t i = 0; i < l->instances.count; ++i) raise_level(l, &l->instances.data[i]);
-  for (size_t i = 0; i < l->instances.count; ++i) {
-    instance_t* instance = &l->instances.data[i];
-    instance->level = l->depth[instance->phase * l->p->options->ranks + instance->rank];
+static jpp_status_t* choose_levels(leveler_t* l) {
+  size_t count = l->placed.count;
+  uint32_t* limits = NULL;  // [placed]
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&l->p->scratch, count, &limits));
+  for (size_t i = 0; i < count; ++i) raise_level(l, &l->placed.data[i]);
+  JPP_RETURN_IF_ERROR(jpp_arena_copy(&l->p->scratch, l->placed.data,
+                                     count * sizeof(*l->lowest), (void**)&l->lowest));
+  qsort(l->lowest, count, sizeof(*l->lowest), compare_levels);
+  for (size_t i = count; i-- > 0;) {
+    placed_op_t* placed = &l->placed.data[i];
+    placed->level = latest_level(l, placed, limits[i]);
+    limit_operands(l, placed, limits);
   }
-  for (size_t i = l->instances.count; i-- > 0;) {
-    push_users_limit(l, &l->instances.data[i]);
-  }
+  return NULL;
 }
 
-static int compare_instances(const void* a, const void* b) {
-  const instance_t *x = a, *y = b;
+// --- Tasks ----------------------------------------------------------------------------
+
+static int compare_tasks(const void* a, const void* b) {
+  const placed_op_t *x = a, *y = b;
   if (x->phase != y->phase) return x->phase < y->phase ? -1 : 1;
   if (x->level != y->level) return x->level < y->level ? -1 : 1;
-  if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+  if (x->group != y->group) return x->group < y->group ? -1 : 1;
   return x->order < y->order ? -1 : 1;
 }
 
-static bool same_task(const instance_t* a, const instance_t* b) {
-  return a->phase == b->phase && a->level == b->level && a->rank == b->rank;
+static bool same_task(const placed_op_t* a, const placed_op_t* b) {
+  return a->phase == b->phase && a->level == b->level && a->group == b->group;
 }
 
-static jpp_status_t* name_task(const leveler_t* l, const instance_t* at,
-                               const char** out_name) {
-  *out_name = NULL;
+static jpp_status_t* name_task(const leveler_t* l, jpp_task_t* task) {
   jpp_str_t str = {0};
-  if (at->phase == 0 && l->phases > 1) {
+  if (task->phase == 0 && l->phases > 1) {
     jpp_str_append(&str, "before_loop");
-  } else if (at->phase + 1 == l->phases) {
+  } else if (task->phase + 1 == l->phases) {
     jpp_str_append(&str, "after_loop");
   } else {
-    jpp_str_appendf(&str, "between_loops_%u", at->phase);
+    jpp_str_appendf(&str, "between_loops_%u", task->phase);
   }
-  jpp_str_appendf(&str, "_%u_%u", at->level, at->rank);
+  jpp_str_appendf(&str, "_%u_%u", l->tasks_of_rank[task->rank]++, task->rank);
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
-  jpp_status_t* status = jpp_arena_strdup(l->p->arena, text, out_name);
+  jpp_status_t* status = jpp_arena_strdup(l->p->arena, text, &task->name);
   jpp_free(text);
   return status;
 }
 
-// Is `value` made by the task that `at` belongs to?
-static bool is_inside(const leveler_t* l, const instance_t* at, uint32_t value) {
-  uint32_t producer = producer_in_phase(l, value, at->phase);
-  if (producer == JPP_NONE) return false;
-  if (!jpp_ranks_has(jpp_run_at(l->p, producer), at->rank)) return false;
-  return instance_at(l, producer, at->rank)->level == at->level;
-}
-
-static jpp_status_t* take_inputs(leveler_t* l, const instance_t* at) {
-  const jpp_op_t* op = &l->p->ops.data[at->op];
+// Adds the inputs of an op that no op of its task makes.
+static jpp_status_t* take_inputs(leveler_t* l, const placed_op_t* placed) {
+  const jpp_op_t* op = &l->p->ops.data[placed->op];
   uint32_t task = (uint32_t)l->p->tasks.count;  // the one being made
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
-    if (l->value_task[value] == task || is_inside(l, at, value)) continue;
+    const placed_op_t* source = producer_in_phase(l, value, placed->phase);
+    bool inside = source && same_task(source, placed);
+    if (inside || l->value_task[value] == task) continue;
     l->value_task[value] = task;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->inputs, value));
   }
   return NULL;
 }
 
-static jpp_status_t* add_outer_task(leveler_t* l, const instance_t* first, size_t count) {
+// The task of these ops, on each rank of their group.
+static jpp_status_t* add_outer_tasks(leveler_t* l, const placed_op_t* first,
+                                     size_t count) {
   jpp_partitioner_t* p = l->p;
   jpp_task_t task = {.kind = JPP_TASK_OUTER,
-                     .rank = first->rank,
                      .loop = JPP_NONE,
                      .stage = JPP_NONE,
                      .phase = first->phase,
-                     .level = first->level};
+                     .repeats = (uint32_t)p->tasks.count};
   l->ops.count = l->inputs.count = 0;
   for (size_t i = 0; i < count; ++i) {
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->ops, first[i].op));
@@ -170,43 +224,45 @@ static jpp_status_t* add_outer_task(leveler_t* l, const instance_t* first, size_
   }
   task.num_ops = (uint32_t)l->ops.count;
   task.num_inputs = (uint32_t)l->inputs.count;
-  JPP_RETURN_IF_ERROR(name_task(l, first, &task.name));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&l->ops, p->arena, &task.ops));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&l->inputs, p->arena, &task.inputs));
-  return JPP_VEC_PUSH(&p->tasks, task);
-}
-
-static jpp_status_t* add_outer_tasks(leveler_t* l) {
-  size_t count = l->instances.count;
-  instance_t* sorted = NULL;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(&l->p->scratch, l->instances.data,
-                                     count * sizeof(*sorted), (void**)&sorted));
-  qsort(sorted, count, sizeof(*sorted), compare_instances);
-  for (size_t begin = 0, end = 0; begin < count; begin = end) {
-    while (end < count && same_task(&sorted[begin], &sorted[end])) ++end;
-    JPP_RETURN_IF_ERROR(add_outer_task(l, &sorted[begin], end - begin));
+  for (task.rank = 0; task.rank < p->options->ranks; ++task.rank) {
+    if (!jpp_ranks_has(ranks_of(l, first), task.rank)) continue;
+    JPP_RETURN_IF_ERROR(name_task(l, &task));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->tasks, task));
   }
   return NULL;
 }
 
 static jpp_status_t* make_outer_tasks(leveler_t* l) {
   jpp_partitioner_t* p = l->p;
-  l->phases = p->graph->num_loops + 1;
   uint32_t ranks = p->options->ranks;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->first));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, (size_t)l->phases * ranks, &l->depth));
+  l->phases = p->graph->num_loops + 1;
+  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->ops.count, &l->at));
   JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->values.count, &l->value_task));
-  for (size_t i = 0; i < p->outer.count; ++i) {
-    JPP_RETURN_IF_ERROR(add_instances(l, p->outer.data[i]));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ranks, &l->tasks_of_rank));
+  JPP_RETURN_IF_ERROR(list_placed_ops(l));
+  if (!l->placed.count) return NULL;
+  JPP_RETURN_IF_ERROR(number_groups(l));
+  JPP_RETURN_IF_ERROR(choose_levels(l));
+  placed_op_t* ops = l->placed.data;
+  size_t count = l->placed.count;
+  qsort(ops, count, sizeof(*ops), compare_tasks);
+  for (uint32_t i = 0; i < count; ++i) l->at[ops[i].op] = i;
+  for (size_t begin = 0, end = 0; begin < count; begin = end) {
+    while (end < count && same_task(&ops[begin], &ops[end])) ++end;
+    if (begin && ops[begin].phase != ops[begin - 1].phase) {
+      memset(l->tasks_of_rank, 0, ranks * sizeof(*l->tasks_of_rank));
+    }
+    JPP_RETURN_IF_ERROR(add_outer_tasks(l, &ops[begin], end - begin));
   }
-  choose_levels(l);
-  return add_outer_tasks(l);
+  return NULL;
 }
 
 jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) {
   leveler_t leveler = {.p = p};
   jpp_status_t* status = make_outer_tasks(&leveler);
-  jpp_vec_deinit(&leveler.instances);
+  jpp_vec_deinit(&leveler.placed);
   jpp_vec_deinit(&leveler.ops);
   jpp_vec_deinit(&leveler.inputs);
   return status;

@@ -1,5 +1,5 @@
-// Finds the outputs of each task: values that another task of its rank takes, that are
-// sent to ranks which do not compute them, or that the step returns.
+// Finds the outputs of each task: values that another task takes, or that the step
+// returns.
 #include "partition/partitioner.h"
 
 typedef struct finder {
@@ -13,32 +13,16 @@ static uint64_t* taken_at(const finder_t* f, uint32_t value) {
   return f->taken + (size_t)value * f->p->words;
 }
 
-static bool sends_away(const finder_t* f, uint32_t op, uint32_t value, uint32_t rank) {
-  const uint64_t* run = jpp_run_at(f->p, op);
-  if (jpp_ranks_first(run, f->p->words) != rank) return false;
-  const uint64_t* taken = taken_at(f, value);
-  const uint64_t* need = jpp_need_at(f->p, value);
-  for (uint32_t w = 0; w < f->p->words; ++w) {
-    uint64_t wanted = taken[w] | (f->is_output[value] ? need[w] : 0);
-    if (wanted & ~run[w]) return true;
-  }
-  return false;
-}
-
+// Tasks that repeat each other hand out the same values, whichever of their ranks needs
+// them.
 static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
                       uint32_t value) {
   const jpp_partitioner_t* p = f->p;
-  if (task->kind == JPP_TASK_OUTER) {
-    if (jpp_ranks_has(taken_at(f, value), task->rank)) return true;
-    if (f->is_output[value] && jpp_ranks_has(jpp_need_at(p, value), task->rank)) {
-      return true;
-    }
-    return sends_away(f, op, value, task->rank);
-  }
+  bool taken = jpp_ranks_first(taken_at(f, value), p->words) != JPP_NONE;
+  if (task->kind == JPP_TASK_OUTER) return taken || f->is_output[value];
   bool cloned = op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
   if (cloned) return false;
-  if (p->ops.data[op].kind == JPP_OP_ACCUMULATE) return true;
-  return jpp_ranks_first(taken_at(f, value), p->words) != JPP_NONE;
+  return taken || p->ops.data[op].kind == JPP_OP_ACCUMULATE;
 }
 
 static jpp_status_t* find_task_outputs(finder_t* f, jpp_task_t* task) {

@@ -1,4 +1,4 @@
-// Rule 4 of partition.h: the ranks and the phase of every op outside the loops.
+// Rule 5 of partition.h: the ranks and the phase of every op outside the loops.
 //
 // A forward pass gives each value that depends on a loop its "home", the ranks that can
 // compute it without a transfer. A backward pass gives each value the ranks that need it

@@ -31,6 +31,8 @@ static void append_ranks(jpp_str_t* str, const jpp_staged_t* staged,
 static void append_task(jpp_str_t* str, const jpp_staged_t* staged,
                         const jpp_task_t* task) {
   jpp_str_appendf(str, "task %s rank %u", task->name, task->rank);
+  const jpp_task_t* first = &staged->tasks[task->repeats];
+  if (first != task) jpp_str_appendf(str, " repeats %s", first->name);
   if (task->cost > 0) jpp_str_appendf(str, " cost %g", (double)task->cost);
   jpp_str_append(str, "\n");
   append_values(str, "in ", staged, task->inputs, task->num_inputs);
@@ -49,6 +51,31 @@ static void append_accumulator(jpp_str_t* str, const jpp_staged_t* staged,
       acc->next, acc->final);
 }
 
+static bool hands_out(const jpp_task_t* task, uint32_t value) {
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    if (task->outputs[i] == value) return true;
+  }
+  return false;
+}
+
+// Where the copies of an output come from: a task that one rank runs, or several.
+static void append_makers(jpp_str_t* str, const jpp_staged_t* staged, uint32_t value) {
+  const jpp_task_t* first = NULL;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    if (!hands_out(task, value)) continue;
+    jpp_str_appendf(str, first ? ",%u" : " made on {%u", task->rank);
+    if (!first) first = task;
+  }
+  if (first) jpp_str_appendf(str, "} by %s", first->name);
+}
+
+static uint32_t count_ranks(const jpp_staged_t* staged, jpp_rank_set_t ranks) {
+  uint32_t count = 0;
+  for (uint32_t r = 0; r < staged->ranks; ++r) count += jpp_rank_set_has(ranks, r);
+  return count;
+}
+
 static void append_ends(jpp_str_t* str, const jpp_staged_t* staged) {
   for (uint32_t i = 0; i < staged->graph->num_args; ++i) {
     jpp_str_appendf(str, "arg %%%u on ", staged->args[i].value);
@@ -58,6 +85,9 @@ static void append_ends(jpp_str_t* str, const jpp_staged_t* staged) {
   for (uint32_t i = 0; i < staged->graph->num_outputs; ++i) {
     jpp_str_appendf(str, "out %%%u on ", staged->outputs[i].value);
     append_ranks(str, staged, staged->outputs[i].ranks);
+    if (count_ranks(staged, staged->outputs[i].ranks) > 1) {
+      append_makers(str, staged, staged->outputs[i].value);
+    }
     jpp_str_append(str, "\n");
   }
 }

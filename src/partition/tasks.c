@@ -9,7 +9,11 @@
 static jpp_status_t* add_task(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32_t loop,
                               uint32_t stage, uint32_t* out_task) {
   *out_task = (uint32_t)p->tasks.count;
-  jpp_task_t task = {.kind = (uint8_t)kind, .loop = loop, .stage = stage, .phase = loop};
+  jpp_task_t task = {.kind = (uint8_t)kind,
+                     .loop = loop,
+                     .stage = stage,
+                     .phase = loop,
+                     .repeats = *out_task};
   task.rank = p->loops[loop].stage_rank[stage];
   jpp_str_t name = {0};
   if (loop) jpp_str_appendf(&name, "loop%u_", loop);

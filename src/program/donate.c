@@ -1,6 +1,8 @@
 // Decides which task inputs are donated and which output takes over the memory: an input
 // qualifies if it dies in every run of the task, and the nearest one that an output is
 // computed from is preferred.
+#include <string.h>
+
 #include "program/builder.h"
 #include "task/ids.h"
 
@@ -46,6 +48,23 @@ static void find_deaths(donor_t* d) {
         if (v->last_use != at || kept) d->dies[instr->target][i] = false;
       }
     }
+  }
+}
+
+// Tasks that repeat each other are one module, which has one set of donated inputs: those
+// that die on every rank.
+static void agree_on_deaths(const donor_t* d) {
+  const jpp_staged_t* staged = d->b->staged;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      if (!d->dies[t][i]) d->dies[task->repeats][i] = false;
+    }
+  }
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    if (task->repeats == t) continue;
+    memcpy(d->dies[t], d->dies[task->repeats], task->num_inputs * sizeof(**d->dies));
   }
 }
 
@@ -134,6 +153,7 @@ jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) {
   donor_t donor = {.b = b};
   JPP_RETURN_IF_ERROR(allocate_donor(&donor));
   find_deaths(&donor);
+  agree_on_deaths(&donor);
   jpp_status_t* status = NULL;
   for (uint32_t t = 0; t < b->staged->num_tasks && !status; ++t) {
     status = match_task(&donor, t);

@@ -1,5 +1,5 @@
-// Puts all task runs of a step into one order: tasks outside the loops by phase and
-// level, those of each loop by the times of its schedule.
+// Puts all task runs of a step into one order: tasks outside the loops as the partition
+// lists them, those of each loop by the times of its schedule.
 #include <stdlib.h>
 
 #include "program/builder.h"
@@ -155,7 +155,7 @@ static jpp_status_t* order_loop(jpp_program_builder_t* b, uint32_t loop) {
   return status;
 }
 
-// The partition lists the tasks outside by phase, level and rank.
+// The partition lists the tasks outside in an order that can run.
 static jpp_status_t* order_phase(jpp_program_builder_t* b, uint32_t phase) {
   for (uint32_t t = 0; t < b->staged->num_tasks; ++t) {
     const jpp_task_t* task = &b->staged->tasks[t];

@@ -17,6 +17,8 @@ static PyStructSequence_Field kStagedTask[] = {
     {"ops", "ids, in an order that can run"},
     {"inputs", "value ids"},
     {"outputs", "value ids"},
+    {"repeats",
+     "the first task with the same ops, inputs and outputs; its own id if none"},
     {NULL, NULL},
 };
 

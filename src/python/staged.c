@@ -27,7 +27,8 @@ static PyObject* make_task(const void* tasks, uint64_t index) {
       PyLong_FromUnsignedLong(task->rank), jpp_py_none_or_u32(task->loop),
       jpp_py_none_or_u32(task->stage), jpp_py_from_u32s(task->ops, task->num_ops),
       jpp_py_from_u32s(task->inputs, task->num_inputs),
-      jpp_py_from_u32s(task->outputs, task->num_outputs));
+      jpp_py_from_u32s(task->outputs, task->num_outputs),
+      PyLong_FromUnsignedLong(task->repeats));
 }
 
 static PyObject* staged_tasks(PyObject* object, PyObject* unused) {

@@ -83,7 +83,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("schedule 1f1b, 4 stages, 6 microbatches", done.stdout)
         self.assertIn("rank 3: stages 3", done.stdout)
-        self.assertIn("actor 0: 14 task runs, 6 sends (192 bytes)", done.stdout)
+        self.assertIn("actor 0: 15 task runs, 6 sends (192 bytes)", done.stdout)
 
     def test_simulated_streams_and_channels(self) -> None:
         def simulate(*flags: str) -> dict[str, object]:
@@ -502,7 +502,7 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(silent.stderr, "")
         for level, said in [
             ("info", "schedule 1f1b, 4 stages"),
-            ("debug", "on rank 3: 3 of 4"),
+            ("debug", "after_loop_1_3 on rank 3: 2 of 4"),
         ]:
             done = run("plan", graph("mlp4"), env={"JPP_LOG": level})
             self.assertEqual(done.stdout, silent.stdout)

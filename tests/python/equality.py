@@ -127,6 +127,27 @@ def assert_close(ours: Any, plain: Any, tolerance: float, what: str) -> None:
     assert found < tolerance, f"{what} differ by {found:.2g}, expected {tolerance:.2g} at most"
 
 
+def _shards(array: Any) -> dict[str, set[bytes]]:
+    """The contents of the shards of all copies of an array, by the part that they hold."""
+    found: dict[str, set[bytes]] = {}
+    for local in array._partially_addressable_arrays.values():
+        for shard in stored(local).addressable_shards:
+            contents = np.asarray(shard.data).tobytes()
+            found.setdefault(f"{local.shape} {shard.index}", set()).add(contents)
+    return found
+
+
+def assert_copies_equal(tree: Any, what: str) -> None:
+    """That all ranks, and all devices of a rank, hold the same bits of what they all hold."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        # Parts of a leaf by rank are no copies of each other.
+        if not isinstance(leaf, jaxpp.MpmdArray) or not leaf.is_mpmd_replicated:
+            continue
+        for part, copies in _shards(leaf).items():
+            where = f"{what}{jax.tree_util.keystr(path)}, {part}"
+            assert len(copies) == 1, f"{where}: copies differ, on ranks {leaf.mpmd_idxs}"
+
+
 def _sharded(leaf: Any, *wanted: tuple[int, str], mesh: Any) -> PartitionSpec:
     """The first (dimension, axis) that the mesh has and that divides the leaf's shape."""
     sizes = mesh.lowering_mesh().shape
@@ -198,6 +219,7 @@ def assert_trains_equal(
         *a, loss_a, aux_a = ours(*a, problem.batch)
         with jax.set_mesh(on_one_rank):
             *b, loss_b, aux_b = plain(*b, batch)
+        assert_copies_equal((*a, loss_a, aux_a), f"step {step}: ")
         assert_close(loss_a, loss_b, tolerance, f"loss of step {step}")
         assert_close(aux_a, reduce_aux(aux_b), tolerance, f"aux of step {step}")
         assert_close(a[0], b[0], tolerance, f"parameters of step {step}")

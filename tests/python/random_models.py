@@ -30,7 +30,7 @@ import optax  # noqa: E402
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 import jaxpp.api as jaxpp  # noqa: E402
-from equality import difference, make_mesh  # noqa: E402
+from equality import assert_copies_equal, difference, make_mesh  # noqa: E402
 from jaxpp.jax_internals.arrays import key_implementation  # noqa: E402
 from jaxpp.placements import stored  # noqa: E402
 
@@ -520,6 +520,7 @@ def run_case(case: Case) -> None:
     b = case.params, case.state()
     for n, found in enumerate(train(case, make_mesh(case.ranks, **case.axes))):
         expected = plain(*b, case.batch, case.extra)
+        assert_copies_equal(found, f"step {n}: ")
         for name, ranks in left_on(case).items():
             assert {x.mpmd_idxs for x in jax.tree.leaves(found[name])} <= {ranks}, name
         for name in expected:

@@ -77,6 +77,7 @@ class TaskLowerer:
     ) -> None:
         self.graph = graph
         self.staged = staged
+        self._tasks = staged.tasks()
         self.mesh = mesh
         self.specs = specs
         self.platform = platform
@@ -182,7 +183,11 @@ class TaskLowerer:
     # --- Lowering ---
 
     def lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
-        """A task of `staged.tasks()` with its row of `plan.donations()`."""
+        """A task of `staged.tasks()` with its row of `plan.donations()`.
+
+        Tasks that repeat each other have the same code in every process, names included.
+        """
+        task = self._tasks[task.repeats]
         key = self._task_key(task, donations)
         if key not in self._cache:
             self._cache[key] = self._lower(task, donations)

@@ -173,6 +173,21 @@ static void test_the_slots_that_are_needed_are_found(void** state) {
   fixture_free(&other);
 }
 
+static void test_copies_that_different_tasks_make_are_refused(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp4", NULL);
+  const jpp_staged_t* staged = f.draft.plan.staged;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    if (strcmp(staged->tasks[t].name, "after_loop_0_2") != 0) continue;
+    ((uint32_t*)f.draft.bindings[t].donated_to)[0] = JPP_NONE;
+  }
+  assert_refused(
+      &f,
+      "%37 (s32[]) is made by after_loop_0_0 on rank 0 and by after_loop_0_2 on "
+      "rank 2, which are not the same task");
+  fixture_free(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_dropped_send_leaves_its_receive_alone),
@@ -185,6 +200,7 @@ int main(void) {
       cmocka_unit_test(test_a_wrong_peak_is_named),
       cmocka_unit_test(test_full_channels_that_wait_for_each_other_are_named),
       cmocka_unit_test(test_the_slots_that_are_needed_are_found),
+      cmocka_unit_test(test_copies_that_different_tasks_make_are_refused),
   };
   return cmocka_run_group_tests_name("check_refusals", tests, NULL, NULL);
 }

@@ -103,18 +103,23 @@ uint64_t* interpret_graph(const jpp_graph_t* graph) {
 
 // --- Programs -------------------------------------------------------------------------
 
+typedef struct array {
+  uint64_t value, bits;
+} array_t;
+
 typedef struct reg {
   bool full, kept;  // kept: borrowed or constant
-  uint64_t value;
+  array_t array;
 } reg_t;
 
 typedef struct machine {
   const jpp_plan_t* plan;
   reg_t** registers;  // [ranks]
   uint32_t* at;       // [ranks]
-  uint64_t** queues;  // [channels] every message ever sent
+  array_t** queues;   // [channels] every message ever sent
   uint32_t *sent, *taken;
-  uint64_t* values;  // [staged values] scratch of one task run
+  uint64_t* values;       // [staged values] scratch of one task run
+  uint64_t* output_bits;  // [outputs] of the last rank that has it; 0: none yet
   outcome_t outcome;
 } machine_t;
 
@@ -123,15 +128,15 @@ static bool broken(machine_t* m) {
   return false;
 }
 
-static bool read_reg(machine_t* m, uint32_t rank, uint32_t reg, uint64_t* out_value) {
+static bool read_reg(machine_t* m, uint32_t rank, uint32_t reg, array_t* out_array) {
   if (!m->registers[rank][reg].full) return broken(m);
-  *out_value = m->registers[rank][reg].value;
+  *out_array = m->registers[rank][reg].array;
   return true;
 }
 
-static bool write_reg(machine_t* m, uint32_t rank, uint32_t reg, uint64_t value) {
+static bool write_reg(machine_t* m, uint32_t rank, uint32_t reg, array_t array) {
   if (m->registers[rank][reg].full) return broken(m);
-  m->registers[rank][reg] = (reg_t){.full = true, .value = value};
+  m->registers[rank][reg] = (reg_t){.full = true, .array = array};
   return true;
 }
 
@@ -141,6 +146,19 @@ static bool drop_reg(machine_t* m, uint32_t rank, uint32_t reg) {
   return true;
 }
 
+static uint64_t mix_all(uint64_t hash, const uint32_t* ids, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) hash = mix(hash, ids[i]);
+  return mix(hash, count);
+}
+
+static uint64_t module_bits(const jpp_plan_t* plan, uint32_t id) {
+  const jpp_task_t* task = &plan->staged->tasks[id];
+  uint64_t hash = mix_all(1, task->ops, task->num_ops);
+  hash = mix_all(hash, task->inputs, task->num_inputs);
+  hash = mix_all(hash, task->outputs, task->num_outputs);
+  return mix_all(hash, plan->bindings[id].donated_to, task->num_inputs);
+}
+
 static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
                      const uint32_t* operands) {
   const jpp_staged_t* staged = m->plan->staged;
@@ -148,8 +166,12 @@ static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
   if (task->num_inputs != instr->num_args || task->num_outputs != instr->num_results) {
     return broken(m);
   }
+  uint64_t bits = module_bits(m->plan, instr->target);
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    if (!read_reg(m, rank, operands[i], &m->values[task->inputs[i]])) return false;
+    array_t array = {0};
+    if (!read_reg(m, rank, operands[i], &array)) return false;
+    m->values[task->inputs[i]] = array.value;
+    bits = mix(bits, array.bits);
   }
   for (uint32_t i = 0; i < task->num_ops; ++i) {
     run_op(staged->graph, &staged->ops[task->ops[i]], m->values);
@@ -159,8 +181,8 @@ static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
     if (donated && !drop_reg(m, rank, operands[i])) return false;
   }
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    uint64_t value = m->values[task->outputs[i]];
-    if (!write_reg(m, rank, operands[task->num_inputs + i], value)) return false;
+    array_t array = {.value = m->values[task->outputs[i]], .bits = mix(bits, i)};
+    if (!write_reg(m, rank, operands[task->num_inputs + i], array)) return false;
   }
   return true;
 }
@@ -178,7 +200,7 @@ static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
         return false;
       }
       m->queues[channel] =
-          realloc(m->queues[channel], (m->sent[channel] + 1) * sizeof(uint64_t));
+          realloc(m->queues[channel], (m->sent[channel] + 1) * sizeof(array_t));
       if (!read_reg(m, rank, operands[0], &m->queues[channel][m->sent[channel]])) {
         return false;
       }
@@ -202,12 +224,14 @@ static void fill_given(machine_t* m, uint32_t rank) {
   const jpp_program_t* program = &m->plan->programs[rank];
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     const jpp_program_input_t* input = &program->inputs[i];
-    if (!write_reg(m, rank, input->reg, arg_value(input->arg))) return;
+    array_t array = {.value = arg_value(input->arg), .bits = arg_value(input->arg)};
+    if (!write_reg(m, rank, input->reg, array)) return;
     m->registers[rank][input->reg].kept = !input->owned;
   }
   for (uint32_t i = 0; i < program->num_constants; ++i) {
     const jpp_program_constant_t* constant = &program->constants[i];
-    if (!write_reg(m, rank, constant->reg, index_value(constant->microbatch))) return;
+    array_t array = {.value = index_value(constant->microbatch)};
+    if (!write_reg(m, rank, constant->reg, array)) return;
     m->registers[rank][constant->reg].kept = true;
   }
 }
@@ -217,9 +241,12 @@ static void compare_ends(machine_t* m, uint32_t rank, const uint64_t* expected) 
   const jpp_program_t* program = &m->plan->programs[rank];
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
     const jpp_program_output_t* output = &program->outputs[i];
-    uint64_t value = 0;
-    if (!read_reg(m, rank, output->reg, &value)) return;
-    if (value != expected[output->output]) m->outcome = OUTCOME_DIFFERENT;
+    array_t array = {0};
+    if (!read_reg(m, rank, output->reg, &array)) return;
+    if (array.value != expected[output->output]) m->outcome = OUTCOME_DIFFERENT;
+    uint64_t* bits = &m->output_bits[output->output];
+    if (*bits && *bits != array.bits) m->outcome = OUTCOME_DRIFTED;
+    *bits = array.bits;
   }
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
     m->registers[rank][program->outputs[i].reg].kept = true;
@@ -293,6 +320,7 @@ outcome_t interpret_plan(const jpp_plan_t* plan, const uint64_t* expected) {
   m.sent = calloc(plan->num_channels + 1, sizeof(*m.sent));
   m.taken = calloc(plan->num_channels + 1, sizeof(*m.taken));
   m.values = calloc(plan->staged->num_values + 1, sizeof(*m.values));
+  m.output_bits = calloc(plan->staged->graph->num_outputs + 1, sizeof(*m.output_bits));
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     m.registers[r] = calloc(plan->programs[r].num_registers + 1, sizeof(reg_t));
     fill_given(&m, r);
@@ -307,5 +335,6 @@ outcome_t interpret_plan(const jpp_plan_t* plan, const uint64_t* expected) {
   free(m.sent);
   free(m.taken);
   free(m.values);
+  free(m.output_bits);
   return m.outcome;
 }
