@@ -6,6 +6,10 @@
 // same inputs and hands out the same outputs, as one module. jpp_task_t.repeats says
 // which tasks these are.
 //
+// Arrays that depend on no loop and that only smaller groups use are an exception, such
+// as all layers of a new model, of which each rank cuts its rows. Each task that uses one
+// makes it: XLA then computes no more than the rows, and no rank holds the whole.
+//
 // Level n of a phase uses what other groups made at lower levels. Ops run as late as
 // their users allow, so that few values cross from one task to the next.
 #include <stdlib.h>
@@ -15,7 +19,8 @@
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
-// An op outside that runs. `order` is its place in p->outer.
+// An op outside that runs. `order` is its place in p->outer, `group` is JPP_NONE if it is
+// remade.
 typedef struct placed_op {
   uint32_t op, phase, group, level, order;
 } placed_op_t;
@@ -25,10 +30,14 @@ typedef struct leveler {
   uint32_t phases;
   JPP_VEC(placed_op_t) placed;  // in the order of p->outer
   uint32_t* at;                 // [ops] its place in `placed`; JPP_NONE: it does not run
+  bool* remade;                 // [ops] made anew in each task that uses its results
   placed_op_t* lowest;          // [placed] as `placed`, by phase, group and lowest level
-  uint32_t* value_task;         // [values] the last task that was given it as an input
   uint32_t* tasks_of_rank;      // [ranks] tasks of the phase at hand
-  jpp_u32_vec_t ops, inputs;    // of the task being made
+  uint32_t num_visits;
+  uint32_t *op_visit, *value_visit;  // [ops], [values] the last visit that came there
+  // What a visit of some ops found: these and the remade ones behind them, and the values
+  // that none of them makes.
+  jpp_u32_vec_t ops, inputs;
 } leveler_t;
 
 static const uint64_t* ranks_of(const leveler_t* l, const placed_op_t* placed) {
@@ -94,17 +103,92 @@ static jpp_status_t* list_placed_ops(leveler_t* l) {
   return NULL;
 }
 
+// --- Ops that are made anew -----------------------------------------------------------
+
+// The values that stage tasks, loops or the caller take.
+static jpp_status_t* find_exported(const leveler_t* l, bool** out_exported) {
+  const jpp_partitioner_t* p = l->p;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&l->p->scratch, p->values.count, out_exported));
+  for (size_t t = 0; t < p->tasks.count; ++t) {
+    const jpp_task_t* task = &p->tasks.data[t];
+    for (uint32_t i = 0; i < task->num_inputs; ++i)
+      (*out_exported)[task->inputs[i]] = true;
+  }
+  for (size_t i = 0; i < p->accumulators.count; ++i) {
+    (*out_exported)[p->accumulators.data[i].init] = true;
+  }
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    (*out_exported)[p->alias[p->graph->outputs[i].value]] = true;
+  }
+  return NULL;
+}
+
+// An op that makes arrays is remade if only other groups use them, in the same phase. Ops
+// come here from the last to the first: those that use an op before it.
+static jpp_status_t* find_remade(leveler_t* l) {
+  const jpp_partitioner_t* p = l->p;
+  bool* kept = NULL;  // [values] exported, or used in a way that needs it in memory
+  JPP_RETURN_IF_ERROR(find_exported(l, &kept));
+  for (size_t i = l->placed.count; i-- > 0;) {
+    placed_op_t* user = &l->placed.data[i];
+    const jpp_op_t* op = &p->ops.data[user->op];
+    bool remade = p->arrays[user->op] && !(op->flags & JPP_OP_EFFECT);
+    for (uint32_t k = 0; k < op->num_outputs; ++k) {
+      remade = remade && !kept[op->first_output + k];
+    }
+    l->remade[user->op] = remade;
+    if (remade) user->group = JPP_NONE;
+    for (uint32_t k = 0; k < op->num_inputs; ++k) {
+      const placed_op_t* source = producer_in_phase(l, op->inputs[k], user->phase);
+      if (!source || (!remade && source->group == user->group))
+        kept[op->inputs[k]] = true;
+    }
+  }
+  return NULL;
+}
+
+static void begin_visit(leveler_t* l) {
+  ++l->num_visits;
+  l->ops.count = l->inputs.count = 0;
+}
+
+// Adds an op, and the remade ones behind it, to the visit.
+static jpp_status_t* visit_op(leveler_t* l, uint32_t op, uint32_t phase) {
+  if (l->op_visit[op] == l->num_visits) return NULL;
+  l->op_visit[op] = l->num_visits;
+  size_t next = l->ops.count;
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->ops, op));
+  for (; next < l->ops.count; ++next) {
+    const jpp_op_t* user = &l->p->ops.data[l->ops.data[next]];
+    for (uint32_t i = 0; i < user->num_inputs; ++i) {
+      uint32_t value = user->inputs[i];
+      const placed_op_t* source = producer_in_phase(l, value, phase);
+      if (source && l->remade[source->op]) {
+        if (l->op_visit[source->op] == l->num_visits) continue;
+        l->op_visit[source->op] = l->num_visits;
+        JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->ops, source->op));
+      } else if (l->value_visit[value] != l->num_visits) {
+        l->value_visit[value] = l->num_visits;
+        JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->inputs, value));
+      }
+    }
+  }
+  return NULL;
+}
+
 // --- Levels ---------------------------------------------------------------------------
 
 // Gives an op the lowest level at which all that it uses is there.
-static void raise_level(const leveler_t* l, placed_op_t* placed) {
-  const jpp_op_t* op = &l->p->ops.data[placed->op];
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    const placed_op_t* source = producer_in_phase(l, op->inputs[i], placed->phase);
+static jpp_status_t* raise_level(leveler_t* l, placed_op_t* placed) {
+  begin_visit(l);
+  JPP_RETURN_IF_ERROR(visit_op(l, placed->op, placed->phase));
+  for (size_t i = 0; i < l->inputs.count; ++i) {
+    const placed_op_t* source = producer_in_phase(l, l->inputs.data[i], placed->phase);
     if (!source) continue;
     uint32_t level = source->level + (source->group != placed->group);
     if (level > placed->level) placed->level = level;
   }
+  return NULL;
 }
 
 static int compare_levels(const void* a, const void* b) {
@@ -133,30 +217,36 @@ static uint32_t latest_level(const leveler_t* l, const placed_op_t* placed,
 
 // Lowers the levels of an op's operands to what this user of them allows. Ops come here
 // from the last to the first, so that the user's own level is final.
-static void limit_operands(const leveler_t* l, const placed_op_t* placed,
-                           uint32_t* limits) {
-  const jpp_op_t* op = &l->p->ops.data[placed->op];
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    const placed_op_t* source = producer_in_phase(l, op->inputs[i], placed->phase);
+static jpp_status_t* limit_operands(leveler_t* l, const placed_op_t* placed,
+                                    uint32_t* limits) {
+  begin_visit(l);
+  JPP_RETURN_IF_ERROR(visit_op(l, placed->op, placed->phase));
+  for (size_t i = 0; i < l->inputs.count; ++i) {
+    const placed_op_t* source = producer_in_phase(l, l->inputs.data[i], placed->phase);
     if (!source) continue;
     uint32_t* limit = &limits[source - l->placed.data];
     uint32_t most = placed->level - (source->group != placed->group);
     if (most < *limit) *limit = most;
   }
+  return NULL;
 }
 
 static jpp_status_t* choose_levels(leveler_t* l) {
   size_t count = l->placed.count;
   uint32_t* limits = NULL;  // [placed]
   JPP_RETURN_IF_ERROR(jpp_ids_create(&l->p->scratch, count, &limits));
-  for (size_t i = 0; i < count; ++i) raise_level(l, &l->placed.data[i]);
+  for (size_t i = 0; i < count; ++i) {
+    if (l->remade[l->placed.data[i].op]) continue;
+    JPP_RETURN_IF_ERROR(raise_level(l, &l->placed.data[i]));
+  }
   JPP_RETURN_IF_ERROR(jpp_arena_copy(&l->p->scratch, l->placed.data,
                                      count * sizeof(*l->lowest), (void**)&l->lowest));
   qsort(l->lowest, count, sizeof(*l->lowest), compare_levels);
   for (size_t i = count; i-- > 0;) {
     placed_op_t* placed = &l->placed.data[i];
+    if (l->remade[placed->op]) continue;
     placed->level = latest_level(l, placed, limits[i]);
-    limit_operands(l, placed, limits);
+    JPP_RETURN_IF_ERROR(limit_operands(l, placed, limits));
   }
   return NULL;
 }
@@ -192,17 +282,32 @@ static jpp_status_t* name_task(const leveler_t* l, jpp_task_t* task) {
   return status;
 }
 
-// Adds the inputs of an op that no op of its task makes.
-static jpp_status_t* take_inputs(leveler_t* l, const placed_op_t* placed) {
-  const jpp_op_t* op = &l->p->ops.data[placed->op];
-  uint32_t task = (uint32_t)l->p->tasks.count;  // the one being made
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t value = op->inputs[i];
-    const placed_op_t* source = producer_in_phase(l, value, placed->phase);
-    bool inside = source && same_task(source, placed);
-    if (inside || l->value_task[value] == task) continue;
-    l->value_task[value] = task;
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->inputs, value));
+static int compare_ids(const void* a, const void* b) {
+  uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
+  return x < y ? -1 : x > y;
+}
+
+// Fills l->ops and l->inputs for a task of these ops.
+static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t count) {
+  begin_visit(l);
+  for (size_t i = 0; i < count; ++i) {
+    JPP_RETURN_IF_ERROR(visit_op(l, first[i].op, first->phase));
+  }
+  size_t inputs = 0;
+  for (size_t i = 0; i < l->inputs.count; ++i) {
+    const placed_op_t* source = producer_in_phase(l, l->inputs.data[i], first->phase);
+    if (source && same_task(source, first)) continue;
+    l->inputs.data[inputs++] = l->inputs.data[i];
+  }
+  l->inputs.count = inputs;
+  if (l->ops.count == count) return NULL;
+  // The remade ops go before those that use them.
+  for (size_t i = 0; i < l->ops.count; ++i) {
+    l->ops.data[i] = l->placed.data[l->at[l->ops.data[i]]].order;
+  }
+  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), compare_ids);
+  for (size_t i = 0; i < l->ops.count; ++i) {
+    l->ops.data[i] = l->p->outer.data[l->ops.data[i]];
   }
   return NULL;
 }
@@ -216,11 +321,9 @@ static jpp_status_t* add_outer_tasks(leveler_t* l, const placed_op_t* first,
                      .stage = JPP_NONE,
                      .phase = first->phase,
                      .repeats = (uint32_t)p->tasks.count};
-  l->ops.count = l->inputs.count = 0;
-  for (size_t i = 0; i < count; ++i) {
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->ops, first[i].op));
-    JPP_RETURN_IF_ERROR(take_inputs(l, &first[i]));
-    task.cost += p->ops.data[first[i].op].cost;
+  JPP_RETURN_IF_ERROR(collect_task(l, first, count));
+  for (size_t i = 0; i < l->ops.count; ++i) {
+    task.cost += p->ops.data[l->ops.data[i]].cost;
   }
   task.num_ops = (uint32_t)l->ops.count;
   task.num_inputs = (uint32_t)l->inputs.count;
@@ -239,21 +342,27 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   uint32_t ranks = p->options->ranks;
   l->phases = p->graph->num_loops + 1;
   JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->ops.count, &l->at));
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->values.count, &l->value_task));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->remade));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->op_visit));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &l->value_visit));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ranks, &l->tasks_of_rank));
   JPP_RETURN_IF_ERROR(list_placed_ops(l));
   if (!l->placed.count) return NULL;
   JPP_RETURN_IF_ERROR(number_groups(l));
+  JPP_RETURN_IF_ERROR(find_remade(l));
   JPP_RETURN_IF_ERROR(choose_levels(l));
   placed_op_t* ops = l->placed.data;
   size_t count = l->placed.count;
   qsort(ops, count, sizeof(*ops), compare_tasks);
   for (uint32_t i = 0; i < count; ++i) l->at[ops[i].op] = i;
+  uint32_t phase = 0;
   for (size_t begin = 0, end = 0; begin < count; begin = end) {
     while (end < count && same_task(&ops[begin], &ops[end])) ++end;
-    if (begin && ops[begin].phase != ops[begin - 1].phase) {
+    if (ops[begin].phase != phase) {
+      phase = ops[begin].phase;
       memset(l->tasks_of_rank, 0, ranks * sizeof(*l->tasks_of_rank));
     }
+    if (l->remade[ops[begin].op]) continue;
     JPP_RETURN_IF_ERROR(add_outer_tasks(l, &ops[begin], end - begin));
   }
   return NULL;

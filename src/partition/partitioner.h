@@ -54,6 +54,7 @@ typedef struct jpp_partitioner {
   uint64_t* need;   // [values * words] ranks that use the value
   uint64_t* run;    // [ops * words] ranks that run the op
   uint32_t* phase;  // [ops]
+  bool* arrays;  // [ops] makes arrays of more than a few numbers from no loop's results
 } jpp_partitioner_t;
 
 // --- Passes, in order -----------------------------------------------------------------

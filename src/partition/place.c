@@ -8,7 +8,7 @@
 
 #include "partition/partitioner.h"
 
-enum { kDefaultSmallBytes = 4096 };
+enum { kDefaultSmallBytes = 4096, kFewBytes = 64 };
 
 typedef struct placer {
   jpp_partitioner_t* p;
@@ -356,6 +356,8 @@ static void choose_phase(placer_t* c, uint32_t id) {
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     uint32_t first = c->phase[op->first_output + i];
     if (first < phase) phase = first;
+    uint64_t bytes = c->p->values.data[op->first_output + i].bytes;
+    if (bytes > kFewBytes) c->p->arrays[id] = true;
   }
   c->p->phase[id] = phase;
 }
@@ -427,6 +429,7 @@ static jpp_status_t* allocate_tables(placer_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, values * p->words, &p->need));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops * p->words, &p->run));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &p->phase));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &p->arrays));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values * p->words, &c->home));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->anchored));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->everywhere));

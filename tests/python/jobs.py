@@ -430,6 +430,45 @@ def other_schedule() -> None:
     step(weights, xs)
 
 
+def differing(rate: float = 0.1, captured: float = 1.0, **options: Any) -> None:
+    """A step with a number written in it and an array that it closes over."""
+    scale = np.full(4, captured, np.float32)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w) * scale)
+        return jnp.mean(x)
+
+    def train(weights: Any, xs: Any) -> Any:
+        total, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(weights, x),
+            xs,
+            jaxpp.Std1F1B(2),
+            operation=jaxpp.Add,
+        )
+        return jax.tree.map(lambda w, g: w - rate * g, weights, grads), total
+
+    step = jaxpp.mpmd_jit_with_loop(train, mesh_of_all(2), **options)
+    step([np.eye(4, dtype=np.float32)] * 2, np.ones((4, 2, 4), np.float32))
+
+
+def other_number() -> None:
+    differing(rate=[0.1, 0.2][jax.process_index()])
+
+
+def other_constant() -> None:
+    differing(captured=[1.0, 2.0][jax.process_index()])
+
+
+def other_donation() -> None:
+    differing(donate_argnums=[(), 0][jax.process_index()])
+
+
+def other_options() -> None:
+    flag = "xla_cpu_enable_fast_math"
+    differing(compiler_options={flag: [True, False][jax.process_index()]})
+
+
 def missing_step() -> None:
     """The first process makes a step that the other does not."""
     step, weights, xs = two_stages()
@@ -545,6 +584,10 @@ JOBS: dict[str, Callable[[], None]] = {
             training_all,
             killed_once,
             other_shape,
+            other_number,
+            other_constant,
+            other_donation,
+            other_options,
             other_schedule,
             missing_step,
             late_step,

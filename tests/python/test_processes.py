@@ -255,6 +255,13 @@ def test_restart_after_a_failure(launch: Launch) -> None:
     ("job", "differs"),
     [
         ("other_shape", ("the argument weights[0] is float32[{}", "4,4]", "5,5]")),
+        ("other_number", ("has `{}", "mul 0.1:f32[] ", "mul 0.2:f32[] ")),
+        ("other_constant", ("constant 0 that the step closes over", "", "")),
+        ("other_donation", ("the list of donated arguments is {}", "none", "weights[0]")),
+        (
+            "other_options",
+            ("the compiler_options is {{'xla_cpu_enable_fast_math': {}", "True", "False"),
+        ),
         ("other_schedule", ("the schedule is {}: 2 stages", "1f1b", "gpipe")),
     ],
 )
@@ -267,6 +274,7 @@ def test_steps_that_differ(launch: Launch, job: str, differs: tuple[str, ...]) -
         assert f"process {me} and process {other} do not run the same step" in error
         assert text.format(values[me]) in error
         assert values[other] in error
+        assert job != "other_number" or re.search(r"at \S+/jobs.py:\d+:\d+, process", error)
 
 
 def test_a_step_that_the_others_do_not_make(launch: Launch) -> None:

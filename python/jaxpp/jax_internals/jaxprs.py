@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax._src import core as jax_core
 from jax._src import effects
 from jax._src.interpreters import partial_eval as pe
@@ -28,6 +30,7 @@ __all__ = [
     "is_ordered",
     "is_transposed",
     "is_unspecified",
+    "printed_lines",
     "scan_sizes",
     "settings_of",
     "stacked_aval",
@@ -129,6 +132,34 @@ def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
 def is_unspecified(sharding: Any) -> bool:
     """Whether a jit says nothing about the sharding of an argument or result."""
     return sharding is UNSPECIFIED or sharding is None
+
+
+def _without_chance(line: str) -> str:
+    """A printed line without what differs between two runs of one script: addresses, and the
+    order of sets. Numbers are printed in their own precision."""
+
+    def sort(found: re.Match[str]) -> str:
+        return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
+
+    def shorten(found: re.Match[str]) -> str:
+        return f"{np.float32(found[1])!s}:f32"
+
+    line = re.sub(r"\bat 0x[0-9a-f]+|\b0x[0-9a-f]+", "", line)
+    line = re.sub(r"(-?\d+\.\d+(?:e[-+]?\d+)?):f32\b", shorten, line)
+    return re.sub(r"\{([^{}]*)\}", sort, line)
+
+
+# JAX 0.10.2, 0.11.2: Jaxpr.pretty_print with source_info.
+def printed_lines(jaxpr: Jaxpr) -> list[tuple[str, str]]:
+    """The jaxpr as text, the same in every process that traces the same step, with the user's
+    line (file:line:column) that each line of it comes from."""
+    lines, where = [], ""
+    for line in jaxpr.pretty_print(source_info=True, use_color=False).splitlines():
+        code, found, comment = line.rpartition("  # ")
+        if found:
+            where = comment.partition(" (")[0].strip() or where
+        lines.append((_without_chance((code if found else line).strip()), where))
+    return lines
 
 
 # JAX 0.10.2, 0.11.2: effects.ordered_effects.

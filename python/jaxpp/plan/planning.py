@@ -120,6 +120,7 @@ class Planned:
 class Traced(Planned):
     """A step traced, split, placed and scheduled, before anything is compiled."""
 
+    closed: ClosedJaxpr  # the step, as it was traced
     graph: Graph
     schedules: list[_core.Schedule]
     proof: str  # what the checker found of the plan
@@ -342,6 +343,7 @@ class _Front:
                 schedule.text().partition("\n")[0].removeprefix("schedule ")
                 for schedule in schedules
             ),
+            closed=self.closed,
             graph=graph,
             schedules=schedules,
             proof=plan.proof(),

@@ -33,6 +33,7 @@ from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
 from jaxpp.run.devices import Devices
 from jaxpp.run.saving import TaskModules, modules_of_all
+from jaxpp.trace.call import Options
 
 __all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
 
@@ -339,7 +340,7 @@ class RemoteDevices(Devices):
         self._workers.flush()
 
     def start(
-        self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
+        self, planned: Planned, code: Code, in_flight: int, options: Options
     ) -> tuple[RemoteRuntime, TaskModules]:
         modules = modules_of_all(planned.plan, code)
         file = self._planfile(planned.plan, modules)

@@ -33,6 +33,7 @@ from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.callbacks import Function
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of
+from jaxpp.run.identity import StepIdentity
 from jaxpp.run.loading import FileCode
 from jaxpp.run.plugins import plugin_path
 from jaxpp.run.processes import make_network
@@ -116,7 +117,7 @@ class _Ranks:
     def has_rank(self, rank: int) -> bool:
         return rank == self.mine
 
-    def connect(self, what: dict[str, str], devices: LocalDevices) -> _core.Network:
+    def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network:
         raise NotImplementedError  # the controller passes the addresses on
 
 

@@ -73,9 +73,7 @@ class CompiledStep:
         self._tracing = False
         self._options, self._given_code = options, code
         code = self._make_code()
-        self._runtime, self._modules = devices.start(
-            traced, code, self._in_flight, self._identity(options)
-        )
+        self._runtime, self._modules = devices.start(traced, code, self._in_flight, options)
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
         self._inputs = [self._placement(placed, aval) for placed, aval in args]
@@ -97,21 +95,6 @@ class CompiledStep:
             return self._given_code
         assert isinstance(self._traced, Traced)
         return _TracedCode(self._traced, self._devices, self._options)
-
-    def _identity(self, options: Options) -> dict[str, str]:
-        """What must be the same in all processes."""
-        traced = self._traced
-        arguments = zip(traced.arg_names, traced.in_avals, strict=True)
-        return {
-            "version of JAX": jax.__version__,
-            "number of arguments": str(len(traced.in_avals)),
-            **{f"argument {name}": str(aval) for name, aval in arguments},
-            "schedule": traced.schedule_text,
-            **{
-                f"digest of the {name}": f"{h:016x}" for name, h in traced.plan.hashes().items()
-            },
-            "steps_in_flight": str(options.steps_in_flight),
-        }
 
     def _steps_in_flight(self, options: Options) -> int:
         wanted, limits = options.steps_in_flight, options.memory_limits

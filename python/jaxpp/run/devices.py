@@ -17,11 +17,13 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler
 from jaxpp.run.handlers import register_handlers
+from jaxpp.run.identity import StepIdentity, identity_of
 from jaxpp.run.lending import can_share, capsules_of, lent_array
 from jaxpp.run.nodes import client_of_node, numbers_of
 from jaxpp.run.plugins import client_options, is_gpu_plugin, platform_of, plugin_path
 from jaxpp.run.processes import Processes, processes_of
 from jaxpp.run.saving import TaskModules
+from jaxpp.trace.call import Options
 
 __all__ = ["Devices", "LocalDevices", "NodeDevices", "client_of", "devices_for"]
 
@@ -110,7 +112,7 @@ class Devices:
         """Sends what `put` was given and has kept until a step takes it along."""
 
     def start(
-        self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
+        self, planned: Planned, code: Code, in_flight: int, options: Options
     ) -> tuple[Any, TaskModules]:
         """What runs a plan, and what its tasks were compiled from."""
         raise NotImplementedError
@@ -123,7 +125,7 @@ class RankOwner(Protocol):
 
     def has_rank(self, rank: int) -> bool: ...
 
-    def connect(self, what: dict[str, str], devices: LocalDevices) -> _core.Network: ...
+    def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network: ...
 
 
 class LocalDevices(Devices):
@@ -211,12 +213,14 @@ class LocalDevices(Devices):
         return lent_array(value, rank, index, device)
 
     def start(
-        self, planned: Planned, code: Code, in_flight: int, identity: dict[str, str]
+        self, planned: Planned, code: Code, in_flight: int, options: Options
     ) -> tuple[_core.Runtime, TaskModules]:
         compiler = Compiler(planned.plan, self, code)
         executables = compiler.compile_all()
         network = None
         if self.processes is not None:
+            client = f"{self.platform}: {self.version}"
+            identity = identity_of(planned, options, code, client)
             network = self.processes.connect(identity, self)
         return self.run(planned.plan, executables, in_flight, network), compiler.made
 

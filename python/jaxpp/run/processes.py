@@ -12,7 +12,6 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import json
 import os
 import pathlib
 import secrets
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import jax
 
-import jaxpp
 from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import (
@@ -38,11 +36,13 @@ from jaxpp.mesh import MpmdMesh
 
 if TYPE_CHECKING:
     from jaxpp.run.devices import LocalDevices
+    from jaxpp.run.identity import StepIdentity
 
 __all__ = ["Processes", "make_network", "own_part", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
+_PART_BYTES = 1 << 20  # of what is put under one key
 _GOODBYE_S = 10  # that process 0 waits for the others
 _ANSWER_S = 2  # that its coordinator takes for an answer
 _numbers = itertools.count()  # of the compiled steps, in all processes alike
@@ -167,27 +167,44 @@ class Processes:
             coordination().key_value_set_bytes(f"{key}/token", secrets.token_bytes(32))
         return _key_of(0, f"{key}/token")
 
-    def _agree(self, key: str, what: dict[str, str]) -> None:
-        """Raises in every process if their steps differ; says in what."""
-        mine = json.dumps(what).encode()
-        for process, found in enumerate(self._exchange(f"{key}/plan", mine)):
-            theirs = json.loads(found)
-            differs = [name for name in what if theirs.get(name) != what[name]]
-            if not differs:
-                continue
-            name = differs[0]
-            expected, other = what[name], theirs.get(name)
-            raise make_error(
-                "mesh",
-                f"process {self.me} and process {process} do not run the same step: "
-                f"the {name} is {expected} in process {self.me}, and {other} in process "
-                f"{process}; expected the same script, versions and arguments in all",
-            )
+    def _program(self, key: str, process: int) -> bytes:
+        """The packed program of a process, which puts it there if it finds a difference."""
+        parts = int(_key_of(process, f"{key}/program/{process}"))
+        return b"".join(_key_of(process, f"{key}/program/{process}/{i}") for i in range(parts))
 
-    def connect(self, what: dict[str, str], devices: LocalDevices) -> _core.Network:
+    def _publish_program(self, key: str, packed: bytes) -> None:
+        """The store takes messages of a limited size."""
+        parts = [packed[i : i + _PART_BYTES] for i in range(0, len(packed), _PART_BYTES)]
+        for i, part in enumerate(parts):
+            coordination().key_value_set_bytes(f"{key}/program/{self.me}/{i}", part)
+        coordination().key_value_set_bytes(f"{key}/program/{self.me}", b"%d" % len(parts))
+
+    def _agree(self, key: str, identity: StepIdentity) -> None:
+        """Raises in every process if their steps differ; says in what."""
+        summaries = self._exchange(f"{key}/plan", identity.summary)
+        others = [p for p, found in enumerate(summaries) if found != identity.summary]
+        if not others:
+            return
+        other, theirs = others[0], f"process {others[0]}"
+        fact = identity.differing_fact(summaries[other])
+        if fact is not None:
+            name, here, there = fact
+            what = f"the {name} is {here} in process {self.me}, and {there} in {theirs}"
+        else:
+            self._publish_program(key, identity.packed_program())
+            where, here, there = identity.differing_line(self._program(key, other))
+            at = f"at {where}, " if where else ""
+            what = f"{at}process {self.me} has `{here}`, and {theirs} has `{there}`"
+        raise make_error(
+            "mesh",
+            f"process {self.me} and {theirs} do not run the same step: {what}; expected the "
+            "same script, versions and arguments in all",
+        )
+
+    def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
-        self._agree(key, {"version of jaxpp": jaxpp.__version__, **what})
+        self._agree(key, identity)
         address = _core.option("JPP_ADDRESS") or _own_address()
         network = make_network(self.me, self.count, address, self._token(key), devices)
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
