@@ -456,7 +456,8 @@ def _out_shardings(case: Case, mesh: Any) -> Any:
     return {"params": None, "state": None, **where} if left else None
 
 
-def _pipelined(case: Case, mesh: Any) -> Callable[..., Any]:
+def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]:
+    """The step, with these specs or with those that the case has chosen."""
     operation = (jaxpp.Add, jaxpp.Add, _aux_operation(case))
 
     def reduce(one: Any) -> Any:
@@ -470,8 +471,10 @@ def _pipelined(case: Case, mesh: Any) -> Callable[..., Any]:
         return jax.lax.with_sharding_constraint(x, PartitionSpec("data"))
 
     options: dict[str, Any] = {"out_shardings": _out_shardings(case, mesh)}
-    if "specs" in case.options and case.axes:
-        options["in_specs"] = _specs(case, mesh)
+    if in_specs is None and "specs" in case.options and case.axes:
+        in_specs = _specs(case, mesh)
+    if in_specs is not None:
+        options["in_specs"] = in_specs
     if "donated" in case.options:
         options["donate_argnums"] = (0, 1)
     step = case.step(reduce, jaxpp.mark_stage_end, constrain)
@@ -496,7 +499,7 @@ def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
     """What each step of the pipeline gives."""
     if "explicit axes" in case.options:
         mesh = _explicit(mesh)
-    step = _pipelined(case, mesh)
+    step = pipelined(case, mesh)
     state = (case.params, case.state())
     if "arrays on the mesh" in case.options:
         everywhere = NamedSharding(mesh.jax_mesh, PartitionSpec())

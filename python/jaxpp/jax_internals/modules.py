@@ -65,6 +65,16 @@ def _custom_calls(op: Any, targets: Sequence[str]) -> Iterator[Any]:
                 yield from _custom_calls(inner, targets)
 
 
+def _func_calls(operation: Any) -> Iterator[Any]:
+    """The calls of functions of the module, at any depth; the operation itself, too."""
+    if operation.name == "func.call":
+        yield operation
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _func_calls(inner.operation)
+
+
 # JAX 0.10.2, 0.11.2: jaxlib's stablehlo.
 def _portable_version() -> str:
     """Of StableHLO, as plugins read it that are twelve weeks old."""
@@ -108,12 +118,42 @@ class LoweredModule:
                 rows.append(ir.DictAttr.get(attributes))
             main.arg_attrs = ir.ArrayAttr.get(rows)
 
+    # JAX 0.10.2, 0.11.2: jaxlib's MLIR bindings.
+    def _inline_calls(self) -> None:
+        """Puts the body of a function in place of each of its calls.
+
+        Shardy carries shardings into a call but not always out of it: what a loop stacks by
+        calls, and only the gradients of weights use, would be found to be whole.
+        """
+        functions = {
+            function.attributes["sym_name"].value: function
+            for function in self._module.body.operations
+            if function.operation.name == "func.func"
+        }
+        calls = list(_func_calls(self._module.operation))
+        while calls:
+            call = calls.pop()
+            copy = functions[call.attributes["callee"].value].operation.clone()
+            body = copy.regions[0].blocks[0]
+            for argument, operand in zip(body.arguments, call.operands, strict=True):
+                argument.replace_all_uses_with(operand)
+            for op in list(body.operations):
+                if op.operation.name == "func.return":
+                    for result, value in zip(call.results, op.operands, strict=True):
+                        result.replace_all_uses_with(value)
+                else:
+                    op.operation.move_before(call)
+                    calls += _func_calls(op.operation)
+            call.erase()
+            copy.erase()
+
     # JAX 0.10.2, 0.11.2: jaxlib's pass manager with Shardy's pipeline; sdy.sharding.
     def propagated_specs(
         self, arguments: Sequence[Any], results: Sequence[Any], mesh: Mesh
     ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
         """What Shardy finds for arguments and results, whose abstract values are given."""
         with self._module.context:
+            self._inline_calls()
             name = "builtin.module(sdy-propagation-pipeline)"
             passmanager.PassManager.parse(name).run(self._module.operation)
             main = self._main()
