@@ -48,7 +48,8 @@ JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
 // Errors: as jpp_client_buffer_borrow().
 JPP_API jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
                                        const jpp_foreign_memory_t* memory,
-                                       void (*release)(void* user), void* user,
+                                       void (*release)(void* user),
+                                       JPP_OPTIONAL void* user,
                                        jpp_array_t** out_array) JPP_MUST_USE;
 JPP_API void jpp_array_hold(jpp_array_t* array);
 // Frees the array if nobody else holds it. NULL is fine.
@@ -61,16 +62,16 @@ JPP_API jpp_array_layout_t jpp_array_layout(const jpp_array_t* array);
 // Until the contents are there. The status of the step that was to make them, if that
 // failed; JPP_DONATED_ERROR for a deleted array; JPP_CANCELLED if interrupted
 // (`interrupt` may be NULL), which leaves the array and the step as they are.
-JPP_API jpp_status_t* jpp_array_await(jpp_array_t* array,
-                                      const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_array_await(
+    jpp_array_t* array, JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 // Whether jpp_array_await() would return at once.
 JPP_API jpp_status_t* jpp_array_is_ready(jpp_array_t* array,
                                          bool* out_ready) JPP_MUST_USE;
 // Waits and copies one shard to the host, dense with the last dimension fastest; `size`
 // is its bytes. JPP_INVALID_ARGUMENT if the array has no such shard.
-JPP_API jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
-                                     void* data, size_t size,
-                                     const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_array_read(
+    jpp_array_t* array, uint32_t rank, uint32_t device, void* data, size_t size,
+    JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 // The buffers on a rank, [devices_per_rank], NULL if the array is not there. For a look
 // after jpp_array_await(), while nobody deletes or donates the array.
 JPP_API jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank);
@@ -95,7 +96,7 @@ typedef struct jpp_loan {
 // Waits and lends one shard, to as many as ask. The errors of jpp_array_read(), and
 // JPP_UNSUPPORTED where the memory can not be shared: read it then.
 JPP_API jpp_status_t* jpp_array_lend(jpp_array_t* array, uint32_t rank, uint32_t device,
-                                     const jpp_interrupt_t* interrupt,
+                                     JPP_OPTIONAL const jpp_interrupt_t* interrupt,
                                      jpp_loan_t* out_loan) JPP_MUST_USE;
 // Nobody looks any more; in a process forked since, nothing.
 JPP_API void jpp_array_reclaim(const jpp_loan_t* loan);

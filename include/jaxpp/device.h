@@ -190,7 +190,7 @@ JPP_API void jpp_client_cache_key(const jpp_client_t* client,
 // together.
 JPP_API jpp_status_t* jpp_client_compile_cached(
     jpp_client_t* client, const jpp_compile_request_t* request, const char* folder,
-    const char* key, jpp_executable_t** out_executable,
+    JPP_OPTIONAL const char* key, jpp_executable_t** out_executable,
     jpp_cache_outcome_t* out_outcome) JPP_MUST_USE;
 
 // Results of one execution on one device. Not for the step loop: it may allocate.

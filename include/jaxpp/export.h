@@ -10,5 +10,7 @@
 #define JPP_PRINTF(format_index, first_arg) \
   __attribute__((format(printf, format_index, first_arg)))
 #define JPP_MUST_USE __attribute__((warn_unused_result))
+// Marks a pointer parameter that may be NULL (jaxpp/status.h).
+#define JPP_OPTIONAL
 
 #endif  // JAXPP_EXPORT_H_

@@ -150,12 +150,13 @@ JPP_API void jpp_graph_destroy(jpp_graph_t* graph);
 typedef struct jpp_graph_builder jpp_graph_builder_t;
 
 JPP_API jpp_status_t* jpp_graph_builder_create(
-    const char* name, uint32_t ranks, jpp_graph_builder_t** out_builder) JPP_MUST_USE;
+    JPP_OPTIONAL const char* name, uint32_t ranks,
+    jpp_graph_builder_t** out_builder) JPP_MUST_USE;
 JPP_API void jpp_graph_builder_destroy(jpp_graph_builder_t* builder);
 
 JPP_API jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                                                 const jpp_type_t* type, bool donated,
-                                                const char* name,
+                                                JPP_OPTIONAL const char* name,
                                                 uint32_t* out_value) JPP_MUST_USE;
 
 typedef struct jpp_op_desc {
@@ -195,7 +196,8 @@ JPP_API jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
                                                  uint32_t* out_first_output) JPP_MUST_USE;
 // `next` is the value of an argument, or JPP_NONE.
 JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
-                                                   uint32_t value, const char* name,
+                                                   uint32_t value,
+                                                   JPP_OPTIONAL const char* name,
                                                    uint32_t next) JPP_MUST_USE;
 // The output that was added last is left on these ranks, ascending, and no others. What
 // depends on no loop is made there; other values are sent.

@@ -71,7 +71,7 @@ typedef struct jpp_planned {
 // jpp_partition() and jpp_program_build(). JPP_PROGRAM_ERROR is a defect of the planner:
 // its plan failed its proof.
 JPP_API jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph,
-                                     const jpp_plan_options_t* options,
+                                     JPP_OPTIONAL const jpp_plan_options_t* options,
                                      jpp_planned_t** out_planned) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_planned_destroy(jpp_planned_t* planned);

@@ -136,9 +136,9 @@ JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
 // `schedules` [loops] are the plan's, for the latencies of their tasks; NULL: tasks have
 // that of their kind. `append_sharding` says how a value that ranks transfer lies on each
 // of them, on one line; NULL: that is not shown.
-JPP_API jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
-                                           const jpp_schedule_t* const* schedules,
-                                           jpp_append_sharding_t append_sharding,
-                                           void* user, char** out_text) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_plan_print_jaxpr(
+    const jpp_plan_t* plan, JPP_OPTIONAL const jpp_schedule_t* const* schedules,
+    JPP_OPTIONAL jpp_append_sharding_t append_sharding, JPP_OPTIONAL void* user,
+    char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_PROGRAM_H_

@@ -101,14 +101,14 @@ JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
 
 // Until all steps called so far are done. The status of one that failed, if nobody has
 // heard of it; JPP_CANCELLED if interrupted (`interrupt` may be NULL).
-JPP_API jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
-                                        const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_runtime_await(
+    jpp_runtime_t* runtime, JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 // How many were called so far.
 JPP_API uint64_t jpp_runtime_num_steps(const jpp_runtime_t* runtime);
 // The same for the first `steps` of them, while later ones go on.
-JPP_API jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
-                                              const jpp_interrupt_t* interrupt)
-    JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_runtime_await_steps(
+    jpp_runtime_t* runtime, uint64_t steps,
+    JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 
 // Whether the job has failed, here or in another process: the runtime is of no more use.
 JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);
@@ -205,7 +205,7 @@ JPP_API void jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop,
 // (`interrupt` may be NULL).
 JPP_API jpp_status_t* jpp_runtime_measure(jpp_runtime_t* runtime,
                                           jpp_array_t* const* args,
-                                          const jpp_interrupt_t* interrupt,
+                                          JPP_OPTIONAL const jpp_interrupt_t* interrupt,
                                           jpp_cost_t* out_costs) JPP_MUST_USE;
 
 #endif  // JAXPP_RUNTIME_H_

@@ -71,7 +71,7 @@ typedef struct jpp_schedule_params {
 // microbatches over 2^28, ranks over 2^20), fuse_steady_state where it means nothing.
 // JPP_MESH_ERROR: stages and ranks do not fit each other. JPP_MICROBATCH_ERROR:
 // dualpipe-v with fewer microbatches than stages.
-JPP_API jpp_status_t* jpp_schedule_build(const char* name,
+JPP_API jpp_status_t* jpp_schedule_build(JPP_OPTIONAL const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
@@ -124,7 +124,7 @@ typedef bool (*jpp_schedule_next_t)(void* context, uint32_t rank,
 // A schedule whose rows a callback makes; the rest as jpp_schedule_from_rows(), to which
 // `rows` says everything but the rows. JPP_INVALID_ARGUMENT for a row that does not end.
 JPP_API jpp_status_t* jpp_schedule_from_callback(
-    const jpp_schedule_rows_t* rows, jpp_schedule_next_t next, void* context,
+    const jpp_schedule_rows_t* rows, jpp_schedule_next_t next, JPP_OPTIONAL void* context,
     jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // One microbatch after the other, each forward through all stages and back, stage s on
@@ -192,7 +192,8 @@ typedef struct jpp_schedule_timeline_options {
 // `options` may be NULL. Fails as jpp_schedule_verify() does, and with fused_as_one when
 // the fused tasks wait for each other.
 JPP_API jpp_status_t* jpp_schedule_timeline(
-    const jpp_schedule_t* schedule, const jpp_schedule_timeline_options_t* options,
+    const jpp_schedule_t* schedule,
+    JPP_OPTIONAL const jpp_schedule_timeline_options_t* options,
     jpp_schedule_timeline_t** out_timeline) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);

@@ -35,7 +35,8 @@
 // JPP_PARSE_ERROR "FILE:LINE: ..." for text that is not of this form, JPP_SCHEDULE_ERROR
 // "FILE:LINE: ..." for one that fails its proof.
 JPP_API jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text,
-                                            size_t length, uint32_t* out_slots,
+                                            size_t length,
+                                            JPP_OPTIONAL uint32_t* out_slots,
                                             jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // Writes it with CRLF; FusedTasks of a forward and a backward become pairs. With

@@ -75,6 +75,18 @@ JPP_API void jpp_text_free(char* text);
     if (jpp_status_local_) return jpp_status_annotate(jpp_status_local_, __VA_ARGS__); \
   } while (0)
 
+// --- NULL ---
+//
+// A function that returns a status gives JPP_INVALID_ARGUMENT when a pointer that it
+// needs is NULL, names the parameter, and has read and written nothing. It needs every
+// pointer parameter but those marked JPP_OPTIONAL, lists whose count is 0, and the
+// `user`, `context` or `cookie` that it hands to a callback. The same holds for the
+// fields of a struct of options or of a call, unless their comments say what NULL means
+// there.
+//
+// Functions that destroy, free, release or close take NULL. All others, which return no
+// status, must be given what they ask for; so must those of this header.
+//
 // --- Options ---
 //
 // The first field of each struct of options, jpp_plan_options_t and the like, is its

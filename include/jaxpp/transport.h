@@ -149,7 +149,7 @@ typedef void (*jpp_transport_write_note_t)(void* user, void* note);
 // the transport carries handles.
 JPP_API jpp_status_t* jpp_transport_open_notes(jpp_transport_t* transport, uint32_t size,
                                                jpp_transport_write_note_t write,
-                                               void* user) JPP_MUST_USE;
+                                               JPP_OPTIONAL void* user) JPP_MUST_USE;
 
 // The newest note known of a process; NULL: none yet. Borrowed until the next progress.
 JPP_API const void* jpp_transport_note(const jpp_transport_t* transport,
@@ -271,7 +271,8 @@ typedef struct jpp_shard {
 // shard larger than `bytes` says.
 JPP_API jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
                                                  const jpp_shard_t* shards,
-                                                 uint32_t count, void* cookie,
+                                                 uint32_t count,
+                                                 JPP_OPTIONAL void* cookie,
                                                  bool* out_done) JPP_MUST_USE;
 
 // A message in a slot. The shards' memory begins at multiples of 64 bytes and is the

@@ -3,6 +3,7 @@
 // simulation is shortest.
 #include "advise/candidates.h"
 #include "base/log.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "check/checker.h"
 
@@ -174,6 +175,8 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned,
 
 jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned,
                              const jpp_memory_limits_t* limits) {
+  JPP_RETURN_IF_NULL(planned, limits);
+  JPP_RETURN_IF_NULL(planned->graph, planned->plan, planned->report, limits->bytes);
   jpp_str_t str = {0};
   jpp_status_t* status = NULL;
   if (!jpp_check_append_excess(planned->report, limits, &str)) return NULL;

@@ -2,6 +2,7 @@
 // planned under it fits.
 #include "advise/candidates.h"
 #include "base/alloc.h"
+#include "base/null.h"
 #include "base/struct_size.h"
 
 typedef struct acceptor {
@@ -72,6 +73,8 @@ static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, accept
 jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
                                 const jpp_search_options_t* options,
                                 jpp_search_result_t* out_result) {
+  JPP_RETURN_IF_NULL(step, options, out_result);
+  JPP_RETURN_IF_NULL(step->graph, step->schedules, step->like);
   *out_result = (jpp_search_result_t){0};
   jpp_search_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &full));

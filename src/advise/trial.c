@@ -1,6 +1,7 @@
 // A trial of a step whose loops have no schedule yet: what it runs under while its stages
 // are measured, since a search needs costs and costs need a run.
 #include "base/alloc.h"
+#include "base/null.h"
 #include "jaxpp/advise.h"
 
 static uint32_t count_marks(const jpp_graph_t* graph, const jpp_loop_t* loop) {
@@ -28,6 +29,7 @@ static jpp_status_t* make_placeholder(const jpp_graph_t* graph, uint32_t loop,
 jpp_status_t* jpp_advise_placeholders(const jpp_graph_t* graph, uint32_t ranks,
                                       const jpp_schedule_t* const* given,
                                       jpp_schedule_t** out_made) {
+  JPP_RETURN_IF_NULL(graph, out_made);
   for (uint32_t l = 0; l < graph->num_loops; ++l) out_made[l] = NULL;
   for (uint32_t l = 0; l < graph->num_loops; ++l) {
     if (given && given[l]) continue;

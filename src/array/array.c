@@ -6,9 +6,12 @@
 #include "array/array.h"
 
 #include <stdatomic.h>
+#include <string.h>
 
 #include "array/lock.h"
 #include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/null.h"
 #include "device/process.h"
 #include "device/wait.h"
 
@@ -18,17 +21,35 @@ static size_t count_shards(const jpp_array_t* array) {
   return (size_t)array->layout.num_ranks * array->layout.devices_per_rank;
 }
 
-jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t* outcome,
+jpp_array_type_t jpp_array_type_of_piece(const jpp_buffer_shape_t* shape) {
+  uint64_t elements = 1;
+  for (uint32_t i = 0; i < shape->rank; ++i) {
+    elements = jpp_bytes_multiply(elements, (uint64_t)shape->dims[i]);
+  }
+  return (jpp_array_type_t){
+      .dtype = shape->dtype,
+      .ndim = shape->rank,
+      .dims = shape->dims,
+      .device_bytes = jpp_dtype_device_bytes(shape->dtype, elements)};
+}
+
+jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
+                                const jpp_array_type_t* type, jpp_outcome_t* outcome,
                                 jpp_array_t** out_array) {
   size_t shards = (size_t)layout->num_ranks * layout->devices_per_rank;
-  size_t ranks_at = jpp_bytes_add(sizeof(jpp_array_t),
-                                  jpp_bytes_multiply(shards, sizeof(jpp_buffer_t*)));
+  size_t dims_at = jpp_bytes_add(sizeof(jpp_array_t),
+                                 jpp_bytes_multiply(shards, sizeof(jpp_buffer_t*)));
+  size_t ranks_at = jpp_bytes_add(dims_at, type->ndim * sizeof(int64_t));
   size_t numbers = jpp_bytes_add(layout->num_ranks, shards);
   size_t bytes = jpp_bytes_add(ranks_at, jpp_bytes_multiply(numbers, sizeof(uint32_t)));
   jpp_array_t* array = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(bytes, (void**)&array));
   array->layout = *layout;
   array->buffers = (jpp_buffer_t**)(array + 1);
+  int64_t* dims = (int64_t*)((char*)array + dims_at);
+  for (uint32_t i = 0; i < type->ndim; ++i) dims[i] = type->dims[i];
+  array->type = *type;
+  array->type.dims = dims;
   array->ranks = (uint32_t*)((char*)array + ranks_at);
   for (uint32_t i = 0; i < layout->num_ranks; ++i) array->ranks[i] = layout->ranks[i];
   array->layout.ranks = array->ranks;
@@ -40,22 +61,87 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t*
   return NULL;
 }
 
+// An array whose pieces have the shapes that `shape_of` says.
+static jpp_status_t* make_array(const jpp_array_layout_t* layout,
+                                jpp_status_t* (*shape_of)(const void* from, size_t shard,
+                                                          jpp_buffer_shape_t* out_shape),
+                                const void* from, jpp_array_t** out_array) {
+  jpp_array_type_t type = {.dtype = JPP_DTYPE_INVALID};
+  size_t shards = (size_t)layout->num_ranks * layout->devices_per_rank;
+  for (size_t i = 0; i < shards; ++i) {
+    jpp_buffer_shape_t shape;
+    JPP_RETURN_IF_ERROR(shape_of(from, i, &shape));
+    if (shape.rank) JPP_RETURN_IF_NULL(shape.dims);
+    const jpp_array_type_t piece = jpp_array_type_of_piece(&shape);
+    if (i == 0) type = piece;
+    size_t bytes = piece.ndim * sizeof(*piece.dims);
+    if (piece.dtype == type.dtype && piece.ndim == type.ndim &&
+        (!bytes || !memcmp(piece.dims, type.dims, bytes))) {
+      continue;
+    }
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "expected shards of one type and shape, found another at shard "
+        "%zu than at shard 0",
+        i);
+  }
+  return jpp_array_promise(layout, &type, NULL, out_array);
+}
+
+static jpp_status_t* check_layout(const jpp_array_layout_t* layout) {
+  JPP_RETURN_IF_NULL(layout->client);
+  if (layout->num_ranks) JPP_RETURN_IF_NULL(layout->ranks);
+  return NULL;
+}
+
+typedef struct given_buffers {
+  jpp_client_t* client;
+  jpp_buffer_t* const* buffers;
+} given_buffers_t;
+
+static jpp_status_t* shape_of_buffer(const void* from, size_t shard,
+                                     jpp_buffer_shape_t* out_shape) {
+  const given_buffers_t* given = from;
+  return jpp_client_buffer_shape(given->client, given->buffers[shard], out_shape);
+}
+
 jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
                                jpp_buffer_t* const* buffers, jpp_array_t** out_array) {
+  JPP_RETURN_IF_NULL(layout, buffers, out_array);
   *out_array = NULL;
-  JPP_RETURN_IF_ERROR(jpp_array_promise(layout, NULL, out_array));
+  JPP_RETURN_IF_ERROR(check_layout(layout));
+  const given_buffers_t given = {.client = layout->client, .buffers = buffers};
+  JPP_RETURN_IF_ERROR(make_array(layout, shape_of_buffer, &given, out_array));
   for (size_t i = 0; i < count_shards(*out_array); ++i) {
     (*out_array)->buffers[i] = buffers[i];
   }
   return NULL;
 }
 
+typedef struct given_shards {
+  const jpp_host_array_t* shards;
+  uint32_t devices_per_rank;
+} given_shards_t;
+
+static jpp_status_t* shape_of_host_array(const void* from, size_t shard,
+                                         jpp_buffer_shape_t* out_shape) {
+  const given_shards_t* given = from;
+  const jpp_host_array_t* array = &given->shards[shard % given->devices_per_rank];
+  *out_shape = (jpp_buffer_shape_t){
+      .dtype = array->dtype, .rank = array->rank, .dims = array->dims};
+  return NULL;
+}
+
 jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                const jpp_host_array_t* shards, const uint32_t* devices,
                                jpp_array_t** out_array) {
+  JPP_RETURN_IF_NULL(layout, shards, devices, out_array);
   *out_array = NULL;
+  JPP_RETURN_IF_ERROR(check_layout(layout));
+  const given_shards_t given = {.shards = shards,
+                                .devices_per_rank = layout->devices_per_rank};
   jpp_array_t* array = NULL;
-  jpp_status_t* status = jpp_array_promise(layout, NULL, &array);
+  jpp_status_t* status = make_array(layout, shape_of_host_array, &given, &array);
   for (size_t i = 0; !status && i < count_shards(array); ++i) {
     status =
         jpp_client_buffer_from_host(layout->client, &shards[i % layout->devices_per_rank],
@@ -103,15 +189,25 @@ static jpp_status_t* borrow_shard(jpp_array_t* array, const jpp_foreign_memory_t
   return status;
 }
 
+static jpp_status_t* shape_of_memory(const void* from, size_t shard,
+                                     jpp_buffer_shape_t* out_shape) {
+  const jpp_foreign_memory_t* memory = from;
+  *out_shape = memory[shard].shape;
+  return NULL;
+}
+
 jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
                                const jpp_foreign_memory_t* memory,
                                void (*release)(void* user), void* user,
                                jpp_array_t** out_array) {
+  JPP_RETURN_IF_NULL(layout, memory, out_array);
+  if (!release) return jpp_null_error(__func__, "release", 0);
   *out_array = NULL;
   jpp_array_t* array = NULL;
   jpp_owner_t* owner = NULL;
-  jpp_status_t* status = jpp_alloc(sizeof(*owner), (void**)&owner);
-  if (!status) status = jpp_array_promise(layout, NULL, &array);
+  jpp_status_t* status = check_layout(layout);
+  if (!status) status = jpp_alloc(sizeof(*owner), (void**)&owner);
+  if (!status) status = make_array(layout, shape_of_memory, memory, &array);
   if (status) {
     jpp_free(owner);
     release(user);
@@ -328,6 +424,7 @@ static jpp_status_t* explain(const jpp_array_t* array, jpp_status_t* status,
 }
 
 jpp_status_t* jpp_array_await(jpp_array_t* array, const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_NULL(array);
   JPP_RETURN_IF_ERROR(open_array(array, interrupt));
   jpp_status_t* status = NULL;
   for (size_t i = 0; i < count_shards(array) && !status; ++i) {
@@ -339,6 +436,7 @@ jpp_status_t* jpp_array_await(jpp_array_t* array, const jpp_interrupt_t* interru
 }
 
 jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
+  JPP_RETURN_IF_NULL(array, out_ready);
   *out_ready = false;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   jpp_arrays_lock();
@@ -383,6 +481,8 @@ static jpp_status_t* read_shard(const jpp_array_t* array, uint32_t rank, uint32_
 
 jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
                              void* data, size_t size, const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_NULL(array);
+  if (size) JPP_RETURN_IF_NULL(data);
   JPP_RETURN_IF_ERROR(open_array(array, interrupt));
   jpp_status_t* status = read_shard(array, rank, device, data, size, interrupt);
   status = explain(array, status, interrupt);
@@ -416,6 +516,7 @@ static jpp_status_t* lend_shard(jpp_array_t* array, uint32_t rank, uint32_t devi
 
 jpp_status_t* jpp_array_lend(jpp_array_t* array, uint32_t rank, uint32_t device,
                              const jpp_interrupt_t* interrupt, jpp_loan_t* out_loan) {
+  JPP_RETURN_IF_NULL(array, out_loan);
   *out_loan = (jpp_loan_t){.array = array};
   JPP_RETURN_IF_ERROR(open_array(array, interrupt));
   jpp_status_t* status = lend_shard(array, rank, device, interrupt, out_loan);

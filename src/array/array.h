@@ -34,8 +34,21 @@ jpp_status_t* jpp_outcome_tell(jpp_outcome_t* outcome) JPP_MUST_USE;
 
 //===-- Arrays ---------------------------------------------------------------------===//
 
+// What an array holds, to compare with what a plan wants.
+typedef struct jpp_array_type {
+  jpp_dtype_t dtype;  // JPP_DTYPE_INVALID: not known
+  uint32_t ndim;
+  const int64_t* dims;    // [ndim]
+  bool is_whole;          // `dims` are the whole array's; else those of a device's piece
+  uint64_t device_bytes;  // of the piece on each device
+} jpp_array_type_t;
+
+// Borrows the shape's dims.
+jpp_array_type_t jpp_array_type_of_piece(const jpp_buffer_shape_t* shape);
+
 struct jpp_array {
   jpp_array_layout_t layout;
+  jpp_array_type_t type;
   uint32_t* ranks;          // [num_ranks]
   jpp_buffer_t** buffers;   // [num_ranks * devices_per_rank]; NULL once taken
   struct jpp_owner* owner;  // whose the memory is; NULL: this library's
@@ -53,8 +66,9 @@ struct jpp_array {
 void jpp_arrays_lock(void);
 void jpp_arrays_unlock(void);
 
-// An array without buffers, which `outcome` (NULL: nobody) is to fill.
-jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout, jpp_outcome_t* outcome,
+// An array without buffers, which `outcome` (NULL: the caller) is to fill.
+jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
+                                const jpp_array_type_t* type, jpp_outcome_t* outcome,
                                 jpp_array_t** out_array) JPP_MUST_USE;
 // The buffers of a rank, or NULL if the array is not there.
 jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/null.h"
+
 static _Atomic int64_t g_fail_after = -1;
 
 void jpp_alloc_fail_after(int64_t successes) { atomic_store(&g_fail_after, successes); }
@@ -25,11 +27,13 @@ static jpp_status_t* alloc_failed(size_t size) {
 }
 
 jpp_status_t* jpp_alloc(size_t size, void** out_memory) {
+  JPP_RETURN_IF_NULL(out_memory);
   *out_memory = alloc_must_fail() ? NULL : calloc(1, size ? size : 1);
   return *out_memory ? NULL : alloc_failed(size);
 }
 
 jpp_status_t* jpp_alloc_array(size_t count, size_t size, void** out_memory) {
+  JPP_RETURN_IF_NULL(out_memory);
   return jpp_alloc(jpp_bytes_multiply(count, size), out_memory);
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/null.h"
 #include "base/str.h"
 
 // More than any schedule, graph or trace has, and less than memory.
@@ -43,6 +44,7 @@ static void skip_byte_order_mark(char* text, size_t* length) {
 }
 
 jpp_status_t* jpp_file_read(const char* file, char** out_text, size_t* out_length) {
+  JPP_RETURN_IF_NULL(file, out_text, out_length);
   *out_text = NULL;
   *out_length = 0;
   jpp_str_t text = {0};

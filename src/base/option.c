@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/null.h"
 #include "base/str.h"
 
 static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
@@ -100,6 +101,7 @@ const char* jpp_option_get(jpp_option_t option) {
 }
 
 jpp_status_t* jpp_option_get_ms(jpp_option_t option, uint32_t* out_ms) {
+  JPP_RETURN_IF_NULL(out_ms);
   const char* value = jpp_option_get(option);
   *out_ms = 0;
   if (!value) return NULL;
@@ -153,6 +155,7 @@ static jpp_option_t find_alike(const char* name, size_t length) {
 }
 
 jpp_status_t* jpp_options_misspelt(char** out_text) {
+  JPP_RETURN_IF_NULL(out_text);
   *out_text = NULL;
   jpp_str_t str = {0};
   for (char* const* at = environ; at && *at; ++at) {

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/null.h"
+
 static bool str_reserve(jpp_str_t* str, size_t extra) {
   if (str->error) return false;
   size_t needed = str->length + extra + 1;
@@ -71,6 +73,7 @@ void jpp_str_append_quoted(jpp_str_t* str, const char* text) {
 }
 
 jpp_status_t* jpp_str_finish(jpp_str_t* str, char** out_text) {
+  JPP_RETURN_IF_NULL(str, out_text);
   *out_text = NULL;
   if (!str->error && !str->data) str_reserve(str, 0);
   if (str->error) {

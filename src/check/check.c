@@ -1,6 +1,7 @@
 // Proves a plan from its instructions alone: each actor's list by itself, then both ends
 // of every channel, then all actors together for deadlock. It shares no code with the
 // planner, so a mistake there can not hide itself.
+#include "base/null.h"
 #include "check/checker.h"
 #include "task/ids.h"
 
@@ -79,6 +80,7 @@ static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* st
 }
 
 jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_report) {
+  JPP_RETURN_IF_NULL(plan, out_report);
   *out_report = NULL;
   jpp_check_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
@@ -93,6 +95,7 @@ jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_re
 
 jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                                      jpp_memory_point_t* out_points) {
+  JPP_RETURN_IF_NULL(plan, out_points);
   if (rank >= plan->ranks) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "memory curve: the plan has ranks 0 to %u, found rank %u",

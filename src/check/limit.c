@@ -1,6 +1,7 @@
 // Compares the proved peaks of ranks with their memory limits, those of ranks on the same
 // devices together; the error describes the largest excess. What is below the limit has
 // room for more steps.
+#include "base/null.h"
 #include "check/checker.h"
 
 // --- Who shares devices ---------------------------------------------------------------
@@ -120,6 +121,8 @@ bool jpp_check_append_excess(const jpp_check_report_t* report,
 
 jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
                                      const jpp_memory_limits_t* limits) {
+  JPP_RETURN_IF_NULL(report, limits);
+  JPP_RETURN_IF_NULL(limits->bytes);
   jpp_str_t str = {0};
   if (!jpp_check_append_excess(report, limits, &str)) return NULL;
   char* text = NULL;

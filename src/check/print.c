@@ -1,5 +1,6 @@
 // Prints a check report as text: for each actor its instruction counts and its peak, for
 // each channel its traffic and the slots it needs.
+#include "base/null.h"
 #include "base/str.h"
 #include "check/checker.h"
 
@@ -44,6 +45,7 @@ static void append_actor(const jpp_check_report_t* report, uint32_t rank,
 }
 
 jpp_status_t* jpp_check_report_print(const jpp_check_report_t* report, char** out_text) {
+  JPP_RETURN_IF_NULL(report, out_text);
   jpp_str_t str = {0};
   const jpp_plan_t* plan = report->plan;
   jpp_str_append(&str, "check ");

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "device/driver.h"
 
@@ -182,6 +183,8 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
                                         const char* folder, const char* key,
                                         jpp_executable_t** out_executable,
                                         jpp_cache_outcome_t* out_outcome) {
+  JPP_RETURN_IF_NULL(client, request, folder, out_executable, out_outcome);
+  JPP_RETURN_IF_NULL(request->code, request->format);
   *out_outcome = JPP_CACHE_NOT_KEPT;
   if (spans_nodes(client, request)) {
     return jpp_client_compile(client, request, out_executable);

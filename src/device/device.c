@@ -3,6 +3,7 @@
 #include "jaxpp/device.h"
 
 #include "base/log.h"
+#include "base/null.h"
 #include "device/assignment.h"
 #include "device/driver.h"
 #include "device/process.h"
@@ -50,6 +51,8 @@ static jpp_status_t* check_assignment(const jpp_client_t* client,
 jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                  const jpp_compile_request_t* request,
                                  jpp_executable_t** out_executable) {
+  JPP_RETURN_IF_NULL(client, request, out_executable);
+  JPP_RETURN_IF_NULL(request->code, request->format);
   *out_executable = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", request->code_size);
@@ -74,6 +77,7 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
 jpp_status_t* jpp_client_executable_result_count(jpp_client_t* client,
                                                  jpp_executable_t* executable,
                                                  uint32_t* out_count) {
+  JPP_RETURN_IF_NULL(client, executable, out_count);
   *out_count = 0;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->executable_result_count(client, executable, out_count);
@@ -104,6 +108,10 @@ static jpp_status_t* execute_check_device(const jpp_client_t* client,
 }
 
 jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
+  JPP_RETURN_IF_NULL(client, execute);
+  JPP_RETURN_IF_NULL(execute->executable);
+  if (execute->arg_count) JPP_RETURN_IF_NULL(execute->args);
+  if (execute->result_count) JPP_RETURN_IF_NULL(execute->results);
   jpp_status_t* status =
       jpp_process_is_forked ? jpp_process_check() : execute_check_device(client, execute);
   if (!status) status = client->vtable->execute(client, execute);
@@ -112,6 +120,7 @@ jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* exec
 }
 
 static jpp_status_t* shape_check(const jpp_buffer_shape_t* shape) {
+  if (shape->rank) JPP_RETURN_IF_NULL(shape->dims);
   if (jpp_dtype_bits(shape->dtype) == 0) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a known dtype, found %d",
                            (int)shape->dtype);
@@ -132,6 +141,7 @@ static jpp_status_t* shape_check(const jpp_buffer_shape_t* shape) {
 jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
                                           const jpp_host_array_t* array, uint32_t device,
                                           jpp_buffer_t** out_buffer) {
+  JPP_RETURN_IF_NULL(client, array, out_buffer);
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
@@ -144,6 +154,8 @@ jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
 jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client, jpp_buffer_t* buffer,
                                         void* data, size_t size,
                                         jpp_event_t** out_event) {
+  JPP_RETURN_IF_NULL(client, buffer, out_event);
+  if (size) JPP_RETURN_IF_NULL(data);
   *out_event = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_to_host(client, buffer, data, size, out_event);
@@ -151,6 +163,8 @@ jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client, jpp_buffer_t* buff
 
 jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
                                      void* data, size_t size) {
+  JPP_RETURN_IF_NULL(client, buffer);
+  if (size) JPP_RETURN_IF_NULL(data);
   jpp_event_t* event = NULL;
   JPP_RETURN_IF_ERROR(jpp_client_buffer_to_host(client, buffer, data, size, &event));
   jpp_status_t* status = jpp_client_event_await(client, event);
@@ -161,6 +175,7 @@ jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
 jpp_status_t* jpp_client_buffer_copy_to_device(jpp_client_t* client, jpp_buffer_t* buffer,
                                                uint32_t device,
                                                jpp_buffer_t** out_buffer) {
+  JPP_RETURN_IF_NULL(client, buffer, out_buffer);
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
   JPP_RETURN_IF_ERROR(jpp_process_check());
@@ -173,6 +188,7 @@ void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer) {
 
 jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client, jpp_buffer_t* buffer,
                                             jpp_event_t** out_event) {
+  JPP_RETURN_IF_NULL(client, buffer, out_event);
   *out_event = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_ready_event(client, buffer, out_event);
@@ -180,6 +196,7 @@ jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client, jpp_buffer_t* 
 
 jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer,
                                       jpp_buffer_shape_t* out_shape) {
+  JPP_RETURN_IF_NULL(client, buffer, out_shape);
   *out_shape = (jpp_buffer_shape_t){0};
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_shape(client, buffer, out_shape);
@@ -187,6 +204,7 @@ jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer
 
 jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
                                      size_t* out_bytes) {
+  JPP_RETURN_IF_NULL(client, buffer, out_bytes);
   *out_bytes = 0;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_size(client, buffer, out_bytes);
@@ -194,6 +212,7 @@ jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
 
 jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client, jpp_buffer_t* buffer,
                                         void** out_pointer) {
+  JPP_RETURN_IF_NULL(client, buffer, out_pointer);
   *out_pointer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_pointer(client, buffer, out_pointer);
@@ -201,6 +220,7 @@ jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client, jpp_buffer_t* buff
 
 jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
                                      void** out_pointer) {
+  JPP_RETURN_IF_NULL(client, buffer, out_pointer);
   *out_pointer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_lend(client, buffer, out_pointer);
@@ -213,6 +233,7 @@ void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer) {
 jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
                                        const jpp_foreign_memory_t* foreign,
                                        jpp_buffer_t** out_buffer) {
+  JPP_RETURN_IF_NULL(client, foreign, out_buffer);
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_RETURN_IF_ERROR(client_check_device(client, foreign->device));
@@ -222,18 +243,21 @@ jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
 
 jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client, jpp_buffer_t* buffer,
                                            bool* out_deleted) {
+  JPP_RETURN_IF_NULL(client, buffer, out_deleted);
   *out_deleted = false;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_is_deleted(client, buffer, out_deleted);
 }
 
 jpp_status_t* jpp_client_event_await(jpp_client_t* client, jpp_event_t* event) {
+  JPP_RETURN_IF_NULL(client, event);
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->event_await(client, event);
 }
 
 jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_t* event,
                                         bool* out_ready) {
+  JPP_RETURN_IF_NULL(client, event, out_ready);
   *out_ready = false;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->event_is_ready(client, event, out_ready);
@@ -241,6 +265,7 @@ jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_t* event
 
 jpp_status_t* jpp_client_event_on_ready(jpp_client_t* client, jpp_event_t* event,
                                         jpp_event_waiter_t* waiter) {
+  JPP_RETURN_IF_NULL(client, event, waiter);
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->event_on_ready(client, event, waiter);
 }
@@ -251,6 +276,8 @@ void jpp_client_event_destroy(jpp_client_t* client, jpp_event_t* event) {
 
 jpp_status_t* jpp_client_register_custom_call(jpp_client_t* client,
                                               const jpp_custom_call_t* custom_call) {
+  JPP_RETURN_IF_NULL(client, custom_call);
+  JPP_RETURN_IF_NULL(custom_call->name, custom_call->platform);
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->register_custom_call(client, custom_call);
 }

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/alloc.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "base/utf8.h"
 #include "base/vec.h"
@@ -417,6 +418,7 @@ static jpp_status_t* report_all(report_t* report) {
 }
 
 jpp_status_t* jpp_flight_report(const char* folder, char** out_text) {
+  JPP_RETURN_IF_NULL(folder, out_text);
   jpp_str_t out = {0};
   report_t report = {.out = &out};
   *out_text = NULL;

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "base/null.h"
 #include "base/vec.h"
 #include "graph/graph_internal.h"
 
@@ -31,6 +32,7 @@ static jpp_arena_t* builder_arena(jpp_graph_builder_t* builder) {
 
 jpp_status_t* jpp_graph_builder_create(const char* name, uint32_t ranks,
                                        jpp_graph_builder_t** out_builder) {
+  JPP_RETURN_IF_NULL(out_builder);
   *out_builder = NULL;
   if (ranks > INT32_MAX) {
     return jpp_status_make(
@@ -92,6 +94,7 @@ static jpp_status_t* note(jpp_graph_builder_t* builder, jpp_status_t* status) {
 }
 
 static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
+  if (type->ndim) JPP_RETURN_IF_NULL(type->dims);
   if (!jpp_dtype_bits(type->dtype)) {
     return jpp_status_make(JPP_GRAPH_ERROR,
                            "value %%%u: element type %d is none that dtype.h lists",
@@ -160,6 +163,7 @@ static jpp_status_t* add_arg(jpp_graph_builder_t* builder, const jpp_type_t* typ
 jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                                         const jpp_type_t* type, bool donated,
                                         const char* name, uint32_t* out_value) {
+  JPP_RETURN_IF_NULL(builder, type, out_value);
   return note(builder, add_arg(builder, type, donated, name, out_value));
 }
 
@@ -234,6 +238,9 @@ static jpp_status_t* add_front_op(jpp_graph_builder_t* builder, const jpp_op_des
 jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
                                        const jpp_op_desc_t* desc,
                                        uint32_t* out_first_output) {
+  JPP_RETURN_IF_NULL(builder, desc, out_first_output);
+  if (desc->num_inputs) JPP_RETURN_IF_NULL(desc->inputs);
+  if (desc->num_outputs) JPP_RETURN_IF_NULL(desc->outputs);
   return note(builder, add_front_op(builder, desc, out_first_output));
 }
 
@@ -278,6 +285,7 @@ static jpp_status_t* begin_loop(jpp_graph_builder_t* builder, const jpp_loop_des
 jpp_status_t* jpp_graph_builder_begin_loop(jpp_graph_builder_t* builder,
                                            const jpp_loop_desc_t* desc,
                                            uint32_t* out_index) {
+  JPP_RETURN_IF_NULL(builder, desc, out_index);
   return note(builder, begin_loop(builder, desc, out_index));
 }
 
@@ -320,6 +328,8 @@ jpp_status_t* jpp_graph_builder_end_loop(jpp_graph_builder_t* builder,
                                          const jpp_loop_result_t* results,
                                          const jpp_type_t* types, uint32_t num_results,
                                          uint32_t* out_first_output) {
+  JPP_RETURN_IF_NULL(builder, out_first_output);
+  if (num_results) JPP_RETURN_IF_NULL(results, types);
   return note(builder, end_loop(builder, results, types, num_results, out_first_output));
 }
 
@@ -335,6 +345,7 @@ static jpp_status_t* add_output(jpp_graph_builder_t* builder, uint32_t value,
 
 jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_t value,
                                            const char* name, uint32_t next) {
+  JPP_RETURN_IF_NULL(builder);
   return note(builder, add_output(builder, value, name, next));
 }
 
@@ -354,6 +365,8 @@ static jpp_status_t* leave_output(jpp_graph_builder_t* builder, const uint32_t* 
 
 jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,
                                              const uint32_t* ranks, uint32_t num_ranks) {
+  JPP_RETURN_IF_NULL(builder);
+  if (num_ranks) JPP_RETURN_IF_NULL(ranks);
   return note(builder, leave_output(builder, ranks, num_ranks));
 }
 
@@ -375,6 +388,7 @@ static jpp_status_t* builder_move_arrays(jpp_graph_builder_t* builder) {
 
 jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                                        jpp_graph_t** out_graph) {
+  JPP_RETURN_IF_NULL(builder, out_graph);
   *out_graph = NULL;
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (builder->open_loop != JPP_NONE) {

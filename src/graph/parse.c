@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/map.h"
+#include "base/null.h"
 #include "base/vec.h"
 #include "graph/graph_internal.h"
 #include "graph/lexer.h"
@@ -440,6 +441,7 @@ static jpp_status_t* parse_graph(parser_t* p, jpp_graph_t** out_graph) {
 
 jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
                               jpp_graph_t** out_graph) {
+  JPP_RETURN_IF_NULL(text, file, out_graph);
   *out_graph = NULL;
   parser_t parser = {0};
   jpp_arena_init(&parser.arena);
@@ -456,6 +458,7 @@ jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
 }
 
 jpp_status_t* jpp_graph_read(const char* file, jpp_graph_t** out_graph) {
+  JPP_RETURN_IF_NULL(file, out_graph);
   char* text = NULL;
   size_t length = 0;
   *out_graph = NULL;

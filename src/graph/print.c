@@ -2,6 +2,7 @@
 // text again.
 #include "graph/print.h"
 
+#include "base/null.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "graph/graph_internal.h"
@@ -147,6 +148,7 @@ static void append_outputs(jpp_str_t* str, const jpp_graph_t* graph) {
 }
 
 jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
+  JPP_RETURN_IF_NULL(graph, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "graph ");
   jpp_str_append_quoted(&str, graph->name);
@@ -160,6 +162,7 @@ jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
 
 jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
                                       const uint64_t* device_bytes, char** out_text) {
+  JPP_RETURN_IF_NULL(graph, device_bytes, out_text);
   *out_text = NULL;
   jpp_value_t* values = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &values));

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/null.h"
 #include "partition/partitioner.h"
 
 enum { kFewBytes = 64 << 10 };  // smaller moves are not reported
@@ -144,6 +145,7 @@ void jpp_note_append(jpp_str_t* str, const jpp_staged_t* staged,
 
 jpp_status_t* jpp_staged_print_note(const jpp_staged_t* staged, uint32_t note,
                                     char** out_text) {
+  JPP_RETURN_IF_NULL(staged, out_text);
   jpp_str_t str = {0};
   jpp_note_append(&str, staged, &staged->notes[note]);
   return jpp_str_finish(&str, out_text);

@@ -1,5 +1,6 @@
 // Runs the partitioner's passes in order and hands their tables over as an immutable
 // staged graph.
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "partition/partitioner.h"
 
@@ -161,10 +162,12 @@ static jpp_status_t* check_outputs(const jpp_graph_t* graph, uint32_t ranks) {
 jpp_status_t* jpp_partition(const jpp_graph_t* graph,
                             const jpp_partition_options_t* options,
                             jpp_staged_t** out_staged) {
+  JPP_RETURN_IF_NULL(graph, options, out_staged);
   *out_staged = NULL;
   jpp_partition_options_t full;
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_partition_options_t, small_bytes, options, &full));
+  if (graph->num_loops) JPP_RETURN_IF_NULL(full.loops);
   if (full.ranks == 0) {
     return jpp_status_make(JPP_MESH_ERROR, "0 pipeline ranks; expected at least 1");
   }

@@ -1,6 +1,7 @@
 // Prints a staged graph as text, for golden tests and `jaxpp plan --after partition`.
 #include "graph/print.h"
 
+#include "base/null.h"
 #include "base/str.h"
 #include "partition/notes.h"
 #include "partition/partitioner.h"
@@ -93,6 +94,7 @@ static void append_ends(jpp_str_t* str, const jpp_staged_t* staged) {
 }
 
 jpp_status_t* jpp_staged_print(const jpp_staged_t* staged, char** out_text) {
+  JPP_RETURN_IF_NULL(staged, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "staged ");
   jpp_str_append_quoted(&str, staged->graph->name);

@@ -3,6 +3,7 @@
 #include "jaxpp/plan.h"
 
 #include "base/alloc.h"
+#include "base/null.h"
 #include "base/struct_size.h"
 
 typedef struct planned_storage {
@@ -138,6 +139,7 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
 
 jpp_status_t* jpp_plan_graph(const jpp_graph_t* graph, const jpp_plan_options_t* options,
                              jpp_planned_t** out_planned) {
+  JPP_RETURN_IF_NULL(graph, out_planned);
   jpp_plan_options_t full = {.struct_size = sizeof(full)};
   *out_planned = NULL;
   if (options) {

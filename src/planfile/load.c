@@ -11,6 +11,7 @@
 
 #include "base/arena.h"
 #include "base/json.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "jaxpp/version.h"
 #include "planfile/format.h"
@@ -514,6 +515,7 @@ static jpp_status_t* finish_storage(storage_t* storage, jpp_planfile_t** out_fil
 
 jpp_status_t* jpp_planfile_read(const char* path, const void* bytes, size_t size,
                                 jpp_planfile_t** out_file) {
+  JPP_RETURN_IF_NULL(path, bytes, out_file);
   storage_t* storage = NULL;
   *out_file = NULL;
   JPP_RETURN_IF_ERROR(create_storage(path, size, &storage));
@@ -546,6 +548,7 @@ static jpp_status_t* read_file(FILE* stream, const char* path, storage_t** out_s
 }
 
 jpp_status_t* jpp_planfile_load(const char* path, jpp_planfile_t** out_file) {
+  JPP_RETURN_IF_NULL(path, out_file);
   *out_file = NULL;
   // Opening a pipe would wait for its writer.
   int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);

@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "base/struct_size.h"
 #include "jaxpp/version.h"
@@ -308,8 +309,10 @@ static jpp_status_t* write_file(const draft_t* draft, const char* path) {
 
 jpp_status_t* jpp_planfile_save(const jpp_planfile_contents_t* contents,
                                 const char* path) {
+  JPP_RETURN_IF_NULL(contents, path);
   jpp_planfile_contents_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_planfile_contents_t, front, contents, &full));
+  JPP_RETURN_IF_NULL(full.planned, full.device_ids, full.task_modules);
   JPP_RETURN_IF_ERROR_IN(jpp_planfile_check(&full), "plan file %s", path);
   draft_t draft;
   jpp_status_t* status = make_draft(&full, &draft);

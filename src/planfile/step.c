@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/null.h"
 #include "planfile/format.h"
 
 // --- Devices --------------------------------------------------------------------------
@@ -36,6 +37,7 @@ static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers
 // By the ids of the file, if all are there; otherwise the first devices that are.
 jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
                                    uint32_t* out_devices) {
+  JPP_RETURN_IF_NULL(file, client, out_devices);
   const jpp_client_info_t* info = jpp_client_info(client);
   uint32_t distinct = number_devices(file, out_devices);
   if (info->device_count < distinct) {
@@ -289,6 +291,7 @@ static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
 
 jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step, uint32_t arg,
                                        const void* data, jpp_array_t** out_array) {
+  JPP_RETURN_IF_NULL(step, data, out_array);
   const jpp_planned_t* planned = step->file->contents.planned;
   const jpp_graph_t* graph = planned->graph;
   *out_array = NULL;
@@ -356,6 +359,7 @@ static jpp_status_t* read_boxes(const jpp_planfile_step_t* step, const jpp_type_
 
 jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t output,
                                      jpp_array_t* array, void* data) {
+  JPP_RETURN_IF_NULL(step, array, data);
   const jpp_planfile_contents_t* contents = &step->file->contents;
   const jpp_graph_t* graph = contents->planned->graph;
   if (output >= graph->num_outputs) {
@@ -422,6 +426,7 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
 jpp_status_t* jpp_planfile_step_create(const jpp_planfile_t* file, jpp_client_t* client,
                                        const uint32_t* devices,
                                        jpp_planfile_step_t** out_step) {
+  JPP_RETURN_IF_NULL(file, client, devices, out_step);
   jpp_planfile_step_t* step = NULL;
   *out_step = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &step));
@@ -460,6 +465,9 @@ jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step) {
 // --- Calls ----------------------------------------------------------------------------
 
 jpp_status_t* jpp_planfile_step_call(jpp_planfile_step_t* step, const jpp_call_t* call) {
+  JPP_RETURN_IF_NULL(step, call);
+  if (count_args(step)) JPP_RETURN_IF_NULL(call->args);
+  JPP_RETURN_IF_NULL(call->results);
   const jpp_planfile_contents_t* contents = &step->file->contents;
   uint32_t args = count_args(step);
   jpp_array_t** all = NULL;

@@ -1,6 +1,7 @@
 // Prints a plan as text, for golden tests and `jaxpp plan --after program`.
 #include "graph/print.h"
 
+#include "base/null.h"
 #include "base/str.h"
 #include "program/builder.h"
 
@@ -96,6 +97,7 @@ static void append_program(jpp_str_t* str, const jpp_plan_t* plan,
 }
 
 jpp_status_t* jpp_plan_print(const jpp_plan_t* plan, char** out_text) {
+  JPP_RETURN_IF_NULL(plan, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "plan ");
   jpp_str_append_quoted(&str, plan->staged->graph->name);

@@ -1,6 +1,7 @@
 // Prints all actors' tasks, transfers and deletions as one jaxpr, in an order in which a
 // single thread could run them.
 #include "base/arena.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "graph/print.h"
 #include "program/builder.h"
@@ -261,6 +262,7 @@ jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
                                    const jpp_schedule_t* const* schedules,
                                    jpp_append_sharding_t append_sharding, void* user,
                                    char** out_text) {
+  JPP_RETURN_IF_NULL(plan, out_text);
   *out_text = NULL;
   printer_t printer = {.plan = plan,
                        .schedules = schedules,

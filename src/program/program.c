@@ -1,4 +1,5 @@
 // Builds every actor's instruction list by the passes that builder.h lists.
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "program/builder.h"
 
@@ -62,10 +63,12 @@ static void builder_deinit(jpp_program_builder_t* b) {
 jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                 const jpp_program_options_t* options,
                                 jpp_plan_t** out_plan) {
+  JPP_RETURN_IF_NULL(staged, options, out_plan);
   *out_plan = NULL;
   jpp_program_options_t full;
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_program_options_t, channel_slots, options, &full));
+  if (staged->graph->num_loops) JPP_RETURN_IF_NULL(full.schedules);
   jpp_plan_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_program_builder_t builder = {

@@ -2,6 +2,9 @@
 // of it or none; the buffers change hands when the step is issued. What somebody else
 // looks at as well does not change hands: the step owns a copy.
 #include "array/lock.h"
+#include "base/alloc.h"
+#include "base/null.h"
+#include "graph/print.h"
 #include "runtime/network.h"
 #include "runtime/state.h"
 
@@ -45,11 +48,66 @@ static jpp_status_t* refuse_if_broken(const jpp_runtime_t* runtime) {
   return atomic_load(&runtime->broken) ? jpp_runtime_breakage(runtime) : NULL;
 }
 
+// The plan says how many bytes of a cut argument a device holds, but not how it is cut:
+// the piece divides the whole.
+static bool is_of_type(const jpp_array_type_t* found, const jpp_type_t* type,
+                       uint64_t device_bytes) {
+  if (found->dtype == JPP_DTYPE_INVALID || type->dtype == JPP_DTYPE_INVALID) return true;
+  if (found->dtype != type->dtype || found->ndim != type->ndim ||
+      found->device_bytes != device_bytes) {
+    return false;
+  }
+  bool equal = true, divides = true;
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    int64_t whole = type->dims[i], piece = found->dims[i];
+    if (piece == whole) continue;
+    equal = false;
+    divides = divides && piece > 0 && whole % piece == 0;
+  }
+  return equal || (divides && !found->is_whole && device_bytes < jpp_type_bytes(type));
+}
+
+jpp_status_t* jpp_call_check_type(const jpp_runtime_t* runtime, uint32_t arg,
+                                  const jpp_array_type_t* found) {
+  const jpp_staged_t* staged = runtime->plan->staged;
+  uint32_t value = staged->args[arg].value;
+  const jpp_type_t* type = &staged->values[value].type;
+  uint64_t device_bytes = runtime->plan->value_bytes[value];
+  if (is_of_type(found, type, device_bytes)) return NULL;
+  const jpp_type_t found_type = {
+      .dtype = found->dtype, .ndim = found->ndim, .dims = found->dims};
+  bool cut = device_bytes < jpp_type_bytes(type);
+  jpp_str_t str = {0};
+  jpp_str_appendf(&str, "argument %s: expected ", arg_name(runtime, arg));
+  jpp_type_append(&str, type);
+  if (cut) {
+    jpp_str_appendf(&str, ", cut into pieces of %llu bytes a device",
+                    (unsigned long long)device_bytes);
+  }
+  jpp_str_append(&str, ", found ");
+  jpp_type_append(&str, &found_type);
+  if (cut) {
+    jpp_str_appendf(&str, ", %llu bytes a device",
+                    (unsigned long long)found->device_bytes);
+  }
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  jpp_status_t* status = jpp_status_make(JPP_INVALID_ARGUMENT, "%s", text);
+  jpp_free(text);
+  return status;
+}
+
 static jpp_status_t* check_args(const jpp_runtime_t* runtime, const jpp_call_t* call) {
   for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+    if (!call->args[a]) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "argument %s: expected an array, found NULL",
+                             arg_name(runtime, a));
+    }
     const jpp_array_layout_t* layout = &call->args[a]->layout;
     if (layout->client == runtime->client &&
         layout->devices_per_rank == runtime->devices_per_rank) {
+      JPP_RETURN_IF_ERROR(jpp_call_check_type(runtime, a, &call->args[a]->type));
       continue;
     }
     return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -237,7 +295,15 @@ static jpp_status_t* promise_results(const jpp_runtime_t* runtime, jpp_step_t* s
                                  .num_ranks = runtime->holders[o].count,
                                  .devices_per_rank = runtime->devices_per_rank,
                                  .ranks = runtime->holders[o].ranks};
-    JPP_RETURN_IF_ERROR(jpp_array_promise(&layout, step->outcome, &step->results[o]));
+    const jpp_staged_t* staged = runtime->plan->staged;
+    uint32_t value = staged->outputs[o].value;
+    jpp_array_type_t type = {.dtype = staged->values[value].type.dtype,
+                             .ndim = staged->values[value].type.ndim,
+                             .dims = staged->values[value].type.dims,
+                             .is_whole = true,
+                             .device_bytes = runtime->plan->value_bytes[value]};
+    JPP_RETURN_IF_ERROR(
+        jpp_array_promise(&layout, &type, step->outcome, &step->results[o]));
   }
   return NULL;
 }
@@ -271,6 +337,9 @@ static jpp_status_t* prepare_call(jpp_runtime_t* runtime, jpp_step_t* step,
 }
 
 jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime, const jpp_call_t* call) {
+  JPP_RETURN_IF_NULL(runtime, call);
+  if (graph_of(runtime)->num_args) JPP_RETURN_IF_NULL(call->args);
+  if (graph_of(runtime)->num_outputs) JPP_RETURN_IF_NULL(call->results);
   uint32_t num_outputs = graph_of(runtime)->num_outputs;
   for (uint32_t o = 0; o < num_outputs; ++o) call->results[o] = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
@@ -299,6 +368,7 @@ uint64_t jpp_runtime_num_steps(const jpp_runtime_t* runtime) {
 
 jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
                                       const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_NULL(runtime);
   JPP_RETURN_IF_ERROR(jpp_process_check());
   uint64_t called = jpp_runtime_num_steps(runtime);
   if (!jpp_queue_await(runtime, steps < called ? steps : called, interrupt)) {
@@ -309,6 +379,7 @@ jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
 
 jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
                                 const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_NULL(runtime);
   return jpp_runtime_await_steps(runtime, UINT64_MAX, interrupt);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "device/wait.h"
 #include "runtime/network.h"
@@ -21,6 +22,7 @@ static uint32_t device_of(const jpp_runtime_options_t* options, uint32_t rank,
 }
 
 static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options) {
+  JPP_RETURN_IF_NULL(options->client, options->plan, options->executables);
   if (options->devices_per_rank < 1) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected at least 1 device per rank, found 0");
@@ -237,34 +239,34 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   return jpp_queue_start(runtime);
 }
 
-jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* given,
+jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                  jpp_runtime_t** out_runtime) {
+  JPP_RETURN_IF_NULL(options, out_runtime);
   jpp_runtime_options_t full;
-  const jpp_runtime_options_t* options = &full;
   *out_runtime = NULL;
   JPP_RETURN_IF_ERROR(
-      JPP_OPTIONS_COPY(jpp_runtime_options_t, steps_in_flight, given, &full));
+      JPP_OPTIONS_COPY(jpp_runtime_options_t, steps_in_flight, options, &full));
   jpp_runtime_t* runtime = NULL;
-  jpp_status_t* status = check_runtime_options(options);
+  jpp_status_t* status = check_runtime_options(&full);
   if (!status) status = JPP_ALLOC_ARRAY(1, &runtime);
   if (status) {
-    jpp_transport_destroy(options->network);
+    jpp_transport_destroy(full.network);
     return status;
   }
-  runtime->network = options->network;
-  const char* platform = jpp_client_info(options->client)->platform_name;
+  runtime->network = full.network;
+  const char* platform = jpp_client_info(full.client)->platform_name;
   runtime->on_host = strcmp(platform, "cpu") == 0 || strcmp(platform, "fake") == 0;
   runtime->waker.descriptor = -1;
-  runtime->client = options->client;
-  runtime->plan = options->plan;
-  runtime->devices_per_rank = options->devices_per_rank;
+  runtime->client = full.client;
+  runtime->plan = full.plan;
+  runtime->devices_per_rank = full.devices_per_rank;
   jpp_arena_init(&runtime->arena);
-  runtime->queue.count = options->steps_in_flight ? options->steps_in_flight : 2;
+  runtime->queue.count = full.steps_in_flight ? full.steps_in_flight : 2;
   pthread_mutex_init(&runtime->network_mutex, NULL);
   pthread_mutex_init(&runtime->crew.mutex, NULL);
   pthread_cond_init(&runtime->crew.changed, NULL);
   jpp_queue_init(&runtime->queue);
-  status = create_runtime(runtime, options);
+  status = create_runtime(runtime, &full);
   if (status) {
     jpp_runtime_break(runtime, status);  // others that wait for this one hear why
     jpp_runtime_destroy(runtime);

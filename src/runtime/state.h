@@ -104,6 +104,10 @@ void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step);
 // In the finishing thread: waits until it is done, and hands out what came of it.
 void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
 
+// Whether what was found is what argument `arg` is to be, or the error that says so.
+jpp_status_t* jpp_call_check_type(const jpp_runtime_t* runtime, uint32_t arg,
+                                  const jpp_array_type_t* found) JPP_MUST_USE;
+
 // call.c: arguments into buffers, under the names of the runtime's inputs; the step's
 // failure if one of them failed.
 jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;

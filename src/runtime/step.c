@@ -2,6 +2,7 @@
 // and takes the results out; the finishing thread waits for what was issued, and says
 // what failed first.
 #include "base/clock.h"
+#include "base/null.h"
 #include "device/wait.h"
 #include "runtime/failure.h"
 #include "runtime/state.h"
@@ -88,13 +89,31 @@ static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_trace_begin(runtime, step);
 }
 
+// What jpp_runtime_step() was given; arrays were compared when they were passed.
+static jpp_status_t* check_bare_input(const jpp_runtime_t* runtime, uint32_t arg,
+                                      jpp_buffer_t* buffer) {
+  jpp_buffer_shape_t shape;
+  jpp_status_t* status = jpp_client_buffer_shape(runtime->client, buffer, &shape);
+  if (status) {  // a deleted buffer: whoever reads it fails, with its own name
+    jpp_status_free(status);
+    return NULL;
+  }
+  const jpp_array_type_t type = jpp_array_type_of_piece(&shape);
+  return jpp_call_check_type(runtime, arg, &type);
+}
+
 static jpp_status_t* check_inputs(const jpp_runtime_t* runtime) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_t* actor = &runtime->actors[r];
     for (uint32_t i = 0; i < actor->program->num_inputs; ++i) {
       const jpp_program_input_t* input = &actor->program->inputs[i];
       for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
-        if (actor->regs[(size_t)input->reg * runtime->devices_per_rank + d]) continue;
+        jpp_buffer_t* buffer =
+            actor->regs[(size_t)input->reg * runtime->devices_per_rank + d];
+        if (buffer && runtime->step->waiter) {
+          JPP_RETURN_IF_ERROR(check_bare_input(runtime, input->arg, buffer));
+        }
+        if (buffer) continue;
         return jpp_status_make(JPP_INVALID_ARGUMENT,
                                "rank %u, argument %u: expected a buffer on device %u of "
                                "the rank, found none",
@@ -438,6 +457,8 @@ static jpp_status_t* refuse_step(jpp_runtime_t* runtime, const jpp_step_io_t* io
 }
 
 jpp_status_t* jpp_runtime_step(jpp_runtime_t* runtime, const jpp_step_io_t* io) {
+  JPP_RETURN_IF_NULL(runtime, io);
+  JPP_RETURN_IF_NULL(io->inputs, io->outputs);
   clear_outputs(runtime, io);
   // In a forked child the locks may be held for ever.
   JPP_RETURN_IF_ERROR(jpp_process_check());

@@ -1,6 +1,7 @@
 // Estimates the stages' costs from traced steps, as the simulator and the search take
 // them.
 #include "base/alloc.h"
+#include "base/null.h"
 #include "jaxpp/runtime.h"
 #include "runtime/state.h"
 
@@ -93,6 +94,7 @@ static jpp_status_t* measure(jpp_runtime_t* runtime, jpp_array_t* const* args,
 jpp_status_t* jpp_runtime_measure(jpp_runtime_t* runtime, jpp_array_t* const* args,
                                   const jpp_interrupt_t* interrupt,
                                   jpp_cost_t* out_costs) {
+  JPP_RETURN_IF_NULL(runtime, args, out_costs);
   const jpp_staged_t* staged = runtime->plan->staged;
   uint32_t stages = count_stages(staged);
   for (uint32_t s = 0; s < stages; ++s) out_costs[s] = (jpp_cost_t){0};

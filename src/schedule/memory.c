@@ -1,6 +1,7 @@
 // Counts along each row how many activations a rank keeps at once, and checks the peak
 // against a memory limit.
 #include "base/alloc.h"
+#include "base/null.h"
 #include "schedule/index.h"
 
 static bool is_forward_only(const jpp_schedule_t* schedule) {
@@ -93,6 +94,7 @@ static jpp_status_t* find_smallest(const jpp_schedule_t* schedule, const char** 
 
 jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
                                         uint64_t activation_bytes, uint64_t limit) {
+  JPP_RETURN_IF_NULL(schedule);
   uint32_t rank, peak = 0, smallest;
   const char* name = NULL;
   JPP_RETURN_IF_ERROR(find_peak(schedule, &rank, &peak));

@@ -1,6 +1,7 @@
 // The sequential schedule: microbatch after microbatch, each forward through all stages
 // and then back. It serves a single pass through a model, and measuring each stage by
 // itself.
+#include "base/null.h"
 #include "jaxpp/schedule.h"
 
 typedef struct one_pass {
@@ -40,6 +41,7 @@ static bool write_next(void* context, uint32_t rank, jpp_schedule_task_t* out_ta
 
 jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
                                     bool split_backward, jpp_schedule_t** out_schedule) {
+  JPP_RETURN_IF_NULL(params, out_schedule);
   one_pass_t pass = {.stages = params->stages,
                      .ranks = params->ranks,
                      .microbatches = params->microbatches,

@@ -1,5 +1,6 @@
 // Prints a schedule as text, a line for each rank, for golden tests and `jaxpp schedule
 // show`.
+#include "base/null.h"
 #include "base/str.h"
 #include "schedule/index.h"
 
@@ -31,6 +32,7 @@ static void append_row(const jpp_schedule_row_t* row, jpp_str_t* str) {
 }
 
 jpp_status_t* jpp_schedule_print(const jpp_schedule_t* schedule, char** out_text) {
+  JPP_RETURN_IF_NULL(schedule, out_text);
   jpp_str_t str = {0};
   jpp_str_appendf(&str, "schedule %s: %u stages, %u ranks, %u microbatches\n",
                   schedule->name, schedule->stages, schedule->ranks,

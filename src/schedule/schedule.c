@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "base/null.h"
 #include "base/vec.h"
 
 // Keeps 3 * stages * microbatches and every row's count far inside uint32_t.
@@ -155,6 +156,8 @@ static jpp_status_t* place_stages(const jpp_schedule_rows_t* rows,
 
 jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
                                      jpp_schedule_t** out_schedule) {
+  JPP_RETURN_IF_NULL(rows, out_schedule);
+  JPP_RETURN_IF_NULL(rows->rows);
   *out_schedule = NULL;
   jpp_schedule_params_t params = {
       .stages = rows->stages, .ranks = rows->ranks, .microbatches = rows->microbatches};
@@ -207,6 +210,8 @@ static jpp_status_t* call_back(const jpp_schedule_rows_t* rows, jpp_schedule_nex
 jpp_status_t* jpp_schedule_from_callback(const jpp_schedule_rows_t* rows,
                                          jpp_schedule_next_t next, void* context,
                                          jpp_schedule_t** out_schedule) {
+  JPP_RETURN_IF_NULL(rows, out_schedule);
+  if (!next) return jpp_null_error(__func__, "next", 0);
   *out_schedule = NULL;
   jpp_schedule_params_t params = {
       .stages = rows->stages, .ranks = rows->ranks, .microbatches = rows->microbatches};

@@ -1,5 +1,6 @@
 // The dry run with times: gives each task its start, then merges the rows, each sorted
 // already, into one list by a heap of ranks.
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "schedule/order.h"
 #include "schedule/schedule.h"
@@ -102,6 +103,7 @@ static jpp_status_t* timeline_fill(const jpp_schedule_t* schedule, bool fused_as
 jpp_status_t* jpp_schedule_timeline(const jpp_schedule_t* schedule,
                                     const jpp_schedule_timeline_options_t* options,
                                     jpp_schedule_timeline_t** out_timeline) {
+  JPP_RETURN_IF_NULL(schedule, out_timeline);
   jpp_schedule_timeline_options_t full = {.struct_size = sizeof(full)};
   *out_timeline = NULL;
   if (options) {

@@ -2,6 +2,7 @@
 // dry run reaches the end of every row. For a loop with sums, the tasks that add to them
 // must also take their microbatches in order.
 #include "base/arena.h"
+#include "base/null.h"
 #include "schedule/order.h"
 
 static jpp_status_t* verify_in(const jpp_schedule_t* schedule, bool fused_as_one,
@@ -26,6 +27,7 @@ jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule, bool fus
 }
 
 jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) {
+  JPP_RETURN_IF_NULL(schedule);
   jpp_schedule_fault_t fault;
   return jpp_schedule_verify_units(schedule, false, &fault);
 }
@@ -76,6 +78,7 @@ static jpp_status_t* check_row(const jpp_schedule_t* schedule, uint32_t rank,
 }
 
 jpp_status_t* jpp_schedule_verify_sums(const jpp_schedule_t* schedule) {
+  JPP_RETURN_IF_NULL(schedule);
   JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
   uint32_t* next = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY((size_t)kTaskSlots * schedule->stages, &next));

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "search/greedy.h"
 #include "simulate/simulation.h"
@@ -402,9 +403,11 @@ static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
 
 jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
                                   jpp_search_result_t* out_result) {
+  JPP_RETURN_IF_NULL(options, out_result);
   *out_result = (jpp_search_result_t){0};
   jpp_search_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &full));
+  JPP_RETURN_IF_NULL(full.costs);
   JPP_RETURN_IF_ERROR(check_search_options(&full));
   search_t search = {.options = &full,
                      .start = seconds_now(),

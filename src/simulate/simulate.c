@@ -3,6 +3,7 @@
 // can run, so ranks may be advanced in any order and no event queue is needed.
 #include "jaxpp/simulate.h"
 
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "schedule/channels.h"
 #include "schedule/dryrun.h"
@@ -268,6 +269,7 @@ static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
 jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
                                     const jpp_simulate_options_t* options,
                                     jpp_simulation_t** out_simulation) {
+  JPP_RETURN_IF_NULL(schedule, options, out_simulation);
   *out_simulation = NULL;
   jpp_simulate_options_t full;
   JPP_RETURN_IF_ERROR(

@@ -1,4 +1,5 @@
 // Times a pipeline in one SPMD program, by formula: in lockstep every turn is alike.
+#include "base/null.h"
 #include "jaxpp/simulate.h"
 
 static double larger(double a, double b) { return a > b ? a : b; }
@@ -24,6 +25,7 @@ static jpp_status_t* check_shape(const jpp_schedule_t* schedule) {
 
 jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation, double transfer,
                                 bool rematerialise, jpp_spmd_simulation_t* out_spmd) {
+  JPP_RETURN_IF_NULL(simulation, out_spmd);
   const jpp_schedule_t* schedule = simulation->schedule;
   *out_spmd = (jpp_spmd_simulation_t){0};
   JPP_RETURN_IF_ERROR(check_shape(schedule));

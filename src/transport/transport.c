@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/null.h"
 #include "base/str.h"
 #include "base/struct_size.h"
 #include "transport/driver.h"
@@ -33,30 +34,33 @@ static jpp_status_t* unknown_driver(const char* name) {
   return status;
 }
 
-jpp_status_t* jpp_transport_create(const jpp_transport_options_t* given,
+jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
                                    jpp_transport_t** out_transport) {
+  JPP_RETURN_IF_NULL(options, out_transport);
   *out_transport = NULL;
-  jpp_transport_options_t options;
+  jpp_transport_options_t full;
   JPP_RETURN_IF_ERROR(
-      JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, given, &options));
-  if (options.num_processes == 0) options.num_processes = 1;
-  if (options.peer_timeout_ms == 0) options.peer_timeout_ms = 10000;
-  if (options.process >= options.num_processes) {
+      JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, options, &full));
+  JPP_RETURN_IF_NULL(full.driver);
+  if (full.token_size) JPP_RETURN_IF_NULL(full.token);
+  if (full.num_processes == 0) full.num_processes = 1;
+  if (full.peer_timeout_ms == 0) full.peer_timeout_ms = 10000;
+  if (full.process >= full.num_processes) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "transport %s: expected a process below %u, the processes of "
                            "the job; found %u",
-                           options.driver, options.num_processes, options.process);
+                           full.driver, full.num_processes, full.process);
   }
   for (size_t i = 0; i < DRIVER_COUNT; ++i) {
-    if (strcmp(kDrivers[i]->name, options.driver) != 0) continue;
-    JPP_RETURN_IF_ERROR_IN(kDrivers[i]->create(&options, out_transport), "transport %s",
-                           options.driver);
+    if (strcmp(kDrivers[i]->name, full.driver) != 0) continue;
+    JPP_RETURN_IF_ERROR_IN(kDrivers[i]->create(&full, out_transport), "transport %s",
+                           full.driver);
     (*out_transport)->vtable = kDrivers[i];
-    (*out_transport)->process = options.process;
-    (*out_transport)->num_processes = options.num_processes;
+    (*out_transport)->process = full.process;
+    (*out_transport)->num_processes = full.num_processes;
     return NULL;
   }
-  return unknown_driver(options.driver);
+  return unknown_driver(full.driver);
 }
 
 void jpp_transport_destroy(jpp_transport_t* transport) {
@@ -84,6 +88,7 @@ void jpp_transport_address(const jpp_transport_t* transport, const void** out_ad
 
 jpp_status_t* jpp_transport_connect(jpp_transport_t* transport, uint32_t process,
                                     const void* address, size_t size) {
+  JPP_RETURN_IF_NULL(transport, address);
   if (process >= transport->num_processes || process == transport->process) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "transport %s of process %u: expected another of %u processes "
@@ -101,6 +106,7 @@ void jpp_transport_progress(jpp_transport_t* transport, bool* out_some) {
 
 jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
                                 bool* out_armed) {
+  JPP_RETURN_IF_NULL(transport, out_descriptor, out_armed);
   *out_descriptor = -1;
   *out_armed = false;
   return transport->vtable->arm(transport, out_descriptor, out_armed);
@@ -108,6 +114,7 @@ jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
 
 jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                         uint32_t process) {
+  JPP_RETURN_IF_NULL(transport);
   return transport->vtable->peer_status(transport, process);
 }
 
@@ -118,6 +125,8 @@ const char* jpp_transport_peer_name(const jpp_transport_t* transport, uint32_t p
 
 jpp_status_t* jpp_transport_open_notes(jpp_transport_t* transport, uint32_t size,
                                        jpp_transport_write_note_t write, void* user) {
+  JPP_RETURN_IF_NULL(transport);
+  if (!write) return jpp_null_error(__func__, "write", 0);
   return transport->vtable->open_notes(transport, size, write, user);
 }
 
@@ -127,6 +136,7 @@ const void* jpp_transport_note(const jpp_transport_t* transport, uint32_t proces
 
 jpp_status_t* jpp_transport_register(jpp_transport_t* transport, void* data, size_t size,
                                      jpp_transport_memory_t** out_memory) {
+  JPP_RETURN_IF_NULL(transport, data, out_memory);
   *out_memory = NULL;
   return transport->vtable->register_memory(transport, data, size, out_memory);
 }
@@ -167,25 +177,27 @@ static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
 }
 
 jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
-                                         const jpp_channel_spec_t* given,
+                                         const jpp_channel_spec_t* spec,
                                          jpp_channel_t** out_channel) {
+  JPP_RETURN_IF_NULL(transport, spec, out_channel);
   *out_channel = NULL;
-  jpp_channel_spec_t spec;
-  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_channel_spec_t, user, given, &spec));
-  jpp_status_t* status = check_channel_spec(transport, &spec);
-  if (!status) status = transport->vtable->open_channel(transport, &spec, out_channel);
+  jpp_channel_spec_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_channel_spec_t, user, spec, &full));
+  jpp_status_t* status = check_channel_spec(transport, &full);
+  if (!status) status = transport->vtable->open_channel(transport, &full, out_channel);
   if (status) {
-    return jpp_status_annotate(status, "channel from actor %u to %u", spec.src_actor,
-                               spec.dst_actor);
+    return jpp_status_annotate(status, "channel from actor %u to %u", full.src_actor,
+                               full.dst_actor);
   }
   (*out_channel)->vtable = transport->vtable;
-  (*out_channel)->spec = spec;
+  (*out_channel)->spec = full;
   (*out_channel)->spec.bytes = NULL;
   (*out_channel)->spec.on_device = NULL;
   return NULL;
 }
 
 jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel, bool* out_done) {
+  JPP_RETURN_IF_NULL(channel, out_done);
   *out_done = false;
   return channel->vtable->warm_up(channel, out_done);
 }
@@ -195,6 +207,7 @@ uint32_t jpp_channel_credits(jpp_channel_t* channel) {
 }
 
 jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) {
+  JPP_RETURN_IF_NULL(channel);
   return channel->vtable->channel_status(channel);
 }
 
@@ -227,6 +240,8 @@ static jpp_status_t* check_count(const jpp_channel_t* channel, uint64_t tag,
 
 jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel, const jpp_message_t* message,
                                    bool* out_done) {
+  JPP_RETURN_IF_NULL(channel, message, out_done);
+  if (message->count) JPP_RETURN_IF_NULL(message->buffers);
   *out_done = false;
   JPP_RETURN_IF_ERROR(check_count(channel, message->tag, message->count));
   return channel->vtable->try_send(channel, message, out_done);
@@ -234,6 +249,8 @@ jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel, const jpp_message_t* 
 
 jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* message,
                                    bool* out_done) {
+  JPP_RETURN_IF_NULL(channel, message, out_done);
+  JPP_RETURN_IF_NULL(message->buffers);
   *out_done = false;
   return channel->vtable->try_recv(channel, message, out_done);
 }
@@ -241,6 +258,8 @@ jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* messag
 jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
                                          const jpp_shard_t* shards, uint32_t count,
                                          void* cookie, bool* out_done) {
+  JPP_RETURN_IF_NULL(channel, out_done);
+  if (count) JPP_RETURN_IF_NULL(shards);
   *out_done = false;
   JPP_RETURN_IF_ERROR(check_count(channel, tag, count));
   return channel->vtable->try_send_bytes(channel, tag, shards, count, cookie, out_done);
@@ -248,6 +267,7 @@ jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
 
 jpp_status_t* jpp_channel_try_recv_bytes(jpp_channel_t* channel,
                                          jpp_received_t* out_received, bool* out_done) {
+  JPP_RETURN_IF_NULL(channel, out_received, out_done);
   *out_done = false;
   return channel->vtable->try_recv_bytes(channel, out_received, out_done);
 }

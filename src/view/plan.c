@@ -1,4 +1,5 @@
 // The text form of each part of a plan, by the part's own printer.
+#include "base/null.h"
 #include "base/str.h"
 #include "jaxpp/view.h"
 #include "view/planned.h"
@@ -38,6 +39,7 @@ jpp_status_t* jpp_planned_expect(const jpp_planned_t* planned, jpp_plan_part_t p
 
 jpp_status_t* jpp_planned_print(const jpp_planned_t* planned, jpp_plan_part_t part,
                                 char** out_text) {
+  JPP_RETURN_IF_NULL(planned, out_text);
   *out_text = NULL;
   JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, part));
   switch (part) {

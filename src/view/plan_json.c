@@ -1,6 +1,7 @@
 // Each part of a plan as JSON. A value that could not be allocated is NULL and makes NULL
 // of everything that was to contain it, so only the last value is checked.
 #include "base/json.h"
+#include "base/null.h"
 #include "jaxpp/view.h"
 #include "view/planned.h"
 
@@ -358,6 +359,7 @@ static json_t* all_json(const jpp_planned_t* planned) {
 
 jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned, jpp_plan_part_t part,
                                      char** out_text) {
+  JPP_RETURN_IF_NULL(planned, out_text);
   *out_text = NULL;
   jpp_plan_part_t last = part < JPP_PART_COUNT ? part : JPP_PART_CHECK;
   JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, last));

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "jaxpp/view.h"
 #include "view/planned.h"
@@ -100,6 +101,7 @@ static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
 }
 
 jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned, char** out_text) {
+  JPP_RETURN_IF_NULL(planned, out_text);
   const jpp_staged_t* staged = planned->staged;
   const jpp_graph_t* graph = planned->graph;
   jpp_str_t str = {0};

@@ -1,5 +1,6 @@
 // A schedule as JSON, and its timeline drawn with characters.
 #include "base/json.h"
+#include "base/null.h"
 #include "jaxpp/view.h"
 #include "schedule/index.h"
 #include "view/planned.h"
@@ -44,6 +45,7 @@ json_t* jpp_schedule_row_json(const jpp_schedule_row_t* row) {
 }
 
 jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out_text) {
+  JPP_RETURN_IF_NULL(schedule, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "[");
   for (uint32_t rank = 0; rank < schedule->ranks && !str.error; ++rank) {
@@ -87,6 +89,7 @@ static void append_picture(const jpp_schedule_t* schedule, uint64_t length,
 }
 
 jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule, char** out_text) {
+  JPP_RETURN_IF_NULL(schedule, out_text);
   *out_text = NULL;
   jpp_schedule_timeline_t* timeline = NULL;
   JPP_RETURN_IF_ERROR(jpp_schedule_timeline(schedule, NULL, &timeline));

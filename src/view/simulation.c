@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/json.h"
+#include "base/null.h"
 #include "jaxpp/view.h"
 #include "view/chrome.h"
 
@@ -21,6 +22,7 @@ static jpp_status_t* print_json(json_t* value, char** out_text) {
 
 jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
                                         char** out_text) {
+  JPP_RETURN_IF_NULL(simulation, out_text);
   json_t* peaks = json_array();
   for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
     jpp_json_append(&peaks, json_real(rounded(simulation->ranks[r].peak)));
@@ -53,6 +55,7 @@ static void append_rank(const jpp_simulation_t* simulation, uint32_t r, jpp_str_
 }
 
 jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** out_text) {
+  JPP_RETURN_IF_NULL(simulation, out_text);
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
   jpp_str_appendf(&str,
@@ -94,6 +97,7 @@ static void append_spmd(const char* form, const jpp_spmd_simulation_t* spmd,
 jpp_status_t* jpp_spmd_print(const jpp_spmd_simulation_t* kept,
                              const jpp_spmd_simulation_t* rematerialised,
                              char** out_text) {
+  JPP_RETURN_IF_NULL(kept, rematerialised, out_text);
   jpp_str_t str = {0};
   append_spmd("one SPMD program", kept, &str);
   append_spmd("the same with stages rematerialised", rematerialised, &str);
@@ -115,6 +119,7 @@ static json_t* spmd_json(const jpp_spmd_simulation_t* spmd) {
 jpp_status_t* jpp_spmd_print_json(const jpp_spmd_simulation_t* kept,
                                   const jpp_spmd_simulation_t* rematerialised,
                                   char** out_text) {
+  JPP_RETURN_IF_NULL(kept, rematerialised, out_text);
   return print_json(json_pack("{s:o, s:o}", "spmd", spmd_json(kept),
                               "spmd_rematerialised", spmd_json(rematerialised)),
                     out_text);
@@ -146,6 +151,7 @@ static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
 // Streams are processes of the trace, ranks their threads.
 jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
                                       char** out_text) {
+  JPP_RETURN_IF_NULL(simulation, out_text);
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
   jpp_chrome_begin(0, 0, &str);

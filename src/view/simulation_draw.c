@@ -1,5 +1,6 @@
 // A simulated schedule in the terminal.
 #include "base/alloc.h"
+#include "base/null.h"
 #include "jaxpp/view.h"
 #include "view/terminal.h"
 
@@ -33,6 +34,7 @@ static void fill_cells(const jpp_simulation_t* simulation, uint32_t rank, uint32
 
 jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t columns,
                             bool color, char** out_text) {
+  JPP_RETURN_IF_NULL(simulation, out_text);
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
   jpp_cell_t* cells = NULL;

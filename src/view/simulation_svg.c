@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/null.h"
 #include "base/utf8.h"
 #include "jaxpp/view.h"
 #include "simulate/simulation.h"
@@ -246,12 +247,14 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
 }
 
 jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation, char** out_text) {
+  JPP_RETURN_IF_NULL(simulation, out_text);
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(simulation, &str);
   return jpp_str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text) {
+  JPP_RETURN_IF_NULL(simulation, out_text);
   jpp_str_t str = {0};
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(simulation, &str);

@@ -2,6 +2,7 @@
 // each task.
 #include <string.h>
 
+#include "base/null.h"
 #include "base/utf8.h"
 #include "jaxpp/view.h"
 #include "view/page.h"
@@ -116,6 +117,7 @@ static void append_drawing(canvas_t* canvas, bool color, jpp_str_t* str) {
 
 jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns, bool color,
                              char** out_text) {
+  JPP_RETURN_IF_NULL(spans, out_text);
   *out_text = NULL;
   JPP_RETURN_IF_ERROR(check_spans(spans, columns));
   canvas_t canvas = {.spans = spans, .columns = columns};
@@ -205,12 +207,14 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
 }
 
 jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans, char** out_text) {
+  JPP_RETURN_IF_NULL(spans, out_text);
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(spans, &str);
   return jpp_str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
+  JPP_RETURN_IF_NULL(spans, out_text);
   jpp_str_t str = {0};
   jpp_page_begin(&str);
   jpp_status_t* status = append_svg(spans, &str);

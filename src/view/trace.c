@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/null.h"
 #include "jaxpp/view.h"
 #include "view/chrome.h"
 
@@ -43,6 +44,7 @@ static void append_events(const jpp_trace_t* trace, int64_t offset, jpp_str_t* s
 
 jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count,
                                 char** out_text) {
+  JPP_RETURN_IF_NULL(traces, out_text);
   const jpp_plan_t* plan = traces[0]->plan;
   jpp_str_t str = {0};
   jpp_chrome_begin(traces[0]->step, traces[0]->clock, &str);
@@ -77,6 +79,7 @@ static int compare_spans(const void* left, const void* right) {
 
 jpp_status_t* jpp_trace_draw(const jpp_trace_t* const* traces, uint32_t count,
                              uint32_t columns, bool color, char** out_text) {
+  JPP_RETURN_IF_NULL(traces, out_text);
   const jpp_plan_t* plan = traces[0]->plan;
   jpp_spans_t all = {.title = plan->staged->graph->name, .ranks = plan->ranks};
   jpp_span_t* spans = NULL;

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/json.h"
+#include "base/null.h"
 #include "jaxpp/view.h"
 #include "view/chrome.h"
 
@@ -174,6 +175,8 @@ static jpp_status_t* read_texts(const jpp_trace_text_t* texts, uint32_t count,
 
 jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
                              jpp_spans_t** out_spans) {
+  JPP_RETURN_IF_NULL(texts, out_spans);
+  for (uint32_t i = 0; i < count; ++i) JPP_RETURN_IF_NULL(texts[i].text);
   read_spans_t* read = NULL;
   *out_spans = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &read));
@@ -203,6 +206,7 @@ bool jpp_spans_is_trace(const char* text) {
 // --- Written again --------------------------------------------------------------------
 
 jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans, char** out_text) {
+  JPP_RETURN_IF_NULL(spans, out_text);
   jpp_str_t str = {0};
   jpp_chrome_begin(spans->step, spans->clock, &str);
   jpp_chrome_append_process(spans->title, 0, &str);

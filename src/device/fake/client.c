@@ -1,5 +1,6 @@
 // Creates and destroys the fake device's client. All handles it ever made are kept until
 // then, so that the use of a dead handle is an error instead of a crash.
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "device/fake/fake.h"
 
@@ -69,6 +70,7 @@ static jpp_status_t* check_options(const jpp_fake_options_t* options) {
 
 jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                      jpp_client_t** out_client) {
+  JPP_RETURN_IF_NULL(options, out_client);
   *out_client = NULL;
   jpp_fake_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_fake_options_t, failure, options, &full));
@@ -110,30 +112,33 @@ static jpp_status_t* check_is_fake(const jpp_client_t* client) {
                          client->info.driver);
 }
 
-jpp_status_t* jpp_fake_set_failure(jpp_client_t* base, jpp_fake_failure_t failure) {
-  JPP_RETURN_IF_ERROR(check_is_fake(base));
-  fake_client_t* client = fake_client(base);
-  pthread_mutex_lock(&client->mutex);
-  client->failure = failure;
-  pthread_mutex_unlock(&client->mutex);
+jpp_status_t* jpp_fake_set_failure(jpp_client_t* client, jpp_fake_failure_t failure) {
+  JPP_RETURN_IF_NULL(client);
+  JPP_RETURN_IF_ERROR(check_is_fake(client));
+  fake_client_t* fake = fake_client(client);
+  pthread_mutex_lock(&fake->mutex);
+  fake->failure = failure;
+  pthread_mutex_unlock(&fake->mutex);
   return NULL;
 }
 
-jpp_status_t* jpp_fake_set_held(jpp_client_t* base, bool held) {
-  JPP_RETURN_IF_ERROR(check_is_fake(base));
-  fake_client_t* client = fake_client(base);
-  pthread_mutex_lock(&client->mutex);
-  client->held = held;
-  pthread_cond_broadcast(&client->changed);
-  pthread_mutex_unlock(&client->mutex);
+jpp_status_t* jpp_fake_set_held(jpp_client_t* client, bool held) {
+  JPP_RETURN_IF_NULL(client);
+  JPP_RETURN_IF_ERROR(check_is_fake(client));
+  fake_client_t* fake = fake_client(client);
+  pthread_mutex_lock(&fake->mutex);
+  fake->held = held;
+  pthread_cond_broadcast(&fake->changed);
+  pthread_mutex_unlock(&fake->mutex);
   return NULL;
 }
 
-jpp_status_t* jpp_fake_stats(jpp_client_t* base, jpp_fake_stats_t* out_stats) {
-  JPP_RETURN_IF_ERROR(check_is_fake(base));
-  fake_client_t* client = fake_client(base);
-  pthread_mutex_lock(&client->mutex);
-  *out_stats = client->stats;
-  pthread_mutex_unlock(&client->mutex);
+jpp_status_t* jpp_fake_stats(jpp_client_t* client, jpp_fake_stats_t* out_stats) {
+  JPP_RETURN_IF_NULL(client, out_stats);
+  JPP_RETURN_IF_ERROR(check_is_fake(client));
+  fake_client_t* fake = fake_client(client);
+  pthread_mutex_lock(&fake->mutex);
+  *out_stats = fake->stats;
+  pthread_mutex_unlock(&fake->mutex);
   return NULL;
 }

@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/null.h"
 #include "base/struct_size.h"
 #include "device/pjrt/pjrt.h"
 
@@ -248,6 +249,7 @@ static jpp_status_t* client_init(jpp_pjrt_client_t* client,
 
 jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
                                      jpp_client_t** out_client) {
+  JPP_RETURN_IF_NULL(options, out_client);
   *out_client = NULL;
   jpp_pjrt_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_pjrt_options_t, option_count, options, &full));

@@ -5,6 +5,7 @@
 // trusted.
 #include <string.h>
 
+#include "base/null.h"
 #include "device/pjrt/pjrt.h"
 
 // 0.115 was tried and has this layout, 0.81 was tried and has the older one.
@@ -39,6 +40,7 @@ static const ffi_extension_t* ffi_extension_find(const PJRT_Api* api) {
 
 jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
                                             const jpp_custom_call_t* custom_call) {
+  JPP_RETURN_IF_NULL(custom_call->handler);
   const PJRT_Api* api = jpp_pjrt_client(base)->api;
   const ffi_extension_t* ffi = ffi_extension_find(api);
   if (!ffi) {

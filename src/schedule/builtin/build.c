@@ -1,6 +1,7 @@
 // The table of built-in schedules, and jpp_schedule_build().
 #include <string.h>
 
+#include "base/null.h"
 #include "base/str.h"
 #include "schedule/builtin/builder.h"
 #include "schedule/schedule.h"
@@ -263,6 +264,7 @@ static jpp_status_t* fill(const built_in_t* built_in, const jpp_schedule_params_
 }
 
 jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages, uint32_t ranks) {
+  JPP_RETURN_IF_NULL(name);
   const built_in_t* built_in = find_built_in(name);
   if (!built_in) return unknown_name(name);
   // No schedule needs more microbatches than it has stages.
@@ -280,6 +282,7 @@ bool jpp_schedule_is_misfit(const jpp_status_t* status) {
 
 jpp_status_t* jpp_schedule_build(const char* name, const jpp_schedule_params_t* params,
                                  jpp_schedule_t** out_schedule) {
+  JPP_RETURN_IF_NULL(params, out_schedule);
   *out_schedule = NULL;
   const built_in_t* built_in = find_built_in(name);
   if (!built_in) return unknown_name(name);

@@ -1,6 +1,7 @@
 // Writes a schedule as CSV, and places its communication: a SEND right behind the task
 // that makes a result, a RECV right before the task that needs it, in the order of the
 // sender's list.
+#include "base/null.h"
 #include "jaxpp/schedule_csv.h"
 #include "schedule/channels.h"
 #include "schedule/csv/actions.h"
@@ -179,6 +180,7 @@ static jpp_status_t* place_and_verify(const jpp_schedule_t* schedule,
 }
 
 jpp_status_t* jpp_schedule_slots(const jpp_schedule_t* schedule, uint32_t* out_slots) {
+  JPP_RETURN_IF_NULL(schedule, out_slots);
   *out_slots = 0;
   jpp_arena_t scratch;
   jpp_actions_t actions;
@@ -281,6 +283,7 @@ static jpp_status_t* append_rows(const jpp_schedule_t* schedule, bool communicat
 
 jpp_status_t* jpp_schedule_print_csv(const jpp_schedule_t* schedule, bool communication,
                                      char** out_text) {
+  JPP_RETURN_IF_NULL(schedule, out_text);
   *out_text = NULL;
   jpp_str_t str = {0};
   jpp_arena_t scratch;

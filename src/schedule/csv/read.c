@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/null.h"
 #include "jaxpp/schedule_csv.h"
 #include "schedule/csv/actions.h"
 #include "schedule/order.h"
@@ -358,6 +359,7 @@ static jpp_status_t* read_csv(reader_t* reader, range_t text, task_vec_t* tasks,
 
 jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text, size_t length,
                                     uint32_t* out_slots, jpp_schedule_t** out_schedule) {
+  JPP_RETURN_IF_NULL(file, text, out_schedule);
   *out_schedule = NULL;
   uint32_t slots = 0;
   reader_t reader = {.file = file};

@@ -176,7 +176,9 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_planfile_contents_t contents = {.front = {"", 0}};
   jpp_pjrt_options_t pjrt = {.plugin_path = "/nowhere/plugin.so"};
   jpp_fake_options_t one = {.struct_size = sizeof(one), .device_count = 1};
-  jpp_runtime_options_t runtime = {.plan = g_planned.plan, .devices_per_rank = 1};
+  const jpp_task_executable_t none = {0};
+  jpp_runtime_options_t runtime = {
+      .plan = g_planned.plan, .devices_per_rank = 1, .executables = &none};
   ASSERT_OK(jpp_client_create_fake(&one, &runtime.client));
   jpp_transport_options_t transport = {.driver = "inproc"};
   jpp_channel_spec_t channel = {.slots = 1, .capacity = 1};

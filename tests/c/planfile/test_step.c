@@ -163,7 +163,7 @@ static void test_refusals(void** state) {
   assert_null(step);
   ASSERT_OK(jpp_planfile_step_create(file, model->client, devices, &step));
   jpp_array_t* array = NULL;
-  ASSERT_FAILS(jpp_planfile_step_upload(step, 99, NULL, &array), JPP_INVALID_ARGUMENT,
+  ASSERT_FAILS(jpp_planfile_step_upload(step, 99, "", &array), JPP_INVALID_ARGUMENT,
                "expected the number of one of 3 arguments, found 99");
   jpp_planfile_step_destroy(step);
   jpp_planfile_destroy(file);

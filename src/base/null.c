@@ -1,0 +1,14 @@
+// The error for a NULL, by the names that the macro has seen.
+#include "base/null.h"
+
+#include <string.h>
+
+jpp_status_t* jpp_null_error(const char* function, const char* names, size_t index) {
+  for (; index > 0; --index) names = strchr(names, ',') + 2;
+  int length = (int)strcspn(names, ",");
+  int first = length;  // of a field, its name alone
+  while (first > 0 && !strchr(".>", names[first - 1])) --first;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "%s: expected a pointer as %.*s, found NULL", function,
+                         length - first, names + first);
+}

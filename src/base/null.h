@@ -1,0 +1,25 @@
+// NULL where a pointer is needed: status.h's rule, checked at the door of each public
+// function.
+#ifndef JPP_BASE_NULL_H_
+#define JPP_BASE_NULL_H_
+
+#include <stddef.h>
+
+#include "jaxpp/status.h"
+
+// `names` is a list with commas, of which entry `index` is NULL.
+jpp_status_t* jpp_null_error(const char* function, const char* names,
+                             size_t index) JPP_MUST_USE;
+
+// Returns JPP_INVALID_ARGUMENT from the calling function if one of the pointers is NULL.
+#define JPP_RETURN_IF_NULL(...)                                                      \
+  do {                                                                               \
+    const void* const jpp_local_[] = {__VA_ARGS__};                                  \
+    for (size_t jpp_i_ = 0; jpp_i_ < sizeof(jpp_local_) / sizeof(void*); ++jpp_i_) { \
+      if (!jpp_local_[jpp_i_]) {                                                     \
+        return jpp_null_error(__func__, #__VA_ARGS__, jpp_i_);                       \
+      }                                                                              \
+    }                                                                                \
+  } while (0)
+
+#endif  // JPP_BASE_NULL_H_
