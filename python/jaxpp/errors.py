@@ -14,6 +14,7 @@ import jax
 
 from jaxpp import _core
 from jaxpp._core import JaxppError, JaxppTypeError, JaxppValueError, NanError
+from jaxpp.jax_internals.jaxprs import is_ref
 from jaxpp.jax_internals.lines import current_line, exclude_from_user_lines, is_user_file
 
 __all__ = [
@@ -147,7 +148,7 @@ def check_arrays(tree: Any, what: str, hint: str = "") -> None:
     """Every leaf is something JAX computes with. Raises JaxppError("invalid-argument")."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
-            jax.typeof(leaf)
+            found_ref = is_ref(leaf)
         except OverflowError:
             raise make_error(
                 "invalid-argument",
@@ -161,3 +162,10 @@ def check_arrays(tree: Any, what: str, hint: str = "") -> None:
                 f"{shorten(leaf)} of type {type(leaf).__name__}{hint}",
                 wrong_type=True,
             ) from None
+        if found_ref:
+            raise make_error(
+                "invalid-argument",
+                f"{what}{jax.tree_util.keystr(path)}: expected an array, found a jax.Ref, "
+                f"{jax.typeof(leaf)}; pass its value, ref[...], and return the new one",
+                wrong_type=True,
+            )

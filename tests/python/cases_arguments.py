@@ -296,3 +296,36 @@ case(
     "the plan's values take up to",
     "To need less:",
 )
+
+# --- Refs -------------------------------------------------------------------------------
+
+case(
+    "A ref from outside of the loop",
+    "unsupported",
+    lambda: JIT(m.counting_step, mesh())(m.params(), m.batch()),
+    "treduce at",
+    "uses at",
+    "mistakes.py:",
+    "a jax.Ref from outside, Ref{int32[]}",
+    "jax.new_ref",
+)
+case(
+    "A ref from outside of the step",
+    "unsupported",
+    lambda: JIT(m.step_that_keeps, mesh())(m.params(), m.batch()),
+    "step step_that_keeps: the function uses at",
+    "mistakes.py:",
+)
+case(
+    "A ref as an argument",
+    "invalid-argument",
+    lambda: step_of()([jax.new_ref(w) for w in m.params()], m.batch()),
+    "argument ws[0]: expected an array, found a jax.Ref",
+    "ref[...]",
+)
+case(
+    "A ref as a result",
+    "invalid-argument",
+    lambda: JIT(lambda ws: jax.new_ref(ws[0]), mesh())(m.params()),
+    "the step's result: expected an array, found a jax.Ref",
+)

@@ -349,3 +349,25 @@ def first_of(xs: jax.Array) -> jax.Array:
 def loss_that_prints(ws: list[jax.Array], x: jax.Array) -> jax.Array:
     jax.debug.print("{}", x.sum())
     return loss(ws, x)
+
+
+# --- Refs -------------------------------------------------------------------------------
+
+
+def counting_step(ws: list[jax.Array], xs: jax.Array) -> Any:
+    count = jax.new_ref(jnp.zeros((), jnp.int32))
+
+    def counting_loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        count[...] += 1
+        return loss(ws, x)
+
+    return training_step(jaxpp.Std1F1B(2), counting_loss)(ws, xs), count[...]
+
+
+KEPT = jax.new_ref(jnp.zeros(WIDTH))
+
+
+def step_that_keeps(ws: list[jax.Array], xs: jax.Array) -> Any:
+    result = training_step(jaxpp.Std1F1B(2))(ws, xs)
+    KEPT[...] = xs[0, 0]
+    return result

@@ -7,11 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src import core as jax_core
 from jax._src import effects
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
+from jax._src.state import discharge
+from jax._src.state.types import AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 # JAX 0.11.2; none in 0.10.2: how a scan says which of its operands are constants and states.
@@ -25,9 +28,11 @@ __all__ = [
     "changed_jaxpr",
     "changed_scan",
     "continued",
+    "discharged",
     "drop_unused",
     "drop_unused_outputs",
     "is_ordered",
+    "is_ref",
     "is_transposed",
     "is_unspecified",
     "printed_lines",
@@ -68,6 +73,24 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     forgotten."""
     names = closed.jaxpr.debug_info.with_unknown_names()
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+# JAX 0.10.2, 0.11.2: state.types.AbstractRef.
+def is_ref(value: Any) -> bool:
+    """Whether a value, or a variable of a jaxpr, is a `jax.Ref`."""
+    aval = value.aval if isinstance(value, jax_core.Var) else jax.typeof(value)
+    return isinstance(aval, AbstractRef)
+
+
+# JAX 0.10.2, 0.11.2: state.discharge.discharge_state; core.internal_mutable_array_effect, of
+# an equation that makes refs inside.
+def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with values in the place of the refs that it makes."""
+    inside = jax_core.internal_mutable_array_effect
+    for eqn in closed.jaxpr.eqns:
+        if inside in eqn.effects or any(map(is_ref, eqn.outvars)):
+            return discharge.discharge_state(closed)
+    return closed
 
 
 # JAX 0.10.2, 0.11.2: core.Var; JaxprEqn.replace.

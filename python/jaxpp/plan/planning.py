@@ -23,7 +23,7 @@ from jaxpp.errors import (
     where_raised,
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
-from jaxpp.jax_internals.jaxprs import drop_unused
+from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
@@ -31,7 +31,7 @@ from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.sharding import Specs, infer_specs
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
-from jaxpp.trace.loop import warn_of_marks_without_loop
+from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
 
 __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
@@ -225,6 +225,8 @@ def trace_function(
                 "sharding",
                 f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
             ) from None
+    refuse_refs_from_outside(closed, f"step {name_of(fun)}")
+    closed = discharged(closed)
     return ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts), out_trees[-1]
 
 

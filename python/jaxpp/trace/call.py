@@ -18,6 +18,7 @@ from jaxpp.errors import (
     make_error,
     shorten,
 )
+from jaxpp.jax_internals.jaxprs import is_ref
 from jaxpp.jax_internals.lines import name_after
 from jaxpp.mesh import MpmdMesh
 
@@ -309,6 +310,8 @@ def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """The abstract value of an argument's leaf."""
     if isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    if is_ref(leaf):
+        raise TypeError("a jax.Ref")  # Signature.check() names it
     aval = jax.typeof(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 

@@ -25,13 +25,26 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.context import is_of_a_closed_trace, is_tracing
-from jaxpp.jax_internals.jaxprs import drop_unused, is_transposed, without_constants
+from jaxpp.jax_internals.jaxprs import (
+    discharged,
+    drop_unused,
+    is_ref,
+    is_transposed,
+    without_constants,
+)
 from jaxpp.jax_internals.lines import name_after, user_line
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 from jaxpp.trace.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
 
-__all__ = ["loop_p", "run_loop", "treduce", "treduce_i", "warn_of_marks_without_loop"]
+__all__ = [
+    "loop_p",
+    "refuse_refs_from_outside",
+    "run_loop",
+    "treduce",
+    "treduce_i",
+    "warn_of_marks_without_loop",
+]
 
 _DEFAULT = (Concat(), Add)  # operations: of a loss, and of its gradients
 
@@ -254,6 +267,8 @@ def run_loop(
     for const in closed.consts:
         if is_of_a_closed_trace(const):
             raise closed_over_error(const)
+    refuse_refs_from_outside(closed, title)
+    closed = discharged(closed)
     operations = _match_operations(operation, result, length, title)
     if operation is _DEFAULT:
         _warn_of_stacked_gradients(closed, result, operations, title)
@@ -303,6 +318,22 @@ def closed_over_error(value: jax.core.Tracer) -> JaxppError:
         "JAX can not hand on; expected it to be one of the function's arguments. This happens "
         "with jax.custom_vjp around a closure",
     )
+
+
+def refuse_refs_from_outside(closed: ClosedJaxpr, title: str) -> None:
+    """Raises JaxppError("unsupported") where a function uses a `jax.Ref` that it did not make."""
+    for variable, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        if not is_ref(const):
+            continue
+        uses = [eqn for eqn in closed.jaxpr.eqns if variable in eqn.invars]
+        line = user_line(uses[0]) if uses else None
+        raise make_error(
+            "unsupported",
+            f"{title}: the function uses at {line or '?'} a jax.Ref from outside, "
+            f"{jax.typeof(const)}; expected it to make its own (jax.new_ref): "
+            "stages and steps run side by side, so writes from them would have no order. Pass "
+            "the value, ref[...], and return the new one",
+        )
 
 
 def _has_loop(jaxpr: Jaxpr) -> bool:
