@@ -132,9 +132,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     arrays does not change it. (On a GPU JAX refuses to donate an array whose memory is used.)
 
     Args:
-      partially_addressable_arrays: the array of each rank that this process has.
+      partially_addressable_arrays: the array of each rank that this process has; none, with
+        `shape` and `dtype`, for an array that other processes hold. It has a type and a
+        sharding, and cannot be read here.
       mpmd_sharding: which ranks have it, and how it is sharded there.
-      shape, dtype: of the array; a process that has none of the ranks must say them.
+      shape, dtype: of the array; needed where this process has nothing of it.
 
     Raises:
       JaxppError: an array is none, or of another shape ("invalid-argument"); it lies elsewhere
@@ -161,7 +163,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         found = _ranks_of(partially_addressable_arrays, mpmd_sharding)
         meshes = mpmd_sharding.mpmd_mesh.unstack
-        local = [r for r in mpmd_sharding.mesh_ids if meshes[r].local_devices]
+        stands_in = not found and shape is not None and dtype is not None
+        here = [] if stands_in else mpmd_sharding.mesh_ids
+        local = [r for r in here if meshes[r].local_devices]
         if set(local) != set(found):
             raise make_error(
                 "sharding",

@@ -12,13 +12,30 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import keeps_its_sharding
 from jaxpp.jax_internals.context import context_mesh
 
-__all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding"]
+__all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding", "refuse_memory_kind"]
+
+
+def refuse_memory_kind(sharding: Any, what: str) -> None:
+    """Steps keep everything in the devices' own memory: a sharding that asks for another is
+    refused. Raises JaxppError("unsupported")."""
+    kind = getattr(sharding, "memory_kind", None)
+    if kind is None or kind == "device":
+        return
+    mesh = getattr(sharding, "mesh", None)
+    devices = () if isinstance(mesh, AbstractMesh) else sharding.device_set
+    default = next((d.default_memory().kind for d in devices), "device")
+    if kind != default:
+        raise make_error(
+            "unsupported",
+            f"{what}: expected memory_kind={default!r} or None, the memory in which steps keep "
+            f"arrays, found memory_kind={kind!r}",
+        )
 
 
 def _enter(mesh: Mesh) -> None:
@@ -266,10 +283,15 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
       mesh_ids: the ranks that hold the array.
       spec: how each of these copies is sharded inside its rank; the pipeline axis is dropped
         from it.
+      memory_kind: None or that of the devices' own memory; others are not supported yet.
     """
 
     def __init__(
-        self, mpmd_mesh: MpmdMesh, mesh_ids: Iterable[int], spec: PartitionSpec
+        self,
+        mpmd_mesh: MpmdMesh,
+        mesh_ids: Iterable[int],
+        spec: PartitionSpec,
+        memory_kind: str | None = None,
     ) -> None:
         ids = sorted(mesh_ids) if isinstance(mesh_ids, Set) else list(mesh_ids)
         if len(set(ids)) < len(ids):
@@ -277,6 +299,13 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
                 "mesh", f"MpmdSharding: mesh_ids={shorten(ids)}; expected each rank once"
             )
         self._set(mpmd_mesh, tuple(ids), mpmd_mesh.without_pipeline_axis(spec))
+        self.with_memory_kind(memory_kind)
+
+    def with_memory_kind(self, kind: str | None) -> MpmdSharding:
+        """This sharding; `kind` is None or that of the devices' own memory."""
+        asked = NamedSharding(self.mesh, PartitionSpec(), memory_kind=kind) if kind else None
+        refuse_memory_kind(asked, "MpmdSharding")
+        return self
 
     def _set(self, mpmd_mesh: MpmdMesh, ids: tuple[int, ...], spec: PartitionSpec) -> None:
         super().__init__(mpmd_mesh.mesh_of_groups(ids), spec)

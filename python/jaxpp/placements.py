@@ -381,10 +381,11 @@ class HandMadeValue:
 
     def __init__(self, arrays: dict[int, jax.Array]) -> None:
         self.arrays = arrays
+        self._deleted = False
 
     @property
     def deleted(self) -> bool:
-        return any(array.is_deleted() for array in self.arrays.values())
+        return self._deleted or any(array.is_deleted() for array in self.arrays.values())
 
     @property
     def fate(self) -> str:
@@ -393,9 +394,14 @@ class HandMadeValue:
     def of_rank(self, rank: int) -> jax.Array:
         if self.deleted:
             raise make_error("donated", f"the array {self.fate}")
+        if rank not in self.arrays:
+            raise make_error(
+                "mesh", f"expected the array of rank {rank}, found an MpmdArray made without it"
+            )
         return self.arrays[rank]
 
     def delete(self) -> None:
+        self._deleted = True
         for array in self.arrays.values():
             array.delete()
 

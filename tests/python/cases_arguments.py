@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
@@ -295,6 +296,87 @@ case(
     "rank 0, argument xs: ",
     "the plan's values take up to",
     "To need less:",
+)
+
+# --- Kinds of memory --------------------------------------------------------------------
+
+
+def in_host_memory() -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(mesh().lowering_mesh(), P(), memory_kind="pinned_host")
+
+
+def step_that_moves(move: Any) -> Any:
+    def step(ws: Any, xs: jax.Array) -> Any:
+        new, total = m.training_step(TWO)(ws, xs)
+        return jax.tree.map(lambda w: move(w, in_host_memory()), new), total
+
+    return JIT(step, mesh())(m.params(), m.batch())
+
+
+def offloading_step() -> None:
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+    def loss(ws: Any, x: jax.Array) -> jax.Array:
+        for w in ws:
+            layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w), policy=policy)
+            x = jaxpp.mark_stage_end(layer(w, x))
+        return jnp.mean(x**2)
+
+    train(TWO, loss=loss)
+
+
+def host_memory(title: str, run: Callable[[], Any], *says: str) -> None:
+    case(title, "unsupported", run, *says)
+
+
+host_memory(
+    "An argument in host memory",
+    lambda: step_of()(jax.device_put(m.params(), in_host_memory()), m.batch()),
+    "argument ws[0]: expected memory_kind='device'",
+    "found memory_kind='pinned_host'",
+)
+host_memory(
+    "An argument in host memory in a later call",
+    lambda: [
+        step(put(m.params()), m.batch())
+        for step in [step_of()]
+        for put in (list, lambda ws: jax.device_put(ws, in_host_memory()))
+    ],
+    "argument ws[0]: expected memory_kind='device'",
+)
+host_memory(
+    "in_shardings in host memory",
+    lambda: step_of(in_shardings=(in_host_memory(), None))(m.params(), m.batch()),
+    "in_specs of ws[0]: expected memory_kind='device'",
+)
+host_memory(
+    "out_shardings in host memory",
+    lambda: step_of(out_shardings=(in_host_memory(), None))(m.params(), m.batch()),
+    "out_specs of result[0][0]: expected memory_kind='device'",
+)
+host_memory(
+    "An MpmdSharding in host memory",
+    lambda: jaxpp.MpmdSharding(mesh(), (0, 1), P(), memory_kind="pinned_host"),
+    "MpmdSharding: expected memory_kind='device'",
+)
+host_memory(
+    "A value moved to host memory",
+    lambda: step_that_moves(jax.device_put),
+    "device_put at",
+    "cases_arguments.py:",
+    "found memory_kind='pinned_host'",
+)
+host_memory(
+    "A constraint to host memory",
+    lambda: step_that_moves(jax.lax.with_sharding_constraint),
+    "sharding_constraint at",
+    "found memory_kind='pinned_host'",
+)
+host_memory(
+    "Activations offloaded to host memory",
+    offloading_step,
+    "device_put at",
+    "in that of the host",
 )
 
 # --- Refs -------------------------------------------------------------------------------

@@ -133,6 +133,23 @@ def test_keys_and_weak_types_by_hand() -> None:
     assert weak.weak_type and (weak * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+def test_an_array_of_which_this_process_has_nothing() -> None:
+    sharding = MpmdSharding(make_mesh(2, data=2), (0, 1), P("data"))
+    array = MpmdArray([], sharding, shape=(8, 4), dtype=jnp.float32)
+    assert array.shape == (8, 4) and array.dtype == jnp.float32 and array.mpmd_idxs == (0, 1)
+    assert array.sharding == sharding and array.addressable_shards == []
+    assert not array.is_partially_addressable and not array.is_fully_addressable
+    assert "float32" in repr(array) and array.block_until_ready() is array
+    step = jaxpp.mpmd_jit_with_loop(lambda x: x * 2, sharding.mpmd_mesh)
+    assert step.eval_shape(array).shape == (8, 4)
+    for look in (np.asarray, step, lambda x: x + 1):
+        with pytest.raises(jaxpp.JaxppError, match="which has no copy of it") as caught:
+            look(array)
+        assert caught.value.code == "mesh"
+    array.delete()
+    assert array.is_deleted()
+
+
 def test_a_saved_step_has_the_arrays_it_closes_over(tmp_path: Any) -> None:
     w, key = WHOLE["sharded"](ROWS), WHOLE["by hand"](jax.random.key(0))
     step = jaxpp.mpmd_jit_with_loop(lambda x: (x * w, jax.random.bits(key)), make_mesh(2))

@@ -368,13 +368,6 @@ def test_any_type_is_taken(dtype: str) -> None:
     np.testing.assert_array_equal(found, np.asarray(values)[::-1])
 
 
-def test_memory_that_is_no_devices_own_is_copied(uploads: list[int]) -> None:
-    pinned = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
-    add = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, make_mesh(2))
-    np.testing.assert_array_equal(add(jax.device_put(ROWS, pinned)), ROWS + 1)
-    assert uploads
-
-
 def test_keys_are_taken() -> None:
     keys = jax.random.split(jax.random.key(0), 10_000)
     draw = jaxpp.mpmd_jit_with_loop(lambda k: jax.vmap(jax.random.uniform)(k), make_mesh(2))

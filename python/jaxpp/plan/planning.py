@@ -24,7 +24,7 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
-from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
+from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
@@ -166,6 +166,7 @@ def _broadcast_shardings(
         ) from None
     for spec, name in zip(found, names, strict=False):
         _refuse_pipeline_axis(spec, f"{what} of {name}", mesh)
+        refuse_memory_kind(spec, f"{what} of {name}")
     return found
 
 
@@ -452,6 +453,8 @@ def _trace_front(
     taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
     in_specs = [_spec_of(t, "in_specs") for t in taken]
     in_specs += [None] * (len(call.leaves) - len(in_specs))
+    for name, leaf in zip(names, call.leaves, strict=True):
+        refuse_memory_kind(getattr(leaf, "sharding", None), f"argument {name}")
     in_specs = [
         _spec_of_leaf(mesh, leaf) if spec is None else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)

@@ -15,6 +15,7 @@ from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
+from jaxpp.mesh import refuse_memory_kind
 from jaxpp.placements import (
     HandMadeValue,
     PartedPlacement,
@@ -188,6 +189,8 @@ class CompiledStep:
         if type(leaf) is MpmdArray and leaf.is_deleted():
             return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
         names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
+        if type(leaf) is not MpmdArray and isinstance(leaf, jax.Array):
+            refuse_memory_kind(leaf.sharding, names[0])
         leaves: Iterable[Any]
         if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
             assert isinstance(leaf._placement, PartedPlacement)
@@ -249,6 +252,8 @@ class CompiledStep:
         placement = self._inputs[position]
         name = self._traced.arg_names[position]
         donated = self._traced.donated[position]
+        if type(leaf) is not MpmdArray and isinstance(leaf, jax.Array):
+            refuse_memory_kind(leaf.sharding, f"argument {name}")
         if type(leaf) is not MpmdArray and donated:
             return self._upload(placement, leaf, f"argument {name}")
         if type(leaf) is not MpmdArray:
@@ -256,6 +261,7 @@ class CompiledStep:
         if (
             type(leaf._memory) is HandMadeValue
             and leaf._placement.mesh == self._mesh
+            and (leaf._placement.local_ranks or not placement.local_ranks)
             and not leaf.is_deleted()
         ):
             self._take_over(leaf, f"argument {name}", donated)

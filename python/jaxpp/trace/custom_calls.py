@@ -1,14 +1,18 @@
-"""Custom calls that no plugin of this library can run, refused while the step is traced."""
+"""Equations that no task can run, refused while the step is traced: custom calls without a
+handler, ordered callbacks, values in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import Sharding
 
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import host_call_targets
 from jaxpp.jax_internals.jaxprs import is_ordered
+from jaxpp.mesh import refuse_memory_kind
 
 __all__ = ["check_equation"]
 
@@ -43,14 +47,31 @@ def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
                 yield from _equations(each)
 
 
+def _check_memory(eqn: JaxprEqn, where: str | None) -> None:
+    """Values stay in the devices' own memory: nothing is moved elsewhere, also not by a policy
+    of jax.checkpoint that offloads."""
+    name = eqn.primitive.name
+    for given in (eqn.params.get("sharding"), *eqn.params.get("devices", ())):
+        if isinstance(given, Sharding):
+            refuse_memory_kind(given, f"{name} at {where}")
+    if any(getattr(v.aval, "memory_space", None) is jax.memory.Space.Host for v in eqn.outvars):
+        raise make_error(
+            "unsupported",
+            f"{name} at {where}: expected a value in the memory of the devices, where a step "
+            f"keeps all of its values, found {eqn.outvars[0].aval} in that of the host",
+        )
+
+
 def check_equation(eqn: JaxprEqn, where: str | None) -> None:
     """Refuses an equation that no plugin of this library can run.
 
     Raises:
-      JaxppError: a callback into Python that must be ordered or run a shard at a time, or a
-        call of an FFI target that nobody registered ("unsupported"), with the user's line.
+      JaxppError: a callback into Python that must be ordered or run a shard at a time, a value
+        in host memory, or a call of an FFI target that nobody registered ("unsupported"), with
+        the user's line.
     """
     for each in _equations(eqn):
+        _check_memory(each, where)
         _check_callback(each, where)
         target = each.params.get("target_name") if each.primitive.name == "ffi_call" else None
         if target is not None and target not in host_call_targets():

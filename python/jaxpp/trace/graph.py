@@ -294,6 +294,7 @@ class _Builder:
             if eqn.primitive.name == "cond":
                 return self.add_conditional(eqn, operands)
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
+                check_equation(eqn, user_line(eqn))
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
 
