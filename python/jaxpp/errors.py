@@ -25,6 +25,7 @@ __all__ = [
     "NanError",
     "annotate",
     "check_arrays",
+    "counted",
     "definition_line",
     "describe",
     "here",
@@ -122,6 +123,11 @@ def raised_text(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # a user's own __str__
         return type(error).__name__
+
+
+def counted(count: int, noun: str) -> str:
+    """"1 stage", "2 stages"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def describe(value: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxpp import _core
-from jaxpp.errors import JaxppError, make_error, shorten
+from jaxpp.errors import JaxppError, counted, make_error, shorten
 
 __all__ = [
     "BaseSchedule",
@@ -166,7 +166,7 @@ def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> Jaxp
         )
     return make_error(
         "mesh",
-        f"schedule {what} {ranks} ranks, but the mesh has {mpmd_dim} along its pipeline axis; "
+        f"schedule {what} {counted(ranks, 'rank')}, but the mesh has {mpmd_dim} along its pipeline axis; "
         f"give both the same size{instead}{more}",
     )
 
@@ -329,7 +329,7 @@ class _BuiltIn(BaseSchedule):
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
         n_mubatches = check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
         if mpmd_dim != self._ranks:
-            what = f"{type(self).__name__} of {self.num_stages} stages runs on"
+            what = f"{type(self).__name__} of {counted(self.num_stages, 'stage')} runs on"
             raise _other_size(what, self._ranks, mpmd_dim, self._several_a_rank(mpmd_dim))
         return _core.Schedule.build(
             self.core_name, self.num_stages, mpmd_dim, n_mubatches, self.fuse_steady_state

@@ -121,8 +121,10 @@ static jpp_status_t* find_fit(fitter_t* f) {
 // --- The text -------------------------------------------------------------------------
 
 static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
-  jpp_str_appendf(str, "of %u stages on %u ranks with %u microbatches", schedule->stages,
-                  schedule->ranks, schedule->microbatches);
+  jpp_str_appendf(str, "of %u stage%s on %u rank%s with %u microbatch%s",
+                  schedule->stages, jpp_plural(schedule->stages), schedule->ranks,
+                  jpp_plural(schedule->ranks), schedule->microbatches,
+                  schedule->microbatches == 1 ? "" : "es");
 }
 
 // Whether the ranks that are over by most would be within the limit without activations.

@@ -3,6 +3,7 @@
 #include "advise/candidates.h"
 #include "base/alloc.h"
 #include "base/null.h"
+#include "base/str.h"
 #include "base/struct_size.h"
 
 typedef struct acceptor {
@@ -48,11 +49,13 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
   jpp_status_free(status);
   return jpp_status_make(
       JPP_OUT_OF_MEMORY,
-      "memory limit: expected a schedule of %u stages on %u ranks with %u microbatches "
+      "memory limit: expected a schedule of %u stage%s on %u rank%s with %u microbatch%s "
       "that takes at most %llu bytes on each device, found none; of what was tried, the "
       "smallest takes %llu bytes. More ranks, or smaller microbatches, need less",
-      a->options->stages, a->options->ranks, a->options->microbatches,
-      (unsigned long long)least, (unsigned long long)candidates->smallest);
+      a->options->stages, jpp_plural(a->options->stages), a->options->ranks,
+      jpp_plural(a->options->ranks), a->options->microbatches,
+      a->options->microbatches == 1 ? "" : "es", (unsigned long long)least,
+      (unsigned long long)candidates->smallest);
 }
 
 static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, acceptor_t* a,

@@ -2,6 +2,8 @@
 #ifndef JPP_BASE_STR_H_
 #define JPP_BASE_STR_H_
 
+#include <stdint.h>
+
 #include "base/alloc.h"
 #include "jaxpp/str.h"
 
@@ -12,5 +14,8 @@ void jpp_str_append_quoted(jpp_str_t* str, const char* text);
 // and the text dropped.
 jpp_status_t* jpp_str_finish_unless(jpp_status_t* error, jpp_str_t* str,
                                     char** out_text) JPP_MUST_USE;
+
+// "s" behind a noun, unless there is one of it.
+static inline const char* jpp_plural(uint64_t count) { return count == 1 ? "" : "s"; }
 
 #endif  // JPP_BASE_STR_H_

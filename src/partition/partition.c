@@ -49,9 +49,9 @@ static jpp_status_t* check_placement(const jpp_graph_t* graph, uint32_t loop,
   }
   for (uint32_t s = 0; s < placement->stages; ++s) {
     if (placement->stage_rank[s] < options->ranks) continue;
-    return jpp_status_make(JPP_MESH_ERROR,
-                           "loop at %s: stage %u runs on rank %u, but there are %u ranks",
-                           where, s, placement->stage_rank[s], options->ranks);
+    return jpp_status_make(
+        JPP_MESH_ERROR, "loop at %s: stage %u runs on rank %u; expected a rank below %u",
+        where, s, placement->stage_rank[s], options->ranks);
   }
   return NULL;
 }

@@ -1,6 +1,8 @@
 // Rule 1 of partition.h: assigns each op of a loop's body to a stage's forward or
 // backward. Marks claim their ancestors first; what no mark needs then goes where its
 // latest operand is made.
+#include <stdio.h>
+
 #include "base/str.h"
 #include "partition/partitioner.h"
 #include "task/ids.h"
@@ -56,14 +58,17 @@ static jpp_status_t* wrong_mark_count(const assigner_t* a, uint32_t found) {
   append_marks(a, &str);
   char* marks = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &marks));
+  char other[48] = "";  // one stage is no pipeline
+  if (found > 1)
+    snprintf(other, sizeof(other), ", or give the schedule %u stages", found);
   jpp_status_t* status = jpp_status_make(
       JPP_MARKS_ERROR,
-      "loop at %s: the schedule has %u stages, so expected %u stage marks (one at the "
+      "loop at %s: the schedule has %u stage%s, so expected %u stage mark%s (one at the "
       "end "
       "of each stage; the last may be left out), found %u%s%s\n"
-      "Mark the end of each stage with mark_stage_end(), or give the schedule %u stages.",
-      a->loop->where ? a->loop->where : "?", a->stages, a->stages, found,
-      found ? ":" : "", marks, found ? found : 1);
+      "Mark the end of each stage with mark_stage_end()%s.",
+      a->loop->where ? a->loop->where : "?", a->stages, jpp_plural(a->stages), a->stages,
+      jpp_plural(a->stages), found, found ? ":" : "", marks, other);
   jpp_free(marks);
   return status;
 }

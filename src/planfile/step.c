@@ -297,7 +297,7 @@ jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step, uint32_t
   *out_array = NULL;
   if (arg >= graph->num_args) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected the number of one of %u arguments, found %u",
+                           "expected the number of an argument, below %u, found %u",
                            graph->num_args, arg);
   }
   const jpp_value_t* value = &graph->values[graph->args[arg].value];
@@ -364,7 +364,7 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
   const jpp_graph_t* graph = contents->planned->graph;
   if (output >= graph->num_outputs) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected the number of one of %u results, found %u",
+                           "expected the number of a result, below %u, found %u",
                            graph->num_outputs, output);
   }
   const jpp_type_t* type = &graph->values[graph->outputs[output].value].type;

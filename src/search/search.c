@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/null.h"
+#include "base/str.h"
 #include "base/struct_size.h"
 #include "search/greedy.h"
 #include "simulate/simulation.h"
@@ -378,9 +379,11 @@ static jpp_status_t* run_search(search_t* search) {
   }
   return jpp_status_make(
       JPP_OUT_OF_MEMORY,
-      "no schedule of %u stages on %u ranks fits: the limit holds %llu "
-      "activations a rank, and each of its stages needs one",
-      search->options->stages, search->options->ranks, (unsigned long long)search->most);
+      "no schedule of %u stage%s on %u rank%s fits: the limit holds %llu activation%s a "
+      "rank, and each of its stages needs one",
+      search->options->stages, jpp_plural(search->options->stages),
+      search->options->ranks, jpp_plural(search->options->ranks),
+      (unsigned long long)search->most, jpp_plural(search->most));
 }
 
 static jpp_status_t* check_search_options(const jpp_search_options_t* options) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -297,6 +298,37 @@ case(
     "the plan's values take up to",
     "To need less:",
 )
+
+# --- Static arguments -------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    rates: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSettings:
+    rates: Any
+
+
+for what, value, *says in (
+    ("a list", [1, 2], "settings: ", "found [1, 2] of type list; make it a tuple"),
+    ("a list in a tuple", (1, [2]), "settings[1]: ", "of type list; make it a tuple"),
+    ("a dict", {"rate": 1}, "settings: ", "make it a tuple of pairs"),
+    ("an array", np.ones(2), "settings: ", "one that is not static"),
+    ("a dataclass", Settings([1]), "settings: ", "@dataclasses.dataclass(frozen=True)"),
+    ("a list in a dataclass", FrozenSettings([1]), "settings.rates: ", "make it a tuple"),
+):
+    case(
+        f"A static argument that is {what}",
+        "invalid-argument",
+        lambda value=value: JIT(
+            lambda xs, settings: xs, mesh(), static_argnames="settings"
+        )(m.batch(), settings=value),
+        "static argument ",
+        *says,
+    )
 
 # --- Kinds of memory --------------------------------------------------------------------
 

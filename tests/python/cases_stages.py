@@ -214,7 +214,7 @@ case(
     "DualPipeV with another number of stages",
     "mesh",
     lambda: train(jaxpp.DualPipeV(6, 2), layers=6),
-    "need 4 stages, found 6",
+    "expected 4 stages, found 6",
 )
 case(
     "Too few microbatches for the schedule",
@@ -398,3 +398,21 @@ user_schedule("lists text", m.text_for_task, "rank 1, entry 0", "expected a Task
 user_schedule("has text for a kind", m.text_for_kind, "fwd_or_bwd='FWD'", "TaskType.FWD")
 user_schedule("is no lists", m.no_lists, "expected tasks(3) to give a list", "[None, None]")
 user_schedule("is for more ranks", m.three_ranks, "for 3 ranks", "the mesh has 2", code="mesh")
+
+# --- A function called twice ------------------------------------------------------------
+
+case(
+    "A loss computed apart from its gradient",
+    "stage-marks",
+    lambda: JIT(m.loss_and_gradient_apart, mesh())(m.params(), m.batch()),
+    "runs 2 times for a microbatch",
+    "mistakes.py:",
+    "jax.value_and_grad(fun)(params, x)` runs it once for both",
+)
+case(
+    "One stage and more marks",
+    "stage-marks",
+    lambda: train(jaxpp.Std1F1B(1), layers=3, mpmd_mesh=mesh(1)),
+    "has 1 stage, so expected 1 stage mark",
+    "or give the schedule 3 stages",
+)

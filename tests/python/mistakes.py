@@ -371,3 +371,13 @@ def step_that_keeps(ws: list[jax.Array], xs: jax.Array) -> Any:
     result = training_step(jaxpp.Std1F1B(2))(ws, xs)
     KEPT[...] = xs[0, 0]
     return result
+
+
+# --- A function called twice ------------------------------------------------------------
+
+
+def loss_and_gradient_apart(ws: list[jax.Array], xs: jax.Array) -> Any:
+    def one(x: jax.Array) -> Any:
+        return loss(ws, x), jax.grad(loss)(ws, x)
+
+    return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))

@@ -90,7 +90,7 @@ def test_numbers_that_can_not_be_are_refused_at_once():
         lambda: jaxpp.DualPipeV(6, 2),
         lambda: jaxpp.InterleavedBaseSchedule(3, 2),
     ):
-        with pytest.raises(ValueError, match=r"expected|cannot be divided|need 4 stages"):
+        with pytest.raises(ValueError, match=r"expected|cannot be divided"):
             make()
     with pytest.raises(TypeError):
         jaxpp.GPipe("4")

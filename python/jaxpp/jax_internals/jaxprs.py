@@ -31,6 +31,7 @@ __all__ = [
     "discharged",
     "drop_unused",
     "drop_unused_outputs",
+    "is_differentiated",
     "is_ordered",
     "is_ref",
     "is_transposed",
@@ -143,6 +144,12 @@ def changed_scan(
 def is_transposed(eqn: JaxprEqn) -> bool:
     """Whether autodiff wrote the equation, in a transposition."""
     return "transpose(" in str(eqn.source_info.name_stack)
+
+
+# JAX 0.10.2, 0.11.2: as above, of the forward pass of a function that is differentiated.
+def is_differentiated(eqn: JaxprEqn) -> bool:
+    """Whether the equation belongs to the forward pass of a gradient."""
+    return "jvp(" in str(eqn.source_info.name_stack)
 
 
 # JAX 0.10.2, 0.11.2: the `ctx` of an equation.

@@ -91,6 +91,43 @@ def _parameters(fun: Callable[..., Any]) -> tuple[list[str], bool]:
     return [p.name for p in parameters], any(p.kind in variadic for p in parameters)
 
 
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _unhashable_leaf(value: Any) -> tuple[str, Any]:
+    """The innermost part that keeps a value from being hashed, and the way to it."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        parts = [(f".{names[i]}" if names else f"[{i}]", v) for i, v in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and type(value).__hash__ is not None:
+        parts = [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    for path, part in parts:
+        if not _is_hashable(part):
+            rest, leaf = _unhashable_leaf(part)
+            return path + rest, leaf
+    return "", value
+
+
+def _how_to_hash(value: Any) -> str:
+    if isinstance(value, list):
+        return "make it a tuple"
+    if isinstance(value, set):
+        return "make it a frozenset"
+    if isinstance(value, Mapping):
+        return "make it a tuple of pairs or a frozen dataclass"
+    if isinstance(value, np.ndarray | jax.Array):
+        return "make the argument one that is not static, or this a tuple of numbers"
+    if dataclasses.is_dataclass(value):
+        return "define its class with @dataclasses.dataclass(frozen=True)"
+    return "give its class a __hash__ that fits its __eq__"
+
+
 class Signature:
     """Which arguments are static or donated, and what they are called."""
 
@@ -143,16 +180,16 @@ class Signature:
     def check(self, call: Call) -> None:
         """Says which argument can not be one; every leaf must be an array or a number."""
         for key, value in (*call.static[0], *call.static[1]):
-            try:
-                hash(value)
-            except TypeError:
-                name = self._name(key) if isinstance(key, int) else key
-                raise make_error(
-                    "invalid-argument",
-                    f"static argument {name}: expected something hashable, found "
-                    f"{shorten(value)} of type {type(value).__name__}",
-                    wrong_type=True,
-                ) from None
+            if _is_hashable(value):
+                continue
+            path, leaf = _unhashable_leaf(value)
+            name = (self._name(key) if isinstance(key, int) else key) + path
+            raise make_error(
+                "invalid-argument",
+                f"static argument {name}: expected something hashable, found {shorten(leaf)} "
+                f"of type {type(leaf).__name__}; {_how_to_hash(leaf)}",
+                wrong_type=True,
+            )
         hint = ". Name an argument that is none, such as a mode, in static_argnames"
         for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
             if not isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):

@@ -51,6 +51,10 @@ _WRITE_OUT = {
     "inside each.",
     True: "Call treduce at the top level of the step, once or several times.",
 }
+_UNDER = {
+    "cond": "which runs it or does not",
+    "shard_map": "which runs it once on each device",
+}
 
 # An operand of an op: a value id of the graph, or a constant of the equation.
 Operand: TypeAlias = int | Literal
@@ -564,15 +568,19 @@ class _Builder:
                 if hidden is None:
                     continue
                 is_loop = hidden.primitive is loop_p
-                runs = "which runs it a number of times that the pipeline can not see"
+                mark = f"stage mark at {hidden.params.get('where')}"
+                what = hidden.params["title"] if is_loop else mark
+                under = eqn.primitive.name
+                line = user_line(eqn)
+                runs = "which runs it a number of times that the pipeline cannot see"
                 remedy = _WRITE_OUT[is_loop]
-                if eqn.primitive.name == "shard_map":
-                    runs = "which runs it once on each device"
+                if under in _UNDER:
+                    runs = _UNDER[under]
                     remedy = f"Call {'treduce' if is_loop else 'mark_stage_end'} outside of it."
                 raise make_error(
                     "unsupported" if is_loop else "stage-marks",
-                    f"{'treduce' if is_loop else 'stage mark'} at {user_line(hidden)} stands "
-                    f"under `{eqn.primitive.name}` at {user_line(eqn)}, {runs}.\n{remedy}",
+                    f"{what} stands under `{under}`{f' at {line}' if line else ''}, {runs}."
+                    f"\n{remedy}",
                 )
 
 

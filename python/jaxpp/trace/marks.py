@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
-from jaxpp.errors import check_arrays, here, make_error, shorten
+from jaxpp.errors import check_arrays, counted, here, make_error, shorten
+from jaxpp.jax_internals.jaxprs import is_differentiated
 from jaxpp.jax_internals.lines import line_of, user_frames
 
 __all__ = [
@@ -130,10 +131,10 @@ def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
     if not leaves:
         return anchor
     leaves = [jnp.asarray(leaf) for leaf in leaves]
-    uid = next(_next_uid)
+    uid, where = next(_next_uid), here()
     if (bound := _bound.get()) is not None:
-        bound[uid] = here()
-    return tree.unflatten(mark_p.bind(*leaves, name=name, uid=uid))
+        bound[uid] = where
+    return tree.unflatten(mark_p.bind(*leaves, name=name, uid=uid, where=where))
 
 
 pipeline_enter_stage = mark_stage_end
@@ -156,6 +157,7 @@ class _Mark:
     uid: int
     line: str
     calls: tuple[Any, ...]  # the user's calls around its own line, innermost first
+    differentiated: bool
     used: bool
     follows: bool  # whether it needs the mark before it
 
@@ -168,7 +170,11 @@ class _Survey:
         self.backward: set[int] = set()  # uids of the marks that gradients pass
 
     def walk(
-        self, jaxpr: Jaxpr, given: Sequence[int], calls: tuple[Any, ...] = ()
+        self,
+        jaxpr: Jaxpr,
+        given: Sequence[int],
+        calls: tuple[Any, ...] = (),
+        differentiated: bool = False,
     ) -> list[int]:
         """The marks that each result needs, as bits, from those that each argument needs."""
         needs: dict[Any, int] = dict(zip(jaxpr.invars, given, strict=True))
@@ -176,23 +182,30 @@ class _Survey:
         read.update(v for v in jaxpr.outvars if isinstance(v, Var))
         for eqn in jaxpr.eqns:
             operands = [needs.get(v, 0) if isinstance(v, Var) else 0 for v in eqn.invars]
+            forward = differentiated or is_differentiated(eqn)
             if eqn.primitive is mark_p:
                 used = any(v in read for v in eqn.outvars)
-                outs = self._note(eqn, functools.reduce(operator.or_, operands), used, calls)
+                needed = functools.reduce(operator.or_, operands)
+                outs = self._note(eqn, needed, calls, used, forward)
             else:
-                outs = self._inside(eqn, operands, calls)
+                outs = self._inside(eqn, operands, calls, forward)
             needs.update(zip(eqn.outvars, outs, strict=True))
         return [needs.get(v, 0) if isinstance(v, Var) else 0 for v in jaxpr.outvars]
 
-    def _note(self, eqn: JaxprEqn, needs: int, used: bool, calls: Any) -> list[int]:
+    def _note(
+        self, eqn: JaxprEqn, needs: int, calls: Any, used: bool, differentiated: bool
+    ) -> list[int]:
         before = len(self.marks) - 1
         follows = before < 0 or bool(needs >> before & 1)
         line, *frames = user_frames(eqn) or ["?"]
-        mark = _Mark(eqn.params["uid"], line_of(line), (*frames, *calls), used, follows)
-        self.marks.append(mark)
+        around = (*frames, *calls)
+        uid = eqn.params["uid"]
+        self.marks.append(_Mark(uid, line_of(line), around, differentiated, used, follows))
         return [needs | 1 << len(self.marks) - 1] * len(eqn.outvars)
 
-    def _inside(self, eqn: JaxprEqn, operands: list[int], calls: Any) -> list[int]:
+    def _inside(
+        self, eqn: JaxprEqn, operands: list[int], calls: Any, differentiated: bool
+    ) -> list[int]:
         if eqn.primitive is mark_backward_p:
             self.backward.add(eqn.params["uid"])
         everything = functools.reduce(operator.or_, operands, 0)
@@ -205,7 +218,7 @@ class _Survey:
         for inner in inners:
             same = len(inner.invars) == len(operands)
             given = operands if same else [everything] * len(inner.invars)
-            found = self.walk(inner, given, frames)
+            found = self.walk(inner, given, frames, differentiated)
             if same and len(found) == len(outs):
                 outs = found
         if recomputed is not None:  # its stages ended when it was computed first
@@ -284,14 +297,20 @@ def _repeated_text(marks: list[_Mark], each: int, stages: int) -> str:
         "Run it once on all its inputs, stacked: jnp.concatenate([a, b]), and jnp.split its "
         "result"
     )
-    if all(marks[k * each].follows for k in range(1, times)):
+    if len({m.differentiated for m in marks}) > 1:
+        remedy = (
+            "The loss is computed apart from its gradient: "
+            "`loss, grads = jax.value_and_grad(fun)(params, x)` runs it once for both"
+        )
+    elif all(marks[k * each].follows for k in range(1, times)):
         total = times * stages
         remedy = (
             f"Each run needs the one before, so these are {total} stages: give the schedule as "
             f"many, several on a rank, as with Interleaved1F1B({total}, num_ranks)"
         )
     return (
-        f"the schedule has {stages} stages, so expected {stages} stage marks, found "
+        f"the schedule has {counted(stages, 'stage')}, so expected "
+        f"{counted(stages, 'stage mark')}, found "
         f"{len(marks)}: the function with the marks at {marks[0].line} runs {times} times for "
         f"a microbatch{called}; expected it to run once.\n{remedy}"
     )

@@ -8,6 +8,7 @@
 // sizes differ by one, larger groups first: no group is smaller than P, so no group
 // drains the pipeline, and the warmup, counted with the largest group, covers every
 // group.
+#include "base/str.h"
 #include "schedule/builtin/builder.h"
 
 typedef struct grouping {
@@ -122,9 +123,10 @@ static jpp_status_t* check_stages_divide(const char* name,
   if (params->stages % params->ranks == 0) return NULL;
   return jpp_status_make(
       JPP_MESH_ERROR,
-      "schedule %s runs equally many stages on every rank: %u stages cannot be divided "
-      "over the %u ranks of the mesh's pipeline axis; use %u stages, or another mesh",
-      name, params->stages, params->ranks,
+      "schedule %s runs equally many stages on every rank: %u stage%s cannot be "
+      "divided over the %u ranks of the mesh's pipeline axis; use %u stages, or another "
+      "mesh",
+      name, params->stages, jpp_plural(params->stages), params->ranks,
       params->ranks * (params->stages / params->ranks + 1));
 }
 

@@ -1,6 +1,7 @@
 // GPipe (Huang et al. 2019, arXiv 1811.06965), 1F1B (PipeDream-Flush, Narayanan et al.
 // 2021, arXiv 2006.09503), eager 1F1B (Zhuang et al. 2022, arXiv 2211.05322), ZB-H1 and
 // ZB-H2 (Qi et al. 2023, arXiv 2401.10241): one stage a rank, written step by step.
+#include "base/str.h"
 #include "schedule/builtin/builder.h"
 
 static jpp_status_t* check_one_stage_a_rank(const char* name,
@@ -9,9 +10,11 @@ static jpp_status_t* check_one_stage_a_rank(const char* name,
   bool divides = params->stages % params->ranks == 0;
   return jpp_status_make(
       JPP_MESH_ERROR,
-      "schedule %s runs one stage per rank: %u stages need a mesh with %u ranks on its "
-      "pipeline axis, found %u; change the mesh or the number of stages%s",
-      name, params->stages, params->stages, params->ranks,
+      "schedule %s runs one stage per rank: for %u stage%s expected a mesh with %u "
+      "rank%s "
+      "on its pipeline axis, found %u; change the mesh or the number of stages%s",
+      name, params->stages, jpp_plural(params->stages), params->stages,
+      jpp_plural(params->stages), params->ranks,
       divides ? ", or use an interleaved schedule" : "");
 }
 

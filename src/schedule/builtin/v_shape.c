@@ -7,16 +7,18 @@
 // F = B = W = 1), in which each pass moves from rank to rank by a fixed offset; how long
 // activations live in the block is the peak. We take the order of forwards and input
 // gradients from the block and let weights.c put the weight gradients in.
+#include "base/str.h"
 #include "schedule/builtin/builder.h"
 
 jpp_status_t* jpp_schedule_check_v(const char* name,
                                    const jpp_schedule_params_t* params) {
   if (params->stages == 2 * (uint64_t)params->ranks) return NULL;
   return jpp_status_make(JPP_MESH_ERROR,
-                         "schedule %s runs two stages per rank: the %u ranks of the "
-                         "mesh's pipeline axis need %llu stages, found %u; change the "
-                         "mesh or the number of stages",
-                         name, params->ranks, 2ull * params->ranks, params->stages);
+                         "schedule %s runs two stages per rank: for %u rank%s on the "
+                         "mesh's pipeline axis expected %llu stages, found %u; change "
+                         "the mesh or the number of stages",
+                         name, params->ranks, jpp_plural(params->ranks),
+                         2ull * params->ranks, params->stages);
 }
 
 uint32_t jpp_schedule_v_rank(const jpp_schedule_params_t* params, uint32_t stage) {

@@ -164,7 +164,7 @@ static void test_refusals(void** state) {
   ASSERT_OK(jpp_planfile_step_create(file, model->client, devices, &step));
   jpp_array_t* array = NULL;
   ASSERT_FAILS(jpp_planfile_step_upload(step, 99, "", &array), JPP_INVALID_ARGUMENT,
-               "expected the number of one of 3 arguments, found 99");
+               "expected the number of an argument, below 3, found 99");
   jpp_planfile_step_destroy(step);
   jpp_planfile_destroy(file);
   model_destroy(model);

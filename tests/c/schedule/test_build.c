@@ -197,13 +197,13 @@ static void test_sizes_that_do_not_fit_are_refused(void** state) {
   assert_refused("1f1b", (jpp_schedule_params_t){1 << 20, 1 << 20, 1 << 20, false},
                  JPP_INVALID_ARGUMENT, "too large");
   assert_refused("Std1F1B", (jpp_schedule_params_t){4, 2, 4, false}, JPP_MESH_ERROR,
-                 "4 stages need a mesh with 4 ranks on its pipeline axis, found 2");
+                 "for 4 stages expected a mesh with 4 ranks on its pipeline axis, found 2");
   assert_refused("kimi-k2", (jpp_schedule_params_t){6, 4, 4, false}, JPP_MESH_ERROR,
                  "6 stages cannot be divided over the 4 ranks");
   assert_refused("v-half", (jpp_schedule_params_t){4, 4, 8, false}, JPP_MESH_ERROR,
-                 "need 8 stages, found 4");
+                 "expected 8 stages, found 4");
   assert_refused("dualpipe-v", (jpp_schedule_params_t){6, 4, 8, false}, JPP_MESH_ERROR,
-                 "need 8 stages, found 6");
+                 "expected 8 stages, found 6");
   assert_refused("dualpipe-v", (jpp_schedule_params_t){8, 4, 7, false},
                  JPP_MICROBATCH_ERROR, "as stages (8), found 7");
   assert_refused("gpipe", (jpp_schedule_params_t){4, 4, 4, true}, JPP_INVALID_ARGUMENT,
