@@ -126,7 +126,7 @@ def raised_text(error: BaseException) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """"1 stage", "2 stages"."""
+    """ "1 stage", "2 stages"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

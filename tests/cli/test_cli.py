@@ -190,7 +190,9 @@ class CommandTest(unittest.TestCase):
     def test_what_can_not_run(self) -> None:
         self.assert_refused(1, "expected 4 stage marks", "plan", graph("wrong_marks"))
         self.assert_refused(2, ".jpp:4:1: ", "plan", graph("zero_microbatches"))
-        self.assert_refused(2, "for 2 stages expected a mesh", "plan", graph("mlp2"), "--ranks=3")
+        self.assert_refused(
+            2, "for 2 stages expected a mesh", "plan", graph("mlp2"), "--ranks=3"
+        )
 
     def test_schedules(self) -> None:
         names = [row["name"] for row in json.loads(run("schedule", "list", "--json").stdout)]

@@ -323,9 +323,9 @@ for what, value, *says in (
     case(
         f"A static argument that is {what}",
         "invalid-argument",
-        lambda value=value: JIT(
-            lambda xs, settings: xs, mesh(), static_argnames="settings"
-        )(m.batch(), settings=value),
+        lambda value=value: JIT(lambda xs, settings: xs, mesh(), static_argnames="settings")(
+            m.batch(), settings=value
+        ),
         "static argument ",
         *says,
     )

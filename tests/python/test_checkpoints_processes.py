@@ -93,6 +93,16 @@ def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Pat
     assert launch("resume", 4, 1, 4) == goes_on(saved_state(), 4)
 
 
+def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
+    """Four ranks, two of which hold the shared matrix, clip by the norm of all gradients."""
+    launch("save", 2, 2, 4)
+    step, state, _ = jobs.step_on(mesh_for(4, 1))
+    steps = list(jobs.train(step, state, range(1, jobs.STEPS + 1)))
+    losses = {line for number, _, lines in steps for line in lines if number > jobs.SAVED}
+    straight = {*losses, *described("state", steps[-1][1]), f"goes on after {jobs.SAVED}"}
+    assert launch("resume", 2, 2, 4) == straight
+
+
 def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
     """A key that all ranks have, and many that one has: here, and in other processes."""
     launch("save_keys", 2, 1, 2)

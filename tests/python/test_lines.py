@@ -6,10 +6,12 @@ Time limits are there only so that a hang fails.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -133,7 +135,8 @@ def echo(end: socket.socket) -> None:
 
 
 def other_token(end: socket.socket) -> None:
-    assert not lines._prove(end, b"x" * 32, b"controller", b"worker")
+    with pytest.raises(OSError, match="does not know the token"):
+        lines._prove(end, b"x" * 32)
 
 
 @pytest.mark.parametrize("intruder", [silent, leaves, garbage, echo, other_token])
@@ -147,6 +150,21 @@ def test_who_does_not_know_the_token_is_let_go(
         with socket.create_connection((HOST, listener.port), timeout=LIMIT) as end:
             intruder(end)
         here, there = connect(HOST, listener.port, TOKEN), accepted.result(LIMIT)
+    here.send(frame_of("hello"))
+    assert there.receive() == ("hello", [])
+
+
+def test_connections_that_stay_silent_are_not_in_the_way() -> None:
+    """More of them than are heard at a time, each for much longer than the controller waits."""
+    listener = Listener(HOST, TOKEN)
+    with contextlib.ExitStack() as opened, ThreadPoolExecutor() as threads:
+        accepted = threads.submit(listener.accept)
+        for _ in range(lines._MOST_STRANGERS + 20):
+            stranger = socket.create_connection((HOST, listener.port), timeout=LIMIT)
+            opened.enter_context(stranger)
+        start = time.monotonic()
+        here, there = connect(HOST, listener.port, TOKEN), accepted.result(LIMIT)
+        assert time.monotonic() - start < lines._PROOF_SECONDS
     here.send(frame_of("hello"))
     assert there.receive() == ("hello", [])
 

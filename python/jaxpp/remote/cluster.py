@@ -5,7 +5,9 @@ Ray is imported when the first such mesh is made.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import math
 import secrets
 import weakref
@@ -19,6 +21,8 @@ from jaxpp.remote.worker import Failure, Identity, Worker, versions
 __all__ = ["Cluster"]
 
 _GROUPS = {"questions": 8}  # threads of a worker
+
+_MOST_CONNECTING = 32  # workers at a time
 
 _START_SECONDS = 300  # for processes to start and to import JAX
 _PLACE_SECONDS = 60  # for resources that are in use to become free
@@ -148,7 +152,9 @@ class Cluster:
         token = secrets.token_bytes(32)
         try:
             self.identities = self._begin(import_modules, token)
-            self.lines = Lines([self._connect(rank, token) for rank in range(ranks)])
+            with concurrent.futures.ThreadPoolExecutor(_MOST_CONNECTING) as pool:
+                ends = pool.map(functools.partial(self._connect, token), range(ranks))
+            self.lines = Lines(list(ends))
             opened.append(self.lines)
         except BaseException:
             self.end()
@@ -187,7 +193,7 @@ class Cluster:
                 )
         return found
 
-    def _connect(self, rank: int, token: bytes) -> Line:
+    def _connect(self, token: bytes, rank: int) -> Line:
         host, port = self.identities[rank].line
         try:
             return connect(host, port, token)

@@ -26,6 +26,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ import numpy as np
 __all__ = ["Answers", "Line", "Lines", "Listener", "connect", "frame_of"]
 
 _PROOF_BYTES = 32
-_PROOF_SECONDS = 5  # for the other end to prove that it knows the token
+_PROOF_SECONDS = 5  # for a stranger to prove that it knows the token
+_MOST_STRANGERS = 256  # who may do so at a time
 _CONNECT_SECONDS = 60
 _HEAD = struct.Struct("<I")  # its length
 _MOST_HEAD_BYTES = 2**30
@@ -112,18 +114,40 @@ def _fill(end: socket.socket, view: memoryview) -> None:
 # --- How a line is made ------------------------------------------------------------------
 
 
-def _prove(end: socket.socket, token: bytes, mine: bytes, other: bytes) -> bool:
-    """Whether the other end, whose name is the other one, knows the token as well."""
-    nonce = secrets.token_bytes(_PROOF_BYTES)
-    end.settimeout(_PROOF_SECONDS)
-    end.sendall(nonce)
-    their_nonce = _read(end, _PROOF_BYTES)
+def _proof(token: bytes, name: bytes, nonce: bytes | bytearray) -> bytes:
+    """What the end of that name sends to show that it knows the token."""
+    return hmac.digest(token, name + nonce, hashlib.sha256)
 
-    def proof(name: bytes, of: bytes | bytearray) -> bytes:
-        return hmac.digest(token, name + of, hashlib.sha256)
 
-    end.sendall(proof(mine, their_nonce))
-    return hmac.compare_digest(_read(end, _PROOF_BYTES), proof(other, nonce))
+class _Stranger:
+    """A connection whose other end has not proved yet that it knows the token."""
+
+    def __init__(self, end: socket.socket, token: bytes) -> None:
+        self.end, self._token = end, token
+        self.deadline = time.monotonic() + _PROOF_SECONDS
+        self._nonce, self._heard = secrets.token_bytes(_PROOF_BYTES), bytearray()
+        end.setblocking(False)
+        end.sendall(self._nonce)
+
+    def advance(self) -> bool:
+        """Reads what has come, a nonce and then a proof; true: it is the right one.
+
+        Raises:
+          OSError: the connection has ended, or the proof is wrong.
+        """
+        had = len(self._heard)
+        found = self.end.recv(2 * _PROOF_BYTES - had)
+        if not found:
+            raise ConnectionError("the connection has ended")
+        self._heard += found
+        if had < _PROOF_BYTES <= len(self._heard):
+            self.end.sendall(_proof(self._token, b"worker", self._heard[:_PROOF_BYTES]))
+        if len(self._heard) < 2 * _PROOF_BYTES:
+            return False
+        expected = _proof(self._token, b"controller", self._nonce)
+        if not hmac.compare_digest(self._heard[_PROOF_BYTES:], expected):
+            raise ConnectionError("the other end does not know the token")
+        return True
 
 
 class Listener:
@@ -135,14 +159,60 @@ class Listener:
         self.port: int = self._server.getsockname()[1]
 
     def accept(self) -> Line:
-        """The line. Whoever does not know the token is let go."""
-        with self._server:
-            while True:
-                end, _ = self._server.accept()
-                with contextlib.suppress(OSError):
-                    if _prove(end, self._token, b"worker", b"controller"):
-                        return Line(end)
+        """The controller's line. Strangers prove themselves side by side, each within its own
+        time; of too many the oldest go."""
+        strangers: list[_Stranger] = []  # oldest first
+        with self._server, selectors.DefaultSelector() as selector:
+            self._server.setblocking(False)
+            selector.register(self._server, selectors.EVENT_READ)
+
+            def drop(stranger: _Stranger) -> None:
+                selector.unregister(stranger.end)
+                strangers.remove(stranger)
+                stranger.end.close()
+
+            try:
+                while True:
+                    for key, _ in selector.select(_PROOF_SECONDS if strangers else None):
+                        stranger: _Stranger | None = key.data
+                        if stranger is None:
+                            self._greet(selector, strangers)
+                            continue
+                        try:
+                            if stranger.advance():
+                                strangers.remove(stranger)
+                                return Line(stranger.end)
+                        except OSError:
+                            drop(stranger)
+                    late = len(strangers) - _MOST_STRANGERS
+                    for stranger in strangers[:]:
+                        if late > 0 or stranger.deadline < time.monotonic():
+                            drop(stranger)
+                        late -= 1
+            finally:
+                for stranger in strangers:
+                    stranger.end.close()
+
+    def _greet(self, selector: selectors.BaseSelector, strangers: list[_Stranger]) -> None:
+        """A new connection, if it is still there."""
+        with contextlib.suppress(OSError):
+            end, _ = self._server.accept()
+            try:
+                strangers.append(_Stranger(end, self._token))
+                selector.register(end, selectors.EVENT_READ, strangers[-1])
+            except OSError:
                 end.close()
+                raise
+
+
+def _prove(end: socket.socket, token: bytes) -> None:
+    """The controller's part, to a listener; raises OSError if that does not know the token."""
+    nonce = secrets.token_bytes(_PROOF_BYTES)
+    end.sendall(nonce)
+    end.sendall(_proof(token, b"controller", _read(end, _PROOF_BYTES)))
+    proof = _read(end, _PROOF_BYTES)
+    if not hmac.compare_digest(proof, _proof(token, b"worker", nonce)):
+        raise ConnectionError("whoever listens there does not know the token of the mesh")
 
 
 def connect(host: str, port: int, token: bytes) -> Line:
@@ -153,8 +223,7 @@ def connect(host: str, port: int, token: bytes) -> Line:
     """
     end = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
     try:
-        if not _prove(end, token, b"controller", b"worker"):
-            raise ConnectionError("whoever listens there does not know the token of the mesh")
+        _prove(end, token)
     except BaseException:
         end.close()
         raise

@@ -13,7 +13,9 @@ import pathlib
 import re
 import sys
 
-STATUS = re.compile(r"JPP_API jpp_status_t\* (\w+)\(\s*([^;]*?)\)\s*(?:JPP_MUST_USE|JPP_PRINTF)")
+STATUS = re.compile(
+    r"JPP_API jpp_status_t\* (\w+)\(\s*([^;]*?)\)\s*(?:JPP_MUST_USE|JPP_PRINTF)"
+)
 FREE = re.compile(r"JPP_API void (\w+_(?:destroy|free|release|close))\(([^;]*?)\);")
 CALLBACK = re.compile(r"typedef [^;{]*?\(\*(\w+)\)\(")
 STRUCT = re.compile(r"typedef struct \w+ \{[^}]*\} (\w+);")
@@ -81,7 +83,9 @@ def main() -> int:
             if function in OWN_RULE or not null.pointer or null.optional:
                 continue
             values = ", ".join("NULL" if p is null else p.value() for p in params)
-            calls.append(f'  expect_refused({function}({values}), "{function}", "{null.name}");')
+            calls.append(
+                f'  expect_refused({function}({values}), "{function}", "{null.name}");'
+            )
     for function, params_text in FREE.findall(text):
         if function not in NOT_OF_NULL:
             values = ", ".join("NULL" for _ in split_params(params_text))
