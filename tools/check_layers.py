@@ -30,8 +30,9 @@ ALLOWED = {
     "device": ["base"],
     "array": ["base", "device"],
     "transport": ["base"],
+    "job": ["base"],
     "flight": ["base"],
-    "runtime": [*before("plan"), "device", "array", "transport", "flight"],
+    "runtime": [*before("plan"), "device", "array", "transport", "job", "flight"],
     # A plan that travels, and the step that it becomes.
     "planfile": [*before("plan"), "plan", "device", "array", "runtime"],
     # Steps in JAX's profiles.

@@ -31,6 +31,7 @@
 #include "jaxpp/array.h"
 #include "jaxpp/transport.h"
 #include "jaxpp/transport_fake.h"
+#include "jaxpp/job.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/planfile.h"
 #include "jaxpp/flight.h"

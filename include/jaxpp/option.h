@@ -41,6 +41,8 @@ typedef enum jpp_option {
   JPP_OPTION_TEST_TIMES,
   JPP_OPTION_NCCL,
   JPP_OPTION_CUDA,
+  JPP_OPTION_GRACE,
+  JPP_OPTION_REPORT,
   JPP_OPTION_COUNT
 } jpp_option_t;
 

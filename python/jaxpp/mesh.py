@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import keeps_its_sharding
 from jaxpp.jax_internals.context import context_mesh
+from jaxpp.job import watch_job
 
 __all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding", "refuse_memory_kind"]
 
@@ -78,6 +79,7 @@ class MpmdMesh:
     def __init__(
         self, jax_mesh: Mesh, mpmd_axis_name: str, *, ranks_per_device: int = 1
     ) -> None:
+        watch_job(stacklevel=2)
         if not isinstance(jax_mesh, Mesh):
             raise make_error(
                 "mesh",

@@ -44,12 +44,18 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_STEP_TIMEOUT] = {"JPP_STEP_TIMEOUT", "SECONDS", "60",
                                  "the same, at least, once all processes have begun the "
                                  "step"},
+    [JPP_OPTION_GRACE] = {"JPP_GRACE", "SECONDS", "5",
+                          "how long a process may take to end once its job has failed; "
+                          "then it is ended"},
     [JPP_OPTION_NUM_PROCESSES] = {"JPP_NUM_PROCESSES", "N", "none",
                                   "how many processes the job has; set by jaxpp launch"},
     [JPP_OPTION_PROCESS_ID] = {"JPP_PROCESS_ID", "N", "none",
                                "which of them this is; set by jaxpp launch"},
     [JPP_OPTION_RESTART] = {"JPP_RESTART", "N", "0",
                             "how often the job was started again; set by jaxpp launch"},
+    [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR", "none",
+                           "where processes tell jaxpp launch that another one has "
+                           "failed; set by it"},
     [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
                               "runtimes bring along the bare loop that they are "
                               "compared to",

@@ -20,7 +20,11 @@ typedef struct jpp_cli_options {
   const char* after;
   const char* schedule;
   uint32_t stages, ranks, microbatches;
-  uint32_t processes, restarts;
+  uint32_t processes, restarts, nodes, node;
+  double grace, restart_delay;  // seconds; grace -1: not given
+  const char* log_dir;
+  const char* coordinator;
+  bool share_cores;
   char* const* command;  // what stands behind "--", with a NULL at its end
   uint32_t slots, streams;
   bool fuse, json, help;
@@ -65,7 +69,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_SECONDS = 1 << 16,
   JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
   JPP_FLAG_LATENCY = 1 << 18,
-  JPP_FLAG_LAUNCH = 1 << 19,  // processes, restarts, and a command behind "--"
+  JPP_FLAG_LAUNCH = 1 << 19,  // of launch, and a command behind "--"
   JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
   JPP_FLAG_SPMD = 1 << 21,
   JPP_FLAG_MORE_WORDS = 1 << 22,  // as many as there are, behind num_words

@@ -1,51 +1,33 @@
 // jaxpp launch: the processes of a job on this host.
 //
-// Each process is a group of its own, so that what it starts ends with it, and gets a
-// pipe for each of its outputs, whose lines come out with the process' number in front.
-// The first one that fails ends all; what is left after a few seconds is killed. If this
-// process is killed itself, the kernel ends the others.
+// The first process that fails ends all: the others are told to end, and what is left
+// when their time is over is killed. Processes that end because of another one say so, as
+// jaxpp/job.h has it, so that the launcher names the one that failed, not a survivor that
+// ended before it.
+#include "cli/launch.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "jaxpp/option.h"
 
-enum { kLineSize = 8192, kGraceMs = 5000, kMostProcesses = 4096, kCanNotRun = 127 };
-
-// One of a process' two outputs.
-typedef struct output {
-  int read_end;  // -1: closed
-  FILE* to;
-  size_t length;
-  char line[kLineSize];  // what has come of the next line
-} output_t;
-
-typedef struct child {
-  uint32_t number;
-  pid_t pid;  // 0: it has ended
-  output_t outputs[2];
-} child_t;
-
-typedef struct job {
-  uint32_t count;
-  child_t* children;
-  struct pollfd* polls;  // [2 * count]
-  char* const* command;
-  uint32_t restart;  // how often it was started again
-  int result;        // exit status of the first that failed; 0: none has
-  bool ending;       // the others are told to end
-  double end_ms;     // when they are killed
-} job_t;
+enum {
+  kMostProcesses = 4096,
+  kMostAddress = 256,
+  kGraceMs = 30000,      // after a signal
+  kFailureMs = 5000,     // after a failure: the processes' own time
+  kBeyondMs = 2000,      // that they have more, to say why they end
+  kVerdictMs = 1000,     // for others to say who has failed
+  kLateVerdictMs = 3000  // for the one that they named to end
+};
 
 static volatile sig_atomic_t g_interrupts;  // Ctrl-C or SIGTERM, how often
 static volatile sig_atomic_t g_signal;      // which
@@ -56,219 +38,211 @@ static void note_signal(int number) {
   g_signal = number;
 }
 
-// --- Start ----------------------------------------------------------------------------
-
-static jpp_status_t* system_error(const char* what) {
-  return jpp_status_make(JPP_OUT_OF_MEMORY, "jaxpp launch: %s: %s", what,
-                         strerror(errno));
-}
-
 // A port of this host that nobody uses at the moment.
 static jpp_status_t* find_port(uint16_t* out_port) {
   struct sockaddr_in address = {.sin_family = AF_INET,
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t size = sizeof(address);
   int handle = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (handle < 0) return system_error("a port for the coordinator");
+  if (handle < 0) return jpp_launch_error("a port for the coordinator");
   bool found = bind(handle, (struct sockaddr*)&address, size) == 0 &&
                getsockname(handle, (struct sockaddr*)&address, &size) == 0;
-  jpp_status_t* status = found ? NULL : system_error("a port for the coordinator");
+  jpp_status_t* status = found ? NULL : jpp_launch_error("a port for the coordinator");
   close(handle);
   *out_port = ntohs(address.sin_port);
   return status;
 }
 
-static void set_number(const char* name, uint32_t number) {
-  char text[16];
-  snprintf(text, sizeof(text), "%u", number);
-  setenv(name, text, 1);
-}
-
-// In the child. What jax.distributed.initialize() finds out by itself then.
-static void become_process(const job_t* job, uint32_t number, uint16_t port) {
-  char coordinator[32];
-  snprintf(coordinator, sizeof(coordinator), "127.0.0.1:%u", port);
-  setenv("JAX_COORDINATOR_ADDRESS", coordinator, 1);
-  set_number("JPP_NUM_PROCESSES", job->count);
-  set_number("JPP_PROCESS_ID", number);
-  set_number("JPP_RESTART", job->restart);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  setpgid(0, 0);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, NULL);
-  execvp(job->command[0], job->command);
-  fprintf(stderr, "%s: %s\n", job->command[0], strerror(errno));
-  _exit(kCanNotRun);
-}
-
-static jpp_status_t* start_child(const job_t* job, child_t* child, uint16_t port) {
-  int pipes[2][2];
-  if (pipe2(pipes[0], O_CLOEXEC) < 0) return system_error("a pipe");
-  if (pipe2(pipes[1], O_CLOEXEC) < 0) {
-    close(pipes[0][0]);
-    close(pipes[0][1]);
-    return system_error("a pipe");
-  }
-  fflush(NULL);
-  child->pid = fork();
-  if (child->pid == 0) {
-    dup2(pipes[0][1], STDOUT_FILENO);
-    dup2(pipes[1][1], STDERR_FILENO);
-    become_process(job, child->number, port);
-  }
-  for (int i = 0; i < 2; ++i) {
-    close(pipes[i][1]);
-    child->outputs[i].read_end = pipes[i][0];
-    child->outputs[i].to = i ? stderr : stdout;
-    child->outputs[i].length = 0;
-  }
-  if (child->pid > 0) return NULL;
-  child->pid = 0;
-  return system_error("a process could not be started");
-}
-
-// --- Output ---------------------------------------------------------------------------
-
-static void write_line(const child_t* child, output_t* output, size_t length) {
-  fprintf(output->to, "[%u] ", child->number);
-  fwrite(output->line, 1, length, output->to);
-  if (!length || output->line[length - 1] != '\n') fputc('\n', output->to);
-  output->length -= length;
-  memmove(output->line, output->line + length, output->length);
-}
-
-static void write_lines(const child_t* child, output_t* output, bool all) {
-  char* end = NULL;
-  while ((end = memchr(output->line, '\n', output->length)) != NULL) {
-    write_line(child, output, (size_t)(end + 1 - output->line));
-  }
-  if (output->length && (all || output->length == kLineSize)) {
-    write_line(child, output, output->length);
-  }
-  fflush(output->to);
-}
-
-static void read_output(const child_t* child, output_t* output) {
-  ssize_t count =
-      read(output->read_end, output->line + output->length, kLineSize - output->length);
-  if (count < 0 && errno == EINTR) return;
-  if (count > 0) output->length += (size_t)count;
-  write_lines(child, output, count <= 0);
-  if (count > 0) return;
-  close(output->read_end);
-  output->read_end = -1;
-}
-
 // --- The end --------------------------------------------------------------------------
 
-static void signal_all(const job_t* job, int number) {
-  for (uint32_t i = 0; i < job->count; ++i) {
-    if (job->children[i].pid) kill(-job->children[i].pid, number);
-  }
-}
-
-static void end_all(job_t* job, int number) {
-  signal_all(job, number);
+static void end_all(launch_job_t* job, int number, double grace_ms) {
+  jpp_launch_signal(job, number);
   job->ending = true;
-  job->end_ms = jpp_cli_now_ms() + kGraceMs;
+  job->end_ms = jpp_cli_now_ms() + grace_ms;
 }
 
-static void note_end(job_t* job, child_t* child, int wait_status) {
-  // Whatever the process has left behind ends with it.
-  kill(-child->pid, SIGKILL);
-  pid_t pid = child->pid;
-  child->pid = 0;
-  int result =
-      WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
-  if (!result || job->ending) return;
-  if (WIFSIGNALED(wait_status)) {
-    fprintf(stderr, "jaxpp launch: process %u (pid %d) was ended by signal %d (%s)",
-            child->number, (int)pid, WTERMSIG(wait_status),
-            strsignal(WTERMSIG(wait_status)));
+static double grace_ms(const launch_job_t* job, double otherwise) {
+  return job->options->grace >= 0 ? job->options->grace * 1000 : otherwise;
+}
+
+static int result_of(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status)
+                                  : WEXITSTATUS(wait_status);
+}
+
+static launch_child_t* find_child(const launch_job_t* job, int32_t number) {
+  int64_t index = (int64_t)number - job->first;
+  return index >= 0 && index < job->count ? &job->children[index] : NULL;
+}
+
+static uint32_t count_alive(const launch_job_t* job) {
+  uint32_t alive = 0;
+  for (uint32_t i = 0; i < job->count; ++i) alive += job->children[i].pid != 0;
+  return alive;
+}
+
+static bool has_failed(const launch_child_t* child) {
+  return child->ended && result_of(child->wait_status);
+}
+
+// The process that failed first. Where none has named it, one that a signal has ended
+// rather than one that JAX aborts, as it does when process 0 is gone.
+static launch_child_t* find_culprit(const launch_job_t* job) {
+  launch_child_t* culprit = NULL;
+  if (job->blamed >= 0) return find_child(job, job->blamed);
+  for (uint32_t i = 0; i < job->count; ++i) {
+    launch_child_t* child = &job->children[i];
+    if (!has_failed(child)) continue;
+    bool killed =
+        WIFSIGNALED(child->wait_status) && WTERMSIG(child->wait_status) != SIGABRT;
+    if (killed) return child;
+    if (!culprit || WIFSIGNALED(culprit->wait_status)) culprit = child;
+  }
+  return culprit;
+}
+
+static int result_of_first(const launch_job_t* job) {
+  for (uint32_t i = 0; i < job->count; ++i) {
+    if (has_failed(&job->children[i])) return result_of(job->children[i].wait_status);
+  }
+  return 1;
+}
+
+static void say_who_failed(const launch_job_t* job, const launch_child_t* culprit) {
+  if (!culprit) {
+    fprintf(stderr, "jaxpp launch: process %d, on another node, failed first",
+            job->blamed);
+    return;
+  }
+  fprintf(stderr, "jaxpp launch: process %u (pid %d) ", culprit->number,
+          (int)culprit->last_pid);
+  if (!culprit->ended) {
+    fprintf(stderr, "does not answer any more, as the others say");
+  } else if (WIFSIGNALED(culprit->wait_status)) {
+    fprintf(stderr, "was ended by signal %d (%s)", WTERMSIG(culprit->wait_status),
+            strsignal(WTERMSIG(culprit->wait_status)));
+  } else if (!WEXITSTATUS(culprit->wait_status)) {
+    fprintf(stderr, "ended before the others had come to their end");
   } else {
-    fprintf(stderr, "jaxpp launch: process %u (pid %d) failed with exit status %d",
-            child->number, (int)pid, result);
+    fprintf(stderr, "failed with exit status %d", WEXITSTATUS(culprit->wait_status));
   }
+}
+
+// Once it is known which process failed, or nobody is going to say.
+static void name_culprit(launch_job_t* job) {
+  if (!job->failed_ms || job->ending) return;
+  const launch_child_t* culprit = find_culprit(job);
+  bool told = job->blamed >= 0 && (!culprit || culprit->ended);
+  double passed = jpp_cli_now_ms() - job->failed_ms;
+  bool late = passed > (job->blamed >= 0 ? kLateVerdictMs : kVerdictMs);
+  if (!told && !late && count_alive(job) > (culprit && !culprit->ended)) return;
+  say_who_failed(job, culprit);
   fprintf(stderr, "; ending the others\n");
-  job->result = result;
-  end_all(job, SIGTERM);
+  job->result = culprit && culprit->ended ? result_of(culprit->wait_status) : 0;
+  if (!job->result) {
+    job->result = culprit && !culprit->ended ? 128 + SIGKILL : result_of_first(job);
+  }
+  // One that does not answer will not end by itself.
+  if (culprit && culprit->pid) kill(-culprit->pid, SIGKILL);
+  end_all(job, SIGTERM, grace_ms(job, kFailureMs) + kBeyondMs);
 }
 
-static void collect_ends(job_t* job) {
+static void collect_ends(launch_job_t* job) {
   for (uint32_t i = 0; i < job->count; ++i) {
-    child_t* child = &job->children[i];
+    launch_child_t* child = &job->children[i];
     int wait_status = 0;
-    if (child->pid && waitpid(child->pid, &wait_status, WNOHANG) == child->pid) {
-      note_end(job, child, wait_status);
-    }
+    if (!child->pid || waitpid(child->pid, &wait_status, WNOHANG) != child->pid) continue;
+    jpp_launch_note_end(job, child, wait_status);
+    if (result_of(wait_status) && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
   }
-}
-
-static bool is_over(const job_t* job) {
-  for (uint32_t i = 0; i < job->count; ++i) {
-    if (job->children[i].pid) return false;
-  }
-  return true;
+  // Others may have handled its failure and be done.
+  const launch_child_t* blamed = job->blamed < 0 ? NULL : find_child(job, job->blamed);
+  bool is_last = blamed && blamed->pid && count_alive(job) == 1;
+  if (is_last && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
 }
 
 // --- The loop -------------------------------------------------------------------------
 
+// "2 because of 1": lines that are short enough to come whole.
+static void read_reports(launch_job_t* job) {
+  char text[4096];
+  ssize_t count = read(job->report[0], text, sizeof(text) - 1);
+  int32_t from = 0, blamed = 0;
+  if (count <= 0) return;
+  text[count] = 0;
+  if (job->blamed >= 0 || sscanf(text, "%d because of %d", &from, &blamed) != 2) return;
+  if (blamed >= 0 && blamed < (int32_t)job->total) job->blamed = blamed;
+}
+
 // Reads what has come, or comes within a tenth of a second if it waits; false: nothing.
-static bool read_outputs(job_t* job, const sigset_t* waiting_mask, bool wait) {
+static bool read_outputs(launch_job_t* job, const sigset_t* waiting_mask, bool wait) {
   struct timespec slice = {.tv_nsec = wait ? 100000000 : 0};
-  for (uint32_t i = 0; i < 2 * job->count; ++i) {
+  uint32_t count = 2 * job->count;
+  for (uint32_t i = 0; i < count; ++i) {
     job->polls[i] = (struct pollfd){.fd = job->children[i / 2].outputs[i % 2].read_end,
                                     .events = POLLIN};
   }
-  if (ppoll(job->polls, 2 * job->count, &slice, waiting_mask) <= 0) return false;
-  for (uint32_t i = 0; i < 2 * job->count; ++i) {
+  job->polls[count] = (struct pollfd){.fd = job->report[0], .events = POLLIN};
+  if (ppoll(job->polls, count + 1, &slice, waiting_mask) <= 0) return false;
+  for (uint32_t i = 0; i < count; ++i) {
     if (!job->polls[i].revents) continue;
-    read_output(&job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
+    jpp_launch_read(&job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
   }
+  if (job->polls[count].revents) read_reports(job);
   return true;
 }
 
-static void pass_interrupts(job_t* job, int* passed) {
+static void pass_interrupts(launch_job_t* job, int* passed) {
   if (g_interrupts == *passed) return;
   job->result = 128 + g_signal;
   if (*passed) {
-    signal_all(job, SIGKILL);
+    jpp_launch_signal(job, SIGKILL);
   } else {
-    end_all(job, g_signal);
+    end_all(job, g_signal, grace_ms(job, kGraceMs));
   }
   *passed = g_interrupts;
 }
 
-static void follow(job_t* job, const sigset_t* waiting_mask) {
+static void follow(launch_job_t* job, const sigset_t* waiting_mask) {
   int passed = 0;
-  while (!is_over(job)) {
+  while (count_alive(job)) {
     read_outputs(job, waiting_mask, true);
     pass_interrupts(job, &passed);
     collect_ends(job);
-    if (job->ending && jpp_cli_now_ms() > job->end_ms) signal_all(job, SIGKILL);
+    name_culprit(job);
+    if (job->ending && jpp_cli_now_ms() > job->end_ms) jpp_launch_signal(job, SIGKILL);
   }
   while (read_outputs(job, waiting_mask, false)) {
   }
-  for (uint32_t i = 0; i < 2 * job->count; ++i) {
-    output_t* output = &job->children[i / 2].outputs[i % 2];
-    if (output->read_end < 0) continue;
-    write_lines(&job->children[i / 2], output, true);
-    close(output->read_end);
-  }
+  for (uint32_t i = 0; i < job->count; ++i) jpp_launch_close(&job->children[i]);
+  name_culprit(job);
 }
 
-static jpp_status_t* run_once(job_t* job, const sigset_t* waiting_mask) {
+static jpp_status_t* choose_coordinator(launch_job_t* job) {
   uint16_t port = 0;
+  if (job->options->coordinator) {
+    snprintf(job->coordinator, sizeof(job->coordinator), "%s", job->options->coordinator);
+    return NULL;
+  }
   JPP_RETURN_IF_ERROR(find_port(&port));
+  snprintf(job->coordinator, sizeof(job->coordinator), "127.0.0.1:%u", port);
+  return NULL;
+}
+
+static jpp_status_t* run_once(launch_job_t* job, const sigset_t* waiting_mask) {
+  JPP_RETURN_IF_ERROR(choose_coordinator(job));
   job->result = 0;
   job->ending = false;
+  job->failed_ms = 0;
+  job->blamed = -1;
   jpp_status_t* status = NULL;
   for (uint32_t i = 0; i < job->count && !status; ++i) {
-    job->children[i].number = i;
-    status = start_child(job, &job->children[i], port);
+    launch_child_t* child = &job->children[i];
+    child->number = job->first + i;
+    status = jpp_launch_open_log(job, child);
+    if (!status) status = jpp_launch_start(job, child);
   }
-  if (status) end_all(job, SIGKILL);
+  if (status) end_all(job, SIGKILL, 0);
   follow(job, waiting_mask);
   return status;
 }
@@ -286,28 +260,71 @@ static void hold_signals(sigset_t* out_waiting_mask) {
   sigprocmask(SIG_BLOCK, &held, out_waiting_mask);
 }
 
-static jpp_status_t* run_job(job_t* job, uint32_t restarts) {
+static void wait_to_restart(double seconds, const sigset_t* waiting_mask) {
+  double until = jpp_cli_now_ms() + 1000 * seconds;
+  const struct timespec slice = {.tv_nsec = 100000000};
+  while (!g_interrupts && jpp_cli_now_ms() < until) {
+    ppoll(NULL, 0, &slice, waiting_mask);
+  }
+}
+
+static jpp_status_t* run_job(launch_job_t* job) {
   sigset_t waiting_mask;
+  uint32_t restarts = job->options->restarts;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(job->count, &job->children));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(2 * job->count, &job->polls));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(2 * job->count + 1, &job->polls));
+  for (uint32_t i = 0; i < job->count; ++i) {
+    job->children[i].outputs[0].read_end = job->children[i].outputs[1].read_end = -1;
+  }
+  if (pipe2(job->report, O_CLOEXEC | O_NONBLOCK) < 0) return jpp_launch_error("a pipe");
+  JPP_RETURN_IF_ERROR(jpp_launch_guard(job));
   hold_signals(&waiting_mask);
   for (;; ++job->restart) {
     JPP_RETURN_IF_ERROR(run_once(job, &waiting_mask));
     if (!job->result || g_interrupts || job->restart == restarts) return NULL;
     fprintf(stderr, "jaxpp launch: starting all processes again (%u of %u)\n",
             job->restart + 1, restarts);
+    wait_to_restart(job->options->restart_delay, &waiting_mask);
+    if (g_interrupts) return NULL;
   }
+}
+
+static jpp_status_t* check_nodes(const jpp_cli_options_t* options, uint32_t count) {
+  uint32_t nodes = options->nodes ? options->nodes : 1;
+  if (count > kMostProcesses / nodes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected at most %d, found %llu",
+                           nodes > 1 ? "-n times --nodes" : "-n", kMostProcesses,
+                           (unsigned long long)count * nodes);
+  }
+  if (options->node >= nodes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "--node: expected a number below --nodes, %u, found %u", nodes,
+                           options->node);
+  }
+  if (nodes > 1 && !options->coordinator) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "--nodes: expected --coordinator HOST:PORT as well, with an "
+                           "address of node 0 and a free port there");
+  }
+  const char* colon = options->coordinator ? strrchr(options->coordinator, ':') : ":1";
+  long port = colon ? strtol(colon + 1, NULL, 10) : 0;
+  bool fits = !options->coordinator || strlen(options->coordinator) < kMostAddress;
+  if (port < 1 || port > UINT16_MAX || !fits) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "--coordinator: expected HOST:PORT, found '%s'",
+                           options->coordinator);
+  }
+  return NULL;
 }
 
 jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {
   (void)out;
-  job_t job = {.count = options->processes ? options->processes : 1,
-               .command = options->command};
-  if (job.count > kMostProcesses) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "-n: expected at most %d, found %u",
-                           kMostProcesses, job.count);
-  }
-  jpp_status_t* status = run_job(&job, options->restarts);
+  launch_job_t job = {.options = options,
+                      .count = options->processes ? options->processes : 1};
+  JPP_RETURN_IF_ERROR(check_nodes(options, job.count));
+  job.first = options->node * job.count;
+  job.total = (options->nodes ? options->nodes : 1) * job.count;
+  jpp_status_t* status = run_job(&job);
   jpp_free(job.children);
   jpp_free(job.polls);
   if (!status && job.result) exit(job.result);

@@ -9,6 +9,7 @@ typedef enum flag_type {
   FLAG_BOOL,
   FLAG_OFF,  // makes a bool false
   FLAG_U32,
+  FLAG_INDEX,  // a whole number from 0 on
   FLAG_BYTES,
   FLAG_NUMBER,
   FLAG_TEXT
@@ -88,6 +89,21 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_LAUNCH, "-n", "N", FLAG_U32, FIELD(processes), "processes; default 1"},
     {JPP_FLAG_LAUNCH, "--restarts", "N", FLAG_U32, FIELD(restarts),
      "how often to start all again when one has failed; default 0"},
+    {JPP_FLAG_LAUNCH, "--restart-delay", "S", FLAG_NUMBER, FIELD(restart_delay),
+     "seconds to wait before that; default 0"},
+    {JPP_FLAG_LAUNCH, "--grace", "S", FLAG_NUMBER, FIELD(grace),
+     "seconds that processes have to end before they are killed; default 30 after "
+     "Ctrl-C or SIGTERM, 5 after a failure"},
+    {JPP_FLAG_LAUNCH, "--log-dir", "DIR", FLAG_TEXT, FIELD(log_dir),
+     "write each process' output to DIR/process-N.log as well"},
+    {JPP_FLAG_LAUNCH, "--nodes", "N", FLAG_U32, FIELD(nodes),
+     "hosts, on each of which the same command is run; default 1"},
+    {JPP_FLAG_LAUNCH, "--node", "K", FLAG_INDEX, FIELD(node),
+     "which of them this is, from 0 on"},
+    {JPP_FLAG_LAUNCH, "--coordinator", "HOST:PORT", FLAG_TEXT, FIELD(coordinator),
+     "where the processes meet: an address of node 0 and a free port there"},
+    {JPP_FLAG_LAUNCH, "--share-cores", NULL, FLAG_BOOL, FIELD(share_cores),
+     "do not divide cores and threads between the processes"},
     {JPP_FLAG_HELP, "--help", NULL, FLAG_BOOL, FIELD(help), "print this help"},
 };
 enum { kFlagCount = sizeof(kFlags) / sizeof(*kFlags) };
@@ -105,11 +121,12 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
                                  uint32_t* out_count) {
   char* end = NULL;
   errno = 0;
+  unsigned long least = flag->type == FLAG_INDEX ? 0 : 1;
   unsigned long count = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
-  if (!end || *end || errno || !count || count > INT32_MAX) {
+  if (!end || *end || errno || count < least || count > INT32_MAX) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "%s: expected a whole number from 1 to %d, found '%s'",
-                           flag->name, INT32_MAX, text);
+                           "%s: expected a whole number from %lu to %d, found '%s'",
+                           flag->name, least, INT32_MAX, text);
   }
   *out_count = (uint32_t)count;
   return NULL;
@@ -157,7 +174,8 @@ static jpp_status_t* parse_number(const flag_t* flag, const char* text,
 static jpp_status_t* set_flag(const flag_t* flag, const char* value,
                               jpp_cli_options_t* options) {
   void* field = (char*)options + flag->offset;
-  if (flag->type == FLAG_U32) return parse_count(flag, value, field);
+  if (flag->type == FLAG_U32 || flag->type == FLAG_INDEX)
+    return parse_count(flag, value, field);
   if (flag->type == FLAG_BYTES) return parse_bytes(flag, value, field);
   if (flag->type == FLAG_NUMBER) return parse_number(flag, value, field);
   if (flag->type == FLAG_TEXT) *(const char**)field = value;
@@ -195,7 +213,7 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
 
 jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                             char* const* words, jpp_cli_options_t* out_options) {
-  jpp_cli_options_t options = {0};
+  jpp_cli_options_t options = {.grace = -1};
   *out_options = options;
   bool launches = command->flags & JPP_FLAG_LAUNCH;
   bool more = command->flags & JPP_FLAG_MORE_WORDS;

@@ -145,6 +145,10 @@ extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
 // meanwhile: it is stopped, as Python stops it where it takes the GIL.
 void jpp_py_stop_late_thread(void);
 // A module function.
+// job.c, beside those of module.c.
+extern PyMethodDef jpp_py_job_methods[];
+// Whether the user has seen why this process' job fails.
+extern bool jpp_py_job_told;
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused);
 
 // callback.c: the attribute of a custom call that holds a Callback's address, and module

@@ -73,6 +73,7 @@ static int module_exec(PyObject* module) {
             add_type(module, "Callback", &jpp_py_callback_spec, &t->callback) &&
             add_type(module, "PlanFile", &jpp_py_planfile_spec, &t->planfile) &&
             add_type(module, "KeyValueStore", &jpp_py_store_spec, &t->store) &&
+            PyModule_AddFunctions(module, jpp_py_job_methods) == 0 &&
             PyModule_AddStringConstant(module, "__version__", jpp_version()) == 0;
   return ok ? 0 : -1;
 }

@@ -373,7 +373,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
     if (hangs) cancel_steps(self);  // keeps what they run
     if (self->networked && !self->interrupted && !hangs) leave_job(self);
     if (ok) continue;
-    if (given_up) {
+    if (given_up || (jpp_py_job_told && self->networked)) {
       PyErr_Clear();
     } else if (self->interrupted) {
       cancel_steps(self);

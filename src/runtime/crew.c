@@ -6,10 +6,10 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "runtime/network.h"
 #include "runtime/peers.h"
 #include "runtime/state.h"
-#include "runtime/thread.h"
 
 // What comes from another process comes soon: a hop costs tens of microseconds. Where
 // processes share cores, though, each yield takes one from a process that has work.

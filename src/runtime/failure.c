@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "jaxpp/job.h"
 #include "runtime/peers.h"
 #include "runtime/state.h"
 
@@ -119,7 +120,8 @@ jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
                                  jpp_status_t* status) {
   char place[kJppPlaceSize];
   jpp_failure_describe(actor, instr, place);
-  return jpp_status_annotate(add_memory_hint(actor, status), "%s", place);
+  status = add_memory_hint(actor, jpp_job_explain(status));
+  return jpp_status_annotate(status, "%s", place);
 }
 
 jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "jaxpp/job.h"
 #include "program/forecast.h"
 #include "runtime/inbox.h"
 #include "runtime/outbox.h"
@@ -290,6 +291,7 @@ void jpp_network_check(jpp_runtime_t* runtime) {
   pthread_mutex_lock(&runtime->network_mutex);
   jpp_status_t* status = find_failed_link(runtime);
   pthread_mutex_unlock(&runtime->network_mutex);
+  if (status) status = jpp_job_explain(status);
   if (status) jpp_runtime_break(runtime, status);
   jpp_status_free(status);
 }

@@ -2,12 +2,22 @@
 // says when a heartbeat is due.
 #include "runtime/pulse.h"
 
+#include "base/thread.h"
 #include "device/wait.h"
+#include "jaxpp/job.h"
 #include "runtime/network.h"
 #include "runtime/state.h"
-#include "runtime/thread.h"
 
 enum { kIntervalNanoseconds = 50000000 };
+
+// What the transport does not see: a process that has no channel to this one, or one that
+// failed between its steps.
+static void break_with_the_job(jpp_runtime_t* runtime) {
+  if (jpp_runtime_is_broken(runtime)) return;
+  jpp_status_t* status = jpp_job_failure();
+  if (status) jpp_runtime_break(runtime, status);
+  jpp_status_free(status);
+}
 
 static void* pulse_main(void* user) {
   jpp_runtime_t* runtime = user;
@@ -18,6 +28,7 @@ static void* pulse_main(void* user) {
     jpp_wait_for(&pulse->changed, &pulse->mutex, kIntervalNanoseconds);
     pthread_mutex_unlock(&pulse->mutex);
     if (atomic_load(&pulse->rounds) == before) jpp_network_beat(runtime);
+    break_with_the_job(runtime);
     pthread_mutex_lock(&pulse->mutex);
   }
   pthread_mutex_unlock(&pulse->mutex);

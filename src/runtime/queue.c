@@ -1,10 +1,10 @@
 // The queue of steps and its two threads.
 #include "runtime/queue.h"
 
+#include "base/thread.h"
 #include "device/wait.h"
 #include "runtime/network.h"
 #include "runtime/state.h"
-#include "runtime/thread.h"
 
 // While there is nothing to issue, until the network is looked at again.
 enum { kBriefNanoseconds = 300000 };

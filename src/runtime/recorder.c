@@ -1,6 +1,7 @@
 // Says what the flight recorder needs to know of the ranks' instructions.
 #include "runtime/recorder.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "jaxpp/option.h"
@@ -65,14 +66,18 @@ static jpp_status_t* record(jpp_runtime_t* runtime, const char* folder,
   return NULL;
 }
 
-jpp_status_t* jpp_recorder_open(jpp_runtime_t* runtime) {
+void jpp_recorder_open(jpp_runtime_t* runtime) {
   const char* folder = jpp_option_get(JPP_OPTION_FLIGHT);
-  if (!folder) return NULL;
+  if (!folder) return;
   jpp_arena_t arena;
   jpp_str_t texts = {0};
   jpp_arena_init(&arena);
   jpp_status_t* status = record(runtime, folder, &arena, &texts);
   jpp_str_deinit(&texts);
   jpp_arena_deinit(&arena);
-  return status;
+  if (status) {
+    fprintf(stderr, "jaxpp: warning: %s; nothing is recorded\n",
+            jpp_status_message(status));
+  }
+  jpp_status_free(status);
 }

@@ -224,7 +224,7 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   JPP_RETURN_IF_ERROR(allocate_steps(runtime));
   JPP_RETURN_IF_ERROR(find_holders(runtime));
   JPP_RETURN_IF_ERROR(jpp_trace_allocate(runtime));
-  JPP_RETURN_IF_ERROR(jpp_recorder_open(runtime));
+  jpp_recorder_open(runtime);
   for (uint32_t r = 0; r < ranks; ++r) {
     JPP_RETURN_IF_ERROR_IN(upload_constants(&runtime->actors[r]),
                            "rank %u, microbatch numbers", r);

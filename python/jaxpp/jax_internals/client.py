@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed, xla_bridge
+from jax._src import distributed, profiler, xla_bridge
 from jaxlib import _profiler, xla_client
-
-from jaxpp import _core
 
 __all__ = [
     "add_to_profiles",
@@ -18,9 +17,12 @@ __all__ = [
     "coordination",
     "coordination_address",
     "coordination_process",
+    "coordination_size",
     "gpu_client_options",
+    "has_joined_a_job",
     "host_call_targets",
     "in_a_job",
+    "keep_profiles_apart",
     "leave_job_at_once",
     "planning_devices",
     "serialized_compile_options",
@@ -38,6 +40,13 @@ def planning_devices(count: int) -> list[Any]:
 def in_a_job() -> bool:
     """Whether jax.distributed.initialize() was called."""
     return distributed.global_state.client is not None
+
+
+# JAX 0.10.2: initialize() sets the client, connects it, and then makes the manager.
+def has_joined_a_job() -> bool:
+    """Whether it has returned, as far as another thread can tell: a client that is asked for
+    anything before it is connected ends the process."""
+    return distributed.global_state.preemption_sync_manager is not None
 
 
 # JAX 0.10.2: api.clean_up() shuts the client down at exit, which waits for all processes;
@@ -64,38 +73,37 @@ def coordination_process() -> int:
     return int(distributed.global_state.process_id)
 
 
+def coordination_size() -> int:
+    """How many processes the job has."""
+    return int(distributed.global_state.num_processes)
+
+
 def coordination_address() -> str:
     """HOST:PORT of that service."""
     return str(distributed.global_state.coordinator_address)
-
-
-# JAX 0.10.2: clusters.ClusterEnv, whose subclasses jax.distributed.initialize() asks.
-class _Launched(clusters.ClusterEnv):  # type: ignore[misc]
-    """A process of `jaxpp launch`; JAX itself reads the JAX_COORDINATOR_ADDRESS set there."""
-
-    name = "jaxpp"
-
-    @classmethod
-    def is_env_present(cls) -> bool:
-        return _core.option("JPP_PROCESS_ID") is not None
-
-    @classmethod
-    def get_process_count(cls) -> int:
-        return int(_core.option("JPP_NUM_PROCESSES") or 1)
-
-    @classmethod
-    def get_process_id(cls) -> int:
-        return int(_core.option("JPP_PROCESS_ID") or 0)
-
-    @classmethod
-    def get_local_process_id(cls) -> int | None:
-        return cls.get_process_id()
 
 
 # JAX 0.10.2, 0.11.2: jaxlib's _profiler.register_plugin_profiler.
 def add_to_profiles(plugin: Any) -> None:
     """Has JAX ask a plugin's profiler as well, from the next profile on."""
     _profiler.register_plugin_profiler(plugin)
+
+
+# JAX 0.10.2: profiler._profile_state, to whose log_dir stop_trace() writes a file that is
+# named by the host.
+def keep_profiles_apart() -> None:
+    """Has each process of a job write its profiles to a folder of its own, `process-N`."""
+    state = profiler._profile_state
+    kept = vars(state)
+
+    def folder(_: Any) -> str | None:
+        return kept["log_dir"] and os.path.join(
+            kept["log_dir"], f"process-{distributed.global_state.process_id}"
+        )
+
+    setter = functools.partial(kept.__setitem__, "log_dir")
+    apart = {"log_dir": property(folder, lambda _, given: setter(given))}
+    state.__class__ = type("ProfileState", (type(state),), apart)
 
 
 # JAX 0.10.2, 0.11.2: jax._src.xla_bridge.

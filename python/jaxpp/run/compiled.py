@@ -420,7 +420,11 @@ def _dump(traced: Planned, code: Code) -> None:
 
 def _write_dump(path: pathlib.Path, traced: Traced, code: Code) -> None:
     def write(name: str, text: str) -> None:
-        (path / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        # Under a new name first: a link in the folder leads to another file.
+        fresh = path / f"{name}.{os.getpid()}"
+        with fresh.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        fresh.replace(path / name)
 
     path.mkdir(parents=True, exist_ok=True)
     value_bytes = traced.specs.value_bytes  # the planner's own values come after the graph's

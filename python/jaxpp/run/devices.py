@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.client import add_to_profiles
+from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
 from jaxpp.run.compiling import Code, Compiler
@@ -289,6 +289,8 @@ def _local_id(device: jax.Device) -> int:
 def _prepare_for_clients() -> None:
     """Before the first one is made."""
     add_to_profiles(_core.profile_plugin())
+    if jax.process_count() > 1:
+        keep_profiles_apart()
     # The plugin's own log; its errors come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

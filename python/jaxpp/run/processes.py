@@ -7,31 +7,19 @@ tell each other before the first step goes through the key-value store of
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
 import importlib.util
 import itertools
 import os
 import pathlib
 import secrets
-import socket
-import sys
-import threading
-import time
 from typing import TYPE_CHECKING
 
 import jax
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.client import (
-    coordination,
-    coordination_address,
-    coordination_process,
-    in_a_job,
-    leave_job_at_once,
-)
+from jaxpp.jax_internals.client import coordination
+from jaxpp.job import own_address
 from jaxpp.mesh import MpmdMesh
 
 if TYPE_CHECKING:
@@ -43,88 +31,21 @@ __all__ = ["Processes", "make_network", "own_part", "processes_of"]
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
 _PART_BYTES = 1 << 20  # of what is put under one key
-_GOODBYE_S = 10  # that process 0 waits for the others
-_ANSWER_S = 2  # that its coordinator takes for an answer
 _numbers = itertools.count()  # of the compiled steps, in all processes alike
-
-
-def _ended() -> set[str]:
-    """The keys of the processes that have come to their end."""
-    return {at for at, _ in coordination().key_value_dir_get_bytes("jaxpp/ended/")}
-
-
-def _leave() -> None:
-    """At this process' end: nobody has to wait for it any longer.
-
-    Nor does it wait for others in JAX's barrier, minutes long, once the job has failed: one
-    that stands still never comes there. Without the process that has the coordinator all
-    others are ended by JAX, so that one gives them a moment.
-    """
-    failed = _core.runtimes_close() or hasattr(sys, "last_value")
-    if not in_a_job():
-        return
-    try:
-        _prepare_to_leave().say_it(failed)
-    except RuntimeError:  # it is not there, and can not be any more
-        _say_goodbye(failed)
-    if failed:
-        leave_job_at_once()
-
-
-class _Goodbye(threading.Thread):
-    """What is said at the end, by a thread, since the coordinator may not answer. It is there
-    before, since from 3.12 on Python starts no thread while it comes to its end."""
-
-    def __init__(self) -> None:
-        super().__init__(name="jaxpp goodbye", daemon=True)
-        self._failed = False
-        self._leaving = threading.Event()
-
-    def run(self) -> None:
-        self._leaving.wait()
-        _say_goodbye(self._failed)
-
-    def say_it(self, failed: bool) -> None:
-        self._failed = failed
-        self._leaving.set()
-        # Python ends threads that are at work when it ends, inside of C++ with an abort: it
-        # has time to end by itself.
-        self.join(_GOODBYE_S + _ANSWER_S if failed else None)
-
-
-@functools.cache
-def _prepare_to_leave() -> _Goodbye:
-    goodbye = _Goodbye()
-    goodbye.start()
-    return goodbye
-
-
-def _say_goodbye(failed: bool) -> None:
-    """Does not come back from a coordinator that can not be reached."""
-    with contextlib.suppress(RuntimeError, jax.errors.JaxRuntimeError):  # it is gone
-        me = coordination_process()
-        coordination().key_value_set_bytes(f"jaxpp/ended/{me}", b"1")
-        waits, end = failed and me == 0, time.monotonic() + _GOODBYE_S
-        while waits and time.monotonic() < end and len(_ended()) < jax.process_count():
-            time.sleep(0.05)
-
-
-atexit.register(_leave)
-if _core.option("JPP_NUM_PROCESSES") is not None or in_a_job():
-    _prepare_to_leave()
 
 
 def _key_of(process: int, key: str) -> bytes:
     """What a process puts under the key, as soon as it has."""
     store = coordination()
     for _ in range(0, _TIMEOUT_MS, _POLL_MS):
-        ended = _ended()
+        has_left = _core.job_has_left(process)
         try:
             return bytes(store.blocking_key_value_get_bytes(key, _POLL_MS))
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith("DEADLINE_EXCEEDED"):
                 raise make_error("peer", f"waited for process {process}: {error}") from None
-        if f"jaxpp/ended/{process}" in ended:
+        _core.job_check()
+        if has_left:
             raise make_error(
                 "peer",
                 f"process {process} has ended and did not make the step that process "
@@ -205,7 +126,7 @@ class Processes:
         """The network of the next step that all processes have made alike."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, identity)
-        address = _core.option("JPP_ADDRESS") or _own_address()
+        address = own_address()
         network = make_network(self.me, self.count, address, self._token(key), devices)
         for process, found in enumerate(self._exchange(f"{key}/address", network.address())):
             if process != self.me:
@@ -238,14 +159,6 @@ def _name_ucx() -> None:
         library = pathlib.Path(folder) / "lib" / "libucp.so.0"
         if library.exists():
             os.environ.setdefault("JPP_UCX", str(library))
-
-
-def _own_address() -> str:
-    """The address by which this machine reaches the job's coordinator."""
-    host, port = coordination_address().rsplit(":", 1)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host.strip("[]"), int(port)))
-        return str(probe.getsockname()[0])
 
 
 def _check_order(owners: list[list[int]]) -> None:
@@ -343,5 +256,4 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
     if spans:
         _check_span(mesh, owners)
     rank_process, places = own_part(owners, jax.process_index())
-    _prepare_to_leave()
     return Processes(rank_process, places, spans)

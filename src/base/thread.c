@@ -1,5 +1,5 @@
 // A thread inherits the signals that its maker blocks.
-#include "runtime/thread.h"
+#include "base/thread.h"
 
 #include <signal.h>
 

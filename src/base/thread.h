@@ -1,7 +1,7 @@
-// Threads of the runtime. They take no signals: these are the application's, whose own
+// Threads of the library. They take no signals: these are for the application, whose own
 // threads take them.
-#ifndef JPP_RUNTIME_THREAD_H_
-#define JPP_RUNTIME_THREAD_H_
+#ifndef JPP_BASE_THREAD_H_
+#define JPP_BASE_THREAD_H_
 
 #include <pthread.h>
 
@@ -11,4 +11,4 @@
 jpp_status_t* jpp_thread_start(pthread_t* thread, void* (*run)(void*), void* user,
                                const char* what) JPP_MUST_USE;
 
-#endif  // JPP_RUNTIME_THREAD_H_
+#endif  // JPP_BASE_THREAD_H_

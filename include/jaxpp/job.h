@@ -1,0 +1,77 @@
+// Job: which processes of a job live, from its start to its end, and what a process does
+// when another one has failed.
+//
+// Every process keeps a connection to process 0, with a thread of the library at each end
+// that needs nothing of the program around it: a process that compiles, reads data or
+// writes a checkpoint is watched like one in a step. Process 0 decides which process
+// failed first, and tells all others, so that every error names the same one. A process
+// that fails, is killed, or is silent for too long has failed; one that leaves has not.
+//
+// A process is in one job at most. In a forked child, every function does nothing.
+//
+// Threads: any thread.
+#ifndef JAXPP_JOB_H_
+#define JAXPP_JOB_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "jaxpp/status.h"
+
+typedef struct jpp_job_options {
+  size_t struct_size;
+  uint32_t process, num_processes;
+  const char* address;  // of process 0, without a port: "10.0.0.1", "fe80::1"
+  uint16_t port;        // of process 0; there 0, and the system chooses it
+  const void* token;    // a secret that all processes of the job know, and nobody else
+  size_t token_size;
+  uint32_t peer_timeout_ms;  // how long a process may be silent; 0: 10 s
+  // How long this process may take to end once the job has failed. Then it is ended with
+  // exit status 1, by jpp_job_await_end()'s caller or by the library. 0: for ever.
+  uint32_t grace_ms;
+  // A descriptor to which `jaxpp launch` is told of other processes' failures; 0: none.
+  int report;
+} jpp_job_options_t;
+
+// Joins the job. *out_port (may be NULL) is the port that process 0 listens at.
+JPP_API jpp_status_t* jpp_job_join(const jpp_job_options_t* options,
+                                   uint16_t* out_port) JPP_MUST_USE;
+
+// Why the job has failed, JPP_PEER_ERROR with the name of the process that did; NULL: it
+// has not, as far as is known. The process that failed first gets its own text.
+JPP_API jpp_status_t* jpp_job_failure(void) JPP_MUST_USE;
+
+// Whether another process has left the job.
+JPP_API bool jpp_job_has_left(uint32_t process);
+
+// In process 0: another process has come to its end and never joined; `text` says why it
+// failed, and is empty where it has not.
+JPP_API void jpp_job_note_absent(uint32_t process, const char* text);
+
+// Of an error that another process caused, the one that names the first that failed:
+// waits for up to a second to learn which. Owns `status`; hands anything else back.
+JPP_API jpp_status_t* jpp_job_explain(jpp_status_t* status) JPP_MUST_USE;
+
+// This process has failed with an error that the user has seen; `text` is for the others:
+// "ValueError: no such file". Its time to end begins.
+JPP_API void jpp_job_fail(const char* text);
+// The same where another process was the cause, as the text of the peer error says.
+JPP_API void jpp_job_fail_after_another(const char* text);
+
+// This process needs nothing more of the others. With `wait`, returns when all processes
+// have said so, or the job has failed; true: all have.
+JPP_API bool jpp_job_leave(bool wait);
+// All have left: what is still to do takes a moment unless a process has died since, and
+// `grace_ms` ends it.
+JPP_API void jpp_job_hurry(void);
+// The end: nothing is watched any more. Of a job that failed, process 0 first waits until
+// the others are gone, since JAX ends them with it, or their time is over.
+JPP_API void jpp_job_end(void);
+
+// Waits until this process' time to end is over, and gives what is to be said about it,
+// NULL if all was said; false: jpp_job_end() was called. The caller has a second to end
+// the process. Free the text with jpp_text_free().
+JPP_API bool jpp_job_await_end(char** out_text);
+
+#endif  // JAXPP_JOB_H_

@@ -1,0 +1,70 @@
+// jaxpp launch: what its parts share.
+#ifndef JPP_CLI_LAUNCH_H_
+#define JPP_CLI_LAUNCH_H_
+
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "cli/cli.h"
+
+enum { kLaunchLineSize = 8192 };
+
+// One of a process' two outputs.
+typedef struct launch_output {
+  int read_end;  // -1: closed
+  FILE* to;
+  size_t length;
+  char line[kLaunchLineSize];  // the start of the next line
+  double redrawn_ms;           // when a progress bar was last shown
+} launch_output_t;
+
+typedef struct launch_child {
+  uint32_t number;  // in the job
+  pid_t pid;        // 0: it has ended
+  pid_t last_pid;
+  bool ended;
+  int wait_status;
+  FILE* log;  // NULL: none
+  launch_output_t outputs[2];
+} launch_child_t;
+
+typedef struct launch_job {
+  const jpp_cli_options_t* options;
+  uint32_t count, first, total;  // processes here, the first one's number, all of them
+  char coordinator[300];         // HOST:PORT
+  launch_child_t* children;      // [count]
+  struct pollfd* polls;          // [2 * count + 1]
+  uint32_t restart;              // how often it was started again
+  int report[2];                 // a pipe: processes tell that others have failed
+  int guard;                     // a pipe to the process that outlives this one
+
+  // Of this start:
+  int32_t blamed;    // the process that failed first, as the others say; -1: none
+  double failed_ms;  // when the first failure was seen; 0: none was
+  int result;        // exit status; 0: none has failed
+  bool ending;       // all are told to end
+  double end_ms;     // when they are killed
+} launch_job_t;
+
+// A status with errno's text.
+jpp_status_t* jpp_launch_error(const char* what) JPP_MUST_USE;
+
+// --- launch_children.c ----------------------------------------------------------------
+
+// Forks the process that kills all children when this one is gone.
+jpp_status_t* jpp_launch_guard(launch_job_t* job) JPP_MUST_USE;
+jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) JPP_MUST_USE;
+// A child has ended: what it has left behind ends as well.
+void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status);
+void jpp_launch_signal(const launch_job_t* job, int number);
+
+// --- launch_output.c ------------------------------------------------------------------
+
+jpp_status_t* jpp_launch_open_log(const launch_job_t* job,
+                                  launch_child_t* child) JPP_MUST_USE;
+// Reads what has come and writes its lines; closes the output at its end.
+void jpp_launch_read(const launch_child_t* child, launch_output_t* output);
+// Writes what is left and closes all.
+void jpp_launch_close(launch_child_t* child);
+
+#endif  // JPP_CLI_LAUNCH_H_

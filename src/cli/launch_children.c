@@ -1,0 +1,179 @@
+// The processes of a job: their environment, their cores, and their end.
+//
+// Each is a process group, so that what it starts ends with it. The kernel ends the
+// process itself when this one is killed; a shell's children it does not, so another
+// process, the guard, waits for the end of this one and kills the groups that are left.
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "cli/launch.h"
+
+enum { kCanNotRun = 127 };
+
+jpp_status_t* jpp_launch_error(const char* what) {
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "jaxpp launch: %s: %s", what,
+                         strerror(errno));
+}
+
+// --- The guard ------------------------------------------------------------------------
+
+// Reads the groups that begin, and those that have ended as negative numbers, until the
+// writer is gone.
+static void guard(int pipe_end, uint32_t count) {
+  pid_t* groups = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(count, &groups);
+  if (status) _exit(1);
+  for (pid_t change; read(pipe_end, &change, sizeof(change)) == sizeof(change);) {
+    for (uint32_t i = 0; i < count; ++i) {
+      if (groups[i] != (change > 0 ? 0 : -change)) continue;
+      groups[i] = change > 0 ? change : 0;
+      break;
+    }
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    if (groups[i]) kill(-groups[i], SIGKILL);
+  }
+  _exit(0);
+}
+
+jpp_status_t* jpp_launch_guard(launch_job_t* job) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) < 0) return jpp_launch_error("a pipe");
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    setsid();
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    for (int i = 0; i < 1024; ++i) {
+      if (i != ends[0]) close(i);
+    }
+    guard(ends[0], job->count);
+  }
+  close(ends[0]);
+  job->guard = ends[1];
+  return pid > 0 ? NULL : jpp_launch_error("a process could not be started");
+}
+
+static void tell_guard(const launch_job_t* job, pid_t change) {
+  (void)!write(job->guard, &change, sizeof(change));
+}
+
+// --- The environment ------------------------------------------------------------------
+
+static void set_number(const char* name, uint32_t number, bool overwrite) {
+  char text[16];
+  snprintf(text, sizeof(text), "%u", number);
+  setenv(name, text, overwrite);
+}
+
+// What jax.distributed.initialize() looks for first, before Slurm's variables, whether
+// jaxpp is imported or not.
+static void set_numbers_for_jax(const launch_job_t* job, const launch_child_t* child) {
+  setenv("OMPI_MCA_orte_hnp_uri", "jaxpp launch", 1);
+  set_number("OMPI_COMM_WORLD_SIZE", job->total, true);
+  set_number("OMPI_COMM_WORLD_RANK", child->number, true);
+  set_number("OMPI_COMM_WORLD_LOCAL_RANK", child->number - job->first, true);
+  setenv("JAX_COORDINATOR_ADDRESS", job->coordinator, 1);
+  setenv("JAX_COORDINATOR_BIND_ADDRESS", job->coordinator, 1);
+}
+
+// An equal part of the cores that this process may use, if there are enough for all.
+static void take_cores(const launch_job_t* job, const launch_child_t* child) {
+  cpu_set_t all, mine;
+  uint32_t local = child->number - job->first, seen = 0;
+  if (sched_getaffinity(0, sizeof(all), &all) < 0) return;
+  uint32_t share = (uint32_t)CPU_COUNT(&all) / job->count;
+  static const char* const kPools[] = {"NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                                       "MKL_NUM_THREADS"};
+  for (size_t i = 0; i < sizeof(kPools) / sizeof(*kPools); ++i) {
+    set_number(kPools[i], share ? share : 1, false);
+  }
+  CPU_ZERO(&mine);
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &all)) continue;
+    if (share && seen / share == local) CPU_SET(core, &mine);
+    ++seen;
+  }
+  if (share) sched_setaffinity(0, sizeof(mine), &mine);
+}
+
+static void set_environment(const launch_job_t* job, const launch_child_t* child) {
+  char text[32];
+  set_numbers_for_jax(job, child);
+  set_number("JPP_NUM_PROCESSES", job->total, true);
+  set_number("JPP_PROCESS_ID", child->number, true);
+  set_number("JPP_RESTART", job->restart, true);
+  set_number("JPP_REPORT", (uint32_t)job->report[1], true);
+  setenv("PYTHONUNBUFFERED", "1", 0);
+  if (job->options->grace > 0) {
+    snprintf(text, sizeof(text), "%g", job->options->grace);
+    setenv("JPP_GRACE", text, 1);
+  }
+  if (job->count > 1 && !job->options->share_cores) take_cores(job, child);
+}
+
+// --- Start and end --------------------------------------------------------------------
+
+static void become_process(const launch_job_t* job, const launch_child_t* child) {
+  set_environment(job, child);
+  fcntl(job->report[1], F_SETFD, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  setpgid(0, 0);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
+  execvp(job->options->command[0], job->options->command);
+  fprintf(stderr, "%s: %s\n", job->options->command[0], strerror(errno));
+  _exit(kCanNotRun);
+}
+
+jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) {
+  int pipes[2][2];
+  if (pipe2(pipes[0], O_CLOEXEC) < 0) return jpp_launch_error("a pipe");
+  if (pipe2(pipes[1], O_CLOEXEC) < 0) {
+    close(pipes[0][0]);
+    close(pipes[0][1]);
+    return jpp_launch_error("a pipe");
+  }
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    dup2(pipes[0][1], STDOUT_FILENO);
+    dup2(pipes[1][1], STDERR_FILENO);
+    become_process(job, child);
+  }
+  for (int i = 0; i < 2; ++i) {
+    close(pipes[i][1]);
+    child->outputs[i].read_end = pipes[i][0];
+    child->outputs[i].to = i ? stderr : stdout;
+    child->outputs[i].length = 0;
+  }
+  child->ended = false;
+  child->pid = child->last_pid = pid > 0 ? pid : 0;
+  if (pid < 0) return jpp_launch_error("a process could not be started");
+  setpgid(pid, pid);  // the child does so, too: whoever comes first
+  tell_guard(job, pid);
+  return NULL;
+}
+
+void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status) {
+  kill(-child->pid, SIGKILL);
+  tell_guard(job, -child->pid);
+  child->pid = 0;
+  child->ended = true;
+  child->wait_status = wait_status;
+}
+
+void jpp_launch_signal(const launch_job_t* job, int number) {
+  for (uint32_t i = 0; i < job->count; ++i) {
+    if (job->children[i].pid) kill(-job->children[i].pid, number);
+  }
+}

@@ -1,0 +1,81 @@
+// Connection: frames of one size between a process and process 0, over TCP, in order.
+//
+// Process 0 sends a random number first, and looks at nothing before the answer has
+// proved that it comes from who knows the job's token.
+#ifndef JPP_JOB_CONNECTION_H_
+#define JPP_JOB_CONNECTION_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "jaxpp/status.h"
+
+enum {
+  kJppJobText = 504,  // bytes of a frame's text, with the 0 at its end
+  kJppJobNonce = 32,
+  kJppJobUnknown = -1  // the number of no process
+};
+
+typedef enum jpp_job_kind {
+  JPP_JOB_NONCE = 0x4a505031,  // process 0's first; `text` is the number
+  JPP_JOB_HELLO,               // the answer; `text` is the proof, then the sender's name
+  JPP_JOB_WELCOME,             // `text` is process 0's name
+  JPP_JOB_BEAT,
+  JPP_JOB_FAILED,   // `process` has failed, as the sender says
+  JPP_JOB_VERDICT,  // `process` was the first to fail, as process 0 says
+  JPP_JOB_LEAVES,   // the sender needs nothing more
+  JPP_JOB_ALL_LEFT,
+} jpp_job_kind_t;
+
+typedef struct jpp_job_frame {
+  uint32_t kind;
+  int32_t process;
+  char text[kJppJobText];
+} jpp_job_frame_t;
+
+typedef struct jpp_job_connection {
+  int descriptor;    // -1: closed
+  int32_t process;   // at the other end; kJppJobUnknown until that is proved
+  int64_t heard_ms;  // when something came last
+  bool leaves;       // has said so
+  char name[256];    // "10.0.0.2 (host node2, process id 2179)"
+  uint8_t nonce[kJppJobNonce];
+  jpp_job_frame_t frame;  // that comes in
+  size_t received;        // bytes of it
+} jpp_job_connection_t;
+
+typedef struct jpp_job_secret {
+  const void* bytes;
+  size_t size;
+} jpp_job_secret_t;
+
+// A socket that listens at the address, at a port of the system's choice.
+jpp_status_t* jpp_job_listen(const char* address, int* out_descriptor,
+                             uint16_t* out_port) JPP_MUST_USE;
+// Connects to process 0, for ten seconds at most.
+jpp_status_t* jpp_job_connect(const char* address, uint16_t port,
+                              jpp_job_connection_t* out_connection) JPP_MUST_USE;
+// Accepts what has connected and sends the random number. False: there was nothing.
+bool jpp_job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_connection);
+// Answers it, as `process`.
+void jpp_job_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret,
+                    int32_t process);
+// Whether a frame is a good answer; it is the process' connection then.
+bool jpp_job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret);
+// "host node2, process id 2179" of this process.
+void jpp_job_name_self(char* out_text, size_t size);
+
+// Does not wait: a process that takes nothing any more is seen by its silence.
+void jpp_job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
+                  int32_t process, const char* text);
+typedef enum jpp_job_arrival {
+  JPP_JOB_NOTHING,
+  JPP_JOB_FRAME,
+  JPP_JOB_LOST
+} jpp_job_arrival_t;
+// Reads what is there of the next frame; JPP_JOB_FRAME: `frame` has it all.
+jpp_job_arrival_t jpp_job_receive(jpp_job_connection_t* connection, int64_t now_ms);
+void jpp_job_close(jpp_job_connection_t* connection);
+
+#endif  // JPP_JOB_CONNECTION_H_

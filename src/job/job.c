@@ -1,0 +1,307 @@
+// What the program calls: joining, failing, leaving and the end.
+#include "jaxpp/job.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/str.h"
+#include "base/struct_size.h"
+#include "base/thread.h"
+#include "job/state.h"
+
+enum {
+  kPeerTimeoutMs = 10000,
+  kStrangers = 16,
+  kExplainMs = 1000,
+  kNanoseconds = 1000000000,
+};
+
+jpp_job_t jpp_the_job = {.mutex = PTHREAD_MUTEX_INITIALIZER, .listener = -1};
+
+static bool is_joined(void) { return jpp_the_job.pid == getpid(); }
+
+static void lock(void) { pthread_mutex_lock(&jpp_the_job.mutex); }
+
+static void unlock(void) { pthread_mutex_unlock(&jpp_the_job.mutex); }
+
+// With the mutex held; for a tenth of a second at most.
+static void wait_a_while(void) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += kNanoseconds / 10;
+  until.tv_sec += until.tv_nsec / kNanoseconds;
+  until.tv_nsec %= kNanoseconds;
+  pthread_cond_timedwait(&jpp_the_job.changed, &jpp_the_job.mutex, &until);
+}
+
+// --- Joining --------------------------------------------------------------------------
+
+// The parent's end is to be seen by all, whatever it has forked.
+static void close_in_child(void) {
+  for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
+    jpp_job_close(&jpp_the_job.connections[i]);
+  }
+  if (jpp_the_job.listener >= 0) close(jpp_the_job.listener);
+}
+
+static jpp_status_t* open_connections(const jpp_job_options_t* options,
+                                      uint16_t* out_port) {
+  jpp_job_t* job = &jpp_the_job;
+  bool center = options->process == 0;
+  uint32_t count = center ? job->count - 1 + kStrangers : 1;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &job->connections));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(job->count, &job->joined));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(job->count, &job->left));
+  for (uint32_t i = 0; i < count; ++i) job->connections[i].descriptor = -1;
+  job->num_connections = count;
+  *out_port = options->port;
+  if (center) return jpp_job_listen(options->address, &job->listener, out_port);
+  JPP_RETURN_IF_ERROR(
+      jpp_job_connect(options->address, options->port, &job->connections[0]));
+  job->connections[0].heard_ms = jpp_clock_now_ms();
+  return NULL;
+}
+
+static jpp_status_t* keep_secret(const jpp_job_options_t* options) {
+  void* token = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc(options->token_size, &token));
+  memcpy(token, options->token, options->token_size);
+  jpp_the_job.secret = (jpp_job_secret_t){token, options->token_size};
+  return NULL;
+}
+
+static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) {
+  jpp_job_t* job = &jpp_the_job;
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&job->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  job->process = (int32_t)options->process;
+  job->count = options->num_processes;
+  job->peer_timeout_ms =
+      options->peer_timeout_ms ? options->peer_timeout_ms : kPeerTimeoutMs;
+  job->grace_ms = options->grace_ms;
+  job->report = options->report;
+  JPP_RETURN_IF_ERROR(keep_secret(options));
+  JPP_RETURN_IF_ERROR(open_connections(options, out_port));
+  pthread_atfork(NULL, NULL, close_in_child);
+  return jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread");
+}
+
+jpp_status_t* jpp_job_join(const jpp_job_options_t* given, uint16_t* out_port) {
+  jpp_job_options_t options;
+  uint16_t port = 0;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_job_options_t, report, given, &options));
+  if (!options.address || !options.token || !options.token_size ||
+      options.process >= options.num_processes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "jpp_job_join: expected an address, a token and a process "
+                           "below %u, found process %u",
+                           options.num_processes, options.process);
+  }
+  if (jpp_the_job.pid) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "jpp_job_join: this process has joined a job before");
+  }
+  jpp_status_t* status = join(&options, &port);
+  if (status) return status;
+  jpp_the_job.pid = getpid();
+  if (out_port) *out_port = port;
+  return NULL;
+}
+
+// --- Failing --------------------------------------------------------------------------
+
+static void begin_deadline(void) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!job->grace_ms || job->deadline_ms) return;
+  job->deadline_ms = jpp_clock_now_ms() + job->grace_ms;
+}
+
+void jpp_job_set_failure(int32_t culprit, const char* text) {
+  jpp_job_t* job = &jpp_the_job;
+  if (job->failure || job->ended) return;
+  job->failure = jpp_status_make(JPP_PEER_ERROR, "%s", text);
+  job->culprit = culprit;
+  begin_deadline();
+  if (job->report && culprit != job->process) {
+    char line[48];
+    int length =
+        snprintf(line, sizeof(line), "%d because of %d\n", job->process, culprit);
+    (void)!write(job->report, line, (size_t)length);
+  }
+  pthread_cond_broadcast(&job->changed);
+}
+
+jpp_status_t* jpp_job_failure(void) {
+  if (!is_joined()) return NULL;
+  lock();
+  jpp_status_t* status =
+      jpp_the_job.failure ? jpp_status_clone(jpp_the_job.failure) : NULL;
+  unlock();
+  return status;
+}
+
+bool jpp_job_has_left(uint32_t process) {
+  if (!is_joined() || process >= jpp_the_job.count) return false;
+  lock();
+  bool left = jpp_the_job.left[process];
+  unlock();
+  return left;
+}
+
+void jpp_job_note_absent(uint32_t process, const char* text) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!is_joined() || process >= job->count || job->process || job->joined[process]) {
+    return;
+  }
+  lock();
+  if (*text) {
+    char named[kJppJobText];
+    snprintf(named, sizeof(named), "process %u has failed: %.200s", process, text);
+    jpp_job_decide((int32_t)process, named);
+  } else {
+    job->joined[process] = job->left[process] = true;
+    jpp_job_send_all(JPP_JOB_LEAVES, (int32_t)process, "");
+    jpp_job_note_left();
+  }
+  unlock();
+}
+
+jpp_status_t* jpp_job_explain(jpp_status_t* status) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!is_joined() || jpp_status_code(status) != JPP_PEER_ERROR) return status;
+  int64_t until = jpp_clock_now_ms() + kExplainMs;
+  lock();
+  while (!job->failure && !job->ended && jpp_clock_now_ms() < until) wait_a_while();
+  jpp_status_t* verdict = job->failure ? jpp_status_clone(job->failure) : NULL;
+  unlock();
+  if (!verdict) return status;
+  jpp_status_free(status);
+  return verdict;
+}
+
+// The last process that a text names, "process 2 at 10.0.0.2: ...".
+static int32_t find_culprit(const char* text) {
+  static const char kWord[] = "process ";
+  int32_t culprit = kJppJobUnknown;
+  while ((text = strstr(text, kWord)) != NULL) {
+    text += sizeof(kWord) - 1;
+    char* end = NULL;
+    long number = strtol(text, &end, 10);
+    if (end != text && !strncmp(end, " at ", 4)) culprit = (int32_t)number;
+  }
+  return culprit;
+}
+
+static void fail(int32_t culprit, const char* text) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!is_joined()) return;
+  lock();
+  job->told = true;
+  if (job->process == 0 && culprit == 0) {
+    char named[kJppJobText], self[128];
+    jpp_job_name_self(self, sizeof(self));
+    snprintf(named, sizeof(named), "process 0 (%s) has failed: %.200s", self, text);
+    jpp_job_decide(culprit, named);
+  } else if (job->process == 0) {
+    jpp_job_decide(culprit, text);
+  } else if (!job->failure) {
+    jpp_job_send(&job->connections[0], JPP_JOB_FAILED, culprit, text);
+  }
+  begin_deadline();
+  unlock();
+}
+
+void jpp_job_fail(const char* text) { fail(jpp_the_job.process, text); }
+
+void jpp_job_fail_after_another(const char* text) { fail(find_culprit(text), text); }
+
+// --- Leaving --------------------------------------------------------------------------
+
+static bool all_have_joined(void) {
+  for (uint32_t p = 1; p < jpp_the_job.count; ++p) {
+    if (!jpp_the_job.joined[p]) return false;
+  }
+  return true;
+}
+
+static void say_that_we_leave(void) {
+  jpp_job_t* job = &jpp_the_job;
+  if (job->self_left) return;
+  job->self_left = job->left[job->process] = true;
+  if (job->process) {
+    jpp_job_send(&job->connections[0], JPP_JOB_LEAVES, job->process, "");
+  } else {
+    jpp_job_note_left();
+  }
+}
+
+bool jpp_job_leave(bool wait) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!is_joined()) return false;
+  lock();
+  say_that_we_leave();
+  if (job->process == 0 && !all_have_joined()) wait = false;
+  while (wait && !job->all_left && !job->failure && !job->alone && !job->ended) {
+    wait_a_while();
+  }
+  bool all = job->all_left;
+  // The others are to know that process 0 has not failed when it goes first.
+  if (!all && job->process == 0) jpp_job_send_all(JPP_JOB_LEAVES, 0, "");
+  unlock();
+  return all;
+}
+
+void jpp_job_hurry(void) {
+  if (!is_joined()) return;
+  lock();
+  begin_deadline();
+  unlock();
+}
+
+static bool others_are_there(void) {
+  for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
+    if (jpp_the_job.connections[i].descriptor >= 0) return true;
+  }
+  return false;
+}
+
+void jpp_job_end(void) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!is_joined()) return;
+  lock();
+  if (job->failure && job->process == 0) {
+    while (others_are_there() && !job->expired) wait_a_while();
+  }
+  job->ended = true;
+  if (!job->failure) job->deadline_ms = 0;
+  pthread_cond_broadcast(&job->changed);
+  unlock();
+  if (!job->failure) pthread_join(job->thread, NULL);
+}
+
+bool jpp_job_await_end(char** out_text) {
+  jpp_job_t* job = &jpp_the_job;
+  *out_text = NULL;
+  if (!is_joined()) return false;
+  lock();
+  while (!job->expired && !job->ended) wait_a_while();
+  bool expired = job->expired && !job->ended;
+  jpp_str_t str = {0};
+  if (expired && !job->told) {
+    job->told = true;
+    jpp_str_appendf(&str, "jaxpp: error: %s; process %d did not end in %g s after that",
+                    job->failure ? jpp_status_message(job->failure)
+                                 : "a process died when all had come to their end",
+                    job->process, (double)job->grace_ms / 1000);
+    jpp_status_free(jpp_str_finish(&str, out_text));
+  }
+  unlock();
+  return expired;
+}

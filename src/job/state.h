@@ -1,0 +1,56 @@
+// State: what this process knows of its job, shared by the watching thread and the calls.
+#ifndef JPP_JOB_STATE_H_
+#define JPP_JOB_STATE_H_
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "job/connection.h"
+
+typedef struct jpp_job {
+  pthread_mutex_t mutex;  // of all that follows but what join() sets
+  pthread_cond_t changed;
+  // Set by jpp_job_join().
+  pid_t pid;  // that joined; 0: none has
+  int32_t process;
+  uint32_t count;
+  jpp_job_secret_t secret;
+  uint32_t peer_timeout_ms, grace_ms;
+  int report;
+  pthread_t thread;
+  int listener;  // of process 0, else -1
+
+  // Of process 0 one for each other process and for strangers; of others one, to it.
+  jpp_job_connection_t* connections;
+  uint32_t num_connections;
+  bool* joined;  // [count], of process 0
+  bool* left;    // [count]: has said so
+  bool self_left, all_left;
+  bool alone;         // process 0 has left: nobody watches any more
+  int64_t looked_ms;  // when the thread looked last
+  int64_t beat_ms;    // when it sent its last beats
+
+  jpp_status_t* failure;  // of the job
+  int32_t culprit;        // the process that failed first, or kJppJobUnknown
+  int64_t deadline_ms;    // when this process is to have ended; 0: there is none
+  bool told;              // the user has seen why
+  bool expired;           // the deadline has passed, jpp_job_await_end() returns
+  bool ended;
+} jpp_job_t;
+
+extern jpp_job_t jpp_the_job;
+
+// watch.c. The thread; `unused` is NULL.
+void* jpp_job_watch(void* unused);
+// With the mutex held, in process 0: to all that have joined.
+void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text);
+// With the mutex held, in process 0: decides that the job has failed, and tells all.
+void jpp_job_decide(int32_t culprit, const char* text);
+// With the mutex held, in process 0: tells all once every process has left.
+void jpp_job_note_left(void);
+
+// job.c. With the mutex held: the job has failed, and the time to end begins. The first
+// one counts.
+void jpp_job_set_failure(int32_t culprit, const char* text);
+
+#endif  // JPP_JOB_STATE_H_

@@ -1,0 +1,271 @@
+// The thread that watches: beats, silences, lost connections and the deadline.
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "jaxpp/alloc.h"
+#include "job/state.h"
+
+enum {
+  kBeatsPerTimeout = 10,
+  kLookMs = 100,
+  kProofMs = 5000,   // that a stranger has to prove itself
+  kCallerMs = 1000,  // that the caller of jpp_job_await_end() has to end the process
+  kLastMs = 1500,    // that process 0 gives the others beyond that
+};
+
+void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text) {
+  const jpp_job_t* job = &jpp_the_job;
+  for (uint32_t i = 0; i < job->num_connections; ++i) {
+    if (job->connections[i].process == kJppJobUnknown) continue;
+    jpp_job_send(&job->connections[i], kind, process, text);
+  }
+}
+
+void jpp_job_decide(int32_t culprit, const char* text) {
+  jpp_job_t* job = &jpp_the_job;
+  if (job->failure || job->all_left) return;
+  jpp_job_send_all(JPP_JOB_VERDICT, culprit, text);
+  jpp_job_set_failure(culprit, text);
+}
+
+void jpp_job_note_left(void) {
+  jpp_job_t* job = &jpp_the_job;
+  if (job->all_left || !job->self_left) return;
+  for (uint32_t p = 1; p < job->count; ++p) {
+    if (!job->left[p]) return;
+  }
+  job->all_left = true;
+  jpp_job_send_all(JPP_JOB_ALL_LEFT, 0, "");
+  pthread_cond_broadcast(&job->changed);
+}
+
+// --- What comes in --------------------------------------------------------------------
+
+static void note_lost(const jpp_job_connection_t* connection, const char* how) {
+  jpp_job_t* job = &jpp_the_job;
+  char text[kJppJobText];
+  if (connection->process == kJppJobUnknown) return;
+  if (connection->leaves) {
+    job->alone |= job->process != 0;
+    pthread_cond_broadcast(&job->changed);
+    return;
+  }
+  snprintf(text, sizeof(text), "process %d at %s: %s", connection->process,
+           connection->name, how);
+  if (job->process == 0) {
+    jpp_job_decide(connection->process, text);
+  } else if (!job->all_left) {
+    jpp_job_set_failure(connection->process, text);
+  }
+}
+
+static void welcome(const jpp_job_connection_t* connection) {
+  const jpp_job_t* job = &jpp_the_job;
+  char text[kJppJobText];
+  job->joined[connection->process] = true;
+  jpp_job_name_self(text, sizeof(text));
+  jpp_job_send(connection, JPP_JOB_WELCOME, 0, text);
+  for (uint32_t p = 1; p < job->count; ++p) {
+    if (job->left[p]) jpp_job_send(connection, JPP_JOB_LEAVES, (int32_t)p, "");
+  }
+  if (!job->failure) return;
+  jpp_job_send(connection, JPP_JOB_VERDICT, job->culprit,
+               jpp_status_message(job->failure));
+}
+
+// Process 0 takes a frame; false: the sender is not one of the job.
+static bool take_in_center(jpp_job_connection_t* connection) {
+  jpp_job_t* job = &jpp_the_job;
+  const jpp_job_frame_t* frame = &connection->frame;
+  char text[kJppJobText];
+  if (connection->process == kJppJobUnknown) {
+    int32_t process = frame->process;
+    if (process < 1 || process >= (int32_t)job->count || job->joined[process] ||
+        !jpp_job_check_answer(connection, job->secret)) {
+      return false;
+    }
+    welcome(connection);
+    return true;
+  }
+  if (frame->kind == JPP_JOB_FAILED && frame->process == connection->process) {
+    snprintf(text, sizeof(text), "process %d at %s has failed: %.200s",
+             connection->process, connection->name, frame->text);
+    jpp_job_decide(frame->process, text);
+  } else if (frame->kind == JPP_JOB_FAILED) {
+    jpp_job_decide(frame->process, frame->text);
+  } else if (frame->kind == JPP_JOB_LEAVES) {
+    connection->leaves = job->left[connection->process] = true;
+    jpp_job_send_all(JPP_JOB_LEAVES, connection->process, "");
+    jpp_job_note_left();
+  }
+  return true;
+}
+
+// Another process takes a frame of process 0.
+static void take_from_center(jpp_job_connection_t* connection) {
+  jpp_job_t* job = &jpp_the_job;
+  const jpp_job_frame_t* frame = &connection->frame;
+  size_t length = strlen(connection->name);
+  switch ((jpp_job_kind_t)frame->kind) {
+    case JPP_JOB_NONCE:
+      jpp_job_answer(connection, job->secret, job->process);
+      return;
+    case JPP_JOB_WELCOME:
+      snprintf(connection->name + length, sizeof(connection->name) - length, " (%.128s)",
+               frame->text);
+      return;
+    case JPP_JOB_VERDICT:
+      jpp_job_set_failure(frame->process, frame->text);
+      return;
+    case JPP_JOB_LEAVES:
+      if (frame->process < 0 || frame->process >= (int32_t)job->count) return;
+      job->left[frame->process] = true;
+      connection->leaves |= frame->process == 0;
+      return;
+    case JPP_JOB_ALL_LEFT:
+      job->all_left = connection->leaves = true;
+      pthread_cond_broadcast(&job->changed);
+      return;
+    case JPP_JOB_HELLO:
+    case JPP_JOB_BEAT:
+    case JPP_JOB_FAILED:
+      return;
+  }
+}
+
+static void take_arrivals(jpp_job_connection_t* connection, int64_t now) {
+  while (connection->descriptor >= 0) {
+    jpp_job_arrival_t arrival = jpp_job_receive(connection, now);
+    if (arrival == JPP_JOB_NOTHING) return;
+    if (arrival == JPP_JOB_LOST) {
+      jpp_job_close(connection);
+      note_lost(connection,
+                "the connection was lost: it was killed, has crashed, or ended without "
+                "leaving the job");
+    } else if (jpp_the_job.process) {
+      take_from_center(connection);
+    } else if (!take_in_center(connection)) {
+      jpp_job_close(connection);
+    }
+  }
+}
+
+static void accept_all(int64_t now) {
+  jpp_job_t* job = &jpp_the_job;
+  for (uint32_t i = 0; i < job->num_connections && job->listener >= 0; ++i) {
+    jpp_job_connection_t* connection = &job->connections[i];
+    if (connection->descriptor >= 0) continue;
+    if (!jpp_job_accept(job->listener, now, connection)) return;
+  }
+}
+
+// --- Time -----------------------------------------------------------------------------
+
+static void check_silence(jpp_job_connection_t* connection, int64_t now) {
+  jpp_job_t* job = &jpp_the_job;
+  bool proved = connection->process != kJppJobUnknown;
+  int64_t limit = proved ? (int64_t)job->peer_timeout_ms : kProofMs;
+  if (connection->descriptor < 0 || now - connection->heard_ms <= limit) return;
+  char how[128];
+  snprintf(how, sizeof(how),
+           "nothing was heard of it for %g s: it was stopped, its machine hangs, or the "
+           "way to it is cut",
+           (double)limit / 1000);
+  note_lost(connection, how);
+  jpp_job_close(connection);
+}
+
+// A thread that did not run itself, as that of a process that was stopped, can tell
+// nothing of others.
+static void keep_time(int64_t now) {
+  jpp_job_t* job = &jpp_the_job;
+  bool looked_away = now - job->looked_ms > job->peer_timeout_ms / 2;
+  bool beats = now - job->beat_ms >= job->peer_timeout_ms / kBeatsPerTimeout;
+  job->looked_ms = now;
+  if (beats) job->beat_ms = now;
+  for (uint32_t i = 0; i < job->num_connections; ++i) {
+    jpp_job_connection_t* connection = &job->connections[i];
+    if (connection->descriptor < 0) continue;
+    if (looked_away) connection->heard_ms = now;
+    if (beats && connection->process != kJppJobUnknown) {
+      jpp_job_send(connection, JPP_JOB_BEAT, 0, "");
+    }
+    check_silence(connection, now);
+  }
+}
+
+static bool others_are_gone(void) {
+  for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
+    if (jpp_the_job.connections[i].descriptor >= 0) return false;
+  }
+  return true;
+}
+
+// JAX ends all others with process 0, which is therefore the last.
+static void keep_deadline(int64_t now) {
+  jpp_job_t* job = &jpp_the_job;
+  if (!job->deadline_ms || now < job->deadline_ms) return;
+  int64_t late = now - job->deadline_ms;
+  if (job->process == 0 && late < kLastMs && !others_are_gone()) return;
+  if (!job->expired) {
+    job->expired = true;
+    job->deadline_ms = now;
+    pthread_cond_broadcast(&job->changed);
+    if (!job->ended) return;
+  }
+  if (!job->ended && late < kCallerMs + kLastMs) return;
+  if (!job->told && job->failure) {
+    const char* message = jpp_status_message(job->failure);
+    (void)!write(STDERR_FILENO, "jaxpp: error: ", 14);
+    (void)!write(STDERR_FILENO, message, strlen(message));
+    (void)!write(STDERR_FILENO, "\n", 1);
+  }
+  _exit(1);
+}
+
+// --- The loop -------------------------------------------------------------------------
+
+static uint32_t fill_polls(struct pollfd* polls) {
+  const jpp_job_t* job = &jpp_the_job;
+  for (uint32_t i = 0; i < job->num_connections; ++i) {
+    polls[i] = (struct pollfd){.fd = job->connections[i].descriptor, .events = POLLIN};
+  }
+  polls[job->num_connections] = (struct pollfd){.fd = job->listener, .events = POLLIN};
+  return job->num_connections + 1;
+}
+
+static bool look(struct pollfd* polls) {
+  jpp_job_t* job = &jpp_the_job;
+  uint32_t count = fill_polls(polls);
+  pthread_mutex_unlock(&job->mutex);
+  poll(polls, count, kLookMs);
+  pthread_mutex_lock(&job->mutex);
+  if (job->ended && !job->deadline_ms) return false;
+  int64_t now = jpp_clock_now_ms();
+  for (uint32_t i = 0; i < job->num_connections; ++i) {
+    if (polls[i].fd >= 0 && polls[i].revents) take_arrivals(&job->connections[i], now);
+  }
+  if (polls[job->num_connections].revents) accept_all(now);
+  keep_time(now);
+  keep_deadline(now);
+  return true;
+}
+
+void* jpp_job_watch(void* unused) {
+  (void)unused;
+  jpp_job_t* job = &jpp_the_job;
+  struct pollfd* polls = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(job->num_connections + 1, &polls);
+  pthread_mutex_lock(&job->mutex);
+  job->looked_ms = jpp_clock_now_ms();
+  while (!status && look(polls)) {
+  }
+  pthread_mutex_unlock(&job->mutex);
+  jpp_free(polls);
+  jpp_status_free(status);
+  return NULL;
+}

@@ -1,0 +1,148 @@
+// The job's functions in jaxpp._core: job_join(), job_fail() and the others.
+#include "jaxpp/job.h"
+
+#include <stdlib.h>
+
+#include "jaxpp/option.h"
+#include "python/core.h"
+
+enum { kGraceMs = 5000 };
+
+bool jpp_py_job_told = false;
+
+static jpp_status_t* read_options(jpp_job_options_t* options) {
+  const char* report = jpp_option_get(JPP_OPTION_REPORT);
+  if (report) options->report = (int)strtol(report, NULL, 10);
+  JPP_RETURN_IF_ERROR(
+      jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &options->peer_timeout_ms));
+  JPP_RETURN_IF_ERROR(jpp_option_get_ms(JPP_OPTION_GRACE, &options->grace_ms));
+  if (!options->grace_ms) options->grace_ms = kGraceMs;
+  return NULL;
+}
+
+static PyObject* job_join(PyObject* module, PyObject* args) {
+  (void)module;
+  jpp_py_utf8_t address = {0};
+  Py_buffer token;
+  uint32_t port = 0;
+  uint16_t listens_at = 0;
+  jpp_job_options_t options = {.struct_size = sizeof(options)};
+  if (!PyArg_ParseTuple(args, "O&O&O&O&y*:job_join", jpp_py_u32_converter,
+                        &options.process, jpp_py_u32_converter, &options.num_processes,
+                        jpp_py_str_converter, &address, jpp_py_u32_converter, &port,
+                        &token)) {
+    return NULL;
+  }
+  options.address = address.text;
+  options.port = (uint16_t)port;
+  options.token = token.buf;
+  options.token_size = (size_t)token.len;
+  jpp_status_t* status = read_options(&options);
+  Py_BEGIN_ALLOW_THREADS
+    if (!status) status = jpp_job_join(&options, &listens_at);
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&token);
+  jpp_py_utf8_release(&address);
+  return jpp_py_check(status) ? PyLong_FromUnsignedLong(listens_at) : NULL;
+}
+
+static PyObject* job_check(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  if (!jpp_py_check(jpp_job_failure())) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject* job_has_left(PyObject* module, PyObject* args) {
+  (void)module;
+  uint32_t process = 0;
+  if (!PyArg_ParseTuple(args, "O&:job_has_left", jpp_py_u32_converter, &process)) {
+    return NULL;
+  }
+  return PyBool_FromLong(jpp_job_has_left(process));
+}
+
+static PyObject* job_note_absent(PyObject* module, PyObject* args) {
+  (void)module;
+  uint32_t process = 0;
+  jpp_py_utf8_t text = {0};
+  if (!PyArg_ParseTuple(args, "O&O&:job_note_absent", jpp_py_u32_converter, &process,
+                        jpp_py_str_converter, &text)) {
+    return NULL;
+  }
+  jpp_job_note_absent(process, text.text);
+  jpp_py_utf8_release(&text);
+  Py_RETURN_NONE;
+}
+
+static PyObject* job_fail(PyObject* module, PyObject* args) {
+  (void)module;
+  jpp_py_utf8_t text = {0};
+  int own = 0;
+  if (!PyArg_ParseTuple(args, "O&p:job_fail", jpp_py_str_converter, &text, &own)) {
+    return NULL;
+  }
+  jpp_py_job_told = true;
+  if (own) {
+    jpp_job_fail(text.text);
+  } else {
+    jpp_job_fail_after_another(text.text);
+  }
+  jpp_py_utf8_release(&text);
+  Py_RETURN_NONE;
+}
+
+static PyObject* job_leave(PyObject* module, PyObject* args) {
+  (void)module;
+  int wait = 0;
+  bool all = false;
+  if (!PyArg_ParseTuple(args, "p:job_leave", &wait)) return NULL;
+  Py_BEGIN_ALLOW_THREADS
+    all = jpp_job_leave(wait);
+    if (all) jpp_job_hurry();
+  Py_END_ALLOW_THREADS
+  return PyBool_FromLong(all);
+}
+
+static PyObject* job_end(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  Py_BEGIN_ALLOW_THREADS
+    jpp_job_end();
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+static PyObject* job_await_end(PyObject* module, PyObject* unused) {
+  (void)module, (void)unused;
+  char* text = NULL;
+  bool over = false;
+  Py_BEGIN_ALLOW_THREADS
+    over = jpp_job_await_end(&text);
+  Py_END_ALLOW_THREADS
+  if (!over) Py_RETURN_NONE;
+  return text ? jpp_py_take_text(text) : PyUnicode_FromString("");
+}
+
+PyMethodDef jpp_py_job_methods[] = {
+    {"job_join", job_join, METH_VARARGS,
+     "job_join($module, process, num_processes, address, port, token, /)\n--\n\n"
+     "Has the job's processes watch each other; the port that process 0 listens at."},
+    {"job_check", job_check, METH_NOARGS,
+     "job_check($module, /)\n--\n\nRaises if another process of the job has failed."},
+    {"job_has_left", job_has_left, METH_VARARGS,
+     "job_has_left($module, process, /)\n--\n\nWhether another one has left the job."},
+    {"job_note_absent", job_note_absent, METH_VARARGS,
+     "job_note_absent($module, process, text, /)\n--\n\n"
+     "In process 0: another one ended before it joined; why, or '' if it did not fail."},
+    {"job_fail", job_fail, METH_VARARGS,
+     "job_fail($module, text, own, /)\n--\n\n"
+     "This process ends with an error that the user has seen; `own`: of its own."},
+    {"job_leave", job_leave, METH_VARARGS,
+     "job_leave($module, wait, /)\n--\n\n"
+     "This process needs nothing more of the others; true: nor do they, after waiting."},
+    {"job_end", job_end, METH_NOARGS,
+     "job_end($module, /)\n--\n\nNothing is watched any more."},
+    {"job_await_end", job_await_end, METH_NOARGS,
+     "job_await_end($module, /)\n--\n\n"
+     "Waits until the process is to be ended; what to say, or None after job_end()."},
+    {NULL, NULL, 0, NULL},
+};
