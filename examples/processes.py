@@ -4,7 +4,9 @@
 
 Each process saves what its rank has of the state, with orbax; when one dies, all are started
 again and take up the last checkpoint that is complete. `--fail-at` kills one process once, to
-show it. Other numbers of processes go on from the same folder (`-n 2`).
+show it. Other numbers of processes go on from the same folder (`-n 2`). On SIGTERM, as of a
+cluster that takes its machines back, all processes save the same step and end; the same
+command goes on from there.
 """
 
 from __future__ import annotations
@@ -25,12 +27,10 @@ from demo import init_state, make_batch, pipelined_step
 import jaxpp.api as jaxpp
 import jaxpp.orbax
 
-STEPS = 12
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("checkpoints"))
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--fail-at", type=int, help="kill process 1 after this step, once")
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
@@ -52,11 +52,14 @@ def main() -> None:
             state = manager.restore(done, args=ocp.args.StandardRestore(where))
             print(f"goes on after step {done}", flush=True)
 
-        for number in range(done + 1, STEPS + 1):
+        for number in range(done + 1, options.steps + 1):
             state, loss = step(state, batch)
             if loss.is_partially_addressable:
                 print(f"step {number:2}  loss {float(loss):.7f}", flush=True)
             manager.save(number, args=ocp.args.StandardSave(state))  # while the next step runs
+            if manager.reached_preemption(number):  # in all processes after the same step
+                print(f"is to end, and has saved step {number}", flush=True)
+                break
             first_run = os.environ.get("JPP_RESTART", "0") == "0"
             if number == options.fail_at and jax.process_index() == 1 and first_run:
                 os.kill(os.getpid(), signal.SIGKILL)

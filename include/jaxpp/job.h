@@ -63,7 +63,7 @@ JPP_API void jpp_job_fail_after_another(const char* text);
 // have said so, or the job has failed; true: all have.
 JPP_API bool jpp_job_leave(bool wait);
 // All have left: what is still to do takes a moment unless a process has died since, and
-// `grace_ms` ends it.
+// the timeouts end it.
 JPP_API void jpp_job_hurry(void);
 // The end: nothing is watched any more. Of a job that failed, process 0 first waits until
 // the others are gone, since JAX ends them with it, or their time is over.

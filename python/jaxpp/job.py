@@ -158,8 +158,10 @@ def _tell_of_failure() -> None:
     if not _is_failing():
         return
     error = sys.last_value
-    text = traceback.format_exception_only(error)[-1].strip() if error else "it raised"
     own = not (isinstance(error, JaxppError) and error.code == "peer")
+    text = str(error)
+    if own:
+        text = traceback.format_exception_only(error)[0].partition("\n")[0]
     if in_a_job() and _watcher.cache_info().currsize:
         _watcher().last_words = text
         _watcher().await_join()

@@ -133,9 +133,10 @@ static void name_culprit(launch_job_t* job) {
   if (!job->failed_ms || job->ending) return;
   const launch_child_t* culprit = find_culprit(job);
   bool told = job->blamed >= 0 && (!culprit || culprit->ended);
-  double passed = jpp_cli_now_ms() - job->failed_ms;
-  bool late = passed > (job->blamed >= 0 ? kLateVerdictMs : kVerdictMs);
-  if (!told && !late && count_alive(job) > (culprit && !culprit->ended)) return;
+  uint32_t others = count_alive(job) - (culprit && !culprit->ended);
+  bool waits = job->blamed >= 0 && others;  // process 0 ends after the others
+  bool late = jpp_cli_now_ms() - job->failed_ms > (waits ? kLateVerdictMs : kVerdictMs);
+  if (!told && !late && count_alive(job)) return;
   say_who_failed(job, culprit);
   fprintf(stderr, "; ending the others\n");
   job->result = culprit && culprit->ended ? result_of(culprit->wait_status) : 0;

@@ -186,7 +186,8 @@ jpp_status_t* jpp_job_explain(jpp_status_t* status) {
   return verdict;
 }
 
-// The last process that a text names, "process 2 at 10.0.0.2: ...".
+// The last process that a text blames: "process 2 at 10.0.0.2: ...", or "process 2 has
+// ended".
 static int32_t find_culprit(const char* text) {
   static const char kWord[] = "process ";
   int32_t culprit = kJppJobUnknown;
@@ -194,7 +195,8 @@ static int32_t find_culprit(const char* text) {
     text += sizeof(kWord) - 1;
     char* end = NULL;
     long number = strtol(text, &end, 10);
-    if (end != text && !strncmp(end, " at ", 4)) culprit = (int32_t)number;
+    bool blames = !strncmp(end, " at ", 4) || !strncmp(end, " has ended", 10);
+    if (end != text && blames) culprit = (int32_t)number;
   }
   return culprit;
 }
@@ -238,6 +240,7 @@ static void say_that_we_leave(void) {
   if (job->process) {
     jpp_job_send(&job->connections[0], JPP_JOB_LEAVES, job->process, "");
   } else {
+    jpp_job_send_all(JPP_JOB_LEAVES, 0, "");
     jpp_job_note_left();
   }
 }
@@ -252,16 +255,17 @@ bool jpp_job_leave(bool wait) {
     wait_a_while();
   }
   bool all = job->all_left;
-  // The others are to know that process 0 has not failed when it goes first.
-  if (!all && job->process == 0) jpp_job_send_all(JPP_JOB_LEAVES, 0, "");
   unlock();
   return all;
 }
 
 void jpp_job_hurry(void) {
+  jpp_job_t* job = &jpp_the_job;
   if (!is_joined()) return;
   lock();
   begin_deadline();
+  // One that is silent is to be named.
+  if (job->deadline_ms && !job->failure) job->deadline_ms += job->peer_timeout_ms;
   unlock();
 }
 

@@ -27,7 +27,7 @@ void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text) {
 
 void jpp_job_decide(int32_t culprit, const char* text) {
   jpp_job_t* job = &jpp_the_job;
-  if (job->failure || job->all_left) return;
+  if (job->failure) return;
   jpp_job_send_all(JPP_JOB_VERDICT, culprit, text);
   jpp_job_set_failure(culprit, text);
 }
@@ -45,11 +45,13 @@ void jpp_job_note_left(void) {
 
 // --- What comes in --------------------------------------------------------------------
 
-static void note_lost(const jpp_job_connection_t* connection, const char* how) {
+// A connection is closed, or silent. Once all have left, they end in any order.
+static void note_lost(const jpp_job_connection_t* connection, bool closed,
+                      const char* how) {
   jpp_job_t* job = &jpp_the_job;
   char text[kJppJobText];
   if (connection->process == kJppJobUnknown) return;
-  if (connection->leaves) {
+  if (connection->leaves && (closed || !job->all_left)) {
     job->alone |= job->process != 0;
     pthread_cond_broadcast(&job->changed);
     return;
@@ -58,7 +60,7 @@ static void note_lost(const jpp_job_connection_t* connection, const char* how) {
            connection->name, how);
   if (job->process == 0) {
     jpp_job_decide(connection->process, text);
-  } else if (!job->all_left) {
+  } else {
     jpp_job_set_failure(connection->process, text);
   }
 }
@@ -69,7 +71,7 @@ static void welcome(const jpp_job_connection_t* connection) {
   job->joined[connection->process] = true;
   jpp_job_name_self(text, sizeof(text));
   jpp_job_send(connection, JPP_JOB_WELCOME, 0, text);
-  for (uint32_t p = 1; p < job->count; ++p) {
+  for (uint32_t p = 0; p < job->count; ++p) {
     if (job->left[p]) jpp_job_send(connection, JPP_JOB_LEAVES, (int32_t)p, "");
   }
   if (!job->failure) return;
@@ -143,7 +145,7 @@ static void take_arrivals(jpp_job_connection_t* connection, int64_t now) {
     if (arrival == JPP_JOB_NOTHING) return;
     if (arrival == JPP_JOB_LOST) {
       jpp_job_close(connection);
-      note_lost(connection,
+      note_lost(connection, true,
                 "the connection was lost: it was killed, has crashed, or ended without "
                 "leaving the job");
     } else if (jpp_the_job.process) {
@@ -175,7 +177,7 @@ static void check_silence(jpp_job_connection_t* connection, int64_t now) {
            "nothing was heard of it for %g s: it was stopped, its machine hangs, or the "
            "way to it is cut",
            (double)limit / 1000);
-  note_lost(connection, how);
+  note_lost(connection, false, how);
   jpp_job_close(connection);
 }
 

@@ -7,13 +7,14 @@ Without the last three arguments a launcher says what they are. The victim print
 hit, in seconds since 1970.
 """
 
+# ruff: noqa: E402  # the moment before the import
+
 from __future__ import annotations
 
 import atexit
 import os
-import signal
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,25 +30,25 @@ def say(*words: Any) -> None:
     print(*words, flush=True)
 
 
-def _do_it() -> None:
-    say("hit", time.time())
+def _hit() -> None:
     if FAULT == "raise":
         raise ValueError("of the user")
     if FAULT in ("exit", "leave"):
         sys.exit(3 if FAULT == "exit" else 0)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[FAULT])
+    if FAULT in ("kill", "stop"):
+        late = f"sleep {DELAY}; kill -{FAULT.upper()} {os.getpid()}"
+        subprocess.Popen(["sh", "-c", late], start_new_session=True)
 
 
 def at(moment: str) -> None:
     """Signals come after the delay, wherever the process is by then."""
     if moment != MOMENT or AGAIN:
         return
-    if ME == int(VICTIM):
-        if FAULT in ("kill", "stop"):
-            threading.Timer(float(DELAY), _do_it).start()
-        elif FAULT != "none":
-            _do_it()
     say("at", moment, "as", os.getpid())
+    if ME == int(VICTIM):
+        signals = FAULT in ("kill", "stop")
+        say("hit", time.time() + float(DELAY) * signals)
+        _hit()
 
 
 at("import")
@@ -76,7 +77,9 @@ class Slow:
     """A part of a save that takes a while, in the background."""
 
     def result(self, timeout: float | None = None) -> None:
-        at("saving")
+        if FAULT in ("kill", "stop", "none"):
+            at("saving")
+            at("waiting")
         time.sleep(3)
 
 
@@ -120,7 +123,10 @@ def main() -> None:
                 at("steady")
             if number == SAVE_AT and saving:
                 manager.save(number, args=ocp.args.StandardSave((params, opt_state)))
-                manager.wait_until_finished() if MOMENT != "saving" else None
+                if MOMENT == "waiting":
+                    manager.wait_until_finished()
+                elif FAULT not in ("kill", "stop", "none"):
+                    at("saving")
             if number == 5:
                 at("between-steps")
                 time.sleep(30 if MOMENT == "between-steps" and not AGAIN else 0)

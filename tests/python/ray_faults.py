@@ -26,6 +26,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
 import faults
+
+ON_PROCESS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 import jaxpp.api as jaxpp
 import jobs
 
@@ -51,13 +53,13 @@ def train_until_failure(mesh: Any) -> str:
 
 
 def run(rng: random.Random) -> tuple[str, list[str]]:
-    ranks, fault = rng.choice([2, 3, 4]), rng.choice([*faults.ON_PROCESS])
+    ranks, fault = rng.choice([2, 3, 4]), rng.choice([*ON_PROCESS])
     victim = rng.randrange(ranks)
     delay = rng.uniform(0, rng.choice([0.3, 5]))
     what = f"{ranks} workers, {fault}, rank {victim}, after {delay:.3f} s"
     mesh = jaxpp.RemoteMpmdMesh(ranks, (1,), ("data",), _env={"JPP_ADDRESS": "127.0.0.1"})
     processes = [process for _, process in mesh.processes]
-    hit = threading.Timer(delay, os.kill, (processes[victim], faults.ON_PROCESS[fault]))
+    hit = threading.Timer(delay, os.kill, (processes[victim], ON_PROCESS[fault]))
     start = time.monotonic()
     hit.start()
     told = train_until_failure(mesh)

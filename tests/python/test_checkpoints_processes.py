@@ -5,10 +5,12 @@ a training that was not interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -165,6 +167,45 @@ def test_ranks_of_several_devices_and_stages_save(
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ways_of_orbax(launch: Launch, ranks: int) -> None:
     assert launch("ways", 2, 2, ranks) == {"all the same"}
+
+
+def test_a_job_that_is_preempted_goes_on(command: str, tmp_path: pathlib.Path) -> None:
+    """SIGTERM to the launcher, or to one process alone: all save the same step and end."""
+    script = [str(EXAMPLE), "--folder", str(tmp_path), "--steps=60"]
+    launch = [command, "launch", "-n", "2", "--", sys.executable, "-W", "ignore", *script]
+    environment = {**os.environ, "JPP_ADDRESS": "127.0.0.1"}
+    steps: list[int] = []
+    for status in 128 + signal.SIGTERM, 0:
+        job = subprocess.Popen(
+            launch, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert job.stdout is not None
+        lines = [job.stdout.readline()]
+        while not re.search(r"\] step +\d+ ", lines[-1]):
+            lines.append(job.stdout.readline())
+        if status:
+            job.send_signal(signal.SIGTERM)
+        else:
+            first, _ = processes_with(str(tmp_path), "examples/processes.py")
+            os.kill(first, signal.SIGTERM)
+        output = "".join(lines) + job.communicate(timeout=LIMIT)[0]
+        assert job.returncode == status, output
+        saved = re.findall(r"^\[\d\] is to end, and has saved step (\d+)$", output, re.M)
+        assert len(saved) == 2 and saved[0] == saved[1], output
+        steps += [int(number) for number in re.findall(r"\] step +(\d+) ", output)]
+        assert steps == list(range(1, int(saved[0]) + 1))  # none twice, none missing
+    assert int(saved[0]) < 60
+
+
+def processes_with(*arguments: str) -> list[int]:
+    """Processes of Python with all of these in their command lines."""
+    found = []
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = file.read_bytes().decode(errors="replace")
+            if "launch" not in line and all(argument in line for argument in arguments):
+                found.append(int(file.parent.name))
+    return found
 
 
 @pytest.mark.soak

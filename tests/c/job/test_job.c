@@ -1,0 +1,231 @@
+// Jobs of forked processes: each is one of the job, and says by its exit status what it
+// has learnt.
+#include <arpa/inet.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "jaxpp/job.h"
+#include "test_util.h"
+
+enum { kProcesses = 3, kTimeoutMs = 1000, kFine = 7, kWrong = 8 };
+
+static const char kToken[] = "the job's secret";
+
+// What a process does once all have joined.
+typedef int (*act_t)(uint32_t process);
+
+typedef struct job {
+  pid_t pids[kProcesses];
+  uint16_t port;
+  int ready[2];  // a pipe: a byte of each that has joined
+} job_t;
+
+static void nap(long ms) {
+  struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+  nanosleep(&time, NULL);
+}
+
+static jpp_job_options_t options_of(uint32_t process, uint16_t port, uint32_t grace_ms) {
+  return (jpp_job_options_t){.struct_size = sizeof(jpp_job_options_t),
+                             .process = process,
+                             .num_processes = kProcesses,
+                             .address = "127.0.0.1",
+                             .port = port,
+                             .token = kToken,
+                             .token_size = sizeof(kToken),
+                             .peer_timeout_ms = kTimeoutMs,
+                             .grace_ms = grace_ms};
+}
+
+static void start(job_t* job, uint32_t process, uint32_t grace_ms, act_t act) {
+  job->pids[process] = fork();
+  assert_true(job->pids[process] >= 0);
+  if (job->pids[process]) return;
+  uint16_t port = 0;
+  jpp_job_options_t options = options_of(process, job->port, grace_ms);
+  jpp_status_t* status = jpp_job_join(&options, &port);
+  if (status) _exit(kWrong);
+  (void)!write(job->ready[1], &port, sizeof(port));
+  nap(300);  // the others join
+  _exit(act(process));
+}
+
+static void start_all(job_t* job, uint32_t grace_ms, act_t act) {
+  *job = (job_t){0};
+  assert_int_equal(pipe(job->ready), 0);
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    uint16_t port = 0;
+    start(job, p, grace_ms, act);
+    assert_int_equal(read(job->ready[0], &port, sizeof(port)), sizeof(port));
+    job->port = port;
+  }
+}
+
+static int status_of(const job_t* job, uint32_t process) {
+  int status = 0;
+  assert_int_equal(waitpid(job->pids[process], &status, 0), job->pids[process]);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// Waits for the failure; kFine: it has all the texts.
+static int expect_failure(const char* name, const char* text) {
+  for (int i = 0; i < 100; ++i) {
+    jpp_status_t* status = jpp_job_failure();
+    if (status) {
+      bool fine = jpp_status_code(status) == JPP_PEER_ERROR &&
+                  strstr(jpp_status_message(status), name) &&
+                  strstr(jpp_status_message(status), text);
+      jpp_status_free(status);
+      return fine ? kFine : kWrong;
+    }
+    nap(50);
+  }
+  return kWrong;
+}
+
+static int hit(uint32_t process, int number, const char* text) {
+  if (process == 1) raise(number);
+  return process == 1 ? 0 : expect_failure("process 1 at 127.0.0.1 (host ", text);
+}
+
+static int act_killed(uint32_t process) {
+  return hit(process, SIGKILL, "the connection was lost");
+}
+
+static int act_stopped(uint32_t process) {
+  return hit(process, SIGSTOP, "nothing was heard of it for 1 s");
+}
+
+static int act_failing(uint32_t process) {
+  if (process == 1) {
+    jpp_job_fail("ValueError: of the user");
+    return 1;
+  }
+  jpp_status_t* own = jpp_status_make(JPP_PEER_ERROR, "process 2 at 10.0.0.1: gone");
+  own = jpp_job_explain(own);
+  bool fine = strstr(jpp_status_message(own), "has failed: ValueError: of the user");
+  jpp_status_free(own);
+  return fine ? kFine : kWrong;
+}
+
+static int act_leaving(uint32_t process) {
+  nap(process * 200);
+  bool all = jpp_job_leave(true);
+  jpp_job_end();
+  return all && !jpp_job_failure() ? kFine : kWrong;
+}
+
+static int act_leaving_one(uint32_t process) {
+  if (process == 2) {
+    jpp_job_leave(false);
+    return kFine;
+  }
+  for (int i = 0; i < 40 && !jpp_job_has_left(2); ++i) nap(50);
+  nap(200);
+  bool fine = jpp_job_has_left(2) && !jpp_job_has_left(1) && !jpp_job_failure();
+  jpp_job_leave(true);
+  return fine ? kFine : kWrong;
+}
+
+// Nobody waits for a failure: the library ends the process.
+static int act_asleep(uint32_t process) {
+  if (process == 1) raise(SIGKILL);
+  nap(20000);
+  return kWrong;
+}
+
+static void check(act_t act, uint32_t grace_ms, int of_first, int of_second) {
+  job_t job;
+  start_all(&job, grace_ms, act);
+  assert_int_equal(status_of(&job, 0), of_first);
+  assert_int_equal(status_of(&job, 2), of_first);
+  kill(job.pids[1], SIGCONT);
+  if (of_second == 128 + SIGKILL) kill(job.pids[1], SIGKILL);
+  assert_int_equal(status_of(&job, 1), of_second);
+  close(job.ready[0]);
+  close(job.ready[1]);
+}
+
+static void test_a_killed_process_is_named(void** state) {
+  (void)state;
+  check(act_killed, 0, kFine, 128 + SIGKILL);
+}
+
+static void test_a_stopped_process_is_named(void** state) {
+  (void)state;
+  check(act_stopped, 0, kFine, 128 + SIGKILL);
+}
+
+static void test_the_first_failure_is_told_to_all(void** state) {
+  (void)state;
+  check(act_failing, 0, kFine, 1);
+}
+
+static void test_all_leave_together(void** state) {
+  (void)state;
+  check(act_leaving, 1000, kFine, kFine);
+}
+
+static void test_one_that_leaves_has_not_failed(void** state) {
+  (void)state;
+  check(act_leaving_one, 0, kFine, kFine);
+}
+
+static void test_a_process_that_does_not_end_is_ended(void** state) {
+  (void)state;
+  check(act_asleep, 500, 1, 128 + SIGKILL);
+}
+
+// Connects to process 0 and sends what no process of the job would.
+static int act_beside_a_stranger(uint32_t process) {
+  nap(1000);
+  bool fine = !jpp_job_failure();
+  jpp_job_leave(true);
+  return process == 1 || fine ? kFine : kWrong;
+}
+
+static void test_a_stranger_changes_nothing(void** state) {
+  (void)state;
+  job_t job;
+  char noise[4096];
+  memset(noise, 'x', sizeof(noise));
+  start_all(&job, 0, act_beside_a_stranger);
+  // Port of process 0: the last one reported is the same for all.
+  struct sockaddr_in address = {.sin_family = AF_INET,
+                                .sin_port = htons(job.port),
+                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  for (int i = 0; i < 40; ++i) {
+    int stranger = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(connect(stranger, (struct sockaddr*)&address, sizeof(address)), 0);
+    (void)!send(stranger, noise, sizeof(noise), MSG_NOSIGNAL);
+    if (i % 2) close(stranger);
+  }
+  for (uint32_t p = 0; p < kProcesses; ++p) assert_int_equal(status_of(&job, p), kFine);
+}
+
+static void test_wrong_options_are_refused(void** state) {
+  (void)state;
+  jpp_job_options_t options = options_of(kProcesses, 0, 0);
+  ASSERT_FAILS(jpp_job_join(&options, NULL), JPP_INVALID_ARGUMENT, "below 3");
+  assert_null(jpp_job_failure());
+  assert_false(jpp_job_leave(true));
+  jpp_job_end();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_killed_process_is_named),
+      cmocka_unit_test(test_a_stopped_process_is_named),
+      cmocka_unit_test(test_the_first_failure_is_told_to_all),
+      cmocka_unit_test(test_all_leave_together),
+      cmocka_unit_test(test_one_that_leaves_has_not_failed),
+      cmocka_unit_test(test_a_process_that_does_not_end_is_ended),
+      cmocka_unit_test(test_a_stranger_changes_nothing),
+      cmocka_unit_test(test_wrong_options_are_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
