@@ -27,6 +27,7 @@ from demo import init_state, make_batch, pipelined_step
 import jaxpp.api as jaxpp
 import jaxpp.orbax
 
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("checkpoints"))

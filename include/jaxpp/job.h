@@ -60,7 +60,7 @@ JPP_API void jpp_job_fail(const char* text);
 JPP_API void jpp_job_fail_after_another(const char* text);
 
 // This process needs nothing more of the others. With `wait`, returns when all processes
-// have said so, or the job has failed; true: all have.
+// have said so, the job has failed, or some have not even joined; true: all have.
 JPP_API bool jpp_job_leave(bool wait);
 // All have left: what is still to do takes a moment unless a process has died since, and
 // the timeouts end it.

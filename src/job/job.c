@@ -17,6 +17,7 @@ enum {
   kPeerTimeoutMs = 10000,
   kStrangers = 16,
   kExplainMs = 1000,
+  kJoinMs = 30000,  // that process 0 waits at its end for others to join
   kNanoseconds = 1000000000,
 };
 
@@ -250,8 +251,10 @@ bool jpp_job_leave(bool wait) {
   if (!is_joined()) return false;
   lock();
   say_that_we_leave();
-  if (job->process == 0 && !all_have_joined()) wait = false;
+  int64_t until = jpp_clock_now_ms() + kJoinMs;
   while (wait && !job->all_left && !job->failure && !job->alone && !job->ended) {
+    bool late = job->process == 0 && jpp_clock_now_ms() > until;
+    if (late && !all_have_joined()) break;
     wait_a_while();
   }
   bool all = job->all_left;
@@ -281,7 +284,7 @@ void jpp_job_end(void) {
   if (!is_joined()) return;
   lock();
   if (job->failure && job->process == 0) {
-    while (others_are_there() && !job->expired) wait_a_while();
+    while ((others_are_there() || !all_have_joined()) && !job->expired) wait_a_while();
   }
   job->ended = true;
   if (!job->failure) job->deadline_ms = 0;

@@ -637,6 +637,97 @@ class CommandTest(unittest.TestCase):
                 time.sleep(0.02)
             self.assertFalse(any(map(is_running, pids)), pids)
 
+    def test_launch_that_is_killed_leaves_nothing_behind_a_shell(self) -> None:
+        script = "sleep 1000 & echo $!; wait"
+        launcher = subprocess.Popen(
+            [COMMAND, "launch", "-n", "2", "--", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert launcher.stdout is not None
+        pids = [launcher.stdout.readline().split()[1] for _ in range(2)]
+        launcher.kill()
+        launcher.communicate()
+        deadline = time.monotonic() + 60
+        while any(map(is_running, pids)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertFalse(any(map(is_running, pids)), pids)
+
+    def test_launch_names_the_process_that_failed(self) -> None:
+        """Not a survivor that ended before it, which says so; nor one that JAX has aborted."""
+        report = (
+            'if [ $JPP_PROCESS_ID = 0 ]; then echo "0 because of 1" >&$JPP_REPORT; exit 1; fi'
+        )
+        aborted = "if [ $JPP_PROCESS_ID = 1 ]; then kill -ABRT $$; fi"
+        for script, culprit, result in [
+            (f"{report}; sleep 0.5; exit 3", 1, 3),
+            (f"{report}; kill -STOP $$", 1, 128 + signal.SIGKILL),
+            (f"{report}; sleep 0.5", 1, 1),
+            (f"{aborted}; sleep 0.3; kill -9 $$", 0, 128 + signal.SIGKILL),
+        ]:
+            done = run("launch", "-n", "2", "--", "sh", "-c", script)
+            self.assertEqual(done.returncode, result, done.stderr)
+            named = re.findall(r"^jaxpp launch: process (\d) ", done.stderr, re.MULTILINE)
+            self.assertEqual(named, [str(culprit)], done.stderr)
+
+    def test_launch_gives_processes_time_to_end(self) -> None:
+        script = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+        for grace, output in ("5", "[0] up\n[0] saved\n"), ("0.2", "[0] up\n"):
+            launcher = subprocess.Popen(
+                [COMMAND, "launch", "--grace", grace, "--", "sh", "-c", script],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert launcher.stdout is not None
+            first = launcher.stdout.readline()
+            launcher.terminate()
+            self.assertEqual(first + launcher.communicate()[0], output)
+            self.assertEqual(launcher.returncode, 128 + signal.SIGTERM)
+
+    def test_launch_shows_progress_bars_now_and_then(self) -> None:
+        script = (
+            "for i in 1 2 3 4 5; do printf '\\r%s of 5' $i; sleep 0.1; done; echo; echo end"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            done = run("launch", "-n", "2", "--log-dir", folder, "--", "sh", "-c", script)
+            log = pathlib.Path(folder, "process-1.log").read_bytes()
+        lines = [x for x in done.stdout.splitlines() if x.startswith("[1] ")]
+        self.assertEqual(lines, ["[1] 1 of 5", "[1] 5 of 5", "[1] end"])
+        self.assertEqual(log.count(b"\r"), 5)
+
+    def test_launch_on_several_nodes(self) -> None:
+        script = (
+            "echo $JPP_PROCESS_ID of $JPP_NUM_PROCESSES, here $OMPI_COMM_WORLD_LOCAL_RANK; "
+        )
+        script += "echo $JAX_COORDINATOR_ADDRESS"
+        flags = ["-n", "2", "--nodes", "3", "--node", "2", "--coordinator", "10.0.0.1:77"]
+        done = run("launch", *flags, "--", "sh", "-c", script)
+        expected = [f"[{4 + i}] {4 + i} of 6, here {i}" for i in (0, 1)]
+        expected += [f"[{4 + i}] 10.0.0.1:77" for i in (0, 1)]
+        self.assertEqual(sorted(done.stdout.splitlines()), sorted(expected), done.stderr)
+        self.assert_refused(2, "expected --coordinator", "launch", "--nodes=2", "--", "true")
+        self.assert_refused(2, "below --nodes, 1", "launch", "--node=1", "--", "true")
+        self.assert_refused(2, "HOST:PORT", "launch", "--coordinator=x", "--", "true")
+
+    def test_launch_divides_cores(self) -> None:
+        script = "echo $NPROC $OMP_NUM_THREADS $(nproc)"
+        cores = len(os.sched_getaffinity(0))
+        set_here = ("NPROC", "OMP_NUM_THREADS")
+        environment = {k: v for k, v in os.environ.items() if k not in set_here}
+        for flags, expected in ([], f"{max(1, cores // 2)}"), (["--share-cores"], f"{cores}"):
+            done = subprocess.run(
+                [COMMAND, "launch", "-n", "2", *flags, "--", "sh", "-c", script],
+                capture_output=True,
+                text=True,
+                env=environment,
+                check=True,
+            )
+            for line in done.stdout.splitlines():
+                *variables, cores_here = line.split()[1:]
+                self.assertEqual(variables, [] if flags else [expected] * 2)
+                if cores >= 2:
+                    self.assertEqual(cores_here, expected)
+
     def test_launch_restarts(self) -> None:
         script = "echo start $JPP_RESTART; [ $JPP_RESTART = 2 ]"
         done = run("launch", "--restarts", "2", "--", "sh", "-c", script)

@@ -555,6 +555,27 @@ def cases(step: Step) -> list[Case]:
         Case("runtimes_close", lambda: _core.runtimes_close),
         Case("callbacks_close", lambda: _core.callbacks_close),
         Case("stores_close", lambda: _core.stores_close),
+        Case(
+            "job_join",
+            lambda: _core.job_join,
+            ("number", 0),
+            ("number", 1),
+            ("text, not None", "127.0.0.1"),
+            ("number", 0),
+            ("bytes", token),
+        ),
+        Case("job_check", lambda: _core.job_check),
+        Case("job_has_left", lambda: _core.job_has_left, ("number", 1)),
+        Case(
+            "job_note_absent",
+            lambda: _core.job_note_absent,
+            ("number", 1),
+            ("text, not None", "why"),
+        ),
+        Case("job_fail", lambda: _core.job_fail, ("text, not None", "why"), ("anything", True)),
+        Case("job_leave", lambda: _core.job_leave, ("anything", False)),
+        Case("job_end", lambda: _core.job_end),
+        Case("job_await_end", lambda: _core.job_await_end),
     ]
 
 

@@ -240,6 +240,14 @@ def traced(folder: str) -> None:
     path.write_text(compiled.trace_json())
 
 
+def profiled(folder: str) -> None:
+    """All processes into one folder, at the same time."""
+    step, weights, xs = two_stages()
+    jax.block_until_ready(step(weights, xs))
+    with jax.profiler.trace(folder):
+        jax.block_until_ready(step(weights, xs))
+
+
 def check_order(trace: str, steps: int) -> None:
     """That in a trace of two_stages() on one host no task begins before those that made what
     it takes have ended."""
@@ -568,6 +576,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "train8": lambda: train_all(8),
     "saved": lambda: saved(sys.argv[3]),
     "traced": lambda: traced(sys.argv[3]),
+    "profiled": lambda: profiled(sys.argv[3]),
     **{
         job.__name__: job
         for job in (

@@ -26,12 +26,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
 import faults
-
-ON_PROCESS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 import jaxpp.api as jaxpp
 import jobs
 
 LIMIT = 30
+ON_PROCESS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def lives(process: int) -> bool:

@@ -143,6 +143,15 @@ def test_a_timeline_of_a_job(launch: Launch, command: str, tmp_path: pathlib.Pat
     assert "rank   0" in drawn and "rank   1" in drawn
 
 
+def test_profiles_of_a_job(launch: Launch, tmp_path: pathlib.Path) -> None:
+    """On one host each process has a file of its own."""
+    result, lines, _ = launch(2, 1, "profiled")
+    assert result == 0, lines
+    found = sorted(tmp_path.rglob("*.xplane.pb"))
+    folders = [file.relative_to(tmp_path).parts[0] for file in found]
+    assert folders == ["process-0", "process-1"]
+
+
 # --- Failures ---------------------------------------------------------------------------
 
 

@@ -503,6 +503,35 @@ def test_operations_of_a_users_own() -> None:
 # --- Dumps and traces -------------------------------------------------------------------
 
 
+def test_a_dump_does_not_follow_links(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a link in the folder leads to may be another user's."""
+    theirs, folder = tmp_path / "theirs", tmp_path / "dump"
+    theirs.write_text("theirs")
+    folder.mkdir()
+    (folder / "graph.jpp").symlink_to(theirs)
+    monkeypatch.setenv("JPP_DUMP", str(folder))
+    JIT(m.training_step(TWO), make_mesh(2)).compile(m.params(), m.batch())
+    assert theirs.read_text() == "theirs"
+    assert "fwd_0" in (folder / "program.txt").read_text()
+    assert (folder / "graph.jpp").read_text().startswith("graph ")
+
+
+def test_a_step_runs_without_its_flight_recorder(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Where the folder cannot be written to, as on a full disk."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JPP_FLIGHT", str(tmp_path / "file"))
+    jax.block_until_ready(JIT(m.training_step(TWO), make_mesh(2))(m.params(), m.batch()))
+    told = capfd.readouterr().err
+    assert told.startswith("jaxpp: warning: JPP_FLIGHT: ") and told.count("warning") == 1
+    assert told.endswith("Not a directory; nothing is recorded\n")
+
+
 def test_dump_reads_back(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
