@@ -34,9 +34,9 @@ typedef struct jpp_job_options {
   int report;
 } jpp_job_options_t;
 
-// Joins the job. *out_port (may be NULL) is the port that process 0 listens at.
+// Joins the job. *out_port is the port that process 0 listens at.
 JPP_API jpp_status_t* jpp_job_join(const jpp_job_options_t* options,
-                                   uint16_t* out_port) JPP_MUST_USE;
+                                   JPP_OPTIONAL uint16_t* out_port) JPP_MUST_USE;
 
 // Why the job has failed, JPP_PEER_ERROR with the name of the process that did; NULL: it
 // has not, as far as is known. The process that failed first gets its own text.

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/null.h"
 #include "base/str.h"
 #include "base/struct_size.h"
 #include "base/thread.h"
@@ -94,23 +95,23 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
   return jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread");
 }
 
-jpp_status_t* jpp_job_join(const jpp_job_options_t* given, uint16_t* out_port) {
-  jpp_job_options_t options;
+jpp_status_t* jpp_job_join(const jpp_job_options_t* options, uint16_t* out_port) {
+  jpp_job_options_t known;
   uint16_t port = 0;
-  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_job_options_t, report, given, &options));
-  if (!options.address || !options.token || !options.token_size ||
-      options.process >= options.num_processes) {
+  JPP_RETURN_IF_NULL(options);
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_job_options_t, report, options, &known));
+  if (!known.address || !known.token || !known.token_size ||
+      known.process >= known.num_processes) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "jpp_job_join: expected an address, a token and a process "
                            "below %u, found process %u",
-                           options.num_processes, options.process);
+                           known.num_processes, known.process);
   }
   if (jpp_the_job.pid) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "jpp_job_join: this process has joined a job before");
   }
-  jpp_status_t* status = join(&options, &port);
-  if (status) return status;
+  JPP_RETURN_IF_ERROR(join(&known, &port));
   jpp_the_job.pid = getpid();
   if (out_port) *out_port = port;
   return NULL;
