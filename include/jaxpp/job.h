@@ -50,8 +50,8 @@ JPP_API bool jpp_job_has_left(uint32_t process);
 JPP_API void jpp_job_note_absent(uint32_t process, const char* text);
 
 // Of an error that another process caused, the one that names the first that failed:
-// waits for up to a second to learn which. Owns `status`; hands anything else back.
-JPP_API jpp_status_t* jpp_job_explain(jpp_status_t* status) JPP_MUST_USE;
+// waits for up to a second to learn which. Owns `status`; hands any other back.
+JPP_API jpp_status_t* jpp_job_explain(JPP_OPTIONAL jpp_status_t* status) JPP_MUST_USE;
 
 // This process has failed with an error that the user has seen; `text` is for the others:
 // "ValueError: no such file". Its time to end begins.
