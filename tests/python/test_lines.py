@@ -212,7 +212,7 @@ def test_answers_come_in_any_order() -> None:
         assert {w: answer for w, (answer, _) in answers.found.items()} == {
             w: ["do", k, w] for w in range(3)
         }
-    ours.close()
+    ours.end()
 
 
 @pytest.mark.parametrize("last", [b"", b"\x05\x00\x00\x00wrong", b"\x05"])
@@ -227,7 +227,7 @@ def test_nobody_waits_for_a_line_that_has_ended(last: bytes) -> None:
         assert waiting.result(LIMIT) is False
     assert ours.ended == [1]
     ours.send({0: (["more"], []), 1: (["more"], [])})  # is no error
-    ours.close()
+    ours.end()
 
 
 def test_no_call_waits_for_a_worker_that_does_not_read() -> None:
@@ -235,7 +235,7 @@ def test_no_call_waits_for_a_worker_that_does_not_read() -> None:
     ours = Lines([here])
     answers = [ours.send({0: (["do"], [np.zeros(2**22, np.uint8)])}) for _ in range(8)]
     assert not ours.wait(answers[-1], 0.1)
-    ours.close()
+    ours.end()
     assert not ours.wait(answers[0], LIMIT)
 
 
@@ -245,7 +245,7 @@ def test_its_threads_end_with_it() -> None:
     ours = Lines([here for here, _ in pairs])
     mine = [t for t in threading.enumerate() if t not in before and t.name == "jaxpp lines"]
     assert len(mine) == 2
-    ours.close()
+    ours.end()
     for thread in mine:
         thread.join(LIMIT)
         assert not thread.is_alive()

@@ -9,13 +9,16 @@ import concurrent.futures
 import contextlib
 import functools
 import math
+import queue
 import secrets
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpp.errors import make_error
 from jaxpp.remote.lines import Line, Lines, connect
+from jaxpp.remote.watch import Watch, ask_raylet, is_listening, raylet_socket
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
 __all__ = ["Cluster"]
@@ -24,6 +27,9 @@ _GROUPS = {"questions": 8}  # threads of a worker
 
 _MOST_CONNECTING = 32  # workers at a time
 
+_KILL_SECONDS = 5  # for Ray to take the orders
+_GCS = "Ray's control service (the GCS)"
+_RAYLET = "the raylet of the controller's host"
 _START_SECONDS = 300  # for processes to start and to import JAX
 _PLACE_SECONDS = 60  # for resources that are in use to become free
 
@@ -88,17 +94,24 @@ def _place(ray: Any, count: int, needs: dict[str, float]) -> Any:
 # --- Workers ----------------------------------------------------------------------------
 
 
-def _end_all(ray: Any, actors: list[Any], group: Any, opened: list[Lines]) -> None:
-    for lines in opened:
-        lines.close()
-    if not ray.is_initialized():
-        return  # which has ended them
+def _kill_all(ray: Any, actors: list[Any], group: Any) -> None:
     for actor in actors:
         with contextlib.suppress(Exception):
             ray.kill(actor)
     if group is not None:
         with contextlib.suppress(Exception):
             ray.util.remove_placement_group(group)
+
+
+def _end_all(ray: Any, actors: list[Any], group: Any, opened: list[Lines | Watch]) -> None:
+    for one in opened:
+        one.end()
+    if not ray.is_initialized():
+        return  # which has ended them
+    # Workers end without their controller, too; Ray may never answer.
+    killing = threading.Thread(target=_kill_all, args=(ray, actors, group), daemon=True)
+    killing.start()
+    killing.join(_KILL_SECONDS)
 
 
 def _reason(error: BaseException) -> str:
@@ -139,7 +152,7 @@ class Cluster:
         if "scheduling_strategy" not in options:
             group = _place(ray, ranks, _needs(options))
         self._actors: list[Any] = []
-        opened: list[Lines] = []
+        opened: list[Lines | Watch] = []
         self._end = weakref.finalize(self, _end_all, ray, self._actors, group, opened)
         strategies = ray.util.scheduling_strategies
         actor = ray.remote(concurrency_groups=_GROUPS)(Worker)
@@ -156,6 +169,10 @@ class Cluster:
                 ends = pool.map(functools.partial(self._connect, token), range(ranks))
             self.lines = Lines(list(ends))
             opened.append(self.lines)
+            self._raylet = raylet_socket(ray)
+            questions = {_GCS: self._ask_gcs, _RAYLET: lambda: ask_raylet(ray, self._raylet)}
+            self._watch = Watch(questions)
+            opened.append(self._watch)
         except BaseException:
             self.end()
             raise
@@ -205,6 +222,22 @@ class Cluster:
                 "hosts can be reached",
             ) from None
 
+    def _ask_gcs(self) -> str | None:
+        nodes = self._ray.nodes()
+        alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+        gone = sorted({identity.line[0] for identity in self.identities} - alive)
+        if not gone:
+            return None
+        return f"Ray's node at {gone[0]} is dead: the raylet there was stopped or killed"
+
+    def trouble(self) -> str | None:
+        """What is wrong with Ray itself, as far as that is known."""
+        return self._watch.trouble()
+
+    def has_raylet(self) -> bool:
+        """Whether the raylet of this host is still there: without it all workers die."""
+        return is_listening(self._raylet)
+
     def name(self, rank: int) -> str:
         identity = self.identities[rank]
         return f"rank {rank} (host {identity.host}, process id {identity.process})"
@@ -228,8 +261,28 @@ class Cluster:
         return pickled
 
     def share(self, data: bytes) -> Any:
-        """For a call's arguments: it is sent to each host once."""
-        return self._ray.put(data)
+        """For a call's arguments: it is sent to each host once.
+
+        Raises:
+          JaxppError: Ray does not take it ("peer").
+        """
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def put() -> None:
+            try:
+                answer.put(self._ray.put(data))
+            except Exception as error:
+                answer.put(error)
+
+        threading.Thread(target=put, daemon=True).start()  # which may never come back
+        while True:
+            with contextlib.suppress(queue.Empty):
+                found = answer.get(timeout=1)
+                if isinstance(found, Exception):
+                    raise make_error("peer", f"Ray does not take a plan: {found}") from None
+                return found
+            if (trouble := self.trouble()) is not None:
+                raise make_error("peer", trouble)
 
     # --- What has come ---
 

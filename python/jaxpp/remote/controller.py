@@ -29,6 +29,7 @@ from jaxpp.remote.cluster import Cluster
 from jaxpp.remote.lines import Answers
 from jaxpp.remote.uploads import Upload, pack
 from jaxpp.remote.value import RemoteValue
+from jaxpp.remote.watch import KILLED
 from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
 from jaxpp.run.devices import Devices
@@ -207,6 +208,8 @@ class Workers:
             if lines.wait(asked, self._timeout * _PATIENCE):
                 ranks = sorted(asked.found)
                 return [self._found(rank, what, *asked.found[rank]) for rank in ranks]
+            for rank, trouble in lines.troubles.items():
+                self._end(rank, what, trouble)
             if lines.ended:
                 self._lose(lines.ended[0], what)
             self._look_for_silence(what)
@@ -286,15 +289,22 @@ class Workers:
 
     def _end(self, rank: int, what: str, text: str) -> NoReturn:
         """Of the mesh."""
+        if not self._cluster.has_raylet():
+            self._end_because(KILLED)
+        self._end_because(f"{self._cluster.name(rank)}, {what}: {text}")
+
+    def _end_because(self, text: str) -> NoReturn:
         self.broken = Failure(
             "peer",
-            f"{self._cluster.name(rank)}, {what}: {text}. All workers of the mesh are ended; "
-            "make the mesh again and go on from a checkpoint",
+            f"{text}. All workers of the mesh are ended; make the mesh again and go on from a "
+            "checkpoint",
         )
         self._cluster.end()
         raise make_error(*self.broken)
 
     def raise_if_broken(self) -> None:
+        if self.broken is None and (trouble := self._cluster.trouble()) is not None:
+            self._end_because(trouble)
         if self.broken is not None:
             raise make_error(*self.broken)
 

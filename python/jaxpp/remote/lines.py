@@ -32,12 +32,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Answers", "Line", "Lines", "Listener", "connect", "frame_of"]
+__all__ = ["TROUBLE", "Answers", "Line", "Lines", "Listener", "connect", "frame_of"]
 
 _PROOF_BYTES = 32
 _PROOF_SECONDS = 5  # for a stranger to prove that it knows the token
 _MOST_STRANGERS = 256  # who may do so at a time
 _CONNECT_SECONDS = 60
+TROUBLE = 0  # the number of what a worker says unasked
 _HEAD = struct.Struct("<I")  # its length
 _MOST_HEAD_BYTES = 2**30
 
@@ -251,6 +252,7 @@ class Lines:
         self._numbers = 0  # of requests
         self._asked: dict[int, Answers] = {}
         self.ended: list[int] = []  # the workers whose line has, in the order in which it did
+        self.troubles: dict[int, str] = {}  # by worker: what it says is wrong with its host
         for run in self._send_all, self._hear_all:
             threading.Thread(target=run, name="jaxpp lines", daemon=True).start()
 
@@ -268,12 +270,17 @@ class Lines:
         return answers
 
     def wait(self, answers: Answers, seconds: float) -> bool:
-        """Until all have come, a line has ended, or that long; whether all have come."""
+        """Until all have come, a line has ended, a worker is in trouble, or that long; whether
+        all have come."""
+
+        def is_over() -> bool:
+            return not answers.missing or bool(self.ended) or bool(self.troubles)
+
         with self._heard:
-            self._heard.wait_for(lambda: not answers.missing or self.ended, seconds)
+            self._heard.wait_for(is_over, seconds)
             return not answers.missing
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Ends the threads, and with them the connections; does not wait."""
         self._frames.put([])
         for line in self._lines:
@@ -305,6 +312,10 @@ class Lines:
                 self._heard.notify_all()
             return False
         with self._heard:
+            if number == TROUBLE:
+                self.troubles[worker] = answer
+                self._heard.notify_all()
+                return True
             answers = self._asked[number]
             answers.found[worker] = (answer, arrays)
             answers.missing -= 1

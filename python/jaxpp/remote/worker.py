@@ -19,6 +19,7 @@ import queue
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -28,8 +29,9 @@ import numpy as np
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
-from jaxpp.remote.lines import Line, Listener, frame_of
+from jaxpp.remote.lines import TROUBLE, Line, Listener, frame_of
 from jaxpp.remote.uploads import Upload, unpack
+from jaxpp.remote.watch import Watch, ask_raylet, raylet_socket
 from jaxpp.run.callbacks import Function
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of
@@ -59,6 +61,9 @@ class Identity(NamedTuple):
     versions: dict[str, str]
 
 
+_KILL_SECONDS = 5  # for Ray to end a worker whose controller has gone
+
+
 def versions() -> dict[str, str]:
     """What workers and controller must have alike."""
     return {
@@ -74,6 +79,18 @@ def _nothing() -> None:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _report_trouble(line: Line) -> None:
+    """Tells the controller when the raylet of this host does not answer."""
+    import ray
+
+    path = raylet_socket(ray)
+    watch = Watch({"the raylet of its host": lambda: ask_raylet(ray, path)})
+    while (trouble := watch.trouble()) is None:
+        time.sleep(1)
+    with contextlib.suppress(OSError):
+        line.send(frame_of((TROUBLE, trouble)))
 
 
 class _Answering:
@@ -288,6 +305,7 @@ class Worker:
         """Does what messages say, until the controller has gone. Each is answered when what it
         began is done, while the next ones are read."""
         line = listener.accept()
+        threading.Thread(target=_report_trouble, args=(line,), daemon=True).start()
         begun, reads = _Answering(line, 1), _Answering(line, _READERS)
         try:
             while True:
@@ -303,6 +321,8 @@ class Worker:
             pass  # the controller has gone
         finally:
             line.shut()
+            time.sleep(_KILL_SECONDS)
+            os._exit(1)  # Ray should have ended this process, and does not answer
 
     def _act(
         self,
