@@ -117,6 +117,8 @@ def _end_process(text: str) -> None:
 def _join_job() -> bool:
     """False: process 0 has not said yet where the others reach it."""
     me, count = coordination_process(), coordination_size()
+    if count == 1:
+        return True
     if me == 0:
         address, token = own_address(), secrets.token_bytes(32)
         port = _core.job_join(me, count, address, 0, token)

@@ -53,7 +53,7 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                                "which of them this is; set by jaxpp launch"},
     [JPP_OPTION_RESTART] = {"JPP_RESTART", "N", "0",
                             "how often the job was started again; set by jaxpp launch"},
-    [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR", "none",
+    [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR:INODE", "none",
                            "where processes tell jaxpp launch that another one has "
                            "failed; set by it"},
     [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/launch.h"
@@ -105,13 +106,20 @@ static void take_cores(const launch_job_t* job, const launch_child_t* child) {
   if (share) sched_setaffinity(0, sizeof(mine), &mine);
 }
 
+static unsigned long long inode_of(int descriptor) {
+  struct stat found = {0};
+  fstat(descriptor, &found);
+  return found.st_ino;
+}
+
 static void set_environment(const launch_job_t* job, const launch_child_t* child) {
-  char text[32];
+  char text[64];
   set_numbers_for_jax(job, child);
   set_number("JPP_NUM_PROCESSES", job->total, true);
   set_number("JPP_PROCESS_ID", child->number, true);
   set_number("JPP_RESTART", job->restart, true);
-  set_number("JPP_REPORT", (uint32_t)job->report[1], true);
+  snprintf(text, sizeof(text), "%d:%llu", job->report[1], inode_of(job->report[1]));
+  setenv("JPP_REPORT", text, 1);
   setenv("PYTHONUNBUFFERED", "1", 0);
   if (job->options->grace > 0) {
     snprintf(text, sizeof(text), "%g", job->options->grace);

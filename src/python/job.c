@@ -1,7 +1,8 @@
 // The job's functions in jaxpp._core: job_join(), job_fail() and the others.
 #include "jaxpp/job.h"
 
-#include <stdlib.h>
+#include <stdio.h>
+#include <sys/stat.h>
 
 #include "jaxpp/option.h"
 #include "python/core.h"
@@ -10,9 +11,21 @@ enum { kGraceMs = 5000 };
 
 bool jpp_py_job_told = false;
 
-static jpp_status_t* read_options(jpp_job_options_t* options) {
+// The launcher's pipe, "DESCRIPTOR:INODE"; 0: it was closed on the way here, as Python's
+// subprocess does, and the number may be another file's by now.
+static int find_report(void) {
   const char* report = jpp_option_get(JPP_OPTION_REPORT);
-  if (report) options->report = (int)strtol(report, NULL, 10);
+  struct stat found;
+  int descriptor = 0;
+  unsigned long long inode = 0;
+  if (!report || sscanf(report, "%d:%llu", &descriptor, &inode) != 2) return 0;
+  bool same =
+      fstat(descriptor, &found) == 0 && S_ISFIFO(found.st_mode) && found.st_ino == inode;
+  return same ? descriptor : 0;
+}
+
+static jpp_status_t* read_options(jpp_job_options_t* options) {
+  options->report = find_report();
   JPP_RETURN_IF_ERROR(
       jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &options->peer_timeout_ms));
   JPP_RETURN_IF_ERROR(jpp_option_get_ms(JPP_OPTION_GRACE, &options->grace_ms));

@@ -655,9 +655,8 @@ class CommandTest(unittest.TestCase):
 
     def test_launch_names_the_process_that_failed(self) -> None:
         """Not a survivor that ended before it, which says so; nor one that JAX has aborted."""
-        report = (
-            'if [ $JPP_PROCESS_ID = 0 ]; then echo "0 because of 1" >&$JPP_REPORT; exit 1; fi'
-        )
+        tell = 'echo "0 because of 1" >&${JPP_REPORT%:*}'
+        report = f"if [ $JPP_PROCESS_ID = 0 ]; then {tell}; exit 1; fi"
         aborted = "if [ $JPP_PROCESS_ID = 1 ]; then kill -ABRT $$; fi"
         for script, culprit, result in [
             (f"{report}; sleep 0.5; exit 3", 1, 3),
