@@ -24,7 +24,7 @@ enum {
   kMostAddress = 256,
   kGraceMs = 30000,      // after a signal
   kFailureMs = 5000,     // after a failure: the processes' own time
-  kBeyondMs = 2000,      // that they have more, to say why they end
+  kBeyondMs = 5000,      // that they have more, to say why they end
   kVerdictMs = 1000,     // for others to say who has failed
   kLateVerdictMs = 3000  // for the one that they named to end
 };
@@ -326,6 +326,7 @@ jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {
   job.first = options->node * job.count;
   job.total = (options->nodes ? options->nodes : 1) * job.count;
   jpp_status_t* status = run_job(&job);
+  jpp_launch_dismiss_guard(&job);
   jpp_free(job.children);
   jpp_free(job.polls);
   if (!status && job.result) exit(job.result);

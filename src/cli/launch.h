@@ -37,6 +37,7 @@ typedef struct launch_job {
   uint32_t restart;              // how often it was started again
   int report[2];                 // a pipe: processes tell that others have failed
   int guard;                     // a pipe to the process that outlives this one
+  pid_t guard_pid;               // 0: there is none
 
   // Of this start:
   int32_t blamed;    // the process that failed first, as the others say; -1: none
@@ -53,6 +54,8 @@ jpp_status_t* jpp_launch_error(const char* what) JPP_MUST_USE;
 
 // Forks the process that kills all children when this one is gone.
 jpp_status_t* jpp_launch_guard(launch_job_t* job) JPP_MUST_USE;
+// All children have ended: returns when it has as well.
+void jpp_launch_dismiss_guard(const launch_job_t* job);
 jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) JPP_MUST_USE;
 // A child has ended: what it has left behind ends as well.
 void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cli/launch.h"
@@ -60,7 +61,14 @@ jpp_status_t* jpp_launch_guard(launch_job_t* job) {
   }
   close(ends[0]);
   job->guard = ends[1];
+  job->guard_pid = pid > 0 ? pid : 0;
   return pid > 0 ? NULL : jpp_launch_error("a process could not be started");
+}
+
+void jpp_launch_dismiss_guard(const launch_job_t* job) {
+  if (!job->guard_pid) return;
+  close(job->guard);
+  waitpid(job->guard_pid, NULL, 0);
 }
 
 static void tell_guard(const launch_job_t* job, pid_t change) {
