@@ -172,10 +172,33 @@ def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> Jaxp
 
 
 class BaseSchedule:
-    """A schedule of `num_stages` stages. Subclasses define `tasks`."""
+    """A schedule of `num_stages` stages. Subclasses define `tasks`.
+
+    Built-in schedules of the same class and parameters are equal, so that as static arguments
+    they share a compiled step. An object of your own class is equal to itself alone, unless the
+    class defines `__eq__` and `__hash__`.
+    """
 
     def __init__(self, num_stages: int) -> None:
         self.num_stages = check_count(f"{type(self).__name__}: num_stages", num_stages)
+
+    def _parameters(self) -> tuple[Any, ...] | None:
+        """What makes another object of this class equal; None: nothing."""
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other) or not type(self).__module__.startswith("jaxpp."):
+            return NotImplemented
+        assert isinstance(other, BaseSchedule)
+        mine = self._parameters()
+        return mine is not None and mine == other._parameters()
+
+    def __hash__(self) -> int:
+        own = type(self).__module__.startswith("jaxpp.")
+        mine = self._parameters() if own else None
+        return object.__hash__(self) if mine is None else hash((type(self), mine))
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         """A list per rank of what it runs in order; None where it waits."""
@@ -324,6 +347,9 @@ class _BuiltIn(BaseSchedule):
     @property
     def _ranks(self) -> int:
         return self.num_stages
+
+    def _parameters(self) -> tuple[Any, ...] | None:
+        return self.num_stages, self._ranks, self.fuse_steady_state
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
@@ -514,11 +540,14 @@ class CsvSchedule(BaseSchedule):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, text = _read_text(path)
-        self._schedule = _core.Schedule.from_csv(self.path, text)
+        self.path, self._text = _read_text(path)
+        self._schedule = _core.Schedule.from_csv(self.path, self._text)
         sizes = self._schedule.sizes()
         self.mpmd_dim, self.n_mubatches = sizes.ranks, sizes.microbatches
         super().__init__(sizes.stages)
+
+    def _parameters(self) -> tuple[Any, ...] | None:
+        return self.path, self._text
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         _check_size(self.path, "ranks", self.mpmd_dim, mpmd_dim)
@@ -589,6 +618,9 @@ class Searched(BaseSchedule):
                 )
         self._options = (latency, memory_limit, activation_bytes, seconds)
         self._found: dict[int, _core.Schedule] = {}
+
+    def _parameters(self) -> tuple[Any, ...] | None:
+        return tuple(self._costs), self.mpmd_dim, self._options
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         _check_size("Searched", "ranks", self.mpmd_dim, mpmd_dim)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
@@ -415,4 +416,26 @@ case(
     lambda: train(jaxpp.Std1F1B(1), layers=3, mpmd_mesh=mesh(1)),
     "has 1 stage, so expected 1 stage mark",
     "or give the schedule 3 stages",
+)
+
+# --- What works, and is hardly meant ----------------------------------------------------
+
+warned(
+    "A mesh axis that nothing uses",
+    lambda: JIT(m.wide_step, mesh(2, data=2))(m.params(), m.batch()),
+    "no argument, weight or constraint is sharded along the mesh axis 'data'",
+    "the 2 devices along it compute the same",
+)
+warned(
+    "A large leaf that each device has a copy of",
+    lambda: JIT(
+        m.wide_step, mesh(2, data=2), in_specs=([P("data"), None], P(None, "data"))
+    )(m.wide_params(), m.wide_batch()),
+    "each of the 2 devices of a rank has a copy of ws[1] (4.0 MiB)",
+    "other leaves of ws are sharded",
+)
+warned(
+    "A large constant",
+    lambda: JIT(m.step_with_a_constant, mesh())(m.wide_params(), m.wide_batch()),
+    "closes over a constant of 4.0 MiB, float32[1024, 1024], which it uses at",
 )

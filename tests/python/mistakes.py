@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
@@ -381,3 +382,30 @@ def loss_and_gradient_apart(ws: list[jax.Array], xs: jax.Array) -> Any:
         return loss(ws, x), jax.grad(loss)(ws, x)
 
     return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))
+
+
+# --- What works, and is hardly meant ----------------------------------------------------
+
+LARGE = 1024  # columns: a float32 matrix of WIDTH * LARGE * LARGE bytes
+
+
+def wide_params() -> list[jax.Array]:
+    return [jnp.ones((LARGE, LARGE)) / LARGE, jnp.ones((LARGE, LARGE)) / LARGE]
+
+
+def wide_batch() -> jax.Array:
+    return jnp.ones((2, 2, LARGE))
+
+
+def wide_step(ws: list[jax.Array], xs: jax.Array) -> Any:
+    return training_step(jaxpp.Std1F1B(2))(ws, xs)
+
+
+def step_with_a_constant(ws: list[jax.Array], xs: jax.Array) -> Any:
+    def loss_with_table(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        return loss(ws, x @ TABLE)
+
+    return training_step(jaxpp.Std1F1B(2), loss_with_table)(ws, xs)
+
+
+TABLE = np.ones((LARGE, LARGE), np.float32)

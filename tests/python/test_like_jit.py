@@ -10,6 +10,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import mistakes as m
+from equality import make_mesh
 
 XS = m.batch(3)
 
@@ -168,3 +169,79 @@ def test_cost_summary(step):
     assert (back.src, back.dst, back.messages, back.bytes) == (1, 0, len(XS), size)
     assert str(costs).splitlines()[1].split()[0] == "0"
     assert "0 -> 1" in str(costs)
+
+
+# --- Donated arrays of JAX's own ---------------------------------------------------------
+
+
+def update(ws, xs):
+    """The first result takes the memory of `ws`; nothing takes that of `xs`."""
+    return [w + xs.sum() for w in ws], xs.sum()
+
+
+JITS = {
+    "jax": lambda: jax.jit(update, donate_argnums=(0, 1)),
+    "jaxpp": lambda: jaxpp.mpmd_jit_with_loop(update, make_mesh(2), donate_argnums=(0, 1)),
+}
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_a_donated_array_is_deleted(jit):
+    step, ws, xs = JITS[jit](), m.params(), m.batch()
+    new, _ = step(ws, xs)
+    assert all(w.is_deleted() for w in ws) and not xs.is_deleted()
+    with pytest.raises(ValueError, match="deleted or donated"):
+        step(ws, xs)
+    step(new, xs)
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("donated", [0, (0, 1)])
+def test_a_donated_array_is_passed_once(jit, donated):
+    def both(a, b):
+        return a + 1, b * 2
+
+    jits = {
+        "jax": lambda: jax.jit(both, donate_argnums=donated),
+        "jaxpp": lambda: jaxpp.mpmd_jit_with_loop(
+            both, make_mesh(2), donate_argnums=donated
+        ),
+    }
+    step, x = jits[jit](), jnp.ones(4)
+    with pytest.raises((RuntimeError, ValueError)):
+        step(x, x)
+    assert not x.is_deleted()
+    ours, _ = step(x, jnp.ones(4))
+    np.testing.assert_array_equal(ours, 2 * np.ones(4))
+    assert x.is_deleted()
+
+
+def test_a_step_that_refuses_its_arguments_takes_none():
+    step = JITS["jaxpp"]()
+    ws, xs = m.params(), m.batch()
+    step([w.copy() for w in ws], xs)
+    xs.delete()
+    with pytest.raises(jaxpp.JaxppError, match="argument xs: expected an array"):
+        step(ws, xs)
+    assert not any(w.is_deleted() for w in ws)
+
+
+def test_a_stacked_array_that_is_donated_is_deleted():
+    def step(ws, xs):
+        def loss(ws, x):
+            for w in (ws[0], ws[1]):
+                x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+            return jnp.mean(x**2)
+
+        losses, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(ws, x), xs, jaxpp.Std1F1B(2)
+        )
+        return ws - 0.1 * grads, losses
+
+    jitted = jaxpp.mpmd_jit_with_loop(step, make_mesh(2), donate_argnums=0)
+    ws = jnp.stack(m.params())
+    jitted(ws, m.batch())
+    assert ws.is_deleted()
+    with pytest.raises(jaxpp.JaxppError, match="argument ws: expected an array"):
+        jitted(ws, m.batch())

@@ -3,7 +3,8 @@
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import assert_trains_equal
+import mistakes as m
+from equality import assert_trains_equal, mesh_of
 from jaxpp import _core, schedules
 from models import mlp
 
@@ -129,3 +130,47 @@ class InTurn(jaxpp.InterleavedBaseSchedule):
 
 def test_a_schedule_of_ones_own_with_several_stages_a_rank(any_mesh2):
     assert_trains_equal(mlp([1, 1, 1, 1], 3), InTurn(4, 2), any_mesh2, steps=1)
+
+
+class Own(jaxpp.Interleaved1F1B):
+    """A user's subclass of a built-in schedule, which may have parameters of its own."""
+
+
+def test_schedules_of_the_same_parameters_are_equal(tmp_path):
+    csv = tmp_path / "schedule.csv"
+    csv.write_text("0F0,0B0\n")
+    costs = [(1.0, 1.0, 1.0)] * 2
+    made = [
+        lambda: jaxpp.Std1F1B(2),
+        lambda: jaxpp.Std1F1B(4),
+        lambda: jaxpp.GPipe(2),
+        lambda: jaxpp.Interleaved1F1B(4, 2),
+        lambda: jaxpp.Interleaved1F1B(4, 2, fuse_steady_state=True),
+        lambda: jaxpp.InterleavedGPipe(4, 2),
+        lambda: jaxpp.CsvSchedule(csv),
+        lambda: jaxpp.Searched(costs, 2),
+        lambda: jaxpp.Searched(costs, 2, seconds=1.0),
+    ]
+    first, second = [make() for make in made], [make() for make in made]
+    for i, a in enumerate(first):
+        for j, b in enumerate(second):
+            assert (a == b) == (i == j) and (a != b) == (i != j)
+    assert list(map(hash, first)) == list(map(hash, second))
+    assert len({*first, *second}) == len(made)
+    for make in (lambda: Own(4, 2), jaxpp.Auto):
+        a = make()
+        assert a == a and a != make() and len({a, make(), a}) == 2
+    assert jaxpp.Std1F1B(2) != 2
+
+
+def test_an_equal_schedule_as_a_static_argument_compiles_nothing():
+    traces = []
+
+    def step(ws, xs, schedule):
+        traces.append(schedule)
+        return m.training_step(schedule)(ws, xs)
+
+    jitted = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {}), static_argnames="schedule")
+    for schedule in (jaxpp.Std1F1B(2), jaxpp.Std1F1B(2), jaxpp.GPipe(2), jaxpp.GPipe(2)):
+        jitted(m.params(), m.batch(), schedule=schedule)
+    assert traces == [jaxpp.Std1F1B(2), jaxpp.GPipe(2)]

@@ -152,3 +152,14 @@ def test_arguments_of_jaxs_own_messages_have_their_names() -> None:
             jitted(m.params(), mode, {"x": m.batch()}, scale=2.0)
         assert f"the argument {name}." in str(caught.value)
         assert "function step at " in str(caught.value)
+
+
+def test_foreign_variables_are_warned_of(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import os\n\nimport jaxpp\n")
+    environment = {**os.environ, "JAXPP_ENABLE_LICM": "1"}
+    played = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert f"{script}:3: UserWarning: JAXPP_ENABLE_LICM in the environment" in played.stderr
+    assert played.stderr.count("UserWarning") == 1

@@ -40,7 +40,8 @@ def at_line_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
 
 # JAX 0.10.2, 0.11.2: source_info_util.is_user_filename.
 def is_user_file(name: str) -> bool:
-    return source_info_util.is_user_filename(name)
+    own = source_info_util.is_user_filename(name)
+    return own and not name.startswith("<frozen ")  # those of an import
 
 
 # JAX 0.10.2, 0.11.2: the traceback in an equation's source_info, source_info_util.user_frames.
@@ -56,7 +57,8 @@ def line_of(frame: Any) -> str:
 
 
 def _innermost_user_line(traceback: Any) -> str | None:
-    frame = source_info_util.user_frame(traceback)
+    frames = source_info_util.user_frames(traceback)
+    frame = next((f for f in frames if is_user_file(f.file_name)), None)
     return line_of(frame) if frame else None
 
 

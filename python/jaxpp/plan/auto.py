@@ -64,7 +64,8 @@ class Auto(BaseSchedule):
     The first call of a step with new shapes runs two microbatches one after the other to
     measure the stages. The marks say how many stages there are, the mesh on how many ranks.
     Calls with the same shapes run what was found. Callbacks in the step (`jax.debug.print`)
-    are called in the trial as well.
+    are called in the trial as well. Each object measures and searches for itself: two are never
+    equal.
 
     Args:
       memory_limit: bytes that a step may take on each device, all it keeps counted, as in

@@ -15,6 +15,7 @@ from jaxpp.errors import (
     JaxppError,
     annotate,
     check_arrays,
+    definition_line,
     describe,
     make_error,
     shorten,
@@ -25,6 +26,7 @@ from jaxpp.errors import (
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
+from jaxpp.plan.advice import Step, warn_of_layout
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
@@ -515,6 +517,9 @@ def trace_step(
     traced = front.plan(graph, schedules, donated, limits)
     for note in traced.staged.notes():
         warn(note, note.split(": ", 1)[0])
+    line = definition_line(fun)
+    step = Step(f"step {front.name} at {line}", line, options.mesh.lowering_mesh())
+    warn_of_layout(step, front.closed.jaxpr, graph, traced.specs, front.arg_names)
     for found in founds:
         found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
     return traced

@@ -82,6 +82,7 @@ class CompiledStep:
         self._by_parts = any(traced.argument_bounds) or any(traced.result_bounds)
         self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
+        self._freed = self._freed_by_donation()
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
             self._take(placement, const, f"constant {k} that the step closes over", False)
@@ -186,8 +187,9 @@ class CompiledStep:
         if type(leaf) is MpmdArray and whole.lies_like(leaf._placement):
             assert isinstance(leaf._memory, PartedValue)
             return leaf._memory.values
-        if type(leaf) is MpmdArray and leaf.is_deleted():
-            return [self._upload(whole.parts[0], leaf, self._traced.arg_names[first])]
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            name = self._traced.arg_names[first].rpartition("[")[0]
+            return [self._upload(whole.parts[0], leaf, f"argument {name}")]
         names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
         if type(leaf) is not MpmdArray and isinstance(leaf, jax.Array):
             refuse_memory_kind(leaf.sharding, names[0])
@@ -229,6 +231,37 @@ class CompiledStep:
             else:
                 arrays.append(MpmdArray._of(placement, results[first]))
         return arrays
+
+    def _freed_by_donation(self) -> set[int]:
+        """The leaves of arguments whose donated memory results can take, each by one of the same
+        type: `jax.jit` deletes the arrays of JAX's that are passed there, and no others."""
+        types = [placement.key[:2] for _, placement in self._result_groups]
+        freed = set()
+        for leaf, (first, placement) in enumerate(self._argument_groups):
+            if self._traced.donated[first] and placement.key[:2] in types:
+                types.remove(placement.key[:2])
+                freed.add(leaf)
+        return freed
+
+    def _claim_arrays_of_jax(self, leaves: list[Any]) -> list[jax.Array]:
+        """The arrays of JAX's that are donated. One that is passed twice is refused."""
+        donated: list[jax.Array] = []
+        seen: dict[int, int] = {}
+        for number, leaf in enumerate(leaves):
+            if type(leaf) is MpmdArray or not isinstance(leaf, jax.Array):
+                continue
+            if number in self._freed:
+                donated.append(leaf)
+            first = seen.setdefault(id(leaf), number)
+            if first != number and {first, number} & self._freed:
+                names = self.argument_names()
+                raise make_error(
+                    "donated",
+                    f"arguments {names[first]} and {names[number]} are the same array, which "
+                    f"the {'first' if first in self._freed else 'second'} donates; expected a "
+                    "donated array once",
+                )
+        return donated
 
     def _drop_donated(self, leaves: list[Any]) -> None:
         """Arrays that were donated but had to be cut, joined or copied from JAX's first."""
@@ -286,6 +319,7 @@ class CompiledStep:
         step: Callable[[list[_core.Value]], list[_core.Value]] | None = None,
     ) -> Any:
         """Runs on flat arguments whose shapes and dtypes are those compiled for."""
+        donated_by_jax = self._claim_arrays_of_jax(leaves) if self._freed else []
         values = self._values_of(leaves)
         nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
         self._runtime.set_checks(nans, infs)
@@ -301,6 +335,8 @@ class CompiledStep:
             type(leaf) is MpmdArray and not is_of_runtime(leaf._memory) for leaf in leaves
         ):
             self._drop_donated(leaves)
+        for array in donated_by_jax:
+            array.delete()
         return self._traced.out_tree.unflatten(self._arrays_of(results))
 
     def measure(self, leaves: list[Any]) -> list[Any]:
@@ -312,15 +348,16 @@ class CompiledStep:
         values = self._values_of(leaves) + self._constants
         return [list(map(tuple, loop)) for loop in self._runtime.measure(values)]
 
+    def argument_names(self) -> list[str]:
+        """The name of each leaf of the arguments."""
+        named = zip(self._argument_groups, self._traced.argument_bounds, strict=True)
+        names = [(self._traced.arg_names[first], cut) for (first, _), cut in named]
+        return [name.rpartition("[")[0] if cut else name for name, cut in names]
+
     def argument_types(self) -> list[tuple[str, Any]]:
         """The name, and the shape and dtype, of each leaf of the arguments."""
-        found = []
-        for (first, placement), cut in zip(
-            self._argument_groups, self._traced.argument_bounds, strict=True
-        ):
-            name = self._traced.arg_names[first]
-            found.append((name.rpartition("[")[0] if cut else name, placement.key[:2]))
-        return found
+        types = [placement.key[:2] for _, placement in self._argument_groups]
+        return list(zip(self.argument_names(), types, strict=True))
 
     # --- Saving ---
 
