@@ -422,7 +422,10 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def global_shards(self) -> list[MpmdShard]:
-        """The part on each device of its ranks."""
+        """The part on each device of its ranks; of an array that is stored by parts, one for
+        each range of rows that a rank has."""
+        if isinstance(self._placement, PartedPlacement):
+            return self._shards_of_parts(self._placement)
         read = functools.cache(lambda rank: self._placement.read(self._memory, rank))
         copies: collections.Counter[Any] = collections.Counter()
         mesh, ranks = self._placement.mesh, self._placement.ranks
@@ -436,6 +439,29 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             shards.append(MpmdShard(device, index, copies[key], part if is_here else None))
             copies[key] += 1
         return shards
+
+    def _shards_of_parts(self, placement: PartedPlacement) -> list[MpmdShard]:
+        copies: collections.Counter[Any] = collections.Counter()
+        shards = []
+        for rank, (rows, numbers) in placement.rows_by_rank():
+            shape = (rows.stop - rows.start, *self.shape[1:])
+            where = placement.rank_sharding(rank).devices_indices_map(shape)
+            for device, index in where.items():
+                is_here = rank in placement.local_ranks and self._has_device(rank, device)
+                part = functools.partial(self._part_of_rows, rank, numbers, index, device)
+                own = (rows, *index[1:])
+                key = tuple((one.start, one.stop) for one in own)
+                shards.append(MpmdShard(device, own, copies[key], part if is_here else None))
+                copies[key] += 1
+        return shards
+
+    def _part_of_rows(
+        self, rank: int, numbers: range, index: tuple[slice, ...], device: jax.Device
+    ) -> jax.Array:
+        placement, memory = self._placement, self._memory
+        assert isinstance(placement, PartedPlacement)
+        parts = [placement.parts[k].read(memory.values[k], rank) for k in numbers]
+        return self._typed(_put(np.concatenate(parts)[index], device))
 
     def _has_device(self, rank: int, device: jax.Device) -> bool:
         """Whether this process has a device of a rank that it has a part of."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -330,8 +330,19 @@ class PartedPlacement:
         return NamedSharding(self.mesh.unstack[rank], self.spec)
 
     def rows(self) -> list[slice]:
-        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)])
+        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)]).tolist()
         return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def rows_by_rank(self) -> Iterator[tuple[int, tuple[slice, range]]]:
+        """Each range of rows that a rank has, with the numbers of the parts that it is."""
+        rows = self.rows()
+        for rank in self.ranks:
+            own = [k for k, part in enumerate(self.parts) if rank in part.ranks]
+            for k in own:
+                if k - 1 in own:
+                    continue
+                last = next(n for n in range(k, len(rows)) if n + 1 not in own)
+                yield rank, (slice(rows[k].start, rows[last].stop), range(k, last + 1))
 
     def is_cut_like(self, other: Any) -> bool:
         """Whether an array placed as `other` says has the same parts."""

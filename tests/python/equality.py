@@ -212,7 +212,9 @@ def assert_trains_equal(
     )
     plain = plain_step(problem)
     on_one_rank = mesh.lowering_mesh()  # set for constraints that name its axes
-    a = (problem.params, problem.optimizer.init(problem.params))
+    # Copies: ours may be donated.
+    state = (problem.params, problem.optimizer.init(problem.params))
+    a = jax.tree.map(lambda leaf: leaf.copy(), state)
     with jax.set_mesh(on_one_rank):
         b = (params, problem.optimizer.init(params))
     for step in range(steps):

@@ -197,7 +197,7 @@ def test_donated_state_with_a_python_int_in_it(mesh4):
 
     ours = jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh4, donate_argnums=0)
     state, previous = {"params": problem.params, "step": 0}, None
-    expected = {"params": problem.params, "step": 0}
+    expected = {"params": jax.tree.map(jnp.copy, problem.params), "step": 0}
     plain = jax.jit(step)
     for _ in range(3):
         state, _ = ours(state, problem.batch["x"], problem.batch["y"])

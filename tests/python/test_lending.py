@@ -275,16 +275,16 @@ def test_shards_are_taken_where_they_lie(uploads: list[int]) -> None:
     assert uploads
 
 
-def test_a_donated_array_of_jax_does_not_change(uploads: list[int]) -> None:
+def test_what_looks_at_a_donated_array_of_jax_does_not_change(uploads: list[int]) -> None:
     step = donating_step()
     x = jnp.asarray(ROWS)
-    ones = jnp.ones_like(x)
+    ones, seen = jnp.ones_like(x), np.asarray(x)
     w, _ = step(x, ones)
     assert set(uploads) == {x.nbytes}  # where the step writes
-    assert not x.is_deleted()  # JAX's are never taken from who has them
+    assert x.is_deleted()
     for _ in range(3):
         w, _ = step(w, ones)
-    np.testing.assert_array_equal(x, ROWS)
+    np.testing.assert_array_equal(seen, ROWS)
     np.testing.assert_array_equal(w, ((ROWS * 2 + 1) * 2 + 1) * 4 + 3)
 
 
@@ -354,7 +354,7 @@ def test_arrays_go_round_between_both() -> None:
     kept = []
     for turn in range(6):
         x = add(x).first_mpmd_replica
-        kept.append(x)
+        kept.append(np.asarray(x))
         x = jax.jit(lambda x: x * 1)(x) if turn % 2 else x
     for turn, array in enumerate(kept):
         np.testing.assert_array_equal(array, ROWS + turn + 1)

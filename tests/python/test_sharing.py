@@ -33,6 +33,7 @@ def trained(problem: Any, schedule: Any, mesh: Any, steps: int = 2) -> list[np.n
         pipelined_step(problem, schedule), mesh, donate_argnums=(0, 1), **options
     )
     state = (problem.params, problem.optimizer.init(problem.params))
+    state = jax.tree.map(lambda leaf: leaf.copy(), state)  # the first ones are donated
     for _ in range(steps):
         *state, loss, _ = step(*state, problem.batch)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((state, loss))]

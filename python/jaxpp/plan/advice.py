@@ -19,7 +19,7 @@ from jaxpp.plan.sharding import Specs
 from jaxpp.trace.graph import Graph
 from jaxpp.trace.marks import inner_jaxprs
 
-__all__ = ["Step", "warn_of_layout"]
+__all__ = ["Step", "warn_of_layout", "warn_of_unparted"]
 
 _LARGE = 1 << 20  # bytes that are worth a warning
 
@@ -148,3 +148,20 @@ def warn_of_layout(
     avals = [graph.avals[value] for value in range(len(arg_names))]
     of_args = [specs.of(value) for value in range(len(arg_names))]
     _warn_of_replicated_leaves(step, arg_names, avals, of_args)
+
+
+def warn_of_unparted(leaves: Sequence[tuple[str, Any, str | None]]) -> None:
+    """Warns of large leaves that ranks hold whole, while each of several stages takes some of
+    their rows: (name, abstract value, line that takes some)."""
+    large = [(name, _bytes(aval), line) for name, aval, line in leaves if _bytes(aval) > _LARGE]
+    if not large:
+        return
+    shown = ", ".join(f"{name} ({_size_text(size)})" for name, size, _ in large[:4])
+    more = f" and {len(large) - 4} more" if len(large) > 4 else ""
+    line = large[0][2]
+    warn(
+        f"each rank whose stages take rows of it at {line or '?'} holds the whole of {shown}{more}: "
+        "which rows a stage takes is not known when the step is traced, or something needs all of "
+        "them. Take them by constants (w[i], w[2:4]), and nothing else of the array",
+        line,
+    )

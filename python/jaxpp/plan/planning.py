@@ -26,7 +26,7 @@ from jaxpp.errors import (
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
-from jaxpp.plan.advice import Step, warn_of_layout
+from jaxpp.plan.advice import Step, warn_of_layout, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
@@ -385,7 +385,12 @@ def _part_front(front: _Front) -> _Front:
     if not _may_part(front.mesh):
         return front
     with front.mesh.tracing_context():
-        found = part_step(front.closed, [not _cuts_rows(s) for s in front.in_specs])
+        may_cut = [not _cuts_rows(s) for s in front.in_specs]
+        found, unparted = part_step(front.closed, may_cut)
+    avals = [v.aval for v in front.closed.jaxpr.invars]
+    warn_of_unparted(
+        [(front.arg_names[k], avals[k], line) for k, line in unparted.items()]
+    )
     if found is None:
         return front
     cut = zip(found.results, front.out_specs, strict=True)

@@ -2,29 +2,48 @@
 
 Models that were written for `lax.scan` keep the weights of all layers in one array. Whole, that
 array, its gradient and the optimizer's state would lie on every rank. So the traced step is
-evaluated once more with such a leaf as several arguments, one for the layers of each stage: a
-slice takes from its part, the transpose of a slice gives one part of the gradient, and what is
-done element by element or reduced is done part by part. A leaf of which anything else needs
-the whole stays whole. The user sees one array.
+evaluated once more with such a leaf as several arguments, one for the layers of each stage:
+what takes rows by constants, in whatever spelling (`rows.py`), takes them from their parts, its
+transpose gives parts of the gradient, and what is done element by element or reduced is done
+part by part. A leaf of which anything else needs the whole stays whole. The user sees one array.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
-from jaxpp.jax_internals.lines import at_line_of
+from jaxpp.jax_internals.jaxprs import (
+    continued,
+    drop_unused,
+    is_transposed,
+    settings_of,
+    without_constants,
+)
+from jaxpp.jax_internals.lines import at_line_of, user_line
 from jaxpp.operations import Add
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
-from jaxpp.trace.splitting import inlined_call
+from jaxpp.trace.rows import (
+    Piece,
+    Taking,
+    constant,
+    fold,
+    moved_axes,
+    placed_pieces,
+    reshaped_axis,
+    runs,
+    takings,
+)
+from jaxpp.trace.splitting import inlined_call, is_recomputation
 
 __all__ = ["Bounds", "PartedStep", "cut_results", "part_step", "parts_of_leaves"]
 
@@ -72,47 +91,131 @@ class Parting:
     leaves: set[int]  # numbers of the step's arguments
 
 
-def _static_rows(eqn: JaxprEqn) -> tuple[int, int] | None:
-    """The rows that a slice of axis 0 takes, if it does not take all of them."""
-    if eqn.primitive.name != "slice":
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """Rows of a leaf, in some shape: along `axes`, of the value's shape, stand those in `ids`."""
+
+    leaf: int
+    axes: tuple[int, ...]  # ascending
+    ids: np.ndarray
+
+    def reshaped(self, shape: Sequence[int], new_shape: Sequence[int]) -> _View | None:
+        first = self.axes[0] if self.axes else 0
+        if self.axes != tuple(range(first, first + len(self.axes))):
+            return None
+        found = reshaped_axis(shape, new_shape, first, first + len(self.axes))
+        if found is None:
+            return None
+        ids = self.ids.reshape([new_shape[axis] for axis in range(*found)])
+        return _View(self.leaf, tuple(range(*found)), ids)
+
+    def moved(self, places: Sequence[int]) -> _View:
+        axes = [places[axis] for axis in self.axes]
+        return _View(self.leaf, tuple(sorted(axes)), self.ids.transpose(np.argsort(axes)))
+
+    def taken(self, taking: Taking) -> _View | None:
+        ids = self.ids
+        for at, axis in enumerate(self.axes):
+            ids = np.take(ids, taking.places[axis], axis=at)
+        return _View(self.leaf, self.axes, ids).reshaped(
+            tuple(map(len, taking.places)), taking.shape
+        )
+
+
+def _is_reshape(eqn: JaxprEqn) -> bool:
+    """Whether the elements stay as they are, one after the other."""
+    if eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
+        return eqn.params.get("dimensions") is None or eqn.primitive.name != "reshape"
+    if eqn.primitive.name != "broadcast_in_dim":
+        return False
+    places = eqn.params["broadcast_dimensions"]
+    return eqn.outvars[0].aval.size == eqn.invars[0].aval.size and list(places) == sorted(places)
+
+
+def _views_after(eqn: JaxprEqn, operands: Sequence[Any]) -> list[_View | None] | None:
+    """The results of an equation that only rearranges a view, or takes some of it."""
+    view, *others = operands
+    if not isinstance(view, _View) or any(isinstance(o, _View) for o in others):
         return None
-    strides = eqn.params["strides"]
-    if strides is not None and strides[0] != 1:
-        return None
-    start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
-    if not start or limit[0] - start[0] == eqn.invars[0].aval.shape[0]:
-        return None
-    return start[0], limit[0]
+    out = eqn.outvars[0].aval.shape
+    if (found := takings(eqn, operands)) is not None:
+        return [view.taken(taking) for taking in found]
+    if (places := moved_axes(eqn)) is not None:
+        return [view.moved(places)]
+    if _is_reshape(eqn):
+        return [view.reshaped(eqn.invars[0].aval.shape, out)]
+    scalars = all(v.aval.shape == () for v in eqn.invars[1:])
+    return [view] if eqn.primitive.name in _ELEMENTWISE and scalars else None
+
+
+_TAKES = ("slice", "dynamic_slice", "gather", "split", "unstack", "reshape", "transpose")
 
 
 class _StageFinder:
     """Walks a loop's body: which stages take which rows of which arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes  # rows of each argument
         self.marks = 0
+        self.in_backward = False
         self.rows: dict[int, dict[int, set[int]]] = {}  # argument -> row -> stages
+        self.lines: dict[int, str | None] = {}  # argument -> where rows of it are taken
+        self.unknown: dict[int, set[int]] = {}  # argument -> stages that take unknown parts
 
-    def walk(self, jaxpr: Jaxpr, sources: Sequence[int | None]) -> list[int | None]:
-        env: dict[Var, int | None] = dict(zip(jaxpr.invars, sources, strict=True))
+    def walk(self, jaxpr: Jaxpr, given: Sequence[Any]) -> list[Any]:
+        """A `_View`, a constant or None for each result, from those for each argument."""
+        env: dict[Var, Any] = dict(zip(jaxpr.invars, given, strict=True))
 
-        def read(atom: Any) -> int | None:
-            return None if isinstance(atom, Literal) else env.get(atom)
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else env.get(atom)
 
         for eqn in jaxpr.eqns:
             found = [read(v) for v in eqn.invars]
             called = inlined_call(eqn)
             if called is not None:
-                inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-                env.update(zip(eqn.outvars, self.walk(inner, found), strict=True))
+                closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+                backward = is_recomputation(eqn) or is_transposed(eqn)
+                outs = self._call(closed, found, backward)
             elif eqn.primitive is mark_p:
                 self.marks += 1
-            elif (rows := _static_rows(eqn)) and found[0] is not None:
-                stages = self.rows.setdefault(found[0], {})
-                for row in range(*rows):
-                    stages.setdefault(row, set()).add(self.marks)
-            elif len(eqn.invars) == 1 and eqn.primitive.name in _ELEMENTWISE:
-                env[eqn.outvars[0]] = found[0]
+                outs = None
+            else:
+                outs = self._follow(eqn, found)
+            env.update(zip(eqn.outvars, outs or [None] * len(eqn.outvars), strict=True))
         return [read(v) for v in jaxpr.outvars]
+
+    def _call(self, closed: ClosedJaxpr, found: list[Any], backward: bool) -> list[Any]:
+        jaxpr = without_constants(closed.jaxpr)
+        outer, self.in_backward = self.in_backward, self.in_backward or backward
+        outs = self.walk(jaxpr, [*closed.consts, *found])
+        self.in_backward = outer
+        return outs
+
+    def _follow(self, eqn: JaxprEqn, found: list[Any]) -> list[Any] | None:
+        views = [f for f in found if isinstance(f, _View)]
+        if not views:
+            return fold(eqn, found)
+        outs = _views_after(eqn, found)
+        if outs is None or None in outs:
+            for view in views:
+                self._consume(eqn, view)
+            return None
+        if eqn.primitive.name in _TAKES:
+            self.lines.setdefault(views[0].leaf, user_line(eqn))
+        return list(outs)
+
+    def _consume(self, eqn: JaxprEqn, view: _View) -> None:
+        if self.in_backward or is_transposed(eqn):
+            return  # a backward pass takes what its forward took, or less
+        rows = set(map(int, view.ids.flat))
+        if eqn.primitive.name in _TAKES:
+            self.unknown.setdefault(view.leaf, set()).add(self.marks)
+            self.lines.setdefault(view.leaf, user_line(eqn))
+        if len(rows) == self.sizes[view.leaf]:
+            return
+        stages = self.rows.setdefault(view.leaf, {})
+        for row in rows:
+            stages.setdefault(row, set()).add(self.marks)
 
 
 def _cut(rows: dict[int, set[int]], size: int) -> set[int]:
@@ -120,32 +223,42 @@ def _cut(rows: dict[int, set[int]], size: int) -> set[int]:
     return {r for r in range(1, size) if rows.get(r, set()) != rows.get(r - 1, set())}
 
 
-def find_parting(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> Parting:
-    """The arguments of which stages of a loop take rows by constants.
+def find_parting(
+    closed: ClosedJaxpr, may_cut: Sequence[bool]
+) -> tuple[Parting, dict[int, str | None]]:
+    """The arguments of which stages of a loop take rows by constants; and those of which several
+    stages take rows in any way, with the line of one that does.
 
     `may_cut`: for each argument whether its sharding leaves axis 0 whole.
     """
-    numbers = {v: k for k, v in enumerate(closed.jaxpr.invars) if may_cut[k]}
+    invars = closed.jaxpr.invars
+    sizes = [v.aval.shape[0] if v.aval.shape else 0 for v in invars]
     cuts: dict[int, set[int]] = {}
     leaves: set[int] = set()
-    sources: dict[Var, int] = dict(numbers)
+    lines: dict[int, str | None] = {}
+    env: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    for k, v in enumerate(invars):
+        if may_cut[k] and sizes[k]:
+            env[v] = _View(k, (0,), np.arange(sizes[k]))
     for eqn in closed.jaxpr.eqns:
-        if len(eqn.invars) == 1 and eqn.primitive.name in _ELEMENTWISE:
-            if not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in sources:
-                sources[eqn.outvars[0]] = sources[eqn.invars[0]]
+        given = [v.val if isinstance(v, Literal) else env.get(v) for v in eqn.invars]
         if eqn.primitive is not loop_p:
+            outs = _views_after(eqn, given) if given else None
+            outs = outs or fold(eqn, given) or ()
+            env.update(zip(eqn.outvars, outs, strict=False))
             continue
-        finder = _StageFinder()
-        of = [None if isinstance(v, Literal) else sources.get(v) for v in eqn.invars]
-        finder.walk(eqn.params["body"].jaxpr, [*of, None])
+        finder = _StageFinder(sizes)
+        finder.walk(eqn.params["body"].jaxpr, [*given, None])
         for leaf, rows in finder.rows.items():
-            size = closed.jaxpr.invars[leaf].aval.shape[0]
-            found = _cut(rows, size)
-            if found:
+            if found := _cut(rows, sizes[leaf]):
                 leaves.add(leaf)
-                cuts.setdefault(size, set()).update(found)
+                cuts.setdefault(sizes[leaf], set()).update(found)
+                lines.setdefault(leaf, finder.lines.get(leaf))
+        for leaf, stages in finder.unknown.items():
+            if len(stages) > 1:
+                lines.setdefault(leaf, finder.lines[leaf])
     bounds = {size: (0, *sorted(found), size) for size, found in cuts.items()}
-    return Parting(bounds, leaves)
+    return Parting(bounds, leaves), lines
 
 
 # --- Evaluation by parts ----------------------------------------------------------------
@@ -153,26 +266,60 @@ def find_parting(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> Parting:
 
 @dataclasses.dataclass
 class _Parted:
-    """A value as its parts along axis 0; None is a part of zeros."""
+    """A value as its parts along an axis; None is a part of zeros."""
 
     parts: list[Any]
     bounds: Bounds
     aval: Any  # of the whole
     leaves: frozenset[int]  # that it is made of
+    axis: int = 0
 
     def shape(self, k: int) -> tuple[int, ...]:
-        return (self.bounds[k + 1] - self.bounds[k], *self.aval.shape[1:])
+        size = self.bounds[k + 1] - self.bounds[k]
+        return (*self.aval.shape[: self.axis], size, *self.aval.shape[self.axis + 1 :])
 
     def part(self, k: int) -> Any:
         found = self.parts[k]
         return jnp.zeros(self.shape(k), self.aval.dtype) if found is None else found
 
     def whole(self) -> Any:
-        return jax.lax.concatenate([self.part(k) for k in range(len(self.parts))], 0)
+        return jax.lax.concatenate([self.part(k) for k in range(len(self.parts))], self.axis)
+
+    def each(self, change: Callable[[Any], Any], **changes: Any) -> _Parted:
+        """With every part changed."""
+        parts = [None if part is None else change(part) for part in self.parts]
+        return dataclasses.replace(self, parts=parts, **changes)
 
 
-def _rows(array: Any, start: int, stop: int) -> Any:
-    return jax.lax.slice_in_dim(array, start, stop, axis=0)
+def _rows(array: Any, start: int, stop: int, axis: int = 0) -> Any:
+    return jax.lax.slice_in_dim(array, start, stop, axis=axis)
+
+
+def _take_along(value: Any, places: Sequence[np.ndarray], skipped: int) -> Any:
+    """The elements at these places along all axes but one."""
+    for axis, at in enumerate(places):
+        if axis != skipped and not np.array_equal(at, np.arange(value.shape[axis])):
+            pieces = [_rows(value, a, b, axis) for a, b in runs(at)]
+            value = pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, axis)
+    return value
+
+
+# What puts its operands into zeros, or beside each other, as they are.
+_PLACES = ("pad", "dynamic_update_slice", "concatenate")
+
+
+def _pieces_of(piece: Piece) -> list[Piece]:
+    """The parts of a piece."""
+    value = piece.value
+    if not isinstance(value, _Parted):
+        return [piece]
+    found = []
+    for k, part in enumerate(value.parts):
+        if part is not None:
+            starts = list(piece.starts)
+            starts[value.axis] += value.bounds[k]
+            found.append(Piece(part, tuple(starts), value.shape(k)))
+    return found
 
 
 class _Evaluator:
@@ -183,6 +330,8 @@ class _Evaluator:
         self.tags: dict[int, frozenset[int]] = {}  # by id of a whole value: its leaves
         self.keep: list[Any] = []  # so that ids stay theirs
         self.scalars: dict[int, Any] = {}  # by id of a whole value: what it is filled with
+        # By shape: along which axes, and where, values that are views of leaves are cut.
+        self.views: dict[tuple[int, ...], list[tuple[int, Bounds]]] = {}
 
     def tag(self, value: Any, leaves: Iterable[int]) -> None:
         self.keep.append(value)
@@ -207,18 +356,40 @@ class _Evaluator:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
+    def layouts(self, shape: tuple[int, ...]) -> list[tuple[int, Bounds]]:
+        """Along which axes and where values of this shape may be cut."""
+        bounds = self.parting.bounds.get(shape[0]) if shape else None
+        return [*([(0, bounds)] if bounds else []), *self.views.get(shape, ())]
+
+    def as_view(self, value: _Parted) -> _Parted:
+        """Remembers how it is cut: a gradient in its shape will be cut like it."""
+        known = self.views.setdefault(value.aval.shape, [])
+        if (value.axis, value.bounds) not in known:
+            known.append((value.axis, value.bounds))
+        return value
+
+    def is_zero(self, value: Any) -> bool:
+        value = self.scalars.get(id(value), value)
+        known = not isinstance(value, jax.core.Tracer | _Parted) and np.ndim(value) == 0
+        return known and not np.any(np.asarray(value))
+
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        if eqn.primitive.name == "pad" and (made := self.pad(eqn, operands)):
+        if (known := fold(eqn, operands)) is not None:
+            return known
+        if (made := self.place(eqn, operands)) is not None:
             return [made]
         name = eqn.primitive.name
         if not any(isinstance(o, _Parted) for o in operands):
             if eqn.primitive is loop_p:
                 return self.loop(eqn, operands)
             of_leaves = any(id(o) in self.tags for o in operands)
-            if not of_leaves or name not in ("cond", *_CALLS, *_REMATS):
+            # The transpose of a call that took rows puts them into zeros.
+            makes_views = name in _CALLS and any(self.layouts(v.aval.shape) for v in eqn.outvars)
+            if not makes_views and (not of_leaves or name not in ("cond", *_CALLS, *_REMATS)):
                 return self.plain(eqn, operands)
-        if name == "slice":
-            return [self.slice(eqn, operands[0])]
+        if operands and isinstance(operands[0], _Parted):
+            if (outs := self.rearranged(eqn, operands)) is not None:
+                return outs
         if name in _ELEMENTWISE:
             return [self.elementwise(eqn, operands)]
         if name in _REDUCTIONS:
@@ -262,45 +433,125 @@ class _Evaluator:
 
     # --- Equations on parts ---
 
-    def pad(self, eqn: JaxprEqn, operands: list[Any]) -> _Parted | None:
-        """The transpose of a slice: rows of a gradient, and zeros around them."""
-        aval = eqn.outvars[0].aval
-        value, fill = operands
-        config = eqn.params["padding_config"]
-        bounds = self.parting.bounds.get(aval.shape[0]) if aval.shape else None
-        zero = isinstance(eqn.invars[1], Literal) and not eqn.invars[1].val
-        rows_only = all(tuple(c) == (0, 0, 0) for c in config[1:])
-        if not bounds or isinstance(value, _Parted) or not zero or not rows_only:
+    def place(self, eqn: JaxprEqn, operands: list[Any]) -> _Parted | None:
+        """The transpose of what takes rows: rows of a gradient, and zeros around them."""
+        aval = eqn.outvars[0].aval if eqn.outvars else None
+        layouts = self.layouts(aval.shape) if hasattr(aval, "shape") else []
+        parted = [o for o in operands if isinstance(o, _Parted)]
+        if not layouts or (parted and eqn.primitive.name not in _PLACES):
             return None
-        low, high, interior = config[0]
-        if interior or low < 0 or high < 0 or not (low or high):
+        placed = placed_pieces(eqn, operands, self.is_zero) or []
+        pieces = [piece for whole in placed for piece in _pieces_of(whole)]
+        fitting = (
+            (axis, bounds)
+            for axis, bounds in layouts
+            if any(piece.shape[axis] < aval.shape[axis] for piece in pieces)
+        )
+        axis, bounds = next(fitting, (0, None))
+        if bounds is None:
             return None
-        first, last = low, aval.shape[0] - high
-        parts: list[Any] = []
-        for begin, end in zip(bounds, bounds[1:], strict=False):
-            start, stop = max(begin, first), min(end, last)
-            if start >= stop:
-                parts.append(None)
-                continue
-            piece = _rows(value, start - first, stop - first)
-            around = [(start - begin, end - stop, 0), *config[1:]]
-            parts.append(jax.lax.pad(piece, jnp.asarray(fill, piece.dtype), around))
-        return _Parted(parts, bounds, aval, frozenset())
+        leaves = frozenset().union(*(o.leaves for o in parted))
+        gaps = _Parted([None] * (len(bounds) - 1), bounds, aval, leaves, axis)
+        parts = [self._placed_part(pieces, gaps, k) for k in range(len(gaps.parts))]
+        return dataclasses.replace(gaps, parts=parts)
 
-    def slice(self, eqn: JaxprEqn, value: _Parted) -> Any:
-        rows = _static_rows(eqn)
-        if rows is None:
-            return self.bind(eqn, [self.as_whole(value)])[0]
-        params = eqn.params
-        pieces = []
-        for k, (begin, end) in enumerate(zip(value.bounds, value.bounds[1:], strict=False)):
-            start, stop = max(begin, rows[0]), min(end, rows[1])
+    def _placed_part(self, pieces: Sequence[Piece], like: _Parted, k: int) -> Any:
+        axis, begin, end = like.axis, like.bounds[k], like.bounds[k + 1]
+        found = []
+        for piece in pieces:
+            first = piece.starts[axis]
+            start, stop = max(begin, first), min(end, first + piece.shape[axis])
             if start >= stop:
                 continue
-            starts = (start - begin, *params["start_indices"][1:])
-            limits = (stop - begin, *params["limit_indices"][1:])
-            pieces.append(jax.lax.slice(value.part(k), starts, limits, params["strides"]))
-        return pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, 0)
+            value = jnp.reshape(piece.value, piece.shape)
+            value = _rows(value, start - first, stop - first, axis)
+            own = zip(piece.starts, piece.shape, like.aval.shape, strict=True)
+            around = [(at, whole - at - size, 0) for at, size, whole in own]
+            around[axis] = (start - begin, end - stop, 0)
+            found.append((start, value, around))
+        if not found:
+            return None
+        found.sort(key=lambda each: each[0])
+        sides = [c for _, _, around in found for d, c in enumerate(around) if d != axis]
+        covered = sum(value.shape[axis] for _, value, _ in found) == end - begin
+        if covered and not any(low or high for low, high, _ in sides):
+            values = [value for _, value, _ in found]
+            return values[0] if len(values) == 1 else jax.lax.concatenate(values, axis)
+        zero = jnp.zeros((), like.aval.dtype)
+        padded = [jax.lax.pad(value, zero, around) for _, value, around in found]
+        return functools.reduce(jax.lax.add, padded)
+
+    def rearranged(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
+        """What takes rows of a value, or gives it another shape; None: something else."""
+        value, *others = operands
+        if any(isinstance(o, _Parted) for o in others):
+            return None
+        aval = eqn.outvars[0].aval
+        if (found := takings(eqn, operands)) is not None:
+            outs = zip(found, eqn.outvars, strict=True)
+            return [self.take(value, taking, v.aval) for taking, v in outs]
+        if (places := moved_axes(eqn)) is not None:
+            permutation = eqn.params["permutation"]
+            moved = value.each(
+                lambda part: jax.lax.transpose(part, permutation),
+                aval=aval,
+                axis=places[value.axis],
+            )
+            return [self.as_view(moved)]
+        reshaped = self.reshape(value, aval) if _is_reshape(eqn) else None
+        return None if reshaped is None else [reshaped]
+
+    def reshape(self, value: _Parted, aval: Any) -> _Parted | None:
+        """Of the axes that the cut one becomes the first is cut, between whole units of it."""
+        old, new, axis = value.aval.shape, aval.shape, value.axis
+        before = math.prod(old[:axis])
+        first = next((k for k in range(len(new)) if math.prod(new[:k]) == before), None)
+        while first is not None and first < len(new) and new[first] == 1:
+            first += 1
+        if first is None or first == len(new):
+            return None
+        unit, new_unit = math.prod(old[axis + 1 :]), math.prod(new[first + 1 :])
+        if any(bound * unit % new_unit for bound in value.bounds):
+            return None
+        bounds = tuple(bound * unit // new_unit for bound in value.bounds)
+        made = _Parted([], bounds, aval, value.leaves, first)
+        made.parts = [
+            None if part is None else jax.lax.reshape(part, made.shape(k))
+            for k, part in enumerate(value.parts)
+        ]
+        return self.as_view(made)
+
+    def take(self, value: _Parted, taking: Taking, aval: Any) -> Any:
+        if math.prod(taking.shape) == 0:
+            return jnp.zeros(taking.shape, value.aval.dtype)
+        rows = taking.places[value.axis]
+        if np.array_equal(rows, np.arange(value.aval.shape[value.axis])):
+            shape = tuple(map(len, taking.places))
+            cut = value.each(
+                lambda part: _take_along(part, taking.places, value.axis),
+                aval=jax.core.ShapedArray(shape, value.aval.dtype),
+            )
+            made = self.reshape(cut, aval)
+            return jnp.reshape(self.as_whole(cut), taking.shape) if made is None else made
+        if len(rows) == value.aval.shape[value.axis]:  # all, in another order
+            return _take_along(self.as_whole(value), taking.places, -1)
+        pieces = []
+        for start, stop in runs(rows):
+            for k, (begin, end) in enumerate(zip(value.bounds, value.bounds[1:], strict=False)):
+                first, last = max(begin, start), min(end, stop)
+                if first < last:
+                    piece = _rows(value.part(k), first - begin, last - begin, value.axis)
+                    pieces.append(_take_along(piece, taking.places, value.axis))
+        if len(pieces) == 1:
+            return jnp.reshape(pieces[0], taking.shape)
+        # Of several parts: still by parts, for who takes some of it again. That it is used
+        # whole is no reason to keep the leaf whole.
+        ends = np.cumsum([0, *(piece.shape[value.axis] for piece in pieces)]).tolist()
+        shape = tuple(map(len, taking.places))
+        whole = jax.core.ShapedArray(shape, value.aval.dtype)
+        some = _Parted(pieces, tuple(ends), whole, frozenset(), value.axis)
+        made = self.reshape(some, aval)
+        return jnp.reshape(some.whole(), taking.shape) if made is None else made
 
     def _part_of(self, value: Any, like: _Parted, k: int) -> Any:
         """What of an operand meets part k of `like`."""
@@ -311,14 +562,15 @@ class _Evaluator:
         if id(value) in self.scalars:
             return jnp.broadcast_to(self.scalars[id(value)], like.shape(k))
         self.wanted |= self.tags.get(id(value), frozenset())
-        return _rows(value, like.bounds[k], like.bounds[k + 1])
+        return _rows(value, like.bounds[k], like.bounds[k + 1], like.axis)
 
     def elementwise(self, eqn: JaxprEqn, operands: list[Any]) -> _Parted | Any:
         parted = [o for o in operands if isinstance(o, _Parted)]
         like = parted[0]
         aval = eqn.outvars[0].aval
         shapes = {jnp.shape(o) for o in operands if not isinstance(o, _Parted)}
-        if any(o.bounds != like.bounds for o in parted) or not shapes <= {(), aval.shape}:
+        cuts = {(o.axis, o.bounds) for o in parted}
+        if len(cuts) > 1 or not shapes <= {(), aval.shape}:
             return self.bind(eqn, [self.as_whole(o) for o in operands])[0]
         leaves = frozenset().union(*(o.leaves for o in parted))
         parts: list[Any] = []
@@ -333,20 +585,22 @@ class _Evaluator:
                     continue
             inputs = [self._part_of(o, like, k) for o in operands]
             parts.append(self.bind(eqn, inputs)[0])
-        return _Parted(parts, like.bounds, aval, leaves)
+        return _Parted(parts, like.bounds, aval, leaves, like.axis)
 
     def reduce(self, eqn: JaxprEqn, value: _Parted) -> Any:
+        aval = eqn.outvars[0].aval
+        sums = eqn.primitive.name == "reduce_sum"  # parts of zeros add nothing
+        if value.axis not in eqn.params["axes"]:
+            full = value if sums else _without_gaps(value)
+            axis = value.axis - sum(axis < value.axis for axis in eqn.params["axes"])
+            return full.each(lambda part: self.bind(eqn, [part])[0], aval=aval, axis=axis)
         parts = [
             self.bind(eqn, [value.part(k)])[0]
             for k, part in enumerate(value.parts)
-            if part is not None or eqn.primitive.name != "reduce_sum"
+            if part is not None or not sums
         ]
-        if 0 not in eqn.params["axes"]:
-            if len(parts) != len(value.parts):
-                return self.bind(eqn, [self.as_whole(value)])[0]
-            return _Parted(parts, value.bounds, eqn.outvars[0].aval, value.leaves)
         if not parts:
-            return jnp.zeros(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
+            return jnp.zeros(aval.shape, aval.dtype)
         return functools.reduce(_REDUCTIONS[eqn.primitive.name], parts)
 
     def barrier(self, operands: list[Any]) -> list[Any]:
@@ -401,7 +655,8 @@ class _Evaluator:
         layouts: list[Any] = []
 
         def run(*args: Any) -> list[Any]:
-            given = make(args[: len(flat)])
+            pairs = zip(flat, args, strict=False)
+            given = make([x if constant(x) is not None else arg for x, arg in pairs])
             self.same_origins(operands, given)
             outs = self.run(jaxpr, (), [*given, *args[len(flat) :]])
             may = [True] * len(outs) if parted is None else parted
@@ -503,9 +758,12 @@ class PartedStep:
     results: list[Bounds | None]
 
 
-def part_step(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> PartedStep | None:
-    """The step with the leaves that stages take rows of by parts; None if there are none."""
-    parting = find_parting(closed, may_cut)
+def part_step(
+    closed: ClosedJaxpr, may_cut: Sequence[bool]
+) -> tuple[PartedStep | None, dict[int, str | None]]:
+    """The step with the leaves that stages take rows of by parts, None if there are none; and
+    the leaves that stay whole though several stages take rows of them, with a line that does."""
+    parting, lines = find_parting(closed, may_cut)
     refused: set[int] = set()
     while parting.leaves:
         evaluator = _Evaluator(parting)
@@ -514,9 +772,9 @@ def part_step(closed: ClosedJaxpr, may_cut: Sequence[bool]) -> PartedStep | None
         if not more:
             refused |= evaluator.refused
             if not parting.leaves & refused:
-                return found
+                return found, {k: v for k, v in lines.items() if k not in parting.leaves}
         parting = Parting(parting.bounds, (parting.leaves | more) - refused)
-    return None
+    return None, lines
 
 
 def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJaxpr:
@@ -561,6 +819,9 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
                 parts = [next(rest) for _ in bounds[1:]]
                 args.append(_Parted(parts, bounds, v.aval, frozenset([k])))
         outs = evaluator.run(jaxpr, closed.consts, args)
+        outs = [
+            o.whole() if isinstance(o, _Parted) and o.axis != 0 else o for o in outs
+        ]
         results.extend(o.bounds if isinstance(o, _Parted) else None for o in outs)
         return _flatten([_without_gaps(o) for o in outs])[0]
 
