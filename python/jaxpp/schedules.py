@@ -166,8 +166,8 @@ def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> Jaxp
         )
     return make_error(
         "mesh",
-        f"schedule {what} {counted(ranks, 'rank')}, but the mesh has {mpmd_dim} along its pipeline axis; "
-        f"give both the same size{instead}{more}",
+        f"schedule {what} {counted(ranks, 'rank')}, but the mesh has {mpmd_dim} along its "
+        f"pipeline axis; give both the same size{instead}{more}",
     )
 
 

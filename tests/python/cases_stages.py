@@ -428,9 +428,9 @@ warned(
 )
 warned(
     "A large leaf that each device has a copy of",
-    lambda: JIT(
-        m.wide_step, mesh(2, data=2), in_specs=([P("data"), None], P(None, "data"))
-    )(m.wide_params(), m.wide_batch()),
+    lambda: JIT(m.wide_step, mesh(2, data=2), in_specs=([P("data"), None], P(None, "data")))(
+        m.wide_params(), m.wide_batch()
+    ),
     "each of the 2 devices of a rank has a copy of ws[1] (4.0 MiB)",
     "other leaves of ws are sharded",
 )

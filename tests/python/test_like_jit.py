@@ -204,9 +204,7 @@ def test_a_donated_array_is_passed_once(jit, donated):
 
     jits = {
         "jax": lambda: jax.jit(both, donate_argnums=donated),
-        "jaxpp": lambda: jaxpp.mpmd_jit_with_loop(
-            both, make_mesh(2), donate_argnums=donated
-        ),
+        "jaxpp": lambda: jaxpp.mpmd_jit_with_loop(both, make_mesh(2), donate_argnums=donated),
     }
     step, x = jits[jit](), jnp.ones(4)
     with pytest.raises((RuntimeError, ValueError)):

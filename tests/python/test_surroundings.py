@@ -6,6 +6,10 @@ Wherever the user's function stands, the message is the same and names the user'
 from __future__ import annotations
 
 import functools
+import os
+import pathlib
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -154,7 +158,7 @@ def test_arguments_of_jaxs_own_messages_have_their_names() -> None:
         assert "function step at " in str(caught.value)
 
 
-def test_foreign_variables_are_warned_of(tmp_path):
+def test_foreign_variables_are_warned_of(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os\n\nimport jaxpp\n")
     environment = {**os.environ, "JAXPP_ENABLE_LICM": "1"}

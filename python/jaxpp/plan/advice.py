@@ -95,7 +95,9 @@ def _warn_of_replicated_leaves(
         sharded = any(step.mesh.shape[axis] > 1 for axis in _axes_of(spec))
         by_argument.setdefault(kind, []).append((name, _bytes(aval), sharded))
     for kind, leaves in by_argument.items():
-        whole = [(name, size) for name, size, sharded in leaves if not sharded and size > _LARGE]
+        whole = [
+            (name, size) for name, size, sharded in leaves if not sharded and size > _LARGE
+        ]
         if not whole or not any(sharded for *_, sharded in leaves):
             continue
         shown = ", ".join(f"{name} ({_size_text(size)})" for name, size in whole[:4])
@@ -124,8 +126,8 @@ def _warn_of_large_constants(step: Step, graph: Graph) -> None:
             aval = graph.avals[value]
             warn(
                 f"{step.title} closes over a constant of {_size_text(_bytes(aval))}, "
-                f"{aval.dtype}{list(aval.shape)}, which it uses at {line}: the step keeps it on "
-                "the devices for as long as it lives. Pass it as an argument",
+                f"{aval.dtype}{list(aval.shape)}, which it uses at {line}: the step keeps it "
+                "on the devices for as long as it lives. Pass it as an argument",
                 line,
             )
 
@@ -160,8 +162,8 @@ def warn_of_unparted(leaves: Sequence[tuple[str, Any, str | None]]) -> None:
     more = f" and {len(large) - 4} more" if len(large) > 4 else ""
     line = large[0][2]
     warn(
-        f"each rank whose stages take rows of it at {line or '?'} holds the whole of {shown}{more}: "
-        "which rows a stage takes is not known when the step is traced, or something needs all of "
-        "them. Take them by constants (w[i], w[2:4]), and nothing else of the array",
+        f"rows of an array are taken by stages at {line or '?'}, and each of their ranks holds the "
+        f"whole of {shown}{more}: which rows a stage takes is not known when the step is traced, "
+        "or something needs all of them. Take rows by constants (w[i], w[2:4]), and nothing else",
         line,
     )

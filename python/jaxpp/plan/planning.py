@@ -388,9 +388,7 @@ def _part_front(front: _Front) -> _Front:
         may_cut = [not _cuts_rows(s) for s in front.in_specs]
         found, unparted = part_step(front.closed, may_cut)
     avals = [v.aval for v in front.closed.jaxpr.invars]
-    warn_of_unparted(
-        [(front.arg_names[k], avals[k], line) for k, line in unparted.items()]
-    )
+    warn_of_unparted([(front.arg_names[k], avals[k], line) for k, line in unparted.items()])
     if found is None:
         return front
     cut = zip(found.results, front.out_specs, strict=True)

@@ -233,8 +233,8 @@ class CompiledStep:
         return arrays
 
     def _freed_by_donation(self) -> set[int]:
-        """The leaves of arguments whose donated memory results can take, each by one of the same
-        type: `jax.jit` deletes the arrays of JAX's that are passed there, and no others."""
+        """The donated leaves whose memory a result of the same type can take: `jax.jit` deletes
+        the arrays of JAX's that are passed there, and no others."""
         types = [placement.key[:2] for _, placement in self._result_groups]
         freed = set()
         for leaf, (first, placement) in enumerate(self._argument_groups):

@@ -321,7 +321,7 @@ def closed_over_error(value: jax.core.Tracer) -> JaxppError:
 
 
 def refuse_refs_from_outside(closed: ClosedJaxpr, title: str) -> None:
-    """Raises JaxppError("unsupported") where a function uses a `jax.Ref` that it did not make."""
+    """Raises JaxppError("unsupported") for a function that uses a `jax.Ref` of another's."""
     for variable, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         if not is_ref(const):
             continue

@@ -1,13 +1,13 @@
-"""What equations do with the rows of an array, in whatever spelling: which elements a slice, a
-split or a gather by constants takes, where the transposes of these put them, and where a reshape
-or a transposition leaves the axis along which an array is cut."""
+"""What equations do with the rows of an array, however it is written: which elements a slice, a
+split or a gather by constants takes, where the transposes of these put them, and where a
+reshape or a transposition leaves the axis along which an array is cut."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -63,11 +63,14 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
 # --- Taking -----------------------------------------------------------------------------
 
 
+Places: TypeAlias = tuple[np.ndarray, ...]  # along each axis
+
+
 @dataclasses.dataclass(frozen=True)
 class Taking:
     """The elements at these places along each axis, as an array of this shape."""
 
-    places: tuple[np.ndarray, ...]
+    places: Places
     shape: tuple[int, ...]
 
 
@@ -81,10 +84,6 @@ def _clamped_starts(
             return None
         found.append(min(max(int(known), 0), whole - size))
     return found
-
-
-def _box(starts: Sequence[int], limits: Sequence[int]) -> tuple[np.ndarray, ...]:
-    return tuple(np.arange(a, b) for a, b in zip(starts, limits, strict=True))
 
 
 def _gathered_rows(eqn: JaxprEqn, indices: Any, shape: Sequence[int]) -> np.ndarray | None:
@@ -106,41 +105,61 @@ def _gathered_rows(eqn: JaxprEqn, indices: Any, shape: Sequence[int]) -> np.ndar
     return rows if ((rows >= 0) & (rows < shape[0])).all() else None
 
 
+def _sliced(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
+    params = eqn.params
+    steps = params["strides"] or (1,) * len(whole)
+    ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
+    return [tuple(np.arange(a, b, step) for a, b, step in ends)]
+
+
+def _sliced_at(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
+    sizes = eqn.params["slice_sizes"]
+    starts = _clamped_starts(operands[1:], sizes, tuple(map(len, whole)))
+    if starts is None:
+        return None
+    return [tuple(np.arange(a, a + size) for a, size in zip(starts, sizes, strict=True))]
+
+
+def _gathered(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
+    rows = _gathered_rows(eqn, operands[1], tuple(map(len, whole)))
+    return None if rows is None else [(rows, *whole[1:])]
+
+
+def _reversed(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
+    axes = eqn.params["dimensions"]
+    return [tuple(at[::-1] if axis in axes else at for axis, at in enumerate(whole))]
+
+
+def _divided(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
+    axis = eqn.params["axis"]
+    sizes = eqn.params.get("sizes", [1] * len(eqn.outvars))
+    ends = np.cumsum([0, *sizes])
+    found = []
+    for begin, end in zip(ends, ends[1:], strict=False):
+        found.append((*whole[:axis], np.arange(begin, end), *whole[axis + 1 :]))
+    return found
+
+
+_TAKINGS = {
+    "slice": _sliced,
+    "dynamic_slice": _sliced_at,
+    "gather": _gathered,
+    "rev": _reversed,
+    "split": _divided,
+    "unstack": _divided,
+}
+
+
 def takings(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Taking] | None:
     """What each result takes of the first operand, by constants; None: something else."""
-    name, params = eqn.primitive.name, eqn.params
-    shape = eqn.invars[0].aval.shape if eqn.invars else ()
+    find = _TAKINGS.get(eqn.primitive.name)
+    if find is None:
+        return None
+    found = find(eqn, operands, tuple(np.arange(size) for size in eqn.invars[0].aval.shape))
+    if found is None:
+        return None
     outs = [v.aval.shape for v in eqn.outvars]
-    if name == "slice":
-        steps = params["strides"] or (1,) * len(shape)
-        ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
-        return [Taking(tuple(np.arange(a, b, step) for a, b, step in ends), outs[0])]
-    if name == "dynamic_slice":
-        sizes = params["slice_sizes"]
-        starts = _clamped_starts(operands[1:], sizes, shape)
-        if starts is None:
-            return None
-        limits = [a + size for a, size in zip(starts, sizes, strict=True)]
-        return [Taking(_box(starts, limits), outs[0])]
-    if name == "gather":
-        rows = _gathered_rows(eqn, operands[1], shape)
-        return rows is not None and [Taking((rows, *_box([0] * len(shape), shape)[1:]), outs[0])] or None
-    if name == "rev":
-        places = list(_box([0] * len(shape), shape))
-        for axis in params["dimensions"]:
-            places[axis] = places[axis][::-1]
-        return [Taking(tuple(places), outs[0])]
-    if name in ("split", "unstack"):
-        axis = params["axis"]
-        sizes = params["sizes"] if name == "split" else [1] * len(outs)
-        ends = np.cumsum([0, *sizes])
-        found = []
-        for begin, end, out in zip(ends, ends[1:], outs, strict=False):
-            places = list(_box([0] * len(shape), shape))
-            places[axis] = np.arange(begin, end)
-            found.append(Taking(tuple(places), out))
-        return found
-    return None
+    return [Taking(places, shape) for places, shape in zip(found, outs, strict=True)]
 
 
 def runs(places: np.ndarray) -> list[tuple[int, int]]:
@@ -166,34 +185,37 @@ class Piece:
     shape: tuple[int, ...]
 
 
+def _beside_each_other(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Piece]:
+    out = eqn.outvars[0].aval.shape
+    stacks = eqn.primitive.name == "stack"
+    axis = eqn.params["axis" if stacks else "dimension"] % len(out)
+    found, at = [], 0
+    for value, variable in zip(operands, eqn.invars, strict=True):
+        shape = variable.aval.shape
+        own = (*shape[:axis], 1, *shape[axis:]) if stacks else shape
+        found.append(Piece(value, tuple(at * (k == axis) for k in range(len(out))), own))
+        at += own[axis]
+    return found
+
+
 def placed_pieces(
     eqn: JaxprEqn, operands: Sequence[Any], is_zero: Callable[[Any], bool]
 ) -> list[Piece] | None:
     """The pieces that an equation puts beside each other into zeros; None: something else."""
-    name, params = eqn.primitive.name, eqn.params
-    out = eqn.outvars[0].aval.shape if eqn.outvars else ()
+    name = eqn.primitive.name
+    if name in ("concatenate", "stack"):
+        return [p for p in _beside_each_other(eqn, operands) if not is_zero(p.value)]
     shapes = [v.aval.shape for v in eqn.invars]
-    if name == "pad":
-        config = params["padding_config"]
+    if name == "pad" and is_zero(operands[1]):
+        config = eqn.params["padding_config"]
         inside = all(low >= 0 and high >= 0 and not within for low, high, within in config)
-        if not inside or not is_zero(operands[1]):
-            return None
-        return [Piece(operands[0], tuple(int(low) for low, *_ in config), shapes[0])]
+        lows = tuple(int(low) for low, *_ in config)
+        return [Piece(operands[0], lows, shapes[0])] if inside else None
     if name == "dynamic_update_slice" and is_zero(operands[0]):
-        starts = _clamped_starts(operands[2:], shapes[1], out)
+        starts = _clamped_starts(operands[2:], shapes[1], shapes[0])
         return None if starts is None else [Piece(operands[1], tuple(starts), shapes[1])]
     if name == "scatter-add" and is_zero(operands[0]):
         return _scattered_rows(eqn, operands)
-    if name in ("concatenate", "stack"):
-        axis = params["dimension"] if name == "concatenate" else params["axis"]
-        axis %= len(out)
-        found, at = [], 0
-        for value, shape in zip(operands, shapes, strict=True):
-            own = shape if name == "concatenate" else (*shape[:axis], 1, *shape[axis:])
-            starts = tuple(at if k == axis else 0 for k in range(len(out)))
-            found.append(Piece(value, starts, own))
-            at += own[axis]
-        return [piece for piece in found if not is_zero(piece.value)]
     return None
 
 
@@ -231,8 +253,8 @@ def _scattered_rows(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Piece] | Non
 def reshaped_axis(
     shape: Sequence[int], new_shape: Sequence[int], first: int, last: int
 ) -> tuple[int, int] | None:
-    """Where the axes first .. last - 1 of a shape are in another of as many elements: they are
-    these axes there, whatever they are divided into or merged from; None: merged with others."""
+    """The axes of `new_shape` (first, end) that the axes first .. last - 1 of `shape` become
+    in a reshape, alone; None: it merges them with others."""
     before, inside = math.prod(shape[:first]), math.prod(shape[first:last])
     begin = 0
     while begin < len(new_shape) and math.prod(new_shape[:begin]) != before:

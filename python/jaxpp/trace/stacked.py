@@ -3,9 +3,10 @@
 Models that were written for `lax.scan` keep the weights of all layers in one array. Whole, that
 array, its gradient and the optimizer's state would lie on every rank. So the traced step is
 evaluated once more with such a leaf as several arguments, one for the layers of each stage:
-what takes rows by constants, in whatever spelling (`rows.py`), takes them from their parts, its
+what takes rows by constants, however it is written (`rows.py`), takes them from their parts, its
 transpose gives parts of the gradient, and what is done element by element or reduced is done
-part by part. A leaf of which anything else needs the whole stays whole. The user sees one array.
+part by part. A leaf of which anything else needs the whole stays whole. The user sees one
+array.
 """
 
 from __future__ import annotations
@@ -21,17 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxpp.jax_internals.jaxprs import (
-    continued,
-    drop_unused,
-    is_transposed,
-    settings_of,
-    without_constants,
-)
-from jaxpp.jax_internals.lines import at_line_of, user_line
+from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
+from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
 from jaxpp.trace.loop import loop_p
-from jaxpp.trace.marks import mark_p
+from jaxpp.trace.parting import ELEMENTWISE, Bounds, Parting, find_parting, is_reshape
 from jaxpp.trace.rows import (
     Piece,
     Taking,
@@ -39,15 +34,12 @@ from jaxpp.trace.rows import (
     fold,
     moved_axes,
     placed_pieces,
-    reshaped_axis,
     runs,
     takings,
 )
-from jaxpp.trace.splitting import inlined_call, is_recomputation
+from jaxpp.trace.splitting import inlined_call
 
 __all__ = ["Bounds", "PartedStep", "cut_results", "part_step", "parts_of_leaves"]
-
-Bounds = tuple[int, ...]  # 0, ..., the size of axis 0
 
 
 def parts_of_leaves(bounds: Sequence[Bounds | None]) -> list[range]:
@@ -60,14 +52,6 @@ def parts_of_leaves(bounds: Sequence[Bounds | None]) -> list[range]:
     return found
 
 
-_ELEMENTWISE = {
-    *("abs", "neg", "sign", "floor", "ceil", "round", "is_finite", "exp", "exp2", "log"),
-    *("log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "sqrt", "rsqrt", "cbrt"),
-    *("integer_pow", "square", "erf", "erfc", "erf_inv", "convert_element_type", "copy"),
-    *("copy_p", "reduce_precision", "real", "imag", "conj", "not", "pow", "add", "sub"),
-    *("mul", "div", "rem", "max", "min", "add_any", "and", "or", "xor", "eq", "ne", "lt"),
-    *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp"),
-}
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _REMATS = ("checkpoint", "remat", "remat2")
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -78,187 +62,6 @@ _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_and": jax.lax.bitwise_and,
     "reduce_or": jax.lax.bitwise_or,
 }
-
-
-# --- Which leaves, cut where ------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Parting:
-    """How the leaves that are stored by parts are cut along axis 0."""
-
-    bounds: dict[int, Bounds]  # by the size of axis 0
-    leaves: set[int]  # numbers of the step's arguments
-
-
-@dataclasses.dataclass(frozen=True)
-class _View:
-    """Rows of a leaf, in some shape: along `axes`, of the value's shape, stand those in `ids`."""
-
-    leaf: int
-    axes: tuple[int, ...]  # ascending
-    ids: np.ndarray
-
-    def reshaped(self, shape: Sequence[int], new_shape: Sequence[int]) -> _View | None:
-        first = self.axes[0] if self.axes else 0
-        if self.axes != tuple(range(first, first + len(self.axes))):
-            return None
-        found = reshaped_axis(shape, new_shape, first, first + len(self.axes))
-        if found is None:
-            return None
-        ids = self.ids.reshape([new_shape[axis] for axis in range(*found)])
-        return _View(self.leaf, tuple(range(*found)), ids)
-
-    def moved(self, places: Sequence[int]) -> _View:
-        axes = [places[axis] for axis in self.axes]
-        return _View(self.leaf, tuple(sorted(axes)), self.ids.transpose(np.argsort(axes)))
-
-    def taken(self, taking: Taking) -> _View | None:
-        ids = self.ids
-        for at, axis in enumerate(self.axes):
-            ids = np.take(ids, taking.places[axis], axis=at)
-        return _View(self.leaf, self.axes, ids).reshaped(
-            tuple(map(len, taking.places)), taking.shape
-        )
-
-
-def _is_reshape(eqn: JaxprEqn) -> bool:
-    """Whether the elements stay as they are, one after the other."""
-    if eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
-        return eqn.params.get("dimensions") is None or eqn.primitive.name != "reshape"
-    if eqn.primitive.name != "broadcast_in_dim":
-        return False
-    places = eqn.params["broadcast_dimensions"]
-    return eqn.outvars[0].aval.size == eqn.invars[0].aval.size and list(places) == sorted(places)
-
-
-def _views_after(eqn: JaxprEqn, operands: Sequence[Any]) -> list[_View | None] | None:
-    """The results of an equation that only rearranges a view, or takes some of it."""
-    view, *others = operands
-    if not isinstance(view, _View) or any(isinstance(o, _View) for o in others):
-        return None
-    out = eqn.outvars[0].aval.shape
-    if (found := takings(eqn, operands)) is not None:
-        return [view.taken(taking) for taking in found]
-    if (places := moved_axes(eqn)) is not None:
-        return [view.moved(places)]
-    if _is_reshape(eqn):
-        return [view.reshaped(eqn.invars[0].aval.shape, out)]
-    scalars = all(v.aval.shape == () for v in eqn.invars[1:])
-    return [view] if eqn.primitive.name in _ELEMENTWISE and scalars else None
-
-
-_TAKES = ("slice", "dynamic_slice", "gather", "split", "unstack", "reshape", "transpose")
-
-
-class _StageFinder:
-    """Walks a loop's body: which stages take which rows of which arguments."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = sizes  # rows of each argument
-        self.marks = 0
-        self.in_backward = False
-        self.rows: dict[int, dict[int, set[int]]] = {}  # argument -> row -> stages
-        self.lines: dict[int, str | None] = {}  # argument -> where rows of it are taken
-        self.unknown: dict[int, set[int]] = {}  # argument -> stages that take unknown parts
-
-    def walk(self, jaxpr: Jaxpr, given: Sequence[Any]) -> list[Any]:
-        """A `_View`, a constant or None for each result, from those for each argument."""
-        env: dict[Var, Any] = dict(zip(jaxpr.invars, given, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else env.get(atom)
-
-        for eqn in jaxpr.eqns:
-            found = [read(v) for v in eqn.invars]
-            called = inlined_call(eqn)
-            if called is not None:
-                closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
-                backward = is_recomputation(eqn) or is_transposed(eqn)
-                outs = self._call(closed, found, backward)
-            elif eqn.primitive is mark_p:
-                self.marks += 1
-                outs = None
-            else:
-                outs = self._follow(eqn, found)
-            env.update(zip(eqn.outvars, outs or [None] * len(eqn.outvars), strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def _call(self, closed: ClosedJaxpr, found: list[Any], backward: bool) -> list[Any]:
-        jaxpr = without_constants(closed.jaxpr)
-        outer, self.in_backward = self.in_backward, self.in_backward or backward
-        outs = self.walk(jaxpr, [*closed.consts, *found])
-        self.in_backward = outer
-        return outs
-
-    def _follow(self, eqn: JaxprEqn, found: list[Any]) -> list[Any] | None:
-        views = [f for f in found if isinstance(f, _View)]
-        if not views:
-            return fold(eqn, found)
-        outs = _views_after(eqn, found)
-        if outs is None or None in outs:
-            for view in views:
-                self._consume(eqn, view)
-            return None
-        if eqn.primitive.name in _TAKES:
-            self.lines.setdefault(views[0].leaf, user_line(eqn))
-        return list(outs)
-
-    def _consume(self, eqn: JaxprEqn, view: _View) -> None:
-        if self.in_backward or is_transposed(eqn):
-            return  # a backward pass takes what its forward took, or less
-        rows = set(map(int, view.ids.flat))
-        if eqn.primitive.name in _TAKES:
-            self.unknown.setdefault(view.leaf, set()).add(self.marks)
-            self.lines.setdefault(view.leaf, user_line(eqn))
-        if len(rows) == self.sizes[view.leaf]:
-            return
-        stages = self.rows.setdefault(view.leaf, {})
-        for row in rows:
-            stages.setdefault(row, set()).add(self.marks)
-
-
-def _cut(rows: dict[int, set[int]], size: int) -> set[int]:
-    """Where the stages that take a row are others than those of the row before."""
-    return {r for r in range(1, size) if rows.get(r, set()) != rows.get(r - 1, set())}
-
-
-def find_parting(
-    closed: ClosedJaxpr, may_cut: Sequence[bool]
-) -> tuple[Parting, dict[int, str | None]]:
-    """The arguments of which stages of a loop take rows by constants; and those of which several
-    stages take rows in any way, with the line of one that does.
-
-    `may_cut`: for each argument whether its sharding leaves axis 0 whole.
-    """
-    invars = closed.jaxpr.invars
-    sizes = [v.aval.shape[0] if v.aval.shape else 0 for v in invars]
-    cuts: dict[int, set[int]] = {}
-    leaves: set[int] = set()
-    lines: dict[int, str | None] = {}
-    env: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for k, v in enumerate(invars):
-        if may_cut[k] and sizes[k]:
-            env[v] = _View(k, (0,), np.arange(sizes[k]))
-    for eqn in closed.jaxpr.eqns:
-        given = [v.val if isinstance(v, Literal) else env.get(v) for v in eqn.invars]
-        if eqn.primitive is not loop_p:
-            outs = _views_after(eqn, given) if given else None
-            outs = outs or fold(eqn, given) or ()
-            env.update(zip(eqn.outvars, outs, strict=False))
-            continue
-        finder = _StageFinder(sizes)
-        finder.walk(eqn.params["body"].jaxpr, [*given, None])
-        for leaf, rows in finder.rows.items():
-            if found := _cut(rows, sizes[leaf]):
-                leaves.add(leaf)
-                cuts.setdefault(sizes[leaf], set()).update(found)
-                lines.setdefault(leaf, finder.lines.get(leaf))
-        for leaf, stages in finder.unknown.items():
-            if len(stages) > 1:
-                lines.setdefault(leaf, finder.lines[leaf])
-    bounds = {size: (0, *sorted(found), size) for size, found in cuts.items()}
-    return Parting(bounds, leaves), lines
 
 
 # --- Evaluation by parts ----------------------------------------------------------------
@@ -384,13 +187,15 @@ class _Evaluator:
                 return self.loop(eqn, operands)
             of_leaves = any(id(o) in self.tags for o in operands)
             # The transpose of a call that took rows puts them into zeros.
-            makes_views = name in _CALLS and any(self.layouts(v.aval.shape) for v in eqn.outvars)
+            makes_views = name in _CALLS and any(
+                self.layouts(v.aval.shape) for v in eqn.outvars
+            )
             if not makes_views and (not of_leaves or name not in ("cond", *_CALLS, *_REMATS)):
                 return self.plain(eqn, operands)
         if operands and isinstance(operands[0], _Parted):
             if (outs := self.rearranged(eqn, operands)) is not None:
                 return outs
-        if name in _ELEMENTWISE:
+        if name in ELEMENTWISE:
             return [self.elementwise(eqn, operands)]
         if name in _REDUCTIONS:
             return [self.reduce(eqn, operands[0])]
@@ -417,7 +222,7 @@ class _Evaluator:
     def plain(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """No part is involved; what a whole value is made of is remembered."""
         outs = self.bind(eqn, operands)
-        if eqn.primitive.name in _ELEMENTWISE:
+        if eqn.primitive.name in ELEMENTWISE:
             shape = eqn.outvars[0].aval.shape
             leaves = [
                 self.tags.get(id(o), frozenset())
@@ -435,7 +240,7 @@ class _Evaluator:
 
     def place(self, eqn: JaxprEqn, operands: list[Any]) -> _Parted | None:
         """The transpose of what takes rows: rows of a gradient, and zeros around them."""
-        aval = eqn.outvars[0].aval if eqn.outvars else None
+        aval: Any = eqn.outvars[0].aval if eqn.outvars else None
         layouts = self.layouts(aval.shape) if hasattr(aval, "shape") else []
         parted = [o for o in operands if isinstance(o, _Parted)]
         if not layouts or (parted and eqn.primitive.name not in _PLACES):
@@ -498,7 +303,7 @@ class _Evaluator:
                 axis=places[value.axis],
             )
             return [self.as_view(moved)]
-        reshaped = self.reshape(value, aval) if _is_reshape(eqn) else None
+        reshaped = self.reshape(value, aval) if is_reshape(eqn) else None
         return None if reshaped is None else [reshaped]
 
     def reshape(self, value: _Parted, aval: Any) -> _Parted | None:
@@ -762,7 +567,7 @@ def part_step(
     closed: ClosedJaxpr, may_cut: Sequence[bool]
 ) -> tuple[PartedStep | None, dict[int, str | None]]:
     """The step with the leaves that stages take rows of by parts, None if there are none; and
-    the leaves that stay whole though several stages take rows of them, with a line that does."""
+    the leaves that stay whole though several stages take rows of them, each with a line."""
     parting, lines = find_parting(closed, may_cut)
     refused: set[int] = set()
     while parting.leaves:
@@ -819,9 +624,7 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
                 parts = [next(rest) for _ in bounds[1:]]
                 args.append(_Parted(parts, bounds, v.aval, frozenset([k])))
         outs = evaluator.run(jaxpr, closed.consts, args)
-        outs = [
-            o.whole() if isinstance(o, _Parted) and o.axis != 0 else o for o in outs
-        ]
+        outs = [o.whole() if isinstance(o, _Parted) and o.axis != 0 else o for o in outs]
         results.extend(o.bounds if isinstance(o, _Parted) else None for o in outs)
         return _flatten([_without_gaps(o) for o in outs])[0]
 
