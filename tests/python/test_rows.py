@@ -196,7 +196,7 @@ def test_rows_that_are_not_recognised_are_warned_of() -> None:
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))
 
     w, xs = jnp.ones((2, 512, 512)), jnp.ones((2, 1, 512))
-    with pytest.warns(UserWarning, match=r"holds the whole of w \(2\.0 MiB\)") as caught:
+    with pytest.warns(UserWarning, match=r"holds all of w \(2\.0 MiB\)") as caught:
         jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(w, jnp.arange(2), xs)
     assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():

@@ -162,8 +162,8 @@ def warn_of_unparted(leaves: Sequence[tuple[str, Any, str | None]]) -> None:
     more = f" and {len(large) - 4} more" if len(large) > 4 else ""
     line = large[0][2]
     warn(
-        f"rows of an array are taken by stages at {line or '?'}, and each of their ranks holds the "
-        f"whole of {shown}{more}: which rows a stage takes is not known when the step is traced, "
-        "or something needs all of them. Take rows by constants (w[i], w[2:4]), and nothing else",
+        f"stages take rows of an array at {line or '?'}, and each of their ranks holds all "
+        f"of {shown}{more}: which rows a stage takes is not known when the step is traced, or "
+        "something needs all of them. Take rows by constants (w[i], w[2:4]), and only so",
         line,
     )

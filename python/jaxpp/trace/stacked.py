@@ -3,9 +3,9 @@
 Models that were written for `lax.scan` keep the weights of all layers in one array. Whole, that
 array, its gradient and the optimizer's state would lie on every rank. So the traced step is
 evaluated once more with such a leaf as several arguments, one for the layers of each stage:
-what takes rows by constants, however it is written (`rows.py`), takes them from their parts, its
-transpose gives parts of the gradient, and what is done element by element or reduced is done
-part by part. A leaf of which anything else needs the whole stays whole. The user sees one
+what takes rows by constants, however it is written (`rows.py`), takes them from their parts,
+its transpose gives parts of the gradient, and what is done element by element or reduced is
+done part by part. A leaf of which anything else needs the whole stays whole. The user sees one
 array.
 """
 
