@@ -30,6 +30,9 @@ ELEMENTWISE = {
 }
 
 
+_MOST_ROWS = 1 << 16  # of a leaf that may hold layers
+
+
 @dataclasses.dataclass
 class Parting:
     """How the leaves that are stored by parts are cut along axis 0."""
@@ -187,7 +190,7 @@ def find_parting(
     lines: dict[int, str | None] = {}
     env: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     for k, v in enumerate(invars):
-        if may_cut[k] and sizes[k]:
+        if may_cut[k] and 0 < sizes[k] <= _MOST_ROWS:
             env[v] = _View(k, (0,), np.arange(sizes[k]))
     for eqn in closed.jaxpr.eqns:
         given = [v.val if isinstance(v, Literal) else env.get(v) for v in eqn.invars]

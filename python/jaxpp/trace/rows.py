@@ -5,6 +5,7 @@ reshape or a transposition leaves the axis along which an array is cut."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -63,7 +64,7 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
 # --- Taking -----------------------------------------------------------------------------
 
 
-Places: TypeAlias = tuple[np.ndarray, ...]  # along each axis
+Places: TypeAlias = tuple[Sequence[int], ...]  # along each axis; ranges, mostly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _sliced(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Place
     params = eqn.params
     steps = params["strides"] or (1,) * len(whole)
     ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
-    return [tuple(np.arange(a, b, step) for a, b, step in ends)]
+    return [tuple(range(a, b, step) for a, b, step in ends)]
 
 
 def _sliced_at(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
@@ -117,12 +118,12 @@ def _sliced_at(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Pl
     starts = _clamped_starts(operands[1:], sizes, tuple(map(len, whole)))
     if starts is None:
         return None
-    return [tuple(np.arange(a, a + size) for a, size in zip(starts, sizes, strict=True))]
+    return [tuple(range(a, a + size) for a, size in zip(starts, sizes, strict=True))]
 
 
 def _gathered(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
     rows = _gathered_rows(eqn, operands[1], tuple(map(len, whole)))
-    return None if rows is None else [(rows, *whole[1:])]
+    return None if rows is None else [(rows.tolist(), *whole[1:])]
 
 
 def _reversed(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
@@ -133,10 +134,10 @@ def _reversed(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Pla
 def _divided(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
     axis = eqn.params["axis"]
     sizes = eqn.params.get("sizes", [1] * len(eqn.outvars))
-    ends = np.cumsum([0, *sizes])
+    ends = [0, *itertools.accumulate(map(int, sizes))]
     found = []
-    for begin, end in zip(ends, ends[1:], strict=False):
-        found.append((*whole[:axis], np.arange(begin, end), *whole[axis + 1 :]))
+    for begin, end in itertools.pairwise(ends):
+        found.append((*whole[:axis], range(begin, end), *whole[axis + 1 :]))
     return found
 
 
@@ -155,17 +156,19 @@ def takings(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Taking] | None:
     find = _TAKINGS.get(eqn.primitive.name)
     if find is None:
         return None
-    found = find(eqn, operands, tuple(np.arange(size) for size in eqn.invars[0].aval.shape))
+    found = find(eqn, operands, tuple(map(range, eqn.invars[0].aval.shape)))
     if found is None:
         return None
     outs = [v.aval.shape for v in eqn.outvars]
     return [Taking(places, shape) for places, shape in zip(found, outs, strict=True)]
 
 
-def runs(places: np.ndarray) -> list[tuple[int, int]]:
+def runs(places: Sequence[int]) -> list[tuple[int, int]]:
     """Places as ranges (start, stop) of consecutive ones, in their order."""
+    if isinstance(places, range) and places.step == 1:
+        return [(places.start, places.stop)]
     found: list[tuple[int, int]] = []
-    for place in map(int, places):
+    for place in places:
         if found and found[-1][1] == place:
             found[-1] = (found[-1][0], place + 1)
         else:
@@ -240,7 +243,7 @@ def _scattered_rows(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Piece] | Non
         return None
     value = jax.lax.reshape(operands[2], (len(rows), *out[1:]))
     found, at = [], 0
-    for start, stop in runs(rows):
+    for start, stop in runs(rows.tolist()):
         piece = jax.lax.slice_in_dim(value, at, at + stop - start, axis=0)
         found.append(Piece(piece, (start, *[0] * (len(out) - 1)), (stop - start, *out[1:])))
         at += stop - start

@@ -98,10 +98,10 @@ def _rows(array: Any, start: int, stop: int, axis: int = 0) -> Any:
     return jax.lax.slice_in_dim(array, start, stop, axis=axis)
 
 
-def _take_along(value: Any, places: Sequence[np.ndarray], skipped: int) -> Any:
+def _take_along(value: Any, places: Sequence[Sequence[int]], skipped: int) -> Any:
     """The elements at these places along all axes but one."""
     for axis, at in enumerate(places):
-        if axis != skipped and not np.array_equal(at, np.arange(value.shape[axis])):
+        if axis != skipped and runs(at) != [(0, value.shape[axis])]:
             pieces = [_rows(value, a, b, axis) for a, b in runs(at)]
             value = pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, axis)
     return value
@@ -330,7 +330,7 @@ class _Evaluator:
         if math.prod(taking.shape) == 0:
             return jnp.zeros(taking.shape, value.aval.dtype)
         rows = taking.places[value.axis]
-        if np.array_equal(rows, np.arange(value.aval.shape[value.axis])):
+        if runs(rows) == [(0, value.aval.shape[value.axis])]:
             shape = tuple(map(len, taking.places))
             cut = value.each(
                 lambda part: _take_along(part, taking.places, value.axis),
