@@ -1,4 +1,4 @@
-"""Ray itself is stopped or killed while a mesh trains: one error that says so, within 30 seconds.
+"""Ray itself is stopped or killed while a mesh trains: one error within 30 seconds says so.
 
 Each case has a Ray of its own, in a process of its own, which this file is as well.
 """
