@@ -77,7 +77,7 @@ static launch_child_t* find_child(const launch_job_t* job, int32_t number) {
 
 static uint32_t count_alive(const launch_job_t* job) {
   uint32_t alive = 0;
-  for (uint32_t i = 0; i < job->count; ++i) alive += job->children[i].pid != 0;
+  for (uint32_t i = 0; i < job->count; ++i) alive += job->children[i].group != 0;
   return alive;
 }
 
@@ -152,9 +152,11 @@ static void collect_ends(launch_job_t* job) {
   for (uint32_t i = 0; i < job->count; ++i) {
     launch_child_t* child = &job->children[i];
     int wait_status = 0;
-    if (!child->pid || waitpid(child->pid, &wait_status, WNOHANG) != child->pid) continue;
-    jpp_launch_note_end(job, child, wait_status);
-    if (result_of(wait_status) && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
+    if (child->pid && waitpid(child->pid, &wait_status, WNOHANG) == child->pid) {
+      jpp_launch_note_end(job, child, wait_status);
+      if (result_of(wait_status) && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
+    }
+    jpp_launch_check_group(job, child);
   }
   // Others may have handled its failure and be done.
   const launch_child_t* blamed = job->blamed < 0 ? NULL : find_child(job, job->blamed);

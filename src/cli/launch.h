@@ -22,6 +22,7 @@ typedef struct launch_child {
   uint32_t number;  // in the job
   pid_t pid;        // 0: it has ended
   pid_t last_pid;
+  pid_t group;  // that may have members; 0: none
   bool ended;
   int wait_status;
   FILE* log;  // NULL: none
@@ -57,8 +58,11 @@ jpp_status_t* jpp_launch_guard(launch_job_t* job) JPP_MUST_USE;
 // All children have ended: returns when it has as well.
 void jpp_launch_dismiss_guard(const launch_job_t* job);
 jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) JPP_MUST_USE;
-// A child has ended: what it has left behind ends as well.
+// A child has ended. What it has left behind is killed, unless all are told to end: a
+// shell goes at once, and what it has started takes the time that it was given.
 void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status);
+// Forgets the group of a child that has ended when it has no members any more.
+void jpp_launch_check_group(const launch_job_t* job, launch_child_t* child);
 void jpp_launch_signal(const launch_job_t* job, int number);
 
 // --- launch_output.c ------------------------------------------------------------------

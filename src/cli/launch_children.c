@@ -47,6 +47,7 @@ static void guard(int pipe_end, uint32_t count) {
 jpp_status_t* jpp_launch_guard(launch_job_t* job) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) < 0) return jpp_launch_error("a pipe");
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // to wait for what shells have started
   fflush(NULL);
   pid_t pid = fork();
   if (pid == 0) {
@@ -173,16 +174,24 @@ jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) {
     child->outputs[i].length = 0;
   }
   child->ended = false;
-  child->pid = child->last_pid = pid > 0 ? pid : 0;
+  child->pid = child->last_pid = child->group = pid > 0 ? pid : 0;
   if (pid < 0) return jpp_launch_error("a process could not be started");
   setpgid(pid, pid);  // the child does so, too: whoever comes first
   tell_guard(job, pid);
   return NULL;
 }
 
+void jpp_launch_check_group(const launch_job_t* job, launch_child_t* child) {
+  if (child->pid || !child->group) return;
+  while (waitpid(-child->group, NULL, WNOHANG) > 0) {
+  }
+  if (kill(-child->group, 0) == 0 || errno != ESRCH) return;
+  tell_guard(job, -child->group);
+  child->group = 0;
+}
+
 void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status) {
-  kill(-child->pid, SIGKILL);
-  tell_guard(job, -child->pid);
+  if (!job->ending) kill(-child->group, SIGKILL);
   child->pid = 0;
   child->ended = true;
   child->wait_status = wait_status;
@@ -190,6 +199,6 @@ void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_stat
 
 void jpp_launch_signal(const launch_job_t* job, int number) {
   for (uint32_t i = 0; i < job->count; ++i) {
-    if (job->children[i].pid) kill(-job->children[i].pid, number);
+    if (job->children[i].group) kill(-job->children[i].group, number);
   }
 }

@@ -683,6 +683,19 @@ class CommandTest(unittest.TestCase):
             self.assertEqual(first + launcher.communicate()[0], output)
             self.assertEqual(launcher.returncode, 128 + signal.SIGTERM)
 
+    def test_launch_gives_time_also_behind_a_shell(self) -> None:
+        """Which SIGTERM ends at once, unlike a process that saves first."""
+        saves = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+        launcher = subprocess.Popen(
+            [COMMAND, "launch", "--", "sh", "-c", 'sh -c "$0"; exit $?', saves],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert launcher.stdout is not None
+        first = launcher.stdout.readline()
+        launcher.terminate()
+        self.assertEqual(first + launcher.communicate()[0], "[0] up\n[0] saved\n")
+
     def test_launch_shows_progress_bars_now_and_then(self) -> None:
         script = (
             "for i in 1 2 3 4 5; do printf '\\r%s of 5' $i; sleep 0.1; done; echo; echo end"
