@@ -76,14 +76,14 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
 
 
-# JAX 0.10.2, 0.11.2: state.types.AbstractRef.
+# JAX 0.10.2: state.types.AbstractRef.
 def is_ref(value: Any) -> bool:
     """Whether a value, or a variable of a jaxpr, is a `jax.Ref`."""
     aval = value.aval if isinstance(value, jax_core.Var) else jax.typeof(value)
     return isinstance(aval, AbstractRef)
 
 
-# JAX 0.10.2, 0.11.2: state.discharge.discharge_state; core.internal_mutable_array_effect, of
+# JAX 0.10.2: state.discharge.discharge_state; core.internal_mutable_array_effect, of
 # an equation that makes refs inside.
 def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with values in the place of the refs that it makes."""
@@ -146,7 +146,7 @@ def is_transposed(eqn: JaxprEqn) -> bool:
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
-# JAX 0.10.2, 0.11.2: as above, of the forward pass of a function that is differentiated.
+# JAX 0.10.2: as above, of the forward pass of a function that is differentiated.
 def is_differentiated(eqn: JaxprEqn) -> bool:
     """Whether the equation belongs to the forward pass of a gradient."""
     return "jvp(" in str(eqn.source_info.name_stack)
