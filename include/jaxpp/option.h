@@ -67,9 +67,9 @@ JPP_API const char* jpp_option_get(jpp_option_t option);
 JPP_API jpp_status_t* jpp_option_get_ms(jpp_option_t option,
                                         uint32_t* out_ms) JPP_MUST_USE;
 
-// A sentence that names the variables JPP_... of the environment that are not in the
-// table and are spelt almost like a row of it; NULL when there are none. Free with
-// jpp_text_free().
+// A sentence that names the variables of the environment that look like options and do
+// nothing: JPP_... that are spelt almost like a row of the table, and JAXPP_..., which
+// belong to another implementation. NULL when there are none. Free with jpp_text_free().
 JPP_API jpp_status_t* jpp_options_misspelt(char** out_text) JPP_MUST_USE;
 
 #endif  // JAXPP_OPTION_H_

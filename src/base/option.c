@@ -166,10 +166,15 @@ jpp_status_t* jpp_options_misspelt(char** out_text) {
   jpp_str_t str = {0};
   for (char* const* at = environ; at && *at; ++at) {
     size_t length = strcspn(*at, "=");
+    const char* before = str.length ? ", " : "the environment has ";
+    if (!strncmp(*at, "JAXPP_", 6)) {
+      jpp_str_appendf(&str, "%s%.*s (of another implementation)", before, (int)length,
+                      *at);
+      continue;
+    }
     jpp_option_t alike = find_alike(*at, length);
     if (alike == JPP_OPTION_COUNT) continue;
-    jpp_str_appendf(&str, "%s%.*s (is %s meant?)",
-                    str.length ? ", " : "the environment has ", (int)length, *at,
+    jpp_str_appendf(&str, "%s%.*s (is %s meant?)", before, (int)length, *at,
                     kOptions[alike].name);
   }
   if (!str.length && !str.error) return NULL;

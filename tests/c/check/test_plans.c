@@ -304,7 +304,8 @@ static void test_graphs_that_can_not_be_planned_say_why(void** state) {
   refuse("wrong_marks", NULL, JPP_MARKS_ERROR,
          "loop at train.py:10: the schedule has 4 stages, so expected 4 stage marks");
   refuse("wrong_marks", NULL, JPP_MARKS_ERROR, "mark 0 at model.py:6");
-  refuse("mlp2", &(plan_options_t){.ranks = 3}, JPP_MESH_ERROR, "for 2 stages expected a mesh");
+  refuse("mlp2", &(plan_options_t){.ranks = 3}, JPP_MESH_ERROR,
+         "for 2 stages expected a mesh");
   refuse("mlp2", &(plan_options_t){.stages = 4, .ranks = 4}, JPP_MARKS_ERROR, "found 2:");
   refuse("one_stage", &(plan_options_t){.schedule = "none"}, JPP_INVALID_ARGUMENT,
          "no schedule is named \"none\"");

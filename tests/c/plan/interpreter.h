@@ -4,9 +4,9 @@
 // Every op hashes its name and inputs, but for sums, which add modulo 2^64 (so that they
 // may be regrouped), and reductions, which are what their names say.
 //
-// Beside its number each array has bits, as a compiler might round it: a hash of the whole
-// task that made it, of its position there and of the bits of all inputs. Copies whose bits
-// are equal were made by the same task from equal copies.
+// Beside its number each array has bits, as a compiler might round it: a hash of the
+// whole task that made it, of its position there and of the bits of all inputs. Copies
+// whose bits are equal were made by the same task from equal copies.
 #ifndef TESTS_C_INTERPRETER_H_
 #define TESTS_C_INTERPRETER_H_
 

@@ -196,8 +196,9 @@ static void test_sizes_that_do_not_fit_are_refused(void** state) {
                  "found 4 stages, 4 ranks and 0 microbatches");
   assert_refused("1f1b", (jpp_schedule_params_t){1 << 20, 1 << 20, 1 << 20, false},
                  JPP_INVALID_ARGUMENT, "too large");
-  assert_refused("Std1F1B", (jpp_schedule_params_t){4, 2, 4, false}, JPP_MESH_ERROR,
-                 "for 4 stages expected a mesh with 4 ranks on its pipeline axis, found 2");
+  assert_refused(
+      "Std1F1B", (jpp_schedule_params_t){4, 2, 4, false}, JPP_MESH_ERROR,
+      "for 4 stages expected a mesh with 4 ranks on its pipeline axis, found 2");
   assert_refused("kimi-k2", (jpp_schedule_params_t){6, 4, 4, false}, JPP_MESH_ERROR,
                  "6 stages cannot be divided over the 4 ranks");
   assert_refused("v-half", (jpp_schedule_params_t){4, 4, 8, false}, JPP_MESH_ERROR,
