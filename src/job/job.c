@@ -92,7 +92,15 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
   JPP_RETURN_IF_ERROR(keep_secret(options));
   JPP_RETURN_IF_ERROR(open_connections(options, out_port));
   pthread_atfork(NULL, NULL, close_in_child);
-  return jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread");
+  job->welcome = job->process == 0;
+  JPP_RETURN_IF_ERROR(
+      jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread"));
+  // What is sent before the proof would be taken for a stranger's.
+  int64_t until = jpp_clock_now_ms() + job->peer_timeout_ms;
+  lock();
+  while (!job->welcome && !job->failure && jpp_clock_now_ms() < until) wait_a_while();
+  unlock();
+  return NULL;
 }
 
 jpp_status_t* jpp_job_join(const jpp_job_options_t* options, uint16_t* out_port) {

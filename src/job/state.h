@@ -25,6 +25,7 @@ typedef struct jpp_job {
   uint32_t num_connections;
   bool* joined;  // [count], of process 0
   bool* left;    // [count]: has said so
+  bool welcome;  // process 0 knows this one
   bool self_left, all_left;
   bool alone;         // process 0 has left: nobody watches any more
   int64_t looked_ms;  // when the thread looked last

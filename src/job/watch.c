@@ -117,6 +117,8 @@ static void take_from_center(jpp_job_connection_t* connection) {
       jpp_job_answer(connection, job->secret, job->process);
       return;
     case JPP_JOB_WELCOME:
+      job->welcome = true;
+      pthread_cond_broadcast(&job->changed);
       snprintf(connection->name + length, sizeof(connection->name) - length, " (%.128s)",
                frame->text);
       return;

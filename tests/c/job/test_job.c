@@ -50,7 +50,7 @@ static void start(job_t* job, uint32_t process, uint32_t grace_ms, act_t act) {
   jpp_status_t* status = jpp_job_join(&options, &port);
   if (status) _exit(kWrong);
   (void)!write(job->ready[1], &port, sizeof(port));
-  nap(300);  // the others join
+  if (process < kProcesses - 1) nap(300);  // the others join
   _exit(act(process));
 }
 
@@ -112,6 +112,12 @@ static int act_failing(uint32_t process) {
   return fine ? kFine : kWrong;
 }
 
+static int act_failing_at_once(uint32_t process) {
+  if (process < 2) return expect_failure("process 2 at 127.0.0.1", "ValueError");
+  jpp_job_fail("ValueError: of the user");
+  return kFine;
+}
+
 static int act_leaving(uint32_t process) {
   nap(process * 200);
   bool all = jpp_job_leave(true);
@@ -163,6 +169,11 @@ static void test_a_stopped_process_is_named(void** state) {
 static void test_the_first_failure_is_told_to_all(void** state) {
   (void)state;
   check(act_failing, 0, kFine, 1);
+}
+
+static void test_a_failure_right_after_joining(void** state) {
+  (void)state;
+  check(act_failing_at_once, 0, kFine, kFine);
 }
 
 static void test_all_leave_together(void** state) {
@@ -221,6 +232,7 @@ int main(void) {
       cmocka_unit_test(test_a_killed_process_is_named),
       cmocka_unit_test(test_a_stopped_process_is_named),
       cmocka_unit_test(test_the_first_failure_is_told_to_all),
+      cmocka_unit_test(test_a_failure_right_after_joining),
       cmocka_unit_test(test_all_leave_together),
       cmocka_unit_test(test_one_that_leaves_has_not_failed),
       cmocka_unit_test(test_a_process_that_does_not_end_is_ended),
