@@ -8,7 +8,7 @@ import jaxpp.api
 ROOT = pathlib.Path(jaxpp.api.__file__).parent
 FOLDERS = ["trace", "plan", "run", "remote"]
 # In the package itself: what all folders use, and behind them what users call.
-FIRST = {"array", "errors", "mesh", "operations", "placements", "schedules"}
+FIRST = {"array", "errors", "job", "mesh", "operations", "placements", "schedules"}
 INTERNALS = "jax_internals"
 LAST = {
     "__init__",
