@@ -120,8 +120,18 @@ static void test_misspelt_options_are_named(void** state) {
   assert_alike("JPP_TEST_SED", "JPP_TEST_SEED");
   assert_alike("JPP_DUMP", NULL);
   assert_alike("JPP_SOMETHING_ELSE", NULL);
-  assert_alike("JAXPP_LOG", NULL);
   assert_alike("JPP_A_NAME_THAT_IS_LONGER_THAN_ANY_OPTION", NULL);
+}
+
+static void test_options_of_another_implementation_are_named(void** state) {
+  (void)state;
+  char* text = NULL;
+  setenv("JAXPP_ENABLE_LICM", "1", 1);
+  ASSERT_OK(jpp_options_misspelt(&text));
+  unsetenv("JAXPP_ENABLE_LICM");
+  assert_non_null(strstr(
+      text, "the environment has JAXPP_ENABLE_LICM (of another implementation), "));
+  jpp_free(text);
 }
 
 int main(void) {
@@ -130,6 +140,7 @@ int main(void) {
       cmocka_unit_test(test_a_bad_level_is_one_warning),
       cmocka_unit_test(test_options_are_found_by_name),
       cmocka_unit_test(test_misspelt_options_are_named),
+      cmocka_unit_test(test_options_of_another_implementation_are_named),
   };
   return cmocka_run_group_tests_name("log", tests, NULL, NULL);
 }
