@@ -56,7 +56,7 @@ static placed_op_t* producer_in_phase(const leveler_t* l, uint32_t value,
 
 // --- Groups ---------------------------------------------------------------------------
 
-// qsort() passes no context: the ranks of each op stand beside it.
+// qsort() passes no context, so each element has the ranks with it.
 typedef struct ranks_of_op {
   const uint64_t* ranks;
   uint32_t words, at;  // `at`: in leveler_t.placed
@@ -111,8 +111,9 @@ static jpp_status_t* find_exported(const leveler_t* l, bool** out_exported) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&l->p->scratch, p->values.count, out_exported));
   for (size_t t = 0; t < p->tasks.count; ++t) {
     const jpp_task_t* task = &p->tasks.data[t];
-    for (uint32_t i = 0; i < task->num_inputs; ++i)
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
       (*out_exported)[task->inputs[i]] = true;
+    }
   }
   for (size_t i = 0; i < p->accumulators.count; ++i) {
     (*out_exported)[p->accumulators.data[i].init] = true;
@@ -123,8 +124,8 @@ static jpp_status_t* find_exported(const leveler_t* l, bool** out_exported) {
   return NULL;
 }
 
-// An op that makes arrays is remade if only other groups use them, in the same phase. Ops
-// come here from the last to the first: those that use an op before it.
+// An op that makes arrays is remade if only other groups use them, in the same phase. The
+// loop runs from the last op to the first, so that it sees all users of an op before it.
 static jpp_status_t* find_remade(leveler_t* l) {
   const jpp_partitioner_t* p = l->p;
   bool* kept = NULL;  // [values] exported, or used in a way that needs it in memory
@@ -140,8 +141,9 @@ static jpp_status_t* find_remade(leveler_t* l) {
     if (remade) user->group = JPP_NONE;
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       const placed_op_t* source = producer_in_phase(l, op->inputs[k], user->phase);
-      if (!source || (!remade && source->group == user->group))
+      if (!source || (!remade && source->group == user->group)) {
         kept[op->inputs[k]] = true;
+      }
     }
   }
   return NULL;
@@ -215,8 +217,8 @@ static uint32_t latest_level(const leveler_t* l, const placed_op_t* placed,
   return l->lowest[low - 1].level;
 }
 
-// Lowers the levels of an op's operands to what this user of them allows. Ops come here
-// from the last to the first, so that the user's own level is final.
+// Lowers the limits of an op's operands to what this user of them allows. The user's own
+// level must be final.
 static jpp_status_t* limit_operands(leveler_t* l, const placed_op_t* placed,
                                     uint32_t* limits) {
   begin_visit(l);
