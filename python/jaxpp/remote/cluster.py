@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxpp.errors import make_error
 from jaxpp.remote.lines import Line, Lines, connect
-from jaxpp.remote.watch import Watch, ask_raylet, is_listening, raylet_socket
+from jaxpp.remote.watch import Watch, ask_gcs, ask_raylet, is_listening, raylet_socket
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
 __all__ = ["Cluster"]
@@ -170,8 +170,14 @@ class Cluster:
             self.lines = Lines(list(ends))
             opened.append(self.lines)
             self._raylet = raylet_socket(ray)
-            questions = {_GCS: self._ask_gcs, _RAYLET: lambda: ask_raylet(ray, self._raylet)}
-            self._watch = Watch(questions)
+            hosts = {identity.line[0] for identity in self.identities}
+            # Without a reference to this object, with which the workers end.
+            self._watch = Watch(
+                {
+                    _GCS: functools.partial(ask_gcs, ray, hosts),
+                    _RAYLET: functools.partial(ask_raylet, ray, self._raylet),
+                }
+            )
             opened.append(self._watch)
         except BaseException:
             self.end()
@@ -221,14 +227,6 @@ class Cluster:
                 f"{host}:{port}: {error}; expected a host on which all ports of the workers' "
                 "hosts can be reached",
             ) from None
-
-    def _ask_gcs(self) -> str | None:
-        nodes = self._ray.nodes()
-        alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
-        gone = sorted({identity.line[0] for identity in self.identities} - alive)
-        if not gone:
-            return None
-        return f"Ray's node at {gone[0]} is dead: the raylet there was stopped or killed"
 
     def trouble(self) -> str | None:
         """What is wrong with Ray itself, as far as that is known."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["KILLED", "Watch", "ask_raylet", "is_listening", "raylet_socket"]
+__all__ = ["KILLED", "Watch", "ask_gcs", "ask_raylet", "is_listening", "raylet_socket"]
 
 _PERIOD = 3  # seconds between two questions
 _SILENCE = 15  # seconds after which who does not answer counts as gone
@@ -43,6 +43,15 @@ def ask_raylet(ray: Any, path: str) -> str | None:
         return KILLED
     ray.put(np.empty(_OBJECT_BYTES, np.uint8))
     return None
+
+
+def ask_gcs(ray: Any, hosts: set[str]) -> str | None:
+    """Returns when the control service has said which nodes live; names a host without one."""
+    alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    gone = sorted(hosts - alive)
+    if not gone:
+        return None
+    return f"Ray's node at {gone[0]} is dead: the raylet there was stopped or killed"
 
 
 class Watch:

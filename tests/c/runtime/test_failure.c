@@ -375,7 +375,7 @@ static void test_a_step_is_cancelled(void** state) {
   char* text = model_chain(3, 3, 4);
   for (uint32_t issuers = 1; issuers < 3; ++issuers) {
     model_options_t options = {
-        .device_threads = 2, .latency_us = 10000, .issue_threads = issuers};
+        .device_threads = 2, .latency_us = 40000, .issue_threads = issuers};
     model_t* model = model_create(text, options);
     float before[kOutputs], after[kOutputs];
     pthread_t thread;
