@@ -105,6 +105,7 @@ def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
     assert launch("resume", 2, 2, 4) == straight
 
 
+@pytest.mark.soak
 def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
     """A key that all ranks have, and many that one has: here, and in other processes."""
     launch("save_keys", 2, 1, 2)

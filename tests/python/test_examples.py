@@ -158,7 +158,7 @@ def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.
         pytest.param(["mistral.py", "--window=3"], marks=pytest.mark.soak),
         pytest.param(["mixtral.py", "--experts=4"], marks=pytest.mark.soak),
         pytest.param(["moe.py", "--routing=top2", "--capacity=1"], marks=pytest.mark.soak),
-        ["moe.py", "--routing=dropless"],
+        pytest.param(["moe.py", "--routing=dropless"], marks=pytest.mark.soak),
     ],
     ids=" ".join,
 )
@@ -203,6 +203,7 @@ def test_a_window_as_long_as_the_sequence_is_none(decoder: ModuleType) -> None:
     assert loss_of(decoder, window=2) != pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.soak
 def test_experts_with_places_for_all_are_dropless(decoder: ModuleType) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("expert",))
     with jax.set_mesh(mesh):

@@ -18,18 +18,31 @@ CASES = [
     Case("saving", "exit", "ompi", 2, 1, 0),
     Case("steady", "leave", "launch", 2, 0, 0),
     Case("saving", "kill", "launch", 3, 1, 0.2),
+    Case("between-steps", "raise", "slurm", 2, 1, 0),
+    Case("steady", "kill the launcher", "shell", 2, 0, 0.1),
+]
+LONGER = [
     Case("saving", "stop", "plain", 3, 0, 0.2),
     Case("waiting", "kill", "plain", 3, 2, 0.2),
-    Case("between-steps", "raise", "slurm", 2, 1, 0),
     Case("between-steps", "kill", "plain", 2, 1, 0.2),
     Case("leaving", "stop", "launch", 2, 1, 0),
-    Case("steady", "kill the launcher", "shell", 2, 0, 0.1),
     Case("saving", "stop", "launch", 2, 1, 0.2, restarts=1),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.moment}-{c.fault}-{c.way}")
+def name_of(case: Case) -> str:
+    return f"{case.moment}-{case.fault}-{case.way}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_fault_ends_its_job(command: str, case: Case) -> None:
+    found, _ = run_case(command, case)
+    assert found == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", LONGER, ids=name_of)
+def test_a_fault_that_takes_longer_to_notice_ends_its_job(command: str, case: Case) -> None:
     found, _ = run_case(command, case)
     assert found == []
 

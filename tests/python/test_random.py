@@ -11,7 +11,9 @@ from random_processes import run_seeds as run_in_processes
 _FIRST, _GROUPS, _CASES = 1000, 3, 5  # 15 cases, always the same
 
 
-@pytest.mark.parametrize("group", range(_GROUPS))
+@pytest.mark.parametrize(
+    "group", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, _GROUPS))]
+)
 def test_random_models_train_to_the_same_numbers(group: int) -> None:
     first = _FIRST + group * _CASES
     print(f"seeds {first} to {first + _CASES - 1}")
