@@ -24,7 +24,7 @@ typedef struct jpp_job_options {
   uint32_t process, num_processes;
   const char* address;  // of process 0, without a port: "10.0.0.1", "fe80::1"
   uint16_t port;        // of process 0; there 0, and the system chooses it
-  const void* token;    // a secret that all processes of the job know, and nobody else
+  const void* token;    // a secret that only the processes of the job know
   size_t token_size;
   uint32_t peer_timeout_ms;  // how long a process may be silent; 0: 10 s
   // How long this process may take to end once the job has failed. Then it is ended with

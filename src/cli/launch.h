@@ -38,7 +38,7 @@ typedef struct launch_job {
   uint32_t restart;              // how often it was started again
   int report[2];                 // a pipe: processes tell that others have failed
   int guard;                     // a pipe to the process that outlives this one
-  pid_t guard_pid;               // 0: there is none
+  pid_t guard_pid;               // 0: no guard runs
 
   // Of this start:
   int32_t blamed;    // the process that failed first, as the others say; -1: none

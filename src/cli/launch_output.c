@@ -41,7 +41,7 @@ static void redraw(const launch_child_t* child, launch_output_t* output, size_t 
   write_line(child, output, length);
 }
 
-// The end of the first line or drawing; NULL: there is none yet.
+// The end of the first line or drawing; NULL if it is not complete yet.
 static char* find_end(const launch_output_t* output) {
   for (size_t i = 0; i < output->length; ++i) {
     char* at = (char*)output->line + i;

@@ -42,7 +42,7 @@ static void wait_a_while(void) {
 
 // --- Joining --------------------------------------------------------------------------
 
-// The parent's end is to be seen by all, whatever it has forked.
+// A forked child closes its copies, so that the others notice when the parent ends.
 static void close_in_child(void) {
   for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
     jpp_job_close(&jpp_the_job.connections[i]);

@@ -33,7 +33,7 @@ typedef struct jpp_job {
 
   jpp_status_t* failure;  // of the job
   int32_t culprit;        // the process that failed first, or kJppJobUnknown
-  int64_t deadline_ms;    // when this process is to have ended; 0: there is none
+  int64_t deadline_ms;    // when this process must have ended; 0: no deadline
   bool told;              // the user has seen why
   bool expired;           // the deadline has passed, jpp_job_await_end() returns
   bool ended;

@@ -180,7 +180,7 @@ static jpp_status_t* visit_op(leveler_t* l, uint32_t op, uint32_t phase) {
 
 // --- Levels ---------------------------------------------------------------------------
 
-// Gives an op the lowest level at which all that it uses is there.
+// Gives an op the lowest level at which everything it uses exists.
 static jpp_status_t* raise_level(leveler_t* l, placed_op_t* placed) {
   begin_visit(l);
   JPP_RETURN_IF_ERROR(visit_op(l, placed->op, placed->phase));
