@@ -21,7 +21,7 @@ from jaxpp.remote.lines import Line, Lines, connect
 from jaxpp.remote.watch import Watch, ask_gcs, ask_raylet, is_listening, raylet_socket
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
-__all__ = ["Cluster"]
+__all__ = ["RAYLET", "Cluster"]
 
 _GROUPS = {"questions": 8}  # threads of a worker
 
@@ -29,7 +29,7 @@ _MOST_CONNECTING = 32  # workers at a time
 
 _KILL_SECONDS = 5  # for Ray to take the orders
 _GCS = "Ray's control service (the GCS)"
-_RAYLET = "the raylet of the controller's host"
+RAYLET = "the raylet of the controller's host"
 _START_SECONDS = 300  # for processes to start and to import JAX
 _PLACE_SECONDS = 60  # for resources that are in use to become free
 
@@ -175,7 +175,7 @@ class Cluster:
             self._watch = Watch(
                 {
                     _GCS: functools.partial(ask_gcs, ray, hosts),
-                    _RAYLET: functools.partial(ask_raylet, ray, self._raylet),
+                    RAYLET: functools.partial(ask_raylet, ray, self._raylet, RAYLET),
                 }
             )
             opened.append(self._watch)

@@ -25,11 +25,10 @@ import numpy as np
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.plan.planning import Planned
-from jaxpp.remote.cluster import Cluster
+from jaxpp.remote.cluster import RAYLET, Cluster
 from jaxpp.remote.lines import Answers
 from jaxpp.remote.uploads import Upload, pack
 from jaxpp.remote.value import RemoteValue
-from jaxpp.remote.watch import KILLED
 from jaxpp.remote.worker import Failure
 from jaxpp.run.compiling import Code
 from jaxpp.run.devices import Devices
@@ -290,7 +289,7 @@ class Workers:
     def _end(self, rank: int, what: str, text: str) -> NoReturn:
         """Of the mesh."""
         if not self._cluster.has_raylet():
-            self._end_because(KILLED)
+            self._end_because(f"{RAYLET} was killed")
         self._end_because(f"{self._cluster.name(rank)}, {what}: {text}")
 
     def _end_because(self, text: str) -> NoReturn:

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["KILLED", "Watch", "ask_gcs", "ask_raylet", "is_listening", "raylet_socket"]
+__all__ = ["Watch", "ask_gcs", "ask_raylet", "is_listening", "raylet_socket"]
 
 _PERIOD = 3  # seconds between two questions
 _SILENCE = 15  # seconds after which who does not answer counts as gone
 _OBJECT_BYTES = 1 << 18  # more than Ray keeps within a process
-KILLED = "the raylet of the controller's host was killed"
 
 
 def is_listening(path: str) -> bool:
@@ -36,11 +35,11 @@ def raylet_socket(ray: Any) -> str:
     return str(nodes[own])
 
 
-def ask_raylet(ray: Any, path: str) -> str | None:
+def ask_raylet(ray: Any, path: str, name: str) -> str | None:
     """Returns when the raylet of this process, which has that socket, has stored an object and
-    let it go."""
+    let it go; says so if a raylet of that name was killed."""
     if not is_listening(path):  # Ray ends a process that talks to a store which has gone
-        return KILLED
+        return f"{name} was killed"
     ray.put(np.empty(_OBJECT_BYTES, np.uint8))
     return None
 

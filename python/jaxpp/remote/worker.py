@@ -86,7 +86,8 @@ def _report_trouble(line: Line) -> None:
     import ray
 
     path = raylet_socket(ray)
-    watch = Watch({"the raylet of its host": lambda: ask_raylet(ray, path)})
+    name = "the raylet of its host"
+    watch = Watch({name: lambda: ask_raylet(ray, path, name)})
     while (trouble := watch.trouble()) is None:
         time.sleep(1)
     with contextlib.suppress(OSError):
