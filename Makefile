@@ -2,7 +2,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 MESON := $(VENV)/bin/meson
-SOURCES := $(shell find src include python meson.build meson.options jaxpp.pc.in pyproject.toml tools \
+SOURCES := $(shell find src include python meson.build meson_options.txt packaging pyproject.toml tools \
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
@@ -28,9 +28,10 @@ $(VENV)/.tools:
 	@touch $@
 
 PREFIX := /usr/local
-install: $(VENV)/.tools ## the C library, its headers and the command: PREFIX=/usr/local, DESTDIR
+OPTIONS :=
+install: $(VENV)/.tools ## the C library, its headers and the command: PREFIX=/usr/local, DESTDIR, OPTIONS=-D...
 	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-install $(if $(wildcard build-install),--reconfigure) \
-	  --buildtype=release --prefix=$(abspath $(PREFIX)) --libdir=lib -Dpython=false -Dtests=false
+	  --buildtype=release --prefix=$(abspath $(PREFIX)) --libdir=lib -Dpython=false -Dtests=false $(OPTIONS)
 	PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) install -C build-install
 
 wheel: $(VENV)/.tools ## dist/: a wheel for machines without compiler or libjansson, tried in a new venv

@@ -99,7 +99,8 @@ static jpp_status_t* upload_constants(jpp_bare_t* bare, uint32_t rank) {
   const jpp_program_t* program = &bare->options.plan->programs[rank];
   for (uint32_t i = 0; i < program->num_constants; ++i) {
     int32_t number = (int32_t)program->constants[i].microbatch;
-    jpp_host_array_t array = {.data = &number, .dtype = JPP_DTYPE_S32};
+    jpp_host_array_t array = {
+        .struct_size = sizeof(array), .data = &number, .dtype = JPP_DTYPE_S32};
     uint32_t reg = bare->first_register[rank] + program->constants[i].reg;
     JPP_RETURN_IF_ERROR(jpp_client_buffer_from_host(
         bare->options.client, &array, bare->devices[rank], &bare->regs[reg]));
@@ -190,7 +191,8 @@ static jpp_status_t* run_task(jpp_bare_t* bare, const bare_call_t* call) {
   for (uint32_t i = 0; i < call->num_args; ++i) {
     bare->args[i] = bare->regs[call->registers[i]];
   }
-  jpp_execute_t execute = {.executable = call->executable,
+  jpp_execute_t execute = {.struct_size = sizeof(execute),
+                           .executable = call->executable,
                            .device_count = 1,
                            .arg_count = call->num_args,
                            .result_count = call->num_results,
@@ -247,7 +249,14 @@ static jpp_status_t* take_output(jpp_bare_t* bare, uint32_t rank,
   return status;
 }
 
-jpp_status_t* jpp_bare_step(jpp_bare_t* bare, const jpp_step_io_t* io) {
+// Buffers of all ranks: [rank][input or output].
+typedef struct bare_io {
+  jpp_arena_t arena;
+  jpp_buffer_t*** inputs;
+  jpp_buffer_t*** outputs;
+} bare_io_t;
+
+static jpp_status_t* run_calls(jpp_bare_t* bare, const bare_io_t* io) {
   const jpp_plan_t* plan = bare->options.plan;
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     const jpp_program_t* program = &plan->programs[r];
@@ -269,13 +278,6 @@ jpp_status_t* jpp_bare_step(jpp_bare_t* bare, const jpp_step_io_t* io) {
 
 // --- A step on arrays -----------------------------------------------------------------
 
-// Buffers of all ranks: [rank][input or output].
-typedef struct bare_io {
-  jpp_arena_t arena;
-  jpp_buffer_t*** inputs;
-  jpp_buffer_t*** outputs;
-} bare_io_t;
-
 static jpp_status_t* allocate_io(const jpp_plan_t* plan, bare_io_t* io) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&io->arena, plan->ranks, &io->inputs));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&io->arena, plan->ranks, &io->outputs));
@@ -289,13 +291,14 @@ static jpp_status_t* allocate_io(const jpp_plan_t* plan, bare_io_t* io) {
 }
 
 // What the step does not own stays in its array; of what it does the array is deleted.
-static void fill_input(const jpp_plan_t* plan, uint32_t rank, uint32_t input,
-                       jpp_array_t* array, bare_io_t* io) {
+static jpp_status_t* fill_input(const jpp_plan_t* plan, uint32_t rank, uint32_t input,
+                                jpp_array_t* array, bare_io_t* io) {
+  jpp_buffer_t** buffer = &io->inputs[rank][input];
   if (plan->programs[rank].inputs[input].owned) {
-    jpp_array_take(array, rank, &io->inputs[rank][input]);
-  } else {
-    io->inputs[rank][input] = jpp_array_shards(array, rank)[0];
+    return jpp_array_take(array, rank, 1, buffer);
   }
+  *buffer = jpp_array_shards(array, rank)[0];
+  return NULL;
 }
 
 static jpp_status_t* fill_inputs(const jpp_plan_t* plan, const jpp_call_t* call,
@@ -306,7 +309,7 @@ static jpp_status_t* fill_inputs(const jpp_plan_t* plan, const jpp_call_t* call,
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     const jpp_program_t* program = &plan->programs[r];
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
-      fill_input(plan, r, i, call->args[program->inputs[i].arg], io);
+      JPP_RETURN_IF_ERROR(fill_input(plan, r, i, call->args[program->inputs[i].arg], io));
     }
   }
   return NULL;
@@ -317,7 +320,9 @@ static jpp_status_t* make_result(const jpp_bare_t* bare, uint32_t output,
   const jpp_plan_t* plan = bare->options.plan;
   uint32_t* ranks = NULL;
   jpp_buffer_t** buffers = NULL;
-  jpp_array_layout_t layout = {.client = bare->options.client, .devices_per_rank = 1};
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = bare->options.client,
+                               .devices_per_rank = 1};
   jpp_status_t* status = JPP_ALLOC_ARRAY(plan->ranks, &ranks);
   if (!status) status = JPP_ALLOC_ARRAY(plan->ranks, &buffers);
   for (uint32_t r = 0; r < plan->ranks && !status; ++r) {
@@ -339,9 +344,7 @@ static jpp_status_t* call_bare(jpp_bare_t* bare, const jpp_call_t* call, bare_io
   const jpp_plan_t* plan = bare->options.plan;
   JPP_RETURN_IF_ERROR(allocate_io(plan, io));
   JPP_RETURN_IF_ERROR(fill_inputs(plan, call, io));
-  jpp_step_io_t step = {.inputs = (jpp_buffer_t* const* const*)io->inputs,
-                        .outputs = io->outputs};
-  JPP_RETURN_IF_ERROR(jpp_bare_step(bare, &step));
+  JPP_RETURN_IF_ERROR(run_calls(bare, io));
   for (uint32_t o = 0; o < plan->staged->graph->num_outputs; ++o) {
     JPP_RETURN_IF_ERROR(make_result(bare, o, io, &call->results[o]));
   }

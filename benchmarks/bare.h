@@ -13,9 +13,8 @@ jpp_status_t* jpp_bare_create(const jpp_runtime_options_t* options,
                               jpp_bare_t** out_bare) JPP_MUST_USE;
 // Takes NULL.
 void jpp_bare_destroy(jpp_bare_t* bare);
-// As jpp_runtime_step(), but after an error nothing is cleaned up.
-jpp_status_t* jpp_bare_step(jpp_bare_t* bare, const jpp_step_io_t* io) JPP_MUST_USE;
-// As jpp_runtime_call(), on arguments that lie where they are needed; waits.
+// As jpp_runtime_call(), on arguments that are where they are needed; waits. After an
+// error nothing is cleaned up.
 jpp_status_t* jpp_bare_call(jpp_bare_t* bare, const jpp_call_t* call) JPP_MUST_USE;
 // Client calls that the step's instructions stand for: all but receives.
 uint64_t jpp_bare_instructions(const jpp_bare_t* bare);

@@ -45,11 +45,11 @@ GIVEN = {
 }
 HEAD = """# The Python API
 
-Everything in `jaxpp.api`, which is what scripts import: `import jaxpp.api as jaxpp`, and what
-its functions give. `tools/api.py` writes this page from the docstrings and from
-[api_examples.py](api_examples.py), one script that runs from top to bottom: an example goes on
-where the one before it ended. A step that trains is in [README](../README.md), the way there
-in [guide.md](guide.md).
+This page describes every name of `jaxpp.api`, which scripts import with `import jaxpp.api as
+jaxpp`, and the objects that its functions return. `tools/api.py` writes it from the docstrings
+and from [api_examples.py](api_examples.py), a script that runs from top to bottom: each example
+continues where the one before it ended. [README](../README.md#a-pipelined-step) has a complete
+step, and [guide.md](guide.md) ports a model to it.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef

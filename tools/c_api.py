@@ -87,9 +87,9 @@ def document(include: pathlib.Path) -> str:
         texts[name] = PLACEHOLDER.sub("...", texts[name])
     start = (
         "# The C library\n\n"
-        "This page is made from the headers in `include/jaxpp` by `tools/c_api.py`; "
-        "`#include <jaxpp/jaxpp.h>` has all of them. How a program is built with the "
-        "library is shown in [examples/c](../examples/c/README.md)."
+        "`tools/c_api.py` makes this page from the headers in `include/jaxpp`. "
+        "`#include <jaxpp/jaxpp.h>` includes all of them. "
+        "[examples/c](../examples/c/README.md) shows how to build a program with the library."
     )
     return "\n\n".join([start, *(chapter(*item) for item in texts.items())]) + "\n"
 

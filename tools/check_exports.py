@@ -3,7 +3,8 @@
     check_exports.py LIBRARY INCLUDE...
 
 Both must be the same: a symbol without a declaration is a private helper that programs
-could come to depend on, a declaration without a symbol does not link.
+could come to depend on, a declaration without a symbol does not link. Every symbol has the
+version JAXPP_MAJOR.MINOR (from 1.0 on JAXPP_MAJOR), by which the loader tells libraries apart.
 """
 
 import pathlib
@@ -26,12 +27,20 @@ def declared(folders: list[str]) -> dict[str, str]:
     }
 
 
-def exported(library: str) -> set[str]:
-    """The dynamic symbols that the library defines, but for the sanitizers' own."""
+def exported(library: str) -> dict[str, str]:
+    """Dynamic symbol -> its version, of those that the library defines."""
     command = ["nm", "--dynamic", "--defined-only", "--format=posix", library]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    names = {line.split()[0] for line in done.stdout.splitlines()}
-    return {name for name in names if not name.startswith("__")}
+    rows = [line.split()[:2] for line in done.stdout.splitlines()]
+    names = [name.partition("@@") for name, kind in rows if kind != "A"]
+    return {name: version for name, _, version in names}
+
+
+def abi_version(folders: list[str]) -> str:
+    """What version.h says: MAJOR.MINOR, from 1.0 on MAJOR."""
+    header = next(path for f in folders for path in pathlib.Path(f).rglob("version.h"))
+    parts = dict(re.findall(r"#define JPP_VERSION_(MAJOR|MINOR) (\d+)", header.read_text()))
+    return parts["MAJOR"] if parts["MAJOR"] != "0" else f"0.{parts['MINOR']}"
 
 
 def main() -> int:
@@ -43,6 +52,12 @@ def main() -> int:
         f"{name}: declared in {header}, but not exported"
         for name, header in functions.items()
         if name not in symbols
+    ]
+    wanted = f"JAXPP_{abi_version(sys.argv[2:])}"
+    found += [
+        f"{name}: expected the symbol version {wanted}, found {version or 'none'}"
+        for name, version in symbols.items()
+        if version != wanted
     ]
     print("\n".join(found) or f"{len(symbols)} functions are exported, all declared")
     return 1 if found or not symbols else 0

@@ -4,7 +4,8 @@
 
 The installation is moved to another folder first, which must not matter. Both programs of
 examples/c are built there as C and as C++, and what they print is compared to the same
-training in plain Python. Exit status 1 with a line for each thing that is wrong.
+training in plain Python. A CMake project is built against the shared and the static library.
+Exit status 1 with a line for each thing that is wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +30,34 @@ LANGUAGES = {
     "c": ["gcc", "-std=c11", *WARNINGS],
     "c++": ["g++", "-std=c++20", "-x", "c++", *WARNINGS],
 }
+ASK = """
+#include <jaxpp/version.h>
+#include <string.h>
+#if !JPP_CHECK_VERSION(0, 1, 0) || JPP_CHECK_VERSION(999, 0, 0)
+#error "the version of the header"
+#endif
+int main(void) {
+  return strcmp(jpp_version(), JPP_VERSION) || jpp_version_number() != JPP_VERSION_NUMBER;
+}
+"""
+# Another project finds the library by pkg-config, by the package config, and as a static one.
+CMAKE = """
+cmake_minimum_required(VERSION 3.16)
+project(ask C)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(by_pkg REQUIRED IMPORTED_TARGET jaxpp)
+find_package(jaxpp @abi@ REQUIRED)
+find_package(jaxpp 999 QUIET CONFIG)
+if(jaxpp_FOUND)
+  message(FATAL_ERROR "version 999 was found")
+endif()
+add_executable(by_pkg ask.c)
+target_link_libraries(by_pkg PkgConfig::by_pkg)
+add_executable(by_config ask.c)
+target_link_libraries(by_config jaxpp::jaxpp)
+add_executable(by_static ask.c)
+target_link_libraries(by_static jaxpp::static)
+"""
 STEPS, RATE, MICROBATCHES, WIDTH = 20, 0.125, 4, 8
 
 
@@ -49,7 +78,14 @@ def call(*command: str | pathlib.Path, **environment: str) -> str:
 def install(folder: pathlib.Path) -> pathlib.Path:
     """The root of an installation that was made for another folder."""
     venv = pathlib.Path(sys.executable).parent.parent
-    call("make", "install", f"VENV={venv}", "PREFIX=/opt/jaxpp", f"DESTDIR={folder}/staged")
+    call(
+        "make",
+        "install",
+        f"VENV={venv}",
+        "PREFIX=/opt/jaxpp",
+        f"DESTDIR={folder}/staged",
+        "OPTIONS=-Ddefault_library=both",
+    )
     moved = folder / "moved"
     (folder / "staged/opt/jaxpp").rename(moved)
     return moved
@@ -100,6 +136,59 @@ def own_schedule_complaints(program: pathlib.Path, env: dict[str, str]) -> list[
     return found
 
 
+def other_version_complaints(
+    folder: pathlib.Path, root: pathlib.Path, flags: list[str], version: str
+) -> list[str]:
+    """The loader refuses a program that was linked with another minor version: by the name
+    of the file, and where a file of another version has that name, by its symbols."""
+    major, minor, _ = version.split(".")
+    abi = f"0.{minor}" if major == "0" else major
+    wanted = f"libjaxpp.so.{abi}"
+    soname = re.search(r"SONAME.*\[(.*)\]", call("readelf", "-d", root / "lib/libjaxpp.so"))
+    if not soname or soname[1] != wanted:
+        return [f"expected the soname {wanted}, found {soname and soname[1]}"]
+    (folder / "ask.c").write_text(ASK)
+    call("gcc", folder / "ask.c", *flags, "-o", folder / "ask")
+    call(folder / "ask", LD_LIBRARY_PATH=str(root / "lib"))
+    (folder / "other.c").write_text("const char* jpp_version(void) { return 0; }\n")
+    (folder / "other.map").write_text("JAXPP_999 { global: jpp_*; };\n")
+    found = []
+    for name, said in {"libjaxpp.so.999": wanted, wanted: f"`JAXPP_{abi}' not found"}.items():
+        other = folder / f"with-{name}"
+        other.mkdir()
+        options = ["-shared", f"-Wl,-soname,{name},--version-script={folder}/other.map"]
+        call("gcc", *options, folder / "other.c", "-o", other / name)
+        done = subprocess.run(
+            [folder / "ask"],
+            env={**os.environ, "LD_LIBRARY_PATH": str(other)},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode == 0 or said not in done.stderr:
+            found.append(f"with only {name}: expected the loader to refuse, found {done}")
+    return found
+
+
+def cmake_complaints(
+    folder: pathlib.Path, root: pathlib.Path, search: dict[str, str], version: str
+) -> list[str]:
+    """Programs of a CMake project run; the static one needs no library of ours."""
+    place = folder / "cmake"
+    place.mkdir()
+    (place / "ask.c").write_text(ASK)
+    (place / "CMakeLists.txt").write_text(CMAKE.replace("@abi@", version.rpartition(".")[0]))
+    call("cmake", "-S", place, "-B", place / "build", f"-DCMAKE_PREFIX_PATH={root}", **search)
+    call("cmake", "--build", place / "build")
+    found = []
+    for name in ("by_pkg", "by_config", "by_static"):
+        program = place / "build" / name
+        call(program)
+        needed = "libjaxpp" in call("readelf", "-d", program)
+        if needed == (name == "by_static"):
+            found.append(f"CMake, {name}: needs the shared library: {needed}")
+    return found
+
+
 CHECKS = {"plan_and_run": plan_and_run_complaints, "own_schedule": own_schedule_complaints}
 
 
@@ -114,9 +203,8 @@ def complaints(folder: pathlib.Path) -> list[str]:
     said = call(root / "bin/jaxpp", "--version").split()
     if said != ["jaxpp", version]:
         found.append(f"expected the command to be jaxpp {version}, found {said}")
-    soname = re.search(r"SONAME.*\[(.*)\]", call("readelf", "-d", root / "lib/libjaxpp.so"))
-    if not soname or soname[1] != f"libjaxpp.so.{version.split('.')[0]}":
-        found.append(f"the soname is {soname and soname[1]}")
+    found += other_version_complaints(folder, root, flags, version)
+    found += cmake_complaints(folder, root, search, version)
     for language, compiler in LANGUAGES.items():
         for name, sources in PROGRAMS.items():
             program = folder / f"{name}-{language}"

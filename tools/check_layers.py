@@ -45,7 +45,7 @@ OUTSIDE = ["cli", "python", "examples"]
 LAYERS = [*ALLOWED, *OUTSIDE]
 # The bare loop that runtimes are compared to: no part of the library, and made by Python.
 YARDSTICK = "benchmarks"
-BASE_HEADERS = ["alloc", "dtype", "export", "file", "option", "status", "str", "version"]
+BASE_HEADERS = ["alloc", "dtype", "export", "file", "log", "option", "status", "str", "version"]
 # Includes every public header and belongs to no layer: the sources do not use it.
 UMBRELLA = "jaxpp"
 # Calls that only src/base may make: it is the one door to memory and the environment.

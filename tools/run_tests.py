@@ -16,6 +16,12 @@ from collections.abc import Callable
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
 COUNTS = re.compile(r"(\d+) subtests passed")
+FAILURES = re.compile(
+    r"^(?:\d+/\d+ jaxpp:(\S+) .*(?:FAIL|ERROR|TIMEOUT)|not ok \d+ - (\S+)"
+    r"|(?:FAILED|ERROR) (tests/.+))",
+    re.M,
+)
+failures: list[str] = []  # as their own parts name them
 
 
 def run(*command: str | pathlib.Path, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -35,7 +41,9 @@ def run(*command: str | pathlib.Path, env: dict[str, str] | None = None) -> tupl
         sys.stdout.write(line)
         sys.stdout.flush()
         lines.append(line)
-    return process.wait(), "".join(lines)
+    output = "".join(lines)
+    failures.extend(name for match in FAILURES.findall(output) for name in match if name)
+    return process.wait(), output
 
 
 def c_tests(name: str, *options: str) -> tuple[int, int]:
@@ -54,12 +62,12 @@ def c_tests(name: str, *options: str) -> tuple[int, int]:
     code, output = run(
         "meson", "test", "-C", build, "--no-rebuild", processes, "--print-errorlogs"
     )
-    failed = re.search(r"^Fail:\s+(\d+)", output, re.M)
+    bad = [int(n) for n in re.findall(r"^(?:Fail|Timeout):\s+(\d+)", output, re.M)]
     ok = re.search(r"^Ok:\s+(\d+)", output, re.M)
     plain = int(ok.group(1)) if ok else 0
     subtests = [int(n) for n in COUNTS.findall(output)]
     passed = sum(subtests) + plain - len(subtests)
-    return passed, int(failed.group(1)) if failed else int(code != 0)
+    return passed, sum(bad) or int(code != 0)
 
 
 def _quiet(*command: str | pathlib.Path) -> tuple[int, str]:
@@ -138,6 +146,8 @@ def main(names: list[str]) -> int:
     print("\npart          passed  failed  seconds")
     for name, passed, failed, seconds in rows:
         print(f"{name:13} {passed:6}  {failed:6}  {seconds:7.0f}")
+    if failures:
+        print("\nfailed:", *dict.fromkeys(failures), sep="\n  ")
     total_failed = sum(row[2] for row in rows)
     print(f"{sum(row[1] for row in rows)} passed, {total_failed} failed")
     return 1 if total_failed else 0

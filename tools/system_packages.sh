@@ -30,6 +30,7 @@ need pkg-config command -v pkg-config
 need python3-venv python3 -c "import ensurepip, venv"
 if [ "${1:-}" != library ]; then
   need g++ command -v c++
+  need cmake command -v cmake
   need libcmocka-dev sh -c "printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | cc -E -x c -"
   need clang command -v clang
   need libclang-rt-dev has_fuzzer

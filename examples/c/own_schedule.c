@@ -48,7 +48,7 @@ static jpp_status_t* prove_and_draw(const jpp_schedule_t* schedule) {
   printf("%s", picture);
   jpp_text_free(picture);
   uint32_t peaks[kMaxStages];
-  jpp_schedule_peak_microbatches(schedule, peaks);
+  JPP_RETURN_IF_ERROR(jpp_schedule_peak_microbatches(schedule, schedule->ranks, peaks));
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     printf("rank %" PRIu32 " keeps %" PRIu32 " microbatches\n", r, peaks[r]);
   }

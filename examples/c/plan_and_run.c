@@ -45,12 +45,16 @@ static jpp_array_t* upload(jpp_client_t* client, const jpp_value_t* value) {
     data[i] = *value->name == 'x' ? x : *value->name == 'y' ? 2 * x : 1;
     if (!strcmp(value->name, "lr")) data[i] = 0.125f;
   }
-  jpp_host_array_t host = {.data = data,
+  jpp_host_array_t host = {.struct_size = sizeof(host),
+                           .data = data,
                            .dtype = JPP_DTYPE_F32,
                            .rank = value->type.ndim,
                            .dims = value->type.dims};
-  jpp_array_layout_t layout = {
-      .client = client, .num_ranks = 1, .devices_per_rank = 1, .ranks = &kFirst};
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = client,
+                               .num_ranks = 1,
+                               .devices_per_rank = 1,
+                               .ranks = &kFirst};
   jpp_array_t* array = NULL;
   check(jpp_array_upload(&layout, &host, &kFirst, &array));
   return array;
@@ -64,7 +68,11 @@ static void train(jpp_client_t* client, const jpp_graph_t* graph,
     args[a] = upload(client, &graph->values[graph->args[a].value]);
   }
   for (int step = 0; step < kSteps; ++step) {
-    jpp_call_t call = {.args = args, .results = results};
+    jpp_call_t call = {.struct_size = sizeof(call),
+                       .args = args,
+                       .num_args = graph->num_args,
+                       .results = results,
+                       .num_results = graph->num_outputs};
     check(jpp_runtime_call(runtime, &call));
     for (uint32_t o = 0; o < graph->num_outputs; ++o) {
       if (graph->args[o].donated) {  // results come in the order of the arguments
@@ -73,7 +81,7 @@ static void train(jpp_client_t* client, const jpp_graph_t* graph,
         continue;
       }
       float data[8], sum = 0;
-      uint32_t rank = jpp_array_layout(results[o]).ranks[0];
+      uint32_t rank = jpp_array_layout(results[o])->ranks[0];
       check(jpp_array_read(results[o], rank, 0, data, sizeof(data), NULL));
       for (int k = 0; k < 8; ++k) sum += data[k];
       printf("step %d: %s %.5f\n", step, graph->outputs[o].name, (double)sum);
@@ -89,8 +97,10 @@ static jpp_executable_t* compile(jpp_client_t* client, const jpp_plan_t* plan,
   char* code = NULL;
   if (!plan->staged->tasks[task].num_ops) return NULL;
   check(task_code(plan, task, &code));
-  jpp_compile_request_t request = {
-      .code = code, .code_size = strlen(code), .format = "mlir"};
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = code,
+                                   .code_size = strlen(code),
+                                   .format = "mlir"};
   jpp_executable_t* executable = NULL;
   check(jpp_client_compile(client, &request, &executable));
   jpp_text_free(code);
@@ -140,7 +150,7 @@ int main(int argc, char** argv) {
       graph->num_outputs > graph->num_args) {
     check(jpp_status_make(JPP_UNSUPPORTED, "this example takes smaller graphs"));
   }
-  jpp_loop_schedule_t loop = {.built_in = argv[2]};
+  jpp_loop_schedule_t loop = {.struct_size = sizeof(loop), .built_in = argv[2]};
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = &loop};
   jpp_planned_t* planned = NULL;
   check(jpp_plan_graph(graph, &options, &planned));

@@ -33,10 +33,11 @@ enum { kJppTrialMicrobatches = 2 };
 // Schedules for the loops that have none: where given[l] is NULL, jpp_schedule_one_pass()
 // for the loop's microbatches and as many stages as it has marks. `given`: [loops], or
 // NULL. `out_made`: [loops], for the caller to destroy; NULL where one was given.
-// JPP_MARKS_ERROR for a loop without marks.
+// JPP_MARKS_ERROR for a loop without marks, JPP_INVALID_ARGUMENT unless the graph has
+// `loops` of them.
 JPP_API jpp_status_t* jpp_advise_placeholders(
     const jpp_graph_t* graph, uint32_t ranks,
-    JPP_OPTIONAL const jpp_schedule_t* const* given,
+    JPP_OPTIONAL const jpp_schedule_t* const* given, uint32_t loops,
     jpp_schedule_t** out_made) JPP_MUST_USE;
 
 // A search for the schedule of one loop of a step.

@@ -1,18 +1,17 @@
 // Check: proves a plan from its instruction lists alone.
 //
 // The proof knows the staged graph and reads the programs as a runtime would; it shares
-// no code with what built them. What it proves of every actor:
+// no code with what built them. It proves for every actor:
 //
-//  - every register holds, at each use, the very value and microbatch that the task asks
-//    for: defined before, not deleted or donated since, never overwritten while it is
-//    live; sums take their microbatches in order;
-//  - nothing is left over at the end but outputs, borrowed inputs and constants; borrowed
+//  - every register holds, at each use, the value and microbatch that the task expects:
+//    defined before, not deleted or donated since, never overwritten while it is live;
+//    sums take their microbatches in order;
+//  - only outputs, borrowed inputs and constants are left at the end; borrowed
 //    inputs and constants are neither deleted nor donated;
 //  - every task runs once for each of its microbatches, as its binding says;
 //  - the peak in bytes is the one that the plan states;
-//  - a value that several ranks hold is made by one task and sent, or by tasks that are
-//  the
-//    same module over the same inputs: its copies are equal to the bit;
+//  - a value that several ranks hold is made by one task and sent, or made by tasks that
+//    run the same module on the same inputs: its copies are bitwise equal;
 //
 // and of every channel: both ends see the same values in the same order, and no actors
 // wait for each other for ever when sends block with all slots full.
@@ -91,11 +90,14 @@ typedef struct jpp_memory_point {
 
 // Walks one actor of a proved plan. Point 0 is before the first instruction, point i + 1
 // when instruction i is done and its donated args are gone: program->num_instrs + 1 in
-// all. `out_points` has room for them. JPP_INVALID_ARGUMENT for an unknown rank.
+// all. JPP_INVALID_ARGUMENT for an unknown rank, and unless `out_points` has room for as
+// many, `count`.
 JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
+                                             uint32_t count,
                                              jpp_memory_point_t* out_points) JPP_MUST_USE;
 
 // What ranks may take of their devices' memory.
+// Its layout is final.
 typedef struct jpp_memory_limits {
   const uint64_t* bytes;  // [ranks] on each device of the rank
   // [ranks] Ranks with the same number share their devices: their peaks add up, and the

@@ -1,24 +1,25 @@
 // Device: one client object over a PJRT plugin (or the fake of device_fake.h).
 //
 // Buffers, executables and events are opaque handles that belong to the client that made
-// them: give them back to that client's calls only. A device is named by its index in
-// jpp_client_info()->devices.
+// them: pass them to that client's calls only. The caller destroys each handle, also that
+// of a buffer which a program has donated, and all of them before the client. A device is
+// named by its index in jpp_client_info()->devices.
 //
-// Threads: every call may be made from any thread at any time, several at once, on
-// different handles or the same ones; only the destroy calls need the handle for
-// themselves. Execution and copies are asynchronous: a call returns when the work is
-// issued, a buffer may be used before its contents exist, and the order of work on one
-// buffer is the device's business. A failure after the issue travels with the buffers and
-// events: whoever consumes a failed buffer fails with the same message. A device may also
-// do small work inside the call and fail there; be ready for both.
+// Threads: any thread may make any call at any time, several at once, on different
+// handles or the same ones; only the destroy calls need exclusive use of their handle.
+// Execution and copies are asynchronous: a call returns when the work is issued, a buffer
+// may be used before its contents exist, and the device orders the work on one buffer.
+// Buffers and events carry a failure that occurs after the issue: a call that consumes a
+// failed buffer fails with the same message. A device may also do small work inside the
+// call and fail there.
 //
 // Forks: in a process forked after a client was made, calls fail with JPP_UNSUPPORTED and
-// destroying anything does nothing. Fork before, or start a process anew.
+// destroying a handle does nothing. Fork before, or start a new process.
 //
-// Errors: JPP_DEVICES_ERROR for a device index that is not there, JPP_DONATED_ERROR for a
-// buffer donated or deleted before, JPP_INVALID_ARGUMENT for what the device refuses when
-// asked, JPP_EXECUTION_ERROR for what fails while it works, JPP_OUT_OF_MEMORY when its
-// memory is exhausted, JPP_UNSUPPORTED for what a driver or plugin does not have.
+// Errors: JPP_DEVICES_ERROR for an unknown device index, JPP_DONATED_ERROR for a buffer
+// that was donated or deleted, JPP_INVALID_ARGUMENT for a request that the device
+// refuses, JPP_EXECUTION_ERROR for a failure while it works, JPP_OUT_OF_MEMORY when its
+// memory is exhausted, JPP_UNSUPPORTED for a feature that a driver or plugin lacks.
 #ifndef JAXPP_DEVICE_H_
 #define JAXPP_DEVICE_H_
 
@@ -43,12 +44,14 @@ typedef enum jpp_option_type {
   JPP_OPTION_INT64_LIST,
 } jpp_option_type_t;
 
+// Its layout is final.
 typedef struct jpp_int64_list {
   const int64_t* values;
   size_t count;
 } jpp_int64_list_t;
 
 // One named value for the plugin, as its documentation lists them.
+// Its layout is final.
 typedef struct jpp_client_option {
   const char* name;
   jpp_option_type_t type;
@@ -61,18 +64,19 @@ typedef struct jpp_client_option {
   };
 } jpp_client_option_t;
 
-// Nodes: several clients, mostly one a process, that make programs over the devices of
-// all of them. They tell each other what they need to know through this store, in which
-// each of them finds what any of them has put. It keeps the keys of a job's clients apart
-// from all others.
+// Nodes: several clients, usually one per process, that run programs over the devices of
+// all of them. They exchange what they need to know through this store: each finds what
+// any of them has put. The store keeps the keys of a job's clients apart from all others.
 //
-// Threads: calls come from any thread, also the plugin's own, several at once and with no
-// lock of this library held: while the client is made, and later when a program runs that
-// needs the other nodes.
+// Threads: any thread, including the plugin's own, makes the calls, several at once and
+// without a lock of this library: while the client is made, and later when a program runs
+// that needs the other nodes.
+// Its layout is final.
 typedef struct jpp_key_value_store {
   void* user;  // of the calls; outlives the client
-  // Waits until somebody has put the key, at most `timeout_ms`, which may be 0. The value
-  // is for jpp_free(); *out_value stays NULL when the key is not there in time.
+  // Waits until a client has put the key, at most `timeout_ms`, which may be 0. The
+  // library frees the value with jpp_free(), so allocate it with jpp_alloc(); *out_value
+  // stays NULL when the key does not appear in time.
   jpp_status_t* (*get)(void* user, const char* key, uint32_t timeout_ms, void** out_value,
                        size_t* out_size);
   // Puts `size` bytes, which are only read during the call. A key is put once.
@@ -89,16 +93,17 @@ typedef struct jpp_pjrt_options {
   uint32_t num_nodes;                  // 0 and 1: this client is alone
 } jpp_pjrt_options_t;
 
-// Loads the plugin and makes a client. `options` is only read during the call, but for
-// the store's `user`. A plugin once initialised stays loaded until the process ends;
-// another client made from the same file shares it. With several nodes the call waits for
-// the clients of the others. JPP_PLUGIN_ERROR when the file is missing, is no shared
-// library, is no PJRT plugin, has another API version than this library can use, or
-// refuses the options; JPP_UNSUPPORTED when it knows no other nodes.
+// Loads the plugin and makes a client. `options` is only read during the call, except the
+// store's `user`, which outlives the client. A plugin stays loaded until the process
+// ends; another client made from the same file shares it. With several nodes the call
+// waits for the other clients. JPP_PLUGIN_ERROR when the file is missing, is not a shared
+// library or not a PJRT plugin, has an API version that this library cannot use, or
+// refuses the options; JPP_UNSUPPORTED when it does not support several nodes.
 JPP_API jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
                                              jpp_client_t** out_client) JPP_MUST_USE;
 
-// Destroy every buffer, executable and event first. NULL is fine.
+// Destroy every buffer, executable and event, release every array, and destroy every
+// runtime first. Takes NULL.
 JPP_API void jpp_client_destroy(jpp_client_t* client);
 
 // JPP_UNSUPPORTED in a process forked after a client was made: what every call on a
@@ -138,6 +143,7 @@ JPP_API const jpp_client_info_t* jpp_client_info(const jpp_client_t* client);
 //===-- Executables ----------------------------------------------------------------===//
 
 typedef struct jpp_compile_request {
+  size_t struct_size;  // sizeof(jpp_compile_request_t)
   const char* code;
   size_t code_size;    // bytes
   const char* format;  // "mlir": StableHLO as text or bytecode; the fake takes "fake"
@@ -177,9 +183,10 @@ enum { kJppCacheKeySize = 65 };
 // The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of all
 // that its code depends on, which is the program, its options, the ids of its devices,
 // the plugin's version and file, this machine's processor, and what XLA_FLAGS says.
-JPP_API void jpp_client_cache_key(const jpp_client_t* client,
-                                  const jpp_compile_request_t* request,
-                                  char out_key[kJppCacheKeySize]);
+// `out_key` has room for kJppCacheKeySize bytes.
+JPP_API jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
+                                           const jpp_compile_request_t* request,
+                                           char* out_key) JPP_MUST_USE;
 
 // The same as compile through a folder of compiled programs: loads what an earlier call,
 // maybe of another process, left there under `key`, or else compiles and leaves it. `key`
@@ -197,7 +204,7 @@ JPP_API jpp_status_t* jpp_client_compile_cached(
 JPP_API jpp_status_t* jpp_client_executable_result_count(
     jpp_client_t* client, jpp_executable_t* executable, uint32_t* out_count) JPP_MUST_USE;
 
-// Executions already issued still finish. NULL is fine.
+// Executions already issued still finish. Takes NULL.
 JPP_API void jpp_client_executable_destroy(jpp_client_t* client,
                                            jpp_executable_t* executable);
 
@@ -206,6 +213,7 @@ JPP_API void jpp_client_executable_destroy(jpp_client_t* client,
 
 // One execution. All arrays are the caller's and are only used during the call.
 typedef struct jpp_execute {
+  size_t struct_size;  // sizeof(jpp_execute_t)
   jpp_executable_t* executable;
   uint32_t device_count;             // rows of `args`, `results` and `events`
   uint32_t arg_count;                // columns of `args`
@@ -220,8 +228,8 @@ typedef struct jpp_execute {
 } jpp_execute_t;
 
 // Issues one execution. The step loop's call: adds no allocation, lock or copy to what
-// the plugin does. The program may donate arguments: such a buffer is deleted by the
-// call, its handle is still the caller's to destroy.
+// the plugin does. The program may donate arguments: the call deletes such a buffer, and
+// the caller still destroys its handle. The caller owns results and events.
 //
 // Of a program over several nodes each one executes its own part: a row for each
 // partition on a device of its own, in the order of the partitions. All nodes are to
@@ -236,6 +244,7 @@ JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
 
 // An array in host memory.
 typedef struct jpp_host_array {
+  size_t struct_size;  // sizeof(jpp_host_array_t)
   const void* data;
   jpp_dtype_t dtype;            // 4-bit types take one byte an element
   uint32_t rank;                // at most JPP_BUFFER_MAX_RANK
@@ -257,7 +266,8 @@ JPP_API jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client,
                                                 jpp_event_t** out_event) JPP_MUST_USE;
 
 // The same, and waits for it. A plugin may hand the copy to another thread, which costs
-// tens of microseconds: for a small value on the CPU look through buffer_pointer instead.
+// tens of microseconds: for a small value on the CPU look at it with
+// jpp_client_buffer_lend() instead.
 JPP_API jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
                                              void* data, size_t size) JPP_MUST_USE;
 
@@ -266,7 +276,7 @@ JPP_API jpp_status_t* jpp_client_buffer_copy_to_device(
     jpp_client_t* client, jpp_buffer_t* buffer, uint32_t device,
     jpp_buffer_t** out_buffer) JPP_MUST_USE;
 
-// Work already issued on the buffer still finishes. NULL is fine.
+// Work already issued on the buffer still finishes. Takes NULL.
 JPP_API void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer);
 
 // Ready when the contents are, or failed with what kept them from being made.
@@ -274,6 +284,7 @@ JPP_API jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client,
                                                     jpp_buffer_t* buffer,
                                                     jpp_event_t** out_event) JPP_MUST_USE;
 
+// Its layout is final.
 typedef struct jpp_buffer_shape {
   jpp_dtype_t dtype;  // JPP_DTYPE_INVALID for a type this library does not know
   uint32_t rank;
@@ -283,49 +294,37 @@ typedef struct jpp_buffer_shape {
 JPP_API jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer,
                                               jpp_buffer_shape_t* out_shape) JPP_MUST_USE;
 
-// Bytes that the buffer takes on its device. May wait for the buffer's definition.
-JPP_API jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
-                                             size_t* out_bytes) JPP_MUST_USE;
-
-// The address of the contents in the device's memory, for a zero-copy look: valid while
-// the buffer is neither destroyed nor donated, and holding data only once it is ready.
-JPP_API jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client,
-                                                jpp_buffer_t* buffer,
-                                                void** out_pointer) JPP_MUST_USE;
-
-// The same for somebody who keeps the address, say another framework: the contents lie
-// there, dense with the last dimension fastest, until jpp_client_buffer_reclaim() has
-// been called as often. Until then the buffer may be neither destroyed nor donated.
-// JPP_UNSUPPORTED where the contents lie in another way, or for a plugin without loans.
+// Lends the contents to another reader, such as another framework: *out_pointer is their
+// address in the device's memory. They stay there, dense with the last dimension fastest,
+// until jpp_client_buffer_reclaim() has been called as often. Until then the buffer may
+// be neither destroyed nor donated, and it holds data only once it is ready.
+// JPP_UNSUPPORTED for contents in another layout, or for a plugin without loans.
 JPP_API jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
                                              void** out_pointer) JPP_MUST_USE;
 JPP_API void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer);
 
-// Memory of a device that is somebody else's. An array of `shape` lies there, dense with
-// the last dimension fastest, and its owner leaves it as it is until `release`.
+// Device memory of another owner, who leaves it unchanged until `release`. It contains an
+// array of `shape`, dense with the last dimension fastest.
+// Its layout is final.
 typedef struct jpp_foreign_memory {
   void* memory;
   jpp_buffer_shape_t shape;
   uint32_t device;
-  // The plugin needs the memory no more. Any thread, maybe inside a call on this client:
-  // must not block, nor call the client.
+  // The plugin no longer needs the memory. Any thread, possibly inside a call on this
+  // client: must not block, nor call the client.
   void (*release)(void* memory, void* user);
   void* user;
 } jpp_foreign_memory_t;
 
-// A buffer over such memory: nothing is copied. It may not be donated. `foreign` is only
-// read during the call; `release` is called once, after the buffer is destroyed, and not
-// after an error. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for memory that the plugin can
-// not use, maybe because of its alignment: copy it then. A plugin may issue work on the
-// device and call `release` before that is done: wait for what uses the buffer as well.
+// A buffer over such memory, without a copy. It must not be donated. `foreign` is only
+// read during the call. The plugin calls `release` once, after the buffer is destroyed;
+// after an error it is not called. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for memory
+// that the plugin cannot use, for example because of its alignment: copy it then. A
+// plugin may call `release` before work that it has issued on the memory is done: wait
+// for what uses the buffer as well.
 JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
                                                const jpp_foreign_memory_t* foreign,
                                                jpp_buffer_t** out_buffer) JPP_MUST_USE;
-
-// True after a donation.
-JPP_API jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client,
-                                                   jpp_buffer_t* buffer,
-                                                   bool* out_deleted) JPP_MUST_USE;
 
 //===-- Events ---------------------------------------------------------------------===//
 
@@ -335,6 +334,7 @@ JPP_API jpp_status_t* jpp_client_event_await(jpp_client_t* client,
 
 // Asked about 20 times a second while a call waits; true ends the wait, and what was
 // waited for goes on. No lock of this library is held meanwhile.
+// Its layout is final.
 typedef struct jpp_interrupt {
   bool (*requested)(void* user);
   void* user;
@@ -350,6 +350,7 @@ typedef void (*jpp_event_callback_t)(void* user, jpp_status_t* status);
 
 // A registration, in the caller's memory so that waiting allocates nothing here. It stays
 // untouched until the callback is entered, which may free or reuse it.
+// Its layout is final.
 typedef struct jpp_event_waiter {
   jpp_event_callback_t callback;
   void* user;
@@ -362,7 +363,7 @@ typedef struct jpp_event_waiter {
 JPP_API jpp_status_t* jpp_client_event_on_ready(jpp_client_t* client, jpp_event_t* event,
                                                 jpp_event_waiter_t* waiter) JPP_MUST_USE;
 
-// Does not wait. NULL is fine.
+// Does not wait. Takes NULL.
 JPP_API void jpp_client_event_destroy(jpp_client_t* client, jpp_event_t* event);
 
 //===-- Custom calls ---------------------------------------------------------------===//

@@ -36,6 +36,7 @@
 
 // Which call fails. Counted are compile, execute, buffer_from_host, buffer_to_host and
 // buffer_copy_to_device (buffer_read counts as buffer_to_host).
+// Its layout is final.
 typedef struct jpp_fake_failure {
   uint64_t at;  // 1 is the next counted call; 0: none. Fails once.
   bool async;   // the call succeeds and its buffers and event fail; not for compile

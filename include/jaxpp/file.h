@@ -10,7 +10,7 @@
 
 // A whole file ("-": standard input), NUL-ended, without a byte order mark; *out_length
 // does not count the NUL. Free *out_text with jpp_text_free(). JPP_INVALID_ARGUMENT,
-// beginning with the file's name, for one that can not be read or has more than 1 GiB;
+// beginning with the file's name, for one that cannot be read or has more than 1 GiB;
 // JPP_OUT_OF_MEMORY.
 JPP_API jpp_status_t* jpp_file_read(const char* file, char** out_text,
                                     size_t* out_length) JPP_MUST_USE;

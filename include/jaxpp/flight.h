@@ -18,7 +18,7 @@
 
 #include "jaxpp/status.h"
 
-// Free *out_text with jpp_text_free(). JPP_INVALID_ARGUMENT for a folder that can not be
+// Free *out_text with jpp_text_free(). JPP_INVALID_ARGUMENT for a folder that cannot be
 // read or has no such file; JPP_PARSE_ERROR, with its name, for one that is damaged or of
 // another version.
 JPP_API jpp_status_t* jpp_flight_report(const char* folder, char** out_text) JPP_MUST_USE;

@@ -17,12 +17,14 @@
 #define JAXPP_GRAPH_H_
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "jaxpp/dtype.h"
 #include "jaxpp/status.h"
 #include "jaxpp/task.h"
 
+// Its layout is final.
 typedef struct jpp_type {
   jpp_dtype_t dtype;
   uint32_t ndim;
@@ -99,6 +101,7 @@ typedef enum jpp_reduce_kind {
 // "add", "max", "concat", "custom"; lifetime static. NULL for an unknown kind.
 JPP_API const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind);
 
+// Its layout is final.
 typedef struct jpp_loop_result {
   uint8_t reduce;  // jpp_reduce_kind_t
   uint32_t value;  // a value of the body, or of outside
@@ -160,6 +163,7 @@ JPP_API jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                                                 uint32_t* out_value) JPP_MUST_USE;
 
 typedef struct jpp_op_desc {
+  size_t struct_size;  // sizeof(jpp_op_desc_t)
   jpp_op_kind_t kind;  // JPP_OP_CALL, _MARK, _MARK_BACKWARD, _ADD or _PLACE
   uint8_t flags;
   uint32_t attr;
@@ -238,7 +242,7 @@ JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
 // `file` names the text in errors ("file:line:column: ...", JPP_PARSE_ERROR).
 JPP_API jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
                                       jpp_graph_t** out_graph) JPP_MUST_USE;
-// The same from a file ("-": standard input). JPP_INVALID_ARGUMENT if it can not be read.
+// The same from a file ("-": standard input). JPP_INVALID_ARGUMENT if it cannot be read.
 JPP_API jpp_status_t* jpp_graph_read(const char* file,
                                      jpp_graph_t** out_graph) JPP_MUST_USE;
 

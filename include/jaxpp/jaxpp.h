@@ -11,6 +11,7 @@
 #include "jaxpp/str.h"
 #include "jaxpp/file.h"
 #include "jaxpp/option.h"
+#include "jaxpp/log.h"
 
 // The planner.
 #include "jaxpp/task.h"

@@ -20,7 +20,7 @@
 #include "jaxpp/status.h"
 
 typedef struct jpp_job_options {
-  size_t struct_size;
+  size_t struct_size;  // sizeof(jpp_job_options_t)
   uint32_t process, num_processes;
   const char* address;  // of process 0, without a port: "10.0.0.1", "fe80::1"
   uint16_t port;        // of process 0; there 0, and the system chooses it
@@ -33,6 +33,9 @@ typedef struct jpp_job_options {
   // A descriptor to which `jaxpp launch` is told of other processes' failures; 0: none.
   int report;
 } jpp_job_options_t;
+
+// A wait of a thread of this process for other processes.
+typedef struct jpp_job_wait jpp_job_wait_t;
 
 // Joins the job. *out_port is the port that process 0 listens at.
 JPP_API jpp_status_t* jpp_job_join(const jpp_job_options_t* options,
@@ -59,8 +62,19 @@ JPP_API void jpp_job_fail(const char* text);
 // The same where another process was the cause, as the text of the peer error says.
 JPP_API void jpp_job_fail_after_another(const char* text);
 
+// This process begins to wait for others in `name`, such as a barrier of a checkpoint:
+// for each of `processes`, or for all where that is NULL. The job fails if one of them
+// leaves, and this process still waits some seconds later. *out_wait is for
+// jpp_job_end_wait(), which has to be called on every path.
+JPP_API jpp_status_t* jpp_job_begin_wait(const char* name,
+                                         JPP_OPTIONAL const uint32_t* processes,
+                                         uint32_t count,
+                                         jpp_job_wait_t** out_wait) JPP_MUST_USE;
+JPP_API void jpp_job_end_wait(JPP_OPTIONAL jpp_job_wait_t* wait);
+
 // This process needs nothing more of the others. With `wait`, returns when all processes
-// have said so, the job has failed, or some have not even joined; true: all have.
+// have said so, the job has failed, or some have not even joined; true: all
+// have, and none has failed.
 JPP_API bool jpp_job_leave(bool wait);
 // All have left: what is still to do takes a moment unless a process has died since, and
 // the timeouts end it.

@@ -5,9 +5,8 @@
 //  - in a loop, for each stage: its forward (fwd_2) and its backward (bwd_2), or the two
 //    parts of the backward: input gradients (bwd_i_2) and weight gradients (bwd_w_2).
 //    They run once per microbatch.
-//  - outside: before_loop_, between_loops_ and after_loop_ tasks, named NUMBER_RANK,
-//  which
-//    run once per step. A value that several ranks make is made by the same task on each
+//  - outside: before_loop_, between_loops_ and after_loop_ tasks, named NUMBER_RANK. They
+//    run once per step. When several ranks make a value, the same task makes it on each
 //    of them: same ops, same inputs, same outputs, and so one module.
 //
 // The rules (docs/partition.md walks through them):
@@ -89,7 +88,7 @@ typedef struct jpp_staged_loop {
 typedef enum jpp_partition_note_kind {
   JPP_NOTE_MOVES,    // an op outside the loops uses arrays of several ranks: `bytes` move
   JPP_NOTE_UNSPLIT,  // input and weight gradients come from one op, so that those of the
-                     // weights can not wait: `share` of the backward of `stage`
+                     // weights cannot wait: `share` of the backward of `stage`
 } jpp_partition_note_kind_t;
 
 typedef struct jpp_partition_note {

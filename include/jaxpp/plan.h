@@ -30,6 +30,7 @@ JPP_API const char* jpp_plan_part_name(jpp_plan_part_t part);
 // Where a loop's schedule comes from: the first of these that is not NULL. With none the
 // loop's own name is built, as the graph has it.
 typedef struct jpp_loop_schedule {
+  size_t struct_size;           // sizeof(jpp_loop_schedule_t)
   const jpp_schedule_t* given;  // borrowed, must outlive the result; proved again
   const char* built_in;         // a name, of the loop's sizes
   // The options of a search; its sizes are not read, they are the loop's.
@@ -79,6 +80,7 @@ JPP_API void jpp_planned_destroy(jpp_planned_t* planned);
 // What makes a step the same step, as numbers: processes that run one together compare
 // them, and so does a plan that comes back from a file. Costs, lines of the user's code
 // and the names of schedules are no part of it.
+// Its layout is final.
 typedef struct jpp_plan_hashes {
   uint64_t arguments;  // types, names and donation of arguments, types of results
   uint64_t graph;      // ops: kinds, names, operands, types

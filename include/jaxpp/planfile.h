@@ -21,12 +21,14 @@
 // The newest form of file that this version writes and reads.
 #define JPP_PLANFILE_FORMAT 1
 
+// Its layout is final.
 typedef struct jpp_planfile_bytes {
   const void* data;
   size_t size;
 } jpp_planfile_bytes_t;
 
 // How an argument or result lies on the devices of a rank, each of which has a box of it.
+// Its layout is final.
 typedef struct jpp_planfile_layout {
   const int64_t* dims;    // [ndim] of a box
   const int64_t* starts;  // [devices_per_rank][ndim] where the devices' boxes begin
@@ -83,11 +85,11 @@ JPP_API void jpp_planfile_destroy(jpp_planfile_t* file);
 
 // --- Running it -----------------------------------------------------------------------
 
-// The devices of the ranks as the client numbers them, [ranks * devices_per_rank]: those
-// with the ids in the file or, if one of them is not there, the first ones.
-// JPP_DEVICES_ERROR: the client has too few.
+// The devices of the ranks as the client numbers them: those with the ids in the file or,
+// if the client lacks one of them, its first ones. JPP_DEVICES_ERROR: the client has too
+// few. JPP_INVALID_ARGUMENT unless `count` is ranks * devices_per_rank.
 JPP_API jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file,
-                                           const jpp_client_t* client,
+                                           const jpp_client_t* client, uint32_t count,
                                            uint32_t* out_devices) JPP_MUST_USE;
 
 // A step ready to run: its tasks compiled, its constants on the devices.

@@ -4,7 +4,7 @@
 // Out: one flat instruction list an actor. All tasks are put in one order that can run;
 // each value is sent right after the task that makes it, at most once to each rank, and
 // received there right before its first use, in the order in which it was sent. Channels
-// have the slots that this order needs, so the lists can not deadlock; check/ proves that
+// have the slots that this order needs, so the lists cannot deadlock; check/ proves that
 // again from the lists alone.
 //
 // Operands are registers: slots that hold one value, all its shards on the actor's
@@ -118,6 +118,7 @@ JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
 JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 
 // What a rank does in one step.
+// Its layout is final.
 typedef struct jpp_rank_totals {
   uint32_t tasks;  // runs
   double flops;    // the sum of the ops' costs, which see

@@ -14,6 +14,7 @@
 #define JAXPP_SCHEDULE_H_
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "jaxpp/export.h"
@@ -21,6 +22,7 @@
 #include "jaxpp/task.h"
 
 // One stage's forward or backward for one microbatch, as a schedule lists it.
+// Its layout is final.
 typedef struct jpp_schedule_task {
   uint8_t kind;      // jpp_task_kind_t
   bool joins_next;   // part of a FusedTask together with the next entry of the row
@@ -34,6 +36,7 @@ static inline uint64_t jpp_task_steps(const jpp_schedule_task_t* task) {
   return task->kind == JPP_TASK_IDLE ? (uint64_t)task->microbatch + 1 : 1;
 }
 
+// Its layout is final.
 typedef struct jpp_schedule_row {
   const jpp_schedule_task_t* tasks;
   uint32_t count;
@@ -57,6 +60,7 @@ JPP_API const char* jpp_task_name(const jpp_schedule_task_t* task,
 // --- Making one ---
 
 typedef struct jpp_schedule_params {
+  size_t struct_size;  // sizeof(jpp_schedule_params_t)
   uint32_t stages;
   uint32_t ranks;  // size of the mesh's pipeline axis
   uint32_t microbatches;
@@ -86,13 +90,13 @@ JPP_API bool jpp_schedule_is_misfit(const jpp_status_t* status);
 
 // A row of the table of built-in schedules; lifetime static.
 typedef struct jpp_schedule_info {
-  const char* name;               // "interleaved-1f1b"
-  const char* class_name;         // "Interleaved1F1B"
-  const char* help;               // one line
-  const char* paper;              // "2104.04473" of arXiv, or who and when
-  uint32_t stages_a_rank;         // 0: any
-  bool can_fuse;                  // fuse_steady_state means something
-  jpp_schedule_params_t example;  // sizes that it serves, of its figures in the docs
+  const char* name;                      // "interleaved-1f1b"
+  const char* class_name;                // "Interleaved1F1B"
+  const char* help;                      // one line
+  const char* paper;                     // "2104.04473" of arXiv, or who and when
+  uint32_t stages_a_rank;                // 0: any
+  bool can_fuse;                         // fuse_steady_state means something
+  const jpp_schedule_params_t* example;  // sizes that it serves, as in the docs' figures
 } jpp_schedule_info_t;
 
 JPP_API uint32_t jpp_schedule_info_count(void);
@@ -200,9 +204,10 @@ JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
 
 // For each rank, the largest number of (stage, microbatch) pairs that are forwarded and
 // not yet backwarded at once; BWD and BWD_W end a pair. A forward-only schedule keeps
-// nothing: 1. `out_peaks` has room for `ranks` numbers.
-JPP_API void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
-                                            uint32_t* out_peaks);
+// nothing: 1. JPP_INVALID_ARGUMENT unless `out_peaks` has room for a number per rank.
+JPP_API jpp_status_t* jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
+                                                     uint32_t count,
+                                                     uint32_t* out_peaks) JPP_MUST_USE;
 
 // Whether it has backwards in two parts, BWD_I and BWD_W.
 JPP_API bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule);

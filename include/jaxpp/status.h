@@ -87,15 +87,24 @@ JPP_API void jpp_text_free(char* text);
 // Functions that destroy, free, release or close take NULL. All others, which return no
 // status, must be given what they ask for; so must those of this header.
 //
-// --- Options ---
+// --- Structs ---
 //
-// The first field of each struct of options, jpp_plan_options_t and the like, is its
-// size, by which a library can tell a caller that was compiled against another version:
+// Structs that tell a function what to do, such as jpp_plan_options_t, begin with their
+// size, so that a library of another version knows which fields the caller has:
 //
 //   jpp_plan_options_t options = {.struct_size = sizeof(options), .ranks = 2};
 //
-// Fields that the caller's version does not have yet are taken for 0, which in each field
-// is what holds by default. Fields that the library does not have yet must be 0.
-// JPP_INVALID_ARGUMENT when they are not, and for a size that is not set.
+// The library takes fields that the caller's version lacks for 0, which is the default
+// of each field; where a comment does not say what 0 means, it means zero. Fields that
+// the library lacks must be 0. It answers JPP_INVALID_ARGUMENT where they are not, and
+// where struct_size is not set. In a list of such structs each element carries its size.
+// A NULL in the place of options, where JPP_OPTIONAL permits it, means all fields 0.
+//
+// A list that a function fills for the caller has a count beside it, and the function
+// answers JPP_INVALID_ARGUMENT unless that is the number of elements it would write.
+//
+// A struct whose comment says that its layout is final never gets another field. All
+// others, such as the parts of a plan, may get fields in a version with another soname
+// (version.h), for which programs are compiled again.
 
 #endif  // JAXPP_STATUS_H_

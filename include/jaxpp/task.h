@@ -31,6 +31,7 @@ JPP_API const char* jpp_task_kind_name(jpp_task_kind_t kind);
 JPP_API uint16_t jpp_task_default_latency(jpp_task_kind_t kind);
 
 // How the stages of a loop are placed on ranks, and whether their backwards are split.
+// Its layout is final.
 typedef struct jpp_loop_placement {
   uint32_t stages;
   const uint32_t* stage_rank;  // [stages]
@@ -39,7 +40,8 @@ typedef struct jpp_loop_placement {
 
 // What a stage takes for one microbatch: a FWD forward, a BWD_I backward, a BWD_W weight,
 // a BWD backward + weight. None is negative. Times are 0 or from JPP_SHORTEST_TIME to
-// JPP_LONGEST_TIME: so sums stay finite, and shares do not vanish.
+// JPP_LONGEST_TIME: so sums stay finite, and shares do not vanish. The struct's layout is
+// final.
 #define JPP_SHORTEST_TIME 1e-100
 #define JPP_LONGEST_TIME 1e100
 typedef struct jpp_cost {

@@ -3,30 +3,33 @@
 //
 // A channel has one sending rank, one receiving rank and a number of slots. A message is
 // one value: a shard for each device of a rank, and a tag. Messages of a channel arrive
-// in the order they were sent; that their tags are the expected ones is the caller's to
-// check.
+// in the order in which they were sent; the caller checks their tags.
 //
 // There are two forms of messages, and a driver carries one of them:
 //
 //  - handles, between the ranks of one process: a send hands pointers over, a receive
-//    takes them. The transport does not look at what they point to.
-//  - bytes, between processes: a send names the memory of each shard and is told when
-//  that
-//    memory may be reused; the receiver has memory for `slots` messages, which the driver
-//    registers when the channel is opened and into which it receives without being asked.
-//    A receive borrows a slot and gives it back by releasing it.
+//    takes them. The transport does not read what they point to.
+//  - bytes, between processes: a send names the memory of each shard, and `sent` reports
+//    when that memory may be reused; the receiver has memory for `slots` messages, which
+//    the driver registers when the channel is opened and into which it receives ahead of
+//    time. A receive borrows a slot and gives it back by releasing it.
 //
-// A slot that is free at the receiver is a credit at the sender. Nothing is sent without
-// a credit, so what may be under way is bounded by what the plan says.
+// A free slot at the receiver is a credit at the sender. A send needs a credit, so the
+// plan bounds what is in flight.
 //
-// No call waits for a peer, except jpp_transport_destroy(), for a bounded time. A process
-// that dies, leaves, or sends what the plan does not allow makes the calls on its
-// channels fail with JPP_PEER_ERROR, which names it.
+// Ownership. A message of handles belongs to its sender until jpp_channel_try_send() says
+// done, and to its receiver from jpp_channel_try_recv() on; in between to the channel,
+// which calls `release` for each buffer that reset or close drop. The memory of a message
+// of bytes stays its owner's, who must not change it until `sent`.
 //
-// Threads: a channel of handles is sent to by one thread at a time and received from by
-// one thread at a time; the two may be different threads. All calls on a transport of
-// bytes and its channels are made by one thread at a time. Any thread may call
-// jpp_channel_abort() and jpp_channel_release() at any time while the channel is open.
+// Only jpp_transport_destroy() waits for a peer, for a bounded time. If a process dies,
+// leaves, or sends something that the plan does not allow, the calls on its channels fail
+// with JPP_PEER_ERROR, which names it.
+//
+// Threads: one thread at a time sends to a channel of handles, and one thread at a time
+// receives from it; they may differ. One thread at a time calls a transport of bytes and
+// its channels. Any thread may call jpp_channel_abort() and jpp_channel_release() at any
+// time while the channel is open.
 #ifndef JAXPP_TRANSPORT_H_
 #define JAXPP_TRANSPORT_H_
 
@@ -36,7 +39,7 @@
 
 typedef struct jpp_transport jpp_transport_t;
 typedef struct jpp_channel jpp_channel_t;
-// Memory that a driver has made known to the devices that will read it.
+// Memory that a driver has registered with the devices that will read it.
 typedef struct jpp_transport_memory jpp_transport_memory_t;
 
 //===-- Transport ------------------------------------------------------------------===//
@@ -45,39 +48,36 @@ typedef struct jpp_transport_memory jpp_transport_memory_t;
 // memory, TCP or RDMA), "nccl" (as "ucx", and shards in the memory of NVIDIA's GPUs over
 // NCCL), "fake" (bytes, within a process, for tests; transport_fake.h), "nccl-fake" (as
 // "nccl", over "fake") and "null" (a skeleton: every call fails with JPP_UNSUPPORTED).
-// NULL past the last one.
-JPP_API const char* jpp_transport_driver_name(uint32_t index);
 
 typedef struct jpp_transport_options {
   size_t struct_size;      // sizeof(jpp_transport_options_t)
   const char* driver;      // a driver's name
   uint32_t process;        // this process, below num_processes
   uint32_t num_processes;  // of the job; 0 counts as 1
-  // Where this process may be reached: the address of a network interface
-  // ("192.0.2.7"), or the name of one as the driver knows it ("eth0", "mlx5_0:1"), or
-  // several with commas between them. There is no default: a transport of bytes listens
-  // nowhere else.
+  // Where this process listens: the address of a network interface ("192.0.2.7"), or the
+  // name of one as the driver knows it ("eth0", "mlx5_0:1"), or several, separated by
+  // commas. There is no default, and a transport of bytes listens nowhere else.
   const char* address;
-  // The job's secret, the same in all processes; a peer proves that it has it before
-  // anything it sends is looked at. Transports of bytes want at least 16 bytes.
+  // The job's secret, the same in all processes; a peer proves that it knows it before
+  // this process reads anything else of it. Transports of bytes need at least 16 bytes.
   const void* token;
   size_t token_size;
-  // A peer that does not answer for so long counts as dead; also the longest that
-  // jpp_transport_destroy() waits. 0: 10000.
+  // A peer that is silent for this long counts as dead; jpp_transport_destroy() waits no
+  // longer. 0: 10000.
   uint32_t peer_timeout_ms;
   // CUDA's number of the device whose memory shards may lie in, for drivers that take
   // device memory.
   uint64_t device;
 } jpp_transport_options_t;
 
-// Copies what it needs of the options. JPP_INVALID_ARGUMENT lists the names there are
-// when `driver` is none of them, and says what is wrong with an address; JPP_UNSUPPORTED
-// says what to install for a driver whose library is missing.
+// Copies what it needs of the options. JPP_INVALID_ARGUMENT lists the drivers where
+// `driver` is unknown, and says what is wrong with an address; JPP_UNSUPPORTED says what
+// to install for a driver whose library is missing.
 JPP_API jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
                                            jpp_transport_t** out_transport) JPP_MUST_USE;
 
-// Close every channel first. Tells the peers, lets what was sent arrive as long as they
-// take it, and calls jpp_channel_spec_t.sent for all that is left. NULL is fine.
+// Close every channel first. Tells the peers, delivers what was sent while they accept
+// it, and calls jpp_channel_spec_t.sent for the rest. Takes NULL.
 JPP_API void jpp_transport_destroy(jpp_transport_t* transport);
 
 typedef enum jpp_transport_form {
@@ -93,31 +93,31 @@ JPP_API uint32_t jpp_transport_num_processes(const jpp_transport_t* transport);
 // Whether shards may lie in the memory of a device (jpp_channel_spec_t.on_device).
 JPP_API bool jpp_transport_takes_device_memory(const jpp_transport_t* transport);
 
-// What the other processes need to reach this one, with a proof of the token. How it gets
-// to them is the caller's affair. Borrowed for the lifetime of the transport; transports
-// of handles have none: size 0.
+// What the other processes need to reach this one, with a proof of the token. The caller
+// brings it to them. Borrowed for the lifetime of the transport; transports of handles
+// have none: size 0.
 JPP_API void jpp_transport_address(const jpp_transport_t* transport,
                                    const void** out_address, size_t* out_size);
 
-// Begins to connect to another process, whose address it is. Each of the two calls it
+// Begins to connect to the process with this address. Each of the two processes calls it
 // once, before the first channel between them is opened. JPP_PEER_ERROR for an address
-// that is damaged, of another process, or made with another token or another version.
+// that is damaged, of another process, or made with another token or version.
 JPP_API jpp_status_t* jpp_transport_connect(jpp_transport_t* transport, uint32_t process,
                                             const void* address,
                                             size_t size) JPP_MUST_USE;
 
-// Moves everything on: call it in the loop that sends and receives. Calls `sent`. When
-// `out_some` is false nothing happened. Failures show at the channels that they concern.
+// Advances all sends and receives: call it in the loop that makes them. Calls `sent`.
+// `out_some` says whether anything happened. The affected channels report failures.
 JPP_API void jpp_transport_progress(jpp_transport_t* transport, bool* out_some);
 
-// For a caller that has nothing to do: when `out_armed` is true, `out_descriptor` becomes
-// readable once there is something for jpp_transport_progress(), which is then due; when
-// false something is there already. -1 for drivers that never need it. Does not wake up
-// for releases and aborts of this process.
+// For an idle caller: when `out_armed` is true, `out_descriptor` becomes readable once
+// jpp_transport_progress() has work; when false, it has work already. -1 for drivers that
+// never need it. Releases and aborts of this process do not make it readable.
 JPP_API jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
                                         bool* out_armed) JPP_MUST_USE;
 
-// NULL while the process can be reached, as far as is known; else why not, to be freed.
+// NULL while the process is reachable as far as is known, or else the reason. The caller
+// frees the status.
 JPP_API jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                                 uint32_t process) JPP_MUST_USE;
 
@@ -125,13 +125,13 @@ JPP_API jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport
 JPP_API const char* jpp_transport_peer_name(const jpp_transport_t* transport,
                                             uint32_t process);
 
-// Registers host memory to send from, which must stay as it is until it is unregistered,
-// before the transport is destroyed. A send from memory that is not registered is as
-// correct; drivers may have to register it then.
+// Registers host memory to send from. The caller keeps it allocated until it unregisters
+// it, before the transport is destroyed. A send from unregistered memory also works, but
+// the driver may have to register it then.
 JPP_API jpp_status_t* jpp_transport_register(
     jpp_transport_t* transport, void* data, size_t size,
     jpp_transport_memory_t** out_memory) JPP_MUST_USE;
-// NULL is fine.
+// Takes NULL.
 JPP_API void jpp_transport_unregister(jpp_transport_t* transport,
                                       jpp_transport_memory_t* memory);
 
@@ -177,8 +177,8 @@ typedef struct jpp_channel_spec {
   uint32_t slots;                 // messages that may wait; at least 1
   uint32_t capacity;              // shards that a message may have; at least 1
   const uint64_t* bytes;          // [capacity] the most that a shard may have; bytes only
-  jpp_channel_release_t release;  // handles; NULL: buffers left inside are dropped
-  jpp_channel_sent_t sent;        // bytes; NULL: nobody wants to know
+  jpp_channel_release_t release;  // handles; NULL: dropped buffers are not released
+  jpp_channel_sent_t sent;        // bytes; NULL: the caller does not need it
   void* user;                     // of both
   // [capacity] Bytes: which shards lie in the memory of the transport's device, at both
   // ends, and have their slots there; all work that writes one has ended when it is sent.
@@ -210,14 +210,6 @@ JPP_API uint32_t jpp_channel_credits(jpp_channel_t* channel);
 // Why nothing can be sent or received any more; NULL: nothing is known of that.
 JPP_API jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) JPP_MUST_USE;
 
-typedef struct jpp_channel_stats {
-  uint64_t messages_sent, messages_received;
-  uint64_t bytes_sent, bytes_received;  // of shards; 0 with handles
-} jpp_channel_stats_t;
-
-JPP_API void jpp_channel_get_stats(const jpp_channel_t* channel,
-                                   jpp_channel_stats_t* out_stats);
-
 // Any thread, at any time: from now on both ends get a copy of `status`, also the
 // receiver for whom messages still wait; the other process' as soon as it hears of it,
 // with this one's name in front. The first abort stays. `status` is only read.
@@ -237,6 +229,7 @@ JPP_API void jpp_channel_close(jpp_channel_t* channel);
 
 //===-- Messages of handles --------------------------------------------------------===//
 
+// Its layout is final.
 typedef struct jpp_message {
   void** buffers;
   uint32_t count;
@@ -259,6 +252,7 @@ JPP_API jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t
 
 //===-- Messages of bytes ----------------------------------------------------------===//
 
+// Its layout is final.
 typedef struct jpp_shard {
   const void* data;
   size_t size;                           // 0: `data` is not looked at
@@ -277,6 +271,7 @@ JPP_API jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_
 
 // A message in a slot. The shards' memory begins at multiples of 64 bytes and is the
 // caller's, to write as well, until the slot is released.
+// Its layout is final.
 typedef struct jpp_received {
   uint64_t tag;
   uint32_t slot;

@@ -109,6 +109,7 @@ typedef struct jpp_spans {
 } jpp_spans_t;
 
 // A trace that was written by jpp_trace_to_json() or jpp_simulation_to_trace().
+// Its layout is final.
 typedef struct jpp_trace_text {
   const char* name;  // of the file, for errors and as the title where the text has none
   const char* text;
@@ -124,7 +125,7 @@ JPP_API bool jpp_spans_is_trace(const char* text);
 // not say when these began.
 JPP_API jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
                                      jpp_spans_t** out_spans) JPP_MUST_USE;
-// Of jpp_spans_read() alone. NULL is fine.
+// Of jpp_spans_read() alone. Takes NULL.
 JPP_API void jpp_spans_destroy(jpp_spans_t* spans);
 // As jpp_trace_to_json().
 JPP_API jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans,
@@ -143,11 +144,6 @@ JPP_API jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans,
 JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
                                      char** out_text) JPP_MUST_USE;
 
-// Traced steps of one plan, [count] from the oldest to the newest, at least one: what
-// overlaps is seen. By jpp_spans_draw(), under the graph's name.
-JPP_API jpp_status_t* jpp_trace_draw(const jpp_trace_t* const* traces, uint32_t count,
-                                     uint32_t columns, bool color,
-                                     char** out_text) JPP_MUST_USE;
 // Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
 // rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds from the
 // start of the first step, whose number and clock are in otherData.

@@ -1,4 +1,4 @@
-"""The C library of JaxPP, as Python sees it."""
+"""The types of the extension module over JaxPP's C library."""
 
 from collections.abc import Callable as _Callable
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from typing_extensions import Buffer, CapsuleType
 # --- Errors -----------------------------------------------------------------------------
 
 class JaxppError(Exception):
-    """Bad input, or a step that failed; the process goes on working.
+    """Bad input or a failed step. The process can continue.
 
     Attributes:
-      code: what kind of error it is: "stage-marks", "out-of-memory", ...
+      code: the kind of error: "stage-marks", "out-of-memory", ...
     """
 
     code: str
 
 class JaxppValueError(JaxppError, ValueError):
-    """A bad argument: an array, a schedule, a mesh or an option that can not be."""
+    """An invalid argument: an array, a schedule, a mesh or an option."""
 
 class JaxppTypeError(JaxppValueError, TypeError):
-    """An argument of a wrong type."""
+    """An argument of the wrong type."""
 
 class NanError(JaxppError, FloatingPointError):
-    """A task made a NaN or an infinity, under `jax_debug_nans` or `jax_debug_infs`."""
+    """A task computed a NaN or an infinity under `jax_debug_nans` or `jax_debug_infs`."""
 
 __version__: Final[str]
 ERROR_CODES: Final[tuple[str, ...]]
@@ -80,6 +80,7 @@ def job_check() -> None: ...
 def job_has_left(process: int, /) -> bool: ...
 def job_note_absent(process: int, text: str, /) -> None: ...
 def job_fail(text: str, own: bool, /) -> None: ...
+def job_begin_wait(name: str, processes: Sequence[int] | None, /) -> object: ...
 def job_leave(wait: bool, /) -> bool: ...
 def job_end() -> None: ...
 def job_await_end() -> str | None: ...
@@ -450,7 +451,7 @@ class Staged:
     def notes(self, /) -> list[str]: ...
     def text(self, /) -> str: ...
 
-# Bytes on each device, for each rank; the number of its devices, or None.
+# Bytes on each device, per rank; the group of each rank's devices, or None.
 _Limits: TypeAlias = tuple[Sequence[int], Sequence[int] | None]
 
 @final

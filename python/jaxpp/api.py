@@ -1,4 +1,4 @@
-"""Every name that a step's author writes, as `jaxpp.api` has them."""
+"""The public names of the package."""
 
 from jaxpp.array import ArrayRef, MpmdArray
 from jaxpp.by_yield import mpmd_jit_by_yield

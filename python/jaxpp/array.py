@@ -1,4 +1,4 @@
-"""Arrays that live on pipeline ranks."""
+"""Arrays on pipeline ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import jax_array, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdSharding
 from jaxpp.placements import (
-    HandMadePlacement,
-    HandMadeValue,
+    JaxArrayPlacement,
+    JaxArrayValue,
     PartedPlacement,
     Placement,
     physical_type,
@@ -29,7 +29,7 @@ from jaxpp.placements import (
 
 __all__ = ["ArrayRef", "MpmdArray", "MpmdShard"]
 
-_PRINTED_BYTES = 1 << 20  # an array of so many prints as where it lies
+_PRINTED_BYTES = 1 << 20  # a larger array prints its sharding instead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,17 @@ class MpmdShard:
 
     device: jax.Device
     index: tuple[slice, ...]
-    replica_id: int  # copies of the same elements count from 0
+    replica_id: int  # numbers the copies of the same elements
     _read: Callable[[], jax.Array] | None
 
     @property
     def data(self) -> jax.Array | None:
-        """As an array on that device; None for a device of another process."""
+        """The part as a single-device array; None for a device of another process."""
         return self._read() if self._read else None
 
 
 def _ranks_of(arrays: Sequence[Any], sharding: MpmdSharding) -> dict[int, jax.Array]:
-    """Which of the sharding's ranks each array lies on, as the sharding says."""
+    """Matches each array to one of the sharding's ranks."""
     found: dict[int, jax.Array] = {}
     for number, array in enumerate(arrays):
         if not isinstance(array, jax.Array) or isinstance(array, MpmdArray | jax.core.Tracer):
@@ -66,16 +66,16 @@ def _ranks_of(arrays: Sequence[Any], sharding: MpmdSharding) -> dict[int, jax.Ar
         if not ranks:
             raise make_error(
                 "sharding",
-                f"MpmdArray: array {number} lies as {array.sharding} says; expected one array "
-                f"a rank, on the ranks {list(sharding.mesh_ids)} of the mesh and sharded by "
-                f"{sharding.spec} there (MpmdSharding.rank_sharding(rank))",
+                f"MpmdArray: array {number} has the sharding {array.sharding}; expected one "
+                f"array per rank, on ranks {list(sharding.mesh_ids)} of the mesh, sharded by "
+                f"{sharding.spec} within the rank (MpmdSharding.rank_sharding(rank))",
             )
         found[ranks[0]] = array
     return found
 
 
 def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
-    """The abstract value of all, and of the shape and dtype that are not None."""
+    """The abstract value of the arrays, which `shape` and `dtype` must match unless None."""
     if not arrays and shape is not None and dtype is not None:
         return jax.ShapeDtypeStruct(shape, dtype)
     types = {(array.shape, array.dtype) for array in arrays}
@@ -88,13 +88,13 @@ def _common_type(arrays: Sequence[jax.Array], shape: Any, dtype: Any) -> Any:
     told = "" if shape is None and dtype is None else f" of shape={shape}, dtype={dtype}"
     raise make_error(
         "invalid-argument",
-        f"MpmdArray: expected arrays of one shape and dtype{told}, found {text}; where a "
-        "process has no array, shape and dtype say what the others have",
+        f"MpmdArray: expected arrays of the same shape and dtype{told}, found {text}; a "
+        "process without an array passes the shape and dtype of the others",
     )
 
 
 def _put(host: np.ndarray | jax.Array, where: Any = None) -> jax.Array:
-    """`jax.device_put`, but what was made under jax_enable_x64 stays as wide as it is."""
+    """`jax.device_put` that keeps 64-bit types without jax_enable_x64."""
     with jax.enable_x64(True) if _is_wide(host) else contextlib.nullcontext():
         return jax.device_put(host, where)
 
@@ -103,7 +103,7 @@ def _is_wide(host: np.ndarray | jax.Array) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(host.dtype) != host.dtype)
 
 
-def _device_bytes(placement: Placement | HandMadePlacement) -> int:
+def _device_bytes(placement: Placement | JaxArrayPlacement) -> int:
     shape = placement.sharding.shard_shape(placement.aval.shape)
     dtype, stored = physical_type(jax.ShapeDtypeStruct(shape, placement.aval.dtype))
     return _core.device_bytes(dtype, math.prod(stored)) * placement.sharding.num_devices
@@ -111,43 +111,43 @@ def _device_bytes(placement: Placement | HandMadePlacement) -> int:
 
 @jax_array
 class MpmdArray(jax.Array):  # type: ignore[misc]
-    """An array on the devices of one or more pipeline ranks, the same on each.
+    """An array on the devices of one or more pipeline ranks, with the same contents on each.
 
-    A handle: the memory belongs to the runtime. Steps return these and take them back, and
-    nothing moves. It is a `jax.Array`: it has the operators and methods of one, and whatever
-    takes arrays takes it: `jnp`, `jax.jit`, `jax.grad`, `jax.vmap`, `jax.device_put`,
-    optimizers, libraries that save checkpoints.
+    The object is a handle; the runtime owns the memory. Steps return such arrays and accept
+    them as arguments without moving any data. An `MpmdArray` is a `jax.Array`: it has the same
+    operators and methods, and it works with `jnp`, `jax.jit`, `jax.grad`, `jax.vmap`,
+    `jax.device_put`, optimizers and checkpoint libraries.
 
-    What JAX computes with it outside a step, JAX computes on its own devices: there the array
-    is an uncommitted one, as a numpy array is, so that arrays of several ranks go into one
-    `jax.jit`. JAX looks at the first rank that has the array: on CPU devices at the memory
-    itself, on others at a copy (docs/gpu.md), each time. What lies in several
-    shards there, or by parts, is put together first. JAX's arrays never change: while one is
-    left that looks at the memory, a step to which this array is donated writes elsewhere, to a
-    copy. Whoever looks at an array that a step has yet to make waits for it.
+    Outside a step, JAX computes with it on JAX's own devices. The array is uncommitted there,
+    like a numpy array, so one `jax.jit` can take arrays of several ranks. Each use reads the
+    first rank that holds the array: in place on CPU devices, through a copy on other devices
+    (docs/gpu.md). Shards and parts are joined first. JAX's arrays are immutable: while a JAX
+    array shares the memory, a step to which this array is donated works on a copy. Reading the
+    result of an unfinished step waits for it.
 
-    `MpmdArray(arrays, sharding)` is one made by hand, of `jax.Array`s that lie on the ranks of
-    an `MpmdSharding`. It refers to them until a step takes it. From then on it belongs to the
-    runtime, in the same memory where both can use that, and else in a copy; what becomes of the
-    arrays does not change it. (On a GPU JAX refuses to donate an array whose memory is used.)
+    `MpmdArray(arrays, sharding)` builds one from `jax.Array`s on the ranks of an
+    `MpmdSharding`. It refers to these arrays until a step takes it. From then on the runtime
+    owns it, in the same memory if both can use that memory, otherwise in a copy; deleting or
+    donating the arrays no longer affects it. (On a GPU, JAX refuses to donate an array whose
+    memory is shared.)
 
     Args:
-      partially_addressable_arrays: the array of each rank that this process has; none, with
-        `shape` and `dtype`, for an array that other processes hold. It has a type and a
-        sharding, and cannot be read here.
-      mpmd_sharding: which ranks have it, and how it is sharded there.
-      shape, dtype: of the array; needed where this process has nothing of it.
+      partially_addressable_arrays: the array of each rank in this process; empty, with
+        `shape` and `dtype`, for an array that only other processes hold. Such an array has a
+        type and a sharding but cannot be read in this process.
+      mpmd_sharding: which ranks hold the array, and how each of them shards it. shape, dtype:
+      of the array; required if this process holds no part of it.
 
     Raises:
-      JaxppError: an array is none, or of another shape ("invalid-argument"); it lies elsewhere
-        ("sharding").
+      JaxppError: an element is not an array or has the wrong shape ("invalid-argument"), or
+        an array has another sharding ("sharding").
     """
 
     __slots__ = ("_placement", "_memory", "__weakref__")
-    __array_priority__ = 100  # as jax.Array's: an operator of numpy's leaves it to ours
+    __array_priority__ = 100  # like jax.Array's, so that numpy's operators defer to these
 
-    _placement: Placement | PartedPlacement | HandMadePlacement
-    _memory: Any  # _core.Value, PartedValue or HandMadeValue, as the placement
+    _placement: Placement | PartedPlacement | JaxArrayPlacement
+    _memory: Any  # _core.Value, PartedValue or JaxArrayValue, depending on the placement
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         arrays = {rank: found[rank] for rank in local}
         aval = _common_type(list(arrays.values()), shape, dtype)
-        self._placement = HandMadePlacement(mpmd_sharding, aval, local)
-        self._memory = HandMadeValue(arrays)
+        self._placement = JaxArrayPlacement(mpmd_sharding, aval, local)
+        self._memory = JaxArrayValue(arrays)
 
     @classmethod
     def _of(cls, placement: Any, value: Any) -> MpmdArray:
@@ -183,7 +183,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         array._placement, array._memory = placement, value
         return array
 
-    # --- What it is ---
+    # --- Type and sharding ---
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -211,8 +211,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def sharding(self) -> MpmdSharding:
-        """Where it lies. Of an array that is stored by parts along axis 0, each on the rank of
-        its stage, the sharding names the pipeline axis along that one."""
+        """The ranks that hold the array and how each of them shards it. If the array is stored
+        in parts along axis 0, each part on its stage's rank, the spec has the pipeline axis
+        there."""
         return self._placement.sharding
 
     @property
@@ -221,7 +222,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def mpmd_idxs(self) -> tuple[int, ...]:
-        """The ranks that hold it."""
+        """The ranks that hold the array."""
         return self._placement.ranks
 
     @property
@@ -230,7 +231,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def is_partially_addressable(self) -> bool:
-        """Whether this process has one of these ranks."""
+        """Whether this process has any of these ranks."""
         return bool(self._placement.local_ranks)
 
     @property
@@ -247,12 +248,12 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self.sharding.is_fully_replicated
 
     def devices(self) -> set[jax.Device]:
-        """All that hold a part of it."""
+        """All devices that hold a part of the array."""
         return self.sharding.device_set
 
     @property
     def device(self) -> Any:
-        """The device, if it is one, else the sharding."""
+        """The device if there is exactly one, otherwise the sharding."""
         devices = self.devices()
         return next(iter(devices)) if len(devices) == 1 else self.sharding
 
@@ -260,7 +261,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def _is_keys(self) -> bool:
         return key_implementation(self.dtype) is not None
 
-    # --- Looking at it ---
+    # --- Contents ---
 
     def _read(self, rank: int | None = None) -> np.ndarray:
         if rank is None:
@@ -273,13 +274,13 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             return ranks[0]
         raise make_error(
             "mesh",
-            f"an MpmdArray of rank {self._placement.ranks[0]} is looked at in process "
-            f"{jax.process_index()}, which has no copy of it; expected a process of the ranks "
-            f"{list(self._placement.ranks)}, or a result that all ranks have",
+            f"an MpmdArray of rank {self._placement.ranks[0]} is read in process "
+            f"{jax.process_index()}, which holds no copy of it; expected a process of the "
+            f"ranks {list(self._placement.ranks)}, or a result that all ranks hold",
         )
 
     def _typed(self, array: jax.Array) -> jax.Array:
-        """The array, of its elements as they are stored, as one of this array's type."""
+        """Converts an array of stored elements to this array's dtype."""
         if self._is_keys:
             return wrap_keys(array, self.dtype)
         if self.weak_type:
@@ -289,9 +290,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return array
 
     def _rank_array(self, rank: int) -> jax.Array:
-        """What a rank has; of an array that is stored by parts, its rows."""
+        """The copy on a rank, or the rank's rows if the array is stored in parts."""
         placement = self._placement
-        if isinstance(self._memory, HandMadeValue):
+        if isinstance(self._memory, JaxArrayValue):
             return self._memory.of_rank(rank)
         sharding = placement.rank_sharding(rank)
         if not isinstance(placement, Placement):
@@ -304,18 +305,18 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self._typed(jax.make_array_from_single_device_arrays(shape, sharding, shards))
 
     def _contents(self) -> np.ndarray | jax.Array:
-        """The elements as they are stored, where they are if JAX can use them there."""
+        """The stored elements, without a copy if JAX can use their memory."""
         rank = self._first_local_rank()
         if isinstance(self._placement, Placement):
             return self._placement.whole(self._memory, rank)
         return self._placement.read(self._memory, rank)
 
     def _local(self) -> jax.Array:
-        """As an array of JAX's own, uncommitted."""
+        """The contents as an uncommitted array of JAX's own."""
         return self._typed(_put(self._contents()))
 
     def _for_jax(self) -> Any:
-        if isinstance(self._memory, HandMadeValue):
+        if isinstance(self._memory, JaxArrayValue):
             return self.first_mpmd_replica
         contents = self._contents()
         if self._is_keys or _is_wide(contents):
@@ -329,7 +330,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def to_mpmd_local_array(self) -> Any:
-        """The array of the rank that holds it, or a list, one a rank."""
+        """The array on its rank; a list with one array per rank if several ranks hold it."""
         arrays = list(self._partially_addressable_arrays.values())
         return arrays[0] if len(arrays) == 1 else arrays
 
@@ -343,7 +344,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self._rank_array(rank)
 
     def _host(self) -> np.ndarray:
-        """The array in host memory, read once from its first rank."""
+        """The array in host memory. The first call reads it from the first rank."""
         if self._is_keys:
             raise make_error(
                 "unsupported",
@@ -360,7 +361,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def _value(self) -> np.ndarray:
-        """The contents, fetched: what scripts for JaxPP ask of an array on a worker."""
+        """The contents as a numpy array. JaxPP scripts call this on a worker's array."""
         return np.asarray(self)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -391,19 +392,21 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def __index__(self) -> int:
         if not jnp.issubdtype(self.dtype, jnp.integer):
-            raise TypeError(f"an array of {self.dtype} is no index")
+            raise TypeError(
+                f"an array of {self.dtype} cannot be an index; expected an integer scalar"
+            )
         return int(self._scalar("index"))
 
     def item(self) -> Any:
-        """The only element, as a Python number."""
+        """The only element as a Python number."""
         return self._scalar("item")
 
     def tolist(self) -> Any:
-        """Nested lists of Python numbers, as numpy's `tolist`."""
+        """Nested lists of Python numbers, like numpy's `tolist`."""
         return self._host().tolist()
 
     def tobytes(self) -> bytes:
-        """The elements one after another, as numpy's `tobytes`."""
+        """The elements as bytes, like numpy's `tobytes`."""
         return self._host().tobytes()
 
     def __len__(self) -> int:
@@ -418,12 +421,12 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     __hash__ = None  # type: ignore[assignment]
 
-    # --- Its shards ---
+    # --- Shards ---
 
     @property
     def global_shards(self) -> list[MpmdShard]:
-        """The part on each device of its ranks; of an array that is stored by parts, one for
-        each range of rows that a rank has."""
+        """The part on each device of its ranks. An array that is stored in parts has one shard
+        for each range of rows on a rank."""
         if isinstance(self._placement, PartedPlacement):
             return self._shards_of_parts(self._placement)
         read = functools.cache(lambda rank: self._placement.read(self._memory, rank))
@@ -464,7 +467,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self._typed(_put(np.concatenate(parts)[index], device))
 
     def _has_device(self, rank: int, device: jax.Device) -> bool:
-        """Whether this process has a device of a rank that it has a part of."""
+        """Whether this process has a device that holds a part of the array."""
         placement = self._placement
         known = placement.devices
         return known is None or device in known.of_rank(placement.mesh, rank)
@@ -484,42 +487,43 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:
-        """Those of this process' ranks."""
+        """The shards on this process's ranks."""
         return [shard for shard in self.global_shards if shard._read]
 
     def addressable_data(self, index: int) -> jax.Array:
-        """The part on one of this process' devices."""
+        """The part on one of this process's devices."""
         return self.addressable_shards[index].data
 
     def on_device_size_in_bytes(self) -> int:
-        """The bytes of all its parts."""
+        """The size of all parts in bytes."""
         placements = getattr(self._placement, "parts", [self._placement])
         return sum(map(_device_bytes, placements))
 
     def copy_to_host_async(self) -> None:
-        """Nothing: what is not in host memory is copied when somebody looks."""
+        """Does nothing: reading the array copies it to host memory."""
 
-    # --- Its memory ---
+    # --- Memory ---
 
     def delete(self) -> None:
-        """Frees the device memory now. Using the array afterwards is an error."""
+        """Frees the device memory. Any later use of the array is an error."""
         self._memory.delete()
 
     def is_deleted(self) -> bool:
-        """Deleted, or donated to a step."""
+        """Whether the array was deleted or donated to a step."""
         return self._memory.deleted
 
     def block_until_ready(self) -> MpmdArray:
-        """Waits until its contents are there; returns itself."""
+        """Waits until the contents are computed and returns the array."""
         self._memory.wait()
         return self
 
     def is_ready(self) -> bool:
-        """Whether its contents are there, or its step failed: looking at it would not wait."""
+        """Whether the contents are computed or the step failed, so that a read does not
+        wait."""
         return self._memory.is_ready()
 
     def copy(self) -> MpmdArray:
-        """One of its own that lies the same: donating this one leaves it alone."""
+        """A copy with the same sharding, which donating this array does not affect."""
         return MpmdArray._of(self._placement, self._placement.copy(self._memory))
 
     __copy__ = copy
@@ -528,7 +532,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self.copy()
 
     def __reduce__(self) -> Any:
-        """By value: it is unpickled as an array of JAX's own, without this package."""
+        """Pickles the value. It is unpickled as a JAX array and does not need this package."""
         if self._is_keys:
             make = functools.partial(
                 jax.random.wrap_key_data, impl=key_implementation(self.dtype)
@@ -547,18 +551,18 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         )
 
     def _shows_elements(self) -> bool:
-        """Whether it prints as what it has, by JAX's rule for its own arrays."""
+        """Whether it prints its contents, by the same rule as JAX's own arrays."""
         if self._memory.deleted or self._is_keys or self.nbytes >= _PRINTED_BYTES:
             return False
         copies = self.is_fully_replicated and not isinstance(self._placement, PartedPlacement)
         return self.is_fully_addressable or (copies and self.is_partially_addressable)
 
     def __str__(self) -> str:
-        """The elements, as numpy prints them, if they are few and this process has them."""
+        """The elements as numpy prints them, if they are few and this process holds them."""
         return str(self._host()) if self._shows_elements() else repr(self)
 
     def __format__(self, spec: str) -> str:
-        """A scalar formats as its number, so that a loss reads well in a message."""
+        """Formats a scalar as its number, for example a loss in a log message."""
         if self.shape == () and (spec or self._shows_elements()):
             return format(self.item(), spec)
         if not spec:
@@ -570,5 +574,5 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         )
 
 
-# What scripts of a remote mesh call the same.
+# The name that scripts for a remote mesh use.
 ArrayRef = MpmdArray

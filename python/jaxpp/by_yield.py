@@ -23,7 +23,7 @@ __all__ = ["mpmd_jit_by_yield"]
 
 @dataclasses.dataclass(frozen=True)
 class _Last:
-    """The value of the only microbatch."""
+    """Returns the value of the only microbatch."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, value.dtype)
@@ -33,8 +33,8 @@ class _Last:
 
 
 @dataclasses.dataclass(frozen=True)
-class _AsMarked:
-    """One pass through as many stages as there are marks, or as the user says."""
+class _OnePass:
+    """A schedule of one pass, with one stage per mark or as many as the user gives."""
 
     target_num_stages: int | None
 
@@ -51,7 +51,7 @@ class _AsMarked:
                 "stage-marks",
                 f"mpmd_jit_by_yield: target_num_stages={stages}, so expected {stages} stage "
                 "marks (one at the end of each stage; the last may be left out), found "
-                f"{num_marks}. Leave it out for as many stages as there are marks",
+                f"{num_marks}. Leave it out to get one stage per mark",
             )
         return _core.Schedule.one_pass(stages, mpmd_dim, n_mubatches, False)
 
@@ -66,28 +66,27 @@ def mpmd_jit_by_yield(
     target_num_stages: int | None = None,
     **options: Any,
 ) -> Any:
-    """Makes a pipeline of a function without a loop: stage s runs on rank s mod ranks.
+    """Pipelines a function that has no loop: stage s runs on rank s mod ranks.
 
-    For inference, or one pass of a model too large for a rank's devices.
+    Use it for inference, or for one pass of a model that exceeds the memory of one rank.
 
     Args:
-      fun: the function; `mark_stage_end` says where stages end. It may hold gradients.
-      mpmd_mesh: its ranks and their devices.
-      target_num_stages: how many stages; default: as many as there are marks.
-      **options: as for `mpmd_jit_with_loop`.
+      fun: the function. `mark_stage_end` ends each stage. It may compute gradients. mpmd_mesh:
+      the ranks and their devices. target_num_stages: the number of stages; default: the number
+      of marks. **options: as for `mpmd_jit_with_loop`.
 
     Returns:
-      The pipelined function; a decorator if `fun` is left out.
+      The pipelined function; a decorator if `fun` is omitted.
 
     Raises:
-      JaxppError: as `mpmd_jit_with_loop`.
+      JaxppError: for the same reasons as `mpmd_jit_with_loop`.
     """
     unknown = options.keys() - inspect.signature(mpmd_jit_with_loop).parameters.keys()
     if unknown:
         raise TypeError(
             f"mpmd_jit_by_yield() got an unexpected keyword argument {min(unknown)!r}"
         )
-    options.pop("use_pgle", None)  # without effect, as there
+    options.pop("use_pgle", None)  # ignored, as there
     if target_num_stages is not None:
         what = "mpmd_jit_by_yield: target_num_stages"
         target_num_stages = check_count(what, target_num_stages)
@@ -96,7 +95,7 @@ def mpmd_jit_by_yield(
         return functools.partial(mpmd_jit_by_yield, **options)
     check_function("mpmd_jit_by_yield", fun, mpmd_mesh)
     title = f"mpmd_jit_by_yield of the function at {definition_line(fun)}"
-    schedule = _AsMarked(target_num_stages)
+    schedule = _OnePass(target_num_stages)
 
     @functools.wraps(fun)
     def one_pass(*args: Any, **kwargs: Any) -> Any:

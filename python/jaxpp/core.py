@@ -1,4 +1,4 @@
-"""What scripts import from `jaxpp.core`."""
+"""The names that scripts import from `jaxpp.core`."""
 
 from jaxpp.by_yield import mpmd_jit_by_yield
 from jaxpp.step import mpmd_jit_with_loop

@@ -1,4 +1,4 @@
-"""The exceptions of this package, and the lines of the user's code it names."""
+"""The exceptions of this package, and how messages name values and the user's code."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ __all__ = [
 exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
 
 
-# Of an array: as the library says it of those whose memory it has.
+# The C library uses the same words for its arrays.
 DELETED = "was deleted or donated to a step; use what the step returned in its place"
 
 
 def make_error(code: str, message: str, *, wrong_type: bool = False) -> JaxppError:
     """An error to raise. `code` is one of the names in `jaxpp/status.h`.
 
-    That of a bad argument is a `ValueError` too, and a `TypeError` if the argument has a
-    wrong type.
+    An error about a bad argument is also a `ValueError`, and a `TypeError` if the argument has
+    the wrong type.
     """
-    # A path may have bytes that no text has.
+    # A path may contain bytes that are not valid text.
     text = message.encode(errors="backslashreplace").decode()
     return _core.make_error(code, text, wrong_type)
 
 
 def annotate(error: JaxppError, context: str) -> JaxppError:
-    """The same error with "context: " in front of its message."""
+    """The same error with its message prefixed by "context: "."""
     code = getattr(error, "code", "internal")
     return make_error(code, f"{context}: {error}", wrong_type=isinstance(error, TypeError))
 
 
 def shorten(value: Any, limit: int = 120) -> str:
-    """A value as text that fits into a message."""
+    """A value's repr, shortened to fit into a message."""
     try:
         text = repr(value)
     except Exception:  # a user's own __repr__
@@ -77,7 +77,8 @@ def here() -> str:
 
 
 def definition_line(fun: Any) -> str:
-    """Where the code of a function, method, partial or callable object begins."""
+    """The line, as file:line, on which a function, method, partial or callable object is
+    defined."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     fun = inspect.unwrap(fun)
@@ -86,7 +87,7 @@ def definition_line(fun: Any) -> str:
 
 
 def where_raised(trace: TracebackType | None) -> str:
-    """The last line of the user's code on the way to where an exception was raised."""
+    """The innermost line of the user's code in an exception's traceback."""
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(trace)
@@ -101,7 +102,7 @@ _warned: dict[Any, Any] = {}
 def warn(message: str, line: str | None = None) -> None:
     """A UserWarning at the line of the user's code that is running, or at `line`; once.
 
-    `warnings.filterwarnings` decides on it as on any other.
+    `warnings.filterwarnings` applies to it.
     """
     name, _, number = (line or here()).rpartition(":")
     if not number.isdigit():
@@ -113,12 +114,12 @@ def warn(message: str, line: str | None = None) -> None:
 
 
 def plain_text(text: str) -> str:
-    """Text with what UTF-8 or a C string can not hold escaped."""
+    """Escapes the characters that UTF-8 or a C string cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def raised_text(error: BaseException) -> str:
-    """An exception as its traceback's last line has it."""
+    """An exception formatted like the last line of its traceback."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # a user's own __str__
@@ -131,12 +132,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """A class by its name, anything else as `shorten` has it."""
+    """The name of a class; the `shorten`ed repr of anything else."""
     return value.__name__ if isinstance(value, type) else shorten(value)
 
 
 class _Leaf:
-    """Prints as a star if it is an array, else as itself."""
+    """Prints as a star for an array, otherwise as the value."""
 
     def __init__(self, leaf: Any) -> None:
         self.text = "*" if hasattr(leaf, "shape") else describe(leaf)
@@ -146,12 +147,12 @@ class _Leaf:
 
 
 def tree_text(tree: Any) -> str:
-    """A pytree with a star for each array."""
+    """A pytree as text, with a star for each array."""
     return shorten(jax.tree.map(_Leaf, tree), 300)
 
 
 def check_arrays(tree: Any, what: str, hint: str = "") -> None:
-    """Every leaf is something JAX computes with. Raises JaxppError("invalid-argument")."""
+    """Checks that JAX can compute with every leaf. Raises JaxppError("invalid-argument")."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             found_ref = is_ref(leaf)

@@ -1,13 +1,13 @@
-"""The job that this process is in: watched from its start to its end.
+"""Failure detection for the job that this process belongs to.
 
-The library's own threads notice when another process fails, whatever this one is doing
-(`jaxpp/job.h`). Here they learn how the processes reach each other, and when this one ends.
+The library's threads detect the failure of another process at any time (`jaxpp/job.h`). This
+module tells them how the processes reach each other, and when this process ends.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  # whose hook is to run after the one here
+import concurrent.futures.thread  # noqa: F401  # its exit hook must run after the one here
 import contextlib
 import functools
 import json
@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
 
@@ -24,6 +25,7 @@ import jax
 from jaxpp import _core
 from jaxpp.errors import JaxppError
 from jaxpp.jax_internals.client import (
+    after_initialize,
     coordination,
     coordination_address,
     coordination_process,
@@ -31,18 +33,20 @@ from jaxpp.jax_internals.client import (
     has_joined_a_job,
     in_a_job,
     leave_job_at_once,
+    watch_waits,
 )
 
 __all__ = ["own_address", "watch_job"]
 
-_KEY = "jaxpp/job/"  # where process 0 is reached
-_ENDED = "jaxpp/ended/"  # processes that ended before it was known
+_KEY = "jaxpp/job/"  # the address of process 0
+_ENDED = "jaxpp/ended/"  # processes that ended before the address was known
 _JOIN_S = 2
+_LOOK_S = 0.5
 _STOP_S = 10
 
 
 def own_address() -> str:
-    """The address by which other processes of the job reach this one."""
+    """The address at which other processes of the job reach this one."""
     address = _core.option("JPP_ADDRESS")
     if address:
         return address
@@ -58,51 +62,88 @@ def _is_failing() -> bool:
 
 
 class _Watcher(threading.Thread):
-    """Joins the job once `jax.distributed.initialize()` was called, and ends this process
-    when the library says that its time is over. It starts early: from Python 3.12 on, no
-    thread can be started while the interpreter exits."""
+    """A thread that joins the job and ends this process when the library reports a failure. It
+    starts as soon as `jax.distributed.initialize()` has returned, because Python 3.12 and later
+    cannot start threads while the interpreter exits."""
 
     def __init__(self) -> None:
         super().__init__(name="jaxpp job", daemon=True)
-        self.ready = threading.Event()  # initialize() has returned
         self.last_words = ""  # why this process failed
         self._joined = threading.Event()
         self._stopping = threading.Event()
+        self._coordinator_is_gone = False
+        # Whether and since when an answer of JAX's coordinator is pending.
+        self._asking, self._asked_at = False, 0.0
 
     def run(self) -> None:
+        threading.Thread(target=self._join, name="jaxpp join", daemon=True).start()
+        limit = (_core.option_ms("JPP_PEER_TIMEOUT") or 10_000) / 1000
+        looked = time.monotonic()
+        while not self._joined.wait(_LOOK_S):
+            now = time.monotonic()
+            if now - looked > limit / 2:  # this process itself was suspended
+                self._asked_at = now
+            looked = now
+            if self._asking and now - self._asked_at > limit:
+                _end_process(
+                    f"jaxpp: error: process 0 at {coordination_address()}: nothing was heard "
+                    f"of it for {limit:g} s: it was stopped, its machine hangs, or the way to "
+                    "it is cut"
+                )
+        text = None if self._coordinator_is_gone else _core.job_await_end()
+        if text is not None:
+            _end_process(text)
+
+    def _join(self) -> None:
         try:
             self._join_or_say_why_not()
         except (JaxppError, OSError) as error:
             warnings.warn(
-                f"the processes of the job do not watch each other: {error}", stacklevel=1
+                f"the processes of the job cannot detect each other's failures: {error}",
+                stacklevel=1,
             )
-        except (RuntimeError, jax.errors.JaxRuntimeError):  # the coordinator is gone
-            return
+        except (RuntimeError, jax.errors.JaxRuntimeError):
+            self._coordinator_is_gone = True
+        else:
+            watch_waits(_core.job_begin_wait)
         finally:
             self._joined.set()
-        text = _core.job_await_end()
-        if text is not None:
-            _end_process(text)
 
     def await_join(self) -> None:
-        """For a moment: others are to hear from this process before it ends."""
+        """Waits briefly, so that the others receive this process's last message before it
+        ends."""
         if in_a_job():
-            self.ready.set()
             self._joined.wait(_JOIN_S)
 
     def stop(self) -> None:
-        """Before the interpreter ends, which ends threads in the middle of their work."""
+        """Stops the thread before the interpreter exits, which would kill it in
+        mid-operation."""
         self._stopping.set()
         self.join(_STOP_S)
 
     def _join_or_say_why_not(self) -> None:
-        while not ((self.ready.is_set() or has_joined_a_job()) and _join_job()):
+        while not self._join_job():
             if not self._stopping.wait(0.05):
                 continue
-            if in_a_job():
-                key = f"{_ENDED}{coordination_process()}"
-                coordination().key_value_set_bytes(key, self.last_words.encode())
+            key = f"{_ENDED}{coordination_process()}"
+            coordination().key_value_set_bytes(key, self.last_words.encode())
             return
+
+    def _join_job(self) -> bool:
+        """False if process 0 has not published its address yet."""
+        me, count = coordination_process(), coordination_size()
+        if me == 0 and count > 1:
+            _listen(count)
+        if me == 0:
+            return True
+        self._asked_at, self._asking = time.monotonic(), True
+        found = coordination().key_value_dir_get_bytes(_KEY)
+        self._asking = False
+        if found:
+            where = json.loads(found[0][1])
+            token = bytes.fromhex(where["token"])
+            _core.job_join(me, count, where["address"], where["port"], token)
+        return bool(found)
 
 
 def _end_process(text: str) -> None:
@@ -114,25 +155,14 @@ def _end_process(text: str) -> None:
     os._exit(1)
 
 
-def _join_job() -> bool:
-    """False: process 0 has not said yet where the others reach it."""
-    me, count = coordination_process(), coordination_size()
-    if count == 1:
-        return True
-    if me == 0:
-        address, token = own_address(), secrets.token_bytes(32)
-        port = _core.job_join(me, count, address, 0, token)
-        where = {"address": address, "port": port, "token": token.hex()}
-        coordination().key_value_set_bytes(f"{_KEY}0", json.dumps(where).encode())
-        for key, text in coordination().key_value_dir_get_bytes(_ENDED):
-            _core.job_note_absent(int(key.rpartition("/")[2]), bytes(text).decode())
-        return True
-    for _, found in coordination().key_value_dir_get_bytes(_KEY):
-        where = json.loads(found)
-        token = bytes.fromhex(where["token"])
-        _core.job_join(me, count, where["address"], where["port"], token)
-        return True
-    return False
+def _listen(count: int) -> None:
+    """Process 0: starts failure detection and publishes the address."""
+    address, token = own_address(), secrets.token_bytes(32)
+    port = _core.job_join(0, count, address, 0, token)
+    where = {"address": address, "port": port, "token": token.hex()}
+    coordination().key_value_set_bytes(f"{_KEY}0", json.dumps(where).encode())
+    for key, text in coordination().key_value_dir_get_bytes(_ENDED):
+        _core.job_note_absent(int(key.rpartition("/")[2]), bytes(text).decode())
 
 
 @functools.cache
@@ -143,20 +173,22 @@ def _watcher() -> _Watcher:
 
 
 def watch_job(stacklevel: int) -> None:
-    """Has the job watched. Warns in a process of `jaxpp launch` that is in none."""
+    """Starts failure detection. Warns if `jaxpp launch` started this process but it is in no
+    job."""
     count = int(_core.option("JPP_NUM_PROCESSES") or 1)
     if in_a_job():
-        _watcher().ready.set()
+        _watcher()
     elif count > 1:
         warnings.warn(
-            f"jaxpp launch has started {count} processes, and this one trains alone, as do "
-            "the others: call jax.distributed.initialize() before jax.devices()",
+            f"jaxpp launch started {count} processes, but this one has not joined the job and "
+            "trains alone; call jax.distributed.initialize() before jax.devices()",
             stacklevel=stacklevel + 1,
         )
 
 
 def _tell_of_failure() -> None:
-    """Before the interpreter waits for threads: one of orbax's may wait for this job."""
+    """Runs before the interpreter joins threads, because a thread of orbax may wait for this
+    job."""
     if not _is_failing():
         return
     error = sys.last_value
@@ -171,10 +203,10 @@ def _tell_of_failure() -> None:
 
 
 def _leave() -> None:
-    """At this process' end: no other one has to wait for it any longer.
+    """Leaves the job at exit, so that no other process waits for this one.
 
-    Once the job has failed it does not wait for others in JAX's barrier either, which lasts
-    minutes: a process that was stopped never reaches it.
+    After a failure it also skips JAX's shutdown barrier, which a stopped process never reaches
+    and which would time out only after minutes.
     """
     failed = _core.runtimes_close() or _is_failing()
     waits = in_a_job() and not failed
@@ -182,12 +214,13 @@ def _leave() -> None:
         _watcher().await_join()
     try:
         if _core.job_leave(waits) and waits:
-            jax.distributed.shutdown()  # all are there: it takes a moment
+            jax.distributed.shutdown()  # all processes are alive, so this is quick
         elif waits:
             _core.job_check()
     except JaxppError as error:
         failed = True
         print(f"jaxpp: error: {error}", file=sys.stderr, flush=True)
+        _core.job_fail(str(error), False)
     _core.job_end()
     if _watcher.cache_info().currsize:
         _watcher().stop()
@@ -197,5 +230,7 @@ def _leave() -> None:
 
 atexit.register(_leave)
 threading._register_atexit(_tell_of_failure)  # type: ignore[attr-defined]
-if _core.option("JPP_NUM_PROCESSES") is not None or in_a_job():
+if has_joined_a_job():
     _watcher()
+else:
+    after_initialize(_watcher)

@@ -23,8 +23,8 @@ __all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding", "refuse_memory_kind"]
 
 
 def refuse_memory_kind(sharding: Any, what: str) -> None:
-    """Steps keep everything in the devices' own memory: a sharding that asks for another is
-    refused. Raises JaxppError("unsupported")."""
+    """Refuses a sharding with a memory kind other than the devices' default. Raises
+    JaxppError("unsupported")."""
     kind = getattr(sharding, "memory_kind", None)
     if kind is None or kind == "device":
         return
@@ -34,14 +34,14 @@ def refuse_memory_kind(sharding: Any, what: str) -> None:
     if kind != default:
         raise make_error(
             "unsupported",
-            f"{what}: expected memory_kind={default!r} or None, the memory in which steps keep "
-            f"arrays, found memory_kind={kind!r}",
+            f"{what}: expected memory_kind={default!r} or None (steps keep all arrays in "
+            f"device memory), found memory_kind={kind!r}",
         )
 
 
 def _enter(mesh: Mesh) -> None:
-    """`with mesh:`, which names axes and moves nothing. What JAX has for it instead,
-    `jax.set_mesh`, puts every new array on all devices and refuses those of one rank.
+    """`with mesh:`, which only names axes. JAX's replacement, `jax.set_mesh`, would place every
+    new array on all devices and reject arrays of one rank.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -50,30 +50,29 @@ def _enter(mesh: Mesh) -> None:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class MpmdMesh:
-    """A `jax.sharding.Mesh` one axis of which counts pipeline ranks.
+    """A `jax.sharding.Mesh` with one axis for the pipeline ranks.
 
     Each index along `mpmd_axis_name` is one rank (actor) with its own group of devices; the
-    other axes shard values inside a rank. Ranks may share a group: a mesh may name it more
-    than once along the pipeline axis, which is what `ranks_per_device` does. Such ranks take
-    turns on their devices and hand values over without a copy, so that a whole pipeline runs
-    on one accelerator; what each of them keeps in memory adds up there.
+    other axes shard values within a rank. Ranks may share a group of devices: the mesh then
+    repeats the group along the pipeline axis, as `ranks_per_device` does. Such ranks take turns
+    on their devices and pass values to each other without a copy, so a whole pipeline can run
+    on one accelerator. Their memory use adds up on the shared devices.
 
     Args:
-      jax_mesh: the devices.
-      mpmd_axis_name: the axis that counts ranks.
-      ranks_per_device: how many ranks, one after another, share each group of devices. The
-        attribute `jax_mesh` names the group as often.
+      jax_mesh: the devices. mpmd_axis_name: the pipeline axis. ranks_per_device: how many
+      consecutive ranks share each group of devices. The
+        attribute `jax_mesh` repeats each group that many times.
 
     Raises:
-      JaxppError: an argument is wrong, or ranks share some of their devices, but not all
+      JaxppError: an argument is invalid, or ranks share only some of their devices
         ("mesh").
     """
 
     jax_mesh: Mesh
     mpmd_axis_name: str
-    # Those that were entered with `with` and not left, the innermost last.
+    # The meshes of active `with` blocks, innermost last.
     mesh_stack: ClassVar[list[MpmdMesh]] = []
-    # The processes that have the devices, of a mesh that stands for theirs.
+    # The worker processes that own the devices, if the mesh is remote.
     workers: ClassVar[Any] = None
 
     def __init__(
@@ -89,7 +88,7 @@ class MpmdMesh:
         if mpmd_axis_name not in jax_mesh.axis_names:
             raise make_error(
                 "mesh",
-                f"MpmdMesh: mpmd_axis_name={mpmd_axis_name!r} is no axis of the mesh; "
+                f"MpmdMesh: mpmd_axis_name={mpmd_axis_name!r} is not an axis of the mesh; "
                 f"expected one of {jax_mesh.axis_names}",
             )
         if not isinstance(ranks_per_device, int) or ranks_per_device < 1:
@@ -107,7 +106,7 @@ class MpmdMesh:
         self._check_groups()
 
     def _check_groups(self) -> None:
-        """Ranks share all of their devices, in the same order, or none."""
+        """Checks that ranks share all of their devices, in the same order, or none."""
         owner: dict[jax.Device, int] = {}
         for rank in self._first_with_group.values():
             for device in self.devices_of(rank):
@@ -115,20 +114,20 @@ class MpmdMesh:
                 if other != rank:
                     raise make_error(
                         "mesh",
-                        f"MpmdMesh: the ranks {other} and {rank} share the device {device}, "
-                        "but not all of their devices in the same order; expected the same "
-                        "group or another one",
+                        f"MpmdMesh: ranks {other} and {rank} share device {device}, but not "
+                        "all of their devices in the same order; expected the same group or "
+                        "disjoint groups",
                     )
             if len(set(self.devices_of(rank))) < len(self.devices_of(rank)):
                 raise make_error(
                     "mesh",
-                    f"MpmdMesh: rank {rank} names a device more than once; expected that of "
-                    "the pipeline axis alone (ranks_per_device=)",
+                    f"MpmdMesh: rank {rank} names a device more than once; expected repeated "
+                    "devices only along the pipeline axis (ranks_per_device=)",
                 )
 
     @property
     def mpmd_axis(self) -> int:
-        """The number of the pipeline axis among the axes of the mesh."""
+        """The position of the pipeline axis among the mesh's axes."""
         return self.jax_mesh.axis_names.index(self.mpmd_axis_name)
 
     @property
@@ -138,29 +137,29 @@ class MpmdMesh:
 
     @functools.cached_property
     def _first_with_group(self) -> dict[tuple[jax.Device, ...], int]:
-        """Of each group of devices, the first rank that has it."""
+        """The first rank of each group of devices."""
         groups = {tuple(self.devices_of(rank)): rank for rank in reversed(range(self.mpmd_dim))}
         return dict(reversed(groups.items()))
 
     @property
     def ranks_per_device(self) -> int:
-        """How many ranks share each group of devices."""
+        """The number of ranks that share each group of devices."""
         return self.mpmd_dim // len(self._first_with_group)
 
     @property
     def group_numbers(self) -> tuple[int, ...]:
-        """For each rank the number of its group of devices: the first rank that has it."""
+        """The group of devices of each rank, identified by the group's first rank."""
         firsts = self._first_with_group
         return tuple(firsts[tuple(self.devices_of(rank))] for rank in range(self.mpmd_dim))
 
     def mesh_of_groups(self, ranks: Iterable[int]) -> Mesh:
-        """The groups of devices of some ranks, each once, along the pipeline axis."""
+        """The devices of some ranks, each group once, along the pipeline axis."""
         groups = [tuple(self.devices_of(rank)) for rank in self._check_ranks(ranks)]
         return self._mesh_of(dict.fromkeys(self._first_with_group[g] for g in groups))
 
     @functools.cached_property
     def unstack(self) -> list[Mesh]:
-        """One mesh a rank, with the pipeline axis kept at size 1."""
+        """One mesh per rank, with a pipeline axis of size 1."""
         return [self._mesh_of((rank,)) for rank in range(self.mpmd_dim)]
 
     def _mesh_of(self, ranks: Iterable[int]) -> Mesh:
@@ -168,7 +167,7 @@ class MpmdMesh:
         return Mesh(devices, self.jax_mesh.axis_names, axis_types=self.jax_mesh.axis_types)
 
     def mpmd_submesh(self, idxs: Iterable[int]) -> MpmdMesh:
-        """The mesh of some ranks, in the given order, which are its ranks 0, 1, ..."""
+        """The mesh of the given ranks, renumbered 0, 1, ... in the given order."""
         return MpmdMesh(self._mesh_of(self._check_ranks(idxs)), self.mpmd_axis_name)
 
     def _check_ranks(self, idxs: Iterable[int]) -> list[int]:
@@ -183,8 +182,8 @@ class MpmdMesh:
 
     @functools.cached_property
     def device_coords(self) -> Mapping[jax.Device, tuple[int, ...]]:
-        """Where each device stands: its index along each axis of the mesh, the first one of a
-        device that ranks share."""
+        """The index of each device along each axis of the mesh; the first one if ranks share
+        the device."""
         places: dict[jax.Device, tuple[int, ...]] = {}
         for at, device in np.ndenumerate(self.jax_mesh.devices):
             places.setdefault(device, at)
@@ -192,20 +191,20 @@ class MpmdMesh:
 
     @functools.cached_property
     def device_mpmd_idx(self) -> Mapping[jax.Device, int]:
-        """The rank of each device, the first one of a device that ranks share."""
+        """The rank of each device; the first one if ranks share the device."""
         return {device: at[self.mpmd_axis] for device, at in self.device_coords.items()}
 
     @functools.cached_property
     def mpmd_idx_for_mesh(self) -> Mapping[Mesh, int]:
-        """The rank of each mesh in `unstack`, the first one of a mesh that ranks share."""
+        """The rank of each mesh in `unstack`; the first one if ranks share the mesh."""
         return {mesh: self.unstack.index(mesh) for mesh in self.unstack}
 
     def lowering_mesh(self) -> Mesh:
-        """The mesh that tasks are lowered for: a rank's, the same for all of them."""
+        """The mesh that tasks are lowered for: one rank's, in the same form for all ranks."""
         return self.unstack[0]
 
     def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
-        """The part of a spec over the whole mesh that shards inside a rank."""
+        """The part of a whole-mesh spec that shards within a rank."""
         named = [
             axis for part in spec for axis in (part if isinstance(part, tuple) else [part])
         ]
@@ -222,15 +221,15 @@ class MpmdMesh:
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
-        """A step's specs mean the axes of a rank's mesh, whatever mesh is around it."""
+        """A context in which specs refer to the axes of a rank's mesh, for any context mesh."""
         mesh = self.lowering_mesh()
         with context_mesh(mesh, self.jax_mesh), self.eager_context():
             yield
 
     @contextlib.contextmanager
     def eager_context(self) -> Iterator[None]:
-        """The same for a step's function that runs op by op, on a rank's devices where it
-        names an axis."""
+        """The same for a step's function that runs op by op; named axes refer to one rank's
+        devices."""
         mesh = self.lowering_mesh()
         _enter(mesh)
         try:
@@ -240,7 +239,7 @@ class MpmdMesh:
 
     @property
     def my_mpmd_axis_index(self) -> int:
-        """The first rank whose devices this process can address."""
+        """The first rank with devices that this process can address."""
         for rank, mesh in enumerate(self.unstack):
             if mesh.local_devices:
                 return rank
@@ -248,7 +247,7 @@ class MpmdMesh:
 
     @property
     def my_mpmd_group_mesh(self) -> Mesh:
-        """The mesh of the rank in `my_mpmd_axis_index`."""
+        """The mesh of rank `my_mpmd_axis_index`."""
         return self.unstack[self.my_mpmd_axis_index]
 
     def devices_of(self, rank: int) -> list[jax.Device]:
@@ -272,20 +271,19 @@ class MpmdMesh:
 
 @keeps_its_sharding
 class MpmdSharding(NamedSharding):  # type: ignore[misc]
-    """Where an `MpmdArray` lives: a copy on each of some ranks, sharded by `spec` there.
+    """The sharding of an `MpmdArray`: a copy on each of several ranks, sharded by `spec`.
 
-    It is a `jax.sharding.NamedSharding` over the devices of these ranks: the pipeline axis of
-    its `mesh` counts them (ranks that share devices once), and nothing is sharded along that
-    one. `jax.device_put(x, sharding)`
-    makes a `jax.Array` of JAX's own that lies so, `jax.ShapeDtypeStruct` takes it, and so do
-    libraries that restore checkpoints; a step takes what they make.
+    It is a `jax.sharding.NamedSharding` over the devices of these ranks. The pipeline axis of
+    its `mesh` indexes them (ranks that share devices count once) and shards nothing.
+    `jax.device_put(x, sharding)` returns a `jax.Array` with this sharding.
+    `jax.ShapeDtypeStruct` and libraries that restore checkpoints accept it too, and steps
+    accept the resulting arrays.
 
     Args:
-      mpmd_mesh: the mesh of all ranks.
-      mesh_ids: the ranks that hold the array.
-      spec: how each of these copies is sharded inside its rank; the pipeline axis is dropped
+      mpmd_mesh: the mesh of all ranks. mesh_ids: the ranks that hold the array. spec: how each
+      copy is sharded within its rank; the pipeline axis is dropped
         from it.
-      memory_kind: None or that of the devices' own memory; others are not supported yet.
+      memory_kind: None or the devices' default memory; no other is supported yet.
     """
 
     def __init__(
@@ -304,7 +302,7 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
         self.with_memory_kind(memory_kind)
 
     def with_memory_kind(self, kind: str | None) -> MpmdSharding:
-        """This sharding; `kind` is None or that of the devices' own memory."""
+        """This sharding; `kind` must be None or the devices' default memory."""
         asked = NamedSharding(self.mesh, PartitionSpec(), memory_kind=kind) if kind else None
         refuse_memory_kind(asked, "MpmdSharding")
         return self
@@ -316,7 +314,7 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
 
     @classmethod
     def _of(cls, *state: Any) -> MpmdSharding:
-        """One whose spec may name the pipeline axis, for an array that no rank has whole."""
+        """A sharding whose spec may name the pipeline axis, for an array split over ranks."""
         sharding = cls.__new__(cls)
         sharding._set(*state)
         return sharding
@@ -326,25 +324,25 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
 
     @property
     def spec_in_rank(self) -> PartitionSpec:
-        """The spec of what one rank has: without the pipeline axis."""
+        """The spec within one rank, without the pipeline axis."""
         return self.mpmd_mesh.without_pipeline_axis(self.spec)
 
     @property
     def sharding(self) -> NamedSharding:
-        """The same as a plain `NamedSharding`."""
+        """This sharding as a plain `NamedSharding`."""
         return NamedSharding(self.mesh, self.spec)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
-        """The sharding of the copy on one rank."""
+        """The sharding of one rank's copy."""
         return NamedSharding(self.mpmd_mesh.unstack[rank], self.spec)
 
 
 def parted_sharding(
     mesh: MpmdMesh, ranks: tuple[int, ...], spec: PartitionSpec, rows: int
 ) -> MpmdSharding:
-    """Of an array whose rows lie by parts on ranks, as JAX can say it: dealt out to the ranks
-    in order, though a rank that runs several stages has those of its own; or else, if they can
-    not be, as a copy on each."""
+    """The closest JAX sharding of an array whose rows are split over ranks: rows divided over
+    the ranks in order (a rank with several stages actually holds the rows of its stages), or a
+    copy on each rank if the rows do not divide evenly."""
     if rows % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
         return MpmdSharding(mesh, ranks, spec)
     parted = PartitionSpec(mesh.mpmd_axis_name, *tuple(spec)[1:])

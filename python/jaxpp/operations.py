@@ -1,7 +1,7 @@
 """How a loop's results are reduced over the microbatches.
 
-An operation has a `state`, which begins the reduction, and an `update`, which takes one
-microbatch's value in. Anything with these two methods may be passed to `treduce`.
+An operation has a method `state`, which returns the initial state, and `update`, which adds one
+microbatch's value. Any object with these two methods can be passed to `treduce`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "stat
 
 
 class Operation(Protocol):
-    """What `treduce` asks of an operation; a user's own one needs no base class."""
+    """The interface of an operation. User-defined operations need no base class."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
-        """The state before the first of `n` microbatches, for values like `value`."""
+        """The state before the first of `n` microbatches, for values of `value`'s type."""
         ...
 
     def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
-        """The state after microbatch `i` (an int32 scalar) gave `value`."""
+        """The state after microbatch `i` (an int32 scalar) returned `value`."""
         ...
 
 
 def accumulate(operation: Operation, state: Any, value: Any, i: Any) -> jax.Array:
-    """`operation.update`, also where only one of state and value lies on explicit axes."""
+    """`operation.update` that also works if only one of state and value has explicit axes."""
     with context_mesh(None):
         return operation.update(*on_one_mesh(state, value), i)
 
 
 @dataclasses.dataclass(frozen=True)
 class Add:
-    """The sum over microbatches, in their order: same shape and dtype as one value."""
+    """The sum over microbatches, in order, with the shape and dtype of one value."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, value.dtype)
@@ -48,9 +48,12 @@ class Add:
         return jax.lax.add(state, value)
 
     def refuses(self, value: Any) -> str | None:
-        """Why it can not reduce such values; None if it can."""
+        """Why it cannot reduce such values; None if it can."""
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return "expected numbers to sum, found PRNG keys; return no keys, or one's key_data"
+            return (
+                "expected numbers to sum, found PRNG keys; drop them from the result, or "
+                "return jax.random.key_data(key)"
+            )
         if value.dtype == jnp.bool_ or not jnp.issubdtype(value.dtype, jnp.number):
             return "expected numbers to sum; sum x.astype(int), or use Max or Concat()"
         return None
@@ -58,7 +61,7 @@ class Add:
 
 @dataclasses.dataclass(frozen=True)
 class Max:
-    """The largest value, element by element: same shape and dtype as one value."""
+    """The elementwise maximum, with the shape and dtype of one value."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         if jnp.issubdtype(value.dtype, jnp.floating):
@@ -71,16 +74,16 @@ class Max:
         return jnp.maximum(state, value)
 
     def refuses(self, value: Any) -> str | None:
-        """Why it can not reduce such values; None if it can."""
+        """Why it cannot reduce such values; None if it can."""
         kinds = (jnp.floating, jnp.integer, jnp.bool_)
         if any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
             return None
-        return "expected values that have an order: floating, integer or bool"
+        return "expected an ordered dtype: floating, integer or bool"
 
 
 @dataclasses.dataclass(frozen=True)
 class Concat:
-    """All values side by side along a new axis of size `n`, as `xs` was cut along it."""
+    """The values of all `n` microbatches, stacked along a new axis."""
 
     axis: int = 0
 
@@ -95,7 +98,7 @@ class Concat:
         return jax.lax.dynamic_update_index_in_dim(state, value, index, axis)
 
     def refuses(self, value: Any) -> str | None:
-        """Why it can not reduce such values; None if it can."""
+        """Why it cannot reduce such values; None if it can."""
         rank = len(value.shape) + 1
         if not isinstance(self.axis, int) or not -rank <= self.axis < rank:
             return f"expected an axis from {-rank} to {rank - 1}, found {self.axis!r}"
@@ -121,7 +124,10 @@ def normalize(operation: Any) -> Operation | None:
 
 def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedArray:
     """The abstract state of a reduction of `length` values like `value`."""
-    if type(operation) in (Add, Max):  # the usual ones, and there may be thousands
+    if type(operation) in (
+        Add,
+        Max,
+    ):  # fast path for the common operations: there may be thousands
         return jax.core.ShapedArray(value.shape, value.dtype)
     struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
     state = jax.eval_shape(lambda: operation.state(length, struct))
@@ -129,5 +135,5 @@ def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedAr
 
 
 def kind_of(operation: Operation) -> int:
-    """The operation's number in the planner."""
+    """The planner's id of the operation."""
     return _KINDS.get(type(operation), _core.REDUCE_CUSTOM)

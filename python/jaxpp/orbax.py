@@ -1,8 +1,8 @@
-"""Checkpoints by orbax in a job of several processes: each saves the shards that it has.
+"""Orbax checkpoints in a job of several processes: each process saves its shards.
 
-Orbax takes an array to have a shard in every process, and refuses one that a single process
-has whole, as the weights of a stage are. The handler here tells it of each array what there is
-in this process, be it nothing, and makes arrays without a shard where one is restored.
+Orbax assumes that every array has a shard in every process, and rejects arrays that one process
+holds alone, such as the weights of a stage. This handler reports the local shards of each
+array, possibly none, and restores arrays that have no local shard.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdSharding
-from jaxpp.placements import PartedPlacement, bounds_of, physical_type, stored
+from jaxpp.placements import PartedPlacement, bounds_of, physical_array, physical_type
 
 __all__ = ["MpmdArrayHandler", "register"]
 
 
 @dataclasses.dataclass
 class _Piece:
-    """A part of an array as it is written, with the fields of a `jax.Shard`."""
+    """A part of an array to be written, with the fields of a `jax.Shard`."""
 
     index: tuple[slice, ...]
     replica_id: int
-    data: Any  # jax.Array, or the type alone of what another process or shard writes
+    data: Any  # jax.Array, or only the type of data that another process or shard writes
 
 
 class _Pieces:
-    """What orbax asks of an array that it saves.
+    """An array with the interface that orbax needs to save it.
 
-    All processes must cut it the same: pieces have one shape, which is that of the chunks in
-    the checkpoint, so that no two processes write into one chunk. Of PRNG keys these are the
-    numbers that they are stored as, which have axes of their own behind the array's.
+    All processes must cut it in the same way. The pieces have the shape of the checkpoint's
+    chunks, so that no two processes write to the same chunk. PRNG keys are saved as their key
+    data, which adds trailing axes.
     """
 
     def __init__(self, array: jax.Array) -> None:
@@ -65,7 +65,7 @@ class _Pieces:
 
 
 def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
-    """The arrays that it is stored as, with the first row of each."""
+    """The stored parts of the array, with the first row of each."""
     whole = array._placement if isinstance(array, MpmdArray) else None
     if not isinstance(whole, PartedPlacement):
         yield 0, array
@@ -77,8 +77,8 @@ def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
 def _cut(
     shard: Any, start: int, shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> Iterator[_Piece]:
-    """A shard of a part that begins at row `start`, in pieces of a shape."""
-    data = stored(shard.data)
+    """Cuts a shard of a part that begins at row `start` into pieces of the given shape."""
+    data = physical_array(shard.data)
     if not shape:
         yield _Piece((), 0, data)
         return
@@ -90,9 +90,9 @@ def _cut(
 
 
 class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
-    """Orbax's handler of arrays, which `MpmdArray`s of a job also go through.
+    """Orbax's array handler, extended to `MpmdArray`s of a job.
 
-    A copy that several ranks have is written once, by the first of them.
+    The first rank that holds a copy writes it; the other ranks do not.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -108,8 +108,9 @@ class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
         }
         return await super().serialize(pieces, infos, args)
 
-    # What orbax writes beside arrays, by name: a save begins it with an empty dict, to which
-    # it adds the types of keys that it finds. Those in pieces are numbers to it.
+    # The metadata that orbax writes beside arrays, by name. A save initialises it with an empty
+    # dict and adds the types of the keys that it finds, but keys in pieces look like numbers to
+    # it.
 
     @property
     def _ext_metadata(self) -> dict[str, Any]:
@@ -140,19 +141,19 @@ def _to_save(array: Any) -> Any:
 
 
 def _to_read(arg: Any) -> Any:
-    """What this process reads for an argument; None where only others have devices of it."""
+    """The part that this process reads; None if it has no device of the sharding."""
     sharding = getattr(arg, "sharding", None)
     if not isinstance(sharding, jax.sharding.Sharding) or sharding.addressable_devices:
         return arg
     if arg.dtype is not None and key_implementation(arg.dtype):
-        # Orbax gives PRNG keys no shape. They are small enough to be read for that.
+        # Orbax stores no shape for PRNG keys, so read them: they are small.
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return dataclasses.replace(arg, sharding=here)
     return None
 
 
 def _without_shards(arg: Any, array: Any) -> jax.Array:
-    """What this process has of an array that others restore; it may have read its type."""
+    """This process's view of an array that others restore; the type may have been read."""
     shape = arg.global_shape if array is None else array.shape
     dtype = arg.dtype if array is None else array.dtype
     if shape is None or dtype is None:
@@ -166,12 +167,12 @@ def _without_shards(arg: Any, array: Any) -> jax.Array:
 
 
 def register() -> None:
-    """Has orbax save and restore the arrays of steps that span several processes.
+    """Registers an orbax handler for the arrays of steps that span several processes.
 
-    Every process calls it, once, before it makes a checkpointer. What one process saves is not
-    changed by it, nor the format: a checkpoint is read without this package as well.
+    Call it once in every process, before creating a checkpointer. It changes neither what a
+    single process saves nor the format: checkpoints can be read without this package.
     """
-    # Where orbax keeps the types of PRNG keys, beside the arrays.
+    # Orbax keeps the types of PRNG keys there.
     store = getattr(
         ocp.type_handlers.get_type_handler(jax.Array), "_array_metadata_store", None
     )

@@ -1,4 +1,4 @@
-"""What scripts import from `jaxpp.pipelining`."""
+"""The names that scripts import from `jaxpp.pipelining`."""
 
 from jaxpp.trace.marks import mark_stage_end, pipeline_enter_stage
 

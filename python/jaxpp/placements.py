@@ -1,5 +1,5 @@
-"""How the memory of an array lies on pipeline ranks: which ranks, sharded how, in which
-client's memory, and how it gets there and back."""
+"""The placement of an array on pipeline ranks: its ranks, its sharding, the client that owns
+the memory, and transfers to and from it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
 
 __all__ = [
-    "HandMadePlacement",
-    "HandMadeValue",
+    "JaxArrayPlacement",
+    "JaxArrayValue",
     "PartedPlacement",
     "PartedValue",
     "Placement",
@@ -32,13 +32,13 @@ __all__ = [
     "is_of_runtime",
     "local_shards",
     "physical_type",
-    "stored",
+    "physical_array",
     "to_host",
 ]
 
 
 def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
-    """The element type and shape in which an abstract value is stored."""
+    """The element type and shape in which a value is stored."""
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
         return str(data.dtype), tuple(data.shape)
@@ -46,12 +46,12 @@ def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _plain_aval(aval: Any) -> Any:
-    """The abstract value without a sharding, which means a step's mesh alone."""
+    """The abstract value without its sharding, which is only valid on one step's mesh."""
     weak = bool(getattr(aval, "weak_type", False))
     return jax.core.ShapedArray(tuple(aval.shape), aval.dtype, weak_type=weak)
 
 
-# JAX's client for the CPU takes over host memory that begins at a multiple of this.
+# JAX's CPU client uses host memory with this alignment without a copy.
 _ALIGNMENT = 64
 
 
@@ -63,31 +63,31 @@ def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def bounds_of(index: Sequence[slice], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Where a part of an array begins and ends; an index that is short takes the rest."""
+    """The bounds of a part of an array. Axes that the index does not list are whole."""
     whole = [*index, *[slice(None)] * (len(shape) - len(index))]
     return [one.indices(n)[:2] for one, n in zip(whole, shape, strict=True)]
 
 
-def stored(array: Any) -> Any:
-    """The elements of an array of JAX's as they are stored; anything else as it is."""
+def physical_array(array: Any) -> Any:
+    """The stored elements of a JAX array (key data for PRNG keys); other values unchanged."""
     is_keys = isinstance(array, jax.Array) and key_implementation(array.dtype)
     return jax.random.key_data(array) if is_keys else array
 
 
 def local_shards(array: jax.Array) -> list[Any]:
-    """What this process has of an array of JAX's, each with its device, index and data.
+    """The local shards of a JAX array, each with its device, index and data.
 
     Raises:
-      JaxppError: JAX can not tell ("mesh").
+      JaxppError: JAX cannot tell ("mesh").
     """
     try:
         return list(array.addressable_shards)
     except ValueError as error:
         raise make_error(
             "mesh",
-            f"expected an array that JAX can take apart, found one of shape {array.shape} on "
-            f"{array.sharding} ({error}). jax.device_put makes such an array of one that lies "
-            "in a single process; give it the same numpy array in every process",
+            f"expected an array whose shards JAX can list, found one of shape {array.shape} "
+            f"on {array.sharding} ({error}). Pass the same numpy array to jax.device_put in "
+            "every process to make one",
         ) from None
 
 
@@ -95,7 +95,7 @@ _Part = tuple[jax.Device, list[tuple[int, int]], jax.Array]
 
 
 def _parts(array: jax.Array) -> list[_Part]:
-    """What each device of this process holds of an array of JAX's, and which part that is."""
+    """The part of a JAX array on each local device, with its index."""
     devices = array.devices()
     if len(devices) == 1 and array.is_fully_addressable:
         return [(next(iter(devices)), bounds_of((), array.shape), array)]
@@ -106,7 +106,7 @@ def _parts(array: jax.Array) -> list[_Part]:
 
 
 class Placement:
-    """How an abstract value lies on the ranks of a mesh: which ranks, sharded how."""
+    """The ranks of a mesh that hold a value, and its sharding within them."""
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class Placement:
 
     @functools.cached_property
     def sharding(self) -> MpmdSharding:
-        # Only when asked: an argument that nothing uses lies on no rank.
+        # Computed lazily: an unused argument has no rank.
         return MpmdSharding(self.mesh, self.ranks, self.spec)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
-        """Of what a rank has."""
+        """The sharding of one rank's copy."""
         return self.sharding.rank_sharding(rank)
 
     def _shard_slices(self) -> list[tuple[slice, ...]]:
@@ -147,28 +147,28 @@ class Placement:
         return [indices[known[place]] for place in self.devices.places]
 
     def put(self, array: Any) -> _core.Value:
-        """Uploads a host or JAX array to the ranks that this process has, maybe none."""
+        """Uploads a host or JAX array to this process's ranks, of which there may be none."""
         shards: list[np.ndarray] = []
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
             shards = [host[index] if index else host for index in self.slices]
         return self._put(shards * len(self.local_ranks))
 
-    def put_made(self, value: HandMadeValue) -> Any:
-        """The same for arrays of JAX's own that lie so already: each shard for itself."""
+    def put_made(self, value: JaxArrayValue) -> Any:
+        """The same for JAX arrays that already have this placement: shard by shard."""
         arrays = [value.of_rank(rank) for rank in self.local_ranks]
         shards = [shard.data for array in arrays for shard in array.addressable_shards]
         return self._put([to_host(shard, self.dtype_name) for shard in shards])
 
     def shards_of(self, array: jax.Array) -> list[jax.Array]:
-        """What each device of a rank here is to have of an array of JAX's, if this process has
-        these very shards; else []."""
-        parts = {tuple(bounds): part for _, bounds, part in _parts(stored(array))}
+        """For each device of a local rank, the shard of a JAX array that it needs, if this
+        process has exactly these shards; otherwise []."""
+        parts = {tuple(bounds): part for _, bounds, part in _parts(physical_array(array))}
         boxes = [tuple(bounds_of(index, self.physical_shape)) for index in self.slices]
         return [parts[box] for box in boxes] if all(box in parts for box in boxes) else []
 
     def put_shards(self, shards: list[jax.Array]) -> Any:
-        """Uploads what `shards_of` gave."""
+        """Uploads the result of `shards_of`."""
         host = [to_host(shard, self.dtype_name) for shard in shards]
         return self._put(host * len(self.local_ranks))
 
@@ -176,9 +176,10 @@ class Placement:
         return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
 
     def borrow(self, array: jax.Array, anywhere: bool) -> Any:
-        """An array of JAX's where it is, or None if it can not be used there: on the ranks
-        that need it, or with `anywhere` also on others from which a step brings it to them."""
-        array = stored(array)
+        """Uses a JAX array in place, or returns None if that is impossible. The array must be
+        on the ranks that need it, or with `anywhere` on any ranks from which the step can send
+        it."""
+        array = physical_array(array)
         if str(array.dtype) != self.dtype_name or array.nbytes < self.devices.least_borrowed:
             return None
         anywhere = anywhere and self.devices.can_move
@@ -192,9 +193,9 @@ class Placement:
             return None
         return self._borrow_on(found)
 
-    def borrow_made(self, value: HandMadeValue) -> Any:
-        """The same for arrays of JAX's own that lie so already."""
-        arrays = {rank: stored(value.of_rank(rank)) for rank in self.local_ranks}
+    def borrow_made(self, value: JaxArrayValue) -> Any:
+        """The same for JAX arrays that already have this placement."""
+        arrays = {rank: physical_array(value.of_rank(rank)) for rank in self.local_ranks}
         found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
         return self._borrow_on(found) if all(found.values()) else None
 
@@ -204,7 +205,7 @@ class Placement:
         return self.devices.borrow([*parts], indices, shards, self.dtype_name)
 
     def _parts_of(self, rank: int, parts: list[_Part]) -> list[jax.Array]:
-        """Those that a rank's devices hold, in their order; [] unless all are there."""
+        """The shards on a rank's devices, in device order; [] if any is missing."""
         found = []
         devices = self.devices.of_rank(self.mesh, rank)
         for device, index in zip(devices, self.slices, strict=True):
@@ -225,7 +226,7 @@ class Placement:
         return len(self.ranks) > 1
 
     def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The whole array, from one rank's shards."""
+        """The whole array, assembled from one rank's shards."""
         assert not isinstance(value, PartedValue)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.rank_size == 1:
@@ -238,26 +239,26 @@ class Placement:
         return whole
 
     def _check_whole(self, rank: int) -> None:
-        """That the shards of a rank in this process are all of the array."""
+        """Checks that a rank's shards in this process cover the array."""
         boxes = {tuple(bounds_of(index, self.physical_shape)) for index in self.slices}
         found = sum(math.prod(stop - start for start, stop in box) for box in boxes)
         if found < math.prod(self.physical_shape):
             raise make_error(
                 "mesh",
-                f"an MpmdArray of rank {rank} is looked at in process {jax.process_index()}, "
-                f"which has {found} of its {math.prod(self.physical_shape)} elements; the "
-                "others are in other processes of the rank. Expected an array that each of "
-                "them has whole; addressable_shards has the parts",
+                f"an MpmdArray of rank {rank} is read in process {jax.process_index()}, which "
+                f"holds {found} of its {math.prod(self.physical_shape)} elements; other "
+                "processes of the rank hold the rest. Expected an array that every process "
+                "of the rank holds whole; use addressable_shards for the local parts",
             )
 
     def whole(self, value: _core.Value, rank: int) -> np.ndarray | jax.Array:
-        """The same for JAX: where it lies, if that is one piece that JAX can use, or a copy."""
+        """The array for JAX: in place if it is one piece that JAX can use, otherwise a copy."""
         if self.shard_shape == self.physical_shape:
             return self.shard(value, rank, 0)
         return self.read(value, rank)
 
     def shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray | jax.Array:
-        """What lies on one device, likewise."""
+        """The shard on one device for JAX, likewise."""
         known_as = self.devices.of_rank(self.mesh, rank)[device]
         lent = self.devices.lend(value, rank, device, known_as)
         if lent is None:
@@ -277,12 +278,12 @@ class Placement:
     read_rank = read
 
     def copy(self, value: _core.Value) -> _core.Value:
-        """A value of its own that lies the same."""
+        """A copy with the same placement."""
         return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
 
 
 class PartedValue:
-    """The memory of an array that is stored by parts along axis 0."""
+    """The memory of an array that is stored in parts along axis 0."""
 
     def __init__(self, values: list[_core.Value]) -> None:
         self.values = values
@@ -308,7 +309,7 @@ class PartedValue:
 
 
 class PartedPlacement:
-    """How an array lies that is stored by parts along axis 0, each on its own ranks."""
+    """The placement of an array that is stored in parts along axis 0, each on its own ranks."""
 
     is_replicated = False
 
@@ -326,7 +327,7 @@ class PartedPlacement:
         return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
 
     def rank_sharding(self, rank: int) -> NamedSharding:
-        """Of the rows that a rank has."""
+        """The sharding of the rows on a rank."""
         return NamedSharding(self.mesh.unstack[rank], self.spec)
 
     def rows(self) -> list[slice]:
@@ -334,7 +335,7 @@ class PartedPlacement:
         return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
 
     def rows_by_rank(self) -> Iterator[tuple[int, tuple[slice, range]]]:
-        """Each range of rows that a rank has, with the numbers of the parts that it is."""
+        """Each contiguous range of rows on a rank, with the numbers of the parts in it."""
         rows = self.rows()
         for rank in self.ranks:
             own = [k for k, part in enumerate(self.parts) if rank in part.ranks]
@@ -345,14 +346,14 @@ class PartedPlacement:
                 yield rank, (slice(rows[k].start, rows[last].stop), range(k, last + 1))
 
     def is_cut_like(self, other: Any) -> bool:
-        """Whether an array placed as `other` says has the same parts."""
+        """Whether an array with placement `other` has the same parts."""
         return isinstance(other, PartedPlacement) and (
             [part.aval.shape for part in self.parts]
             == [part.aval.shape for part in other.parts]
         )
 
     def lies_like(self, other: Any) -> bool:
-        """Whether an array placed as `other` says need not move to lie so."""
+        """Whether an array with placement `other` already has this placement."""
         return (
             self.is_cut_like(other)
             and other.devices is self.devices
@@ -363,32 +364,32 @@ class PartedPlacement:
         )
 
     def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The whole array, each part from its first rank."""
+        """The whole array, with each part read from its first rank."""
         assert isinstance(value, PartedValue)
         if not all(part.local_ranks for part in self.parts):
             raise make_error(
                 "mesh",
-                f"an MpmdArray of the ranks {list(self.ranks)} is looked at in process "
-                f"{jax.process_index()}, which has the rows of the ranks "
-                f"{list(self.local_ranks)} only; to_mpmd_local_array has those",
+                f"an MpmdArray of ranks {list(self.ranks)} is read in process "
+                f"{jax.process_index()}, which holds only the rows of ranks "
+                f"{list(self.local_ranks)}; use to_mpmd_local_array for those",
             )
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
 
     def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The rows that lie on a rank."""
+        """The rows on a rank."""
         assert isinstance(value, PartedValue)
         pairs = zip(self.parts, value.values, strict=True)
         return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
 
     def copy(self, value: PartedValue) -> PartedValue:
-        """A value of its own that lies the same."""
+        """A copy with the same placement."""
         pairs = zip(self.parts, value.values, strict=True)
         return PartedValue([part.copy(v) for part, v in pairs])
 
 
-class HandMadeValue:
-    """The memory of an array that was made of JAX's own, by rank, which a step has not had."""
+class JaxArrayValue:
+    """The memory of an array built from JAX arrays, by rank, before any step has taken it."""
 
     def __init__(self, arrays: dict[int, jax.Array]) -> None:
         self.arrays = arrays
@@ -424,18 +425,18 @@ class HandMadeValue:
         return all(self.of_rank(rank).is_ready() for rank in self.arrays)
 
 
-_OUTSIDE = (PartedValue, HandMadeValue)  # asked for each argument of each call
+_OUTSIDE = (PartedValue, JaxArrayValue)  # called for each argument of each call
 
 
 def is_of_runtime(value: Any) -> bool:
-    """Whether the memory of an array is a value that a step takes as it is."""
+    """Whether a step can take the memory of an array without conversion."""
     return not isinstance(value, _OUTSIDE)
 
 
-class HandMadePlacement:
-    """How an array lies that was made of JAX's own."""
+class JaxArrayPlacement:
+    """The placement of an array built from JAX arrays."""
 
-    devices: Any = None  # the runtime knows of none
+    devices: Any = None  # the runtime does not know these arrays
 
     def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
         self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
@@ -447,27 +448,27 @@ class HandMadePlacement:
     def is_replicated(self) -> bool:
         return len(self.ranks) > 1
 
-    def read(self, value: HandMadeValue, rank: int) -> np.ndarray:
-        """The whole array, from one rank's."""
-        return np.asarray(stored(value.of_rank(rank)))
+    def read(self, value: JaxArrayValue, rank: int) -> np.ndarray:
+        """The whole array, read from one rank."""
+        return np.asarray(physical_array(value.of_rank(rank)))
 
     read_rank = read
 
     def rank_sharding(self, rank: int) -> NamedSharding:
-        """Of what a rank has."""
+        """The sharding of one rank's copy."""
         return self.sharding.rank_sharding(rank)
 
-    def copy(self, value: HandMadeValue) -> HandMadeValue:
-        """A value of its own that lies the same."""
-        return HandMadeValue({r: value.of_rank(r).copy() for r in value.arrays})
+    def copy(self, value: JaxArrayValue) -> JaxArrayValue:
+        """A copy with the same placement."""
+        return JaxArrayValue({r: value.of_rank(r).copy() for r in value.arrays})
 
 
 def carrier_of(dtype: Any) -> Any:
-    """A dtype of the same size that numpy's buffers can carry."""
+    """A dtype of the same size that numpy's buffers support."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
 def to_host(array: Any, dtype_name: str) -> np.ndarray:
-    """The elements of an array as they are stored, in a dtype of numpy's own."""
-    host = np.asarray(stored(array), jnp.dtype(dtype_name))
+    """The stored elements of an array, viewed as a native numpy dtype."""
+    host = np.asarray(physical_array(array), jnp.dtype(dtype_name))
     return host.view(carrier_of(host.dtype))

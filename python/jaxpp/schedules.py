@@ -1,7 +1,7 @@
-"""Schedules: which rank runs which stage's forward or backward when.
+"""Schedules: the order in which each rank runs its forward and backward tasks.
 
-The built-in ones are made and proved in C; a user's own is a subclass of `BaseSchedule`
-whose `tasks` returns the lists.
+The C library builds and checks the built-in schedules. A user-defined schedule is a subclass of
+`BaseSchedule` whose `tasks` returns the lists.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class TaskType(enum.Enum):
-    """The part of a stage's work that a task does."""
+    """The part of a stage's computation that a task runs."""
 
     FWD = _core.TASK_FWD
     BWD = _core.TASK_BWD
@@ -68,7 +68,7 @@ class Task:
     stage_id: int
     mubatch_idx: int
     fwd_or_bwd: TaskType
-    latency: int | None = None  # None: that of its kind
+    latency: int | None = None  # None: the default of its kind
 
     def __post_init__(self) -> None:
         if not isinstance(self.fwd_or_bwd, TaskType):
@@ -90,7 +90,7 @@ class Task:
         fwd_or_bwd: TaskType,
         latency: int | None = None,
     ) -> Task:
-        """The same as `Task(...)`."""
+        """The same expression as `Task(...)`."""
         return cls(stage_id, mubatch_idx, fwd_or_bwd, latency)
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Task:
 
 
 class FusedTask(tuple[Task, ...]):
-    """Tasks that run one right after the other: `FusedTask([a, b])`."""
+    """Tasks that run back to back: `FusedTask([a, b])`."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class FusedTask(tuple[Task, ...]):
 
     @property
     def latency(self) -> int:
-        """The time that its tasks take together."""
+        """The total time of its tasks."""
         return sum(task.latency or 0 for task in self)
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ Row: TypeAlias = Sequence[Task | FusedTask | None]
 _CoreTask: TypeAlias = tuple[int, bool, int, int, int]
 _IDLE: _CoreTask = (_core.TASK_IDLE, False, 0, 0, 0)
 
-# The largest number the planner counts with; what is too large for a plan it says itself.
+# The largest number that the planner can represent; it reports plans that are too large.
 _LARGEST = _core.LARGEST_COUNT
 
 
@@ -140,7 +140,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def check_count(what: str, value: Any) -> int:
-    """A whole number from 1. Raises JaxppError("schedule") with `what` it is."""
+    """Checks for a whole number from 1. Raises JaxppError("schedule") about `what`."""
     if not _is_count(value, 1):
         raise make_error(
             "schedule",
@@ -151,7 +151,7 @@ def check_count(what: str, value: Any) -> int:
 
 
 def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> JaxppError:
-    """A schedule is for another number of ranks than the mesh has."""
+    """The error for a schedule whose number of ranks differs from the mesh's."""
     more = ""
     devices = jax.devices()
     if len(devices) < ranks and devices[0].platform == "cpu":
@@ -161,8 +161,8 @@ def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> Jaxp
         )
     elif len(devices) < ranks:
         more = (
-            f". JAX has {len(devices)} here: ranks share devices where MpmdMesh gets "
-            "ranks_per_device="
+            f". JAX has {len(devices)} here; pass ranks_per_device= to MpmdMesh to let ranks "
+            "share devices"
         )
     return make_error(
         "mesh",
@@ -174,16 +174,16 @@ def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> Jaxp
 class BaseSchedule:
     """A schedule of `num_stages` stages. Subclasses define `tasks`.
 
-    Built-in schedules of the same class and parameters are equal, so that as static arguments
-    they share a compiled step. An object of your own class is equal to itself alone, unless the
-    class defines `__eq__` and `__hash__`.
+    Built-in schedules of the same class and parameters are equal, so as static arguments they
+    share a compiled step. An object of your own class equals only itself, unless the class
+    defines `__eq__` and `__hash__`.
     """
 
     def __init__(self, num_stages: int) -> None:
         self.num_stages = check_count(f"{type(self).__name__}: num_stages", num_stages)
 
     def _parameters(self) -> tuple[Any, ...] | None:
-        """What makes another object of this class equal; None: nothing."""
+        """The parameters that equal objects share; None: an object equals only itself."""
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -201,32 +201,32 @@ class BaseSchedule:
         return object.__hash__(self) if mine is None else hash((type(self), mine))
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
-        """A list per rank of what it runs in order; None where it waits."""
+        """A list per rank of the tasks it runs, in order; None is an idle slot."""
         raise make_error(
             "schedule",
-            f"schedule {type(self).__name__}: expected it to define tasks(n_mubatches), which "
-            "gives a list of Tasks per rank; found none",
+            f"schedule {type(self).__name__}: expected a method tasks(n_mubatches) that "
+            "returns a list of Tasks per rank; found none",
         )
 
     def get_mpmd_idx(self, stage_id: int) -> int:
-        """The rank that a stage runs on; for the author of `tasks`, whose lists decide."""
+        """The rank that runs a stage; a helper for `tasks`, whose lists decide."""
         return stage_id
 
     def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
-        """As `build`, for a loop whose body has `num_marks` stage marks."""
+        """Like `build`, for a loop whose body has `num_marks` stage marks."""
         del num_marks
         return self.build(n_mubatches, mpmd_dim)
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
-        """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
+        """The checked schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
         self._check_subclass(n_mubatches)
         rows = self.tasks(n_mubatches)
         name = type(self).__name__
         if not _is_list(rows) or not all(_is_list(row) for row in rows):
             raise make_error(
                 "schedule",
-                f"schedule {name}: expected tasks({n_mubatches}) to give a list of Tasks per "
-                f"rank, found {shorten(rows)}",
+                f"schedule {name}: expected tasks({n_mubatches}) to return a list of Tasks "
+                f"per rank, found {shorten(rows)}",
                 wrong_type=True,
             )
         if len(rows) != mpmd_dim:
@@ -235,7 +235,8 @@ class BaseSchedule:
         return _core.Schedule.from_rows(name, self.num_stages, mpmd_dim, n_mubatches, flat)
 
     def _check_subclass(self, n_mubatches: int) -> None:
-        """A user's subclass may forget `super().__init__` or an argument of `tasks`."""
+        """Reports a subclass that does not call `super().__init__` or whose `tasks` takes no
+        argument."""
         name = type(self).__name__
         if not _is_count(getattr(self, "num_stages", None), 1):
             raise make_error(
@@ -249,13 +250,13 @@ class BaseSchedule:
         except (TypeError, ValueError):
             raise make_error(
                 "schedule",
-                f"schedule {name}: tasks({n_mubatches}) can not be called; expected a method "
+                f"schedule {name}: tasks({n_mubatches}) cannot be called; expected a method "
                 f"`def tasks(self, n_mubatches)`, found {_declared(self.tasks)}",
             ) from None
 
 
 def _declared(given: Any) -> str:
-    """A method as it was written, as far as that can be told."""
+    """The signature of a method as written, if it can be determined."""
     if not inspect.ismethod(given):
         return shorten(given)
     return f"`def {given.__name__}({', '.join(inspect.signature(given.__func__).parameters)})`"
@@ -321,7 +322,7 @@ def _unflatten_row(flat: list[_core.ScheduleTask]) -> list[Task | FusedTask | No
 
 
 class InterleavedBaseSchedule(BaseSchedule):
-    """A schedule with several stages a rank. Subclasses define `tasks`."""
+    """A schedule with several stages per rank. Subclasses define `tasks`."""
 
     def __init__(self, num_stages: int, mpmd_dim: int) -> None:
         super().__init__(num_stages)
@@ -330,11 +331,11 @@ class InterleavedBaseSchedule(BaseSchedule):
 
     @property
     def _checked_as(self) -> str:
-        """The built-in schedule whose numbers of stages and ranks are possible for this one."""
+        """The built-in schedule that accepts the same numbers of stages and ranks."""
         return Interleaved1F1B.core_name
 
     def get_mpmd_idx(self, stage_id: int) -> int:
-        """The rank that a stage runs on, dealt out in turn."""
+        """The rank that runs a stage, in round-robin order."""
         return stage_id % self.mpmd_dim
 
 
@@ -352,7 +353,7 @@ class _BuiltIn(BaseSchedule):
         return self.num_stages, self._ranks, self.fuse_steady_state
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
-        """The proved schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
+        """The checked schedule for a mesh of `mpmd_dim` ranks. Raises JaxppError."""
         n_mubatches = check_count(f"{type(self).__name__}: n_mubatches", n_mubatches)
         if mpmd_dim != self._ranks:
             what = f"{type(self).__name__} of {counted(self.num_stages, 'stage')} runs on"
@@ -362,22 +363,24 @@ class _BuiltIn(BaseSchedule):
         )
 
     def _several_a_rank(self, mpmd_dim: int) -> str:
-        """The schedule that runs as many stages on fewer ranks, as advice."""
+        """Suggests a schedule that runs the same stages on fewer ranks."""
         if self._ranks != self.num_stages or mpmd_dim < 2 or self.num_stages % mpmd_dim:
             return ""
         name = {"GPipe": "InterleavedGPipe", "ZeroBubble": "InterleavedZeroBubble"}.get(
             type(self).__name__, "Interleaved1F1B"
         )
         several = self.num_stages // mpmd_dim
-        return f", or {name}({self.num_stages}, {mpmd_dim}), which runs {several} stages a rank"
+        return (
+            f", or {name}({self.num_stages}, {mpmd_dim}), which runs {several} stages per rank"
+        )
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
-        """A list per rank of what it runs in order; None where it waits."""
+        """A list per rank of the tasks it runs, in order; None is an idle slot."""
         rows = self.build(n_mubatches, self._ranks).rows()
         return [_unflatten_row(row) for row in rows]
 
     def get_mpmd_idx(self, stage_id: int) -> int:
-        """The rank that a stage runs on."""
+        """The rank that runs a stage."""
         rows = self.build(self.num_stages, self._ranks).rows()
         return next(
             rank
@@ -433,7 +436,7 @@ class _OnRanks(_BuiltIn, InterleavedBaseSchedule):
 
 
 class Interleaved1F1B(_OnRanks):
-    """Several stages a rank, stage s on rank s mod `mpmd_dim` (arXiv 2104.04473)."""
+    """Several stages per rank, stage s on rank s mod `mpmd_dim` (arXiv 2104.04473)."""
 
     core_name = "interleaved-1f1b"
 
@@ -443,7 +446,7 @@ class Interleaved1F1B(_OnRanks):
 
 
 class InterleavedGPipe(_OnRanks):
-    """All forwards, then all backwards, with several stages a rank."""
+    """All forwards, then all backwards, with several stages per rank."""
 
     core_name = "interleaved-gpipe"
 
@@ -473,25 +476,25 @@ class InterleavedZeroBubble(_OnRanks):
 
 
 class ZeroBubbleV(_OnRanks):
-    """ZB-V (arXiv 2401.10241): two stages a rank in a V, the memory of 1F1B."""
+    """ZB-V (arXiv 2401.10241): two stages per rank in a V, with 1F1B's memory."""
 
     core_name = "zb-v"
 
 
 class VHalf(_OnRanks):
-    """V-Half (arXiv 2405.15362): two stages a rank in a V, half of 1F1B's memory."""
+    """V-Half (arXiv 2405.15362): two stages per rank in a V, half of 1F1B's memory."""
 
     core_name = "v-half"
 
 
 class VMin(_OnRanks):
-    """V-Min (arXiv 2405.15362): two stages a rank in a V, a third of 1F1B's memory."""
+    """V-Min (arXiv 2405.15362): two stages per rank in a V, a third of 1F1B's memory."""
 
     core_name = "v-min"
 
 
 class V1F1B(_OnRanks):
-    """1F1B with two stages a rank in a V (arXiv 2405.15362), whole backwards."""
+    """1F1B with two stages per rank in a V (arXiv 2405.15362), unsplit backwards."""
 
     core_name = "v-1f1b"
 
@@ -501,13 +504,11 @@ def _check_size(name: str, what: str, expected: int, found: int) -> None:
         return
     if what == "ranks":
         raise _other_size(f"{name} is for", expected, found)
-    raise make_error(
-        "microbatch", f"schedule {name} is for {expected} {what}, found {found}; use as many"
-    )
+    raise make_error("microbatch", f"schedule {name} needs {expected} {what}, found {found}")
 
 
 def _read_text(path: Any) -> tuple[str, str]:
-    """A file's name for messages, and what is in it."""
+    """A file's name for messages, and its text."""
     try:
         name = os.fsdecode(path)
     except TypeError:
@@ -517,7 +518,7 @@ def _read_text(path: Any) -> tuple[str, str]:
             wrong_type=True,
         ) from None
     try:
-        # The signature that Windows puts in front is none of the text.
+        # Skip the byte order mark that Windows writes.
         return name, pathlib.Path(name).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -526,17 +527,17 @@ def _read_text(path: Any) -> tuple[str, str]:
             f"{name}:{line}: expected a CSV file in UTF-8, found the byte "
             f"0x{error.object[error.start]:02x}",
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: the name contains a NUL
         problem = getattr(error, "strerror", None) or error
         raise make_error(
-            "schedule", f"CsvSchedule: can not read {name!r}: {problem}; expected a CSV file"
+            "schedule", f"CsvSchedule: cannot read {name!r}: {problem}; expected a CSV file"
         ) from None
 
 
 class CsvSchedule(BaseSchedule):
-    """A schedule in a CSV file as torch.distributed.pipelining reads and writes it.
+    """A schedule in a CSV file in the format of torch.distributed.pipelining.
 
-    Sizes and placement follow from the file, which is proved when it is read.
+    The file determines sizes and placement. It is checked when it is read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -565,7 +566,7 @@ def _is_time(given: Any) -> bool:
 
 
 def _check_costs(given: Any) -> list[tuple[float, float, float]]:
-    """Three times of each stage."""
+    """Checks the three costs of each stage."""
     try:
         rows = [tuple(row) for row in given]
     except TypeError:
@@ -573,21 +574,21 @@ def _check_costs(given: Any) -> list[tuple[float, float, float]]:
     if not rows or not all(len(row) == 3 and all(map(_is_time, row)) for row in rows):
         raise make_error(
             "schedule",
-            f"Searched: costs={shorten(given)}; expected a list with (forward, input gradient, "
-            "weight gradient) of each stage, numbers of at least 0",
+            f"Searched: costs={shorten(given)}; expected a list with (forward, input "
+            "gradient, weight gradient) per stage, all at least 0",
         )
     return [(float(f), float(i), float(w)) for f, i, w in rows]
 
 
 class Searched(BaseSchedule):
-    """The best schedule that a search of `seconds` finds for stages that are not alike.
+    """The best schedule that a search of `seconds` finds for stages of unequal cost.
 
     Args:
-      costs: (forward, input gradient, weight gradient) of each stage for a microbatch.
-      memory_limit: bytes of activations a rank may keep; 0: any.
-      activation_bytes: of one stage and microbatch.
-      latency: from a task's end to its use on another rank, in the unit of the costs.
-      seconds: to search for. Ctrl-C ends the search.
+      costs: (forward, input gradient, weight gradient) of each stage for one microbatch.
+      memory_limit: bytes of activations that a rank may keep; 0: no limit. activation_bytes:
+      the activations of one stage and microbatch. latency: the delay between a task's end and
+      its use on another rank, in the unit of costs. seconds: the time limit of the search.
+      Ctrl-C ends it.
     """
 
     def __init__(

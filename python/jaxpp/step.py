@@ -45,11 +45,11 @@ _log = logging.getLogger("jaxpp")
 
 
 class MpmdFunction:
-    """What `mpmd_jit_with_loop` makes of a function. Compiles at first use.
+    """The callable that `mpmd_jit_with_loop` returns. It compiles on the first call.
 
-    It is used as a function of `jax.jit`: called, lowered, traced, as a decorator of a
-    function or of a method. Under `jax.disable_jit()` its function runs as it is, and the
-    microbatches of a loop one after the other.
+    It is used like a function of `jax.jit`: it can be called, traced and lowered, and it can
+    decorate a function or a method. Under `jax.disable_jit()` the function runs op by op, one
+    microbatch after the other.
     """
 
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
@@ -77,12 +77,13 @@ class MpmdFunction:
             name, leaf = self._signature.traced(call) or ("?", None)
             raise make_error(
                 "invalid-argument",
-                f"argument {name}: expected an array, found {shorten(leaf)}, a value from "
-                "inside a function that JAX traced, which has ended; return it from there",
+                f"argument {name}: expected an array, found {shorten(leaf)}, a tracer that "
+                "leaked from a function that JAX traced earlier; return the value from that "
+                "function",
             )
 
     def _bind(self, call: Call) -> Any:
-        """The call on traced values, as one equation."""
+        """Traces the call as one equation."""
         closed, out_tree = trace_function(self._fun, self._signature, call, self._options.mesh)
         return out_tree.unflatten(bind_step(name_of(self._fun), closed, call.leaves))
 
@@ -104,7 +105,7 @@ class MpmdFunction:
         return trace_step(self._fun, self._signature, call, self._options, measure)
 
     def _get(self, call: Call, traced: Traced | None = None) -> CompiledStep:
-        """The compiled step; `traced` is its plan, if that is there."""
+        """The compiled step; `traced` is its plan, if there is one already."""
         key = self._key(call)
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -112,38 +113,38 @@ class MpmdFunction:
         return compiled
 
     def trace_and_place(self, *args: Any, **kwargs: Any) -> Traced:
-        """The plan for these arguments (arrays or ShapeDtypeStructs), not compiled.
+        """The plan for these arguments (arrays or ShapeDtypeStructs), without compiling it.
 
-        A loop under `Auto` is measured for it.
+        If a loop uses `Auto`, its stages are measured first.
         """
         return self._plan(self._concrete(args, kwargs))
 
     def _plan(self, call: Call) -> Traced:
-        self._key(call)  # refuses what can not be an argument
+        self._key(call)  # refuses invalid arguments
         return self._trace(call)
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
-        """The step's jaxpr for these arguments, as `jax.jit(...).trace` has it."""
+        """The step's jaxpr for these arguments, like `jax.jit(...).trace`."""
         call = self._concrete(args, kwargs)
         self._key(call)
         closed, out_tree = trace_function(self._fun, self._signature, call, self._options.mesh)
         return TracedStep(self, call, closed, out_tree)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
-        """The step planned for these arguments, to compile, as `jax.jit(...).lower` has it."""
+        """The step planned for these arguments but not compiled, like `jax.jit(...).lower`."""
         call = self._concrete(args, kwargs)
         return LoweredStep(self, call, self._plan(call))
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The shapes and dtypes of the results for these arguments; nothing is planned."""
+        """The shapes and dtypes of the results for these arguments, without planning."""
         return self.trace(*args, **kwargs).out_info
 
     def clear_cache(self) -> None:
-        """Forgets what was compiled. Arrays that steps have returned stay."""
+        """Drops the compiled steps. Arrays that steps have returned remain valid."""
         self._compiled.clear()
 
     def compile(self, *args: Any, **kwargs: Any) -> BoundStep:
-        """The step compiled for these arguments (arrays or ShapeDtypeStructs)."""
+        """Compiles the step for these arguments (arrays or ShapeDtypeStructs)."""
         return BoundStep(self, self._get(self._concrete(args, kwargs)))
 
     def _concrete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -168,7 +169,7 @@ class MpmdFunction:
         return compiled.run_leaves(call.leaves)
 
     def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function as it is, on arrays that lie where JAX puts them."""
+        """Runs the function without a pipeline, on JAX's default devices."""
 
         def on_host(leaf: Any) -> Any:
             return jnp.asarray(np.asarray(leaf)) if isinstance(leaf, MpmdArray) else leaf
@@ -182,8 +183,8 @@ class MpmdFunction:
 
 
 class MpmdMethod:
-    """A step that was defined in a class, of one of its objects, which is its first argument:
-    static, if `static_argnums` or `static_argnames` says so, or else a pytree."""
+    """A step that decorates a method, bound to an object. The object is the first argument:
+    static if `static_argnums` or `static_argnames` includes it, otherwise a pytree."""
 
     def __init__(self, function: MpmdFunction, owner: Any) -> None:
         self.__func__ = function
@@ -194,39 +195,37 @@ class MpmdMethod:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def trace_and_place(self, *args: Any, **kwargs: Any) -> Traced:
-        """As `MpmdFunction.trace_and_place`."""
+        """Like `MpmdFunction.trace_and_place`."""
         return self.__func__.trace_and_place(self.__self__, *args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
-        """As `MpmdFunction.trace`."""
+        """Like `MpmdFunction.trace`."""
         return self.__func__.trace(self.__self__, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
-        """As `MpmdFunction.lower`."""
+        """Like `MpmdFunction.lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As `MpmdFunction.eval_shape`."""
+        """Like `MpmdFunction.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """As `MpmdFunction.compile`; the result is called as the method is."""
+        """Like `MpmdFunction.compile`; the result is called like the method."""
         step = self.__func__.compile(self.__self__, *args, **kwargs)
         return BoundStep(self, step.compiled)
 
     def clear_cache(self) -> None:
-        """As `MpmdFunction.clear_cache`, for all objects of the class."""
+        """Like `MpmdFunction.clear_cache`, for all objects of the class."""
         self.__func__.clear_cache()
 
 
 class TracedStep:
-    """A step traced for some arguments, not planned.
+    """A step traced for given arguments but not planned.
 
     Attributes:
-      jaxpr: its function's, on flat arguments.
-      out_info: the shapes and dtypes of its results.
-      in_avals: of its flat arguments.
-      fun_name: what its function is called.
+      jaxpr: the function's jaxpr on flat arguments. out_info: the shapes and dtypes of the
+      results. in_avals: the types of the flat arguments. fun_name: the function's name.
     """
 
     def __init__(self, function: MpmdFunction, call: Call, jaxpr: Any, out_tree: Any) -> None:
@@ -241,15 +240,15 @@ class TracedStep:
         self.fun_name = name_of(function)
 
     def lower(self) -> LoweredStep:
-        """The step planned, to compile."""
+        """Plans the step."""
         return LoweredStep(self._function, self._call, self._function._plan(self._call))
 
 
 class LoweredStep:
-    """A step planned for some arguments, not compiled.
+    """A step planned for given arguments but not compiled.
 
     Attributes:
-      plan: what `trace_and_place` gives.
+      plan: the same as `trace_and_place` returns.
     """
 
     def __init__(self, function: MpmdFunction, call: Call, plan: Traced) -> None:
@@ -262,30 +261,30 @@ class LoweredStep:
 
     @property
     def in_shardings(self) -> Any:
-        """As those of the compiled step."""
+        """Like those of the compiled step."""
         return self.plan.in_shardings
 
     @property
     def out_shardings(self) -> Any:
-        """As those of the compiled step."""
+        """Like those of the compiled step."""
         return self.plan.out_shardings
 
     def cost_summary(self) -> CostSummary:
-        """As that of the compiled step."""
+        """Like that of the compiled step."""
         return self.plan.cost_summary()
 
     @property
     def out_info(self) -> Any:
-        """The shapes and dtypes of the results, with their shardings."""
+        """The shapes, dtypes and shardings of the results."""
         return self.plan.out_info
 
     def compile(self) -> BoundStep:
-        """The step compiled; what was planned is not planned again."""
+        """Compiles the step from this plan."""
         return BoundStep(self._function, self._function._get(self._call, self.plan))
 
 
 class BoundStep:
-    """A compiled step. Called with other shapes or dtypes it compiles again."""
+    """A compiled step. A call with other shapes or dtypes compiles again."""
 
     def __init__(self, function: MpmdFunction | MpmdMethod, compiled: CompiledStep) -> None:
         self._function = function
@@ -350,7 +349,7 @@ def make_function(
     memory_limit: Any = None,
     steps_in_flight: Any = None,
 ) -> MpmdFunction:
-    """What `who`, a function of the API, makes of its arguments, which it has not checked."""
+    """Checks the arguments of the API function `who` and returns its result."""
     check_function(who, fun, mpmd_mesh)
     options = Options(
         who,
@@ -387,36 +386,35 @@ def mpmd_jit_with_loop(
     steps_in_flight: int | None = None,
     use_pgle: bool = False,
 ) -> Any:
-    """Makes a pipeline of a training step that has a `treduce` in it.
+    """Pipelines a training step that contains a `treduce`.
 
     Args:
-      fun: the step. Arguments and results are pytrees of arrays.
-      mpmd_mesh: its ranks and their devices.
-      in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or `MpmdSharding`s, of
-        which the specs count; a result is left on the ranks of its `MpmdSharding`, and no
-        others; or
+      fun: the step. Arguments and results are pytrees of arrays. mpmd_mesh: the ranks and their
+      devices. in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or
+      `MpmdSharding`s,
+        whose specs are used. A result stays on exactly the ranks of its `MpmdSharding`. Or
       in_specs, out_specs: pytree prefixes of `PartitionSpec`s over the axes of a rank's
-        mesh. Left out or None: inferred.
-      static_argnums, static_argnames: arguments that are compiled in; hashable.
-      donate_argnums, donate_argnames: arguments whose memory the step may reuse; they must
+        mesh. If omitted or None, they are inferred.
+      static_argnums, static_argnames: hashable arguments that are compiled in. donate_argnums,
+      donate_argnames: arguments whose memory the step may reuse; they must
         not be used again.
-      compiler_options: XLA's, for every task.
-      plugin: the path of a PJRT plugin, or "cuda" or "rocm" for the one that is installed
-        for JAX; default: JPP_PLUGIN, then that of the mesh's devices.
-      memory_limit: bytes that a step may take on each device: weights, gradients, optimizer
-        state, activations, receive slots and the rest of what it keeps between tasks; a
-        number, within which is what all ranks on the same devices take, or one for each
-        rank. A plan that takes more is refused before anything is compiled.
-      steps_in_flight: how many steps may be under way at once; default: JPP_STEPS_IN_FLIGHT,
-        then 2. A call returns when its arguments are taken, and waits only while so many
-        steps are not done. 0: a call returns when its step is done. Under a memory limit
-        that has no room for the arguments and results of several steps it is 1.
-      use_pgle: accepted for scripts that say it, without effect: no task is compiled again
+      compiler_options: XLA's options for every task. plugin: the path of a PJRT plugin, or
+      "cuda" or "rocm" for the one installed
+        for JAX; default: JPP_PLUGIN, then the plugin of the mesh's devices.
+      memory_limit: the bytes that a step may use on each device: weights, gradients, optimizer
+        state, activations, receive slots and everything else kept between tasks. A number
+        limits the total of all ranks on the same devices; a list has one limit per rank. A plan
+        that exceeds the limit is refused before anything is compiled.
+      steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT,
+        then 2. A call returns as soon as the runtime has taken its arguments, and waits only
+        while that many steps are unfinished. With 0, a call returns when its step is done. It
+        is 1 under a memory limit that cannot hold the arguments and results of several steps.
+      use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 
     Returns:
-      The pipelined step, an `MpmdFunction`; a decorator, also of methods, if `fun` is left
-      out.
+      The pipelined step, an `MpmdFunction`; a decorator for functions and methods if `fun` is
+      omitted.
 
     Raises:
       JaxppError: from the first call or `compile`, before anything runs: "stage-marks",

@@ -1,4 +1,4 @@
-"""What scripts import from `jaxpp.training`."""
+"""The names that scripts import from `jaxpp.training`."""
 
 from jaxpp.operations import Add, Concat, Max
 from jaxpp.operations import Operation as Op

@@ -1,4 +1,4 @@
-"""What scripts import from `jaxpp.types`."""
+"""The names that scripts import from `jaxpp.types`."""
 
 from typing import Any, TypeAlias
 

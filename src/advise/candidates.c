@@ -42,7 +42,10 @@ jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
   jpp_loop_schedule_t* sources = NULL;
   *out_planned = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &sources));
-  for (uint32_t l = 0; l < loops; ++l) sources[l].given = schedules[l];
+  for (uint32_t l = 0; l < loops; ++l) {
+    sources[l] =
+        (jpp_loop_schedule_t){.struct_size = sizeof(*sources), .given = schedules[l]};
+  }
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = candidates->ranks,
                                 .loops = sources,

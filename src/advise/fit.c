@@ -63,8 +63,10 @@ static jpp_status_t* build_schedules(const char* name, const jpp_planned_t* like
   *out_serves = false;
   for (uint32_t l = 0; l < like->graph->num_loops; ++l) {
     const jpp_schedule_t* own = like->schedules[l];
-    jpp_schedule_params_t params = {
-        .stages = own->stages, .ranks = own->ranks, .microbatches = own->microbatches};
+    jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                    .stages = own->stages,
+                                    .ranks = own->ranks,
+                                    .microbatches = own->microbatches};
     jpp_status_t* status = jpp_schedule_build(name, &params, &schedules[l]);
     if (jpp_schedule_is_misfit(status)) {
       jpp_status_free(status);

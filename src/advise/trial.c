@@ -16,8 +16,10 @@ static uint32_t count_marks(const jpp_graph_t* graph, const jpp_loop_t* loop) {
 static jpp_status_t* make_placeholder(const jpp_graph_t* graph, uint32_t loop,
                                       uint32_t ranks, jpp_schedule_t** out_schedule) {
   const jpp_loop_t* of = &graph->loops[loop];
-  jpp_schedule_params_t params = {
-      .stages = count_marks(graph, of), .ranks = ranks, .microbatches = of->microbatches};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = count_marks(graph, of),
+                                  .ranks = ranks,
+                                  .microbatches = of->microbatches};
   if (params.stages) return jpp_schedule_one_pass(&params, true, out_schedule);
   return jpp_status_make(
       JPP_MARKS_ERROR,
@@ -27,11 +29,13 @@ static jpp_status_t* make_placeholder(const jpp_graph_t* graph, uint32_t loop,
 }
 
 jpp_status_t* jpp_advise_placeholders(const jpp_graph_t* graph, uint32_t ranks,
-                                      const jpp_schedule_t* const* given,
+                                      const jpp_schedule_t* const* given, uint32_t loops,
                                       jpp_schedule_t** out_made) {
   JPP_RETURN_IF_NULL(graph, out_made);
-  for (uint32_t l = 0; l < graph->num_loops; ++l) out_made[l] = NULL;
-  for (uint32_t l = 0; l < graph->num_loops; ++l) {
+  JPP_RETURN_IF_ERROR(
+      jpp_check_count("the schedules of the loops", graph->num_loops, loops));
+  for (uint32_t l = 0; l < loops; ++l) out_made[l] = NULL;
+  for (uint32_t l = 0; l < loops; ++l) {
     if (given && given[l]) continue;
     jpp_status_t* status = make_placeholder(graph, l, ranks, &out_made[l]);
     if (!status) continue;

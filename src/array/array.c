@@ -1,8 +1,8 @@
-// Arrays: who holds them, who reads them, what became of them.
+// Counts the holders and readers of arrays, and frees their buffers.
 //
-// Buffers are freed when the array is deleted or released and nobody reads them; one that
-// is lent, with the last loan. Nothing that may block or free memory happens under the
-// lock.
+// The buffers of an array are freed when it is deleted or released and has no reader; a
+// lent buffer is freed with its last loan. Under the lock, nothing blocks and nothing is
+// freed.
 #include "array/array.h"
 
 #include <stdatomic.h>
@@ -12,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/null.h"
+#include "base/struct_size.h"
 #include "device/process.h"
 #include "device/wait.h"
 
@@ -21,7 +22,8 @@ static size_t count_shards(const jpp_array_t* array) {
   return (size_t)array->layout.num_ranks * array->layout.devices_per_rank;
 }
 
-jpp_array_type_t jpp_array_type_of_piece(const jpp_buffer_shape_t* shape) {
+// Borrows the shape's dims.
+static jpp_array_type_t type_of_piece(const jpp_buffer_shape_t* shape) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < shape->rank; ++i) {
     elements = jpp_bytes_multiply(elements, (uint64_t)shape->dims[i]);
@@ -72,7 +74,7 @@ static jpp_status_t* make_array(const jpp_array_layout_t* layout,
     jpp_buffer_shape_t shape;
     JPP_RETURN_IF_ERROR(shape_of(from, i, &shape));
     if (shape.rank) JPP_RETURN_IF_NULL(shape.dims);
-    const jpp_array_type_t piece = jpp_array_type_of_piece(&shape);
+    const jpp_array_type_t piece = type_of_piece(&shape);
     if (i == 0) type = piece;
     size_t bytes = piece.ndim * sizeof(*piece.dims);
     if (piece.dtype == type.dtype && piece.ndim == type.ndim &&
@@ -81,14 +83,15 @@ static jpp_status_t* make_array(const jpp_array_layout_t* layout,
     }
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,
-        "expected shards of one type and shape, found another at shard "
-        "%zu than at shard 0",
-        i);
+        "expected shards of one type and shape, but shard %zu differs from shard 0", i);
   }
   return jpp_array_promise(layout, &type, NULL, out_array);
 }
 
-static jpp_status_t* check_layout(const jpp_array_layout_t* layout) {
+static jpp_status_t* read_layout(const jpp_array_layout_t* given,
+                                 jpp_array_layout_t* out_layout) {
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_array_layout_t, ranks, given, out_layout));
+  const jpp_array_layout_t* layout = out_layout;
   JPP_RETURN_IF_NULL(layout->client);
   if (layout->num_ranks) JPP_RETURN_IF_NULL(layout->ranks);
   return NULL;
@@ -109,9 +112,10 @@ jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
                                jpp_buffer_t* const* buffers, jpp_array_t** out_array) {
   JPP_RETURN_IF_NULL(layout, buffers, out_array);
   *out_array = NULL;
-  JPP_RETURN_IF_ERROR(check_layout(layout));
-  const given_buffers_t given = {.client = layout->client, .buffers = buffers};
-  JPP_RETURN_IF_ERROR(make_array(layout, shape_of_buffer, &given, out_array));
+  jpp_array_layout_t full;
+  JPP_RETURN_IF_ERROR(read_layout(layout, &full));
+  const given_buffers_t given = {.client = full.client, .buffers = buffers};
+  JPP_RETURN_IF_ERROR(make_array(&full, shape_of_buffer, &given, out_array));
   for (size_t i = 0; i < count_shards(*out_array); ++i) {
     (*out_array)->buffers[i] = buffers[i];
   }
@@ -126,9 +130,11 @@ typedef struct given_shards {
 static jpp_status_t* shape_of_host_array(const void* from, size_t shard,
                                          jpp_buffer_shape_t* out_shape) {
   const given_shards_t* given = from;
-  const jpp_host_array_t* array = &given->shards[shard % given->devices_per_rank];
-  *out_shape = (jpp_buffer_shape_t){
-      .dtype = array->dtype, .rank = array->rank, .dims = array->dims};
+  jpp_host_array_t array;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY_AT(jpp_host_array_t, byte_strides, given->shards,
+                                          shard % given->devices_per_rank, &array));
+  *out_shape =
+      (jpp_buffer_shape_t){.dtype = array.dtype, .rank = array.rank, .dims = array.dims};
   return NULL;
 }
 
@@ -137,15 +143,19 @@ jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                jpp_array_t** out_array) {
   JPP_RETURN_IF_NULL(layout, shards, devices, out_array);
   *out_array = NULL;
-  JPP_RETURN_IF_ERROR(check_layout(layout));
+  jpp_array_layout_t full;
+  JPP_RETURN_IF_ERROR(read_layout(layout, &full));
   const given_shards_t given = {.shards = shards,
-                                .devices_per_rank = layout->devices_per_rank};
+                                .devices_per_rank = full.devices_per_rank};
   jpp_array_t* array = NULL;
-  jpp_status_t* status = make_array(layout, shape_of_host_array, &given, &array);
+  jpp_status_t* status = make_array(&full, shape_of_host_array, &given, &array);
   for (size_t i = 0; !status && i < count_shards(array); ++i) {
+    jpp_host_array_t shard;
+    status = JPP_OPTIONS_COPY_AT(jpp_host_array_t, byte_strides, shards,
+                                 i % full.devices_per_rank, &shard);
+    if (status) break;
     status =
-        jpp_client_buffer_from_host(layout->client, &shards[i % layout->devices_per_rank],
-                                    devices[i], &array->buffers[i]);
+        jpp_client_buffer_from_host(full.client, &shard, devices[i], &array->buffers[i]);
   }
   if (status) {
     jpp_array_release(array);
@@ -155,11 +165,11 @@ jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
   return NULL;
 }
 
-// --- Memory that is somebody else's ---------------------------------------------------
+// --- Foreign memory -------------------------------------------------------------------
 
-// Told when the array is gone and the plugin has let go of each shard, whichever is last:
-// a step may still run when its argument's buffers are destroyed, and a plugin may be
-// copying when the step has failed.
+// Released when the array is freed and the plugin has released each shard, whichever is
+// last: a step may still run when its argument's buffers are destroyed, and a plugin may
+// still copy when the step has failed.
 typedef struct jpp_owner {
   atomic_size_t uses;
   void (*release)(void* user);
@@ -205,9 +215,10 @@ jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
   *out_array = NULL;
   jpp_array_t* array = NULL;
   jpp_owner_t* owner = NULL;
-  jpp_status_t* status = check_layout(layout);
+  jpp_array_layout_t full;
+  jpp_status_t* status = read_layout(layout, &full);
   if (!status) status = jpp_alloc(sizeof(*owner), (void**)&owner);
-  if (!status) status = make_array(layout, shape_of_memory, memory, &array);
+  if (!status) status = make_array(&full, shape_of_memory, memory, &array);
   if (status) {
     jpp_free(owner);
     release(user);
@@ -242,7 +253,7 @@ static jpp_buffer_t* give_up_buffer(jpp_array_t* array, size_t shard) {
   return buffer;
 }
 
-// Of an array that nobody can use any more, but for loans that go on.
+// Frees the buffers of an array without users, except those that are still lent.
 static void drop_buffers(jpp_array_t* array) {
   for (size_t i = 0; i < count_shards(array); ++i) {
     jpp_arrays_lock();
@@ -267,7 +278,9 @@ void jpp_array_release(jpp_array_t* array) {
   jpp_free(array);
 }
 
-jpp_array_layout_t jpp_array_layout(const jpp_array_t* array) { return array->layout; }
+const jpp_array_layout_t* jpp_array_layout(const jpp_array_t* array) {
+  return &array->layout;
+}
 
 jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank) {
   for (uint32_t i = 0; i < array->layout.num_ranks; ++i) {
@@ -286,8 +299,8 @@ jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank) {
 
 void jpp_array_begin_read(jpp_array_t* array) { ++array->readers; }
 
-// Under the lock: whether the caller is to free the buffers, which nobody can use any
-// more. Promised ones are not there to be freed.
+// Under the lock: whether the caller has to free the buffers, because no user is left.
+// False for buffers that a step has promised but not made.
 static bool claim_useless(jpp_array_t* array) {
   const jpp_outcome_t* outcome = array->outcome;
   bool failed = outcome && outcome->failure;
@@ -457,7 +470,7 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
   return status;
 }
 
-// --- Reading and taking ---------------------------------------------------------
+// --- Reading and taking ---------------------------------------------------------------
 
 // Waits for one shard, which the caller reads.
 static jpp_status_t* await_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
@@ -490,7 +503,11 @@ jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
   return status;
 }
 
-void jpp_array_take(jpp_array_t* array, uint32_t rank, jpp_buffer_t** out_buffers) {
+jpp_status_t* jpp_array_take(jpp_array_t* array, uint32_t rank, uint32_t count,
+                             jpp_buffer_t** out_buffers) {
+  JPP_RETURN_IF_NULL(array, out_buffers);
+  JPP_RETURN_IF_ERROR(
+      jpp_check_count("the buffers of a rank", array->layout.devices_per_rank, count));
   jpp_arrays_lock();
   jpp_buffer_t** shards = jpp_array_at(array, rank);
   for (uint32_t d = 0; d < array->layout.devices_per_rank; ++d) {
@@ -499,6 +516,7 @@ void jpp_array_take(jpp_array_t* array, uint32_t rank, jpp_buffer_t** out_buffer
   }
   array->deleted = true;
   jpp_arrays_unlock();
+  return NULL;
 }
 
 // --- Loans ----------------------------------------------------------------------------

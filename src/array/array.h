@@ -15,7 +15,7 @@ typedef struct jpp_outcome {
   uint32_t holders;
   bool issued;    // the results have buffers, unless it failed
   bool finished;  // and all is done
-  bool told;      // somebody has been given the failure
+  bool told;      // a caller has been given the failure
   jpp_status_t* failure;
   struct jpp_outcome* cause;  // held: whose failure it is, if an argument had failed
 } jpp_outcome_t;
@@ -29,7 +29,7 @@ void jpp_outcome_release(jpp_outcome_t* outcome);  // takes NULL
 void jpp_outcome_set_issued(jpp_outcome_t* outcome);
 // Owns `failure`, which may be NULL.
 void jpp_outcome_finish(jpp_outcome_t* outcome, jpp_status_t* failure);
-// A copy of the failure for somebody who will see it, or NULL. Takes NULL.
+// A copy of the failure for a caller who will see it, or NULL. Takes NULL.
 jpp_status_t* jpp_outcome_tell(jpp_outcome_t* outcome) JPP_MUST_USE;
 
 //===-- Arrays ---------------------------------------------------------------------===//
@@ -43,9 +43,6 @@ typedef struct jpp_array_type {
   uint64_t device_bytes;  // of the piece on each device
 } jpp_array_type_t;
 
-// Borrows the shape's dims.
-jpp_array_type_t jpp_array_type_of_piece(const jpp_buffer_shape_t* shape);
-
 struct jpp_array {
   jpp_array_layout_t layout;
   jpp_array_type_t type;
@@ -58,8 +55,9 @@ struct jpp_array {
   uint32_t* loans;   // [num_ranks * devices_per_rank]; such a buffer stays, too
   bool deleted;
   bool lost;               // donated to a step that failed
-  bool dropped;            // its buffers are freed, or are being freed by somebody
-  jpp_array_t* origin;     // held: what this one stands for; stands for nothing itself
+  bool dropped;            // its buffers are freed, or are being freed
+  jpp_array_t* origin;     // held: the array that donating this copy donates too; has no
+                           // origin itself
   jpp_outcome_t* outcome;  // held: of the step that makes it; NULL: no step's result
 };
 
@@ -74,12 +72,12 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
 jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank);
 // Under the lock: jpp_array_fate().
 const char* jpp_array_fate_of(const jpp_array_t* array);
-// Under the lock: whether somebody else sees what is written to the buffers of a rank.
+// Under the lock: whether a write to the buffers of a rank would show elsewhere.
 bool jpp_array_is_shared(const jpp_array_t* array, uint32_t rank);
 // What a donation of the array deletes.
 jpp_array_t* jpp_array_root(jpp_array_t* array);
-// Takes the lock; frees the buffers if nobody can use them any more: the array is deleted
-// or its step failed, and all readers are done.
+// Takes the lock; frees the buffers if the array is deleted or its step has failed, and
+// no reader is left.
 void jpp_array_settle(jpp_array_t* array);
 // A reader more, under the lock, and less, without.
 void jpp_array_begin_read(jpp_array_t* array);

@@ -22,7 +22,7 @@ static bool alloc_must_fail(void) {
 }
 
 static jpp_status_t* alloc_failed(size_t size) {
-  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: %zu bytes could not be had",
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: allocation of %zu bytes failed",
                          size);
 }
 

@@ -1,11 +1,11 @@
 // Finds NaNs and infinities by comparing bit patterns as integers. In IEEE-like formats
-// these lie above the largest finite number, so each format is a row of limits and needs
+// these are above the largest finite number, so each format is a row of limits and needs
 // no arithmetic of its own.
 #include "base/finite.h"
 
-// Of the bits without the sign, the largest number's successor is infinity and all above
-// are NaNs; types without infinities have NaNs, or one, from there on. The "uz" types
-// have a single NaN, where the others have minus zero.
+// Without the sign bit, the encodings above the largest finite number are infinity and
+// then NaNs; types without infinities have only NaNs, or a single one, there. The "uz"
+// types have a single NaN, encoded as minus zero is in the others.
 typedef struct format {
   uint32_t bytes;  // of one part; 0: all bits are numbers
   uint32_t parts;  // of an element: 2 when complex

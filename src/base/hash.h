@@ -6,10 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Of no bytes.
+// The hash of no bytes.
 #define JPP_HASH_START UINT64_C(0xcbf29ce484222325)
 
-// Goes on with more bytes.
+// Extends a hash by more bytes.
 static inline uint64_t jpp_hash_bytes(uint64_t hash, const void* bytes, size_t size) {
   for (size_t i = 0; i < size; ++i) {
     hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);

@@ -8,7 +8,7 @@
 #include "base/utf8.h"
 
 static jpp_status_t* out_of_memory(void) {
-  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: allocation for JSON failed");
 }
 
 jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,

@@ -1,7 +1,9 @@
-// Writes the log: each message is made in a buffer and written by one call, so that lines
-// of several threads do not mix.
+// Writes the log to standard error, or hands it to the program's callback. Each message
+// is formatted in a buffer and written by one call, so that lines of several threads do
+// not mix.
 #include "base/log.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,11 +13,16 @@
 
 _Atomic int jpp_log_most = JPP_LOG_LEVEL_COUNT;
 
-enum { kLongestLine = 1024 };  // longer ones are cut
+enum { kLongestLine = 1024 };  // of a message; longer ones are cut
 
 static const char* const kLevelNames[] = {"off", "error", "warning", "info", "debug"};
 _Static_assert(sizeof(kLevelNames) / sizeof(*kLevelNames) == JPP_LOG_LEVEL_COUNT,
                "a level has no name");
+
+// Held for reading while the callback runs, for writing while it is replaced.
+static pthread_rwlock_t g_lock = PTHREAD_RWLOCK_INITIALIZER;
+static jpp_log_callback_t g_callback;  // NULL: standard error
+static void* g_user;
 
 // JPP_LOG_LEVEL_COUNT for what is no level.
 static int parse_level(const char* text) {
@@ -29,7 +36,7 @@ void jpp_log_read_level(void) {
   int level = text ? parse_level(text) : JPP_LOG_OFF;
   bool known = level != JPP_LOG_LEVEL_COUNT;
   int unread = JPP_LOG_LEVEL_COUNT;
-  // Of several threads that read it at once, only one warns.
+  // If several threads read it at once, only one warns.
   bool first =
       atomic_compare_exchange_strong(&jpp_log_most, &unread, known ? level : JPP_LOG_OFF);
   if (first && !known) {
@@ -46,34 +53,44 @@ static const char* short_path(const char* file) {
   return found ? found + strlen("src/") : file;
 }
 
-// "2026-01-31 12:00:00.123456 info plan/plan.c:81: "; how long it is.
-static size_t append_head(char* line, jpp_log_level_t level, const char* file,
-                          int number) {
+// "2026-01-31 12:00:00.123456 info plan/plan.c:81: TEXT", in one call.
+static void write_line(jpp_log_level_t level, const char* source, const char* text) {
+  char line[2 * kLongestLine], stamp[32];
   struct timespec now;
   struct tm parts;
   clock_gettime(CLOCK_REALTIME, &now);
   gmtime_r(&now.tv_sec, &parts);
-  size_t length = strftime(line, kLongestLine, "%Y-%m-%d %H:%M:%S", &parts);
-  int more = snprintf(line + length, kLongestLine - length,
-                      ".%06ld %s %s:%d: ", now.tv_nsec / 1000, kLevelNames[level],
-                      short_path(file), number);
-  return length + (size_t)(more < 0 ? 0 : more);
+  strftime(stamp, sizeof(stamp), "%Y-%m-%d %H:%M:%S", &parts);
+  int length = snprintf(line, sizeof(line), "%s.%06ld %s %s: %s\n", stamp,
+                        now.tv_nsec / 1000, kLevelNames[level], source, text);
+  if (length > 0) fwrite(line, 1, (size_t)length, stderr);
 }
 
 void jpp_log_write(jpp_log_level_t level, const char* file, int line, const char* format,
                    ...) {
-  char text[kLongestLine + 1];
-  size_t length = append_head(text, level, file, line);
-  if (length > kLongestLine / 2) length = kLongestLine / 2;  // the path of a file
+  char source[kLongestLine / 2], text[kLongestLine];
   va_list args;
   va_start(args, format);
-  int more = vsnprintf(text + length, kLongestLine - length, format, args);
+  if (vsnprintf(text, sizeof(text), format, args) < 0) *text = 0;
   va_end(args);
-  length += (size_t)(more < 0 ? 0 : more);
-  if (length >= kLongestLine) length = kLongestLine - 1;
-  for (size_t i = 0; i < length; ++i) {
-    if (text[i] == '\n') text[i] = ' ';
+  for (char* at = text; *at; ++at) {
+    if (*at == '\n') *at = ' ';
   }
-  text[length++] = '\n';
-  fwrite(text, 1, length, stderr);
+  snprintf(source, sizeof(source), "%s:%d", short_path(file), line);
+  pthread_rwlock_rdlock(&g_lock);
+  if (g_callback) {
+    g_callback(g_user, level, source, text);
+  } else {
+    write_line(level, source, text);
+  }
+  pthread_rwlock_unlock(&g_lock);
+}
+
+void jpp_log_set_callback(jpp_log_level_t most, jpp_log_callback_t callback, void* user) {
+  pthread_rwlock_wrlock(&g_lock);
+  g_callback = callback;
+  g_user = user;
+  // JPP_LOG_LEVEL_COUNT: the next message reads JPP_LOG.
+  atomic_store(&jpp_log_most, callback ? (int)most : JPP_LOG_LEVEL_COUNT);
+  pthread_rwlock_unlock(&g_lock);
 }

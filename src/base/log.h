@@ -1,7 +1,7 @@
-// Log: what the library decided, a line a message on standard error, for people who want
-// to know why a step is planned and run as it is. Off unless JPP_LOG names a level.
+// The writing side of jaxpp/log.h. Off unless JPP_LOG names a level or a program has set
+// a callback.
 //
-// An error that a caller gets is not logged besides: the log has what no call returns.
+// An error that a call returns is not logged as well.
 // The step loop logs nothing. Threads: any thread, any lock may be held.
 #ifndef JPP_BASE_LOG_H_
 #define JPP_BASE_LOG_H_
@@ -9,16 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "jaxpp/export.h"
-
-typedef enum jpp_log_level {
-  JPP_LOG_OFF,
-  JPP_LOG_ERROR,    // something failed that no caller is told of
-  JPP_LOG_WARNING,  // something works, but not as it was meant to
-  JPP_LOG_INFO,     // what was decided for a step
-  JPP_LOG_DEBUG,    // and for each of its parts
-  JPP_LOG_LEVEL_COUNT
-} jpp_log_level_t;
+#include "jaxpp/log.h"
 
 // Messages up to this level are written; JPP_LOG_LEVEL_COUNT until the first message asks
 // the environment.

@@ -1,6 +1,8 @@
-// The error for a NULL, by the names that the macro has seen.
+// The errors for a NULL, by the names that the macro has seen, and for a list of another
+// length.
 #include "base/null.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 jpp_status_t* jpp_null_error(const char* function, const char* names, size_t index) {
@@ -11,4 +13,11 @@ jpp_status_t* jpp_null_error(const char* function, const char* names, size_t ind
   return jpp_status_make(JPP_INVALID_ARGUMENT,
                          "%s: expected a pointer as %.*s, found NULL", function,
                          length - first, names + first);
+}
+
+jpp_status_t* jpp_check_count(const char* what, uint64_t expected, uint64_t found) {
+  if (found == expected) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "%s: expected a count of %" PRIu64 ", found %" PRIu64, what,
+                         expected, found);
 }

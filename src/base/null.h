@@ -1,9 +1,10 @@
-// NULL where a pointer is needed: status.h's rule, checked at the door of each public
-// function.
+// Checks at the door of each public function: status.h's rule about NULL, and the lengths
+// of a caller's lists.
 #ifndef JPP_BASE_NULL_H_
 #define JPP_BASE_NULL_H_
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "jaxpp/status.h"
 
@@ -21,5 +22,9 @@ jpp_status_t* jpp_null_error(const char* function, const char* names,
       }                                                                              \
     }                                                                                \
   } while (0)
+
+// JPP_INVALID_ARGUMENT unless a caller's list of `what` has the expected length.
+jpp_status_t* jpp_check_count(const char* what, uint64_t expected,
+                              uint64_t found) JPP_MUST_USE;
 
 #endif  // JPP_BASE_NULL_H_

@@ -9,10 +9,9 @@
 #include "base/str.h"
 
 static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
-    [JPP_OPTION_PLUGIN] =
-        {"JPP_PLUGIN", "PATH", "that of the mesh's devices",
-         "the PJRT plugin that runs steps, where plugin= names none; in "
-         "Python also a platform whose plugin is installed: cuda, rocm"},
+    [JPP_OPTION_PLUGIN] = {"JPP_PLUGIN", "PATH", "that of the mesh's devices",
+                           "the PJRT plugin that runs steps unless plugin= names one; in "
+                           "Python also a platform with an installed plugin: cuda, rocm"},
     [JPP_OPTION_LOG] = {"JPP_LOG", "error|warning|info|debug|off", "off",
                         "log to standard error what was decided, up to this level"},
     [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
@@ -20,9 +19,10 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_FLIGHT] = {"JPP_FLIGHT", "FOLDER", "none",
                            "keep a record of the last instructions there, which jaxpp "
                            "flight reads"},
-    [JPP_OPTION_STEPS_IN_FLIGHT] = {"JPP_STEPS_IN_FLIGHT", "0 to 64", "2",
-                                    "how many steps may be under way, where "
-                                    "steps_in_flight= does not say; 0: calls wait"},
+    [JPP_OPTION_STEPS_IN_FLIGHT] =
+        {"JPP_STEPS_IN_FLIGHT", "0 to 64", "2",
+         "how many steps may run at a time unless steps_in_flight= is given; 0: each "
+         "call waits for its step"},
     [JPP_OPTION_ADDRESS] = {"JPP_ADDRESS", "ADDRESS",
                             "the one that reaches the coordinator",
                             "where other processes of the job reach this one"},
@@ -41,9 +41,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_STALL_TIMEOUT] = {"JPP_STALL_TIMEOUT", "SECONDS", "600",
                                   "how long a step waits for other processes before it "
                                   "fails"},
-    [JPP_OPTION_STEP_TIMEOUT] = {"JPP_STEP_TIMEOUT", "SECONDS", "60",
-                                 "the same, at least, once all processes have begun the "
-                                 "step"},
+    [JPP_OPTION_STEP_TIMEOUT] =
+        {"JPP_STEP_TIMEOUT", "SECONDS", "60",
+         "at least how long it waits once all processes have begun the step"},
     [JPP_OPTION_GRACE] = {"JPP_GRACE", "SECONDS", "5",
                           "how long a process may take to end once its job has failed; "
                           "then it is ended"},
@@ -56,10 +56,10 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR:INODE", "none",
                            "where processes tell jaxpp launch that another one has "
                            "failed; set by it"},
-    [JPP_OPTION_BENCHMARK] = {"JPP_BENCHMARK", "1", "off",
-                              "runtimes bring along the bare loop that they are "
-                              "compared to",
-                              .for_tests = true},
+    [JPP_OPTION_BENCHMARK] =
+        {"JPP_BENCHMARK", "1", "off",
+         "runtimes also offer the bare loop that benchmarks compare them with",
+         .for_tests = true},
     [JPP_OPTION_COORDINATOR] = {"JAX_COORDINATOR_ADDRESS", "HOST:PORT", "none",
                                 "JAX's own: where a job's processes meet; set by jaxpp "
                                 "launch"},
@@ -71,8 +71,8 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                                 "JAX's own: whether a client takes most of a GPU's "
                                 "memory at its start"},
     [JPP_OPTION_SHARE_MEMORY] = {"JPP_SHARE_MEMORY", "0|1", "1 on CPUs and CUDA",
-                                 "arrays of JAX's and of steps are in the same memory, "
-                                 "or copied on the device; 0: by way of the host"},
+                                 "share memory between JAX's arrays and steps, or copy "
+                                 "on the device; 0: copy through the host"},
     [JPP_OPTION_UPDATE_GOLDEN] = {"JPP_UPDATE_GOLDEN", "1", "off",
                                   "C tests write tests/golden anew", .for_tests = true},
     [JPP_OPTION_UPDATE_DOCS] = {"JPP_UPDATE_DOCS", "1", "off",
@@ -178,6 +178,7 @@ jpp_status_t* jpp_options_misspelt(char** out_text) {
                     kOptions[alike].name);
   }
   if (!str.length && !str.error) return NULL;
-  jpp_str_append(&str, ", which nothing reads; `jaxpp options` lists what is read");
+  jpp_str_append(
+      &str, ", which nothing reads; `jaxpp options` lists the variables that are read");
   return jpp_str_finish(&str, out_text);
 }

@@ -1,5 +1,5 @@
 // Errors as values: a code and a message made once, annotated on the way up. Making one
-// can not fail: without memory for the message, a static status is returned instead.
+// cannot fail: without memory for the message, a static status is returned instead.
 #include "jaxpp/status.h"
 
 #include <stdarg.h>

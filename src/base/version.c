@@ -1,5 +1,7 @@
-// The version of the library that a program runs with, which may be newer than the header
-// it was compiled with.
+// The version of the loaded library, whose patch level may differ from that of the header
+// that a program was compiled with.
 #include "jaxpp/version.h"
 
 const char* jpp_version(void) { return JPP_VERSION; }
+
+uint32_t jpp_version_number(void) { return JPP_VERSION_NUMBER; }

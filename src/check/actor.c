@@ -71,7 +71,7 @@ static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
   w->live = jpp_bytes_add(w->live, bytes);
   w->live_of[kind] = jpp_bytes_add(w->live_of[kind], bytes);
   if (jpp_bytes_fit(w->live)) return NULL;
-  return jpp_walk_fail(w, "2^63 bytes or more are live; no device has as many");
+  return jpp_walk_fail(w, "2^63 bytes or more are live; no device has that many");
 }
 
 jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
@@ -137,7 +137,7 @@ static jpp_status_t* take_inputs(jpp_walk_t* w) {
   for (uint32_t i = 0; i < args; ++i) {
     if (seen[i]) continue;
     if (!jpp_rank_set_has(w->c->staged->args[i].ranks, w->program->rank)) continue;
-    return jpp_walk_fail(w, "argument %u must be an input here, and is none", i);
+    return jpp_walk_fail(w, "argument %u must be an input here, but is not one", i);
   }
   return NULL;
 }
@@ -148,7 +148,7 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
     const jpp_program_constant_t* constant = &w->program->constants[i];
     JPP_RETURN_IF_ERROR(check_register(w, constant->reg));
     if (!graph->num_loops) return jpp_walk_fail(w, "a constant without a loop");
-    // All loop indices have the same type, so the first loop's stands for any of them.
+    // All loop indices have the same type, so the first loop's serves for all of them.
     jpp_content_t content = {
         .value = graph->loops[0].index,
         .microbatch = constant->microbatch,
@@ -311,7 +311,7 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
     case JPP_INSTR_KIND_COUNT:
       break;
   }
-  return jpp_walk_fail(w, "kind %u is none of RUN, SEND, RECV, DELETE", w->instr->kind);
+  return jpp_walk_fail(w, "kind %u is not RUN, SEND, RECV or DELETE", w->instr->kind);
 }
 
 // --- Behind the last instruction ------------------------------------------------------
@@ -338,7 +338,8 @@ static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_
   }
   bool taken = content->owner != JPP_OWNER_PROGRAM || handed[output->reg] & kHandedOut;
   if (!output->copy && taken) {
-    return jpp_walk_fail(w, "output %u hands out register %u, which somebody else owns",
+    return jpp_walk_fail(w,
+                         "output %u returns register %u, which the program does not own",
                          output->output, output->reg);
   }
   handed[output->reg] |= output->copy ? kCopied : kHandedOut;
@@ -356,7 +357,7 @@ static jpp_status_t* check_outputs(const jpp_walk_t* w, uint8_t* handed) {
   for (uint32_t i = 0; i < outputs; ++i) {
     if (seen[i]) continue;
     if (!jpp_rank_set_has(staged->outputs[i].ranks, w->program->rank)) continue;
-    return jpp_walk_fail(w, "output %u must be left here, and is not", i);
+    return jpp_walk_fail(w, "output %u must be left on this rank, but is not", i);
   }
   return NULL;
 }
@@ -367,8 +368,8 @@ static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* hand
     const jpp_content_t* content = &w->registers[i];
     if (content->value == JPP_NONE || content->owner != JPP_OWNER_PROGRAM) continue;
     if (handed[i] & kHandedOut) continue;
-    return jpp_walk_fail(w, "register %u still holds %s at the end; it is no output", i,
-                         jpp_check_content_text(w->c, content, text));
+    return jpp_walk_fail(w, "register %u still holds %s at the end; it is not an output",
+                         i, jpp_check_content_text(w->c, content, text));
   }
   return NULL;
 }
@@ -391,7 +392,7 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   const jpp_program_t* program = &c->plan->programs[rank];
   jpp_walk_t walk = {.c = c, .program = program, .actor = &c->actors[rank]};
   if (program->rank != rank) {
-    return jpp_walk_fail(&walk, "stands at place %u of the plan", rank);
+    return jpp_walk_fail(&walk, "is number %u in the plan", rank);
   }
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));

@@ -1,6 +1,6 @@
 // Proves a plan from its instructions alone: each actor's list by itself, then both ends
 // of every channel, then all actors together for deadlock. It shares no code with the
-// planner, so a mistake there can not hide itself.
+// planner, so a mistake there cannot hide itself.
 #include "base/null.h"
 #include "check/checker.h"
 #include "task/ids.h"
@@ -94,13 +94,16 @@ jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_re
 }
 
 jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
-                                     jpp_memory_point_t* out_points) {
+                                     uint32_t count, jpp_memory_point_t* out_points) {
   JPP_RETURN_IF_NULL(plan, out_points);
   if (rank >= plan->ranks) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "memory curve: the plan has ranks 0 to %u, found rank %u",
                            plan->ranks - 1, rank);
   }
+  JPP_RETURN_IF_ERROR(jpp_check_count("the points of a memory curve",
+                                      (uint64_t)plan->programs[rank].num_instrs + 1,
+                                      count));
   jpp_checker_t c;
   jpp_arena_t arena;
   jpp_arena_init(&arena);

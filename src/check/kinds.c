@@ -72,7 +72,7 @@ static void find_reads(kinds_t* k) {
   }
 }
 
-// Of a value that has one instance a step.
+// The kind of a value that has one instance per step.
 static uint8_t step_kind(const kinds_t* k, uint32_t value) {
   const jpp_value_t* at = &k->graph->values[value];
   if (k->reads[value] & kReadWhole) return JPP_BYTES_WEIGHTS;

@@ -156,7 +156,7 @@ void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank) {
   c->actors[rank].next_step_bytes = batch + (results > taken ? results - taken : 0);
 }
 
-// Of the ranks that share devices with the first of them.
+// The bytes for one more step of all ranks that share devices with `first`.
 static uint64_t next_step_bytes(const jpp_check_report_t* report,
                                 const jpp_memory_limits_t* limits, uint32_t first) {
   uint64_t sum = 0;

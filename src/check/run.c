@@ -24,7 +24,7 @@ static jpp_status_t* check_task(const jpp_walk_t* w) {
   bool known = outside ? instr->microbatch == JPP_NONE : instr->microbatch < microbatches;
   if (known) return NULL;
   return jpp_walk_fail(w,
-                       outside ? "stands outside the loops and has no microbatch"
+                       outside ? "is outside the loops and has no microbatch"
                                : "expected one of %u microbatches",
                        microbatches);
 }

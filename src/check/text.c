@@ -7,7 +7,7 @@
 const char* jpp_check_value_text(const jpp_checker_t* c, uint32_t value,
                                  uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]) {
   if (value >= c->staged->num_values) {
-    snprintf(buffer, JPP_CHECK_TEXT_SIZE, "%%%u (there is no such value)", value);
+    snprintf(buffer, JPP_CHECK_TEXT_SIZE, "%%%u (no such value)", value);
     return buffer;
   }
   const jpp_type_t* type = &c->staged->values[value].type;

@@ -25,7 +25,7 @@ typedef struct jpp_cli_options {
   const char* log_dir;
   const char* coordinator;
   bool share_cores;
-  char* const* command;  // what stands behind "--", with a NULL at its end
+  char* const* command;  // the words after "--", ended by a NULL
   uint32_t slots, streams;
   bool fuse, json, help;
   bool csv, communication, color, no_overlap, optimizer_free, trace, spmd;
@@ -42,7 +42,7 @@ typedef jpp_status_t* (*jpp_cli_run_t)(const jpp_cli_options_t* options, jpp_str
 
 typedef struct jpp_cli_command {
   const char* name;   // "schedule show"
-  const char* words;  // "FILE"; what stands behind the name, for the help
+  const char* words;  // "FILE"; the words after the name, for the help
   uint32_t num_words;
   uint32_t flags;  // bits of jpp_cli_flag_t
   const char* help;
@@ -75,7 +75,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_MORE_WORDS = 1 << 22,  // as many as there are, behind num_words
 } jpp_cli_flag_t;
 
-// Reads what stands behind the command's name. JPP_INVALID_ARGUMENT says what is wrong.
+// Reads the words after the command's name. JPP_INVALID_ARGUMENT says what is wrong.
 jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                             char* const* words,
                             jpp_cli_options_t* out_options) JPP_MUST_USE;

@@ -92,7 +92,7 @@ typedef struct rank_times {
   double busy, end;
 } rank_times_t;
 
-// Of the spans from *at on that are of the rank; *at moves behind them.
+// Sums up the spans of the rank, which begin at *at; moves *at past them.
 static rank_times_t take_rank(const jpp_spans_t* trace, uint32_t rank, size_t* at) {
   rank_times_t times = {0};
   for (; *at < trace->count && trace->spans[*at].rank == rank; ++*at) {

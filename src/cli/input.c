@@ -70,8 +70,8 @@ jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_s
   }
   if (!is_built_in(name)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "no schedule is named \"%s\", and there is no such file; "
-                           "jaxpp schedule list prints the built-in ones",
+                           "\"%s\" is neither a built-in schedule nor a file; jaxpp "
+                           "schedule list prints the built-in ones",
                            name);
   }
   if (!options->stages || !options->microbatches) {
@@ -83,6 +83,7 @@ jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_s
                            options->microbatches ? "" : "--microbatches N");
   }
   jpp_schedule_params_t params = {
+      .struct_size = sizeof(params),
       .stages = options->stages,
       .ranks = options->ranks ? options->ranks : options->stages,
       .microbatches = options->microbatches,

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static jpp_status_t* out_of_memory(void) {
-  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: no room for JSON");
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: allocation for JSON failed");
 }
 
 json_t* jpp_cli_json_text(const char* text) {

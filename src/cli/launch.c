@@ -22,11 +22,15 @@
 enum {
   kMostProcesses = 4096,
   kMostAddress = 256,
-  kGraceMs = 30000,      // after a signal
-  kFailureMs = 5000,     // after a failure: the processes' own time
-  kBeyondMs = 5000,      // that they have more, to say why they end
-  kVerdictMs = 1000,     // for others to say who has failed
-  kLateVerdictMs = 3000  // for the one that they named to end
+  kGraceMs = 30000,       // after a signal
+  kFailureMs = 5000,      // after a failure: the processes' own time
+  kBeyondMs = 5000,       // that they have more, to say why they end
+  kSilenceMs = 10000,     // JPP_PEER_TIMEOUT unless it is set
+  kLookMs = 2000,         // between two searches for stopped processes
+  kStoppedMs = 3000,      // that the others have, after the silence, to name one
+  kVerdictMs = 1000,      // for others to say who has failed
+  kLateVerdictMs = 3000,  // for the one that they named to end
+  kLastVerdictMs = 5000,  // the same for process 0, which ends after the others
 };
 
 static volatile sig_atomic_t g_interrupts;  // Ctrl-C or SIGTERM, how often
@@ -38,7 +42,7 @@ static void note_signal(int number) {
   g_signal = number;
 }
 
-// A port of this host that nobody uses at the moment.
+// A port of this host that is free at the moment.
 static jpp_status_t* find_port(uint16_t* out_port) {
   struct sockaddr_in address = {.sin_family = AF_INET,
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -116,26 +120,30 @@ static void say_who_failed(const launch_job_t* job, const launch_child_t* culpri
   }
   fprintf(stderr, "jaxpp launch: process %u (pid %d) ", culprit->number,
           (int)culprit->last_pid);
-  if (!culprit->ended) {
-    fprintf(stderr, "does not answer any more, as the others say");
+  if (culprit->stopped && !culprit->ended) {
+    fprintf(stderr, "was stopped (SIGSTOP) and did not continue");
+  } else if (!culprit->ended) {
+    fprintf(stderr, "no longer answers, as the other processes report");
   } else if (WIFSIGNALED(culprit->wait_status)) {
     fprintf(stderr, "was ended by signal %d (%s)", WTERMSIG(culprit->wait_status),
             strsignal(WTERMSIG(culprit->wait_status)));
   } else if (!WEXITSTATUS(culprit->wait_status)) {
-    fprintf(stderr, "ended before the others had come to their end");
+    fprintf(stderr, "ended before the others had finished");
   } else {
     fprintf(stderr, "failed with exit status %d", WEXITSTATUS(culprit->wait_status));
   }
 }
 
-// Once it is known which process failed, or nobody is going to say.
+// Once the failed process is known, or it is too late for another report.
 static void name_culprit(launch_job_t* job) {
   if (!job->failed_ms || job->ending) return;
   const launch_child_t* culprit = find_culprit(job);
   bool told = job->blamed >= 0 && (!culprit || culprit->ended);
   uint32_t others = count_alive(job) - (culprit && !culprit->ended);
-  bool waits = job->blamed >= 0 && others;  // process 0 ends after the others
-  bool late = jpp_cli_now_ms() - job->failed_ms > (waits ? kLateVerdictMs : kVerdictMs);
+  double patience_ms = kVerdictMs;
+  if (job->blamed > 0 && others) patience_ms = kLateVerdictMs;
+  if (job->blamed == 0) patience_ms = kLastVerdictMs;
+  bool late = jpp_cli_now_ms() - job->failed_ms > patience_ms;
   if (!told && !late && count_alive(job)) return;
   say_who_failed(job, culprit);
   fprintf(stderr, "; ending the others\n");
@@ -162,6 +170,22 @@ static void collect_ends(launch_job_t* job) {
   const launch_child_t* blamed = job->blamed < 0 ? NULL : find_child(job, job->blamed);
   bool is_last = blamed && blamed->pid && count_alive(job) == 1;
   if (is_last && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
+}
+
+// The processes of a job watch each other, but not one that has already left.
+static void blame_stopped(launch_job_t* job) {
+  double now = jpp_cli_now_ms();
+  if (job->total == 1 || job->failed_ms || job->ending) return;
+  if (now < job->looked_ms + kLookMs) return;
+  job->looked_ms = now;
+  jpp_launch_look_for_stopped(job);
+  for (uint32_t i = 0; i < job->count && job->blamed < 0; ++i) {
+    const launch_child_t* child = &job->children[i];
+    if (!child->stopped || now < child->stopped_ms + job->silence_ms + kStoppedMs)
+      continue;
+    job->blamed = (int32_t)child->number;
+    job->failed_ms = now;
+  }
 }
 
 // --- The loop -------------------------------------------------------------------------
@@ -212,6 +236,7 @@ static void follow(launch_job_t* job, const sigset_t* waiting_mask) {
     read_outputs(job, waiting_mask, true);
     pass_interrupts(job, &passed);
     collect_ends(job);
+    blame_stopped(job);
     name_culprit(job);
     if (job->ending && jpp_cli_now_ms() > job->end_ms) jpp_launch_signal(job, SIGKILL);
   }
@@ -325,6 +350,8 @@ jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {
   launch_job_t job = {.options = options,
                       .count = options->processes ? options->processes : 1};
   JPP_RETURN_IF_ERROR(check_nodes(options, job.count));
+  JPP_RETURN_IF_ERROR(jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &job.silence_ms));
+  if (!job.silence_ms) job.silence_ms = kSilenceMs;
   job.first = options->node * job.count;
   job.total = (options->nodes ? options->nodes : 1) * job.count;
   jpp_status_t* status = run_job(&job);

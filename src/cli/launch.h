@@ -25,7 +25,9 @@ typedef struct launch_child {
   pid_t group;  // that may have members; 0: none
   bool ended;
   int wait_status;
-  FILE* log;  // NULL: none
+  bool stopped;       // a process of the group is
+  double stopped_ms;  // since when; 0: none is
+  FILE* log;          // NULL: none
   launch_output_t outputs[2];
 } launch_child_t;
 
@@ -39,10 +41,12 @@ typedef struct launch_job {
   int report[2];                 // a pipe: processes tell that others have failed
   int guard;                     // a pipe to the process that outlives this one
   pid_t guard_pid;               // 0: no guard runs
+  uint32_t silence_ms;           // after which a process counts as dead
 
-  // Of this start:
+  // Since the last start or restart:
   int32_t blamed;    // the process that failed first, as the others say; -1: none
   double failed_ms;  // when the first failure was seen; 0: none was
+  double looked_ms;  // when the job was last searched for stopped processes
   int result;        // exit status; 0: none has failed
   bool ending;       // all are told to end
   double end_ms;     // when they are killed
@@ -64,6 +68,8 @@ void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_stat
 // Forgets the group of a child that has ended when it has no members any more.
 void jpp_launch_check_group(const launch_job_t* job, launch_child_t* child);
 void jpp_launch_signal(const launch_job_t* job, int number);
+// Notes in every child whether a process of its group is stopped, as by SIGSTOP.
+void jpp_launch_look_for_stopped(launch_job_t* job);
 
 // --- launch_output.c ------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 // Each is a process group, so that what it starts ends with it. The kernel ends the
 // process itself when this one is killed; a shell's children it does not, so another
 // process, the guard, waits for the end of this one and kills the groups that are left.
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -200,5 +201,44 @@ void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_stat
 void jpp_launch_signal(const launch_job_t* job, int number) {
   for (uint32_t i = 0; i < job->count; ++i) {
     if (job->children[i].group) kill(-job->children[i].group, number);
+  }
+}
+
+// --- Stopped processes ----------------------------------------------------------------
+
+// The process group of a stopped process; 0: it runs, or has ended.
+static pid_t stopped_group_of(const char* process) {
+  char path[300], text[512];
+  snprintf(path, sizeof(path), "/proc/%s/stat", process);
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  ssize_t count = read(file, text, sizeof(text) - 1);
+  close(file);
+  text[count > 0 ? count : 0] = 0;
+  const char* name_end = strrchr(text, ')');  // PID (NAME) STATE PARENT GROUP
+  char state = 0;
+  int parent = 0, group = 0;
+  bool read_all =
+      name_end && sscanf(name_end + 1, " %c %d %d", &state, &parent, &group) == 3;
+  return read_all && state == 'T' ? group : 0;
+}
+
+void jpp_launch_look_for_stopped(launch_job_t* job) {
+  DIR* folder = opendir("/proc");
+  if (!folder) return;
+  double now = jpp_cli_now_ms();
+  for (uint32_t i = 0; i < job->count; ++i) job->children[i].stopped = false;
+  for (struct dirent* entry; (entry = readdir(folder)) != NULL;) {
+    if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
+    pid_t group = stopped_group_of(entry->d_name);
+    for (uint32_t i = 0; i < job->count && group; ++i) {
+      if (job->children[i].group == group) job->children[i].stopped = true;
+    }
+  }
+  closedir(folder);
+  for (uint32_t i = 0; i < job->count; ++i) {
+    launch_child_t* child = &job->children[i];
+    if (!child->stopped) child->stopped_ms = 0;
+    if (child->stopped && !child->stopped_ms) child->stopped_ms = now;
   }
 }

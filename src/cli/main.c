@@ -19,31 +19,32 @@ static const jpp_cli_command_t kCommands[] = {
      "plan the graph in a file ('-': standard input)", jpp_cli_plan},
     {"run", "PLAN", 1, JPP_FLAG_RUN | JPP_FLAG_JSON,
      "run a plan that save() wrote, without Python", jpp_cli_run},
-    {"schedule list", "", 0, JPP_FLAG_JSON, "the schedules that are built in",
+    {"schedule list", "", 0, JPP_FLAG_JSON, "list the built-in schedules",
      jpp_cli_schedule_list},
     {"schedule show", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_JSON | JPP_FLAG_CSV,
-     "a schedule's task lists and its picture", jpp_cli_schedule_show},
+     "print a schedule's task lists and draw it", jpp_cli_schedule_show},
     {"verify", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_SLOTS | JPP_FLAG_MEMORY,
-     "prove that a schedule runs", jpp_cli_verify},
+     "prove that a schedule can run", jpp_cli_verify},
     {"simulate", "NAME|FILE", 1,
      kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_JSON | JPP_FLAG_TRACE |
          JPP_FLAG_SPMD,
-     "time, bubbles and memory of a schedule", jpp_cli_simulate},
+     "simulate the time, bubbles and memory of a schedule", jpp_cli_simulate},
     {"schedule search", "", 0,
      kScheduleFlags | kCostFlags | JPP_FLAG_MEMORY | JPP_FLAG_SECONDS | JPP_FLAG_JSON |
          JPP_FLAG_CSV,
-     "find a schedule for stages that are not alike", jpp_cli_schedule_search},
+     "search for a schedule for stages of unequal cost", jpp_cli_schedule_search},
     {"plot", "NAME|FILE...", 1,
      kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR |
          JPP_FLAG_MORE_WORDS,
-     "a picture of a schedule, or of traces of a job's processes", jpp_cli_plot},
+     "draw a schedule, or the traces of a job's processes", jpp_cli_plot},
     {"drift", "PREDICTED MEASURED...", 2, JPP_FLAG_MORE_WORDS,
-     "where a simulated and a measured trace part", jpp_cli_drift},
+     "show where a measured trace departs from a simulated one", jpp_cli_drift},
     {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,
      "start the processes of a job on this host", jpp_cli_launch},
     {"flight", "FOLDER", 1, 0,
-     "where every rank of a job was last, and who waits for whom", jpp_cli_flight},
-    {"options", "", 0, JPP_FLAG_JSON, "the environment variables that are read",
+     "show where every rank of a job was last, and which ranks wait for which",
+     jpp_cli_flight},
+    {"options", "", 0, JPP_FLAG_JSON, "list the environment variables that are read",
      jpp_cli_environment},
 };
 enum { kCommandCount = sizeof(kCommands) / sizeof(*kCommands) };
@@ -69,10 +70,9 @@ static void append_help(jpp_str_t* out) {
     append_command_line(&kCommands[i], out);
   }
   jpp_str_append(out,
-                 "\n  jaxpp COMMAND --help          a command's flags\n"
-                 "  jaxpp --version               the library's version\n\n"
-                 "Exit status: 0 fine; 1 the plan is not one that can run; 2 bad flags, "
-                 "file or text.\n");
+                 "\n  jaxpp COMMAND --help          a command's flags\n  jaxpp --version "
+                 "              the library's version\n\nExit status: 0 success; 1 the "
+                 "plan or schedule cannot run; 2 bad flags, file or text.\n");
 }
 
 static void append_command_help(const jpp_cli_command_t* command, jpp_str_t* out) {
@@ -96,8 +96,7 @@ static int match_command(const jpp_cli_command_t* command, int count,
 
 static jpp_status_t* unknown_command(const char* word) {
   return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "there is no command '%s'; jaxpp --help lists the commands",
-                         word);
+                         "unknown command '%s'; jaxpp --help lists the commands", word);
 }
 
 static bool is_help(const char* word) {
@@ -143,11 +142,10 @@ static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
     separator = ", ";
   }
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
-  jpp_status_t* status = jpp_status_make(
-      JPP_INVALID_ARGUMENT,
-      "jaxpp %s: expected one of %s behind it, found '%s'; jaxpp %s --help says what "
-      "they do",
-      words[0], text, words[1], words[0]);
+  jpp_status_t* status = jpp_status_make(JPP_INVALID_ARGUMENT,
+                                         "jaxpp %s: expected one of %s after it, found "
+                                         "'%s'; jaxpp %s --help says what they do",
+                                         words[0], text, words[1], words[0]);
   jpp_text_free(text);
   return status;
 }

@@ -18,7 +18,7 @@ typedef enum flag_type {
 typedef struct flag {
   jpp_cli_flag_t bit;
   const char* name;
-  const char* value;  // what stands behind it in the help; NULL: it takes none
+  const char* value;  // the value's name in the help; NULL: it takes none
   flag_type_t type;
   size_t offset;  // in jpp_cli_options_t
   const char* help;
@@ -28,15 +28,15 @@ typedef struct flag {
 
 static const flag_t kFlags[] = {
     {JPP_FLAG_AFTER, "--after", "PART", FLAG_TEXT, FIELD(after),
-     "print what one part made: graph, schedule, partition, program or check"},
+     "print the result of one part: graph, schedule, partition, program or check"},
     {JPP_FLAG_SCHEDULE, "--schedule", "NAME", FLAG_TEXT, FIELD(schedule),
-     "the loops' schedule, also as a CSV file, instead of the one in the graph"},
+     "the schedule of the loops, by name or as a CSV file; overrides the graph's"},
     {JPP_FLAG_STAGES, "--stages", "N", FLAG_U32, FIELD(stages), "pipeline stages"},
     {JPP_FLAG_RANKS, "--ranks", "N", FLAG_U32, FIELD(ranks), "pipeline ranks"},
     {JPP_FLAG_MICROBATCHES, "--microbatches", "N", FLAG_U32, FIELD(microbatches),
      "microbatches of a step"},
     {JPP_FLAG_SLOTS, "--slots", "N", FLAG_U32, FIELD(slots),
-     "messages that may be under way on a channel; default 2"},
+     "messages that a channel can hold; default 2"},
     {JPP_FLAG_FUSE, "--fuse", NULL, FLAG_BOOL, FIELD(fuse),
      "fuse each forward and backward of the steady state"},
     {JPP_FLAG_JSON, "--json", NULL, FLAG_BOOL, FIELD(json), "print JSON"},
@@ -57,11 +57,12 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_TIMES, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
      "bytes that a channel carries in a unit of time"},
     {JPP_FLAG_TIMES, "--streams", "N", FLAG_U32, FIELD(streams),
-     "of each rank; further ones run weight gradients and fused pairs beside; default 1"},
+     "per rank; those after the first run weight gradients and fused pairs concurrently; "
+     "default 1"},
     {JPP_FLAG_TIMES, "--overlap", NULL, FLAG_OFF, FIELD(no_overlap),
-     "ranks go on while they send; the default"},
+     "ranks keep computing while they send; the default"},
     {JPP_FLAG_TIMES, "--no-overlap", NULL, FLAG_BOOL, FIELD(no_overlap),
-     "ranks stand still while they send"},
+     "ranks stop computing while they send"},
     {JPP_FLAG_TIMES, "--optimizer", "T", FLAG_NUMBER, FIELD(optimizer),
      "the optimizer's step"},
     {JPP_FLAG_TIMES, "--optimizer-free", NULL, FLAG_BOOL, FIELD(optimizer_free),
@@ -76,7 +77,7 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_MEMORY, "--memory-limit", "BYTES", FLAG_BYTES, FIELD(memory_limit),
      "for the activations of a rank; also 512KiB, 1.5GiB"},
     {JPP_FLAG_PLAN_MEMORY, "--memory-limit", "BYTES", FLAG_BYTES, FIELD(memory_limit),
-     "of each device, for all that a step keeps; also 512KiB, 1.5GiB"},
+     "per device, for everything that a step keeps; also 512KiB, 1.5GiB"},
     {JPP_FLAG_MEMORY, "--activation-bytes", "BYTES", FLAG_BYTES, FIELD(activation_bytes),
      "of one stage and microbatch; default 1"},
     {JPP_FLAG_RUN, "--plugin", "PATH", FLAG_TEXT, FIELD(plugin),
@@ -88,9 +89,9 @@ static const flag_t kFlags[] = {
      "to search for; default 5"},
     {JPP_FLAG_LAUNCH, "-n", "N", FLAG_U32, FIELD(processes), "processes; default 1"},
     {JPP_FLAG_LAUNCH, "--restarts", "N", FLAG_U32, FIELD(restarts),
-     "how often to start all again when one has failed; default 0"},
+     "how often to restart the job after a failure; default 0"},
     {JPP_FLAG_LAUNCH, "--restart-delay", "S", FLAG_NUMBER, FIELD(restart_delay),
-     "seconds to wait before that; default 0"},
+     "seconds to wait before a restart; default 0"},
     {JPP_FLAG_LAUNCH, "--grace", "S", FLAG_NUMBER, FIELD(grace),
      "seconds that processes have to end before they are killed; default 30 after "
      "Ctrl-C or SIGTERM, 5 after a failure"},
@@ -99,7 +100,7 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_LAUNCH, "--nodes", "N", FLAG_U32, FIELD(nodes),
      "hosts, on each of which the same command is run; default 1"},
     {JPP_FLAG_LAUNCH, "--node", "K", FLAG_INDEX, FIELD(node),
-     "which of them this is, from 0 on"},
+     "the number of this host, from 0"},
     {JPP_FLAG_LAUNCH, "--coordinator", "HOST:PORT", FLAG_TEXT, FIELD(coordinator),
      "where the processes meet: an address of node 0 and a free port there"},
     {JPP_FLAG_LAUNCH, "--share-cores", NULL, FLAG_BOOL, FIELD(share_cores),
@@ -132,7 +133,7 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
   return NULL;
 }
 
-// 0 for what is none.
+// 0 for anything else.
 static uint64_t unit_bytes(const char* unit) {
   static const char* const kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
   for (uint32_t i = 0; i < sizeof(kUnits) / sizeof(*kUnits); ++i) {
@@ -203,8 +204,8 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
   }
   if (flag->value && !value) {
     if (*at + 1 == count) {
-      return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %s behind it",
-                             flag->name, flag->value);
+      return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %s after it", flag->name,
+                             flag->value);
     }
     value = words[++*at];
   }
@@ -227,7 +228,7 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
       JPP_RETURN_IF_ERROR(parse_flag(command, count, words, &i, &options));
     } else if (options.num_words == most) {
       return jpp_status_make(
-          JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s, found '%s' behind it",
+          JPP_INVALID_ARGUMENT, "jaxpp %s: expected %s, found '%s' after it",
           command->name, command->num_words ? command->words : "flags only", words[i]);
     } else {
       options.words[options.num_words++] = words[i];

@@ -18,10 +18,10 @@ static jpp_status_t* find_part(const char* name, jpp_plan_part_t* out_part) {
 static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
                                   const jpp_graph_t* graph) {
   if (!options->ranks && !graph->ranks) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "%s: the graph does not say how many ranks it is for: say "
-                           "--ranks N",
-                           options->words[0]);
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "%s: the graph does not give its number of ranks; pass --ranks N",
+        options->words[0]);
   }
   for (uint32_t l = 0; l < graph->num_loops; ++l) {
     const jpp_loop_t* loop = &graph->loops[l];
@@ -29,17 +29,15 @@ static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
     if (!options->schedule && !loop->schedule) {
       return jpp_status_make(
           JPP_INVALID_ARGUMENT,
-          "loop at %s names no schedule (the program that wrote the file "
-          "kept its task lists): say --schedule NAME; jaxpp schedule list "
-          "prints the names",
+          "loop at %s names no schedule (the program that wrote the file kept its task "
+          "lists); pass --schedule NAME; jaxpp schedule list prints the names",
           where);
     }
     bool in_file = options->schedule && jpp_cli_names_file(options->schedule);
     if (!options->stages && !loop->stages && !in_file) {
-      return jpp_status_make(JPP_INVALID_ARGUMENT,
-                             "loop at %s does not say how many stages it has: say "
-                             "--stages N",
-                             where);
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT,
+          "loop at %s does not give its number of stages; pass --stages N", where);
     }
   }
   return NULL;
@@ -81,7 +79,9 @@ static jpp_status_t* tables_init(const jpp_cli_options_t* options,
     JPP_RETURN_IF_ERROR(jpp_cli_read_csv(options, name, NULL, &tables->schedule));
   }
   for (uint32_t l = 0; name && l < graph->num_loops; ++l) {
-    tables->loops[l] = (jpp_loop_schedule_t){.given = tables->schedule, .built_in = name};
+    tables->loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(jpp_loop_schedule_t),
+                                             .given = tables->schedule,
+                                             .built_in = name};
   }
   return NULL;
 }

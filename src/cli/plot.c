@@ -112,10 +112,10 @@ jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) {
   JPP_RETURN_IF_ERROR(find_trace(options, &is_trace));
   if (is_trace) return plot_traces(options, out);
   if (options->num_words > 1) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "jaxpp plot: expected one schedule, or traces alone, found "
-                           "'%s' behind '%s'",
-                           options->words[1], options->words[0]);
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "jaxpp plot: expected one schedule, or only traces, found '%s' after '%s'",
+        options->words[1], options->words[0]);
   }
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_status_t* status = jpp_cli_simulation(options, schedule, &simulation);

@@ -60,7 +60,9 @@ static jpp_status_t* find_plugin(const jpp_cli_options_t* options, jpp_str_t* pa
   if (named) return NULL;
   return jpp_status_make(JPP_PLUGIN_ERROR,
                          "no PJRT plugin: neither --plugin nor JPP_PLUGIN names one, and "
-                         "there is no %s; pip install lammps-jax-pjrt-cpu",
+                         "there is no %s; pip install lammps-jax-pjrt-cpu, or name "
+                         ".venv/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/"
+                         "xla_cpu_pjrt.so of the folder in which make install was run",
                          pattern);
 }
 
@@ -160,7 +162,7 @@ static jpp_status_t* replace_arg(run_t* run, uint32_t arg, uint32_t output) {
   return status;
 }
 
-// The donated argument as which the next step gets a result; JPP_NONE: it is none.
+// The donated argument for which the next step takes a result; JPP_NONE: none.
 static uint32_t replaced_by(const run_t* run, uint32_t output) {
   uint32_t value = run->graph->outputs[output].next;
   for (uint32_t a = 0; value != JPP_NONE && a < run->num_args; ++a) {
@@ -194,7 +196,11 @@ static void drop_results(run_t* run) {
 }
 
 static jpp_status_t* call_step(run_t* run) {
-  jpp_call_t call = {.args = run->args, .results = run->results};
+  jpp_call_t call = {.struct_size = sizeof(call),
+                     .args = run->args,
+                     .num_args = run->num_args,
+                     .results = run->results,
+                     .num_results = run->graph->num_outputs};
   JPP_RETURN_IF_ERROR(replace_args(run));
   drop_results(run);
   return jpp_planfile_step_call(run->step, &call);
@@ -224,10 +230,10 @@ static jpp_status_t* run_steps(run_t* run) {
 
 static jpp_status_t* prepare_step(run_t* run) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
-  uint32_t *devices = NULL, ranks = contents->planned->ranks;
+  uint32_t *devices = NULL, count = contents->planned->ranks * contents->devices_per_rank;
   double begin = jpp_cli_now_ms();
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks * contents->devices_per_rank, &devices));
-  jpp_status_t* status = jpp_planfile_devices(run->file, run->client, devices);
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &devices));
+  jpp_status_t* status = jpp_planfile_devices(run->file, run->client, count, devices);
   if (!status) {
     status = jpp_planfile_step_create(run->file, run->client, devices, &run->step);
   }

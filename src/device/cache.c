@@ -184,15 +184,17 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
                                         jpp_executable_t** out_executable,
                                         jpp_cache_outcome_t* out_outcome) {
   JPP_RETURN_IF_NULL(client, request, folder, out_executable, out_outcome);
-  JPP_RETURN_IF_NULL(request->code, request->format);
+  *out_executable = NULL;
   *out_outcome = JPP_CACHE_NOT_KEPT;
-  if (spans_nodes(client, request)) {
-    return jpp_client_compile(client, request, out_executable);
+  jpp_compile_request_t full;
+  JPP_RETURN_IF_ERROR(jpp_compile_request_read(request, &full));
+  if (spans_nodes(client, &full)) {
+    return jpp_client_compile(client, &full, out_executable);
   }
   char* path = NULL;
   char made_key[kJppCacheKeySize];
   if (!key) {
-    jpp_client_cache_key(client, request, made_key);
+    JPP_RETURN_IF_ERROR(jpp_client_cache_key(client, &full, made_key));
     key = made_key;
   }
   JPP_RETURN_IF_ERROR(make_path(folder, key, "", &path));
@@ -201,7 +203,7 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
   if (*out_executable) {
     *out_outcome = JPP_CACHE_LOADED;
   } else {
-    status = jpp_client_compile(client, request, out_executable);
+    status = jpp_client_compile(client, &full, out_executable);
     if (!status) *out_outcome = keep_program(client, *out_executable, folder, key, path);
   }
   static const char* const kOutcomes[] = {

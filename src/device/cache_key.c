@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 
 #include "base/hash.h"
+#include "base/null.h"
 #include "base/sha256.h"
 #include "device/driver.h"
 #include "jaxpp/option.h"
@@ -88,13 +89,15 @@ static void add_program(jpp_sha256_t* hash, const jpp_client_info_t* info,
   }
 }
 
-void jpp_client_cache_key(const jpp_client_t* client,
-                          const jpp_compile_request_t* request,
-                          char out_key[kJppCacheKeySize]) {
+jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
+                                   const jpp_compile_request_t* request, char* out_key) {
+  JPP_RETURN_IF_NULL(client, request, out_key);
+  jpp_compile_request_t full;
+  JPP_RETURN_IF_ERROR(jpp_compile_request_read(request, &full));
   jpp_sha256_t hash;
   uint8_t digest[kJppSha256Size];
   jpp_sha256_begin(&hash);
-  add_program(&hash, &client->info, request);
+  add_program(&hash, &client->info, &full);
   add_text(&hash, client->info.driver);
   add_text(&hash, client->info.platform_name);
   add_text(&hash, client->info.platform_version);
@@ -106,4 +109,5 @@ void jpp_client_cache_key(const jpp_client_t* client,
   for (int i = 0; i < kJppSha256Size; ++i) {
     snprintf(out_key + 2 * i, 3, "%02x", digest[i]);
   }
+  return NULL;
 }

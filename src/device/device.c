@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/null.h"
+#include "base/struct_size.h"
 #include "device/assignment.h"
 #include "device/driver.h"
 #include "device/process.h"
@@ -22,6 +23,16 @@ static jpp_status_t* client_check_device(const jpp_client_t* client, uint32_t de
                          "expected a device index below %u, the devices of platform %s; "
                          "found %u",
                          client->info.device_count, client->info.platform_name, device);
+}
+
+jpp_status_t* jpp_compile_request_read(const jpp_compile_request_t* given,
+                                       jpp_compile_request_t* out_request) {
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_compile_request_t, identity_size, given, out_request));
+  const jpp_compile_request_t* request = out_request;
+  JPP_RETURN_IF_NULL(request->code, request->format);
+  if (request->device_count) JPP_RETURN_IF_NULL(request->devices);
+  return NULL;
 }
 
 static jpp_status_t* check_assignment(const jpp_client_t* client,
@@ -52,23 +63,21 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                  const jpp_compile_request_t* request,
                                  jpp_executable_t** out_executable) {
   JPP_RETURN_IF_NULL(client, request, out_executable);
-  JPP_RETURN_IF_NULL(request->code, request->format);
   *out_executable = NULL;
+  jpp_compile_request_t full;
+  JPP_RETURN_IF_ERROR(jpp_compile_request_read(request, &full));
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", request->code_size);
-  if (!request->device_count) {
-    return client->vtable->compile(client, request, out_executable);
-  }
-  JPP_RETURN_IF_ERROR(check_assignment(client, request));
+  JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", full.code_size);
+  if (!full.device_count) return client->vtable->compile(client, &full, out_executable);
+  JPP_RETURN_IF_ERROR(check_assignment(client, &full));
   jpp_str_t options = {0};
-  jpp_assignment_append(client, request, &options);
+  jpp_assignment_append(client, &full, &options);
   jpp_status_t* status = options.error;
   options.error = NULL;
   if (!status) {
-    jpp_compile_request_t assigned = *request;
-    assigned.options = options.data;
-    assigned.options_size = options.length;
-    status = client->vtable->compile(client, &assigned, out_executable);
+    full.options = options.data;
+    full.options_size = options.length;
+    status = client->vtable->compile(client, &full, out_executable);
   }
   jpp_str_deinit(&options);
   return status;
@@ -109,6 +118,11 @@ static jpp_status_t* execute_check_device(const jpp_client_t* client,
 
 jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
   JPP_RETURN_IF_NULL(client, execute);
+  jpp_execute_t full;
+  if (execute->struct_size != sizeof(full)) {  // the step loop pays for no copy
+    JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_execute_t, events, execute, &full));
+    execute = &full;
+  }
   JPP_RETURN_IF_NULL(execute->executable);
   if (execute->arg_count) JPP_RETURN_IF_NULL(execute->args);
   if (execute->result_count) JPP_RETURN_IF_NULL(execute->results);
@@ -145,10 +159,11 @@ jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
-  jpp_buffer_shape_t shape = {
-      .dtype = array->dtype, .rank = array->rank, .dims = array->dims};
+  jpp_host_array_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_host_array_t, byte_strides, array, &full));
+  jpp_buffer_shape_t shape = {.dtype = full.dtype, .rank = full.rank, .dims = full.dims};
   JPP_RETURN_IF_ERROR(shape_check(&shape));
-  return client->vtable->buffer_from_host(client, array, device, out_buffer);
+  return client->vtable->buffer_from_host(client, &full, device, out_buffer);
 }
 
 jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client, jpp_buffer_t* buffer,
@@ -202,22 +217,6 @@ jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t* buffer
   return client->vtable->buffer_shape(client, buffer, out_shape);
 }
 
-jpp_status_t* jpp_client_buffer_size(jpp_client_t* client, jpp_buffer_t* buffer,
-                                     size_t* out_bytes) {
-  JPP_RETURN_IF_NULL(client, buffer, out_bytes);
-  *out_bytes = 0;
-  JPP_RETURN_IF_ERROR(jpp_process_check());
-  return client->vtable->buffer_size(client, buffer, out_bytes);
-}
-
-jpp_status_t* jpp_client_buffer_pointer(jpp_client_t* client, jpp_buffer_t* buffer,
-                                        void** out_pointer) {
-  JPP_RETURN_IF_NULL(client, buffer, out_pointer);
-  *out_pointer = NULL;
-  JPP_RETURN_IF_ERROR(jpp_process_check());
-  return client->vtable->buffer_pointer(client, buffer, out_pointer);
-}
-
 jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
                                      void** out_pointer) {
   JPP_RETURN_IF_NULL(client, buffer, out_pointer);
@@ -239,14 +238,6 @@ jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
   JPP_RETURN_IF_ERROR(client_check_device(client, foreign->device));
   JPP_RETURN_IF_ERROR(shape_check(&foreign->shape));
   return client->vtable->buffer_borrow(client, foreign, out_buffer);
-}
-
-jpp_status_t* jpp_client_buffer_is_deleted(jpp_client_t* client, jpp_buffer_t* buffer,
-                                           bool* out_deleted) {
-  JPP_RETURN_IF_NULL(client, buffer, out_deleted);
-  *out_deleted = false;
-  JPP_RETURN_IF_ERROR(jpp_process_check());
-  return client->vtable->buffer_is_deleted(client, buffer, out_deleted);
 }
 
 jpp_status_t* jpp_client_event_await(jpp_client_t* client, jpp_event_t* event) {
@@ -287,7 +278,7 @@ jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,
                                                           void** out_bytes,
                                                           size_t* out_size) {
   (void)executable, (void)out_bytes, (void)out_size;
-  return jpp_status_make(JPP_UNSUPPORTED, "driver %s can not write compiled programs",
+  return jpp_status_make(JPP_UNSUPPORTED, "driver %s cannot write compiled programs",
                          client->info.driver);
 }
 
@@ -295,7 +286,7 @@ jpp_status_t* jpp_client_executable_load_unsupported(jpp_client_t* client,
                                                      const void* bytes, size_t size,
                                                      jpp_executable_t** out_executable) {
   (void)bytes, (void)size, (void)out_executable;
-  return jpp_status_make(JPP_UNSUPPORTED, "driver %s can not load compiled programs",
+  return jpp_status_make(JPP_UNSUPPORTED, "driver %s cannot load compiled programs",
                          client->info.driver);
 }
 

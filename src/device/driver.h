@@ -33,18 +33,12 @@ typedef struct jpp_client_vtable {
                                       jpp_event_t** out_event);
   jpp_status_t* (*buffer_shape)(jpp_client_t* client, jpp_buffer_t* buffer,
                                 jpp_buffer_shape_t* out_shape);
-  jpp_status_t* (*buffer_size)(jpp_client_t* client, jpp_buffer_t* buffer,
-                               size_t* out_bytes);
-  jpp_status_t* (*buffer_pointer)(jpp_client_t* client, jpp_buffer_t* buffer,
-                                  void** out_pointer);
   jpp_status_t* (*buffer_lend)(jpp_client_t* client, jpp_buffer_t* buffer,
                                void** out_pointer);
   void (*buffer_reclaim)(jpp_client_t* client, jpp_buffer_t* buffer);
   jpp_status_t* (*buffer_borrow)(jpp_client_t* client,
                                  const jpp_foreign_memory_t* foreign,
                                  jpp_buffer_t** out_buffer);
-  jpp_status_t* (*buffer_is_deleted)(jpp_client_t* client, jpp_buffer_t* buffer,
-                                     bool* out_deleted);
   jpp_status_t* (*event_await)(jpp_client_t* client, jpp_event_t* event);
   jpp_status_t* (*event_is_ready)(jpp_client_t* client, jpp_event_t* event,
                                   bool* out_ready);
@@ -62,6 +56,10 @@ struct jpp_client {
   jpp_client_info_t info;
   uint64_t build;  // differs from that of another build of the same version; 0: unknown
 };
+
+// A caller's request, of whatever version, as this version's.
+jpp_status_t* jpp_compile_request_read(const jpp_compile_request_t* given,
+                                       jpp_compile_request_t* out_request) JPP_MUST_USE;
 
 // For drivers without these operations.
 jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,

@@ -57,7 +57,7 @@ typedef struct jpp_flight_note {
   uint32_t unused;
 } jpp_flight_note_t;
 
-// A rank. Note n lies in notes[n % kJppFlightNotes] and is whole once `count` > n.
+// A rank. Note n is in notes[n % kJppFlightNotes] and is complete once `count` > n.
 typedef struct jpp_flight_row {
   uint32_t rank;
   uint32_t num_instrs;

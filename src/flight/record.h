@@ -23,7 +23,7 @@ typedef struct jpp_flight_rank {
 } jpp_flight_rank_t;
 
 // Makes the file of this process' next runtime in the folder, which is made if it is not
-// there. `texts`: NUL-ended one after another. JPP_INVALID_ARGUMENT if it can not.
+// there. `texts`: NUL-ended one after another. JPP_INVALID_ARGUMENT if it cannot.
 jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
                               const jpp_flight_rank_t* ranks, uint32_t num_ranks,
                               const char* texts, size_t texts_size,

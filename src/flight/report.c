@@ -15,13 +15,14 @@
 #include "flight/waits.h"
 #include "jaxpp/flight.h"
 
-// Of a process that looks around many times a second.
+// Nanoseconds after which a process, which notes many times a second that it is alive,
+// counts as silent.
 static const int64_t kSilent = 1000000000;
 
 // A file in memory.
 typedef struct flight_file {
   char* name;
-  jpp_flight_head_t* head;  // owned; the rest lies behind it
+  jpp_flight_head_t* head;  // owned; the rest follows it
   const jpp_flight_row_t* rows;
   const jpp_flight_instr_t* instrs;
   const char* texts;
@@ -32,7 +33,7 @@ typedef JPP_VEC(flight_file_t) files_t;
 
 // Where a rank's place comes from.
 typedef struct source {
-  const flight_file_t* file;  // NULL: there is none
+  const flight_file_t* file;  // NULL: none
   const jpp_flight_row_t* row;
 } source_t;
 
@@ -271,7 +272,7 @@ static void append_other_end(const report_t* report, const jpp_flight_place_t* p
   if (instr->peer < report->places.count) peer = &report->places.data[instr->peer];
   bool receives = instr->kind == JPP_FLIGHT_RECV;
   if (!peer || !peer->known) {
-    jpp_str_appendf(report->out, "; of rank %u there is no file", instr->peer);
+    jpp_str_appendf(report->out, "; there is no file of rank %u", instr->peer);
   } else if (receives) {
     bool sent = jpp_flight_has_sent(peer, instr, place->step);
     jpp_str_appendf(report->out,

@@ -1,9 +1,9 @@
 // Who waits for whom among the ranks of a job.
 //
-// A rank at a transfer waits for the rank at the other end if that has not come to its
-// part of it yet, or if its device has not made what is to be sent. The way of these
-// waits ends at a rank that waits for nobody: there is the cause, or as near to it as is
-// known.
+// A rank at a transfer waits for the rank at the other end if that rank has not reached
+// its side of the transfer, or if its device has not computed the value. The chain of
+// waits ends at a rank that waits for no other: this rank is the cause, or the closest to
+// it that is known.
 #ifndef JPP_FLIGHT_WAITS_H_
 #define JPP_FLIGHT_WAITS_H_
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/null.h"
+#include "base/struct_size.h"
 #include "base/vec.h"
 #include "graph/graph_internal.h"
 
@@ -83,7 +84,7 @@ static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
 static jpp_status_t* check_open(const jpp_graph_builder_t* builder) {
   if (builder->storage && !builder->failed) return NULL;
   return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "graph builder: %s; expected no call but destroy behind that",
+                         "graph builder: %s; after that, only destroy may be called",
                          builder->storage ? "a call has failed" : "it has finished");
 }
 
@@ -97,8 +98,8 @@ static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
   if (type->ndim) JPP_RETURN_IF_NULL(type->dims);
   if (!jpp_dtype_bits(type->dtype)) {
     return jpp_status_make(JPP_GRAPH_ERROR,
-                           "value %%%u: element type %d is none that dtype.h lists",
-                           value, (int)type->dtype);
+                           "value %%%u: element type %d is not in dtype.h", value,
+                           (int)type->dtype);
   }
   if (type->ndim > kMostDims) {
     return jpp_status_make(JPP_GRAPH_ERROR,
@@ -151,8 +152,7 @@ static jpp_status_t* add_arg(jpp_graph_builder_t* builder, const jpp_type_t* typ
   *out_value = (uint32_t)builder->values.count;
   if (builder->open_loop != JPP_NONE) {
     return jpp_status_make(JPP_GRAPH_ERROR,
-                           "argument %%%u stands inside a loop; arguments "
-                           "belong to the step",
+                           "argument %%%u is inside a loop; arguments belong to the step",
                            *out_value);
   }
   JPP_RETURN_IF_ERROR(builder_add_value(builder, type, JPP_NONE, name));
@@ -167,7 +167,7 @@ jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
   return note(builder, add_arg(builder, type, donated, name, out_value));
 }
 
-// An op's name as one word of the text form: what can not stand in one becomes '_'.
+// An op's name as one word of the text form; other characters become '_'.
 static jpp_status_t* copy_op_name(jpp_arena_t* arena, const char* name,
                                   const char** out_name) {
   JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, name && *name ? name : "op", out_name));
@@ -239,6 +239,9 @@ jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
                                        const jpp_op_desc_t* desc,
                                        uint32_t* out_first_output) {
   JPP_RETURN_IF_NULL(builder, desc, out_first_output);
+  jpp_op_desc_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_op_desc_t, where, desc, &full));
+  desc = &full;
   if (desc->num_inputs) JPP_RETURN_IF_NULL(desc->inputs);
   if (desc->num_outputs) JPP_RETURN_IF_NULL(desc->outputs);
   return note(builder, add_front_op(builder, desc, out_first_output));
@@ -249,10 +252,10 @@ static jpp_status_t* begin_loop(jpp_graph_builder_t* builder, const jpp_loop_des
   JPP_RETURN_IF_ERROR(check_open(builder));
   *out_index = (uint32_t)builder->values.count;
   if (builder->open_loop != JPP_NONE) {
-    return jpp_status_make(JPP_UNSUPPORTED,
-                           "loop at %s stands inside another microbatch loop; "
-                           "put one after the other",
-                           desc->where ? desc->where : "?");
+    return jpp_status_make(
+        JPP_UNSUPPORTED,
+        "loop at %s is inside another microbatch loop; put one after the other",
+        desc->where ? desc->where : "?");
   }
   if (desc->microbatches == 0) {
     return jpp_status_make(JPP_MICROBATCH_ERROR,
@@ -295,15 +298,14 @@ static jpp_status_t* end_loop(jpp_graph_builder_t* builder,
   *out_first_output = (uint32_t)builder->values.count;
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (builder->open_loop == JPP_NONE) {
-    return jpp_status_make(JPP_GRAPH_ERROR, "a loop ends that never began");
+    return jpp_status_make(JPP_GRAPH_ERROR, "end of a loop that never began");
   }
   for (uint32_t i = 0; i < num_results; ++i) {
     if (results[i].reduce < JPP_REDUCE_KIND_COUNT) continue;
-    return jpp_status_make(
-        JPP_GRAPH_ERROR,
-        "loop %u, result %u: %u is no kind of reduction; expected add, "
-        "max, concat or custom",
-        builder->open_loop, i, results[i].reduce);
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "loop %u, result %u: %u is not a kind of reduction; expected "
+                           "add, max, concat or custom",
+                           builder->open_loop, i, results[i].reduce);
   }
   uint32_t id = builder->open_loop;
   builder->open_loop = JPP_NONE;
@@ -314,6 +316,7 @@ static jpp_status_t* end_loop(jpp_graph_builder_t* builder,
                                      num_results * sizeof(*results),
                                      (void**)&loop->results));
   jpp_op_desc_t desc = {
+      .struct_size = sizeof(desc),
       .kind = JPP_OP_LOOP,
       .attr = id,
       .num_outputs = num_results,

@@ -254,7 +254,7 @@ static jpp_status_t* parse_op_attributes(parser_t* p, jpp_op_desc_t* desc) {
 // "%3:f32[8] = name(%1, %2) attributes"
 static jpp_status_t* parse_op(parser_t* p) {
   clear_statement(p);
-  jpp_op_desc_t desc = {.kind = JPP_OP_CALL};
+  jpp_op_desc_t desc = {.struct_size = sizeof(desc), .kind = JPP_OP_CALL};
   while (!at_punct(p, "=")) {
     if (p->defined.count) JPP_RETURN_IF_ERROR(expect_punct(p, ",", "',' or '='"));
     JPP_RETURN_IF_ERROR(parse_definition(p));

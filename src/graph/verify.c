@@ -73,9 +73,8 @@ static jpp_status_t* verify_place(const jpp_graph_t* graph, uint32_t id) {
   }
   return jpp_status_make(
       JPP_GRAPH_ERROR,
-      "op %u (%s, %s): @place stands outside loops and gives its first "
-      "input again",
-      id, op->name, op_where(op));
+      "op %u (%s, %s): @place belongs outside loops and returns its first input", id,
+      op->name, op_where(op));
 }
 
 static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
@@ -118,8 +117,8 @@ jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
       return verify_loop(graph, id);
     default:
       return jpp_status_make(JPP_GRAPH_ERROR,
-                             "op %u (%s): kind %u is made by the planner only", id,
-                             op->name, op->kind);
+                             "op %u (%s): only the planner makes kind %u", id, op->name,
+                             op->kind);
   }
 }
 
@@ -133,7 +132,7 @@ static jpp_status_t* verify_next(const jpp_graph_t* graph, uint32_t index) {
   const jpp_graph_output_t* output = &graph->outputs[index];
   if (!is_arg(graph, output->next)) {
     return jpp_status_make(JPP_GRAPH_ERROR,
-                           "output %u is %%%u of the next step, which is no argument",
+                           "output %u is %%%u of the next step, which is not an argument",
                            index, output->next);
   }
   if (!jpp_type_equal(&graph->values[output->value].type,

@@ -133,18 +133,22 @@ static void begin_deadline(void) {
   job->deadline_ms = jpp_clock_now_ms() + job->grace_ms;
 }
 
+// Tells the launcher, which takes the first report that it gets.
+static void report(int32_t culprit) {
+  const jpp_job_t* job = &jpp_the_job;
+  if (!job->report || culprit == job->process) return;
+  char line[48];
+  int length = snprintf(line, sizeof(line), "%d because of %d\n", job->process, culprit);
+  (void)!write(job->report, line, (size_t)length);
+}
+
 void jpp_job_set_failure(int32_t culprit, const char* text) {
   jpp_job_t* job = &jpp_the_job;
   if (job->failure || job->ended) return;
   job->failure = jpp_status_make(JPP_PEER_ERROR, "%s", text);
   job->culprit = culprit;
   begin_deadline();
-  if (job->report && culprit != job->process) {
-    char line[48];
-    int length =
-        snprintf(line, sizeof(line), "%d because of %d\n", job->process, culprit);
-    (void)!write(job->report, line, (size_t)length);
-  }
+  report(culprit);
   pthread_cond_broadcast(&job->changed);
 }
 
@@ -225,6 +229,7 @@ static void fail(int32_t culprit, const char* text) {
     jpp_job_decide(culprit, text);
   } else if (!job->failure) {
     jpp_job_send(&job->connections[0], JPP_JOB_FAILED, culprit, text);
+    report(culprit);  // this process may end before process 0 has answered
   }
   begin_deadline();
   unlock();
@@ -233,6 +238,46 @@ static void fail(int32_t culprit, const char* text) {
 void jpp_job_fail(const char* text) { fail(jpp_the_job.process, text); }
 
 void jpp_job_fail_after_another(const char* text) { fail(find_culprit(text), text); }
+
+// --- Waiting for others ---------------------------------------------------------------
+
+jpp_status_t* jpp_job_begin_wait(const char* name, const uint32_t* processes,
+                                 uint32_t count, jpp_job_wait_t** out_wait) {
+  jpp_job_t* job = &jpp_the_job;
+  jpp_job_wait_t* wait = NULL;
+  JPP_RETURN_IF_NULL(name, out_wait);
+  *out_wait = NULL;
+  if (!is_joined()) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &wait));
+  jpp_status_t* status = JPP_ALLOC_ARRAY(job->count, &wait->awaited);
+  if (status) {
+    jpp_free(wait);
+    return status;
+  }
+  snprintf(wait->name, sizeof(wait->name), "%s", name);
+  for (uint32_t p = 0; p < job->count; ++p) wait->awaited[p] = !processes;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (processes[i] < job->count) wait->awaited[processes[i]] = true;
+  }
+  wait->awaited[job->process] = false;
+  lock();
+  wait->next = job->waits;
+  job->waits = wait;
+  unlock();
+  *out_wait = wait;
+  return NULL;
+}
+
+void jpp_job_end_wait(jpp_job_wait_t* wait) {
+  if (!wait) return;
+  lock();
+  jpp_job_wait_t** link = &jpp_the_job.waits;
+  while (*link != wait) link = &(*link)->next;
+  *link = wait->next;
+  unlock();
+  jpp_free(wait->awaited);
+  jpp_free(wait);
+}
 
 // --- Leaving --------------------------------------------------------------------------
 
@@ -266,7 +311,7 @@ bool jpp_job_leave(bool wait) {
     if (late && !all_have_joined()) break;
     wait_a_while();
   }
-  bool all = job->all_left;
+  bool all = job->all_left && !job->failure;
   unlock();
   return all;
 }
@@ -293,6 +338,7 @@ void jpp_job_end(void) {
   if (!is_joined()) return;
   lock();
   if (job->failure && job->process == 0) {
+    job->lingers = true;
     while ((others_are_there() || !all_have_joined()) && !job->expired) wait_a_while();
   }
   job->ended = true;
@@ -314,7 +360,7 @@ bool jpp_job_await_end(char** out_text) {
     job->told = true;
     jpp_str_appendf(&str, "jaxpp: error: %s; process %d did not end in %g s after that",
                     job->failure ? jpp_status_message(job->failure)
-                                 : "a process died when all had come to their end",
+                                 : "a process died after all had finished",
                     job->process, (double)job->grace_ms / 1000);
     jpp_status_free(jpp_str_finish(&str, out_text));
   }

@@ -5,7 +5,15 @@
 #include <pthread.h>
 #include <sys/types.h>
 
+#include "jaxpp/job.h"
 #include "job/connection.h"
+
+struct jpp_job_wait {
+  jpp_job_wait_t* next;
+  bool* awaited;       // [job->count]
+  int64_t in_vain_ms;  // since when one of these has left; 0: none has
+  char name[kJppJobText / 2];
+};
 
 typedef struct jpp_job {
   pthread_mutex_t mutex;  // of all that follows but what join() sets
@@ -20,22 +28,26 @@ typedef struct jpp_job {
   pthread_t thread;
   int listener;  // of process 0, else -1
 
-  // Of process 0 one for each other process and for strangers; of others one, to it.
+  // Process 0 has one for each other process and for unproved callers; every other
+  // process has one, to process 0.
   jpp_job_connection_t* connections;
   uint32_t num_connections;
   bool* joined;  // [count], of process 0
   bool* left;    // [count]: has said so
   bool welcome;  // process 0 knows this one
   bool self_left, all_left;
-  bool alone;         // process 0 has left: nobody watches any more
+  bool alone;         // process 0 has left, and with it the watch
   int64_t looked_ms;  // when the thread looked last
   int64_t beat_ms;    // when it sent its last beats
+
+  jpp_job_wait_t* waits;  // of threads of this process
 
   jpp_status_t* failure;  // of the job
   int32_t culprit;        // the process that failed first, or kJppJobUnknown
   int64_t deadline_ms;    // when this process must have ended; 0: no deadline
   bool told;              // the user has seen why
   bool expired;           // the deadline has passed, jpp_job_await_end() returns
+  bool lingers;           // in jpp_job_end(), until the others are gone
   bool ended;
 } jpp_job_t;
 

@@ -12,9 +12,10 @@
 enum {
   kBeatsPerTimeout = 10,
   kLookMs = 100,
+  kInVainMs = 3000,  // that a barrier may need to let its processes go
   kProofMs = 5000,   // that a stranger has to prove itself
   kCallerMs = 1000,  // that the caller of jpp_job_await_end() has to end the process
-  kLastMs = 1500,    // that process 0 gives the others beyond that
+  kLastMs = 2500,    // that process 0 gives the others beyond that
 };
 
 void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text) {
@@ -202,6 +203,37 @@ static void keep_time(int64_t now) {
   }
 }
 
+// The first process that a wait needs and that has left, or kJppJobUnknown.
+static int32_t find_absent(const jpp_job_wait_t* wait) {
+  for (uint32_t p = 0; p < jpp_the_job.count; ++p) {
+    if (wait->awaited[p] && jpp_the_job.left[p]) return (int32_t)p;
+  }
+  return kJppJobUnknown;
+}
+
+// A process leaves a barrier when all have reached it, and not before: one that has left
+// the job will not come, and those that wait for it would do so until the barrier's own
+// limit, which is minutes.
+static void check_waits(int64_t now) {
+  jpp_job_t* job = &jpp_the_job;
+  for (jpp_job_wait_t* wait = job->waits; wait && !job->failure; wait = wait->next) {
+    int32_t absent = find_absent(wait);
+    if (absent == kJppJobUnknown) continue;
+    if (!wait->in_vain_ms) wait->in_vain_ms = now;
+    if (now - wait->in_vain_ms < kInVainMs) continue;
+    char text[kJppJobText];
+    snprintf(text, sizeof(text),
+             "process %d has ended, and process %d waits for it in '%s'", absent,
+             job->process, wait->name);
+    if (job->process == 0) {
+      jpp_job_decide(absent, text);
+    } else {
+      jpp_job_send(&job->connections[0], JPP_JOB_FAILED, absent, text);
+      jpp_job_set_failure(absent, text);
+    }
+  }
+}
+
 static bool others_are_gone(void) {
   for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
     if (jpp_the_job.connections[i].descriptor >= 0) return false;
@@ -214,7 +246,8 @@ static void keep_deadline(int64_t now) {
   jpp_job_t* job = &jpp_the_job;
   if (!job->deadline_ms || now < job->deadline_ms) return;
   int64_t late = now - job->deadline_ms;
-  if (job->process == 0 && late < kLastMs && !others_are_gone()) return;
+  bool is_last = job->process == 0 && (job->lingers || !others_are_gone());
+  if (is_last && late < kLastMs) return;
   if (!job->expired) {
     job->expired = true;
     job->deadline_ms = now;
@@ -255,6 +288,7 @@ static bool look(struct pollfd* polls) {
   }
   if (polls[job->num_connections].revents) accept_all(now);
   keep_time(now);
+  check_waits(now);
   keep_deadline(now);
   return true;
 }

@@ -129,17 +129,16 @@ void jpp_note_append(jpp_str_t* str, const jpp_staged_t* staged,
   if (note->kind == JPP_NOTE_MOVES) {
     jpp_str_appendf(
         str,
-        "uses arrays that live on several ranks, so %.3g MiB move to rank %u in "
-        "every step; compute it for each array by itself, or for what they "
-        "were reduced to",
+        "uses arrays that live on several ranks, so %.3g MiB move to rank %u in every "
+        "step; compute it for each array separately, or from their reductions",
         (double)note->bytes / (1 << 20), note->rank);
     return;
   }
   jpp_str_appendf(
       str,
-      "gives input gradients and weight gradients together, so %.0f %% of the "
-      "backward of stage %u can not wait for a bubble, as the schedule wants; "
-      "compute them by operations of their own, or take a schedule without BWD_W",
+      "gives input gradients and weight gradients together, so %.0f %% of the backward "
+      "of stage %u cannot wait for a bubble, as the schedule wants; compute them in "
+      "separate operations, or choose a schedule without BWD_W",
       100 * (double)note->share, note->stage);
 }
 

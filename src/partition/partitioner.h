@@ -11,7 +11,7 @@ typedef struct jpp_staged_storage {
   jpp_arena_t arena;
 } jpp_staged_storage_t;
 
-// Where an op of a body stands. Stage segments are numbered in the order they can run:
+// The segment of an op of a body. Stage segments are numbered in the order they can run:
 // fwd_s is s, bwd_s is 2 * stages - 1 - s.
 enum {
   JPP_SEGMENT_OUTER = UINT32_MAX,      // outside every loop, or leaves its loop

@@ -2,8 +2,8 @@
 //
 // A forward pass gives each value that depends on a loop its "home", the ranks that can
 // compute it without a transfer. A backward pass gives each value the ranks that need it
-// and each op the ranks that run it. An op that nobody needs runs nowhere, unless it has
-// an effect.
+// and each op the ranks that run it. An unused op runs nowhere, unless it has an
+// effect.
 #include <string.h>
 
 #include "partition/partitioner.h"
@@ -16,7 +16,7 @@ typedef struct placer {
   uint64_t* home;       // [values * words] of anchored values
   bool* anchored;       // [values] depends on a loop's results
   bool* everywhere;     // [values] anchored, small, made on whichever ranks need it
-  bool* is_output;      // [values] left where it comes to be
+  bool* is_output;      // [values] left on the ranks that make it
   uint64_t* left;       // [values * words] of outputs, where the user wants them
   bool* inner;          // [ops] a sum whose only user is another sum
   uint32_t* phase;      // [values] the first phase in which an anchored value exists; for

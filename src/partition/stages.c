@@ -41,7 +41,7 @@ static jpp_status_t* claim_ancestors(assigner_t* a, const jpp_op_t* mark,
   }
 }
 
-// The text after "expected": where each mark stands, a line each, ten at most.
+// The text after "expected": the place of each mark, one per line, ten at most.
 static void append_marks(const assigner_t* a, jpp_str_t* str) {
   uint32_t shown = 0;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {

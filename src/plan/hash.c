@@ -44,7 +44,7 @@ static uint64_t hash_arguments(const jpp_graph_t* graph) {
   return hash;
 }
 
-// Of the kinds that the planner understands the name says nothing more.
+// The name of an op counts only for calls: the planner understands all other kinds.
 static uint64_t hash_op(uint64_t hash, const jpp_op_t* op) {
   hash = hash_text(hash, jpp_op_kind_name((jpp_op_kind_t)op->kind));
   if (op->kind == JPP_OP_CALL) hash = hash_text(hash, op->name);

@@ -44,10 +44,14 @@ static jpp_status_t* search_schedule(const jpp_search_options_t* options,
 static jpp_status_t* choose_schedule(const jpp_plan_options_t* options, uint32_t loop,
                                      planned_storage_t* storage) {
   const jpp_loop_t* at = &storage->planned.graph->loops[loop];
-  jpp_loop_schedule_t source = {0};
-  if (options->loops) source = options->loops[loop];
+  jpp_loop_schedule_t source = {.struct_size = sizeof(source)};
+  if (options->loops) {
+    JPP_RETURN_IF_ERROR(
+        JPP_OPTIONS_COPY_AT(jpp_loop_schedule_t, search, options->loops, loop, &source));
+  }
   if (!source.given) {
     jpp_schedule_params_t params = {
+        .struct_size = sizeof(params),
         .stages = options->stages ? options->stages : at->stages,
         .ranks = storage->planned.ranks,
         .microbatches = at->microbatches,
@@ -122,7 +126,7 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
   planned->ranks = options->ranks ? options->ranks : planned->graph->ranks;
   if (!planned->ranks) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "neither graph nor options say how many ranks there are");
+                           "neither the graph nor the options give the number of ranks");
   }
   JPP_RETURN_IF_ERROR(choose_schedules(options, storage));
   if (last < JPP_PART_PARTITION) return NULL;

@@ -45,11 +45,11 @@ static inline void jpp_planfile_put(unsigned char* at, uint32_t bytes, uint64_t 
   for (uint32_t i = 0; i < bytes; ++i) at[i] = (unsigned char)(number >> 8 * i);
 }
 
-// Of a file of at least JPP_PLANFILE_HEAD_SIZE bytes, whatever stands in it as its hash.
+// The hash of a file of at least JPP_PLANFILE_HEAD_SIZE bytes; its hash field is skipped.
 uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size);
 
-// What must hold between the parts of contents, on both ways: JPP_INVALID_ARGUMENT says
-// what does not.
+// Checks that the parts of the contents agree, before they are saved and after they are
+// loaded; JPP_INVALID_ARGUMENT says which do not.
 jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;
 
 #endif  // JPP_PLANFILE_FORMAT_H_

@@ -1,4 +1,4 @@
-// Reads a plan file. Whatever stands in it, nothing is allocated that the file's size
+// Reads a plan file. Whatever it contains, nothing is allocated that the file's size
 // does not bound, and nothing is believed: the graph goes through the parser, the
 // schedules through their proof, and all of it through the planner and the checker.
 #include <errno.h>
@@ -74,9 +74,8 @@ static jpp_status_t* check_head(const char* path, const unsigned char* bytes,
   if (format > JPP_PLANFILE_FORMAT) {
     return jpp_status_make(
         JPP_UNSUPPORTED,
-        "plan file %s: its form %u was written by %s; expected at most "
-        "%d, which jaxpp %s reads; use a version as new as the one "
-        "that wrote it",
+        "plan file %s: format %u, written by %s; expected at most format %d, the newest "
+        "that jaxpp %s reads; use a version as new as the one that wrote it",
         path, (unsigned)format, *maker ? maker : "a newer version", JPP_PLANFILE_FORMAT,
         jpp_version());
   }
@@ -145,7 +144,7 @@ static jpp_status_t* get_array(const reader_t* r, const json_t* object, const ch
   return NULL;
 }
 
-// Numbers below JPP_NONE, which null stands for.
+// Numbers below JPP_NONE, which is written as null.
 static jpp_status_t* get_ids(const reader_t* r, const json_t* object, const char* key,
                              uint32_t* out_count, uint32_t** out_ids) {
   const json_t* list = NULL;
@@ -328,7 +327,8 @@ static jpp_status_t* plan_again(const reader_t* r, measured_t* measured) {
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&storage->arena, storage->graph->num_loops, &loops));
   for (uint32_t l = 0; l < storage->graph->num_loops; ++l) {
-    loops[l].given = storage->schedules[l];
+    loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops),
+                                     .given = storage->schedules[l]};
   }
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = ranks,
@@ -348,11 +348,11 @@ static jpp_status_t* check_plan(const reader_t* r) {
   jpp_planned_hash(r->storage->planned, &found);
   const char* difference = jpp_plan_hashes_difference(&file->hashes, &found);
   if (!difference) return NULL;
-  return jpp_status_make(JPP_UNSUPPORTED,
-                         "plan file %s: jaxpp %s makes another plan of it than %s did, "
-                         "which wrote it: their "
-                         "%s differs; save it again with this version, or use that one",
-                         r->path, jpp_version(), file->maker, difference);
+  return jpp_status_make(
+      JPP_UNSUPPORTED,
+      "plan file %s: jaxpp %s plans it differently than %s, which wrote it: their %s "
+      "differs; save it again with this version, or use the one that wrote it",
+      r->path, jpp_version(), file->maker, difference);
 }
 
 static jpp_status_t* read_plan(reader_t* r) {
@@ -533,7 +533,7 @@ static jpp_status_t* read_file(FILE* stream, const char* path, storage_t** out_s
   unsigned char head[JPP_PLANFILE_HEAD_SIZE];
   struct stat info;
   if (fstat(fileno(stream), &info) != 0) return not_readable(path, strerror(errno));
-  if (!S_ISREG(info.st_mode)) return not_readable(path, "it is no regular file");
+  if (!S_ISREG(info.st_mode)) return not_readable(path, "it is not a regular file");
   size_t got = fread(head, 1, sizeof(head), stream);
   if (ferror(stream)) return not_readable(path, strerror(errno));
   JPP_RETURN_IF_ERROR(check_magic(path, head, got));

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/null.h"
+#include "base/struct_size.h"
 #include "planfile/format.h"
 
 // --- Devices --------------------------------------------------------------------------
@@ -36,8 +37,10 @@ static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers
 
 // By the ids of the file, if all are there; otherwise the first devices that are.
 jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
-                                   uint32_t* out_devices) {
+                                   uint32_t count, uint32_t* out_devices) {
   JPP_RETURN_IF_NULL(file, client, out_devices);
+  JPP_RETURN_IF_ERROR(
+      jpp_check_count("the devices of the ranks", count_devices(file), count));
   const jpp_client_info_t* info = jpp_client_info(client);
   uint32_t distinct = number_devices(file, out_devices);
   if (info->device_count < distinct) {
@@ -48,7 +51,6 @@ jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_
         file->path, distinct, file->contents.planned->ranks,
         file->contents.devices_per_rank, info->device_count, info->platform_name);
   }
-  uint32_t count = count_devices(file);
   for (uint32_t i = 0; i < count; ++i) {
     if (find_device(info, file->contents.device_ids[i]) == JPP_NONE) return NULL;
   }
@@ -142,6 +144,7 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
   uint32_t per_rank = contents->devices_per_rank;
   const jpp_task_t* task = &staged_of(step)->tasks[job->task];
   jpp_compile_request_t request = {
+      .struct_size = sizeof(request),
       .code = module->data,
       .code_size = module->size,
       .format = contents->format,
@@ -154,7 +157,7 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
                              task->name);
 }
 
-// A thread that compiles. After a failure nobody begins anything more.
+// A thread that compiles. After a failure, no thread begins another module.
 static void* compile_jobs(void* user) {
   jpp_planfile_step_t* step = user;
   while (!atomic_load(&step->failed)) {
@@ -272,13 +275,15 @@ static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
   int64_t stride = jpp_dtype_bits(type->dtype) / 8;
   for (uint32_t i = type->ndim; i-- > 0; stride *= type->dims[i]) strides[i] = stride;
   upload_t upload = {.step = step,
-                     .host = {.dtype = type->dtype,
+                     .host = {.struct_size = sizeof(upload.host),
+                              .dtype = type->dtype,
                               .rank = type->ndim,
                               .dims = box ? box->dims : type->dims,
                               .byte_strides = strides},
                      .starts = box ? box->starts : NULL,
                      .data = data};
-  jpp_array_layout_t layout = {.client = step->client,
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = step->client,
                                .devices_per_rank = contents->devices_per_rank,
                                .ranks = ranks};
   for (uint32_t r = 0; r < contents->planned->ranks; ++r) {
@@ -345,7 +350,7 @@ static jpp_status_t* read_boxes(const jpp_planfile_step_t* step, const jpp_type_
   jpp_type_t box_type = *type;
   box_type.dims = layout->dims;
   uint64_t bytes = jpp_planfile_host_bytes(&box_type);
-  uint32_t rank = jpp_array_layout(array).ranks[0];
+  uint32_t rank = jpp_array_layout(array)->ranks[0];
   char* box = NULL;
   jpp_status_t* status = jpp_alloc(bytes, (void**)&box);
   for (uint32_t d = 0; d < step->file->contents.devices_per_rank && !status; ++d) {
@@ -372,7 +377,7 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
     const jpp_planfile_layout_t* layout = &contents->layouts[graph->num_args + output];
     return read_boxes(step, type, layout, array, data);
   }
-  return jpp_array_read(array, jpp_array_layout(array).ranks[0], 0, data,
+  return jpp_array_read(array, jpp_array_layout(array)->ranks[0], 0, data,
                         jpp_planfile_host_bytes(type), NULL);
 }
 
@@ -466,21 +471,26 @@ jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step) {
 
 jpp_status_t* jpp_planfile_step_call(jpp_planfile_step_t* step, const jpp_call_t* call) {
   JPP_RETURN_IF_NULL(step, call);
+  jpp_call_t whole;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_call_t, interrupt, call, &whole));
+  call = &whole;
   if (count_args(step)) JPP_RETURN_IF_NULL(call->args);
-  JPP_RETURN_IF_NULL(call->results);
   const jpp_planfile_contents_t* contents = &step->file->contents;
   uint32_t args = count_args(step);
+  uint32_t outputs = contents->planned->graph->num_outputs;
+  JPP_RETURN_IF_ERROR(jpp_check_count("the arguments of a call", args, call->num_args));
+  JPP_RETURN_IF_ERROR(
+      jpp_check_count("the results of a call", outputs, call->num_results));
+  if (outputs) JPP_RETURN_IF_NULL(call->results);
+  for (uint32_t o = 0; o < outputs; ++o) call->results[o] = NULL;
   jpp_array_t** all = NULL;
-  for (uint32_t o = 0; o < contents->planned->graph->num_outputs; ++o) {
-    call->results[o] = NULL;
-  }
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->planned->graph->num_args, &all));
   for (uint32_t a = 0; a < args; ++a) all[a] = call->args[a];
   for (uint32_t c = 0; c < contents->num_constants; ++c) {
     all[args + c] = step->constants[c];
   }
-  jpp_call_t whole = *call;
   whole.args = all;
+  whole.num_args = args + contents->num_constants;
   jpp_status_t* status = jpp_runtime_call(step->runtime, &whole);
   jpp_free(all);
   return status;

@@ -87,7 +87,7 @@ static void append_stat(jpp_str_t* event, uint64_t name, uint64_t value) {
   append_message(event, kEventStats, &stat);
 }
 
-// Numbers of names begin with 1: 0 is none.
+// Numbers of names begin with 1; 0 means no name.
 static void append_event(jpp_str_t* line, const jpp_profile_event_t* event,
                          int64_t start) {
   jpp_str_t text = {0};

@@ -8,7 +8,7 @@ static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
                                     uint32_t value, uint32_t microbatch, uint32_t id) {
   jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
   if (!instance) {
-    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u is no site of value %%%u", rank,
+    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u has no site of value %%%u", rank,
                            value);
   }
   instance->definition = id;

@@ -37,7 +37,7 @@ static jpp_status_t* add_live(finisher_t* f, uint64_t bytes) {
   if (jpp_bytes_fit(f->live_bytes)) return NULL;
   return jpp_status_make(JPP_OUT_OF_MEMORY,
                          "2^63 bytes or more are live at instruction %zu; no device has "
-                         "as many: is a shape wrong?",
+                         "that many: is a shape wrong?",
                          f->instrs.count);
 }
 
@@ -119,7 +119,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
   return delete_dead(f);
 }
 
-// Registers that are full before the first instruction. Those nobody uses die at once.
+// Registers that are full before the first instruction. Unused ones die at once.
 static jpp_status_t* place_given(finisher_t* f) {
   for (size_t i = 0; i < f->draft->inputs.count; ++i) {
     uint32_t id = f->draft->inputs.data[i].reg;

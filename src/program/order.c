@@ -26,8 +26,8 @@ static jpp_status_t* check_backward(const jpp_staged_loop_t* staged, const char*
   if (!staged->has_backward) return NULL;
   if (!has_kind(schedule, JPP_TASK_BWD, JPP_TASK_BWD_W)) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "loop at %s has a backward pass, its schedule '%s' runs none: "
-                           "every gradient would stay what it begins as",
+                           "loop at %s has a backward pass, but its schedule '%s' runs "
+                           "none: every gradient would keep its initial value",
                            where, schedule->name);
   }
   if (staged->split_backward || !has_kind(schedule, JPP_TASK_BWD_I, JPP_TASK_BWD_W)) {
@@ -109,7 +109,7 @@ static jpp_status_t* push_slot(const merger_t* m, const jpp_schedule_slot_t* slo
   uint32_t tasks[2];
   uint32_t count = tasks_of_entry(m->loop, entry, tasks);
   for (uint32_t i = 0; i < count; ++i) {
-    // Of two tasks the first ends as the second begins.
+    // The first of two tasks ends when the second begins.
     bool early_end = i + 1 < count;
     if (is_end && early_end) continue;
     JPP_RETURN_IF_ERROR(push_event(m->b, tasks[i], entry->microbatch, is_end));

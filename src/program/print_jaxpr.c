@@ -6,7 +6,7 @@
 #include "graph/print.h"
 #include "program/builder.h"
 
-// Each name is given once. A microbatch number is none: it prints as a literal.
+// Each name is given once. Microbatch numbers have none: they print as literals.
 static const uint32_t kLiteral = 1u << 31;
 
 typedef struct printer {
@@ -52,7 +52,7 @@ static const char* task_type(const jpp_task_t* task) {
   return kNames[task->kind];
 }
 
-// A whole backward of a schedule stands for both halves of one that is split.
+// A schedule's whole backward runs both halves of a split one.
 static bool is_entry_of(const jpp_schedule_task_t* entry, const jpp_task_t* task,
                         uint32_t microbatch) {
   bool half = task->kind == JPP_TASK_BWD_I || task->kind == JPP_TASK_BWD_W;

@@ -1,7 +1,7 @@
 // jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled for its devices.
 #include "python/core.h"
 
-// Of an option that is a list. Freed by free_options().
+// Reads an option that is a list. free_options() frees it.
 static bool read_list(PyObject* value, const jpp_int64_list_t** out_list) {
   Py_ssize_t count = PyList_Size(value);
   jpp_int64_list_t* list = NULL;
@@ -160,7 +160,8 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
     PyBuffer_Release(&identity);
     return NULL;
   }
-  jpp_compile_request_t request = {.code = code.buf,
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = code.buf,
                                    .code_size = (size_t)code.len,
                                    .format = "mlir",
                                    .options = options.buf,

@@ -31,12 +31,12 @@ PyObject* jpp_py_make_error(jpp_status_code_t code, PyObject* message, bool wron
 PyObject* jpp_py_raise(jpp_status_t* status);
 // The same for a status that may be NULL; false if it raised.
 bool jpp_py_check(jpp_status_t* status);
-// A str of text in any encoding: bytes that are no UTF-8 stand escaped in it.
+// A str of text in any encoding; bytes that are not UTF-8 are escaped.
 PyObject* jpp_py_text(const char* text);
 // Makes `text` a str and frees it.
 PyObject* jpp_py_take_text(char* text);
 
-// A str as UTF-8, for the library; what that or a C string can not hold is escaped.
+// A str as UTF-8, for the library; what UTF-8 or a C string cannot hold is escaped.
 typedef struct jpp_py_utf8 {
   const char* text;  // NULL for None
   PyObject* owner;   // of an escaped text, else NULL
@@ -51,13 +51,13 @@ void jpp_py_utf8_release(jpp_py_utf8_t* utf8);
 bool jpp_py_refuse_keywords(PyObject* kwargs);
 
 // For PyArg_ParseTuple's "O&", with a uint32_t or a uint64_t: a whole number that fits,
-// else ValueError, or TypeError for what is none. (Its "I" and "K" drop bits instead.)
+// else ValueError, or TypeError for anything else. (Its "I" and "K" drop bits instead.)
 int jpp_py_u32_converter(PyObject* number, void* out_u32);
 int jpp_py_u64_converter(PyObject* number, void* out_u64);
 
 // A sequence of whole numbers into a jpp_alloc()ed array. False if it raised.
 bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_count);
-// The same for `count` larger numbers; None gives NULL. `what` stands in messages.
+// The same for `count` larger numbers; None gives NULL. `what` names it in messages.
 bool jpp_py_to_u64s(PyObject* sequence, const char* what, uint32_t count,
                     uint64_t** out_values);
 // ValueError unless they are equal.
@@ -241,7 +241,7 @@ typedef struct jpp_py_shards {
   uint32_t* ranks;         // owned; the layout's
   uint32_t* devices;       // owned
   const char* dtype_name;  // borrowed
-  jpp_dtype_t dtype;       // JPP_DTYPE_INVALID for a name that is none
+  jpp_dtype_t dtype;       // JPP_DTYPE_INVALID for an unknown name
 } jpp_py_shards_t;
 // False, with an exception; to be freed in either case.
 bool jpp_py_shards_parse(PyObject* args, jpp_py_shards_t* out_shards);

@@ -80,7 +80,7 @@ void jpp_py_dropped_collect(void) {
 
 void jpp_py_dropped_close(void) { atomic_store(&g_closed, true); }
 
-// Whether memory that can not be shared is a reason to copy; frees the status then.
+// Whether memory that cannot be shared is a reason to copy; frees the status then.
 static bool is_refusal(jpp_status_t* status) {
   jpp_status_code_t code = jpp_status_code(status);
   if (code != JPP_UNSUPPORTED && code != JPP_INVALID_ARGUMENT) return false;
@@ -150,7 +150,7 @@ static bool describe_loan(lent_tensor_t* lent, bool flat) {
   return set_type(flat ? JPP_DTYPE_U8 : shape->dtype, tensor);
 }
 
-// None if the memory can not be shared. Owns `lent`, of which the loan is made.
+// None if the memory cannot be shared. Owns `lent`, of which the loan is made.
 static PyObject* wrap_loan(lent_tensor_t* lent, bool flat) {
   PyObject* capsule = NULL;
   bool fits = describe_loan(lent, flat);
@@ -240,7 +240,7 @@ static bool read_capsules(PyObject* capsules, const uint32_t* devices, jpp_dtype
   return true;
 }
 
-// None if it can not be shared.
+// None if it cannot be shared.
 static PyObject* borrow_memory(const jpp_array_layout_t* layout, PyObject* client,
                                PyObject* capsules, const jpp_foreign_memory_t* memory) {
   dropped_t* owner = NULL;

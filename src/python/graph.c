@@ -125,7 +125,7 @@ static bool check_bits(const char* what, uint32_t found, uint32_t known) {
 static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   PyObject *inputs = NULL, *outputs = NULL;
   uint32_t kind = 0, flags = 0;
-  jpp_op_desc_t desc = {0};
+  jpp_op_desc_t desc = {.struct_size = sizeof(desc)};
   jpp_py_utf8_t name = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
   if (!builder ||

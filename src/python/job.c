@@ -104,6 +104,34 @@ static PyObject* job_fail(PyObject* module, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+static const char kWait[] = "jaxpp._core.job_wait";
+
+static void end_wait(PyObject* capsule) {
+  jpp_job_end_wait(PyCapsule_GetPointer(capsule, kWait));
+}
+
+static PyObject* job_begin_wait(PyObject* module, PyObject* args) {
+  (void)module;
+  jpp_py_utf8_t name = {0};
+  PyObject* processes = NULL;
+  uint32_t* numbers = NULL;
+  uint32_t count = 0;
+  if (!PyArg_ParseTuple(args, "O&O:job_begin_wait", jpp_py_str_converter, &name,
+                        &processes)) {
+    return NULL;
+  }
+  jpp_job_wait_t* wait = NULL;
+  bool all = processes == Py_None;
+  bool began =
+      (all || jpp_py_to_u32s(processes, &numbers, &count)) &&
+      jpp_py_check(jpp_job_begin_wait(name.text, all ? NULL : numbers, count, &wait));
+  jpp_free(numbers);
+  jpp_py_utf8_release(&name);
+  if (!began) return NULL;
+  if (!wait) Py_RETURN_NONE;
+  return PyCapsule_New(wait, kWait, end_wait);
+}
+
 static PyObject* job_leave(PyObject* module, PyObject* args) {
   (void)module;
   int wait = 0;
@@ -149,6 +177,10 @@ PyMethodDef jpp_py_job_methods[] = {
     {"job_fail", job_fail, METH_VARARGS,
      "job_fail($module, text, own, /)\n--\n\n"
      "This process ends with an error that the user has seen; `own`: of its own."},
+    {"job_begin_wait", job_begin_wait, METH_VARARGS,
+     "job_begin_wait($module, name, processes, /)\n--\n\n"
+     "The job fails if one of the processes leaves while the object that this returns "
+     "exists; None: all."},
     {"job_leave", job_leave, METH_VARARGS,
      "job_leave($module, wait, /)\n--\n\n"
      "This process needs nothing more of the others; true: nor do they, after waiting."},

@@ -130,7 +130,9 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
   self->schedules = jpp_py_read_schedules(schedules, graph->num_loops, &table);
   bool ok = self->schedules && read_limits(memory_limits, graph->ranks, &limits) &&
             jpp_py_check(JPP_ALLOC_ARRAY(graph->num_loops, &loops));
-  for (uint32_t l = 0; ok && l < graph->num_loops; ++l) loops[l].given = table[l];
+  for (uint32_t l = 0; ok && l < graph->num_loops; ++l) {
+    loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .given = table[l]};
+  }
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   measuring_t measuring = {.measure = measure};
   ok = ok && make_plan(self, &options, limits.given, &measuring);

@@ -208,8 +208,9 @@ static bool read_args(call_t* call, PyObject* list) {
     const jpp_py_value_t* value = (jpp_py_value_t*)item;
     call->args[a] = value->array;
     if (value->client != call->self->client ||
-        jpp_array_layout(value->array).devices_per_rank != call->self->devices_per_rank) {
-      PyErr_Format(PyExc_TypeError, "argument %u lies on devices of another mesh", a);
+        jpp_array_layout(value->array)->devices_per_rank !=
+            call->self->devices_per_rank) {
+      PyErr_Format(PyExc_TypeError, "argument %u is on devices of another mesh", a);
       return false;
     }
   }
@@ -261,7 +262,11 @@ static bool check_open(const runtime_object_t* self) {
 }
 
 static bool run_call(call_t* call) {
-  jpp_call_t request = {.args = call->args, .results = call->results};
+  jpp_call_t request = {.struct_size = sizeof(request),
+                        .args = call->args,
+                        .num_args = call->num_args,
+                        .results = call->results,
+                        .num_results = call->num_results};
   jpp_py_wait_t wait;
   jpp_py_wait_begin(&wait);
   request.interrupt = &wait.interrupt;
@@ -392,7 +397,11 @@ static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {
     return PyErr_Format(PyExc_RuntimeError, "the runtime was made without a bare loop");
   }
   if (open_call(&call, list)) {
-    jpp_call_t request = {.args = call.args, .results = call.results};
+    jpp_call_t request = {.struct_size = sizeof(request),
+                          .args = call.args,
+                          .num_args = call.num_args,
+                          .results = call.results,
+                          .num_results = call.num_results};
     jpp_status_t* status = NULL;
     Py_BEGIN_ALLOW_THREADS
       status = jpp_bare_call(call.self->bare, &request);
@@ -460,11 +469,11 @@ static PyObject* make_costs(const void* costs, uint64_t stage) {
                        PyFloat_FromDouble(cost->weight));
 }
 
-static bool measure(call_t* call, jpp_cost_t* out_costs) {
+static bool measure(call_t* call, uint32_t stages, jpp_cost_t* out_costs) {
   jpp_py_wait_t wait;
   jpp_py_wait_begin(&wait);
-  jpp_status_t* status =
-      jpp_runtime_measure(call->self->runtime, call->args, &wait.interrupt, out_costs);
+  jpp_status_t* status = jpp_runtime_measure(call->self->runtime, call->args,
+                                             &wait.interrupt, stages, out_costs);
   bool ok = jpp_py_wait_end(&wait, status);
   call->self->interrupted = wait.raised;
   return ok;
@@ -497,7 +506,7 @@ static PyObject* runtime_measure(PyObject* object, PyObject* args) {
     stages += staged->loops[l].stages;
   }
   if (open_call(&call, list) && jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs)) &&
-      measure(&call, costs)) {
+      measure(&call, stages, costs)) {
     lists = costs_to_lists(staged, costs);
   }
   jpp_free(costs);

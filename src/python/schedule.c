@@ -55,7 +55,7 @@ static PyObject* make_sizes(uint32_t stages, uint32_t ranks, uint32_t microbatch
 static PyObject* schedule_build(PyObject* type, PyObject* args) {
   (void)type;
   const char* name = NULL;
-  jpp_schedule_params_t params = {0};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params)};
   int fuse = 0;
   if (!PyArg_ParseTuple(args, "sO&O&O&p", &name, jpp_py_u32_converter, &params.stages,
                         jpp_py_u32_converter, &params.ranks, jpp_py_u32_converter,
@@ -88,7 +88,8 @@ static PyObject* make_info(const void* unused, uint64_t index) {
       PyUnicode_FromString(info->class_name), PyUnicode_FromString(info->help),
       PyUnicode_FromString(info->paper), PyLong_FromUnsignedLong(info->stages_a_rank),
       PyBool_FromLong(info->can_fuse),
-      make_sizes(info->example.stages, info->example.ranks, info->example.microbatches));
+      make_sizes(info->example->stages, info->example->ranks,
+                 info->example->microbatches));
 }
 
 static PyObject* schedule_built_ins(PyObject* type, PyObject* unused) {
@@ -99,7 +100,7 @@ static PyObject* schedule_built_ins(PyObject* type, PyObject* unused) {
 
 static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
   (void)type;
-  jpp_schedule_params_t params = {0};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params)};
   int split_backward = 0;
   if (!PyArg_ParseTuple(args, "O&O&O&p", jpp_py_u32_converter, &params.stages,
                         jpp_py_u32_converter, &params.ranks, jpp_py_u32_converter,
@@ -163,7 +164,7 @@ static PyObject* schedule_placeholders(PyObject* type, PyObject* args) {
   if (jpp_py_check(JPP_ALLOC_ARRAY(of->num_loops, &table)) &&
       jpp_py_check(JPP_ALLOC_ARRAY(of->num_loops, &made)) &&
       read_given(tuple, of->num_loops, table) &&
-      jpp_py_check(jpp_advise_placeholders(of, ranks, table, made))) {
+      jpp_py_check(jpp_advise_placeholders(of, ranks, table, of->num_loops, made))) {
     list = join_schedules(tuple, of->num_loops, made);
   }
   jpp_free(table);

@@ -69,7 +69,8 @@ static bool upload_shard(PyObject* client, PyObject* data, jpp_dtype_t dtype,
     strides[i] = view.strides[i];
   }
   if (!status) {
-    jpp_host_array_t array = {.data = view.buf,
+    jpp_host_array_t array = {.struct_size = sizeof(array),
+                              .data = view.buf,
                               .dtype = dtype,
                               .rank = (uint32_t)view.ndim,
                               .dims = dims,
@@ -116,7 +117,7 @@ bool jpp_py_shards_parse(PyObject* args, jpp_py_shards_t* out_shards) {
   PyObject *ranks = NULL, *devices = NULL;
   Py_ssize_t dtype_length = 0;
   uint32_t num_devices = 0;
-  *out_shards = (jpp_py_shards_t){0};
+  *out_shards = (jpp_py_shards_t){.layout = {.struct_size = sizeof(out_shards->layout)}};
   jpp_array_layout_t* layout = &out_shards->layout;
   if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &out_shards->client,
                         &ranks, jpp_py_u32_converter, &layout->devices_per_rank, &devices,
@@ -142,7 +143,7 @@ void jpp_py_shards_free(jpp_py_shards_t* shards) {
   jpp_free(shards->devices);
 }
 
-// A value may lie on no rank at all.
+// A value may be on no rank at all.
 static PyObject* value_put(PyObject* type, PyObject* args) {
   (void)type;
   jpp_py_shards_t shards;
@@ -166,9 +167,9 @@ static PyObject* value_stands_for(PyObject* object, PyObject* origin) {
 // --- Looking --------------------------------------------------------------------------
 
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device) {
-  jpp_array_layout_t layout = jpp_array_layout(array);
-  for (uint32_t i = 0; i < layout.num_ranks; ++i) {
-    if (layout.ranks[i] == rank && device < layout.devices_per_rank) return true;
+  const jpp_array_layout_t* layout = jpp_array_layout(array);
+  for (uint32_t i = 0; i < layout->num_ranks; ++i) {
+    if (layout->ranks[i] == rank && device < layout->devices_per_rank) return true;
   }
   PyErr_Format(PyExc_IndexError, "no shard %u on rank %u", device, rank);
   return false;
@@ -222,8 +223,8 @@ static PyObject* value_is_ready(PyObject* object, PyObject* unused) {
 
 static PyObject* value_get_ranks(PyObject* object, void* unused) {
   (void)unused;
-  jpp_array_layout_t layout = jpp_array_layout(((jpp_py_value_t*)object)->array);
-  return jpp_py_from_u32s(layout.ranks, layout.num_ranks);
+  const jpp_array_layout_t* layout = jpp_array_layout(((jpp_py_value_t*)object)->array);
+  return jpp_py_from_u32s(layout->ranks, layout->num_ranks);
 }
 
 static PyObject* value_get_deleted(PyObject* object, void* unused) {

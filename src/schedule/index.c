@@ -27,11 +27,10 @@ static jpp_status_t* check_range(const place_t* place) {
   char name[JPP_TASK_NAME_SIZE];
   jpp_task_name(task, name);
   if (task->kind > JPP_TASK_BWD_W) {
-    return jpp_status_make(
-        JPP_SCHEDULE_ERROR,
-        "rank %u, entry %llu: %u is no kind of task (expected FWD, BWD, "
-        "BWD_I, BWD_W or idle)",
-        place->rank, position_of(place, place->entry), task->kind);
+    return jpp_status_make(JPP_SCHEDULE_ERROR,
+                           "rank %u, entry %llu: %u is not a kind of task (expected FWD, "
+                           "BWD, BWD_I, BWD_W or idle)",
+                           place->rank, position_of(place, place->entry), task->kind);
   }
   if (task->stage >= schedule->stages) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,

@@ -1,4 +1,4 @@
-// Index: where each task of a schedule stands. Making one checks everything about the
+// Index: the place of each task in a schedule. Making one checks everything about the
 // rows but their order.
 #ifndef JPP_SCHEDULE_INDEX_H_
 #define JPP_SCHEDULE_INDEX_H_
@@ -79,7 +79,7 @@ static inline uint32_t jpp_schedule_index_entry_of(const jpp_schedule_index_t* i
                                   task->microbatch);
 }
 
-// Where an entry stands when idle steps are counted one by one, as people count them.
+// The number of an entry when every idle step counts as one, as people count them.
 uint64_t jpp_row_position(const jpp_schedule_row_t* row, uint32_t entry);
 
 // One past the last entry of the FusedTask that begins at `entry` (entry + 1 if none

@@ -33,11 +33,15 @@ static uint32_t row_peak(const jpp_schedule_row_t* row, bool forward_only) {
   return peak;
 }
 
-void jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule, uint32_t* out_peaks) {
+jpp_status_t* jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
+                                             uint32_t count, uint32_t* out_peaks) {
+  JPP_RETURN_IF_NULL(schedule, out_peaks);
+  JPP_RETURN_IF_ERROR(jpp_check_count("the peaks of the ranks", schedule->ranks, count));
   bool forward_only = is_forward_only(schedule);
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     out_peaks[rank] = row_peak(&schedule->rows[rank], forward_only);
   }
+  return NULL;
 }
 
 // The rank that keeps most, and how much that is.
@@ -45,14 +49,14 @@ static jpp_status_t* find_peak(const jpp_schedule_t* schedule, uint32_t* out_ran
                                uint32_t* out_peak) {
   uint32_t* peaks = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->ranks, &peaks));
-  jpp_schedule_peak_microbatches(schedule, peaks);
+  jpp_status_t* status = jpp_schedule_peak_microbatches(schedule, schedule->ranks, peaks);
   *out_rank = 0;
   for (uint32_t r = 1; r < schedule->ranks; ++r) {
     if (peaks[r] > peaks[*out_rank]) *out_rank = r;
   }
   *out_peak = peaks[*out_rank];
   jpp_free(peaks);
-  return NULL;
+  return status;
 }
 
 // The forward at which the row first keeps `peak`.
@@ -69,8 +73,10 @@ static uint32_t peak_entry(const jpp_schedule_row_t* row, uint32_t peak) {
 // The built-in schedule of these sizes that keeps least.
 static jpp_status_t* find_smallest(const jpp_schedule_t* schedule, const char** out_name,
                                    uint32_t* out_peak) {
-  jpp_schedule_params_t params = {schedule->stages, schedule->ranks,
-                                  schedule->microbatches, false};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = schedule->stages,
+                                  .ranks = schedule->ranks,
+                                  .microbatches = schedule->microbatches};
   *out_name = NULL;
   *out_peak = UINT32_MAX;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {

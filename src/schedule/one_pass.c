@@ -2,6 +2,7 @@
 // and then back. It serves a single pass through a model, and measuring each stage by
 // itself.
 #include "base/null.h"
+#include "base/struct_size.h"
 #include "jaxpp/schedule.h"
 
 typedef struct one_pass {
@@ -16,8 +17,8 @@ static jpp_task_kind_t backward_kind(const one_pass_t* pass, uint32_t which) {
   return which == 0 ? JPP_TASK_BWD_I : JPP_TASK_BWD_W;
 }
 
-// Of each microbatch a rank runs the forwards of its stages, ascending, then for each
-// kind of backward the same stages, descending.
+// For each microbatch, a rank runs the forwards of its stages in ascending order, then
+// each kind of backward of the same stages in descending order.
 static bool write_next(void* context, uint32_t rank, jpp_schedule_task_t* out_task) {
   one_pass_t* pass = context;
   if (rank >= pass->stages) return false;
@@ -42,6 +43,11 @@ static bool write_next(void* context, uint32_t rank, jpp_schedule_task_t* out_ta
 jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
                                     bool split_backward, jpp_schedule_t** out_schedule) {
   JPP_RETURN_IF_NULL(params, out_schedule);
+  *out_schedule = NULL;
+  jpp_schedule_params_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_schedule_params_t, fuse_steady_state, params, &full));
+  params = &full;
   one_pass_t pass = {.stages = params->stages,
                      .ranks = params->ranks,
                      .microbatches = params->microbatches,

@@ -159,8 +159,10 @@ jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
   JPP_RETURN_IF_NULL(rows, out_schedule);
   JPP_RETURN_IF_NULL(rows->rows);
   *out_schedule = NULL;
-  jpp_schedule_params_t params = {
-      .stages = rows->stages, .ranks = rows->ranks, .microbatches = rows->microbatches};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = rows->stages,
+                                  .ranks = rows->ranks,
+                                  .microbatches = rows->microbatches};
   jpp_schedule_draft_t draft;
   JPP_RETURN_IF_ERROR(
       jpp_schedule_draft_create(rows->name ? rows->name : "user", &params, &draft));
@@ -213,8 +215,10 @@ jpp_status_t* jpp_schedule_from_callback(const jpp_schedule_rows_t* rows,
   JPP_RETURN_IF_NULL(rows, out_schedule);
   if (!next) return jpp_null_error(__func__, "next", 0);
   *out_schedule = NULL;
-  jpp_schedule_params_t params = {
-      .stages = rows->stages, .ranks = rows->ranks, .microbatches = rows->microbatches};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = rows->stages,
+                                  .ranks = rows->ranks,
+                                  .microbatches = rows->microbatches};
   JPP_RETURN_IF_ERROR(check_sizes(rows->name ? rows->name : "user", &params));
   task_vec_t tasks = {0};
   jpp_schedule_row_t* table = NULL;

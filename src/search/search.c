@@ -74,13 +74,13 @@ static jpp_status_t* measure_schedule(const search_t* search,
   jpp_simulation_destroy(simulation);
   uint32_t* peaks = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->ranks, &peaks));
-  jpp_schedule_peak_microbatches(schedule, peaks);
+  jpp_status_t* status = jpp_schedule_peak_microbatches(schedule, schedule->ranks, peaks);
   *out_fits = true;
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     if (peaks[r] > search->most) *out_fits = false;
   }
   jpp_free(peaks);
-  return NULL;
+  return status;
 }
 
 static jpp_status_t* poll_caller(search_t* search) {
@@ -118,7 +118,8 @@ static jpp_status_t* keep_if_better(search_t* search, jpp_schedule_t* schedule,
 
 static jpp_status_t* try_built_ins(search_t* search) {
   const jpp_search_options_t* options = search->options;
-  jpp_schedule_params_t params = {.stages = options->stages,
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = options->stages,
                                   .ranks = options->ranks,
                                   .microbatches = options->microbatches};
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
@@ -147,7 +148,8 @@ static jpp_status_t* try_built_ins(search_t* search) {
 static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* recipe,
                                      jpp_schedule_t** out_schedule) {
   const jpp_search_options_t* options = search->options;
-  jpp_schedule_params_t params = {.stages = options->stages,
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = options->stages,
                                   .ranks = options->ranks,
                                   .microbatches = options->microbatches};
   jpp_schedule_draft_t draft;

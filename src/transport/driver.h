@@ -36,7 +36,6 @@ typedef struct jpp_transport_vtable {
   jpp_status_t* (*warm_up)(jpp_channel_t* channel, bool* out_done);
   uint32_t (*credits)(jpp_channel_t* channel);
   jpp_status_t* (*channel_status)(const jpp_channel_t* channel);
-  void (*get_stats)(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats);
   void (*set_abort)(jpp_channel_t* channel, const jpp_status_t* status);
   void (*reset)(jpp_channel_t* channel);
   void (*close)(jpp_channel_t* channel);

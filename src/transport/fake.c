@@ -118,7 +118,7 @@ static void answer_locked(fake_packet_t* packet) {
   }
 }
 
-// Copies the data while the sender can not go away.
+// Copies the data while the sender cannot be destroyed.
 static bool fetch(const fake_packet_t* packet) {
   pthread_mutex_lock(&g_mutex);
   bool there = find_locked(packet->sender) != NULL;
@@ -221,7 +221,7 @@ void jpp_transport_fake_set_delay(jpp_transport_t* base, uint32_t rounds, uint64
   pthread_mutex_unlock(&g_mutex);
 }
 
-// Senders get their memory back; packets to nobody are freed.
+// Senders get their memory back; undeliverable packets are freed.
 static void die_locked(fake_transport_t* transport) {
   transport->dead = true;
   while (transport->inbox) {

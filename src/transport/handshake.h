@@ -40,7 +40,7 @@ jpp_status_t* jpp_address_seal(const jpp_address_t* address, const void* token,
                                size_t* out_size) JPP_MUST_USE;
 
 // Checks the seal first. JPP_PEER_ERROR for one of another token, and for what a sealed
-// address of this version can not have.
+// address of this version cannot have.
 jpp_status_t* jpp_address_open(const void* bytes, size_t size, const void* token,
                                size_t token_size,
                                jpp_address_t* out_address) JPP_MUST_USE;

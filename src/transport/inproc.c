@@ -130,12 +130,6 @@ static jpp_status_t* inproc_warm_up(jpp_channel_t* channel, bool* out_done) {
   return NULL;
 }
 
-static void inproc_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats) {
-  const inproc_channel_t* channel = (const inproc_channel_t*)base;
-  out_stats->messages_sent = atomic_load(&channel->sent);
-  out_stats->messages_received = atomic_load(&channel->received);
-}
-
 static jpp_status_t* inproc_channel_status(const jpp_channel_t* base) {
   const inproc_channel_t* channel = (const inproc_channel_t*)base;
   return jpp_status_clone(atomic_load_explicit(&channel->aborted, memory_order_acquire));
@@ -258,7 +252,6 @@ const jpp_transport_vtable_t jpp_transport_inproc = {
     .warm_up = inproc_warm_up,
     .credits = inproc_credits,
     .channel_status = inproc_channel_status,
-    .get_stats = inproc_get_stats,
     .set_abort = inproc_set_abort,
     .reset = inproc_reset,
     .close = inproc_close,

@@ -22,7 +22,8 @@ static void* open_file(const jpp_library_t* library, const char* path) {
   return handle;
 }
 
-// The Python packages lie side by side: jaxpp/lib/libjaxpp.so and libucx/lib/libucp.so.0.
+// The Python packages are installed side by side: jaxpp/lib/libjaxpp.so and
+// libucx/lib/libucp.so.0.
 static jpp_status_t* open_beside(const jpp_library_t* library, void** out_handle) {
   static const char* const kUp[] = {"/../../", "/../"};
   Dl_info here;

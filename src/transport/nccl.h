@@ -47,7 +47,7 @@ typedef struct jpp_nccl_transfer {
   void* data;  // device memory
   size_t size;
   jpp_net_op_t* op;  // sends
-  void* shard;       // receives, for jpp_net_received(); NULL: nobody wants it
+  void* shard;       // receives, for jpp_net_received(); NULL: the data is dropped
 } jpp_nccl_transfer_t;
 
 typedef struct jpp_nccl jpp_nccl_t;

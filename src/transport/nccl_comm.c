@@ -63,8 +63,8 @@ static bool send_id(jpp_nccl_comm_t* comm) {
 const char* jpp_nccl_meet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                           const void* data) {
   jpp_nccl_comm_t* comm = jpp_nccl_comm_of(peer, false);
-  if (packet->size != sizeof(comm->id)) return "it is no id of NCCL";
-  if (comm->has_id) return "its id of NCCL has come before";
+  if (packet->size != sizeof(comm->id)) return "it is not an NCCL id";
+  if (comm->has_id) return "its NCCL id arrived twice";
   memcpy(&comm->id, data, sizeof(comm->id));
   comm->has_id = true;
   return NULL;
@@ -136,7 +136,7 @@ static const char* insert(jpp_nccl_comm_t* comm, const jpp_nccl_transfer_t* tran
   jpp_status_t* status = JPP_VEC_PUSH(&comm->transfers, *transfer);
   if (status) {
     jpp_status_free(status);
-    return "there is no memory to note it";
+    return "there is no memory to record it";
   }
   jpp_nccl_transfer_t* place = &comm->transfers.data[at];
   memmove(place + 1, place, (comm->transfers.count - 1 - at) * sizeof(*place));
@@ -151,7 +151,7 @@ const char* jpp_nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                   .data = place->data ? place->data : peer->net->scratch,
                                   .size = packet->size,
                                   .shard = place->shard};
-  if (comm->state == JPP_NCCL_UNUSED) return "nothing here comes by NCCL";
+  if (comm->state == JPP_NCCL_UNUSED) return "nothing here is received over NCCL";
   bool ends = comm->state >= JPP_NCCL_DOOMED;
   const char* wrong = ends ? NULL : insert(comm, &transfer);
   if ((ends || wrong) && place->shard) jpp_net_received(place->shard, false);
@@ -233,7 +233,8 @@ static void advance_batch(jpp_nccl_comm_t* comm) {
   finish(comm, comm->batch, true);
 }
 
-// Of a peer that has left there is nothing to come; what it sent before came before.
+// Whether the communicator waits for a peer that will send nothing more. What a peer sent
+// before it left has arrived.
 static bool is_lost(const jpp_nccl_comm_t* comm) {
   bool waits = comm->state <= JPP_NCCL_MAKING || (comm->sends && comm->transfers.count);
   return comm->peer->status || (comm->peer->left && waits);
@@ -298,7 +299,7 @@ void jpp_nccl_comms_abort(jpp_nccl_t* nccl) {
     some |= nccl->used.data[i]->state == JPP_NCCL_DOOMED;
   }
   if (!some) return;
-  // Of all, before the memory of one is freed.
+  // Abort all of them before the memory of any is freed.
   nccl->library->ncclGroupStart();
   for (size_t i = 0; i < nccl->used.count; ++i) {
     const jpp_nccl_comm_t* comm = nccl->used.data[i];

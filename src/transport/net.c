@@ -194,7 +194,7 @@ static jpp_net_channel_t* find_channel(const jpp_net_peer_t* peer, uint32_t id) 
   return NULL;
 }
 
-// NULL for a packet of somebody who does not have the token, or not this job's.
+// NULL for a packet whose sender does not know this job's token.
 static jpp_net_peer_t* authenticate(jpp_net_t* net, const void* head, size_t head_size,
                                     jpp_packet_t* out_packet) {
   if (head_size != sizeof(*out_packet)) return NULL;
@@ -259,8 +259,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
   bool has_data = (packet->kind == JPP_PACKET_DATA && !packet->turn) ||
                   packet->kind == JPP_PACKET_ABORT || packet->kind == JPP_PACKET_MEET ||
                   packet->kind == JPP_PACKET_BEAT;
-  if (size != (has_data ? packet->size : 0))
-    return "its length is another than its data's";
+  if (size != (has_data ? packet->size : 0)) return "its length does not match its data";
   switch (packet->kind) {
     case JPP_PACKET_HELLO:
       return NULL;

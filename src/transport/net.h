@@ -19,7 +19,7 @@
 // why the peer left.
 //
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
-// the channel's are dropped; data of a later one can not come, since there was no GRANT.
+// the channel's are dropped; data of a later one cannot arrive, since there was no GRANT.
 //
 // Threads: everything here belongs to the one thread that uses the transport, but for
 // what is atomic.
@@ -92,7 +92,7 @@ typedef struct jpp_net_port {
                const jpp_transport_memory_t* memory);
 } jpp_net_port_t;
 
-// What carries shards that lie in device memory, beside the packets of the driver that it
+// What carries shards in device memory, beside the packets of the driver that it
 // is laid over: nccl.c. A packet of such a shard has a turn and no data. At both ends the
 // data are sent and received in the order of the turns, also those that are dropped.
 typedef struct jpp_net_device {
@@ -126,7 +126,7 @@ struct jpp_net_peer {
   uint8_t proof_out[kJppProofSize], proof_in[kJppProofSize];
   JPP_VEC(jpp_net_end_t) ends;  // the open channels with this peer
   uint32_t busy;                // operations under way
-  jpp_status_t* status;         // why it can not be reached; NULL: it can
+  jpp_status_t* status;         // why it cannot be reached; NULL: it can
   bool left;                    // BYE has come
   jpp_status_t* last_words;     // an ABORT for a channel that is not open here yet
   bool knows_we_left;           // GONE has come
@@ -168,7 +168,7 @@ struct jpp_net {
   uint64_t refused;  // packets without proof
   const jpp_net_device_t* device;  // NULL: there is only host memory
   void* device_state;              // its own
-  void* scratch;  // device memory as large as any shard there, for what nobody reads
+  void* scratch;  // device memory as large as any shard there, for data that is dropped
 };
 
 // --- Transport (net.c) ----------------------------------------------------------------
@@ -232,16 +232,16 @@ const char* jpp_net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
 // --- Channels (net_channel.c) ---------------------------------------------------------
 
 // The rows of jpp_transport_vtable_t that are the same for all drivers of packets.
-#define JPP_NET_ROWS                                                                 \
-  .form = JPP_TRANSPORT_BYTES, .address = jpp_net_get_address,                       \
-  .peer_status = jpp_net_peer_status, .peer_name = jpp_net_peer_name,                \
-  .open_notes = jpp_net_open_notes, .note = jpp_net_note,                            \
-  .open_channel = jpp_net_open_channel, .warm_up = jpp_net_warm_up,                  \
-  .channel_status = jpp_net_status_of, .credits = jpp_net_credits,                   \
-  .get_stats = jpp_net_get_stats, .set_abort = jpp_net_set_abort,                    \
-  .reset = jpp_net_reset, .close = jpp_net_close, .try_send = jpp_transport_no_send, \
-  .try_recv = jpp_transport_no_recv, .try_send_bytes = jpp_net_try_send_bytes,       \
-  .try_recv_bytes = jpp_net_try_recv_bytes, .release = jpp_net_release
+#define JPP_NET_ROWS                                                                  \
+  .form = JPP_TRANSPORT_BYTES, .address = jpp_net_get_address,                        \
+  .peer_status = jpp_net_peer_status, .peer_name = jpp_net_peer_name,                 \
+  .open_notes = jpp_net_open_notes, .note = jpp_net_note,                             \
+  .open_channel = jpp_net_open_channel, .warm_up = jpp_net_warm_up,                   \
+  .channel_status = jpp_net_status_of, .credits = jpp_net_credits,                    \
+  .set_abort = jpp_net_set_abort, .reset = jpp_net_reset, .close = jpp_net_close,     \
+  .try_send = jpp_transport_no_send, .try_recv = jpp_transport_no_recv,               \
+  .try_send_bytes = jpp_net_try_send_bytes, .try_recv_bytes = jpp_net_try_recv_bytes, \
+  .release = jpp_net_release
 
 jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
                                    const jpp_channel_spec_t* spec,
@@ -249,7 +249,6 @@ jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
 jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done);
 jpp_status_t* jpp_net_status_of(const jpp_channel_t* base);
 uint32_t jpp_net_credits(jpp_channel_t* base);
-void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats);
 void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
 void jpp_net_reset(jpp_channel_t* base);
 void jpp_net_close(jpp_channel_t* base);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/utf8.h"
 
 // The tag of the message of jpp_channel_warm_up(): value ids are below.
@@ -38,22 +39,14 @@ bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
   return channel->on_device && size && channel->on_device[shard];
 }
 
-// FNV-1a.
-static void add_to_hash(uint64_t* hash, const void* data, size_t size) {
-  const unsigned char* bytes = data;
-  for (size_t i = 0; i < size; ++i) {
-    *hash = (*hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-  }
-}
-
-// Of all that both ends must agree on.
+// Hashes everything that both ends must agree on.
 static uint64_t hash_spec(const jpp_channel_spec_t* spec) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  uint64_t hash = JPP_HASH_START;
   const uint64_t head[] = {spec->src_actor,   spec->dst_actor, spec->src_process,
                            spec->dst_process, spec->slots,     spec->capacity};
-  add_to_hash(&hash, head, sizeof(head));
-  add_to_hash(&hash, spec->bytes, spec->capacity * sizeof(*spec->bytes));
-  if (spec->on_device) add_to_hash(&hash, spec->on_device, spec->capacity);
+  hash = jpp_hash_bytes(hash, head, sizeof(head));
+  hash = jpp_hash_bytes(hash, spec->bytes, spec->capacity * sizeof(*spec->bytes));
+  if (spec->on_device) hash = jpp_hash_bytes(hash, spec->on_device, spec->capacity);
   return hash;
 }
 
@@ -410,11 +403,9 @@ static void send_message(jpp_net_channel_t* channel, uint64_t tag,
                                             .shard = i,
                                             .count = count,
                                             .size = shard->size};
-    channel->stats.bytes_sent += shard->size;
     jpp_net_post(&message->ops[i], JPP_PACKET_DATA, shard->data, shard->size,
                  shard->memory);
   }
-  ++channel->stats.messages_sent;
   ++sender->sent;
   sender->turn = sender->turn + 1 == channel->base.spec.slots ? 0 : sender->turn + 1;
   jpp_net_message_done(channel, message);
@@ -439,10 +430,6 @@ jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
                                      const jpp_shard_t* shards, uint32_t count,
                                      void* cookie, bool* out_done) {
   return try_send((jpp_net_channel_t*)base, tag, shards, count, cookie, false, out_done);
-}
-
-void jpp_net_get_stats(const jpp_channel_t* base, jpp_channel_stats_t* out_stats) {
-  *out_stats = ((const jpp_net_channel_t*)base)->stats;
 }
 
 // --- Warm up --------------------------------------------------------------------------

@@ -76,7 +76,7 @@ struct jpp_net_channel {
   bool closed;
   uint32_t busy;    // operations and fetches under way
   uint64_t* bytes;  // [capacity]
-  bool* on_device;  // [capacity] NULL: all shards lie in host memory
+  bool* on_device;  // [capacity] NULL: all shards are in host memory
   uint64_t spec_hash;
   uint32_t epoch;
   _Atomic(jpp_status_t*) aborted;  // owned; set once until reset
@@ -88,12 +88,11 @@ struct jpp_net_channel {
   void* warm_up_data;
   int64_t warm_up_until;  // 0: not begun
   bool warm_up_sent;
-  jpp_channel_stats_t stats;
   jpp_net_sender_t sender;      // if it sends
   jpp_net_receiver_t receiver;  // if not
 };
 
-// Whether a shard's data lie in device memory; those of size 0 lie nowhere.
+// Whether a shard's data is in device memory; empty shards have no data.
 bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
                           uint64_t size);
 // Why nothing can be sent or received any more; NULL: nothing known.

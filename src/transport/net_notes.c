@@ -7,7 +7,7 @@
 
 enum { kMostBeat = 4096 };  // bytes of notes, unless a single one takes more
 
-// Of a note in a heartbeat; the note follows, padded to a multiple of 8 bytes.
+// Precedes each note in a heartbeat; the note is padded to a multiple of 8 bytes.
 typedef struct entry_head {
   uint64_t version;
   uint32_t process;
@@ -101,7 +101,7 @@ static const char* take_entry(jpp_net_t* net, const char* from) {
   jpp_net_notes_t* notes = &net->notes;
   entry_head_t head;
   memcpy(&head, from, sizeof(head));
-  if (head.process >= net->base.num_processes) return "it has a note of no process";
+  if (head.process >= net->base.num_processes) return "its note belongs to no process";
   // A process knows best about itself.
   if (head.process == net->base.process) return NULL;
   if (head.version <= notes->versions[head.process]) return NULL;

@@ -121,10 +121,6 @@ static jpp_status_t* null_channel_status(const jpp_channel_t* channel) {
   return NULL;
 }
 
-static void null_get_stats(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats) {
-  (void)channel, (void)out_stats;
-}
-
 // Any thread. Keeps a copy of the status, unless one is kept already, where both ends see
 // it at their next call; a driver between processes tells the peer.
 static void null_set_abort(jpp_channel_t* channel, const jpp_status_t* status) {
@@ -197,7 +193,6 @@ const jpp_transport_vtable_t jpp_transport_null = {
     .warm_up = null_warm_up,
     .credits = null_credits,
     .channel_status = null_channel_status,
-    .get_stats = null_get_stats,
     .set_abort = null_set_abort,
     .reset = null_reset,
     .close = null_close,

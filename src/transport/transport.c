@@ -15,10 +15,6 @@ static const jpp_transport_vtable_t* const kDrivers[] = {
 };
 #define DRIVER_COUNT (sizeof(kDrivers) / sizeof(kDrivers[0]))
 
-const char* jpp_transport_driver_name(uint32_t index) {
-  return index < DRIVER_COUNT ? kDrivers[index]->name : NULL;
-}
-
 // --- Transport ------------------------------------------------------------------------
 
 static jpp_status_t* unknown_driver(const char* name) {
@@ -211,11 +207,6 @@ jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) {
   return channel->vtable->channel_status(channel);
 }
 
-void jpp_channel_get_stats(const jpp_channel_t* channel, jpp_channel_stats_t* out_stats) {
-  *out_stats = (jpp_channel_stats_t){0};
-  channel->vtable->get_stats(channel, out_stats);
-}
-
 void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status) {
   channel->vtable->set_abort(channel, status);
 }
@@ -280,7 +271,7 @@ void jpp_channel_release(jpp_channel_t* channel, uint32_t slot) {
 
 static jpp_status_t* wrong_form(const jpp_channel_t* channel, const char* expected) {
   return jpp_status_make(
-      JPP_UNSUPPORTED, "transport %s carries %s, no %s", channel->vtable->name,
+      JPP_UNSUPPORTED, "transport %s carries %s, not %s", channel->vtable->name,
       channel->vtable->form == JPP_TRANSPORT_HANDLES ? "handles" : "bytes", expected);
 }
 
@@ -325,7 +316,7 @@ jpp_status_t* jpp_transport_no_notes(jpp_transport_t* transport, uint32_t size,
                                      jpp_transport_write_note_t write, void* user) {
   (void)size, (void)write, (void)user;
   return jpp_status_make(JPP_UNSUPPORTED,
-                         "transport %s connects no processes that could have notes",
+                         "transport %s connects no processes, so there are no notes",
                          transport->vtable->name);
 }
 

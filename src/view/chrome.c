@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 
-// A value, such as one of the list; `separator` is what stands before it.
+// A value, such as one of the list; `separator` precedes it.
 static void append_element(const char* separator, json_t* event, jpp_str_t* str) {
   jpp_str_append(str, separator);
   // With 15 digits a time of three decimals is written with those: 1.234, which no double

@@ -1,5 +1,5 @@
 // Page: an HTML page of one file around an SVG picture, without network: the wheel zooms,
-// dragging moves, and what lies under the pointer is described by its <title>.
+// dragging moves, and the <title> of the shape under the pointer describes it.
 #ifndef JPP_VIEW_PAGE_H_
 #define JPP_VIEW_PAGE_H_
 

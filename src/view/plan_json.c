@@ -294,7 +294,7 @@ static json_t* memory_json(const jpp_plan_t* plan, uint32_t rank) {
   jpp_memory_point_t* points = NULL;
   json_t* curve = NULL;
   jpp_status_t* status = JPP_ALLOC_ARRAY(count, &points);
-  if (!status) status = jpp_check_memory_curve(plan, rank, points);
+  if (!status) status = jpp_check_memory_curve(plan, rank, count, points);
   if (!status) curve = curve_json(points, count);
   jpp_free(points);
   jpp_status_free(status);  // without a curve there is no JSON, which the caller reports

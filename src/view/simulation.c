@@ -12,7 +12,7 @@ static double rounded(double value) {
   return fabs(near - value) <= 1e-12 * (1 + fabs(value)) ? near : value;
 }
 
-// 12 digits: what rounding errors change lies behind them.
+// 12 digits: rounding errors change only later ones.
 static jpp_status_t* print_json(json_t* value, char** out_text) {
   jpp_str_t str = {0};
   jpp_json_take(value, JSON_INDENT(1) | JSON_REAL_PRECISION(12), &str);
@@ -84,14 +84,14 @@ jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation, char** ou
 
 static void append_spmd(const char* form, const jpp_spmd_simulation_t* spmd,
                         jpp_str_t* str) {
-  jpp_str_appendf(str,
-                  "%s: makespan %.6g, %llu turns of %.6g and %.6g back, utilisation "
-                  "%.1f%%\n  for nobody %.1f%%, computed again %.1f%%, keeps %.6g "
-                  "microbatches%s\n",
-                  form, rounded(spmd->makespan), (unsigned long long)spmd->turns,
-                  rounded(spmd->forward_turn), rounded(spmd->backward_turn),
-                  100 * spmd->utilisation, 100 * spmd->lost, 100 * spmd->rematerialised,
-                  rounded(spmd->peak), spmd->rematerialised > 0 ? "' inputs" : "");
+  jpp_str_appendf(
+      str,
+      "%s: makespan %.6g, %llu turns of %.6g and %.6g back, utilisation %.1f%%\n  wasted "
+      "%.1f%%, recomputed %.1f%%, keeps %.6g microbatches%s\n",
+      form, rounded(spmd->makespan), (unsigned long long)spmd->turns,
+      rounded(spmd->forward_turn), rounded(spmd->backward_turn), 100 * spmd->utilisation,
+      100 * spmd->lost, 100 * spmd->rematerialised, rounded(spmd->peak),
+      spmd->rematerialised > 0 ? "' inputs" : "");
 }
 
 jpp_status_t* jpp_spmd_print(const jpp_spmd_simulation_t* kept,

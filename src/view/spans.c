@@ -93,7 +93,7 @@ static void append_rank(canvas_t* canvas, uint32_t rank, size_t first, size_t en
 }
 
 // The first rank from `rank` on that has a row: the ranks below spans->ranks, and any
-// with spans, which begin at `next`. JPP_NONE if there is none.
+// with spans, which begin at `next`. JPP_NONE without one.
 static uint32_t rank_from(const jpp_spans_t* spans, uint32_t rank, size_t next) {
   if (rank < spans->ranks) return rank;
   return next < spans->count ? spans->spans[next].rank : JPP_NONE;

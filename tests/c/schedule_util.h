@@ -7,8 +7,10 @@
 
 static inline jpp_schedule_t* build(const char* name, uint32_t stages, uint32_t ranks,
                                     uint32_t microbatches) {
-  jpp_schedule_params_t params = {
-      .stages = stages, .ranks = ranks, .microbatches = microbatches};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = stages,
+                                  .ranks = ranks,
+                                  .microbatches = microbatches};
   jpp_schedule_t* schedule = NULL;
   ASSERT_OK(jpp_schedule_build(name, &params, &schedule));
   return schedule;
@@ -28,7 +30,8 @@ static inline void for_each_schedule(void (*use)(const jpp_schedule_t* schedule)
     const char* name = jpp_schedule_info_at(i)->name;
     for (uint32_t n = 0; n < 6 * 3 * 14 * 2; ++n) {
       uint32_t ranks = n % 6 + 1, v = n / 6 % 3 + 1;
-      jpp_schedule_params_t params = {.stages = ranks * v,
+      jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                      .stages = ranks * v,
                                       .ranks = ranks,
                                       .microbatches = n / 18 % 14 + 1,
                                       .fuse_steady_state = n / 252 == 1};

@@ -75,7 +75,7 @@ class CommandTest(unittest.TestCase):
         self.assert_refused(2, "plan file /nowhere: cannot be read: No such", "run", "/nowhere")
         text = "expected a file that begins with"
         self.assert_refused(2, text, "run", graph("mlp4"))
-        self.assert_refused(2, "it is no regular file", "run", "/dev/null")
+        self.assert_refused(2, "it is not a regular file", "run", "/dev/null")
         self.assert_refused(2, "--steps: expected a whole number", "run", "x", "--steps=0")
 
     def test_summary(self) -> None:
@@ -175,10 +175,10 @@ class CommandTest(unittest.TestCase):
         )
 
     def test_bad_flags(self) -> None:
-        self.assert_refused(2, "no command 'plant'", "plant")
+        self.assert_refused(2, "unknown command 'plant'", "plant")
         self.assert_refused(2, "no flag '--fast'", "plan", "x", "--fast")
         self.assert_refused(2, "expected FILE", "plan")
-        self.assert_refused(2, "found 'b' behind it", "plan", "a", "b")
+        self.assert_refused(2, "found 'b' after it", "plan", "a", "b")
         self.assert_refused(2, "--ranks: expected N", "plan", "a", "--ranks")
         self.assert_refused(2, "found '-1'", "plan", "a", "--ranks", "-1")
         self.assert_refused(2, "found '2x'", "plan", "a", "--ranks=2x")
@@ -208,7 +208,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn(len(rows), [2, 4])
             self.assertEqual(run("verify", name, *sizes).returncode, 0)
         self.assert_refused(
-            2, "no schedule is named", "verify", "x", "--stages=1", "--microbatches=1"
+            2, "neither a built-in schedule", "verify", "x", "--stages=1", "--microbatches=1"
         )
 
     def test_simulate(self) -> None:
@@ -414,7 +414,7 @@ class CommandTest(unittest.TestCase):
             self.assert_refused(2, message, "schedule", "search", *given)
         self.assert_refused(2, "expected --stages N (and", "verify", "gpipe", sizes[2])
         self.assert_refused(2, "expected --microbatches N (and", "verify", "gpipe", sizes[0])
-        self.assert_refused(2, "there is no such file; jaxpp schedule list", "verify", "nofile")
+        self.assert_refused(2, "nor a file; jaxpp schedule list", "verify", "nofile")
         self.assertIn("--message-bytes BYTES    of a", run("simulate", "--help").stdout)
 
     def test_names_are_any_bytes(self) -> None:

@@ -83,14 +83,14 @@ case(
     "expected a donated array once",
 )
 case(
-    "An array donated and passed beside it",
+    "An array donated and also passed as another argument",
     "donated",
     donated_and_not,
     "arguments ws[0] and others[0] are the same array, which the first donates",
 )
-case("Looking at a donated array", "donated", read_after_donation, "deleted or donated")
+case("Reading a donated array", "donated", read_after_donation, "deleted or donated")
 case(
-    "An argument that is no array",
+    "An argument that is not an array",
     "invalid-argument",
     lambda: step_of()(m.params(), "text"),
     "argument xs: expected an array or a number, found 'text' of type str",
@@ -122,7 +122,7 @@ case(
     "invalid-argument",
     lambda: step_of()(m.params(), leaked()),
     "argument xs: expected an array, found JitTracer",
-    "a function that JAX traced, which has ended",
+    "a tracer that leaked from a function that JAX traced earlier",
 )
 for name, called in {
     "jit": lambda step: jax.jit(step)(m.params(), m.batch()),
@@ -159,13 +159,13 @@ case(
     "static argument ws: expected something hashable",
 )
 case(
-    "A number of no argument",
+    "donate_argnums out of range",
     "invalid-argument",
     lambda: step_of(donate_argnums=2),
     "donate_argnums has 2; expected numbers from 0 to 1 of the arguments (ws, xs)",
 )
 case(
-    "A name of no argument",
+    "An unknown name in static_argnames",
     "invalid-argument",
     lambda: step_of(static_argnames="schedule"),
     "static_argnames has 'schedule'; expected names of the arguments (ws, xs)",
@@ -187,7 +187,7 @@ case(
     "schedule zb-h1 of 2 stages on 2 ranks with 8 microbatches fits",
 )
 case(
-    "A memory limit that no schedule is within",
+    "A memory limit that no schedule fits",
     "out-of-memory",
     lambda: train(TWO, memory_limit=[2**20, 100]),
     "memory limit: rank 1: expected at most 100 bytes",
@@ -201,15 +201,20 @@ case(
     "jax.checkpoint around the layers",
 )
 case(
-    "A memory limit for another number of ranks",
+    "A memory limit list of the wrong length",
     "invalid-argument",
     lambda: train(TWO, memory_limit=[2**20]),
     "memory_limit=[1048576]",
     "one for each of the 2 ranks",
 )
-case("No function", "invalid-argument", lambda: JIT(3, mesh()), "fun=3; expected a function")
 case(
-    "A compiler option that is none",
+    "fun that is not a function",
+    "invalid-argument",
+    lambda: JIT(3, mesh()),
+    "fun=3; expected a function",
+)
+case(
+    "An unknown compiler option",
     "invalid-argument",
     lambda: train(TWO, compiler_options={"xla_unheard_of": True}),
     "xla_unheard_of",
@@ -222,7 +227,7 @@ case(
 )
 
 case(
-    "Compiler options that are no dict",
+    "Compiler options that are not a dict",
     "invalid-argument",
     lambda: train(TWO, compiler_options=["xla_cpu_enable_fast_math"]),
     "compiler_options=['xla_cpu_enable_fast_math']; expected a dict",
@@ -283,7 +288,7 @@ def too_large_argument() -> None:
 
 
 case(
-    "A result that no memory holds",
+    "A result that exceeds the memory",
     "out-of-memory",
     lambda: loop(m.batch(), m.task_too_large),
     "instruction",
@@ -291,7 +296,7 @@ case(
     "To need less:",
 )
 case(
-    "An argument that no memory holds",
+    "An argument that exceeds the memory",
     "out-of-memory",
     too_large_argument,
     "rank 0, argument xs: ",
@@ -316,7 +321,7 @@ for what, value, *says in (
     ("a list", [1, 2], "settings: ", "found [1, 2] of type list; make it a tuple"),
     ("a list in a tuple", (1, [2]), "settings[1]: ", "of type list; make it a tuple"),
     ("a dict", {"rate": 1}, "settings: ", "make it a tuple of pairs"),
-    ("an array", np.ones(2), "settings: ", "one that is not static"),
+    ("an array", np.ones(2), "settings: ", "make the argument non-static"),
     ("a dataclass", Settings([1]), "settings: ", "@dataclasses.dataclass(frozen=True)"),
     ("a list in a dataclass", FrozenSettings([1]), "settings.rates: ", "make it a tuple"),
 ):
@@ -408,26 +413,25 @@ host_memory(
     "Activations offloaded to host memory",
     offloading_step,
     "device_put at",
-    "in that of the host",
+    "in host memory",
 )
 
 # --- Refs -------------------------------------------------------------------------------
 
 case(
-    "A ref from outside of the loop",
+    "A ref from outside the loop",
     "unsupported",
     lambda: JIT(m.counting_step, mesh())(m.params(), m.batch()),
     "treduce at",
-    "uses at",
+    "the function uses a jax.Ref from outside, Ref{int32[]}, at ",
     "mistakes.py:",
-    "a jax.Ref from outside, Ref{int32[]}",
     "jax.new_ref",
 )
 case(
-    "A ref from outside of the step",
+    "A ref from outside the step",
     "unsupported",
     lambda: JIT(m.step_that_keeps, mesh())(m.params(), m.batch()),
-    "step step_that_keeps: the function uses at",
+    "step step_that_keeps: the function uses a jax.Ref from outside, Ref{float32[4]}, at ",
     "mistakes.py:",
 )
 case(

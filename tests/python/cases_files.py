@@ -1,4 +1,4 @@
-"""Plan files: what can not be saved, and what can not be loaded."""
+"""Plan files: what cannot be saved, and what cannot be loaded."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def save_state_of_local_class() -> None:
 
 
 case(
-    "A step that prints, saved",
+    "Saving a step that prints",
     "unsupported",
     lambda: compiled(m.loss_that_prints).save("/nowhere/plan"),
     "calls back into Python",
     "remove the callback",
 )
 case(
-    "A step whose state is of a class that can not be imported, saved",
+    "Saving a step whose state class cannot be imported",
     "unsupported",
     save_state_of_local_class,
-    "the structure of the arguments can not be written to a plan file",
+    "the structure of the arguments cannot be written to a plan file",
     "define the class at the top of a module",
 )
 case(
-    "A plan saved to a folder that is not there",
+    "A plan saved to a missing folder",
     "invalid-argument",
     lambda: compiled().save("/nowhere/plan"),
     "plan file /nowhere/plan: cannot be written: No such file or directory",
@@ -92,13 +92,13 @@ def newer(data: bytearray) -> None:
 
 
 case(
-    "A plan file that is not there",
+    "A missing plan file",
     "invalid-argument",
     lambda: jaxpp.load("/nowhere/plan"),
     "plan file /nowhere/plan: cannot be read: No such file or directory",
 )
 case(
-    "A file that is no plan",
+    "A file that is not a plan",
     "parse",
     lambda: loaded(lambda data: data.__setitem__(slice(0, 5), b"graph")),
     'expected a file that begins with "jaxpp plan file"',
@@ -110,10 +110,10 @@ case(
     "damaged or cut off: expected at least 72 bytes, found 40",
 )
 case(
-    "A plan file of a newer form",
+    "A plan file of a newer format",
     "unsupported",
     lambda: loaded(newer),
-    "its form 2 was written by jaxpp 99.0; expected at most 1",
+    "format 2, written by jaxpp 99.0; expected at most format 1",
 )
 case(
     "A loaded step called with other shapes",
@@ -126,10 +126,10 @@ case(
     "A loaded step called with other arguments",
     "invalid-argument",
     calling(lambda step: step(m.params(3), m.batch())),
-    "expected arguments as it was saved with",
+    "expected the arguments that it was saved with",
 )
 case(
-    "A loaded step called with what is no array",
+    "A loaded step called with a value that is not an array",
     "invalid-argument",
     calling(lambda step: step(m.params(), "text")),
     "argument xs of the step in step.plan: expected an array or a number, found 'text'",
@@ -138,7 +138,7 @@ case(
     "A loaded step in a function that JAX traces",
     "unsupported",
     calling(lambda step: jax.jit(lambda xs: step(m.params(), xs))(m.batch())),
-    "a loaded step is not traced",
+    "a loaded step cannot be traced",
 )
 case(
     "A plan loaded on another mesh",
@@ -148,7 +148,7 @@ case(
     "found {'stage': 4}",
 )
 case(
-    "A plan loaded on what is no mesh",
+    "A plan loaded on an object that is not a mesh",
     "mesh",
     lambda: loaded(mpmd_mesh=np.zeros(2)),
     "load: mpmd_mesh=array([0., 0.]); expected an MpmdMesh",

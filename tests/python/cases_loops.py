@@ -36,10 +36,10 @@ case(
     "xs[0] (2, 2, 4): 2",
     "and 12 more",
 )
-case("Nothing to cut", "microbatch", lambda: loop(None), "xs=None", "expected at least one")
+case("Nothing to split", "microbatch", lambda: loop(None), "xs=None", "expected at least one")
 case("No microbatches", "microbatch", lambda: loop(m.batch()[:0]), "size 0 along axis 0")
 case(
-    "An axis that is no number",
+    "An axis that is not a number",
     "microbatch",
     lambda: loop(m.batch(), axis="batch"),
     "axis='batch'",
@@ -73,7 +73,7 @@ case(
     "unsupported",
     lambda: JIT(m.loop_in_scan, mesh())(m.batch()),
     "treduce at ",
-    "under `scan` at ",
+    "inside `scan` at ",
     "top level",
 )
 case(
@@ -95,7 +95,7 @@ case(
     "unsupported",
     lambda: train(TWO, loss=m.closure_in_custom_vjp),
     "closes over a traced value",
-    "expected it to be one of the function's arguments",
+    "expected it as an argument of that function",
 )
 
 # --- Operations -------------------------------------------------------------------------
@@ -112,30 +112,34 @@ operation(
     "operation: (Add, Add, Max)",
     "result:    (*, *)",
 )
-operation("No operation", None, "operation: None", "result:    (*, *)")
-operation("An operation by name", "add", "'add' is no operation; expected Add")
-operation("An operation without update", m.NoUpdate(), "NoUpdate() is no operation", "update")
+operation("An operation of None", None, "operation: None", "result:    (*, *)")
+operation("An operation by name", "add", "'add' is not an operation; expected Add")
+operation(
+    "An operation without update", m.NoUpdate(), "NoUpdate() is not an operation", "update"
+)
 operation(
     "An operation that changes its state's dtype",
     m.CountsInIntegers(),
     "result[0]",
-    "update(state, value, i) to give a state of int32[2, 4] again, found float32[2, 4]",
+    "update(state, value, i) to return a state of type int32[2, 4], found float32[2, 4]",
 )
-operation("An operation with two states", m.TwoStates(), "to give one array, found tuple")
-operation("Concat along no axis", jaxpp.Concat(9), "expected an axis from -3 to 2, found 9")
+operation("An operation with two states", m.TwoStates(), "to return one array, found tuple")
 operation(
-    "The largest of complex numbers",
+    "Concat along a missing axis", jaxpp.Concat(9), "expected an axis from -3 to 2, found 9"
+)
+operation(
+    "Max of complex numbers",
     jaxpp.Max,
-    "Max() can not reduce result, complex64[2, 4]",
+    "Max() cannot reduce result, complex64[2, 4]",
     fun=lambda x: x * 1j,
 )
 operation(
-    "The sum of PRNG keys",
+    "Add of PRNG keys",
     jaxpp.Add,
     "expected numbers to sum, found PRNG keys",
     fun=lambda x: jax.random.key(0),
 )
-operation("The sum of truths", jaxpp.Add, "bool[2, 4]", "expected numbers", fun=lambda x: x > 0)
+operation("Add of bools", jaxpp.Add, "bool[2, 4]", "expected numbers", fun=lambda x: x > 0)
 case(
     "A loop whose function returns text",
     "invalid-argument",
@@ -163,13 +167,13 @@ sharded(
     "A spec that names an unknown axis",
     "in_specs of ws[0]",
     "axis 'modle'",
-    "expected axes of the mesh, ('stage', 'data', 'model')",
+    "expected one of the mesh's axes ('stage', 'data', 'model')",
     in_specs=(P("modle"), P()),
 )
 sharded(
     "A spec that does not divide",
     "in_specs of xs",
-    "expected a size that 2 divides, found 3",
+    "expected a multiple of 2, found 3",
     in_specs=(P(), P("data")),
 )
 sharded(
@@ -181,7 +185,7 @@ sharded(
 sharded(
     "A spec that names an axis twice",
     "in_specs of ws[0]",
-    "'data' 2 times; expected each axis once",
+    "'data' 2 times; expected each axis at most once",
     in_specs=(P("data", "data"), P()),
 )
 sharded(

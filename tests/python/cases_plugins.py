@@ -80,16 +80,17 @@ case(
     "A plugin by name that is not installed",
     "plugin",
     lambda: train(TWO, plugin="rocm"),
-    "no PJRT plugin for 'rocm': expected the path of one, or one that is installed for JAX",
+    "no PJRT plugin for 'rocm': expected the path of a plugin, or one installed for JAX",
 )
 case(
-    "A GPU's memory taken twice",
+    "GPU memory preallocated twice",
     "devices",
     with_environment(
         lambda: plugins.client_options("/opt/xla_cuda_plugin.so", 0),
         XLA_PYTHON_CLIENT_PREALLOCATE=lambda: "true",
     ),
-    "XLA_PYTHON_CLIENT_PREALLOCATE=true: JAX's own client takes 75% of each device's memory",
+    "XLA_PYTHON_CLIENT_PREALLOCATE=true: JAX's own client preallocates 75% of each device's "
+    "memory",
     "set XLA_PYTHON_CLIENT_PREALLOCATE=false",
 )
 case(
@@ -105,7 +106,7 @@ case(
     "expected the path of a PJRT plugin",
 )
 case(
-    "A plugin whose name is no UTF-8",
+    "A plugin whose name is not UTF-8",
     "plugin",
     with_plugin(lambda: os.fsdecode(b"/no/such/\xff.so")),
     r"plugin /no/such/\xff.so: no such file",
@@ -117,7 +118,7 @@ case(
     with_plugin(lambda: str(PLUGINS)),
     "not a loadable library",
 )
-case("A library that is no plugin", "plugin", with_plugin(libm), "exports no GetPjrtApi")
+case("A library that is not a plugin", "plugin", with_plugin(libm), "exports no GetPjrtApi")
 case(
     "A plugin that is too old",
     "plugin",

@@ -56,10 +56,10 @@ for under in (m.mark_in_scan, m.mark_in_while, m.mark_in_cond):
         )(m.params(), m.batch()),
         "stage mark at ",
         "mistakes.py:",
-        f"under `{primitive}`",
+        f"inside `{primitive}`",
     )
 case(
-    "A mark of what is no array",
+    "A mark on a value that is not an array",
     "invalid-argument",
     m.mark_of_text,
     "mistakes.py:",
@@ -69,7 +69,7 @@ case(
 )
 
 case(
-    "A mark with a name that is none",
+    "A mark whose name is not text",
     "stage-marks",
     lambda: jaxpp.mark_stage_end(m.batch(), name=["first"]),
     "name=['first']; expected text",
@@ -79,7 +79,7 @@ case(
     "stage-marks",
     lambda: train(TWO, loss=m.mark_under_shard_map),
     "mistakes.py:",
-    "under `shard_map`",
+    "inside `shard_map`",
     "outside of it",
 )
 case(
@@ -87,7 +87,7 @@ case(
     "stage-marks",
     lambda: train(TWO, loss=m.marks_not_assigned),
     "mistakes.py:",
-    "(and that of 1 more) is not used",
+    "(and of 1 more) is not used",
     "expected `x = mark_stage_end(x)`",
 )
 case(
@@ -102,7 +102,7 @@ case(
     "stage-marks",
     lambda: train(TWO, loss=m.siamese),
     "expected 2 stage marks, found 4",
-    "runs 2 times for a microbatch, called at ",
+    "runs 2 times per microbatch, called at ",
     " and ",
     "jnp.concatenate",
 )
@@ -110,26 +110,26 @@ case(
     "A pipeline that runs twice from one line",
     "stage-marks",
     lambda: train(TWO, loss=m.siamese_in_a_comprehension),
-    "runs 2 times for a microbatch, called at ",
+    "runs 2 times per microbatch, called at ",
     "jnp.concatenate",
 )
 case(
     "A pipeline that runs twice, jitted",
     "stage-marks",
     lambda: train(TWO, loss=jax.jit(m.siamese)),
-    "runs 2 times for a microbatch, called at ",
+    "runs 2 times per microbatch, called at ",
 )
 case(
     "A pipeline that runs on its own result",
     "stage-marks",
     lambda: train(TWO, loss=m.twice_one_after_the_other),
-    "runs 2 times for a microbatch, called at ",
+    "runs 2 times per microbatch, called at ",
     "Interleaved1F1B(4, num_ranks)",
 )
 warned(
     "Marks without a loop",
     lambda: JIT(m.marks_without_loop, mesh())(m.params(), m.batch()),
-    "stands outside treduce, and the step has no treduce",
+    "is outside treduce, and the step has no treduce",
     "mpmd_jit_by_yield",
 )
 
@@ -162,7 +162,7 @@ by_yield(
     "is not used",
 )
 by_yield(
-    "a number of stages that is none",
+    "target_num_stages of 0",
     lambda: BY_YIELD(m.tower, mesh(), target_num_stages=0),
     "mpmd_jit_by_yield: target_num_stages=0; expected a whole number from 1",
     code="schedule",
@@ -257,7 +257,7 @@ case(
     "schedule",
     lambda: train(jaxpp.BaseSchedule(2)),
     "mistakes.py:",
-    "expected it to define tasks(n_mubatches)",
+    "expected a method tasks(n_mubatches)",
 )
 case(
     "A user's schedule whose tasks takes no argument",
@@ -280,13 +280,13 @@ case(
     "FusedTask([a, b])",
 )
 case(
-    "A schedule from a file that is not there",
+    "A schedule from a missing file",
     "schedule",
     lambda: jaxpp.CsvSchedule("/no/such.csv"),
-    "can not read '/no/such.csv': No such file or directory",
+    "cannot read '/no/such.csv': No such file or directory",
 )
 case(
-    "A schedule from no path",
+    "A schedule from a path of None",
     "schedule",
     lambda: jaxpp.CsvSchedule(None),
     "path=None; expected the path of a CSV file",
@@ -298,11 +298,11 @@ case(
     "costs=[(1, 2)]; expected a list with (forward, input gradient, weight gradient)",
 )
 case(
-    "A schedule of one stage a rank for fewer ranks",
+    "A schedule of one stage per rank for fewer ranks",
     "mesh",
     lambda: train(jaxpp.Std1F1B(4), layers=4),
     "runs on 4 ranks, but the mesh has 2",
-    "or Interleaved1F1B(4, 2), which runs 2 stages a rank",
+    "or Interleaved1F1B(4, 2), which runs 2 stages per rank",
 )
 case(
     "More ranks than there are devices",
@@ -313,7 +313,7 @@ case(
     "it has 8 now",
 )
 case(
-    "No mesh",
+    "A mesh of None",
     "mesh",
     lambda: JIT(m.training_step(TWO)),
     "mpmd_mesh=None",
@@ -334,7 +334,7 @@ case(
     "expected one of ('stage',)",
 )
 case(
-    "No number of ranks that share a device",
+    "ranks_per_device of 0",
     "mesh",
     lambda: jaxpp.MpmdMesh(mesh().jax_mesh, "stage", ranks_per_device=0),
     "ranks_per_device=0; expected a whole number above 0",
@@ -350,10 +350,16 @@ case(
     "Ranks that share some of their devices",
     "mesh",
     lambda: jaxpp.MpmdMesh(devices_mesh([[0, 1], [1, 2]]), "stage"),
-    "the ranks 0 and 1 share the device",
-    "expected the same group or another one",
+    "ranks 0 and 1 share device",
+    "expected the same group or disjoint groups",
 )
-case("No JAX mesh", "mesh", lambda: jaxpp.MpmdMesh(None, "stage"), "jax_mesh=None", "expected")
+case(
+    "A JAX mesh of None",
+    "mesh",
+    lambda: jaxpp.MpmdMesh(None, "stage"),
+    "jax_mesh=None",
+    "expected",
+)
 case(
     "Ranks that the mesh does not have",
     "mesh",
@@ -390,14 +396,19 @@ user_schedule(
     "list of rank 1",
     "stage 1 is on rank 0",
 )
-user_schedule("names a stage that is not", m.stage_that_is_not, "stage 7", "stages 0 to 1")
+user_schedule("names a missing stage", m.stage_that_is_not, "stage 7", "stages 0 to 1")
 user_schedule(
-    "counts below zero", m.negative_microbatch, "entry 6", "mubatch_idx=-1; expected a whole"
+    "has a negative microbatch",
+    m.negative_microbatch,
+    "entry 6",
+    "mubatch_idx=-1; expected a whole",
 )
 user_schedule("lists a task without fields", m.task_without_fields, "entry 0", "stage_id=None")
 user_schedule("lists text", m.text_for_task, "rank 1, entry 0", "expected a Task", "'fwd_1__0'")
 user_schedule("has text for a kind", m.text_for_kind, "fwd_or_bwd='FWD'", "TaskType.FWD")
-user_schedule("is no lists", m.no_lists, "expected tasks(3) to give a list", "[None, None]")
+user_schedule(
+    "returns no lists", m.no_lists, "expected tasks(3) to return a list", "[None, None]"
+)
 user_schedule("is for more ranks", m.three_ranks, "for 3 ranks", "the mesh has 2", code="mesh")
 
 # --- A function called twice ------------------------------------------------------------
@@ -406,7 +417,7 @@ case(
     "A loss computed apart from its gradient",
     "stage-marks",
     lambda: JIT(m.loss_and_gradient_apart, mesh())(m.params(), m.batch()),
-    "runs 2 times for a microbatch",
+    "runs 2 times per microbatch",
     "mistakes.py:",
     "jax.value_and_grad(fun)(params, x)` runs it once for both",
 )
@@ -427,15 +438,15 @@ warned(
     "the 2 devices along it compute the same",
 )
 warned(
-    "A large leaf that each device has a copy of",
+    "A large leaf that each device holds whole",
     lambda: JIT(m.wide_step, mesh(2, data=2), in_specs=([P("data"), None], P(None, "data")))(
         m.wide_params(), m.wide_batch()
     ),
-    "each of the 2 devices of a rank has a copy of ws[1] (4.0 MiB)",
+    "each of the 2 devices of a rank holds a full copy of ws[1] (4.0 MiB)",
     "other leaves of ws are sharded",
 )
 warned(
     "A large constant",
     lambda: JIT(m.step_with_a_constant, mesh())(m.wide_params(), m.wide_batch()),
-    "closes over a constant of 4.0 MiB, float32[1024, 1024], which it uses at",
+    "closes over a constant of 4.0 MiB, float32[1024, 1024], used at",
 )

@@ -240,7 +240,10 @@ def ways(ranks: int, folder: str) -> None:
         step(elsewhere)
         raise AssertionError("a step took what other processes have")
     except jaxpp.JaxppError as error:
-        assert f"of which process {jax.process_index()} has what its ranks take" in str(error)
+        assert (
+            f"expected process {jax.process_index()} to hold the part that its ranks need"
+            in str(error)
+        )
     say("all the same")
 
 

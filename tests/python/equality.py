@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
-from jaxpp.placements import stored
+from jaxpp.placements import physical_array
 
 
 def _axes_asked_for(ranks: int) -> dict[str, int]:
@@ -114,7 +114,7 @@ def difference(ours: Any, plain: Any) -> float:
     """The largest difference of any leaf, relative to the leaf's largest element."""
     worst = 0.0
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        a, b = (np.asarray(stored(x), np.float64) for x in (a, b))
+        a, b = (np.asarray(physical_array(x), np.float64) for x in (a, b))
         assert a.shape == b.shape
         if a.size:
             scale = max(np.abs(b).max(), 1e-6)
@@ -131,7 +131,7 @@ def _shards(array: Any) -> dict[str, set[bytes]]:
     """The contents of the shards of all copies of an array, by the part that they hold."""
     found: dict[str, set[bytes]] = {}
     for local in array._partially_addressable_arrays.values():
-        for shard in stored(local).addressable_shards:
+        for shard in physical_array(local).addressable_shards:
             contents = np.asarray(shard.data).tobytes()
             found.setdefault(f"{local.shape} {shard.index}", set()).add(contents)
     return found

@@ -32,6 +32,7 @@ JOBS = pathlib.Path(__file__).with_name("fault_jobs.py")
 LIMIT = 150  # seconds, after which a job hangs
 GONE = 15
 SILENCE = 10
+STEPS = 8  # of fault_jobs.py
 MOMENTS = (
     "import",
     "compile",
@@ -87,10 +88,8 @@ class Case:
             return self.way != "plain" and self.fault not in ("stop", "leave")
         if self.moment in ("waiting", "leaving"):
             return self.fault in ("kill", "stop")
-        # Before all are in their steps, others wait for one that has left in orbax's or
-        # JAX's own barriers, which have limits of their own; or do not need it yet.
-        early = self.moment in ("first-step", "between-steps")
-        return not early or self.fault not in ("exit", "leave")
+        # Between steps, the others do not need one that has left.
+        return self.moment != "between-steps" or self.fault not in ("exit", "leave")
 
 
 def left_over(mark: str) -> list[str]:
@@ -205,7 +204,7 @@ def _is_named(case: Case, output: str) -> list[str]:
         lines = re.findall(rf"^\[{i}\] (.*)$", output, re.MULTILINE)
         errors = [x for x in lines if re.match(r"jaxpp\.Jaxpp\w*Error: |jaxpp: error: ", x)]
         by_jax = case.victim == 0 and any(BY_JAX in x for x in lines)
-        ended_well = case.moment == "leaving" and not errors  # before that
+        ended_well = f"[{i}] step {STEPS} " in output and not errors  # before that
         if len(errors) != 1 and not by_jax and not ended_well:
             found.append(f"process {i} has {len(errors)} errors: {errors}")
         found += [
@@ -226,8 +225,9 @@ def complaints(case: Case, status: int | list[int], output: str, took: float) ->
             found.append(f"the launcher's status is {status}")
         return found
     if isinstance(status, list):
-        survivors = [s for i, s in enumerate(status) if i != case.victim]
-        if 0 in survivors:
+        done = [f"[{i}] step {STEPS} " in output for i in range(case.processes)]  # before that
+        wrong = [i for i, s in enumerate(status) if s == 0 and not done[i] and i != case.victim]
+        if wrong:
             found.append(f"the statuses are {status}")
         return found + _is_named(case, output)
     named = re.findall(r"^jaxpp launch: process (\d+)", output, re.MULTILINE)

@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxpp.api as jaxpp
 import models
 from equality import mesh_of, pipelined_step, usual_specs
-from jaxpp.placements import Placement, stored
+from jaxpp.placements import Placement, physical_array
 from jaxpp.run import devices, nodes, processes
 
 STEPS = 3
@@ -57,7 +57,7 @@ def described(name: str, tree: Any) -> Iterator[str]:
             continue
         copies = array.to_mpmd_local_array
         for rank, copy in zip(ranks, copies if len(ranks) > 1 else [copies], strict=True):
-            digest = hashlib.sha256(np.asarray(stored(copy)).tobytes()).hexdigest()[:16]
+            digest = hashlib.sha256(np.asarray(physical_array(copy)).tobytes()).hexdigest()[:16]
             yield f"{name}{jax.tree_util.keystr(path)} rank {rank} {digest}"
 
 
@@ -553,12 +553,12 @@ def no_copy() -> None:
     try:
         np.asarray(there)
     except jaxpp.JaxppError as error:
-        assert "which has no copy" in str(error)
+        assert "which holds no copy" in str(error)
     jax.jit(jnp.sum)(there)
 
 
 def put_from_a_device() -> None:
-    """What JAX 0.10.2 can not take apart, other versions may."""
+    """What JAX 0.10.2 cannot take apart, other versions may."""
     step, weights, xs = two_stages()
     everywhere = NamedSharding(mesh_of_all(2).jax_mesh, PartitionSpec())
     try:

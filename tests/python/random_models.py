@@ -32,7 +32,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E
 import jaxpp.api as jaxpp  # noqa: E402
 from equality import assert_copies_equal, difference, make_mesh  # noqa: E402
 from jaxpp.jax_internals.arrays import key_implementation  # noqa: E402
-from jaxpp.placements import stored  # noqa: E402
+from jaxpp.placements import physical_array  # noqa: E402
 
 _WIDTH, _SAMPLES = 16, 4
 
@@ -490,7 +490,7 @@ def _explicit(mesh: Any) -> Any:
 
 def _put(leaf: Any, sharding: Any) -> jax.Array:
     """An array on that, from the host."""
-    data = jax.device_put(np.asarray(stored(leaf)), sharding)
+    data = jax.device_put(np.asarray(physical_array(leaf)), sharding)
     impl = key_implementation(leaf.dtype)
     return jax.random.wrap_key_data(data, impl=impl) if impl else data
 

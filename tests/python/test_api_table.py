@@ -154,7 +154,7 @@ ROWS: dict[str, list[str]] = {
         "equal::eight_stages_on_four_ranks",
         "equal::one_stage",
     ],
-    "a step that can not go on ends with an error, and so does Ctrl-C": [
+    "a step that cannot go on ends with an error, and so does Ctrl-C": [
         "process::ctrl_c_leaves_arrays_and_step_usable",
         "numbers::the_message_has_task_microbatch_rank_and_line",
     ],

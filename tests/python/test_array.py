@@ -122,7 +122,7 @@ def test_what_a_sequence_needs_is_a_type_error(matrix: MpmdArray, scalar: MpmdAr
     for attempt in (lambda: len(scalar), lambda: iter(scalar), lambda: hash(matrix)):
         with pytest.raises(TypeError):
             attempt()
-    with pytest.raises(TypeError, match="float32 is no index"):
+    with pytest.raises(TypeError, match="an array of float32 cannot be an index"):
         operator.index(scalar)
 
 

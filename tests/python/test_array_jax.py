@@ -20,9 +20,9 @@ from flax import serialization
 from jax.flatten_util import ravel_pytree
 
 import jaxpp.api as jaxpp
+from array_placements import WHOLE, by_parts
 from equality import make_mesh, some_devices
 from jaxpp.api import MpmdArray
-from placed import WHOLE, by_parts
 
 Outcome = tuple[str, Any]
 
@@ -351,7 +351,7 @@ def test_results_do_not_change_when_a_step_takes_the_memory() -> None:
         np.testing.assert_array_equal(before, x)
 
 
-# --- Arrays that can not be used --------------------------------------------------------
+# --- Arrays that cannot be used --------------------------------------------------------
 
 USES: dict[str, Callable[[Any], Any]] = {
     "jnp": jnp.sum,

@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
+from array_placements import WHOLE, by_parts
 from equality import make_mesh
 from jaxpp.api import MpmdArray, MpmdSharding
-from placed import WHOLE, by_parts
 
 ROWS = np.arange(32, dtype=np.float32).reshape(8, 4)
 PLACED: dict[str, Callable[[Any], MpmdArray]] = {
@@ -143,7 +143,7 @@ def test_an_array_of_which_this_process_has_nothing() -> None:
     step = jaxpp.mpmd_jit_with_loop(lambda x: x * 2, sharding.mpmd_mesh)
     assert step.eval_shape(array).shape == (8, 4)
     for look in (np.asarray, step, lambda x: x + 1):
-        with pytest.raises(jaxpp.JaxppError, match="which has no copy of it") as caught:
+        with pytest.raises(jaxpp.JaxppError, match="which holds no copy of it") as caught:
             look(array)
         assert caught.value.code == "mesh"
     array.delete()
@@ -176,13 +176,13 @@ def test_a_saved_step_has_the_arrays_it_closes_over(tmp_path: Any) -> None:
         (
             lambda s: MpmdArray(on_ranks(ROWS, s) * 2, s),
             "sharding",
-            "expected one array a rank",
+            "expected one array per rank",
         ),
         (lambda s: MpmdArray([jnp.asarray(ROWS)] * 2, s), "sharding", "sharded by"),
         (
             lambda s: MpmdArray([on_ranks(ROWS, s)[0], on_ranks(ROWS[:4], s)[1]], s),
             "invalid-argument",
-            "one shape and dtype, found float32[4, 4], float32[8, 4]",
+            "the same shape and dtype, found float32[4, 4], float32[8, 4]",
         ),
         (
             lambda s: MpmdArray(on_ranks(ROWS, s), s, shape=(3,)),

@@ -28,9 +28,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import models
+from array_placements import WHOLE
 from equality import Problem, make_mesh, pipelined_step, plain_step
 from jaxpp.api import MpmdArray
-from placed import WHOLE
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
 Save = Callable[[pathlib.Path, Any], None]

@@ -23,7 +23,7 @@ import pytest
 
 import checkpoint_jobs as jobs
 from equality import mesh_of
-from jaxpp.placements import stored
+from jaxpp.placements import physical_array
 from jobs import described
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "processes.py"
@@ -117,7 +117,7 @@ def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
         restored = manager.restore(jobs.SAVED, args=ocp.args.StandardRestore(structs))
     for found, expected in zip(*map(jax.tree.leaves, (restored, trained)), strict=True):
         assert found.dtype == expected.dtype
-        assert np.array_equal(stored(found), stored(expected))
+        assert np.array_equal(physical_array(found), physical_array(expected))
     step, _, _ = jobs.dropout_on(mesh_for(4, 1))
     steps = list(jobs.train(step, restored, range(jobs.SAVED + 1, jobs.STEPS + 1)))
     lines = launch("resume_keys", 4, 1, 4)

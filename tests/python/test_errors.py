@@ -114,23 +114,28 @@ def _stable(message: str) -> str:
 
 def _document(messages: dict[str, str]) -> str:
     text = [
-        "# What bad input gets",
+        "# Errors",
         "",
-        "Everything that JaxPP refuses raises `jaxpp.JaxppError`. Its `code` is one of the "
-        "headings below; the message names the line of your code or the argument, what was "
-        "expected and what was found. Nothing has run by then, and the process goes on "
-        "working. What your own function raises while it is traced comes through as it is, "
-        "with a note (`__notes__`) if its microbatches are single examples.",
+        "JaxPP raises `jaxpp.JaxppError` for everything that it refuses. Its `code` is one of "
+        "the headings below. The message names the line of your code or the argument, what was "
+        "expected and what was found. Nothing has run when it is raised, and the process can "
+        "continue. An exception that your own function raises while it is traced is passed on "
+        "unchanged, with a note (`__notes__`) if its microbatches are single examples.",
         "",
-        "This page is written by `tests/python/test_errors.py` (with `JPP_UPDATE_DOCS=1`), "
-        "from the steps in `tests/python/mistakes.py`.",
+        "`tests/python/test_errors.py` writes this page (with `JPP_UPDATE_DOCS=1`) from the "
+        "steps in `tests/python/mistakes.py`.",
     ]
     for code in sorted({c.code for c in CASES}):
         text += ["", f"## `{code}`"]
         for wrong in CASES:
             if wrong.code == code:
                 text += ["", f"**{wrong.title}**", "", "```text", messages[wrong.title], "```"]
-    text += ["", "## Warnings", "", "A `UserWarning` at the line that it names, once."]
+    text += [
+        "",
+        "## Warnings",
+        "",
+        "Each is a `UserWarning`, issued once, at the line that it names.",
+    ]
     for wrong in WARNINGS:
         text += ["", f"**{wrong.title}**", "", "```text", messages[wrong.title], "```"]
     return "\n".join(text) + "\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ CASES = [
     Case("compile", "kill", "shell", 2, 1, 0.1),
     Case("saving", "exit", "ompi", 2, 1, 0),
     Case("steady", "leave", "launch", 2, 0, 0),
+    Case("first-step", "leave", "plain", 2, 0, 0),
     Case("saving", "kill", "launch", 3, 1, 0.2),
     Case("between-steps", "raise", "slurm", 2, 1, 0),
     Case("steady", "kill the launcher", "shell", 2, 0, 0.1),
@@ -28,6 +30,7 @@ LONGER = [
     Case("leaving", "stop", "launch", 2, 1, 0),
     Case("saving", "stop", "launch", 2, 1, 0.2, restarts=1),
 ]
+STOPS_ONE = 'test $JPP_PROCESS_ID = 0 || sh -c "kill -STOP \\$\\$"; exit 0'
 
 
 def name_of(case: Case) -> str:
@@ -45,6 +48,19 @@ def test_a_fault_ends_its_job(command: str, case: Case) -> None:
 def test_a_fault_that_takes_longer_to_notice_ends_its_job(command: str, case: Case) -> None:
     found, _ = run_case(command, case)
     assert found == []
+
+
+def test_a_process_that_is_stopped_alone(command: str) -> None:
+    done = subprocess.run(
+        [command, "launch", "-n", "2", "--", "sh", "-c", STOPS_ONE],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JPP_PEER_TIMEOUT": "0.1"},
+        timeout=60,
+    )
+    assert done.returncode == 128 + signal.SIGKILL
+    found = r"process 1 \(pid \d+\) was stopped \(SIGSTOP\) and did not continue"
+    assert re.search(found, done.stderr), done.stderr
 
 
 WITHOUT_INITIALIZE = """
@@ -78,7 +94,7 @@ def launched(command: str, script: str, tmp_path: pathlib.Path) -> str:
 
 def test_processes_without_initialize(command: str, tmp_path: pathlib.Path) -> None:
     output = launched(command, WITHOUT_INITIALIZE, tmp_path)
-    warning = r"\[\d\] .*script.py:5: UserWarning: jaxpp launch has started 2 processes"
+    warning = r"\[\d\] .*script.py:5: UserWarning: jaxpp launch started 2 processes"
     assert len(re.findall(warning, output)) == 2, output
 
 

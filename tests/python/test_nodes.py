@@ -232,15 +232,15 @@ def test_parts_of_ranks(
 @pytest.mark.parametrize(
     ("owners", "text"),
     [
-        ([[0, 1], [1, 0]], "rank 1: expected the devices of process 0 at the places [0]"),
-        ([[0, 1], [2, 2]], "rank 1: expected its devices to be parted among processes as"),
-        ([[0, 0, 1, 1], [2, 3, 3, 3]], "those of rank 0, the processes [0, 0, 1, 1], found"),
+        ([[0, 1], [1, 0]], "rank 1: expected the devices of process 0 at positions [0]"),
+        ([[0, 1], [2, 2]], "rank 1: expected its devices to be split among processes like"),
+        ([[0, 0, 1, 1], [2, 3, 3, 3]], "like rank 0's, processes [0, 0, 1, 1], found"),
         (
             [[0, 1], [0, 1], [2, 3], [2, 3]],
-            "process 0: expected devices of one rank or of all 4, where ranks lie in several "
-            "processes, found devices of the ranks [0, 1]",
+            "process 0: expected devices of one rank or of all 4, because ranks span "
+            "processes, found devices of ranks [0, 1]",
         ),
-        ([[0, 1], [0, 0]], "found them at [0, 1]; make the mesh so that each process has the"),
+        ([[0, 1], [0, 0]], "found them at [0, 1]; build the mesh so that each process has the"),
     ],
 )
 def test_parts_of_ranks_that_differ(owners: list[list[int]], text: str) -> None:

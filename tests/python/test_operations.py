@@ -59,7 +59,7 @@ BETWEEN = {
 def test_operation_in_a_stage(name, any_mesh2):
     # The decompositions run in another order of operations inside LAPACK's threads.
     tolerance = 1e-4 if name in ("qr", "eigh", "svd", "solve", "cholesky") else 1e-5
-    # XLA's CPU compiler can not shard its FFT over two axes.
+    # XLA's CPU compiler cannot shard its FFT over two axes.
     options = {"in_specs": None} if name == "complex" else {}
     problem = staged(BETWEEN[name])
     assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, tolerance=tolerance, **options)

@@ -1,4 +1,4 @@
-"""Ctrl-C, forks and exits, each in a process of its own (scenes.py).
+"""Ctrl-C, forks and exits, each in its own process (process_scripts.py).
 
 Time limits are there only so that a hang fails.
 """
@@ -12,12 +12,12 @@ import sys
 
 import pytest
 
-SCENES = pathlib.Path(__file__).with_name("scenes.py")
+SCRIPTS = pathlib.Path(__file__).with_name("process_scripts.py")
 REFUSED = "unsupported this process was forked from one whose devices were in use"
 
 
 def play(name: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", str(SCENES), name]
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS), name]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -37,13 +37,13 @@ def test_ctrl_c_leaves_arrays_and_step_usable() -> None:
 
 def test_ctrl_c_takes_what_was_donated_and_says_so() -> None:
     interrupted, read, used, after = lines_of("interrupted_with_donation")
-    fate = (
+    reason = (
         "was donated to a step that failed or was interrupted, and is gone; go back to a "
         "checkpoint, or to a copy made before the step"
     )
     assert interrupted == "interrupted"
-    assert read == f"donated the array {fate}"
-    assert used == f"donated argument w: expected an array, found one that {fate}"
+    assert read == f"donated the array {reason}"
+    assert used == f"donated argument w: expected an array, found one that {reason}"
     assert after == "next True"
 
 

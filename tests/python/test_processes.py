@@ -199,7 +199,7 @@ def test_nccl_is_for_cuda(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> No
     assert result == 1
     for process in range(2):
         assert error_of(lines[process]).startswith(
-            "JPP_TRANSPORT=nccl: expected devices of the platform cuda, found cpu"
+            "JPP_TRANSPORT=nccl: expected platform cuda, found cpu"
         )
 
 
@@ -211,7 +211,7 @@ def test_a_stopped_process_ends_all(
     monkeypatch.setenv("JPP_FLIGHT", str(flight))
     result, lines, own = launch(3, 1, "stopped_of_three")
     assert result == 128 + signal.SIGKILL, own
-    assert re.match(r"jaxpp launch: process 2 \(pid \d+\) does not answer any more", own)
+    assert re.match(r"jaxpp launch: process 2 \(pid \d+\) was stopped \(SIGSTOP\)", own)
     error = error_of(lines[1])
     assert "process 2 at 127.0.0.1 (host " in error
     assert "nothing was heard of it for 1.5 s: it was stopped" in error
@@ -290,13 +290,15 @@ def test_steps_that_differ(launch: Launch, job: str, differs: tuple[str, ...]) -
 def test_a_step_that_the_others_do_not_make(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "missing_step")
     assert result == 1
-    assert error_of(lines[0]).startswith("process 1 has ended and did not make the step")
+    assert error_of(lines[0]).startswith("process 1 has ended without creating the step")
 
 
 def test_a_process_that_is_late(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "late_step")
     assert result == 1
-    assert error_of(lines[0]).startswith("process 1 did not make the step that process 0 makes")
+    assert error_of(lines[0]).startswith(
+        "process 1 did not create the step that process 0 creates"
+    )
 
 
 def test_a_rank_in_two_processes(launch: Launch) -> None:
@@ -330,7 +332,7 @@ def test_what_the_processes_of_a_rank_know(
         assert f"{(rank,)} [[(None, None), (None, None)]] (4, 6)" in said
         assert f"(2, 6)\nshards {[[[float(me)] * 6] * 2]}" in said
         assert said.count("shards []") == 2
-        assert said.count(f"in process {me}, which has 12 of its 24 elements") == 2
+        assert said.count(f"in process {me}, which holds 12 of its 24 elements") == 2
         assert error_of(lines[me]).startswith("expected a client with JAX's devices, {0: 1,")
 
 
@@ -350,8 +352,10 @@ def test_an_array_that_jax_can_not_take_apart(launch: Launch) -> None:
     for *_, told, last in lines.values():
         assert last == "went on"
         assert told == "taken" or (
-            "expected an array that JAX can take apart, found one of shape (8, 2, 4)" in told
-            and told.endswith("give it the same numpy array in every process")
+            "expected an array whose shards JAX can list, found one of shape (8, 2, 4)" in told
+            and told.endswith(
+                "Pass the same numpy array to jax.device_put in every process to make one"
+            )
         )
 
 
@@ -370,5 +374,5 @@ def test_a_result_that_is_elsewhere(launch: Launch) -> None:
     for me, other in (0, 1), (1, 0):
         assert lines[me][0] == "ranks (0,) (1,)"
         assert error_of(lines[me]).startswith(
-            f"an MpmdArray of rank {other} is looked at in process {me}, which has no copy"
+            f"an MpmdArray of rank {other} is read in process {me}, which holds no copy"
         )

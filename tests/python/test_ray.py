@@ -30,7 +30,7 @@ import jaxpp.api as jaxpp
 import jobs
 from equality import mesh_of
 from jaxpp.remote import cluster
-from jaxpp.remote.lines import Line, connect
+from jaxpp.remote.connections import Connection, connect
 
 ray = pytest.importorskip("ray")
 
@@ -284,7 +284,7 @@ def test_arrays_without_a_holder_are_freed_with_the_next_message(
     workers = mesh2.workers
     del array
     float(two_stages(mesh2)(weights(), batch())[1])
-    lines = workers._cluster.lines
+    lines = workers._cluster.connections
     asked = lines.send({0: (("read", number, 0, 24), [])})
     assert lines.wait(asked, LIMIT)
     assert asked.found[0][0]["failure"][0] == "donated"
@@ -431,7 +431,7 @@ def test_a_callback_that_can_not_be_sent(mesh2: jaxpp.RemoteMpmdMesh) -> None:
 
     told = text_of(lambda: summing(mesh2, look)(np.ones((2, 4), np.float32)))
     assert told.startswith("unsupported: task fwd_1 calls back into Python")
-    assert "can not be sent to its worker: TypeError: cannot pickle '_thread.lock'" in told
+    assert "cannot be sent to its worker: TypeError: cannot pickle '_thread.lock'" in told
 
 
 def train_until_failure(mesh: jaxpp.RemoteMpmdMesh, number: int) -> tuple[str, list[Any]]:
@@ -544,7 +544,7 @@ MESHES: dict[str, tuple[Callable[[], Any], str]] = {
     "no number of ranks": (lambda: make(True, 1), "mesh: RemoteMpmdMesh: pp=True; expected"),
     "no sizes": (
         lambda: jaxpp.RemoteMpmdMesh(2, (0,), ("data",)),
-        "mesh: RemoteMpmdMesh: mesh_shape=(0,); expected the sizes of the axes",
+        "mesh: RemoteMpmdMesh: mesh_shape=(0,); expected the axis sizes of one rank's mesh",
     ),
     "names and sizes": (
         lambda: jaxpp.RemoteMpmdMesh(2, (1, 2), ("data",)),
@@ -556,7 +556,7 @@ MESHES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "the pipeline's name": (
         lambda: jaxpp.RemoteMpmdMesh(2, (1,), ("mpmd",)),
-        "mesh: RemoteMpmdMesh: mesh_axis_names=('mpmd',): 'mpmd' is the axis that counts",
+        "mesh: RemoteMpmdMesh: mesh_axis_names=('mpmd',): 'mpmd' is reserved",
     ),
     "modules": (
         lambda: make(2, 1, import_modules="numpy"),
@@ -598,13 +598,13 @@ def test_a_cluster_without_the_resources(
 ) -> None:
     told = text_of(lambda: make(2, 1, ray_options={"num_gpus": 1}))
     assert told.startswith(
-        "devices: RemoteMpmdMesh: expected a Ray cluster with room for 2 workers that take "
-        "{'CPU': 1.0, 'GPU': 1.0} each, found room for 0 (nodes: {'CPU': 8.0, 'GPU': 0})"
+        "devices: RemoteMpmdMesh: expected a Ray cluster with resources for 2 workers of "
+        "{'CPU': 1.0, 'GPU': 1.0} each, found resources for 0 (nodes: {'CPU': 8.0, 'GPU': 0})"
     )
     monkeypatch.setattr(cluster, "_PLACE_SECONDS", 1)
     mesh = make(1, 1, ray_options={"num_cpus": 5})
     told = text_of(lambda: make(1, 1, ray_options={"num_cpus": 8}))
-    assert "did not get these in 1 s, for they are in use; free are {'CPU': " in told
+    assert "within 1 s because other processes use them; free: {'CPU': " in told
     mesh.shutdown()
 
 
@@ -646,15 +646,15 @@ def test_a_worker_with_another_version(ray_cluster: None, tmp_path: pathlib.Path
 def test_a_worker_that_can_not_be_reached(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(host: str, port: int, token: bytes) -> Line:
+    def refused(host: str, port: int, token: bytes) -> Connection:
         return connect(host, port, token[:-1])
 
     monkeypatch.setattr(cluster, "connect", refused)
     told = text_of(lambda: make(1, 1))
     assert told.startswith(
-        "peer: RemoteMpmdMesh: the controller can not connect to rank 0 (host "
+        "peer: RemoteMpmdMesh: the controller cannot connect to rank 0 (host "
     )
-    assert "whoever listens there does not know the token" in told
+    assert "the listener does not know the token" in told
 
 
 def test_a_worker_whose_plugin_is_missing(mesh2: jaxpp.RemoteMpmdMesh) -> None:

@@ -70,7 +70,7 @@ def test_a_file_of_torch_runs(any_mesh2, tmp_path):
         path = tmp_path / "schedule.csv"
         path.write_text(built.csv(communication), newline="")
         assert_trains_equal(mlp([1, 1, 1, 1], 4), jaxpp.CsvSchedule(path), any_mesh2, steps=1)
-    with pytest.raises(jaxpp.JaxppError, match="is for 4 microbatches, found 5"):
+    with pytest.raises(jaxpp.JaxppError, match="needs 4 microbatches, found 5"):
         jaxpp.CsvSchedule(path).tasks(5)
     path.write_text(built.csv(True).replace("1RECV_F0,", "", 1))
     with pytest.raises(jaxpp.JaxppError, match=r"schedule.csv:2: cell 1, 1F0: expected"):

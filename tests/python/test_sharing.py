@@ -91,7 +91,7 @@ def test_an_array_made_by_hand_names_a_device_for_each_rank() -> None:
     arrays = [jax.device_put(np.ones(4), sharding.rank_sharding(rank)) for rank in (0, 1)]
     made = jaxpp.MpmdArray(arrays, sharding)
     assert made.mpmd_idxs == (0, 1) and len(made.addressable_shards) == 1
-    with pytest.raises(jaxpp.JaxppError, match="expected one array a rank"):
+    with pytest.raises(jaxpp.JaxppError, match="expected one array per rank"):
         jaxpp.MpmdArray([*arrays, arrays[0]], sharding)
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpp.api as jaxpp
 import models
 from equality import Problem, assert_trains_equal, make_mesh
-from jaxpp.placements import PartedPlacement, stored
+from jaxpp.placements import PartedPlacement, physical_array
 
 LAYERS = 8
 ADAM = optax.adamw(1e-2, eps=1e-3)
@@ -211,8 +211,8 @@ def test_keys_of_all_stages(impl: str, mesh2: Any, mesh4: Any) -> None:
     pickled = pickle.loads(pickle.dumps(found))
     for copy in (found, found.first_mpmd_replica, found.copy(), pickled):
         assert copy.dtype == keys.dtype
-        np.testing.assert_array_equal(stored(copy), stored(keys))
-    np.testing.assert_array_equal(stored(found[2]), stored(keys[2]))
+        np.testing.assert_array_equal(physical_array(copy), physical_array(keys))
+    np.testing.assert_array_equal(physical_array(found[2]), physical_array(keys[2]))
     parts = found._partially_addressable_arrays.values()
     assert all(part.dtype == keys.dtype for part in parts)
     assert float(step(found, batch)[1]) == float(total)

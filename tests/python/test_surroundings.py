@@ -83,7 +83,7 @@ def test_marks_whose_results_are_not_used(put: Callable[..., Any]) -> None:
 @everywhere
 def test_a_pipeline_that_runs_twice(put: Callable[..., Any]) -> None:
     message = error_of(lambda: train(put, m.siamese))
-    assert "runs 2 times for a microbatch, called at " in message
+    assert "runs 2 times per microbatch, called at " in message
     assert message.count("mistakes.py:") == 4  # the loop, the marks and both calls
 
 

@@ -31,15 +31,15 @@ __all__ = [
 
 # JAX 0.10.2, 0.11.2: array_methods._set_array_base_attributes; core.pytype_aval_mappings,
 # dtypes.register_canonicalize_value_handler, pxla.shard_arg_handlers and shard_args,
-# mlir.register_constant_handler and get_constant_handler; pjit.convert_to_metaty, which looks
-# where the arguments of a jit lie, and create_meta_ty; `_committed`, which says that an array
-# has to stay there; the `_impl` and `_base_array` of PRNG keys.
+# mlir.register_constant_handler and get_constant_handler; pjit.convert_to_metaty, which reads
+# the shardings of a jit's arguments, and create_meta_ty; `_committed`, which pins an array to
+# its devices; the `_impl` and `_base_array` of PRNG keys.
 def jax_array(cls: Any) -> Any:
-    """A class of arrays that JAX's functions take: a subclass of `jax.Array`.
+    """Registers a class as a subclass of `jax.Array` that JAX's functions accept.
 
-    It gets the operators and methods of JAX's own arrays, unless it defines them. Its `aval`
-    is the abstract value, without a sharding. `_for_jax()` is asked for the contents each time
-    that a computation of JAX takes it: a numpy array or an array of JAX's own.
+    It inherits the operators and methods of JAX's own arrays, unless it defines them. Its
+    `aval` is the abstract value, without a sharding. Each JAX computation that takes it calls
+    `_for_jax()` for the contents, a numpy array or an array of JAX's own.
     """
     array_methods._set_array_base_attributes(cls, exclude=set(vars(cls)))
     cls._committed = cls.committed = False
@@ -48,7 +48,7 @@ def jax_array(cls: Any) -> Any:
     convert = pjit.convert_to_metaty
 
     def type_in_jit(array: Any) -> Any:
-        if type(array) is cls:  # as a tracer, it lies nowhere
+        if type(array) is cls:  # a tracer has no devices
             return pjit.create_meta_ty(array.aval, None, None, True, False)
         return convert(array)
 
@@ -71,8 +71,8 @@ def jax_array(cls: Any) -> Any:
 
 # JAX 0.10.2, 0.11.2: pxla._orig_out_sharding_handlers, by the exact type of a sharding.
 def keeps_its_sharding(cls: type[NamedSharding]) -> type[NamedSharding]:
-    """A subclass of NamedSharding: what `jax.jit` makes of an array that lies so has a
-    NamedSharding too, over the same mesh, as it has where the sharding is a plain one."""
+    """Registers a subclass of NamedSharding, so that results `jax.jit` computes from such
+    arrays have a NamedSharding over the same mesh, as with a plain one."""
     handlers = pxla._orig_out_sharding_handlers
     handlers[cls] = handlers[NamedSharding]
     return cls
@@ -81,8 +81,8 @@ def keeps_its_sharding(cls: type[NamedSharding]) -> type[NamedSharding]:
 # JAX 0.10.2, 0.11.2: the sharding of an array's type, its mesh empty where the array is on no
 # explicit mesh.
 def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The arrays; where one has the type of an explicit mesh and the other of none, both of
-    that mesh."""
+    """The two arrays; if only one has the type of an explicit mesh, both are given that
+    mesh."""
     meshes = [jax.typeof(x).sharding.mesh for x in (a, b)]
     if meshes[0].empty == meshes[1].empty:
         return a, b
@@ -92,7 +92,7 @@ def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 # JAX 0.10.2, 0.11.2: the `_impl` of a key's dtype.
 def wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
-    """PRNG keys of the dtype from their data: `jax.random.key_impl` takes arrays alone."""
+    """PRNG keys of the dtype from their data. (`jax.random.key_impl` accepts only arrays.)"""
     return jax.random.wrap_key_data(data, impl=dtype._impl.name)
 
 
@@ -107,7 +107,7 @@ def node_of_tree(tree: Any) -> tuple[Any, list[Any]]:
 
 # JAX 0.10.2, 0.11.2: PyTreeDef.from_node_data_and_children.
 def tree_of_node(node: tuple[type, Any], children: Sequence[Any]) -> Any:
-    """The other way; ValueError for a type that is no registered pytree."""
+    """The inverse of `node_of`; ValueError for a type that is not a registered pytree."""
     try:
         return jax.tree_util.PyTreeDef.from_node_data_and_children(
             jax.tree_util.default_registry, node, children
@@ -118,5 +118,5 @@ def tree_of_node(node: tuple[type, Any], children: Sequence[Any]) -> Any:
 
 # JAX 0.10.2, 0.11.2: the name in a key dtype's _impl.
 def key_implementation(dtype: Any) -> str | None:
-    """What PRNG keys of the dtype are made by; None for other dtypes."""
+    """The name of the PRNG implementation of a key dtype; None for other dtypes."""
     return dtype._impl.name if jnp.issubdtype(dtype, jax.dtypes.prng_key) else None

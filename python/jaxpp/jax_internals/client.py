@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src import distributed, profiler, xla_bridge
+from jax.experimental import multihost_utils
 from jaxlib import _profiler, xla_client
 
 __all__ = [
     "add_to_profiles",
+    "after_initialize",
     "backends_are_made",
     "coordination",
     "coordination_address",
@@ -26,13 +29,14 @@ __all__ = [
     "leave_job_at_once",
     "planning_devices",
     "serialized_compile_options",
+    "watch_waits",
 ]
 
 
 # JAX 0.10.2, 0.11.2: xla_client.make_cpu_client and its num_devices.
 @functools.cache
 def planning_devices(count: int) -> list[Any]:
-    """CPU devices beside those that JAX uses: to trace and lower for, not to run on."""
+    """Additional CPU devices for tracing and lowering, not for execution."""
     return list(xla_client.make_cpu_client(num_devices=count).devices())
 
 
@@ -42,17 +46,31 @@ def in_a_job() -> bool:
     return distributed.global_state.client is not None
 
 
-# JAX 0.10.2: initialize() sets the client, connects it, and then makes the manager.
+# JAX 0.10.2: initialize() sets the client, connects it, and then creates the manager.
 def has_joined_a_job() -> bool:
-    """Whether it has returned, as far as another thread can tell: a client that is asked for
-    anything before it is connected ends the process."""
+    """Whether initialize() has returned, as seen from another thread. Using a client before it
+    is connected terminates the process."""
     return distributed.global_state.preemption_sync_manager is not None
 
 
-# JAX 0.10.2: api.clean_up() shuts the client down at exit, which waits for all processes;
-# so does the client's destructor.
+# JAX 0.10.2, 0.11.2: jax.distributed.initialize() is a method of global_state.
+def after_initialize(run: Callable[[], object]) -> None:
+    """Calls `run` after each return of jax.distributed.initialize()."""
+    state_type = type(distributed.global_state)
+    initialize = state_type.initialize
+
+    @functools.wraps(initialize)
+    def watched(*args: Any, **options: Any) -> None:
+        initialize(*args, **options)
+        run()
+
+    state_type.initialize = watched
+
+
+# JAX 0.10.2: api.clean_up() shuts the client down at exit, which waits for all processes; so
+# does the client's destructor.
 def leave_job_at_once() -> None:
-    """Forgets the coordination service, so that this process ends without the others."""
+    """Detaches from the coordination service, so that this process exits without the others."""
     state = distributed.global_state
     for kept in (state.client, state.service):
         if kept is not None:
@@ -68,31 +86,62 @@ def coordination() -> Any:
     return client
 
 
+# JAX 0.10.2, 0.11.2: DistributedRuntimeClient.wait_at_barrier(), which JAX and orbax call, and
+# the two functions of multihost_utils that all others there call.
+def watch_waits(begin: Callable[[str, Sequence[int] | None], object]) -> None:
+    """Calls `begin` at the start of each of JAX's waits for other processes, with the name of
+    the wait and the processes (None: all). The object it returns is released after the wait."""
+
+    def barrier(client: Any, name: str, timeout_in_ms: int, process_ids: Any = None) -> None:
+        wait = begin(name, process_ids)
+        try:
+            wait_at_barrier(client, name, timeout_in_ms, process_ids)
+        finally:
+            del wait
+
+    def collective(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def watched(*args: Any, **options: Any) -> Any:
+            wait = begin(f"multihost_utils.{run.__name__}", None)
+            try:
+                return run(*args, **options)
+            finally:
+                del wait
+
+        return watched
+
+    client_type = type(coordination())
+    wait_at_barrier = client_type.wait_at_barrier
+    client_type.wait_at_barrier = functools.wraps(wait_at_barrier)(barrier)
+    for name in "process_allgather", "broadcast_one_to_all":
+        setattr(multihost_utils, name, collective(getattr(multihost_utils, name)))
+
+
 def coordination_process() -> int:
-    """This process' number there, which jax.process_index() asks the devices for."""
+    """This process's number in the job. (jax.process_index() would create the devices.)"""
     return int(distributed.global_state.process_id)
 
 
 def coordination_size() -> int:
-    """How many processes the job has."""
+    """The number of processes in the job."""
     return int(distributed.global_state.num_processes)
 
 
 def coordination_address() -> str:
-    """HOST:PORT of that service."""
+    """HOST:PORT of the coordination service."""
     return str(distributed.global_state.coordinator_address)
 
 
 # JAX 0.10.2, 0.11.2: jaxlib's _profiler.register_plugin_profiler.
 def add_to_profiles(plugin: Any) -> None:
-    """Has JAX ask a plugin's profiler as well, from the next profile on."""
+    """Makes JAX use a plugin's profiler too, from the next profile on."""
     _profiler.register_plugin_profiler(plugin)
 
 
-# JAX 0.10.2: profiler._profile_state, to whose log_dir stop_trace() writes a file that is
-# named by the host.
+# JAX 0.10.2: profiler._profile_state; stop_trace() writes a file named after the host to its
+# log_dir.
 def keep_profiles_apart() -> None:
-    """Has each process of a job write its profiles to a folder of its own, `process-N`."""
+    """Makes each process of a job write its profiles to its own folder, `process-N`."""
     state = profiler._profile_state
     kept = vars(state)
 
@@ -108,13 +157,13 @@ def keep_profiles_apart() -> None:
 
 # JAX 0.10.2, 0.11.2: jax._src.xla_bridge.
 def backends_are_made() -> bool:
-    """Whether JAX has made its clients, which read the environment then."""
+    """Whether JAX has created its clients, which read the environment at that point."""
     return xla_bridge.backends_are_initialized()
 
 
 # JAX 0.10.2, 0.11.2: jaxlib's xla_client.generate_pjrt_gpu_plugin_options.
 def gpu_client_options() -> dict[str, Any]:
-    """What JAX makes its client of GPUs with, as XLA_PYTHON_CLIENT_* say."""
+    """The options of JAX's GPU client, from XLA_PYTHON_CLIENT_*."""
     return xla_client.generate_pjrt_gpu_plugin_options()
 
 
@@ -128,8 +177,8 @@ def host_call_targets() -> dict[str, Any]:
 def serialized_compile_options(
     devices: int, user_options: dict[str, Any] | None, *, spans_processes: bool = False
 ) -> bytes:
-    """A CompileOptionsProto for one SPMD program on so many devices; which ones, the request
-    to compile it says. One: a program for any one device."""
+    """A CompileOptionsProto for one SPMD program on `num_devices` devices, which the compile
+    request names. With 1, the program can run on any device."""
     options = xla_client.CompileOptions()
     build = options.executable_build_options
     overrides = dict(user_options or {})
@@ -138,8 +187,8 @@ def serialized_compile_options(
         # plugin's log for each task.
         overrides.setdefault("xla_enable_hlo_sharding_v3", False)
     if spans_processes:
-        # Else the processes share the search for the fastest kernels, and tasks with the same
-        # code on other ranks may get into each other's way in the store.
+        # Otherwise the processes share the autotuning of kernels through the store, and tasks
+        # with the same code on different ranks may conflict there.
         overrides.setdefault("xla_gpu_shard_autotuning", False)
     options.env_option_overrides = list(overrides.items())
     if devices == 1:

@@ -1,4 +1,4 @@
-"""What surrounds a call: the context mesh, and JAX's settings."""
+"""The context of a call: the context mesh and JAX's settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 # Where JAX keeps the context mesh: jax._src.config in JAX 0.10.2, jax._src.mesh in 0.11.2.
 _contexts = mesh_lib if hasattr(mesh_lib, "abstract_mesh_context_manager") else config
 
-# While a step is traced: the whole mesh, and a rank's, which it stands for.
+# While a step is traced: the whole mesh and the rank's mesh that replaces it.
 _meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVar(
     "meant", default=None
 )
@@ -36,11 +36,11 @@ _meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVa
 # with swap_local and set_local.
 @contextlib.contextmanager
 def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]:
-    """Whatever `jax.set_mesh` said, the context mesh is `mesh`, abstractly, or none.
+    """Sets the context mesh to the abstract mesh of `mesh`, or to none, overriding
+    `jax.set_mesh`.
 
-    `jax.set_mesh` changes more than names: new arrays go to all its devices, and arrays of
-    others are refused. Where the function that is traced inside names `whole`, it means
-    `mesh`.
+    `jax.set_mesh` also places new arrays on all its devices and rejects arrays on others. A
+    function traced in this context that refers to `whole` gets `mesh`.
     """
     abstract = mesh_lib.empty_abstract_mesh if mesh is None else mesh.abstract_mesh
     abstract_before = _contexts.abstract_mesh_context_manager.swap_local(abstract)
@@ -73,7 +73,7 @@ def _meant_sharding(sharding: Any) -> Any:
 def _replace_argument(
     module: Any, name: str, position: int, replace: Callable[[Any], Any]
 ) -> None:
-    """Makes `module.name` replace the argument at `position` before it does its work."""
+    """Patches `module.name` to replace the mesh in the argument at `position`."""
     function = getattr(module, name)
 
     @functools.wraps(function)
@@ -86,8 +86,8 @@ def _replace_argument(
     setattr(module, name, replaced)
 
 
-# JAX 0.10.2, 0.11.2: where shard_map, with_sharding_constraint and jit, and reshard look at
-# what they were given.
+# JAX 0.10.2, 0.11.2: where shard_map, with_sharding_constraint, jit and reshard read their
+# arguments.
 _replace_argument(shard_map_internals, "_shmap_checks", 0, _meant_mesh)
 _replace_argument(pjit, "_create_sharding_for_array", 1, _meant_sharding)
 _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
@@ -99,9 +99,9 @@ _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
 # JAX 0.10.2, 0.11.2: config.trace_context, config.default_prng_impl, and `context_mesh`'s
 # states.
 def settings_key() -> Any:
-    """Equal while JAX would trace and lower a function to the same program.
+    """A key that is equal while JAX would trace and lower a function to the same program.
 
-    What `jax.jit` keys on, without the mesh that is around the call: a step brings its own.
+    It is the key that `jax.jit` uses, without the context mesh: a step has its own mesh.
     """
     mesh = config.mesh_context_manager.swap_local(())
     no_mesh = mesh_lib.empty_abstract_mesh
@@ -115,11 +115,11 @@ def settings_key() -> Any:
 
 # JAX 0.10.2, 0.11.2: core.trace_state_clean.
 def is_tracing() -> bool:
-    """Whether the code that runs is being traced, differentiated or vmapped."""
+    """Whether the running code is being traced, differentiated or vmapped."""
     return not jax_core.trace_state_clean()
 
 
 # JAX 0.10.2, 0.11.2: the `_trace` of a tracer and its is_valid.
 def is_of_a_closed_trace(value: Any) -> bool:
-    """Whether JAX traced the value in a trace that it is done with, and refuses its use."""
+    """Whether the value is a tracer of a finished trace, which JAX refuses to use."""
     return isinstance(value, jax_core.Tracer) and not value._trace.is_valid()

@@ -1,4 +1,4 @@
-"""Jaxprs, and what changes them."""
+"""Transformations of jaxprs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-# JAX 0.11.2; none in 0.10.2: how a scan says which of its operands are constants and states.
+# JAX 0.11.2; absent in 0.10.2: how a scan marks its operands as constants and states.
 try:
     from jax._src import flattree
 except ImportError:
@@ -46,7 +46,7 @@ __all__ = [
 
 # JAX 0.10.2, 0.11.2: partial_eval.dce_jaxpr.
 def drop_unused(jaxpr: Jaxpr, used: Sequence[bool] | None = None) -> Jaxpr:
-    """The jaxpr without equations that no (used) result needs; its arguments stay."""
+    """The jaxpr without equations that no used result needs. Its arguments stay the same."""
     used = [True] * len(jaxpr.outvars) if used is None else list(used)
     return pe.dce_jaxpr(jaxpr, used, instantiate=True)[0]
 
@@ -55,7 +55,7 @@ def drop_unused(jaxpr: Jaxpr, used: Sequence[bool] | None = None) -> Jaxpr:
 def drop_unused_outputs(
     eqn: JaxprEqn, used: Sequence[bool]
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """The equation with its used outputs only, and which of its operands that one takes."""
+    """The equation with only its used outputs, and which of the operands it still takes."""
     rule = pe.dce_rules.get(eqn.primitive)
     if rule is None:
         return [True] * len(eqn.invars), eqn
@@ -64,14 +64,13 @@ def drop_unused_outputs(
 
 # JAX 0.10.2, 0.11.2: partial_eval.convert_constvars_jaxpr.
 def without_constants(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with its constants as first arguments."""
+    """The jaxpr with its constants turned into leading arguments."""
     return pe.convert_constvars_jaxpr(jaxpr)
 
 
 # JAX 0.10.2, 0.11.2: Jaxpr.replace, Jaxpr.debug_info.
 def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
-    """A jaxpr with other `invars`, `outvars` or `eqns`, of which debug information is
-    forgotten."""
+    """A jaxpr with other `invars`, `outvars` or `eqns`, and without debug information."""
     names = closed.jaxpr.debug_info.with_unknown_names()
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
 
@@ -83,10 +82,10 @@ def is_ref(value: Any) -> bool:
     return isinstance(aval, AbstractRef)
 
 
-# JAX 0.10.2: state.discharge.discharge_state; core.internal_mutable_array_effect, of
-# an equation that makes refs inside.
+# JAX 0.10.2: state.discharge.discharge_state; core.internal_mutable_array_effect, of an
+# equation that creates refs.
 def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with values in the place of the refs that it makes."""
+    """The jaxpr with the refs that it creates replaced by values."""
     inside = jax_core.internal_mutable_array_effect
     for eqn in closed.jaxpr.eqns:
         if inside in eqn.effects or any(map(is_ref, eqn.outvars)):
@@ -96,29 +95,29 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 # JAX 0.10.2, 0.11.2: core.Var; JaxprEqn.replace.
 def continued(closed: ClosedJaxpr, tail: Jaxpr) -> ClosedJaxpr:
-    """The jaxpr that goes on with `tail`, which takes its results and has no constants."""
+    """The jaxpr followed by `tail`, which takes its results and has no constants."""
     given = dict(zip(tail.invars, closed.jaxpr.outvars, strict=True))
 
-    def meant(atom: Any) -> Any:
+    def substitute(atom: Any) -> Any:
         return given.get(atom, atom) if isinstance(atom, jax_core.Var) else atom
 
-    more = [eqn.replace(invars=[meant(v) for v in eqn.invars]) for eqn in tail.eqns]
+    more = [eqn.replace(invars=[substitute(v) for v in eqn.invars]) for eqn in tail.eqns]
     return changed_jaxpr(
         closed,
         eqns=[*closed.jaxpr.eqns, *more],
-        outvars=[meant(v) for v in tail.outvars],
+        outvars=[substitute(v) for v in tail.outvars],
     )
 
 
 # JAX 0.10.2, 0.11.2: core.unmapped_aval.
 def stacked_aval(aval: Any, length: int) -> Any:
-    """The abstract value of `length` such values along a new first axis."""
+    """The abstract value of `length` such values stacked along a new first axis."""
     return jax_core.unmapped_aval(length, 0, aval)
 
 
 # JAX 0.10.2, 0.11.2: a scan's num_consts and num_carry (0.10.2), or ft_in (0.11.2).
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many constants and how many states a scan takes."""
+    """The numbers of constants and states of a scan."""
     if flattree is None:
         return params["num_consts"], params["num_carry"]
     consts, states, _ = params["ft_in"].unpack()
@@ -129,7 +128,8 @@ def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
 def changed_scan(
     params: Mapping[str, Any], body: ClosedJaxpr, num_consts: int, num_states: int
 ) -> dict[str, Any]:
-    """The parameters of the scan with this body instead, which takes so many of each."""
+    """The parameters of the scan with another body and other numbers of constants and
+    states."""
     if flattree is None:
         sizes = {"num_consts": num_consts, "num_carry": num_states}
         return {**params, "jaxpr": body, **sizes}
@@ -146,7 +146,7 @@ def is_transposed(eqn: JaxprEqn) -> bool:
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
-# JAX 0.10.2: as above, of the forward pass of a function that is differentiated.
+# JAX 0.10.2: as above, for the forward pass of a differentiated function.
 def is_differentiated(eqn: JaxprEqn) -> bool:
     """Whether the equation belongs to the forward pass of a gradient."""
     return "jvp(" in str(eqn.source_info.name_stack)
@@ -154,19 +154,19 @@ def is_differentiated(eqn: JaxprEqn) -> bool:
 
 # JAX 0.10.2, 0.11.2: the `ctx` of an equation.
 def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
-    """The settings of JAX that an equation was traced under, for `with`."""
+    """A context manager with the JAX settings that an equation was traced under."""
     return eqn.ctx.manager
 
 
 # JAX 0.10.2, 0.11.2: sharding_impls.UNSPECIFIED.
 def is_unspecified(sharding: Any) -> bool:
-    """Whether a jit says nothing about the sharding of an argument or result."""
+    """Whether a jit leaves the sharding of an argument or result unspecified."""
     return sharding is UNSPECIFIED or sharding is None
 
 
 def _without_chance(line: str) -> str:
-    """A printed line without what differs between two runs of one script: addresses, and the
-    order of sets. Numbers are printed in their own precision."""
+    """A printed line normalised so that two runs of a script print the same: without addresses,
+    with sets sorted. Numbers are printed in full precision."""
 
     def sort(found: re.Match[str]) -> str:
         return "{" + ", ".join(sorted(found[1].split(", "))) + "}"

@@ -1,4 +1,4 @@
-"""Where the user's code is, and what JAX's messages call it."""
+"""Lines of the user's code, and the function names in JAX's messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 
 # JAX 0.10.2, 0.11.2: source_info_util.register_exclusion, which takes the beginning of paths.
 def exclude_from_user_lines(folder: str) -> None:
-    """Files in this folder are not the user's."""
+    """Marks the files in this folder as library code."""
     source_info_util.register_exclusion(folder)
 
 
 # JAX 0.10.2, 0.11.2: source_info_util.current_name_stack and user_context.
 def at_line_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
-    """What is traced inside stands on the line, and in the name stack, of an equation."""
+    """Equations traced in this context get the source line and name stack of `eqn`."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
@@ -41,12 +41,12 @@ def at_line_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
 # JAX 0.10.2, 0.11.2: source_info_util.is_user_filename.
 def is_user_file(name: str) -> bool:
     own = source_info_util.is_user_filename(name)
-    return own and not name.startswith("<frozen ")  # those of an import
+    return own and not name.startswith("<frozen ")  # frames of an import
 
 
 # JAX 0.10.2, 0.11.2: the traceback in an equation's source_info, source_info_util.user_frames.
 def user_frames(eqn: JaxprEqn) -> list[Any]:
-    """The user's own frames behind an equation, innermost first; equal if the same call."""
+    """The user's frames of an equation, innermost first; equal for the same call."""
     return list(source_info_util.user_frames(eqn.source_info.traceback))
 
 
@@ -63,23 +63,23 @@ def _innermost_user_line(traceback: Any) -> str | None:
 
 
 def user_line(eqn: JaxprEqn) -> str | None:
-    """The user's own line behind an equation, as file:line."""
+    """The user's line of an equation, as file:line."""
     return _innermost_user_line(eqn.source_info.traceback)
 
 
 # JAX 0.10.2, 0.11.2: source_info_util.current, user_frame.
 def current_line() -> str | None:
-    """The user's own line that is running, as file:line."""
+    """The user's line that is running, as file:line."""
     if line := _innermost_user_line(source_info_util.current().traceback):
         return line
-    # JAX's traceback begins where it began to trace.
+    # JAX's traceback starts where tracing started.
     frame: FrameType | None = sys._getframe()
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
 
 
-# --- What JAX's own messages call a function --------------------------------------------
+# --- Function names in JAX's messages --------------------------------------------
 
 
 # JAX 0.10.2, 0.11.2: api_util.debug_info and save_wrapped_fun_debug_info.
@@ -91,7 +91,7 @@ def name_after(
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
 ) -> None:
-    """Makes JAX, where it traces `run`, speak of `fun` and of its arguments."""
+    """Makes JAX's messages name `fun` and its arguments while it traces `run`."""
     names = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     info = api_util.debug_info("jit", fun, args, kwargs, **names)
     api_util.save_wrapped_fun_debug_info(run, info)

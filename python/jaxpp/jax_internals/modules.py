@@ -32,13 +32,13 @@ def _parse_sharding(text: str) -> list[tuple[str, ...]]:
     dimensions = []
     for part in _DIMENSION.findall(inside):
         axes = _AXIS.findall(part)
-        # A part of an axis can not be said in a PartitionSpec.
+        # A PartitionSpec cannot express a part of an axis.
         dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
     return dimensions
 
 
 def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
-    """The spec in a module's attribute; dimensions that it does not divide stay whole."""
+    """The spec in a module's attribute, without entries that do not divide their dimension."""
     if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return PartitionSpec()
     parts: list[Any] = []
@@ -53,7 +53,7 @@ def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
 
 # JAX 0.10.2, 0.11.2: the name of the operation and of its attribute.
 def _custom_calls(op: Any, targets: Sequence[str]) -> Iterator[Any]:
-    """Custom calls of `targets`; MLIR's own walk makes a RuntimeError of a Ctrl-C in it."""
+    """The custom calls to `targets`. (MLIR's own walk turns Ctrl-C into a RuntimeError.)"""
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
@@ -66,7 +66,7 @@ def _custom_calls(op: Any, targets: Sequence[str]) -> Iterator[Any]:
 
 
 def _func_calls(operation: Any) -> Iterator[Any]:
-    """The calls of functions of the module, at any depth; the operation itself, too."""
+    """The function calls in an operation at any depth, including the operation itself."""
     if operation.name == "func.call":
         yield operation
     for region in operation.regions:
@@ -77,7 +77,7 @@ def _func_calls(operation: Any) -> Iterator[Any]:
 
 # JAX 0.10.2, 0.11.2: jaxlib's stablehlo.
 def _portable_version() -> str:
-    """Of StableHLO, as plugins read it that are twelve weeks old."""
+    """The StableHLO version that plugins up to twelve weeks old can read."""
     twelve_weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
     version: str = stablehlo.get_version_from_compatibility_requirement(twelve_weeks)
     return version
@@ -86,11 +86,11 @@ def _portable_version() -> str:
 # JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
 # method.
 class LoweredModule:
-    """A function of JAX lowered to a StableHLO module, which may still be changed."""
+    """A JAX function lowered to a StableHLO module, which can still be modified."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
         self._module = lowered.compiler_ir("stablehlo")
-        # Those that JAX would put into its own client's table.
+        # The callbacks that JAX would add to its own client's table.
         self.callback_functions: Sequence[Callable[..., Any]] = lowered._lowering.compile_args[
             "host_callbacks"
         ]
@@ -104,7 +104,7 @@ class LoweredModule:
 
     # JAX 0.10.2, 0.11.2: tf.aliasing_output, as JAX itself writes it.
     def set_aliases(self, donations: Sequence[int | None]) -> None:
-        """Tells XLA which argument's memory each output takes over; an entry an argument."""
+        """Tells XLA which output reuses each argument's memory; one entry per argument."""
         if all(d is None for d in donations):
             return
         with self._module.context:
@@ -120,10 +120,10 @@ class LoweredModule:
 
     # JAX 0.10.2, 0.11.2: jaxlib's MLIR bindings.
     def _inline_calls(self) -> None:
-        """Puts the body of a function in place of each of its calls.
+        """Inlines a function at each of its calls.
 
-        Shardy carries shardings into a call but not always out of it: what a loop stacks by
-        calls, and only the gradients of weights use, would be found to be whole.
+        Shardy propagates shardings into a call but not always out of it: it would report values
+        that a loop stacks through calls for weight gradients as unsharded.
         """
         functions = {
             function.attributes["sym_name"].value: function
@@ -151,7 +151,7 @@ class LoweredModule:
     def propagated_specs(
         self, arguments: Sequence[Any], results: Sequence[Any], mesh: Mesh
     ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
-        """What Shardy finds for arguments and results, whose abstract values are given."""
+        """The shardings that Shardy finds for arguments and results of the given types."""
         with self._module.context:
             self._inline_calls()
             name = "builtin.module(sdy-propagation-pipeline)"
@@ -175,11 +175,11 @@ class LoweredModule:
         attribute: str,
         make: Callable[[Callable[..., Any], Any, Any], tuple[Any, int]],
     ) -> list[Any]:
-        """Makes each call of JAX's `targets` one of `target`, another handler.
+        """Redirects each custom call to one of `targets` to `target`.
 
         `make` takes the Python function and the types of operands and results, each (name of
-        the element type in MLIR, shape), and gives an object and its address; the address
-        becomes the call's only attribute, under the name `attribute`.
+        the element type in MLIR, shape), and returns an object and its address. The address
+        becomes the call's only attribute, named `attribute`.
         """
         made = []
         with self._module.context:
@@ -200,18 +200,19 @@ class LoweredModule:
 
     # JAX 0.10.2, 0.11.2: an operation's clone.
     def printer(self) -> Callable[[], str]:
-        """Prints the module as it is now."""
+        """The text of the module in its current state."""
         copy = self._module.operation.clone()
         return lambda: str(copy)
 
     # JAX 0.10.2, 0.11.2: interpreters.mlir.module_to_bytecode; serialize_portable_artifact of
     # jaxlib's stablehlo and of its XLA.
     def into_bytecode(self) -> bytes:
-        """A form that plugins of other versions of XLA read; the module is used up."""
+        """The module in a form that plugins of other XLA versions can read; consumes the
+        module."""
         version = _portable_version()
         code = mlir.module_to_bytecode(self._module)
-        # Bytecode names the dialects it uses. XLA's own serializer takes these to StableHLO,
-        # but parses the module anew: ten times the time.
+        # Bytecode names the dialects it uses. XLA's own serializer converts them to StableHLO,
+        # but it parses the module again, which takes ten times as long.
         if any(dialect in code for dialect in (b"chlo\0", b"mhlo\0", b"sdy\0")):
             return xla_client._xla.mlir.serialize_portable_artifact(code, version)
         return stablehlo.serialize_portable_artifact(self._module, version)
@@ -222,7 +223,7 @@ class LoweredModule:
 def replace_addresses(
     code: bytes, target: str, attribute: str, addresses: Mapping[int, int]
 ) -> bytes:
-    """Code of `into_bytecode` whose calls of `target` hold other addresses in `attribute`."""
+    """Bytecode with the addresses in `attribute` of the calls to `target` replaced."""
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, code)
         for op in list(_custom_calls(module.operation, (target,))):

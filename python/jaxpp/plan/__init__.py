@@ -1,2 +1,2 @@
-"""From the graph to a proved plan: shardings, schedules that are searched, the checks. Nothing
-here compiles; `Auto` alone runs something, by a function that it is given."""
+"""From the graph to a checked plan: shardings, schedule search, checks. Nothing here compiles
+or runs tasks, except that `Auto` measures through a function passed to it."""

@@ -1,5 +1,5 @@
-"""Warnings about a step that runs, but hardly as its author means it: devices of a rank that
-compute the same, arrays that each of them has a copy of, constants that are large."""
+"""Warnings about likely performance mistakes: devices of a rank that repeat the same
+computation, large arrays replicated on every device, large constants."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from jaxpp.trace.marks import inner_jaxprs
 
 __all__ = ["Step", "warn_of_layout", "warn_of_unparted"]
 
-_LARGE = 1 << 20  # bytes that are worth a warning
+_LARGE = 1 << 20  # bytes that justify a warning
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is warned of: `title`, "step NAME at LINE"; `line`, where its function is defined;
-    `mesh`, that of a rank."""
+    """The step in a warning: `title`, "step NAME at LINE"; `line`, where its function is
+    defined; `mesh`, one rank's mesh."""
 
     title: str
     line: str
@@ -40,7 +40,7 @@ def _axes_of(spec: PartitionSpec) -> Iterator[str]:
 
 
 def _axes_in(given: Any) -> Iterator[str]:
-    """The axes that a parameter of an equation names in its shardings."""
+    """The axes named by the shardings in an equation's parameter."""
     if isinstance(given, tuple | list):
         for each in given if not isinstance(given, PartitionSpec) else ():
             yield from _axes_in(each)
@@ -50,11 +50,11 @@ def _axes_in(given: Any) -> Iterator[str]:
 
 
 def _axes_used(jaxpr: Jaxpr) -> Iterator[str]:
-    """The axes that constraints and explicit shardings name, at any depth."""
+    """The axes named by constraints and explicit shardings, at any depth."""
     for eqn in jaxpr.eqns:
         for param in eqn.params.values():
             yield from _axes_in(param)
-        for variable in eqn.outvars:  # of axes that are explicit
+        for variable in eqn.outvars:  # on explicit axes
             yield from _axes_in(getattr(variable.aval, "sharding", None))
         for inner in inner_jaxprs(eqn):
             yield from _axes_used(inner)
@@ -70,8 +70,8 @@ def _warn_of_unused_axes(step: Step, jaxpr: Jaxpr, specs: Specs) -> None:
             warn(
                 f"{step.title}: no argument, weight or constraint is sharded along the mesh "
                 f"axis {axis!r}, so the {step.mesh.shape[axis]} devices along it compute the "
-                f"same. Shard the batch over it (in_specs, jax.lax.with_sharding_constraint), "
-                "or leave the axis out of the mesh",
+                "same values. Shard the batch over it (in_specs, "
+                "jax.lax.with_sharding_constraint), or leave the axis out of the mesh",
                 step.line,
             )
 
@@ -88,7 +88,7 @@ def _size_text(size: int) -> str:
 def _warn_of_replicated_leaves(
     step: Step, names: Sequence[str], avals: Sequence[Any], specs: Sequence[PartitionSpec]
 ) -> None:
-    """Of the leaves of one argument some are sharded, and others, large ones, are not."""
+    """Warns if an argument has both sharded leaves and large unsharded ones."""
     by_argument: dict[str, list[tuple[str, int, bool]]] = {}
     for name, aval, spec in zip(names, avals, specs, strict=True):
         kind = name.partition("[")[0].partition(".")[0]
@@ -103,9 +103,9 @@ def _warn_of_replicated_leaves(
         shown = ", ".join(f"{name} ({_size_text(size)})" for name, size in whole[:4])
         more = f" and {len(whole) - 4} more" if len(whole) > 4 else ""
         warn(
-            f"{step.title}: each of the {step.mesh.size} devices of a rank has a copy of "
-            f"{shown}{more}, while other leaves of {kind} are sharded over them. Give "
-            "in_specs for them, or jax.device_put them with such a sharding",
+            f"{step.title}: each of the {step.mesh.size} devices of a rank holds a full copy "
+            f"of {shown}{more}, while other leaves of {kind} are sharded over these devices. "
+            "Give in_specs for them, or jax.device_put them with such a sharding",
             step.line,
         )
 
@@ -126,8 +126,8 @@ def _warn_of_large_constants(step: Step, graph: Graph) -> None:
             aval = graph.avals[value]
             warn(
                 f"{step.title} closes over a constant of {_size_text(_bytes(aval))}, "
-                f"{aval.dtype}{list(aval.shape)}, which it uses at {line}: the step keeps it "
-                "on the devices for as long as it lives. Pass it as an argument",
+                f"{aval.dtype}{list(aval.shape)}, used at {line}: the constant stays on the "
+                "devices for the lifetime of the step. Pass it as an argument",
                 line,
             )
 
@@ -135,13 +135,11 @@ def _warn_of_large_constants(step: Step, graph: Graph) -> None:
 def warn_of_layout(
     step: Step, jaxpr: Jaxpr, graph: Graph, specs: Specs, arg_names: Sequence[str]
 ) -> None:
-    """Warns of what is listed above, each time a step is compiled.
+    """Issues the warnings listed above each time a step is compiled.
 
     Args:
-      step: what messages say of it.
-      jaxpr: of the step.
-      graph, specs: what was made of it.
-      arg_names: of the arguments' leaves, or of their parts.
+      step: the step, for messages. jaxpr: the step's jaxpr. graph, specs: its graph and the
+      shardings found for it. arg_names: the names of the argument leaves, or of their parts.
     """
     _warn_of_large_constants(step, graph)
     if specs.one_device:
@@ -153,8 +151,8 @@ def warn_of_layout(
 
 
 def warn_of_unparted(leaves: Sequence[tuple[str, Any, str | None]]) -> None:
-    """Warns of large leaves that ranks hold whole, while each of several stages takes some of
-    their rows: (name, abstract value, line that takes some)."""
+    """Warns of large leaves that ranks hold whole although several stages each read only some
+    rows: (name, abstract value, line that reads rows)."""
     large = [(name, _bytes(aval), line) for name, aval, line in leaves if _bytes(aval) > _LARGE]
     if not large:
         return
@@ -162,8 +160,8 @@ def warn_of_unparted(leaves: Sequence[tuple[str, Any, str | None]]) -> None:
     more = f" and {len(large) - 4} more" if len(large) > 4 else ""
     line = large[0][2]
     warn(
-        f"stages take rows of an array at {line or '?'}, and each of their ranks holds all "
-        f"of {shown}{more}: which rows a stage takes is not known when the step is traced, or "
-        "something needs all of them. Take rows by constants (w[i], w[2:4]), and only so",
+        f"several stages read rows of an array at {line or '?'}, and each of their ranks "
+        f"holds all of {shown}{more}, because the row indices are not known when the step is "
+        "traced or another operation needs all rows. Use only constant indices (w[i], w[2:4])",
         line,
     )

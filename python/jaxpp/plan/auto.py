@@ -1,4 +1,4 @@
-"""`Auto`: a schedule found for this model, on these devices, under a memory limit."""
+"""`Auto`: searches a schedule for a model on given devices under a memory limit."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ _log = logging.getLogger("jaxpp")
 
 @dataclasses.dataclass
 class Found:
-    """What `Auto` found. Times are in milliseconds, by the costs that were measured."""
+    """The schedule that `Auto` found. Times are in milliseconds, from measured costs."""
 
     schedule: _core.Schedule
-    name: str  # of a built-in schedule, or "searched"
+    name: str  # the name of a built-in schedule, or "searched"
     makespan: float  # of the loop
-    bound: float  # no schedule of these stages is shorter
-    built_in: str | None  # the best built-in one that fits
+    bound: float  # a lower bound on the makespan
+    built_in: str | None  # the best built-in schedule that fits
     built_in_makespan: float
     tried: int
-    costs: list[tuple[float, float, float]]  # of a stage: forward, input, weight gradient
-    peak_bytes: list[int]  # of each rank, on each device; known once the step is planned
-    assumes: str  # what the times leave out of account here; "" if nothing is known
+    costs: list[
+        tuple[float, float, float]
+    ]  # per stage: forward, input gradient, weight gradient
+    peak_bytes: list[int]  # bytes per rank and device; known once the step is planned
+    assumes: str  # a known inaccuracy of the times; "" if none
 
     def __str__(self) -> str:
         sizes = self.schedule.sizes()
@@ -52,29 +54,27 @@ class Found:
                 f"{backward:.3g} ms, weight gradient {weight:.3g} ms"
             )
         for rank, peak in enumerate(self.peak_bytes):
-            lines.append(f"rank {rank} keeps at most {peak} bytes")
+            lines.append(f"rank {rank}: peak memory {peak} bytes")
         if self.assumes:
             lines.append(self.assumes)
         return "\n".join(lines)
 
 
 class Auto(BaseSchedule):
-    """Finds the schedule: measures each stage on its device, then searches.
+    """A schedule that is searched for, with costs measured on the devices.
 
-    The first call of a step with new shapes runs two microbatches one after the other to
-    measure the stages. The marks say how many stages there are, the mesh on how many ranks.
-    Calls with the same shapes run what was found. Callbacks in the step (`jax.debug.print`)
-    are called in the trial as well. Each object measures and searches for itself: two are never
-    equal.
+    The first call of a step with new shapes runs two microbatches, one after the other, to
+    measure the stages. The marks give the number of stages and the mesh the number of ranks.
+    Later calls with the same shapes reuse the schedule. The trial calls the step's callbacks
+    (`jax.debug.print`) too. Each object measures and searches separately: two are never equal.
 
     Args:
-      memory_limit: bytes that a step may take on each device, all it keeps counted, as in
-        `mpmd_jit_with_loop`: a number, or one for each rank. The limit given there counts as
-        well.
-      seconds: to search for.
+      memory_limit: the bytes that a step may use on each device in total, as in
+        `mpmd_jit_with_loop`: a number, or one per rank. The limit given there applies too.
+      seconds: the time limit of the search.
 
     Attributes:
-      found: what the last search found, to read or print; None before.
+      found: the result of the last search, which can be printed; None before the first.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Auto(BaseSchedule):
     def _unmeasured(self) -> JaxppError:
         return make_error(
             "schedule",
-            "Auto: expected to be the schedule of a treduce inside mpmd_jit_with_loop, which "
-            "measures its stages; use Searched where the costs are known",
+            "Auto: expected a treduce inside mpmd_jit_with_loop, which measures the stages; "
+            "use Searched if the costs are known",
         )
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
@@ -106,7 +106,7 @@ class Auto(BaseSchedule):
         raise self._unmeasured()
 
     def limits(self, mesh: MpmdMesh, others: MemoryLimits | None) -> MemoryLimits | None:
-        """The smaller of its own limit and the step's for each rank."""
+        """The smaller of its own limit and the step's limit, for each rank."""
         own = memory_limits_of(self.memory_limit, mesh, "Auto")
         if own is None or others is None:
             return own or others
@@ -116,7 +116,7 @@ class Auto(BaseSchedule):
 
 
 def _for_each_rank(limits: MemoryLimits, mesh: MpmdMesh) -> MemoryLimits:
-    """As limits that hold for each rank alone, also where ranks share devices."""
+    """Splits limits over ranks that share devices, so that each holds for one rank."""
     shares = 1 if limits[1] is None else mesh.ranks_per_device
     return tuple(n // shares for n in limits[0]), None
 
@@ -126,19 +126,19 @@ def is_auto(schedule: Any) -> bool:
 
 
 def trial_length(schedule: Any, length: int) -> int:
-    """How many microbatches of a loop a trial runs."""
+    """The number of microbatches of a loop that a trial runs."""
     return min(length, _core.TRIAL_MICROBATCHES) if is_auto(schedule) else length
 
 
 def shared_cores(mesh: MpmdMesh) -> str:
-    """What the measured times leave out of account on CPU devices, or ""."""
+    """A note if CPU devices share cores, which the measured times do not reflect, or ""."""
     devices = list(mesh.jax_mesh.devices.flat)
     cores = len(os.sched_getaffinity(0))
     if devices[0].platform != "cpu" or len(devices) <= cores:
         return ""
     return (
-        f"measured a task at a time; {len(devices)} devices share {cores} cores here, so a "
-        "step takes longer than this says"
+        f"each task was measured alone, but {len(devices)} devices share {cores} cores, so a "
+        "step takes longer than shown"
     )
 
 
@@ -170,10 +170,10 @@ def find_schedules(
     memory_limits: MemoryLimits | None,
     measure: Callable[[], tuple[_core.Plan, list[Any]]],
 ) -> tuple[list[_core.Schedule], list[Found]]:
-    """Fills in the schedules of the loops under `Auto`, one loop after the other.
+    """Finds schedules for the loops that use `Auto`, one loop after the other.
 
-    `measure` plans and runs a trial of the step; it gives the plan, and for each loop the
-    costs of its stages.
+    `measure` plans and runs a trial of the step and returns the plan and the costs of each
+    loop's stages.
     """
     ranks = mesh.mpmd_dim
     schedules = _core.Schedule.placeholders(graph.core, ranks, given)

@@ -1,9 +1,9 @@
-"""Which result of a step is which argument of the next one.
+"""Matches the results of a step to the arguments of the next one.
 
-Training steps return their state as they were given it: what comes out as a tree of the same
-structure and types as an argument is taken for that argument of the next step. Such a result is
-left on all ranks that need the argument; `jaxpp run` feeds it back where that was donated. A
-wrong guess moves some bytes for nothing; no number of a script depends on it.
+Training steps return their updated state: a result tree with the same structure and types as an
+argument is assumed to be that argument of the next step. Such a result is kept on all ranks
+that need the argument, and `jaxpp run` feeds it back if the argument was donated. A wrong guess
+costs unnecessary transfers but never changes a value.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jaxpp.trace.stacked import Bounds, parts_of_leaves
 
 __all__ = ["carried"]
 
-# The leaves' avals, of which some are cut in parts with an aval each, and where those are cut.
+# The avals of the leaves, with one per part for leaves that are cut, and the cuts.
 _Leaves = tuple[Sequence[Any], Sequence[Bounds | None]]
 
 
 def _subtrees(trees: Sequence[Any], leaves: _Leaves) -> list[tuple[Any, list[int]]]:
-    """What trees that stand side by side are like, structure and types, and their parts."""
+    """The structure, types and parts of sibling trees, for comparison."""
     avals, bounds = leaves
     parts = parts_of_leaves(bounds)
     found, first = [], 0
@@ -36,10 +36,10 @@ def _subtrees(trees: Sequence[Any], leaves: _Leaves) -> list[tuple[Any, list[int
 def carried(
     tree: Any, out_tree: Any, arguments: _Leaves, results: _Leaves, donated: Sequence[bool]
 ) -> list[int]:
-    """For each result the number of the argument that the next step gets it as, or NONE.
+    """For each result the number of the argument that it becomes in the next step, or NONE.
 
-    Donated arguments come first, each with the first result of its form. Others count if they
-    are trees of several arrays: a single one may be a batch.
+    Donated arguments are matched first, each with the first result of the same form. Other
+    arguments are matched only if they have several arrays: a single array may be a batch.
     """
     avals, _ = results
     found = [_core.NONE] * len(avals)

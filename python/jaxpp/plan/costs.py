@@ -1,4 +1,4 @@
-"""What a step costs, as far as its plan says: nothing has run or is compiled for it."""
+"""The costs of a step, computed from its plan without compiling or running it."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ class RankCost:
     """One rank's part of a step."""
 
     tasks: int  # runs
-    flops: float  # of its products and convolutions, element by element for the rest
-    peak_bytes: int  # on each of its devices
+    flops: float  # exact for products and convolutions, one per element for other ops
+    peak_bytes: int  # on each of the rank's devices
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkCost:
-    """What a rank sends to another in a step."""
+    """The messages that one rank sends to another in a step."""
 
     src: int
     dst: int
     messages: int
-    bytes: int  # on each device
+    bytes: int  # per device
 
 
 @dataclasses.dataclass(frozen=True)
 class CostSummary:
-    """What a step costs. Prints as a table."""
+    """The costs of a step. It prints as a table."""
 
     ranks: list[RankCost]
     links: list[LinkCost]
 
     @property
     def tasks(self) -> int:
-        """How many tasks all ranks run in a step."""
+        """The number of tasks that all ranks run in a step."""
         return sum(rank.tasks for rank in self.ranks)
 
     @property
     def flops(self) -> float:
-        """Floating point operations of all ranks in a step."""
+        """The floating-point operations of all ranks in a step."""
         return sum(rank.flops for rank in self.ranks)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a device needs."""
+        """The largest peak memory of any device."""
         return max(rank.peak_bytes for rank in self.ranks)
 
     def __str__(self) -> str:

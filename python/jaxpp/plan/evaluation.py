@@ -1,7 +1,7 @@
 """Evaluates ops of the graph on tracers, to lower them.
 
-Ops that were taken apart (`trace/splitting.py`) are put together again where several of them
-stand in one task: parts of a scan run as one scan, and ops of a branch under one condition.
+Ops that were split (`trace/splitting.py`) are rejoined if several of them are in the same task:
+the parts of a scan run as one scan, and the ops of a branch under one condition.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Env = dict[int, Any]
 
 @dataclasses.dataclass(frozen=True)
 class MadeOp:
-    """An op that the planner made: `run` adds its outputs to the environment."""
+    """An op that the planner created: `run` adds its outputs to the environment."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -53,8 +53,8 @@ def _read(operand: Any, env: _Env) -> Any:
 
 
 def run_op(op: FrontOp, env: _Env, mesh: MpmdMesh) -> None:
-    """Evaluates an op by itself, and a branch's whatever the condition says; operands and
-    outputs are in `env` by value id."""
+    """Evaluates a single op, ignoring its condition if it is in a branch. Operands and outputs
+    are in `env` by value id."""
     operands = [_read(o, env) for o in op.operands]
     if op.is_choice:
         index = _read(op.branches[-1].conditional.index, env)
@@ -65,14 +65,14 @@ def run_op(op: FrontOp, env: _Env, mesh: MpmdMesh) -> None:
 
 
 def _choice(index: Any, cases: Sequence[Any]) -> Any:
-    """One of several values that are all there."""
+    """Selects one of several computed values."""
     dtype = next((c.dtype for c in cases if hasattr(c, "aval")), None)
     arrays = [c if hasattr(c, "aval") else jnp.asarray(c, dtype) for c in cases]
     return jax.lax.select_n(jnp.asarray(index), *arrays)
 
 
 def _run_together(ops: Sequence[FrontOp], env: _Env, mesh: MpmdMesh) -> None:
-    """Evaluates parts of one equation as one."""
+    """Evaluates several parts of an equation together."""
     parted = [(op, op.part) for op in ops if op.part is not None]
     whole = parted[0][1].whole
     num_operands, num_results = len(whole.eqn.invars), len(whole.eqn.outvars)
@@ -119,7 +119,7 @@ class _Runner:
     def _condition(
         self, conditional: Conditional, ops: Sequence[FrontOp], wanted: Collection[int]
     ) -> None:
-        """Runs ops of a conditional under one condition, and gives the wanted values."""
+        """Runs ops of a conditional under one condition and returns the wanted values."""
         index = _read(conditional.index, self.env)
         if all(op.branches[0].number is None for op in ops):
             for op in ops:
@@ -154,11 +154,11 @@ class _Runner:
         self.env.update(zip(results, jax.lax.switch(index, branches), strict=True))
 
     def run(self, ops: Sequence[_Op], wanted: Collection[int]) -> None:
-        """Evaluates ops in their order, but what was taken apart together.
+        """Evaluates ops in order, and split ops together.
 
-        `wanted`: the values that somebody else uses.
+        `wanted`: the values that are used outside.
         """
-        users: dict[int, int] = {}  # of values: how many ops of these have yet to use it
+        users: dict[int, int] = {}  # for each value, the number of ops left that use it
         for op in ops:
             for v in _values_in(op):
                 users[v] = users.get(v, 0) + 1
@@ -206,12 +206,12 @@ class _Runner:
 
 
 def _typed(value: Any, aval: Any) -> Any:
-    """A literal as an array of the type that the other branches give."""
+    """A literal as an array of the type that the other branches return."""
     return value if hasattr(value, "aval") else jnp.asarray(value, aval.dtype)
 
 
 def zeros(aval: Any) -> jax.Array:
-    """Zeros of an abstract value's shape and dtype; keys of zeros for keys."""
+    """Zeros of an abstract value's shape and dtype; for PRNG keys, keys with zero data."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(aval.shape, aval.dtype)
     struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -229,10 +229,8 @@ def run_ops(
     """Evaluates the ops of a task.
 
     Args:
-      ops: in an order that can run.
-      env: the task's inputs by value id; gets what is computed.
-      wanted: the task's outputs.
-      mesh: where it runs.
-      aval_of: the abstract value of a value id.
+      ops: in a valid order. env: the task's inputs by value id; computed values are added.
+      wanted: the task's outputs. mesh: the mesh that the task runs on. aval_of: the abstract
+      value of a value id.
     """
     _Runner(env, mesh, aval_of).run(ops, wanted)

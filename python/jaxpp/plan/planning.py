@@ -1,4 +1,4 @@
-"""From a call to a proved plan: traced, partitioned, scheduled, not compiled."""
+"""From a call to a checked plan: traced, partitioned and scheduled, but not compiled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 
 @dataclasses.dataclass
 class Planned:
-    """A step's plan, and what its arguments and results are: traced, or from a file."""
+    """A step's plan with the types of its arguments and results, from a trace or a file."""
 
     mesh: MpmdMesh
     staged: _core.Staged
@@ -53,42 +53,42 @@ class Planned:
     out_avals: list[Any]
     arg_names: list[str]
     donated: list[bool]
-    # Of the step's own arguments and results, whose number this is: where they are cut.
+    # For each of the step's own arguments and results, where it is cut into parts.
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
-    consts: list[Any]  # the plan's last arguments, which the caller does not pass
+    consts: list[Any]  # the plan's trailing arguments, which the caller does not pass
     statics: list[Static]
     schedule_text: str  # each schedule's name and sizes, which processes compare
 
     @property
     def text(self) -> str:
-        """The programs of all actors."""
+        """The programs of all ranks."""
         return self.plan.text()
 
     @property
     def program_text(self) -> str:
-        """The whole program, in the manner of a jaxpr."""
+        """The whole program, printed like a jaxpr."""
         mesh = self.mesh.lowering_mesh()
         return self.plan.program_text(lambda v: str(NamedSharding(mesh, self.specs.of(v))))
 
     @property
     def in_shardings(self) -> Any:
-        """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
+        """The shardings of the arguments: (args, kwargs) with an `MpmdSharding` per array.
 
-        An argument that nothing uses lies on the first rank.
+        An unused argument is placed on the first rank.
         """
         return self.tree.unflatten(self._shardings(self.staged.args(), self.argument_bounds))
 
     @property
     def out_shardings(self) -> Any:
-        """Where the results lie: their tree with an `MpmdSharding` for each array."""
+        """The shardings of the results: their tree with an `MpmdSharding` per array."""
         return self.out_tree.unflatten(
             self._shardings(self.staged.outputs(), self.result_bounds)
         )
 
     @property
     def out_info(self) -> Any:
-        """The shapes and dtypes of the results, with their shardings."""
+        """The shapes, dtypes and shardings of the results."""
         shardings = self._shardings(self.staged.outputs(), self.result_bounds)
         parts = parts_of_leaves(self.result_bounds)
         structs = []
@@ -99,13 +99,13 @@ class Planned:
         return self.out_tree.unflatten(structs)
 
     def cost_summary(self) -> CostSummary:
-        """Tasks, floating point operations and bytes of a step, rank by rank."""
+        """The tasks, floating-point operations and bytes of a step, per rank."""
         return cost_summary(self.plan)
 
     def _shardings(
         self, placed: Sequence[_core.PlacedValue], bounds: Sequence[Bounds | None]
     ) -> list[MpmdSharding]:
-        """One a leaf; a leaf may be several values, its parts."""
+        """One entry per leaf; a leaf may have several values, its parts."""
         found = []
         for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
             parts = placed[numbers.start : numbers.stop]
@@ -122,10 +122,10 @@ class Planned:
 class Traced(Planned):
     """A step traced, split, placed and scheduled, before anything is compiled."""
 
-    closed: ClosedJaxpr  # the step, as it was traced
+    closed: ClosedJaxpr  # the traced step
     graph: Graph
     schedules: list[_core.Schedule]
-    proof: str  # what the checker found of the plan
+    proof: str  # the checker's report on the plan
 
 
 def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
@@ -140,8 +140,8 @@ def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
     others = [repr(a) for a in mesh.jax_mesh.axis_names if a != axis]
     raise make_error(
         "sharding",
-        f"{what}: {spec} names {axis!r}, the pipeline axis of the mesh, along which nothing is "
-        "sharded: each value lives whole on the ranks of the stages that use it; expected "
+        f"{what}: {spec} names {axis!r}, the pipeline axis of the mesh, which shards nothing: "
+        "each value is stored on the ranks of the stages that use it; expected "
         + (f"axes of a rank's mesh: {', '.join(others)}" if others else "P()"),
     )
 
@@ -149,7 +149,7 @@ def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
 def _broadcast_shardings(
     given: Any, tree: Any, what: str, names: list[str], mesh: MpmdMesh
 ) -> list[Any]:
-    """One spec, sharding or None a leaf; the leaves have these names."""
+    """One spec, sharding or None per leaf; `names` has the names of the leaves."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
@@ -187,15 +187,15 @@ def _spec_of(given: Any, what: str) -> PartitionSpec | None:
 
 
 def _ranks_of(given: Any, mesh: MpmdMesh) -> tuple[int, ...] | None:
-    """The ranks that a result is to be left on."""
+    """The ranks that a result must stay on."""
     if not isinstance(given, MpmdSharding):
         return None
     wrong = [r for r in given.mesh_ids if r >= mesh.mpmd_dim]
     if wrong:
         raise make_error(
             "sharding",
-            f"out_shardings: expected the ranks of a mesh of {mesh.mpmd_dim}, found an "
-            f"MpmdSharding of the ranks {list(given.mesh_ids)}",
+            f"out_shardings: expected ranks below {mesh.mpmd_dim}, found an MpmdSharding of "
+            f"ranks {list(given.mesh_ids)}",
         )
     return tuple(sorted(given.mesh_ids))
 
@@ -234,7 +234,7 @@ def trace_function(
 
 
 def name_of(fun: Callable[..., Any]) -> str:
-    """What a step is called."""
+    """The name of a step in messages."""
     return str(getattr(fun, "__name__", "step"))
 
 
@@ -245,7 +245,7 @@ def _output_names(out_tree: Any) -> list[str]:
 
 
 def _spec_of_leaf(mesh: MpmdMesh, leaf: Any) -> PartitionSpec | None:
-    """How an argument lies already, if it lies on a mesh with the axes of a rank's."""
+    """The existing sharding of an argument, if it is on a mesh with a rank's axes."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, MpmdSharding):
         return sharding.spec_in_rank if sharding.mpmd_mesh == mesh else None
@@ -262,7 +262,7 @@ def _spec_of_leaf(mesh: MpmdMesh, leaf: Any) -> PartitionSpec | None:
 
 
 def _ask_schedule(loop: FrontLoop, ranks: int) -> Any:
-    """What the loop's schedule builds; anything with `build` is a schedule."""
+    """Builds the loop's schedule; any object with `build` is a schedule."""
     build_for = getattr(loop.schedule, "build_for", None)
     if build_for is None:
         return loop.schedule.build(loop.length, ranks)
@@ -279,14 +279,14 @@ def _build_schedule(loop: FrontLoop, ranks: int) -> _core.Schedule:
     raise make_error(
         "schedule",
         f"loop at {loop.where}: schedule={describe(loop.schedule)}: expected its build() to "
-        f"give what BaseSchedule.build() gives, found {shorten(schedule)}",
+        f"return the same type as BaseSchedule.build(), found {shorten(schedule)}",
         wrong_type=True,
     )
 
 
 @dataclasses.dataclass
-class _Front:
-    """A step traced by JAX, with all that planning it takes."""
+class _TracedCall:
+    """A traced step with everything that planning needs."""
 
     name: str
     mesh: MpmdMesh
@@ -303,7 +303,7 @@ class _Front:
     statics: list[Static]
 
     def next_args(self, donated: list[bool]) -> list[int]:
-        """Which argument of the next step each result is, or NONE."""
+        """For each result the argument that it becomes in the next step, or NONE."""
         arguments = ([v.aval for v in self.closed.jaxpr.invars], self.argument_bounds)
         results = (self.closed.out_avals, self.result_bounds)
         return carried(self.tree, self.out_tree, arguments, results, donated)
@@ -356,7 +356,7 @@ class _Front:
 
 
 def _by_parts(values: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[Any]:
-    """An entry a part instead of one a leaf."""
+    """Expands one entry per leaf to one entry per part."""
     pairs = zip(values, parts_of_leaves(bounds), strict=True)
     return [value for value, parts in pairs for _ in parts]
 
@@ -380,30 +380,32 @@ def _may_part(mesh: MpmdMesh) -> bool:
     return mesh.mpmd_dim > 1 and not explicit
 
 
-def _part_front(front: _Front) -> _Front:
-    """With the leaves that hold the weights of several stages by parts."""
-    if not _may_part(front.mesh):
-        return front
-    with front.mesh.tracing_context():
-        may_cut = [not _cuts_rows(s) for s in front.in_specs]
-        found, unparted = part_step(front.closed, may_cut)
-    avals = [v.aval for v in front.closed.jaxpr.invars]
-    warn_of_unparted([(front.arg_names[k], avals[k], line) for k, line in unparted.items()])
+def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
+    """The step with leaves that hold the weights of several stages split into parts."""
+    if not _may_part(traced_call.mesh):
+        return traced_call
+    with traced_call.mesh.tracing_context():
+        may_cut = [not _cuts_rows(s) for s in traced_call.in_specs]
+        found, unparted = part_step(traced_call.closed, may_cut)
+    avals = [v.aval for v in traced_call.closed.jaxpr.invars]
+    warn_of_unparted(
+        [(traced_call.arg_names[k], avals[k], line) for k, line in unparted.items()]
+    )
     if found is None:
-        return front
-    cut = zip(found.results, front.out_specs, strict=True)
+        return traced_call
+    cut = zip(found.results, traced_call.out_specs, strict=True)
     if any(bounds and _cuts_rows(spec) for bounds, spec in cut):
-        return front
-    # Parts are left where the stages are that take them.
-    ends = zip(front.out_ranks, found.results, strict=True)
+        return traced_call
+    # Parts stay on the ranks of the stages that read them.
+    ends = zip(traced_call.out_ranks, found.results, strict=True)
     ranks_of_wholes = [None if bounds else ranks for ranks, bounds in ends]
     return dataclasses.replace(
-        front,
+        traced_call,
         closed=found.closed,
-        arg_names=_part_names(front.arg_names, found.arguments),
-        out_names=_part_names(front.out_names, found.results),
-        in_specs=_by_parts(front.in_specs, found.arguments),
-        out_specs=_by_parts(front.out_specs, found.results),
+        arg_names=_part_names(traced_call.arg_names, found.arguments),
+        out_names=_part_names(traced_call.out_names, found.results),
+        in_specs=_by_parts(traced_call.in_specs, found.arguments),
+        out_specs=_by_parts(traced_call.out_specs, found.results),
         out_ranks=_by_parts(ranks_of_wholes, found.results),
         argument_bounds=found.arguments,
         result_bounds=found.results,
@@ -411,48 +413,49 @@ def _part_front(front: _Front) -> _Front:
 
 
 def _bounds_of(given: Any, rows: int) -> Bounds | None:
-    """How the rows of a result are dealt out to the ranks of its sharding, if they are."""
+    """How the sharding of a result divides its rows among ranks, if it does."""
     if not isinstance(given, MpmdSharding) or given.spec == given.spec_in_rank:
         return None
     ranks = len(given.mesh_ids)
     share_devices = given.mesh.shape[given.mpmd_mesh.mpmd_axis_name] != ranks
     if share_devices or not rows or rows % ranks:
-        return None  # each has all
+        return None  # each rank holds all rows
     return tuple(range(0, rows + 1, rows // ranks))
 
 
-def _deal_out(front: _Front, given: Sequence[Any]) -> _Front:
-    """With the results by parts of which the user wants each rank to have its own rows."""
-    if not _may_part(front.mesh):
-        return front
-    parts = parts_of_leaves(front.result_bounds)
-    numbers = zip(given, front.result_bounds, parts, strict=True)
-    cuts: list[Bounds | None] = [None] * len(front.out_names)
-    bounds = list(front.result_bounds)
+def _with_split_results(traced_call: _TracedCall, given: Sequence[Any]) -> _TracedCall:
+    """The step with results split into parts if the user wants each rank to hold its own
+    rows."""
+    if not _may_part(traced_call.mesh):
+        return traced_call
+    parts = parts_of_leaves(traced_call.result_bounds)
+    numbers = zip(given, traced_call.result_bounds, parts, strict=True)
+    cuts: list[Bounds | None] = [None] * len(traced_call.out_names)
+    bounds = list(traced_call.result_bounds)
     for leaf, (sharding, known, at) in enumerate(numbers):
-        shape = front.closed.out_avals[at[0]].shape
+        shape = traced_call.closed.out_avals[at[0]].shape
         if known is None and shape:
             bounds[leaf] = cuts[at[0]] = _bounds_of(sharding, shape[0])
     if not any(cuts):
-        return front
+        return traced_call
     ranks = [
         own
-        for whole, cut in zip(front.out_ranks, cuts, strict=True)
+        for whole, cut in zip(traced_call.out_ranks, cuts, strict=True)
         for own in ([whole] if cut is None or whole is None else [(r,) for r in whole])
     ]
     return dataclasses.replace(
-        front,
-        closed=cut_results(front.closed, cuts),
-        out_names=_part_names(front.out_names, cuts),
-        out_specs=_by_parts(front.out_specs, cuts),
+        traced_call,
+        closed=cut_results(traced_call.closed, cuts),
+        out_names=_part_names(traced_call.out_names, cuts),
+        out_specs=_by_parts(traced_call.out_specs, cuts),
         out_ranks=ranks,
         result_bounds=bounds,
     )
 
 
-def _trace_front(
+def _trace_call(
     fun: Callable[..., Any], signature: Signature, call: Call, options: Options
-) -> _Front:
+) -> _TracedCall:
     mesh = options.mesh
     names, _ = signature.describe(call)
     taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
@@ -469,7 +472,7 @@ def _trace_front(
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
     given = _broadcast_shardings(options.out_specs, results, "out_specs", out_names, mesh)
-    front = _Front(
+    traced_call = _TracedCall(
         name,
         mesh,
         closed,
@@ -484,7 +487,7 @@ def _trace_front(
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
     )
-    return _deal_out(_part_front(front), given)
+    return _with_split_results(_with_split_leaves(traced_call), given)
 
 
 def trace_step(
@@ -494,22 +497,22 @@ def trace_step(
     options: Options,
     measure: Callable[[Traced], list[Any]],
 ) -> Traced:
-    """Traces and plans a step. Nothing runs or is compiled, unless a loop is under `Auto`.
+    """Traces and plans a step. Nothing is compiled or run, unless a loop uses `Auto`.
 
-    `measure` runs a trial of the step, in which nothing is donated, and gives for each loop
-    the costs of its stages.
+    `measure` runs a trial of the step without donation and returns the costs of each loop's
+    stages.
     """
-    front = _trace_front(fun, signature, call, options)
-    donated = _by_parts(signature.describe(call)[1], front.argument_bounds)
-    next_args = front.next_args(donated)
-    graph = front.graph(donated, next_args)
+    traced_call = _trace_call(fun, signature, call, options)
+    donated = _by_parts(signature.describe(call)[1], traced_call.argument_bounds)
+    next_args = traced_call.next_args(donated)
+    graph = traced_call.graph(donated, next_args)
     ranks = options.mesh.mpmd_dim
 
     def run_trial() -> tuple[_core.Plan, list[Any]]:
         borrowed = [False] * len(donated)
-        trial_graph = front.graph(borrowed, next_args, loop_length=trial_length)
+        trial_graph = traced_call.graph(borrowed, next_args, loop_length=trial_length)
         schedules = _core.Schedule.placeholders(trial_graph.core, ranks, given)
-        trial = front.plan(trial_graph, schedules, borrowed, None)
+        trial = traced_call.plan(trial_graph, schedules, borrowed, None)
         return trial.plan, measure(trial)
 
     given = [
@@ -517,12 +520,12 @@ def trace_step(
     ]
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
-    traced = front.plan(graph, schedules, donated, limits)
+    traced = traced_call.plan(graph, schedules, donated, limits)
     for note in traced.staged.notes():
         warn(note, note.split(": ", 1)[0])
     line = definition_line(fun)
-    step = Step(f"step {front.name} at {line}", line, options.mesh.lowering_mesh())
-    warn_of_layout(step, front.closed.jaxpr, graph, traced.specs, front.arg_names)
+    step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
+    warn_of_layout(step, traced_call.closed.jaxpr, graph, traced.specs, traced_call.arg_names)
     for found in founds:
         found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
     return traced

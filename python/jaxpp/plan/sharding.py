@@ -1,8 +1,8 @@
-"""Shardings of the values that cross tasks, inside a rank's mesh.
+"""Shardings, within a rank's mesh, of the values that tasks exchange.
 
-Nothing is compiled for this: the step is lowered once as a whole for a rank's mesh, with one
-microbatch in place of the loop, Shardy propagates what the user said (specs of arguments and
-results, `with_sharding_constraint`), and the answer is read off the module.
+Nothing is compiled: the whole step is lowered once for a rank's mesh, with a single microbatch
+in place of the loop. Shardy propagates the user's shardings (specs of arguments and results,
+`with_sharding_constraint`), and the result is read from the module.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ __all__ = ["Specs", "infer_specs"]
 
 @dataclasses.dataclass
 class Specs:
-    """`by_value`: the spec of every value that crosses tasks; of ranks of one device, only
-    what the user said. `value_bytes`: of every value on one device; None: whole values."""
+    """`by_value`: the spec of every value that tasks exchange; for ranks of one device, only
+    the specs from the user. `value_bytes`: the size of every value on one device; None: whole
+    values."""
 
     by_value: dict[int, PartitionSpec]
     value_bytes: list[int] | None
@@ -44,18 +45,19 @@ class Specs:
         return self.by_value.get(value, PartitionSpec())
 
 
-# --- What the user gave -----------------------------------------------------------------
+# --- Specs from the user -----------------------------------------------------------------
 
 
 def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
-    """Axes exist, are used once and divide. Raises JaxppError("sharding")."""
+    """Checks that axes exist, are used once and divide the shape. Raises
+    JaxppError("sharding")."""
     sizes = dict(mesh.shape)
     parts = [() if p is None else (p if isinstance(p, tuple) else (p,)) for p in spec]
     if len(parts) > len(aval.shape):
         raise make_error(
             "sharding",
             f"{what}: spec {spec} has {len(parts)} entries; expected at most "
-            f"{len(aval.shape)}, one a dimension of the array's shape {tuple(aval.shape)}",
+            f"{len(aval.shape)}, one per dimension of the array's shape {tuple(aval.shape)}",
         )
     used = [axis for axes in parts for axis in axes]
     for dim, axes in enumerate(parts):
@@ -63,21 +65,21 @@ def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
             if axis not in sizes:
                 raise make_error(
                     "sharding",
-                    f"{what}: spec {spec} names axis {axis!r}; expected axes of the mesh, "
-                    f"{tuple(sizes)}",
+                    f"{what}: spec {spec} names axis {axis!r}; expected one of the mesh's "
+                    f"axes {tuple(sizes)}",
                 )
             if used.count(axis) > 1:
                 raise make_error(
                     "sharding",
                     f"{what}: spec {spec} names axis {axis!r} {used.count(axis)} times; "
-                    "expected each axis once at most",
+                    "expected each axis at most once",
                 )
         ways = math.prod(sizes[a] for a in axes)
         if aval.shape[dim] % ways:
             raise make_error(
                 "sharding",
-                f"{what}: spec {spec} cuts dimension {dim} of {tuple(aval.shape)} in "
-                f"{ways}; expected a size that {ways} divides, found {aval.shape[dim]}",
+                f"{what}: spec {spec} divides dimension {dim} of {tuple(aval.shape)} into "
+                f"{ways}; expected a multiple of {ways}, found {aval.shape[dim]}",
             )
 
 
@@ -108,7 +110,7 @@ def _reduce_once(loop: FrontLoop, env: dict[int, Any]) -> None:
 def _one_microbatch(
     graph: Graph, mesh: MpmdMesh, args: Sequence[int], wanted: Sequence[int]
 ) -> Callable[..., list[Any]]:
-    """The step with one microbatch, from its arguments to the wanted values."""
+    """Evaluates the step with one microbatch, from its arguments to the wanted values."""
     loops = {loop.op: loop for loop in graph.loops}
 
     def run(*values: Any) -> list[Any]:
@@ -155,7 +157,7 @@ def _propagate(
     return found
 
 
-# --- All values that cross tasks --------------------------------------------------------
+# --- All values that tasks exchange --------------------------------------------------------
 
 
 def _crossing_values(staged: _core.Staged) -> set[int]:
@@ -181,12 +183,12 @@ def infer_specs(
     names: Sequence[str],
     out_names: Sequence[str],
 ) -> Specs:
-    """The spec of every value that crosses tasks, and its bytes on one device.
+    """The spec of every value that tasks exchange, and its bytes on one device.
 
     Args:
-      graph, staged, mesh: the step, its partition, where it runs.
-      in_specs, out_specs: what the user said, an entry a leaf; None: to be inferred.
-      names, out_names: of the arguments' and the results' leaves.
+      graph, staged, mesh: the step, its partition and its mesh. in_specs, out_specs: specs from
+      the user, one entry per leaf; None: inferred. names, out_names: the names of the argument
+      and result leaves.
 
     Raises:
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").

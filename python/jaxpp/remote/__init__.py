@@ -1,1 +1,1 @@
-"""A controller in one process, and ranks in others that Ray has started."""
+"""A controller in one process, and ranks in processes that Ray starts."""

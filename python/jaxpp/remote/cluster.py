@@ -1,4 +1,4 @@
-"""The processes of a mesh, as actors of Ray; all that is asked of Ray stands here.
+"""The processes of a mesh as Ray actors. All calls to Ray are in this module.
 
 Ray is imported when the first such mesh is made.
 """
@@ -17,21 +17,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpp.errors import make_error
-from jaxpp.remote.lines import Line, Lines, connect
-from jaxpp.remote.watch import Watch, ask_gcs, ask_raylet, is_listening, raylet_socket
+from jaxpp.remote.connections import Connection, Connections, connect
+from jaxpp.remote.ray_monitor import (
+    RayMonitor,
+    ask_gcs,
+    ask_raylet,
+    is_listening,
+    raylet_socket,
+)
 from jaxpp.remote.worker import Failure, Identity, Worker, versions
 
 __all__ = ["RAYLET", "Cluster"]
 
 _GROUPS = {"questions": 8}  # threads of a worker
 
-_MOST_CONNECTING = 32  # workers at a time
+_MOST_CONNECTING = 32  # workers that start at a time
 
-_KILL_SECONDS = 5  # for Ray to take the orders
-_GCS = "Ray's control service (the GCS)"
+_KILL_SECONDS = 5  # for Ray to accept the actors
+_GCS = "Ray's control service (GCS)"
 RAYLET = "the raylet of the controller's host"
 _START_SECONDS = 300  # for processes to start and to import JAX
-_PLACE_SECONDS = 60  # for resources that are in use to become free
+_PLACE_SECONDS = 60  # for occupied resources to become free
 
 
 def _import_ray() -> Any:
@@ -49,7 +55,7 @@ def _import_ray() -> Any:
 
 
 def _needs(options: Mapping[str, Any]) -> dict[str, float]:
-    """What one worker takes of a node."""
+    """The resources of one worker."""
     named = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus")}
     named["memory"] = options.get("memory")
     named.update(options.get("resources") or {})
@@ -57,7 +63,7 @@ def _needs(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _count_that_fit(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> float:
-    """How many workers the nodes hold when nothing else runs there."""
+    """The number of workers that fit on idle nodes."""
     if not needs:
         return math.inf
     return sum(
@@ -67,16 +73,16 @@ def _count_that_fit(needs: Mapping[str, float], nodes: Sequence[Mapping[str, flo
 
 
 def _place(ray: Any, count: int, needs: dict[str, float]) -> Any:
-    """A placement group with room for all workers."""
+    """A placement group with resources for all workers."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fit = _count_that_fit(needs, nodes)
     if fit < count:
         found = "; ".join(str({n: node.get(n, 0) for n in needs}) for node in nodes)
         raise make_error(
             "devices",
-            f"RemoteMpmdMesh: expected a Ray cluster with room for {count} workers that take "
-            f"{needs} each, found room for {fit} (nodes: {found}); start more nodes, use "
-            "fewer ranks, or say in ray_options what a worker takes",
+            f"RemoteMpmdMesh: expected a Ray cluster with resources for {count} workers of "
+            f"{needs} each, found resources for {fit} (nodes: {found}); start more nodes, use "
+            "fewer ranks, or set the resources of a worker in ray_options",
         )
     group = ray.util.placement_group([needs] * count, strategy="PACK") if needs else None
     if group is None or group.wait(_PLACE_SECONDS):
@@ -85,9 +91,9 @@ def _place(ray: Any, count: int, needs: dict[str, float]) -> Any:
     free = {name: ray.available_resources().get(name, 0) for name in needs}
     raise make_error(
         "devices",
-        f"RemoteMpmdMesh: {count} workers that take {needs} each did not get these in "
-        f"{_PLACE_SECONDS} s, for they are in use; free are {free}. End what uses them: a mesh "
-        "keeps its workers until shutdown()",
+        f"RemoteMpmdMesh: {count} workers of {needs} each did not get their resources within "
+        f"{_PLACE_SECONDS} s because other processes use them; free: {free}. Release them: a "
+        "mesh keeps its workers until shutdown()",
     )
 
 
@@ -103,19 +109,21 @@ def _kill_all(ray: Any, actors: list[Any], group: Any) -> None:
             ray.util.remove_placement_group(group)
 
 
-def _end_all(ray: Any, actors: list[Any], group: Any, opened: list[Lines | Watch]) -> None:
+def _end_all(
+    ray: Any, actors: list[Any], group: Any, opened: list[Connections | RayMonitor]
+) -> None:
     for one in opened:
         one.end()
     if not ray.is_initialized():
-        return  # which has ended them
-    # Workers end without their controller, too; Ray may never answer.
+        return  # Ray has already ended them
+    # Do not wait: workers also end without their controller, and Ray may never answer.
     killing = threading.Thread(target=_kill_all, args=(ray, actors, group), daemon=True)
     killing.start()
     killing.join(_KILL_SECONDS)
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says of a death, without its advice."""
+    """Ray's reason for the death of an actor, without its advice."""
     text = str(getattr(error, "cause", None) or error)
     for before in "The actor is dead because ", "Worker exit detail: ":
         text = text.partition(before)[2] or text
@@ -127,10 +135,9 @@ class Cluster:
     """A worker for each rank.
 
     Args:
-      ranks, per_rank: how many workers, and how many devices each has.
-      import_modules: what each of them imports first.
-      options: Ray's for actors.
-      env: environment variables of the workers.
+      ranks, per_rank: the number of workers, and of devices per worker. import_modules: modules
+      that each worker imports first. options: Ray's options for actors. env: environment
+      variables of the workers.
     """
 
     def __init__(
@@ -152,7 +159,7 @@ class Cluster:
         if "scheduling_strategy" not in options:
             group = _place(ray, ranks, _needs(options))
         self._actors: list[Any] = []
-        opened: list[Lines | Watch] = []
+        opened: list[Connections | RayMonitor] = []
         self._end = weakref.finalize(self, _end_all, ray, self._actors, group, opened)
         strategies = ray.util.scheduling_strategies
         actor = ray.remote(concurrency_groups=_GROUPS)(Worker)
@@ -167,12 +174,12 @@ class Cluster:
             self.identities = self._begin(import_modules, token)
             with concurrent.futures.ThreadPoolExecutor(_MOST_CONNECTING) as pool:
                 ends = pool.map(functools.partial(self._connect, token), range(ranks))
-            self.lines = Lines(list(ends))
-            opened.append(self.lines)
+            self.connections = Connections(list(ends))
+            opened.append(self.connections)
             self._raylet = raylet_socket(ray)
-            hosts = {identity.line[0] for identity in self.identities}
-            # Without a reference to this object, with which the workers end.
-            self._watch = Watch(
+            hosts = {identity.address[0] for identity in self.identities}
+            # The finalizer must not refer to this object, whose collection ends the workers.
+            self._watch = RayMonitor(
                 {
                     _GCS: functools.partial(ask_gcs, ray, hosts),
                     RAYLET: functools.partial(ask_raylet, ray, self._raylet, RAYLET),
@@ -189,8 +196,8 @@ class Cluster:
         if late:
             raise make_error(
                 "peer",
-                f"RemoteMpmdMesh: the workers of the ranks {late} have not started in "
-                f"{_START_SECONDS} s; `ray status` and the logs of Ray say what they wait for",
+                f"RemoteMpmdMesh: the workers of the ranks {late} have not started within "
+                f"{_START_SECONDS} s; see `ray status` and Ray's logs for the reason",
             )
         return [self._check(rank, reply) for rank, reply in enumerate(asked)]
 
@@ -210,30 +217,30 @@ class Cluster:
             if found.versions[name] != version:
                 raise make_error(
                     "unsupported",
-                    f"RemoteMpmdMesh: the worker of rank {rank} (host {found.host}, process id "
-                    f"{found.process}) has {name} {found.versions[name]}; expected {version}, "
-                    "which the controller has",
+                    f"RemoteMpmdMesh: the worker of rank {rank} (host {found.host}, process "
+                    f"id {found.process}) has {name} {found.versions[name]}; expected "
+                    f"{version}, the controller's version",
                 )
         return found
 
-    def _connect(self, token: bytes, rank: int) -> Line:
-        host, port = self.identities[rank].line
+    def _connect(self, token: bytes, rank: int) -> Connection:
+        host, port = self.identities[rank].address
         try:
             return connect(host, port, token)
         except OSError as error:
             raise make_error(
                 "peer",
-                f"RemoteMpmdMesh: the controller can not connect to {self.name(rank)} at "
-                f"{host}:{port}: {error}; expected a host on which all ports of the workers' "
-                "hosts can be reached",
+                f"RemoteMpmdMesh: the controller cannot connect to {self.name(rank)} at "
+                f"{host}:{port}: {error}; expected a controller host that can reach all ports "
+                "of the workers' hosts",
             ) from None
 
-    def trouble(self) -> str | None:
-        """What is wrong with Ray itself, as far as that is known."""
-        return self._watch.trouble()
+    def problem(self) -> str | None:
+        """The failure of Ray itself, if one is known."""
+        return self._watch.problem()
 
     def has_raylet(self) -> bool:
-        """Whether the raylet of this host is still there: without it all workers die."""
+        """Whether the raylet of this host still runs; without it all workers die."""
         return is_listening(self._raylet)
 
     def name(self, rank: int) -> str:
@@ -241,10 +248,10 @@ class Cluster:
         return f"rank {rank} (host {identity.host}, process id {identity.process})"
 
     def end(self) -> None:
-        """Ends all processes; they are not waited for."""
+        """Ends all processes without waiting for them."""
         self._end()
 
-    # --- Calls, which give references to what will come ---
+    # --- Calls, which return references to results ---
 
     def ask(self, rank: int, method: str, *arguments: Any) -> Any:
         found = getattr(self._actors[rank], method)
@@ -254,15 +261,15 @@ class Cluster:
         return self._actors[rank].ping.remote()
 
     def pickle(self, found: Any) -> bytes:
-        """As Ray sends objects: functions of the script by what they are, others by name."""
+        """Pickles like Ray: functions of the script by value, others by name."""
         pickled: bytes = self._ray.cloudpickle.dumps(found)
         return pickled
 
     def share(self, data: bytes) -> Any:
-        """For a call's arguments: it is sent to each host once.
+        """Stores an object for use as an argument; Ray sends it to each host once.
 
         Raises:
-          JaxppError: Ray does not take it ("peer").
+          JaxppError: Ray does not accept it ("peer").
         """
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -272,20 +279,20 @@ class Cluster:
             except Exception as error:
                 answer.put(error)
 
-        threading.Thread(target=put, daemon=True).start()  # which may never come back
+        threading.Thread(target=put, daemon=True).start()  # which may never return
         while True:
             with contextlib.suppress(queue.Empty):
                 found = answer.get(timeout=1)
                 if isinstance(found, Exception):
                     raise make_error("peer", f"Ray does not take a plan: {found}") from None
                 return found
-            if (trouble := self.trouble()) is not None:
-                raise make_error("peer", trouble)
+            if (problem := self.problem()) is not None:
+                raise make_error("peer", problem)
 
-    # --- What has come ---
+    # --- Results ---
 
     def get(self, asked: list[Any], seconds: float) -> list[Any] | BaseException | None:
-        """All replies; None if one takes longer; the error if one will never come."""
+        """All replies; None after the timeout; the error if one will never arrive."""
         try:
             return self._ray.get(asked, timeout=seconds)
         except self._ray.exceptions.GetTimeoutError:
@@ -294,12 +301,12 @@ class Cluster:
             return error
 
     def missing(self, asked: list[Any], seconds: float) -> list[int]:
-        """Which have not come after this time."""
+        """The replies that have not arrived after the timeout."""
         _, late = self._ray.wait(asked, num_returns=len(asked), timeout=seconds)
         return [i for i, reply in enumerate(asked) if reply in late]
 
-    def death(self, reply: Any) -> str | None:
-        """Why a reply will never come, as far as that is known."""
+    def death_reason(self, reply: Any) -> str | None:
+        """Why a reply will never arrive, as far as is known."""
         errors = self._ray.exceptions
         try:
             self._ray.get(reply, timeout=0)

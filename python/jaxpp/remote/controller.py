@@ -1,12 +1,11 @@
-"""The controller's side of a mesh of workers: it sends them messages and hears how they fare.
+"""The controller's side of a mesh of workers: sends messages and collects answers.
 
-A message holds what the workers are to do, in order: take shards of arrays, delete arrays,
-begin a step; they answer when that step is done. What has been gathered waits for the next step
-and goes with it, so that a step costs one message a worker.
+A message lists actions for the workers, in order: store shards of arrays, delete arrays, start
+a step. Workers answer when that step is done. Actions are batched with the next step, so that a
+step costs one message per worker.
 
-Whoever waits for a message looks after the workers meanwhile. One that has died, or does not
-answer, breaks the mesh: the others are ended as well, and everything raises the same error
-from then on.
+A thread that waits for a message also monitors the workers. A worker that has died or does not
+answer breaks the mesh: the others are ended too, and all later operations raise the same error.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.plan.planning import Planned
 from jaxpp.remote.cluster import RAYLET, Cluster
-from jaxpp.remote.lines import Answers
+from jaxpp.remote.connections import Answers
 from jaxpp.remote.uploads import Upload, pack
 from jaxpp.remote.value import RemoteValue
 from jaxpp.remote.worker import Failure
@@ -37,23 +36,23 @@ from jaxpp.trace.call import Options
 
 __all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
 
-_PATIENCE = 0.2  # of the time after which a worker counts as dead: then it is asked
-_AHEAD = 2  # messages beyond the steps in flight, so that workers need not wait for them
-_MOST_MESSAGES = 32  # under way
-_GRACE = 2  # seconds for the others to tell what they saw, when one has died
+_PATIENCE = 0.2  # fraction of the timeout after which a silent worker is probed
+_AHEAD = 2  # messages queued beyond the steps in flight, so that workers do not idle
+_MOST_MESSAGES = 32  # in flight
+_GRACE = 2  # seconds for the others to report, when one has died
 
 
 class Message:
-    """What all workers were told at once, until they have done it."""
+    """A message to all workers, until they have executed it."""
 
     def __init__(self, workers: Workers, asked: Answers, what: str) -> None:
         self._workers, self.what = workers, what
-        self._asked: Answers | None = asked  # None: all have come
+        self._asked: Answers | None = asked  # None: all have arrived
         self._failure: Failure | None = None
-        self.answers: list[Any] = []  # when all have come
+        self.answers: list[Any] = []  # time at which all had arrived
 
     def wait(self) -> None:
-        """Until all workers have done it. Raises what failed."""
+        """Waits until all workers have executed it. Raises the error of a failure."""
         self.settle()
         if self._failure is not None:
             raise make_error(*self._failure)
@@ -68,7 +67,7 @@ class Message:
         return self._failure is not None or self._workers.broken is not None
 
     def settle(self) -> None:
-        """Until all workers have said how it went."""
+        """Waits until all workers have answered."""
         asked = self._asked
         if asked is not None:
             self.answers = self._workers.await_answers(asked, self.what)
@@ -76,7 +75,7 @@ class Message:
             self._asked = None
 
     def raise_if_known(self) -> None:
-        """What failed, if that is known already."""
+        """The failure, if one is known already."""
         if self._failure is not None:
             raise make_error(*self._failure)
 
@@ -87,16 +86,16 @@ class Workers:
     def __init__(self, cluster: Cluster, ranks: int, per_rank: int) -> None:
         self.ranks, self.per_rank = ranks, per_rank
         self.broken: Failure | None = None
-        # Arrays and plans that nobody has any more. Garbage collection adds to it at any time.
+        # Unreferenced arrays and plans. Garbage collection may append at any time.
         self.dropped: collections.deque[int] = collections.deque()
         self._cluster = cluster
         # Seconds after which a worker that does not answer counts as dead.
         self._timeout = (_core.option_ms("JPP_PEER_TIMEOUT") or 10_000) / 1000
-        self._lock = threading.RLock()  # of all that follows
-        self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and texts
+        self._lock = threading.RLock()  # guards the fields below
+        self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and strings
         self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]
-        self._uploaded: list[weakref.ref[RemoteValue]] = []  # which go with the next message
-        self._numbers = 0  # that arrays and plans have
+        self._uploaded: list[weakref.ref[RemoteValue]] = []  # sent with the next message
+        self._numbers = 0  # ids of arrays and plans
         self._under_way: collections.deque[Message] = collections.deque()
         self._devices: dict[str | None, RemoteDevices] = {}
 
@@ -106,20 +105,20 @@ class Workers:
         return [(worker.host, worker.process) for worker in self._cluster.identities]
 
     def shutdown(self) -> None:
-        """Ends the workers. Arrays and steps of the mesh are of no use afterwards."""
+        """Ends the workers. Arrays and steps of the mesh become unusable."""
         if self.broken is None:
             self.broken = Failure("mesh", "the workers of this mesh were shut down")
         self._cluster.end()
 
     def devices(self, plugin: str | None) -> RemoteDevices:
-        """The workers' devices, of a plugin that each of them opens."""
+        """The workers' devices; each worker opens the plugin."""
         if plugin not in self._devices:
             found = self.call("open", "the plugin", *[(plugin,)] * self.ranks)
             self._devices[plugin] = RemoteDevices(self, plugin, *found[0])
         return self._devices[plugin]
 
     def numbers(self, count: int) -> int:
-        """The first of so many new numbers."""
+        """Allocates `count` ids and returns the first."""
         with self._lock:
             first = self._numbers + 1
             self._numbers += count
@@ -128,19 +127,19 @@ class Workers:
     # --- Messages ---
 
     def gather(self, *action: Any) -> None:
-        """For the next message."""
+        """Adds an action to the next message."""
         with self._lock:
             self._gathered.append(action)
 
     def upload(self, value: RemoteValue, by_rank: dict[int, Upload]) -> None:
-        """With the next message."""
+        """Deletes arrays with the next message."""
         with self._lock:
             self._uploaded.append(weakref.ref(value))
             for rank, upload in by_rank.items():
                 self._uploads[rank].append(upload)
 
     def send(self, what: str, *action: Any) -> Message:
-        """All that was gathered and, last, the action, which is for all ranks."""
+        """Sends the batched actions and then `action`, which is for all ranks."""
         self.raise_if_broken()
         with self._lock:
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
@@ -152,7 +151,7 @@ class Workers:
                 rank: (("act", actions, table), shards)
                 for rank, (table, shards) in enumerate(packed)
             }
-            message = Message(self, self._cluster.lines.send(requests), what)
+            message = Message(self, self._cluster.connections.send(requests), what)
             for reference in self._uploaded:
                 value = reference()
                 if value is not None:
@@ -164,53 +163,57 @@ class Workers:
         return message
 
     def flush(self) -> None:
-        """Sends what was gathered, if anything was."""
+        """Sends the batched actions, if any."""
         with self._lock:
             if self._gathered or self._uploaded:
                 self.send("an upload")
 
     def message_of(self, value: RemoteValue) -> Message:
-        """The message that makes the array."""
+        """The message that creates the array."""
         if value.maker is None:
             self.flush()
         assert value.maker is not None
         return value.maker
 
     def delete(self, number: int) -> None:
-        """An array, now."""
+        """Sends an array immediately."""
         if self.broken is None:
             self.gather("delete", [number])
             self.flush()
 
     def read(self, value: RemoteValue, rank: int, device: int, size: int) -> Any:
         """The bytes of a shard."""
-        message = self.message_of(value)  # sent before, so that the worker has the array
+        message = self.message_of(value)  # sent first, so that the worker has the array
         self.raise_if_broken()
         request = ("read", value.number, device, size)
-        asked = self._cluster.lines.send({rank: (request, [])})
+        asked = self._cluster.connections.send({rank: (request, [])})
         (found,) = self.await_answers(asked, message.what)
         if isinstance(found, Failure):
-            message.wait()  # which knows better what came first
+            message.wait()  # which knows the first cause
             raise make_error(*found)
         return found
 
     # --- Answers ---
 
     def are_there(self, asked: Answers) -> bool:
-        return not asked.missing or self.broken is not None or bool(self._cluster.lines.ended)
+        return (
+            not asked.missing
+            or self.broken is not None
+            or bool(self._cluster.connections.ended)
+        )
 
     def await_answers(self, asked: Answers, what: str) -> list[Any]:
-        """What the workers say. Breaks the mesh if one has died or does not answer."""
-        lines = self._cluster.lines
+        """The answers of the workers. Breaks the mesh if one has died or does not answer."""
+        connections = self._cluster.connections
         while True:
             self.raise_if_broken()
-            if lines.wait(asked, self._timeout * _PATIENCE):
+            if connections.wait(asked, self._timeout * _PATIENCE):
                 ranks = sorted(asked.found)
                 return [self._found(rank, what, *asked.found[rank]) for rank in ranks]
-            for rank, trouble in lines.troubles.items():
-                self._end(rank, what, trouble)
-            if lines.ended:
-                self._lose(lines.ended[0], what)
+            for rank, problem in connections.problems.items():
+                self._end(rank, what, problem)
+            if connections.ended:
+                self._connection_lost(connections.ended[0], what)
             self._look_for_silence(what)
 
     def _found(
@@ -222,10 +225,10 @@ class Workers:
             return Failure(*answer["failure"])
         return arrays[0] if arrays else answer["found"]
 
-    # --- Replies of Ray ---
+    # --- Replies through Ray ---
 
     def call(self, method: str, what: str, *arguments: tuple[Any, ...]) -> list[Any]:
-        """What each worker gives for its arguments."""
+        """Calls a method on each worker with its arguments and returns the results."""
         self.raise_if_broken()
         self.flush()
         asked = [self._cluster.ask(r, method, *a) for r, a in enumerate(arguments)]
@@ -237,15 +240,16 @@ class Workers:
         return found
 
     def first_failure(self, answers: list[Any], what: str) -> Failure | None:
-        """Of several failures the one that the others come from."""
+        """The failure that caused the others."""
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         first = next((f for f in failures if f.code != "peer"), None)
         if failures and first is None:
-            self._look_for_silence(what)  # of a process, which they could not reach
+            self._look_for_silence(what)  # of a process that they could not reach
         return first or (failures[0] if failures else None)
 
     def replies(self, asked: list[Any], what: str) -> list[Any]:
-        """What each rank's worker says. Breaks the mesh if one has died or does not answer."""
+        """The reply of each rank's worker. Breaks the mesh if one has died or does not
+        answer."""
         while True:
             self.raise_if_broken()
             found = self._cluster.get(asked, self._timeout * _PATIENCE)
@@ -261,33 +265,33 @@ class Workers:
         pings = [self._cluster.ping(rank) for rank in range(self.ranks)]
         silent = self._cluster.missing(pings, limit)
         for rank, ping in enumerate(pings):
-            died = None if rank in silent else self._cluster.death(ping)
+            died = None if rank in silent else self._cluster.death_reason(ping)
             if died is not None:
                 self._end(rank, what, died)
         if silent:
             self._end(
                 silent[0],
                 what,
-                f"the worker has not answered for {self._timeout:g} s: it was stopped, hangs, "
-                "or its host can not be reached",
+                f"the worker has not answered for {self._timeout:g} s: it was stopped, it "
+                "hangs, or its host is unreachable",
             )
 
-    def _lose(self, rank: int, what: str) -> NoReturn:
-        """A worker whose line has ended."""
+    def _connection_lost(self, rank: int, what: str) -> NoReturn:
+        """Handles a worker whose connection has ended."""
         ping = self._cluster.ping(rank)
         self._cluster.missing([ping], _GRACE)
-        died = self._cluster.death(ping)
+        died = self._cluster.death_reason(ping)
         self._end(rank, what, died or "the connection to the worker has ended")
 
     def _break(self, asked: list[Any], what: str, error: BaseException) -> NoReturn:
         self._cluster.missing(asked, _GRACE)
-        deaths = [self._cluster.death(reply) for reply in asked]
+        deaths = [self._cluster.death_reason(reply) for reply in asked]
         known = [(rank, death) for rank, death in enumerate(deaths) if death is not None]
         rank, text = known[0] if known else (0, str(error))
         self._end(rank, what, text)
 
     def _end(self, rank: int, what: str, text: str) -> NoReturn:
-        """Of the mesh."""
+        """The error of the whole mesh."""
         if not self._cluster.has_raylet():
             self._end_because(f"{RAYLET} was killed")
         self._end_because(f"{self._cluster.name(rank)}, {what}: {text}")
@@ -295,15 +299,15 @@ class Workers:
     def _end_because(self, text: str) -> NoReturn:
         self.broken = Failure(
             "peer",
-            f"{text}. All workers of the mesh are ended; make the mesh again and go on from a "
-            "checkpoint",
+            f"{text}. All workers of the mesh were terminated; create the mesh again and "
+            "continue from a checkpoint",
         )
         self._cluster.end()
         raise make_error(*self.broken)
 
     def raise_if_broken(self) -> None:
-        if self.broken is None and (trouble := self._cluster.trouble()) is not None:
-            self._end_because(trouble)
+        if self.broken is None and (problem := self._cluster.problem()) is not None:
+            self._end_because(problem)
         if self.broken is not None:
             raise make_error(*self.broken)
 
@@ -333,7 +337,7 @@ class RemoteDevices(Devices):
         workers, per_rank = self._workers, self.per_rank
         workers.raise_if_broken()
         value = RemoteValue(workers, workers.numbers(1), tuple(ranks), None)
-        # They are sent later, when their owner may have changed them. Ranks share some.
+        # Copy: they are sent later, when their owner may have changed them. Ranks share some.
         copies = {id(shard): np.array(shard, order="C") for shard in shards}
         taken = [copies[id(shard)] for shard in shards]
         by_rank = {
@@ -360,23 +364,23 @@ class RemoteDevices(Devices):
         return runtime, modules
 
     def _pickle(self, modules: TaskModules) -> bytes:
-        """What tasks call back: together, so that what they share stays shared."""
+        """The callbacks of tasks, pickled together to preserve shared objects."""
         pickle = self._workers._cluster.pickle
         try:
             return pickle(modules.functions)
-        except Exception as error:  # whatever an object's own pickling raises
+        except Exception as error:  # any exception from an object's own pickling
             task = next(
                 t for t, each in modules.functions.items() if not _is_sent(pickle, each)
             )
             raise make_error(
                 "unsupported",
                 f"task {task} calls back into Python (jax.debug.print, a callback), with a "
-                f"function that can not be sent to its worker: {raised_text(error)}; "
-                "expected one whose variables can be pickled",
+                f"function that cannot be sent to its worker: {raised_text(error)}; expected "
+                "a function with picklable variables",
             ) from None
 
     def _planfile(self, plan: _core.Plan, modules: TaskModules) -> bytes:
-        """Without constants, which go to the workers as other arrays do."""
+        """The plan without constants, which are sent like other arrays."""
         with tempfile.TemporaryDirectory(prefix="jaxpp-") as folder:
             path = pathlib.Path(folder) / "plan"
             plan.save(
@@ -420,7 +424,7 @@ class RemoteRuntime:
         self._steps = 0
         self._under_way: collections.deque[Message] = collections.deque()
         self._failed: Message | None = None
-        self._turn = threading.Lock()  # of a step's call
+        self._turn = threading.Lock()  # of a call of a step
         self._set: dict[str, tuple[Any, ...]] = {}
         args, outputs = planned.staged.args(), planned.staged.outputs()
         constants = len(args) - len(planned.donated)
@@ -442,7 +446,7 @@ class RemoteRuntime:
     # --- Steps ---
 
     def step(self, values: list[RemoteValue], waits: bool) -> list[RemoteValue]:
-        """Begins a step; gives promises of its results unless it waits."""
+        """Starts a step; returns promises of its results unless it waits."""
         workers = self._workers
         with self._turn:
             self._await_turn()
@@ -463,7 +467,7 @@ class RemoteRuntime:
         return [RemoteValue(workers, number, ranks, message) for number, ranks in numbered]
 
     def _await_turn(self) -> None:
-        """The workers' runtimes hold back what is beyond the steps in flight."""
+        """Limits the queue; the workers' runtimes enforce the steps in flight."""
         limit = max(1, self._in_flight) + _AHEAD
         steps = self._under_way
         while len(steps) >= limit or (steps and steps[0].is_done()):
@@ -478,7 +482,7 @@ class RemoteRuntime:
             raise
 
     def _raise_failure(self) -> None:
-        """After a failure there is no other step: the workers' connections are cut."""
+        """No step can run after a failure: the workers' connections are closed."""
         self._workers.raise_if_broken()
         if self._failed is not None:
             self._failed.wait()
@@ -489,7 +493,7 @@ class RemoteRuntime:
         for value in values:
             if value.maker is not None:
                 value.maker.raise_if_known()
-        takers: dict[int, int] = {}  # by number of the array
+        takers: dict[int, int] = {}  # by id of the array
         for i, value in enumerate(values):
             root = value.root
             if root.deleted:
@@ -515,12 +519,12 @@ class RemoteRuntime:
         )
 
     def wait(self) -> None:
-        """Until the steps so far are done."""
+        """Waits until all steps so far are done."""
         while self._under_way:
             self._await(self._under_way[0])
             self._under_way.popleft()
 
-    # --- Settings, and what happened ---
+    # --- Settings and traces ---
 
     def _tell(self, what: str, *arguments: Any) -> None:
         """Calls a method of the workers' runtimes, before the next step."""
@@ -541,11 +545,11 @@ class RemoteRuntime:
         return self._workers.call("ask", what, *[row] * self._workers.ranks)
 
     def trace(self) -> list[_core.TaskRun]:
-        """Each rank's times count from when its own worker began the step."""
+        """The times of each rank are relative to its worker's start of the step."""
         return [run for runs in self._ask("trace") for run in runs]
 
     def measure(self, values: list[RemoteValue]) -> list[list[tuple[float, ...]]]:
-        """The costs of each loop's stages: a worker has measured those of its own."""
+        """The costs of each loop's stages; each worker has measured its own."""
         self.wait()
         self._check(values)
         numbers = [value.number for value in values]

@@ -1,4 +1,4 @@
-"""A mesh whose ranks are processes that Ray has started, anywhere in its cluster."""
+"""A mesh whose ranks are processes that Ray starts anywhere in its cluster."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def _check_shape(pp: Any, shape: Any, names: Any) -> None:
     if not isinstance(shape, Sequence) or not all(map(is_count, shape)):
         raise make_error(
             "mesh",
-            f"RemoteMpmdMesh: mesh_shape={shorten(shape)}; expected the sizes of the axes of a "
+            f"RemoteMpmdMesh: mesh_shape={shorten(shape)}; expected the axis sizes of one "
             "rank's mesh, such as (1, 2)",
         )
     known = [n for n in names if isinstance(n, str)] if isinstance(names, list | tuple) else []
     if len(known) != len(shape) or len(set(known)) != len(known) or len(names) != len(known):
         raise make_error(
             "mesh",
-            f"RemoteMpmdMesh: mesh_axis_names={shorten(names)} for mesh_shape="
-            f"{shorten(shape)}; expected a name for each of its {len(shape)} axes, each once",
+            f"RemoteMpmdMesh: mesh_axis_names={shorten(names)} for "
+            f"mesh_shape={shorten(shape)}; expected {len(shape)} distinct names, one per axis",
         )
     if _PIPELINE_AXIS in known:
         raise make_error(
             "mesh",
-            f"RemoteMpmdMesh: mesh_axis_names={shorten(names)}: {_PIPELINE_AXIS!r} is the axis "
-            "that counts the ranks; expected other names",
+            f"RemoteMpmdMesh: mesh_axis_names={shorten(names)}: {_PIPELINE_AXIS!r} is "
+            "reserved for the pipeline axis; expected other names",
         )
 
 
@@ -54,8 +54,8 @@ def _check_options(modules: Any, ray_options: Any, env: Any) -> None:
     if isinstance(modules, str) or not all(isinstance(m, str) for m in modules):
         raise make_error(
             "invalid-argument",
-            f"RemoteMpmdMesh: import_modules={shorten(modules)}; expected a list of names of "
-            "modules",
+            f"RemoteMpmdMesh: import_modules={shorten(modules)}; expected a list of module "
+            "names",
         )
     if not isinstance(ray_options, Mapping):
         raise make_error(
@@ -68,41 +68,41 @@ def _check_options(modules: Any, ray_options: Any, env: Any) -> None:
     ):
         raise make_error(
             "invalid-argument",
-            f"RemoteMpmdMesh: _env={shorten(env)}; expected a dict from names of environment "
-            "variables to their texts",
+            f"RemoteMpmdMesh: _env={shorten(env)}; expected a dict from environment variable "
+            "names to strings",
         )
 
 
 class RemoteMpmdMesh(MpmdMesh):
-    """A mesh of processes that Ray starts, one a rank; this one controls them.
+    """A mesh whose ranks are processes that Ray starts; this process controls them.
 
-    This process traces and plans steps and owns no accelerator. Each worker opens a plugin
-    for its own devices, is sent the plan of a step with its StableHLO once, and then a message
-    a step. Arrays stay on the workers until somebody looks at them.
+    This process traces and plans steps and uses no accelerator. Each worker opens a plugin for
+    its own devices, receives a step's plan and StableHLO once, and then one message per step.
+    Arrays stay on the workers until they are read.
 
-    `ray.init()` says which cluster it is; without it Ray starts or finds one. The workers end
-    with the mesh, when it is no longer used, at `shutdown()`, or when one of them has died.
+    `ray.init()` selects the cluster; without it Ray finds or starts one. The workers end when
+    the mesh is garbage collected, at `shutdown()`, or when one of them has died.
 
     Args:
-      pp: how many ranks.
-      mesh_shape: of the devices of a rank.
-      mesh_axis_names: the axes of that, which specs name.
-      import_modules: what each worker imports before it is used, such as modules that register
-        handlers of custom calls.
-      event_sync_before_delete: accepted for scripts that have it. Memory is freed in the order
-        of what uses it, and nobody waits for that.
-      target_config: accepted for scripts that have it. A worker compiles for its own devices.
-      ray_options: Ray's options for actors: `num_cpus` (default 1), `num_gpus`, `resources`,
+      pp: the number of ranks. mesh_shape: the shape of one rank's devices. mesh_axis_names: the
+      names of its axes, which specs use. import_modules: modules that each worker imports
+      first, such as those that register
+        custom-call handlers.
+      event_sync_before_delete: accepted for compatibility and ignored. Memory is freed
+        after its last use, without a wait.
+      target_config: accepted for compatibility and ignored. A worker compiles for its own
+      devices. ray_options: Ray's options for actors: `num_cpus` (default 1), `num_gpus`,
+      `resources`,
         `memory`, `runtime_env`, `scheduling_strategy`, ... Without a scheduling strategy the
-        workers get a placement group of their own. A worker that Ray gives accelerators opens
-        its plugin (`plugin=` of a step, or JPP_PLUGIN) for these, others for as many CPU
-        devices as `mesh_shape` says.
+        workers get a placement group of their own. A worker with accelerators from Ray opens
+        its plugin (`plugin=` of a step, or JPP_PLUGIN) for them; any other uses as many CPU
+        devices as `mesh_shape` needs.
       _env: environment variables of the workers.
 
     Raises:
-      JaxppError: "mesh" for a shape that is none; "unsupported" if Ray is not installed, or a
-        worker has other versions; "devices" if the cluster has not the resources; "peer" and
-        "invalid-argument" if a worker does not start or can not import a module.
+      JaxppError: "mesh" for an invalid shape; "unsupported" if Ray is not installed or a
+        worker has other versions; "devices" if the cluster lacks the resources; "peer" and
+        "invalid-argument" if a worker does not start or cannot import a module.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class RemoteMpmdMesh(MpmdMesh):
         super().__init__(mesh, _PIPELINE_AXIS)
         object.__setattr__(self, "workers", Workers(cluster, pp, per_rank))
 
-    # Two meshes of the same shape are two sets of processes.
+    # Meshes of the same shape are not equal: each has its own processes.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     @property
     def processes(self) -> list[tuple[str, int]]:
-        """The host and the process id of each rank's worker."""
+        """The host and process id of each rank's worker."""
         return self.workers.processes
 
     def shutdown(self) -> None:
-        """Ends the workers, and with them all arrays of the mesh."""
+        """Ends the workers and deletes all arrays of the mesh."""
         self.workers.shutdown()

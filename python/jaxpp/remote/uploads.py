@@ -1,4 +1,4 @@
-"""Shards that go to a worker: a table in the head of a frame, and the arrays after it."""
+"""Shards sent to a worker: a table in the head of a frame, followed by the arrays."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Upload", "pack", "unpack"]
 class Upload(NamedTuple):
     """An array's shards on the devices of one rank."""
 
-    number: int  # of the array
+    number: int  # id of the array
     plugin: str | None
     dtype: str
     shards: list[np.ndarray]
 
 
 def pack(uploads: Sequence[Upload]) -> tuple[list[tuple[Any, ...]], list[np.ndarray]]:
-    """The table, and the shards of all."""
+    """The table of the uploads, and all their shards."""
     table = [(u.number, u.plugin, u.dtype, len(u.shards)) for u in uploads]
     return table, [shard for u in uploads for shard in u.shards]
 
 
 def unpack(table: Iterable[Sequence[Any]], shards: Iterable[np.ndarray]) -> Iterator[Upload]:
-    """What `pack` was given."""
+    """The inverse of `pack`."""
     rest = iter(shards)
     for number, plugin, dtype, count in table:
         yield Upload(number, plugin, dtype, [next(rest) for _ in range(count)])

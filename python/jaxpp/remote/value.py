@@ -1,4 +1,4 @@
-"""An array on workers: a number that they know it by, with the interface of `_core.Value`."""
+"""An array on workers, identified by a number, with the interface of `_core.Value`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["RemoteValue"]
 
 _LOST = (
-    "was donated to a step that failed or was interrupted, and is gone; go back to a "
-    "checkpoint, or to a copy made before the step"
+    "was donated to a step that failed or was interrupted, and is gone; go back "
+    "to a checkpoint, or to a copy made before the step"
 )
 
 
@@ -36,7 +36,7 @@ class RemoteValue:
         self, workers: Workers, number: int, ranks: Sequence[int], maker: Message | None
     ) -> None:
         self._workers, self.number, self.ranks = workers, number, ranks
-        self.maker = maker  # the message that makes it; None: it goes with the next one
+        self.maker = maker  # the message that creates it; None: the next one
         self._deleted = False
         self._taker: Message | None = None  # of the step that it was donated to
         self._origin: RemoteValue | None = None
@@ -48,7 +48,7 @@ class RemoteValue:
     # --- Donation ---
 
     def stands_for(self, origin: RemoteValue) -> None:
-        """Donating this one donates `origin`, of which it is a copy."""
+        """Makes the donation of this array also donate `origin`, which it is a copy of."""
         self._origin = origin
 
     @property
@@ -56,7 +56,7 @@ class RemoteValue:
         return self if self._origin is None else self._origin.root
 
     def donate(self, taker: Message) -> None:
-        """To a step, which deletes it on the workers."""
+        """Marks the array as donated to a step, which deletes it on the workers."""
         if self._origin is not None:
             self._origin.delete()
             self._origin._taker = taker
@@ -74,7 +74,7 @@ class RemoteValue:
 
     @property
     def fate(self) -> str:
-        """Why a deleted one can not be used, in words."""
+        """Why a deleted array cannot be used, for error messages."""
         return _LOST if self._taker is not None and self._taker.failed else DELETED
 
     def _refuse_deleted(self) -> None:
@@ -84,7 +84,7 @@ class RemoteValue:
     # --- Contents ---
 
     def wait(self) -> None:
-        """Blocks until the contents are there."""
+        """Blocks until the contents are computed."""
         self._refuse_deleted()
         self._workers.message_of(self).wait()
 

@@ -1,9 +1,8 @@
-"""What runs in a worker: a rank's devices, its part of each step, its shards of each array.
+"""The worker process of one rank: its devices, its part of each step, its shards.
 
-A worker does what the controller's messages say, one after the other, and lets it read arrays
-in between. Both come over a line of its own; what is asked outside of steps comes by Ray, and
-what ranks send each other in a step goes from worker to worker over the network of
-`jaxpp.transport`.
+A worker executes the controller's messages one after the other, and serves reads of arrays in
+between. Both use the TCP connection of `connections.py`. Calls outside of steps use Ray, and
+transfers between ranks use the network of `jaxpp.transport`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ import numpy as np
 import jaxpp
 from jaxpp import _core
 from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
-from jaxpp.remote.lines import TROUBLE, Line, Listener, frame_of
+from jaxpp.remote.connections import PROBLEM, Connection, Listener, frame_of
+from jaxpp.remote.ray_monitor import RayMonitor, ask_raylet, raylet_socket
 from jaxpp.remote.uploads import Upload, unpack
-from jaxpp.remote.watch import Watch, ask_raylet, raylet_socket
 from jaxpp.run.callbacks import Function
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of
@@ -42,30 +41,30 @@ from jaxpp.run.processes import make_network
 
 __all__ = ["Failure", "Identity", "Worker", "versions"]
 
-_READERS = 4  # threads that read arrays: one may wait for a step
+_READERS = 4  # threads for reading arrays, which may wait for a step
 
 
 class Failure(NamedTuple):
-    """An error as it travels: its code is no part of an exception that is pickled."""
+    """An error to send: pickling an exception would drop its code."""
 
     code: str
     text: str
 
 
 class Identity(NamedTuple):
-    """Which process a worker is, where it listens, and what must be the same in all."""
+    """A worker's process, its address, and the versions that must match."""
 
     host: str
     process: int
-    line: tuple[str, int]  # address and port
+    address: tuple[str, int]  # address and port
     versions: dict[str, str]
 
 
-_KILL_SECONDS = 5  # for Ray to end a worker whose controller has gone
+_KILL_SECONDS = 5  # for Ray to end a worker whose controller has ended
 
 
 def versions() -> dict[str, str]:
-    """What workers and controller must have alike."""
+    """The versions that workers and controller must have in common."""
     return {
         "jaxpp": jaxpp.__version__,
         "jax": jax.__version__,
@@ -81,30 +80,30 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _report_trouble(line: Line) -> None:
+def _report_problem(connection: Connection) -> None:
     """Tells the controller when the raylet of this host does not answer."""
     import ray
 
     path = raylet_socket(ray)
     name = "the raylet of its host"
-    watch = Watch({name: lambda: ask_raylet(ray, path, name)})
-    while (trouble := watch.trouble()) is None:
+    monitor = RayMonitor({name: lambda: ask_raylet(ray, path, name)})
+    while (problem := monitor.problem()) is None:
         time.sleep(1)
     with contextlib.suppress(OSError):
-        line.send(frame_of((TROUBLE, trouble)))
+        connection.send(frame_of((PROBLEM, problem)))
 
 
 class _Answering:
-    """Threads that call what they are given, in order, and send what it gives as an answer."""
+    """Threads that run the given calls in order and send their results as answers."""
 
-    def __init__(self, line: Line, threads: int) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, threads: int) -> None:
+        self._connection = connection
         self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any]]] = queue.SimpleQueue()
         for _ in range(threads):
             threading.Thread(target=self._answer_all, daemon=True).start()
 
     def put(self, number: int, call: Callable[[], Any]) -> None:
-        """For the request of that number."""
+        """Queues a call for the request of that number."""
         self._calls.put((number, call))
 
     def _answer_all(self) -> None:
@@ -112,7 +111,7 @@ class _Answering:
             while True:
                 number, call = self._calls.get()
                 answer, arrays = _answer_of(call)
-                self._line.send(frame_of((number, answer), arrays))
+                self._connection.send(frame_of((number, answer), arrays))
 
 
 def _answer_of(call: Callable[[], Any]) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -126,7 +125,7 @@ def _answer_of(call: Callable[[], Any]) -> tuple[dict[str, Any], list[np.ndarray
 
 
 class _Ranks:
-    """Every rank is a process of its own."""
+    """The job of a remote mesh: each rank is one process."""
 
     def __init__(self, mine: int, count: int) -> None:
         self.mine = mine
@@ -136,11 +135,11 @@ class _Ranks:
         return rank == self.mine
 
     def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network:
-        raise NotImplementedError  # the controller passes the addresses on
+        raise NotImplementedError  # the controller distributes the addresses
 
 
 class _Program:
-    """A plan that this worker has a part of."""
+    """A loaded plan: this worker's part."""
 
     def __init__(self, plan: _core.Plan, in_flight: int, devices: LocalDevices) -> None:
         self.plan, self.in_flight, self.devices = plan, in_flight, devices
@@ -151,8 +150,8 @@ class _Program:
         self.failure: Failure | None = None
 
     def finish(self, steps: int) -> Failure | None:
-        """Waits for the first steps, so many. A runtime tells a failure once, and has no other
-        step after it."""
+        """Waits for the first `count` steps. A runtime reports a failure once and runs no step
+        after it."""
         assert self.runtime is not None
         try:
             self.runtime.wait(steps)
@@ -166,7 +165,7 @@ _Found = TypeVar("_Found")
 
 
 def _or_failure(method: Callable[_Given, _Found]) -> Callable[_Given, _Found | Failure]:
-    """The method, with errors of this library for answers."""
+    """Decorates a method to return this library's errors as answers."""
 
     @functools.wraps(method)
     def answer(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found | Failure:
@@ -186,15 +185,15 @@ def _planfile(data: bytes) -> _core.PlanFile:
 
 
 def _unpickle(functions: bytes) -> dict[str, dict[int, Function]]:
-    """What tasks call back; it came by Ray."""
+    """Unpickles the callbacks of tasks, received through Ray."""
     try:
         found: dict[str, dict[int, Function]] = pickle.loads(functions)
-    except Exception as error:  # whatever the module of a function raises
+    except Exception as error:  # any exception from importing the function's module
         raise make_error(
             "unsupported",
             "the step calls back into Python (jax.debug.print, a callback), with a function "
-            f"that is not in the worker: {raised_text(error)}; expected its module to be "
-            "there, by runtime_env= of ray_options or where Ray was started",
+            f"that the worker cannot import: {raised_text(error)}; ship its module with "
+            "ray_options' runtime_env=, or start Ray where the module is importable",
         ) from None
     return found
 
@@ -206,19 +205,19 @@ def _node_address() -> str:
 
 
 class Worker:
-    """One rank. Methods give a `Failure` where they fail as they are meant to."""
+    """One rank. Methods return a `Failure` for expected errors."""
 
     def __init__(self, rank: int, ranks: int, per_rank: int) -> None:
         self._rank, self._ranks, self._per_rank = rank, ranks, per_rank
         self._devices: dict[str | None, LocalDevices] = {}
         self._programs: dict[int, _Program] = {}
-        # By number: the array, or why there is none.
+        # By id: the array, or the reason for its absence.
         self._values: dict[int, _core.Value | Failure] = {}
 
     # --- Before the first step ---
 
     def begin(self, import_modules: Sequence[str], token: bytes) -> Identity | Failure:
-        """Imports what the user's tasks need, and listens for the controller."""
+        """Imports the modules that the user's tasks need, and listens for the controller."""
         for name in import_modules:
             try:
                 importlib.import_module(name)
@@ -232,11 +231,11 @@ class Worker:
         return Identity(socket.gethostname(), os.getpid(), where, versions())
 
     def ping(self) -> None:
-        """Answers while the process lives."""
+        """Returns as long as the process runs."""
 
     @_or_failure
     def open(self, plugin: str | None) -> tuple[str, str]:
-        """The platform and version of a plugin, opened."""
+        """Opens a plugin and returns its platform and version."""
         devices = self._open(plugin)
         return devices.platform, devices.version
 
@@ -251,8 +250,8 @@ class Worker:
         if len(found) < self._per_rank:
             raise make_error(
                 "devices",
-                f"expected {self._per_rank} devices, as many as mesh_shape says, found "
-                f"{len(found)} in the plugin ({client.info().platform})",
+                f"expected {self._per_rank} devices for mesh_shape, found {len(found)} in the "
+                f"plugin ({client.info().platform})",
             )
         ids = [[0] * self._per_rank for _ in range(self._ranks)]
         ids[self._rank] = found[: self._per_rank]
@@ -270,8 +269,8 @@ class Worker:
         in_flight: int,
         token: bytes,
     ) -> bytes:
-        """Compiles this rank's tasks, which may call `functions` back; gives the address of its
-        end of the network."""
+        """Compiles this rank's tasks, which may call back `functions`. Returns the network
+        address of this rank."""
         planfile = _planfile(file)
         plan, contents = planfile.plan(), planfile.contents()
         program = _Program(plan, in_flight, self._devices[plugin])
@@ -289,7 +288,7 @@ class Worker:
 
     @_or_failure
     def connect(self, number: int, addresses: Sequence[bytes], donated: list[int]) -> None:
-        """To the other ranks, whose tasks are compiled as well."""
+        """Connects to the other ranks, once all have compiled their tasks."""
         program = self._programs[number]
         program.donated = donated
         assert program.network is not None
@@ -303,17 +302,17 @@ class Worker:
     # --- Messages ---
 
     def _serve(self, listener: Listener) -> None:
-        """Does what messages say, until the controller has gone. Each is answered when what it
-        began is done, while the next ones are read."""
-        line = listener.accept()
-        threading.Thread(target=_report_trouble, args=(line,), daemon=True).start()
-        begun, reads = _Answering(line, 1), _Answering(line, _READERS)
+        """Executes messages until the controller has ended. Each is answered when the step that
+        it started is done; later messages are read meanwhile."""
+        connection = listener.accept()
+        threading.Thread(target=_report_problem, args=(connection,), daemon=True).start()
+        begun, reads = _Answering(connection, 1), _Answering(connection, _READERS)
         try:
             while True:
-                (number, (kind, *rest)), arrays = line.receive()
+                (number, (kind, *rest)), arrays = connection.receive()
                 if kind == "read":
                     array, *where = rest
-                    value = self._values.get(array)  # which a later message may delete
+                    value = self._values.get(array)  # a later message may delete it
                     reads.put(number, functools.partial(self._read, value, *where))
                 else:
                     actions, table = rest
@@ -321,9 +320,9 @@ class Worker:
         except OSError:
             pass  # the controller has gone
         finally:
-            line.shut()
+            connection.shut()
             time.sleep(_KILL_SECONDS)
-            os._exit(1)  # Ray should have ended this process, and does not answer
+            os._exit(1)  # Ray should have ended this process but does not answer
 
     def _act(
         self,
@@ -331,13 +330,13 @@ class Worker:
         table: Sequence[Sequence[Any]],
         shards: Sequence[np.ndarray],
     ) -> Callable[[], Any]:
-        """Gives what waits for what the last action began."""
+        """Executes the actions. Returns a function that waits for the last one."""
         try:
             for upload in unpack(table, shards):
                 self._put(upload)
             began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
             return (began[-1] if began else None) or _nothing
-        except Exception as error:  # a mistake of ours, which is to be seen
+        except Exception as error:  # a bug of this library, reported to the user
             return functools.partial(_raise, error)
 
     def _put(self, upload: Upload) -> None:
@@ -351,7 +350,7 @@ class Worker:
         self._values[upload.number] = value
 
     def _act_delete(self, numbers: list[int]) -> None:
-        """Arrays and plans, which are numbered together."""
+        """Deletes arrays and plans, which share one range of ids."""
         for number in numbers:
             value = self._values.pop(number, None)
             if isinstance(value, _core.Value):
@@ -369,7 +368,7 @@ class Worker:
     def _act_step(
         self, number: int, arguments: list[int], first: int, count: int
     ) -> Callable[[], Failure | None]:
-        """The results get the numbers from `first` on."""
+        """Starts a step, whose results get consecutive ids from `first`."""
         program, runtime = self._programs[number], self._runtime(number)
         results = range(first, first + count)
         values = [self._value(program, n) for n in arguments]
@@ -389,7 +388,7 @@ class Worker:
         return functools.partial(program.finish, runtime.num_steps())
 
     def _act_measure(self, number: int, arguments: list[int]) -> Callable[[], Any]:
-        """The costs of each loop's stages, of which the others' are zeros."""
+        """The costs of each loop's stages; zeros for stages of other ranks."""
         program, runtime = self._programs[number], self._runtime(number)
         values = [self._value(program, n) for n in arguments]
 
@@ -404,11 +403,11 @@ class Worker:
         return measure
 
     def _value(self, program: _Program, number: int) -> _core.Value | Failure:
-        """Of an array that lies on other ranks only: one with no shard."""
+        """A value without shards, for an array that is only on other ranks."""
         found = self._values.get(number)
         return program.devices.put([], [], [], "float32") if found is None else found
 
-    # --- Questions ---
+    # --- Requests outside of messages ---
 
     def _read(
         self, value: _core.Value | Failure | None, device: int, size: int
@@ -427,5 +426,5 @@ class Worker:
 
     @_or_failure
     def ask(self, number: int, what: str, *arguments: Any) -> Any:
-        """What a runtime's method gives."""
+        """The result of a runtime's method."""
         return getattr(self._runtime(number), what)(*arguments)

@@ -1,13 +1,13 @@
 """Python functions that tasks call: `jax.debug.print`, `jax.debug.callback`,
 `jax.pure_callback` and `jax.experimental.io_callback`.
 
-JAX lowers all of them to a custom call whose handler takes the function from a table that
-only JAX's own client has. The plugin gets the C library's handler, which takes the function
-from the address that `redirect_callbacks` puts into an attribute.
+JAX lowers all of them to a custom call whose handler looks the function up in a table of JAX's
+own client. This library registers its own handler with the plugin; it takes the function from
+an address that `redirect_callbacks` stores in an attribute.
 
-Its name is that of JAX's handler on the host, for accelerators too. XLA knows the name, and
-gives such a call to one device of several; and JAX has not taken it on accelerators, where
-its client and the runtime's share a plugin and with it the handlers.
+It uses the name of JAX's handler for the host, also on accelerators. XLA recognises the name
+and places the call on a single device. JAX does not register this name on accelerators, where
+its client and the runtime's share the plugin and its handlers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _TARGETS_OF_JAX = (TARGET, "xla_ffi_python_gpu_callback")
 # Elements of an operand: (dtype, shape).
 _Type = tuple[Any, tuple[int, ...]]
 
-# The last one registered runs first: steps under way may still call back.
+# Exit hooks run in reverse order: steps in flight may still call back.
 atexit.register(_core.callbacks_close)
 atexit.register(_core.runtimes_close)
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """What `_core.Callback` calls: `function` on arrays instead of views of memory."""
+    """Adapts `function` for `_core.Callback`: converts views of memory to arrays."""
 
     function: Callable[..., Sequence[Any]]
     operands: tuple[_Type, ...]
@@ -53,7 +53,7 @@ class Function:
         ]
         taken, given = arrays[: len(self.operands)], arrays[len(self.operands) :]
         try:
-            # The memory is the device's: what the function keeps must be its own.
+            # Copy: the memory belongs to the device, and the function may keep its arguments.
             for array, value in zip(given, self.function(*map(np.array, taken)), strict=True):
                 array[...] = value
         except KeyboardInterrupt:
@@ -71,8 +71,8 @@ def _types(named: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[_Type, ...]:
         if name not in dtypes:
             raise make_error(
                 "unsupported",
-                f"a callback into Python takes or gives elements of type {name}; expected one "
-                f"of {', '.join(dtypes)}. Convert before and after it",
+                f"a callback into Python takes or returns elements of type {name}; expected "
+                f"one of {', '.join(dtypes)}. Convert them before and after the callback",
             )
         found.append((dtypes[name], shape))
     return tuple(found)
@@ -80,7 +80,7 @@ def _types(named: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[_Type, ...]:
 
 @functools.cache
 def _numpy_dtypes() -> dict[str, Any]:
-    """By name in MLIR, what a whole number of bytes holds."""
+    """The byte-sized dtypes, by their names in MLIR."""
     kinds = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     floats = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
     fours = ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz")
@@ -90,7 +90,7 @@ def _numpy_dtypes() -> dict[str, Any]:
 
 
 class Callback(NamedTuple):
-    """A function, and the object whose address a module has."""
+    """A function, and the object whose address is in a module."""
 
     function: Function
     object: _core.Callback
@@ -110,8 +110,8 @@ def _make_callback(
 
 
 def redirect_callbacks(module: LoweredModule) -> tuple[Callback, ...]:
-    """Makes a module's callbacks ours, in place. Returns what its executable must keep
-    alive."""
+    """Redirects a module's callbacks to this library's handler, in place. Returns the objects
+    that the executable must keep alive."""
     if not module.callback_functions:
         return ()
     attribute = _core.CALLBACK_ATTRIBUTE
@@ -121,8 +121,8 @@ def redirect_callbacks(module: LoweredModule) -> tuple[Callback, ...]:
 def renew_callbacks(
     code: bytes, functions: Mapping[int, Function]
 ) -> tuple[bytes, tuple[Callback, ...]]:
-    """The code of a module that was redirected in another process, for this one; and what its
-    executable must keep alive. `functions`: by their addresses there."""
+    """The code of a module that another process redirected, adapted to this process, and the
+    objects that its executable must keep alive. `functions`: by their addresses there."""
     made = {address: Callback.of(function) for address, function in functions.items()}
     addresses = {address: callback.object.address() for address, callback in made.items()}
     code = replace_addresses(code, TARGET, _core.CALLBACK_ATTRIBUTE, addresses)

@@ -1,10 +1,9 @@
-"""Where compiled tasks are kept on disk.
+"""The on-disk cache of compiled tasks.
 
-The folder is JAX's own: `jax_compilation_cache_dir` (or the environment's
-JAX_COMPILATION_CACHE_DIR) switches it on, `jax_enable_compilation_cache` off. Every task is
-kept, however quickly it compiled: a step has many small ones. The files are this library's
-(`jaxpp-*`, `src/device/cache.c`), beside those that JAX writes; what a file's name stands
-for is in `src/device/cache_key.c`.
+It uses JAX's folder: `jax_compilation_cache_dir` (or JAX_COMPILATION_CACHE_DIR) enables it,
+`jax_enable_compilation_cache` disables it. Every task is cached, however fast it compiles,
+because a step has many small ones. The files (`jaxpp-*`, written by `src/device/cache.c`) are
+separate from JAX's; `src/device/cache_key.c` defines their names.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ _log = logging.getLogger("jaxpp")
 
 
 def folder() -> str | None:
-    """The folder, made if it is not there; None when nothing is to be kept."""
+    """The cache folder, created if missing; None if the cache is disabled."""
     path = jax.config.jax_compilation_cache_dir
     if not path or not jax.config.jax_enable_compilation_cache:
         return None
     if "://" in path:
-        _log.debug("compilation cache %s: not a local folder, nothing is kept", path)
+        _log.debug("compilation cache %s: not a local folder; the cache is disabled", path)
         return None
     try:
         os.makedirs(path, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in it
-        _log.warning("compilation cache %s: %s; nothing is kept", path, error)
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
+        _log.warning("compilation cache %s: %s; the cache is disabled", path, error)
         return None
     return path

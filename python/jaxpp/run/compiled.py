@@ -1,4 +1,4 @@
-"""A step ready to run: its tasks compiled, its state on the devices."""
+"""A step that is ready to run, with its tasks compiled and its state on the devices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.mesh import refuse_memory_kind
 from jaxpp.placements import (
-    HandMadeValue,
+    JaxArrayValue,
     PartedPlacement,
     PartedValue,
     Placement,
     is_of_runtime,
-    stored,
+    physical_array,
 )
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
@@ -30,7 +30,7 @@ from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.compiling import Code, explain
 from jaxpp.run.devices import Devices
 from jaxpp.run.lowering import TaskLowerer
-from jaxpp.run.saving import Lying, modules_of_all, save_step
+from jaxpp.run.saving import StepLayout, modules_of_all, save_step
 from jaxpp.run.spanning import is_spanning, read_rows
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
@@ -42,7 +42,7 @@ _log = logging.getLogger("jaxpp")
 
 
 class _TracedCode:
-    """Lowered by JAX."""
+    """A step whose tasks JAX has lowered."""
 
     def __init__(self, traced: Traced, devices: Devices, options: Options) -> None:
         specs = None if traced.specs.one_device else traced.specs.by_value
@@ -57,11 +57,11 @@ class _TracedCode:
 
 
 class CompiledStep:
-    """A step ready to run: call it as the function it was made from.
+    """A compiled step: call it like the function it was made from.
 
-    State stays on the devices between calls. A call returns when its arguments are taken.
-    If the step fails, whatever waits for a result raises JaxppError, with the rank, task,
-    microbatch and step, or, if nothing did, the next call.
+    State stays on the devices between calls. A call returns as soon as the runtime has taken
+    its arguments. If the step fails, reading a result raises JaxppError with the rank, task,
+    microbatch and step; if no result is read, the next call raises it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CompiledStep:
         _dump(traced, code)
 
     def _make_code(self) -> Code:
-        """Anew, for who needs it again: it keeps each module that it has lowered."""
+        """Creates a new one each time, because it keeps every module that it has lowered."""
         if self._given_code is not None:
             return self._given_code
         assert isinstance(self._traced, Traced)
@@ -102,7 +102,7 @@ class CompiledStep:
         wanted, limits = options.steps_in_flight, options.memory_limits
         fit = self._traced.plan.steps_in_flight(limits, wanted)
         if fit < wanted:
-            _log.debug("memory_limit has room for %d steps in flight, not for %d", fit, wanted)
+            _log.debug("memory_limit allows %d steps in flight instead of %d", fit, wanted)
         return min(fit, wanted)
 
     def _arg_avals(self) -> list[Any]:
@@ -117,8 +117,8 @@ class CompiledStep:
     def _groups(
         placements: Sequence[Placement], bounds: Sequence[Bounds | None]
     ) -> list[tuple[int, Placement | PartedPlacement]]:
-        """For each of the step's own arguments or results the number of its first part, and
-        how it lies."""
+        """For each of the step's own arguments or results, the number of its first part and its
+        placement."""
         groups: list[tuple[int, Placement | PartedPlacement]] = []
         for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
             parts = list(placements[numbers.start : numbers.stop])
@@ -133,8 +133,8 @@ class CompiledStep:
     # --- Running ---
 
     def _take(self, placement: Placement, leaf: Any, name: str, anywhere: bool) -> _core.Value:
-        """What is only read: an array of JAX's where it is, if that can be, or a copy.
-        `anywhere`: also where the step has to bring it from."""
+        """Takes a read-only argument: a JAX array in place if possible, otherwise a copy.
+        `anywhere`: also in place on ranks from which the step has to send it."""
         if isinstance(leaf, jax.Array) and not leaf.is_deleted():
             value = placement.borrow(leaf, anywhere)
             if value is not None:
@@ -160,8 +160,8 @@ class CompiledStep:
         name: str,
         rows: slice = slice(None),
     ) -> Any:
-        """The array in host memory, of one that spans processes some rows; None where nothing
-        of it is wanted in this process."""
+        """The array in host memory; only the needed rows if it spans processes; None if this
+        process needs no part of it."""
         if not wanted.local_ranks:
             return None
         if type(leaf) is not MpmdArray:
@@ -205,7 +205,7 @@ class CompiledStep:
             parts = zip(whole.parts, names, whole.rows(), strict=True)
             leaves = [self._host_of(leaf, *part) for part in parts]
         else:
-            host = np.asarray(stored(leaf))
+            host = np.asarray(physical_array(leaf))
             leaves = [host[rows] for rows in whole.rows()]
         return list(map(self._upload, whole.parts, leaves, names))
 
@@ -233,8 +233,8 @@ class CompiledStep:
         return arrays
 
     def _freed_by_donation(self) -> set[int]:
-        """The donated leaves whose memory a result of the same type can take: `jax.jit` deletes
-        the arrays of JAX's that are passed there, and no others."""
+        """The donated leaves whose memory a result of the same type can reuse. Like `jax.jit`,
+        the step deletes only these JAX arrays."""
         types = [placement.key[:2] for _, placement in self._result_groups]
         freed = set()
         for leaf, (first, placement) in enumerate(self._argument_groups):
@@ -244,7 +244,7 @@ class CompiledStep:
         return freed
 
     def _claim_arrays_of_jax(self, leaves: list[Any]) -> list[jax.Array]:
-        """The arrays of JAX's that are donated. One that is passed twice is refused."""
+        """The donated JAX arrays. Refuses an array that is passed twice."""
         donated: list[jax.Array] = []
         seen: dict[int, int] = {}
         for number, leaf in enumerate(leaves):
@@ -264,7 +264,8 @@ class CompiledStep:
         return donated
 
     def _drop_donated(self, leaves: list[Any]) -> None:
-        """Arrays that were donated but had to be cut, joined or copied from JAX's first."""
+        """Deletes donated arrays that first had to be split, joined or copied from JAX's
+        memory."""
         for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
             if type(leaf) is not MpmdArray or not self._traced.donated[first]:
                 continue
@@ -272,8 +273,8 @@ class CompiledStep:
                 leaf.delete()
 
     def _take_over(self, leaf: MpmdArray, name: str, donated: bool) -> None:
-        """An array that was made by hand becomes the runtime's, where it is or, if the step
-        may write there, in a copy."""
+        """Transfers an array built from JAX arrays to the runtime, in place or, if the step may
+        write to it, as a copy."""
         made = leaf._placement
         placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
         value = None if donated else placement.borrow_made(leaf._memory)
@@ -292,7 +293,7 @@ class CompiledStep:
         if type(leaf) is not MpmdArray:
             return self._take(placement, leaf, f"argument {name}", anywhere=True)
         if (
-            type(leaf._memory) is HandMadeValue
+            type(leaf._memory) is JaxArrayValue
             and leaf._placement.mesh == self._mesh
             and (leaf._placement.local_ranks or not placement.local_ranks)
             and not leaf.is_deleted()
@@ -318,7 +319,7 @@ class CompiledStep:
         leaves: list[Any],
         step: Callable[[list[_core.Value]], list[_core.Value]] | None = None,
     ) -> Any:
-        """Runs on flat arguments whose shapes and dtypes are those compiled for."""
+        """Runs on flat arguments of the compiled shapes and dtypes."""
         donated_by_jax = self._claim_arrays_of_jax(leaves) if self._freed else []
         values = self._values_of(leaves)
         nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
@@ -340,7 +341,8 @@ class CompiledStep:
         return self._traced.out_tree.unflatten(self._arrays_of(results))
 
     def measure(self, leaves: list[Any]) -> list[Any]:
-        """The costs of each loop's stages, from a few runs; leaves without a value are zeros.
+        """Measures the costs of each loop's stages in a few runs; leaves without a value are
+        zeros.
 
         They are (forward, input gradient, weight gradient) in ms for a microbatch.
         """
@@ -349,89 +351,89 @@ class CompiledStep:
         return [list(map(tuple, loop)) for loop in self._runtime.measure(values)]
 
     def argument_names(self) -> list[str]:
-        """The name of each leaf of the arguments."""
+        """The name of each argument leaf."""
         named = zip(self._argument_groups, self._traced.argument_bounds, strict=True)
         names = [(self._traced.arg_names[first], cut) for (first, _), cut in named]
         return [name.rpartition("[")[0] if cut else name for name, cut in names]
 
     def argument_types(self) -> list[tuple[str, Any]]:
-        """The name, and the shape and dtype, of each leaf of the arguments."""
+        """The name, shape and dtype of each argument leaf."""
         types = [placement.key[:2] for _, placement in self._argument_groups]
         return list(zip(self.argument_names(), types, strict=True))
 
     # --- Saving ---
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the step to a file, from which `jaxpp.load` and `jaxpp run` run it.
+        """Writes the step to a file that `jaxpp.load` and `jaxpp run` can run.
 
-        The file holds the plan, the StableHLO of its tasks, its constants, and what its
-        arguments and results are, but none of their values.
+        The file holds the plan, the StableHLO of its tasks, its constants, and the types of its
+        arguments and results, but not their values.
 
         Args:
-          path: of the file. One that is there is replaced when the new one is complete.
+          path: the file. An existing one is replaced once the new one is complete.
 
         Raises:
           JaxppError: "unsupported" for a step that calls back into Python
             (`jax.debug.print`), and for pytrees of types that no other process can import;
             "invalid-argument" if the file cannot be written.
         """
-        lying = Lying(self._devices, self._mesh, self._inputs, self._outputs)
+        layout = StepLayout(self._devices, self._mesh, self._inputs, self._outputs)
         modules = self._modules
         if self._devices.processes is not None:
             modules = modules_of_all(self._traced.plan, self._make_code())
-        save_step(path, self._traced, modules, lying, self._in_flight)
+        save_step(path, self._traced, modules, layout, self._in_flight)
 
-    # --- Looking ---
+    # --- Inspection ---
 
     @property
     def in_shardings(self) -> Any:
-        """Where the arguments lie: (args, kwargs) with an `MpmdSharding` for each array.
+        """The shardings of the arguments: (args, kwargs) with an `MpmdSharding` per array.
 
-        An argument that nothing uses lies on the first rank. A step whose `out_shardings`
-        these are makes weights where they belong; `jax.device_put` puts them there.
+        An unused argument is placed on the first rank. Pass these as `out_shardings` of a step
+        to initialise weights on the ranks that own them, or to `jax.device_put`.
         """
         return self._traced.in_shardings
 
     @property
     def out_shardings(self) -> Any:
-        """Where the results lie: their tree with an `MpmdSharding` for each array."""
+        """The shardings of the results: their tree with an `MpmdSharding` per array."""
         return self._traced.out_shardings
 
     @property
     def out_info(self) -> Any:
-        """The shapes and dtypes of the results, with their shardings."""
+        """The shapes, dtypes and shardings of the results."""
         return self._traced.out_info
 
     @property
     def closed_jaxpr(self) -> Any:
-        """The whole program; its text shows every task, transfer and deletion."""
+        """The whole program; its text lists every task, transfer and deletion."""
         return ProgramText(self._traced)
 
     def cost_summary(self) -> CostSummary:
-        """What a step costs: its tasks, floating point operations and peak bytes a rank, and
-        the bytes that ranks send to each other. Prints as a table."""
+        """The costs of a step: tasks, floating-point operations and peak bytes per rank, and
+        the bytes that ranks send to each other. They print as a table."""
         return self._traced.cost_summary()
 
     def set_tracing(self, enabled: bool = True) -> None:
-        """Records when each task really ran, from the next call on."""
+        """Starts to record when each task runs, from the next call on."""
         self._tracing = enabled
         self._runtime.set_tracing(enabled)
 
     def trace_json(self, steps: int = 1) -> str:
         """The last traced call in Chrome's trace format, which Perfetto opens; or the last
-        `steps` ones, at most as many as are in flight, so that it is seen how they overlap.
+        `steps` calls, at most the number in flight, to see how they overlap.
 
-        In a job of several processes it has the ranks of this one; `jaxpp plot` joins the
-        files of all."""
+        In a job of several processes the trace covers this process's ranks; `jaxpp plot` joins
+        the files of all processes."""
         return self._runtime.trace_json(steps)
 
     def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
-        """The same for a terminal, a line a rank."""
+        """The last traced call as text for a terminal, one line per rank."""
         return _core.draw_traces([self.trace_json(steps)], columns, color)
 
 
 class ProgramText:
-    """The program of all actors, to print."""
+    """The programs of all ranks, for printing."""
 
     def __init__(self, planned: Planned) -> None:
         self._planned = planned
@@ -443,7 +445,8 @@ class ProgramText:
 
 
 def _dump(traced: Planned, code: Code) -> None:
-    """JPP_DUMP=dir: what each part of the planner made, as `jaxpp plan` prints it."""
+    """JPP_DUMP=dir: writes the output of each part of the planner, as `jaxpp plan` prints
+    it."""
     folder = _core.option("JPP_DUMP")
     if not folder or not isinstance(traced, Traced):
         return
@@ -452,19 +455,19 @@ def _dump(traced: Planned, code: Code) -> None:
     except JaxppError:
         raise
     except (OSError, ValueError) as error:
-        warn(f"JPP_DUMP={folder!r}: {error}; the rest is not written")
+        warn(f"JPP_DUMP={folder!r}: {error}; the remaining files are not written")
 
 
 def _write_dump(path: pathlib.Path, traced: Traced, code: Code) -> None:
     def write(name: str, text: str) -> None:
-        # Under a new name first: a link in the folder leads to another file.
+        # Write to a new name first: the name may be a link to another file.
         fresh = path / f"{name}.{os.getpid()}"
         with fresh.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         fresh.replace(path / name)
 
     path.mkdir(parents=True, exist_ok=True)
-    value_bytes = traced.specs.value_bytes  # the planner's own values come after the graph's
+    value_bytes = traced.specs.value_bytes  # the planner's own values follow the graph's
     of_graph = None if value_bytes is None else value_bytes[: len(traced.graph.avals)]
     write("graph.jpp", traced.graph.core.text(of_graph))
     write("partition.txt", traced.staged.text())

@@ -1,4 +1,4 @@
-"""From the StableHLO of a plan's tasks to what the devices run."""
+"""Compiles the StableHLO of a plan's tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Code", "Compiler", "explain"]
 
 
 def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
-    """The error with `what` it was about and, out of memory, what the plan says of that."""
+    """Adds the rank and task to the error and, if out of memory, the plan's memory estimate."""
     text = str(error)
     if error.code == "out-of-memory":
         text = plan.explain_memory(rank, text)
@@ -28,7 +28,7 @@ def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppE
 
 
 class Code(Protocol):
-    """The StableHLO of a plan's tasks, and how to compile all of it."""
+    """The StableHLO of a plan's tasks and its compile options."""
 
     compile_options: bytes
 
@@ -44,7 +44,7 @@ class Compiler:
         self.code = code
         self.cache_folder = folder()
         self.made = TaskModules(code.compile_options)
-        self.all_written = True  # to that folder; by any of the pool's threads
+        self.all_written = True  # to the cache folder; set by any thread of the pool
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
@@ -58,9 +58,10 @@ class Compiler:
         if lowered.callbacks and not has_callbacks(self.devices.client):
             raise make_error(
                 "unsupported",
-                f"task {task.name} calls back into Python (jax.debug.print, a callback), which "
-                f"the plugin ({self.devices.platform}: {self.devices.version}) can not; use a "
-                "plugin for CPUs or CUDA of PJRT API 0.115 or later, or remove the callback",
+                f"task {task.name} calls back into Python (jax.debug.print, a callback), "
+                f"which the plugin ({self.devices.platform}: {self.devices.version}) does not "
+                "support; use a plugin for CPUs, or for CUDA with PJRT API 0.115 or later, "
+                "or remove the callback",
             )
         portable = self.devices.rank_size == 1
         key = (lowered.code, None if portable else task.rank)
@@ -70,12 +71,12 @@ class Compiler:
         return self.futures[key]
 
     def _compile(self, lowered: LoweredTask, rank: int | None) -> _core.Executable:
-        """For the devices of a rank, or for each one device."""
-        # The code of a callback names an address of this process.
+        """Compiles for all devices of a rank together, or for each device separately."""
+        # The code of a callback contains an address in this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
         options = self.code.compile_options
         devices = [] if rank is None else self.devices.assignment(rank)
-        # Without locations: a line added above a step does not compile it again.
+        # Strip locations, so that a line added above a step does not recompile it.
         identity = lowered.text().encode(errors="surrogatepass") if folder else b""
         compile_ = self.devices.client.compile
         compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, identity)
@@ -105,12 +106,11 @@ class Compiler:
                 for task, future in zip(tasks, found, strict=True)
             ]
         finally:
-            # After an error or Ctrl-C: what has not begun does not, nobody waits for the rest.
+            # After an error or Ctrl-C: cancel the pending tasks and do not wait for the others.
             pool.shutdown(wait=False, cancel_futures=True)
         if not self.all_written:
             warn(
-                f"compilation cache {self.cache_folder}: compiled tasks could not be written "
-                "there and are not kept; expected a folder with space that this process may "
-                "write to (jax_compilation_cache_dir)"
+                f"compilation cache {self.cache_folder}: cannot write compiled tasks; "
+                "expected a writable folder with free space (jax_compilation_cache_dir)"
             )
         return executables

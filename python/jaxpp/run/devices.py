@@ -1,4 +1,4 @@
-"""The PJRT client that runs the tasks: a second one beside JAX's own."""
+"""The PJRT client that runs the tasks, in addition to JAX's own."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ __all__ = ["Devices", "LocalDevices", "NodeDevices", "client_of", "devices_for"]
 
 
 class Devices:
-    """The devices of each rank of a mesh, and what arrays and steps ask of them.
+    """The devices of each rank of a mesh, and the operations that arrays and steps need.
 
-    A rank of another process has none here: its indices are 0.
+    A rank of another process has no devices here; its indices are 0.
 
     Args:
-      platform, version: of the plugin.
-      ids: of each rank's devices.
-      indices: the same as the client numbers them.
-      processes: those that share the ranks; None: this one has all.
+      platform, version: of the plugin. ids: JAX's ids of each rank's devices. indices: the
+      client's indices of the same devices. processes: the processes that share the ranks; None:
+      this one has all.
     """
 
-    # Whether a step brings an argument from one rank to another that needs it.
+    # Whether a step can send an argument from one rank to another that needs it.
     can_move = True
-    # Bytes of an array of JAX's from which on it is worth asking `borrow`.
+    # The minimum size in bytes of a JAX array for `borrow` to pay off.
     least_borrowed = 0
 
     def __init__(
@@ -57,26 +56,26 @@ class Devices:
         self.ids, self.indices, self.processes = ids, indices, processes
 
     def has_rank(self, rank: int) -> bool:
-        """Whether the rank is this process'."""
+        """Whether the rank belongs to this process."""
         return self.processes is None or self.processes.has_rank(rank)
 
     @property
     def per_rank(self) -> int:
-        """How many devices of a rank a process has."""
+        """The number of devices of a rank in one process."""
         return len(self.indices[0])
 
     @property
     def rank_size(self) -> int:
-        """How many devices a rank has; more than `per_rank` where ranks span processes."""
+        """The number of devices of a rank; more than `per_rank` if ranks span processes."""
         return self.per_rank
 
     @property
     def places(self) -> Sequence[int]:
-        """Which of a rank's devices are meant by `indices`."""
+        """The positions of `indices` among a rank's devices."""
         return range(self.per_rank)
 
     def of_rank(self, mesh: MpmdMesh, rank: int) -> list[jax.Device]:
-        """The same, as JAX knows those of this process."""
+        """This process's devices of a rank as JAX devices."""
         known = mesh.devices_of(rank)
         return [known[place] for place in self.places]
 
@@ -88,33 +87,32 @@ class Devices:
     def put(
         self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
     ) -> Any:
-        """The memory of an array whose shards, one a device, are uploaded to some ranks."""
+        """Uploads an array's shards, one per device, to some ranks."""
         raise NotImplementedError
 
     def borrow(
         self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
     ) -> Any:
-        """The same over the memory of JAX's arrays, one a device, which is not copied; None
-        where that is not possible."""
+        """The same without a copy, in the memory of JAX's arrays, one per device; None if that
+        is impossible."""
         return None
 
     def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
-        """Whether what lies on one device of JAX's can be used on another one as it is."""
+        """Whether memory of one JAX device can be used on another one without a copy."""
         return False
 
     def lend(self, value: Any, rank: int, index: int, device: jax.Device) -> Any:
-        """One shard of what `put` gave, which JAX knows on `device`, in memory that JAX can
-        use: a flat array of its bytes on the host, or one of JAX's; None where neither is
-        possible."""
+        """One shard of a value from `put` in memory that JAX can use on `device`: a flat array
+        of bytes on the host, or a JAX array; None if neither is possible."""
         return None
 
     def flush(self) -> None:
-        """Sends what `put` was given and has kept until a step takes it along."""
+        """Sends uploads that `put` has deferred to the next step."""
 
     def start(
         self, planned: Planned, code: Code, in_flight: int, options: Options
     ) -> tuple[Any, TaskModules]:
-        """What runs a plan, and what its tasks were compiled from."""
+        """The runtime of a plan, and the code that its tasks were compiled from."""
         raise NotImplementedError
 
 
@@ -129,7 +127,7 @@ class RankOwner(Protocol):
 
 
 class LocalDevices(Devices):
-    """Those of a client in this process."""
+    """The devices of a client in this process."""
 
     def __init__(
         self, client: _core.Client, ids: list[list[int]], processes: RankOwner | None
@@ -166,14 +164,14 @@ class LocalDevices(Devices):
         tried = info.platform in ("cpu", "cuda")
         self._shares = tried if wanted is None else wanted != "0"
         if on_cpu:
-            self.least_borrowed = 1 << 16  # up to there a copy takes less time
+            self.least_borrowed = 1 << 16  # below this size a copy is faster
 
     @functools.cached_property
     def layout(self) -> tuple[Any, ...]:
         return (id(self.client), tuple(map(tuple, self.indices)))
 
     def assignment(self, rank: int) -> list[int]:
-        """All devices of a rank, as the client numbers them."""
+        """The client's indices of all devices of a rank."""
         return self.indices[rank]
 
     def put(
@@ -193,7 +191,7 @@ class LocalDevices(Devices):
         return self._shares_with(wanted) and can_share(given, wanted)
 
     def hardware_id(self) -> int:
-        """Of this process' first device of the mesh."""
+        """The compute capability of this process's first device of the mesh."""
         processes = self.processes
         mine = next(
             row
@@ -231,7 +229,7 @@ class LocalDevices(Devices):
         in_flight: int,
         network: _core.Network | None,
     ) -> _core.Runtime:
-        """What runs a plan with its tasks compiled."""
+        """Compiles a plan's tasks and returns its runtime."""
         return _core.Runtime(
             self.client,
             plan,
@@ -247,7 +245,7 @@ class LocalDevices(Devices):
 
 
 class NodeDevices(LocalDevices):
-    """Those of a client that is a node, of ranks that lie in several processes."""
+    """The devices of a multi-node client, for ranks that span processes."""
 
     def __init__(self, client: _core.Client, mesh: MpmdMesh, processes: Processes) -> None:
         self.client = client
@@ -281,31 +279,31 @@ class NodeDevices(LocalDevices):
 
 
 def _local_id(device: jax.Device) -> int:
-    """The number of one of this process' devices, as a client of its own gives it."""
+    """The index that a single-process client gives to one of this process's devices."""
     return device.id if jax.process_count() == 1 else device.local_hardware_id
 
 
 @functools.cache
 def _prepare_for_clients() -> None:
-    """Before the first one is made."""
+    """Must run before the first client is created."""
     add_to_profiles(_core.profile_plugin())
     if jax.process_count() > 1:
         keep_profiles_apart()
-    # The plugin's own log; its errors come as exceptions.
+    # Silences the plugin's own log; its errors are raised as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @functools.cache
 def client_of(plugin: str, cpu_devices: int) -> _core.Client:
-    """A plugin's client, made once; `cpu_devices`: how many a CPU plugin is to have, else 0."""
+    """A plugin's client, created once. `cpu_devices`: the number of devices of a CPU plugin,
+    otherwise 0."""
     _prepare_for_clients()
     return _core.Client(plugin, client_options(plugin, cpu_devices))
 
 
 @functools.cache
 def _node_client(plugin: str, visible: tuple[int, ...]) -> _core.Client:
-    """The same where ranks lie in several processes, of the devices that JAX's client has in
-    this one."""
+    """The same for ranks that span processes, over the local devices of JAX's client."""
     _prepare_for_clients()
     options = client_options(plugin, 0)
     if is_gpu_plugin(plugin):
@@ -317,9 +315,9 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
     """The devices of a mesh on the plugin named by argument or JPP_PLUGIN, or the mesh's own.
 
     Raises:
-      JaxppError: the plugin is missing, is none or is too old ("plugin"); it has too few
-        devices ("devices"); a rank lies in several processes, and the plugin, or this library
-        on CPUs, can not run it ("unsupported").
+      JaxppError: the plugin is missing, invalid or too old ("plugin"); it has too few
+        devices ("devices"); a rank spans processes, which the plugin, or this library on CPUs,
+        does not support ("unsupported").
     """
     if mesh.workers is not None:
         return mesh.workers.devices(plugin)

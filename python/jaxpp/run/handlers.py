@@ -1,4 +1,4 @@
-"""Handlers of custom calls: what JAX's own operations, callbacks and a user's FFI calls need
+"""Handlers of custom calls, which JAX's own operations, callbacks and a user's FFI calls need
 from the plugin."""
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ def _handlers() -> dict[str, Any]:
 
 
 def register_handlers(client: _core.Client) -> None:
-    """Gives a plugin for CPUs the handlers registered with JAX that it does not have yet:
-    jaxlib's (LAPACK: qr, cholesky, eigh, svd, solve, ...), the user's
-    (`jax.ffi.register_ffi_target`) and the one for callbacks into Python. One for CUDA, of
-    which JAX's client uses the same, gets the last only; any other, or without an FFI
-    extension that this library knows, none."""
+    """Registers with a CPU plugin the handlers from JAX that it does not have yet: jaxlib's
+    (LAPACK: qr, cholesky, eigh, svd, solve, ...), the user's (`jax.ffi.register_ffi_target`)
+    and the one for callbacks into Python. A CUDA plugin, which it shares with JAX's client,
+    needs only the last. Other plugins, and those without a known FFI extension, get none."""
     known = _registered.setdefault(id(client), set())
     platform = client.info().platform.lower()
     if platform in ("cpu", "host"):

@@ -1,4 +1,4 @@
-"""What the processes of a job compare before they run a step together."""
+"""Checks that the processes of a job run the same step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxpp
 from jaxpp.jax_internals.jaxprs import printed_lines
-from jaxpp.placements import stored
+from jaxpp.placements import physical_array
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.compiling import Code
 from jaxpp.trace.call import Options
@@ -30,11 +30,11 @@ def _digest(data: bytes) -> str:
 
 @dataclasses.dataclass
 class StepIdentity:
-    """What must be the same in every process for a step.
+    """The properties of a step that must be equal in every process.
 
     Args:
-      facts: by the name that an error calls each, in the order in which they are compared.
-      program: the code of the step, line by line, each with the user's line behind it.
+      facts: values by the name used in errors, in the order of comparison. program: the lines
+      of the step's code, each followed by the user's line.
     """
 
     facts: dict[str, str]
@@ -42,7 +42,7 @@ class StepIdentity:
 
     @functools.cached_property
     def summary(self) -> bytes:
-        """What is exchanged: equal if and only if all is."""
+        """The text that processes exchange: equal if and only if the steps are."""
         code = "\n".join(code for code, _ in self.program)
         return json.dumps({**self.facts, "program": _digest(code.encode())}).encode()
 
@@ -51,8 +51,8 @@ class StepIdentity:
         return zlib.compress(json.dumps(self.program).encode())
 
     def differing_fact(self, summary: bytes) -> tuple[str, str, str] | None:
-        """The first fact that differs from those in another process' summary: its name, what
-        it is here and what it is there. None if the programs differ, and nothing else."""
+        """The first fact that differs from another process's summary: its name, the value here
+        and the value there. None if only the programs differ."""
         theirs = json.loads(summary)
         for name, mine in self.facts.items():
             if theirs.get(name) != mine:
@@ -60,8 +60,8 @@ class StepIdentity:
         return None
 
     def differing_line(self, packed: bytes) -> tuple[str, str, str]:
-        """The first line that differs from those of `packed_program` in another process: where
-        it is in the user's code, what it is here and what it is there."""
+        """The first line that differs from another process's `packed_program`: its place in the
+        user's code, the line here and the line there."""
         theirs = json.loads(zlib.decompress(packed))
         end = ("the end of the step", "")
         mine = [*self.program, end]
@@ -70,16 +70,17 @@ class StepIdentity:
             min(len(self.program), len(theirs)),
         )
         other = theirs[at] if at < len(theirs) else end
-        # "c:f32[4] = mul 0.1:f32[] b": the names of results say nothing to a user.
+        # "c:f32[4] = mul 0.1:f32[] b": drop the name of the result, which means nothing to a
+        # user.
         here, there = (code.rpartition(" = ")[2] for code in (mine[at][0], other[0]))
         return mine[at][1] or other[1], here, there
 
 
 def _constant_line(number: int, const: Any) -> tuple[str, str]:
-    """A captured constant by its contents, where this process has all of them."""
+    """Describes a captured constant by its contents, if this process holds all of them."""
     kind = jax.typeof(const).str_short(short_dtypes=True)
-    here = getattr(stored(const), "is_fully_addressable", True)
-    contents = _digest(np.asarray(stored(const)).tobytes()) if here else "elsewhere"
+    here = getattr(physical_array(const), "is_fully_addressable", True)
+    contents = _digest(np.asarray(physical_array(const)).tobytes()) if here else "elsewhere"
     return f"constant {number} that the step closes over: {kind} with digest {contents}", ""
 
 
@@ -106,12 +107,10 @@ def _names(texts: Sequence[str]) -> str:
 
 
 def identity_of(planned: Planned, options: Options, code: Code, client: str) -> StepIdentity:
-    """What must be the same in all processes that run the step.
+    """The identity of a step, to compare between processes.
 
     Args:
-      planned: the step.
-      options: those that it was made with.
-      code: the StableHLO of its tasks.
+      planned: the step. options: the options of the step. code: the StableHLO of its tasks.
       client: the name and version of the plugin that runs it.
     """
     names = planned.arg_names

@@ -1,4 +1,4 @@
-"""Arrays that JAX's client and the runtime's use in the same memory, by DLPack."""
+"""Arrays that JAX's client and the runtime's share in the same memory through DLPack."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from jaxpp.run.plugins import platform_of
 
 __all__ = ["DEVICE_TYPES", "Lent", "can_share", "capsules_of", "lent_array"]
 
-# What DLPack calls the devices of a platform.
+# The DLPack device types of platforms.
 DEVICE_TYPES = {"cpu": 1, "cuda": 2, "rocm": 10}
 
 
 def can_share(given: jax.Device, wanted: jax.Device) -> bool:
-    """Whether what lies on one device of JAX's can be used on another one as it is: all CPU
-    devices have the same memory."""
+    """Whether memory of one JAX device can be used on another one without a copy: all CPU
+    devices share one memory."""
     return given == wanted or given.platform == wanted.platform == "cpu"
 
 
 def capsules_of(arrays: list[jax.Array]) -> list[Any] | None:
-    """JAX's hold of each array's memory, which stays as it is meanwhile; None for types that
-    DLPack does not have, and for memory beside the devices' own. Waits for the contents."""
+    """A DLPack export of each array, which pins its memory; None for types that DLPack does not
+    support and for other than default device memory. Waits for the contents."""
     if not all(map(_is_in_own_memory, arrays)):
         return None
     try:
         return [_kept(array).__dlpack__() for array in arrays]
     except (RuntimeError, TypeError, ValueError, BufferError):
-        return None  # what is wrong with an array is found again when it is copied
+        return None  # the copy reports the same error again
 
 
 def _kept(array: jax.Array) -> jax.Array:
-    """An array that its owner does not donate while somebody holds its memory: on CPUs JAX
-    then copies it, on accelerators it refuses."""
+    """An array whose memory is shared: JAX copies it instead of donating it on CPUs, and
+    refuses to donate it on accelerators."""
     if platform_of(next(iter(array.devices()))) == "cpu":
         return array
     return _copy(array)
 
 
 def _copy(array: jax.Array) -> jax.Array:
-    """On its own device, done."""
+    """The array on its own device, after its computation has finished."""
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jnp.array(array, copy=True).block_until_ready()
 
@@ -56,8 +56,8 @@ def _is_in_own_memory(array: jax.Array) -> bool:
 def lent_array(
     value: _core.Value, rank: int, index: int, device: jax.Device
 ) -> np.ndarray | jax.Array | None:
-    """One shard of a value as JAX can use it: on the host as an array of bytes, which may be
-    kept; on another device as an array of JAX's own."""
+    """One shard of a value for JAX: on the host an array of bytes, which the caller may keep;
+    on another device a JAX array."""
     platform = platform_of(device)
     if platform not in DEVICE_TYPES:
         return None
@@ -75,8 +75,8 @@ def lent_array(
 
 
 def _copied_on_device(lent: Lent) -> jax.Array | None:
-    # JAX may end the loan when it has only queued what reads the memory, and the next step
-    # would write there. So the loan ends here, after a copy that is done.
+    # JAX may release the memory when its reads are only queued, and the next step would
+    # overwrite it. So make a copy and wait for it before releasing the memory.
     try:
         return _copy(jax.dlpack.from_dlpack(lent))
     except (RuntimeError, TypeError, ValueError, BufferError):
@@ -84,7 +84,7 @@ def _copied_on_device(lent: Lent) -> jax.Array | None:
 
 
 class Lent:
-    """A capsule with the methods by which its consumers ask for it."""
+    """A DLPack capsule with the methods that consumers call."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
         self._capsule, self._device = capsule, device

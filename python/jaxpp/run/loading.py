@@ -1,4 +1,4 @@
-"""From a plan file to a step that runs: nothing is traced and nothing lowered."""
+"""Loads a plan file as a step, without tracing or lowering."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from jaxpp.trace.call import (
 __all__ = ["FileCode", "LoadedStep", "load"]
 
 
-# --- What is in the file ----------------------------------------------------------------
+# --- Contents of the file ----------------------------------------------------------------
 
 
 class FileCode:
-    """The modules of a file, by task. `functions`: what tasks call back, by the addresses
-    that their modules have."""
+    """The modules of a file, by task. `functions`: the callbacks of tasks, by the addresses in
+    their modules."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ def _tree_of(path: str, front: dict[str, Any], key: str) -> Any:
         raise make_error(
             "unsupported",
             f"plan file {path}: its {'arguments' if key == 'tree' else 'results'} have a type "
-            f"that is not here: {error}; expected the module that had it when the step was "
-            "saved",
+            f"that cannot be imported: {error}; expected the module that defined it when the "
+            "step was saved",
         ) from None
 
 
 def _static_of(row: dict[str, Any]) -> Static:
-    value = decode_value(row["value"]) if "value" in row else _Untold(row["text"])
+    value = decode_value(row["value"]) if "value" in row else _UnstoredStatic(row["text"])
     return Static(row["position"], row["name"], value)
 
 
-class _Untold:
-    """A static argument that did not travel."""
+class _UnstoredStatic:
+    """A static argument that the file could not store."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -144,8 +144,8 @@ def _planned_of(
 
 
 def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
-    """On the devices that had these ids, or else on the first ones. Ranks that share devices
-    name them more than once."""
+    """The mesh over the devices with the saved ids, otherwise over the first ones. Ranks that
+    share devices repeat them."""
     ids = list(dict.fromkeys(saved["devices"]))
     count = len(ids)
     by_id = {device.id: device for device in jax.devices()}
@@ -154,7 +154,7 @@ def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
             "devices",
             f"plan file {path}: expected {count} devices, a mesh of "
             f"{dict(zip(saved['axes'], saved['shape'], strict=True))}, found {len(by_id)}; on "
-            "CPUs jax_num_cpu_devices says how many there are",
+            "CPUs set jax_num_cpu_devices",
         )
     if not by_id.keys() >= set(ids):
         by_id = dict(zip(ids, by_id.values(), strict=False))
@@ -185,10 +185,10 @@ def _check_mesh(path: str, mesh: Any, saved: dict[str, Any]) -> MpmdMesh:
 
 
 class LoadedStep:
-    """A step from a plan file: call it as the function that it was made from.
+    """A step from a plan file: call it like the function it was made from.
 
-    Arguments must have the structure, shapes and dtypes that it was compiled for. Static
-    arguments are compiled in: leave them out, or pass the same ones.
+    Arguments must have the structure, shapes and dtypes that the step was compiled for. Static
+    arguments are compiled in: leave them out, or pass the same values.
     """
 
     def __init__(self, path: str, planned: Planned, compiled: CompiledStep) -> None:
@@ -199,7 +199,7 @@ class LoadedStep:
 
     @property
     def path(self) -> str:
-        """Of the plan file."""
+        """The path of the plan file."""
         return self._path
 
     @property
@@ -208,11 +208,11 @@ class LoadedStep:
         return self._planned.tree
 
     def _check_static(self, static: Static, found: Any) -> None:
-        if isinstance(static.value, _Untold):
+        if isinstance(static.value, _UnstoredStatic):
             raise make_error(
                 "unsupported",
                 f"static argument {static.name} of the step in {self._path}: its value "
-                f"{static.value.text} is compiled in, and can not be compared with "
+                f"{static.value.text} is compiled in and cannot be compared with "
                 f"{shorten(found)}; leave it out",
             )
         if static_key(found) != static_key(static.value):
@@ -220,7 +220,7 @@ class LoadedStep:
                 "invalid-argument",
                 f"static argument {static.name} of the step in {self._path}: expected "
                 f"{static.value!r}, which is compiled in, found {shorten(found)}; save a step "
-                "for that",
+                "for that value",
             )
 
     def _without_statics(
@@ -243,7 +243,7 @@ class LoadedStep:
         args, kwargs = jax.tree.unflatten(self._planned.tree, arrays)
         raise make_error(
             "invalid-argument",
-            f"the step in {self._path}: expected arguments as it was saved with\n"
+            f"the step in {self._path}: expected the arguments that it was saved with\n"
             f"  saved: {tree_text(args)} {tree_text(kwargs)}\n"
             f"  found: {tree_text(given[0])} {tree_text(given[1])}",
         )
@@ -254,8 +254,7 @@ class LoadedStep:
         raise make_error(
             "invalid-argument",
             f"argument {name} of the step in {self._path}: expected {dtype}{list(shape)}, "
-            f"which it was compiled for, found {dtype_found}{list(shape_found)}; save a step "
-            "for that",
+            f"found {dtype_found}{list(shape_found)}; save a step for that shape and dtype",
         )
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -273,7 +272,7 @@ class LoadedStep:
                 raise make_error(
                     "unsupported",
                     f"argument {name} of the step in {self._path}: expected an array, found "
-                    f"{shorten(leaf)}, a value that JAX traces; a loaded step is not traced",
+                    f"{shorten(leaf)}, a value that JAX traces; a loaded step cannot be traced",
                 ) from None
             except TypeError:
                 raise make_error(
@@ -298,25 +297,25 @@ def load(
     mpmd_mesh: MpmdMesh | None = None,
     plugin: str | os.PathLike[str] | None = None,
 ) -> LoadedStep:
-    """A step that `save` wrote, compiled and ready to run.
+    """Loads and compiles a step that `save` wrote.
 
-    Nothing is traced: the process needs neither the model's code nor its own trace.
+    Nothing is traced: the process does not need the model's code.
 
     Args:
-      path: of the plan file. Load files that you trust: their code is run.
-      mpmd_mesh: the devices to run on, a mesh of the axes and sizes that the step was saved
-        for; default: the devices with the same ids, or else the first ones.
+      path: the plan file. Load only files that you trust: their code is executed. mpmd_mesh:
+      the devices to run on, a mesh with the axes and sizes that the step was saved
+        for; default: the devices with the same ids, otherwise the first ones.
       plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded CPU one.
 
     Returns:
-      The step, to be called as the function that it was made from, with arguments of the
-      structure, shapes and dtypes that it was compiled for. Static arguments are compiled
-      in: leave them out, or pass the same ones.
+      The step, called like the function it was made from, with arguments of the structure,
+      shapes and dtypes that it was compiled for. Static arguments are compiled in: leave them
+      out, or pass the same values.
 
     Raises:
-      JaxppError: "parse" for a file that is damaged or no plan file; "unsupported" for one
-        of a newer form, of another planner, or for another platform; "invalid-argument" if
-        it can not be read; "mesh" and "devices" if it does not fit the devices.
+      JaxppError: "parse" for a damaged file or one that is not a plan file; "unsupported" for
+        a newer format, another planner or another platform; "invalid-argument" if it cannot be
+        read; "mesh" and "devices" if it does not fit the devices.
     """
     name = os.fsdecode(path)
     plugin_path = plugin_of(plugin, "load")
@@ -326,8 +325,8 @@ def load(
     if not contents.front:
         raise make_error(
             "unsupported",
-            f"plan file {name}: it was written by a program in C and says nothing of pytrees; "
-            "expected one that save() of a step wrote. jaxpp run runs it",
+            f"plan file {name}: it was written by a C program and has no pytrees; expected a "
+            "file that a step's save() wrote. Run it with jaxpp run",
         )
     front = json.loads(contents.front)
     saved = front["mesh"]
@@ -338,7 +337,7 @@ def load(
         raise make_error(
             "unsupported",
             f"plan file {name}: its tasks are lowered for platform {contents.platform}; "
-            f"expected a plugin of that one, found {devices.platform}",
+            f"expected a plugin for that platform, found {devices.platform}",
         )
     planned = _planned_of(name, mesh, file, contents, front)
     options = Options(

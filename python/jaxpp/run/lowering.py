@@ -1,4 +1,4 @@
-"""From tasks to StableHLO: one module for all tasks that compute the same."""
+"""Lowers tasks to StableHLO, with one module for all tasks that compute the same."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["LoweredTask", "TaskLowerer"]
 
 @dataclasses.dataclass(frozen=True)
 class LoweredTask:
-    """A task's module: StableHLO bytecode, the same object for tasks that are the same."""
+    """A task's module: StableHLO bytecode; identical tasks share the object."""
 
     code: bytes
-    callbacks: tuple[Callback, ...]  # whose addresses are in the code
+    callbacks: tuple[Callback, ...]  # callbacks whose addresses are in the code
     text: Callable[[], str]
 
 
 def _param_key(param: Any) -> Any:
-    """Equal only for parameters that mean the same; by identity where that is not sure."""
+    """A key that is equal only for equivalent parameters; compares by identity if in doubt."""
     if isinstance(param, ClosedJaxpr | Jaxpr):
         return ("jaxpr", id(param))
     if isinstance(param, tuple | list):
@@ -59,12 +59,10 @@ class TaskLowerer:
     """Lowers the tasks of one plan.
 
     Args:
-      graph: the traced step.
-      staged: its partition.
-      mesh: where it runs.
-      specs: the sharding of every value that crosses tasks, by value id; None when a rank
+      graph: the traced step. staged: its partition. mesh: the mesh it runs on. specs: the
+      sharding of every value that tasks exchange, by value id; None if a rank
         has one device.
-      platform: what to lower for ("cpu", "cuda", ...).
+      platform: the target of the lowering ("cpu", "cuda", ...).
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class TaskLowerer:
         self.mesh = mesh
         self.specs = specs
         self.platform = platform
-        # The planner's own values are typed like those of the graph that they are a part of.
+        # The planner's own values have the types of the graph values that they are parts of.
         self.avals: list[Any] = [graph.avals.get(origin) for origin in staged.origins()]
         self._cache: dict[Any, LoweredTask] = {}
 
@@ -127,13 +125,13 @@ class TaskLowerer:
         return run
 
     def _resolved(self, op: int) -> FrontOp:
-        """The op with its inputs as the planner rewrote them (it looks through marks)."""
+        """The op with the inputs that the planner gave it (marks are bypassed)."""
         front = self.graph.ops[op]
         inputs = iter(self.staged.op(op).inputs)
         operands = tuple(o if isinstance(o, Literal) else next(inputs) for o in front.operands)
         return dataclasses.replace(front, operands=operands)
 
-    # --- What makes two tasks the same ---
+    # --- Identity of tasks ---
 
     def _op_key(self, op: int, local: dict[Any, int]) -> Any:
         staged = self.staged.op(op)
@@ -158,7 +156,7 @@ class TaskLowerer:
 
     @staticmethod
     def _split_key(op: FrontOp, local: dict[Any, int]) -> tuple[Any, ...]:
-        """Which ops of a task belong together again."""
+        """The groups of ops in a task that are rejoined."""
         key: list[Any] = []
         for branch in op.branches:
             index = branch.conditional.index
@@ -183,9 +181,9 @@ class TaskLowerer:
     # --- Lowering ---
 
     def lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
-        """A task of `staged.tasks()` with its row of `plan.donations()`.
+        """Lowers a task of `staged.tasks()` with its row of `plan.donations()`.
 
-        Tasks that repeat each other have the same code in every process, names included.
+        Equal tasks have the same code in every process, including names.
         """
         task = self._tasks[task.repeats]
         key = self._task_key(task, donations)

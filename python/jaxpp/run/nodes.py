@@ -1,8 +1,8 @@
-"""A plugin's client as one of several nodes, a node being a process of the job: it knows the
-devices of all, and compiles programs over them.
+"""A plugin's client as one of several nodes, where a node is a process of the job. It knows the
+devices of all nodes and compiles programs over them.
 
-What such clients tell each other goes through the key-value store of `jax.distributed`, under
-keys of their own beside those of JAX's client.
+Such clients exchange data through the key-value store of `jax.distributed`, under keys that
+differ from those of JAX's client.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxpp.jax_internals.client import coordination
 
 __all__ = ["client_of_node", "key_value_store", "numbers_of"]
 
-_numbers = itertools.count()  # of such clients, in all processes alike
+_numbers = itertools.count()  # counts such clients, in the same order in all processes
 
 
 def _close() -> None:
-    """At the interpreter's exit: steps under way may ask the store, nobody else."""
+    """At interpreter exit: only steps in flight may still use the store."""
     _core.runtimes_close()
     _core.stores_close()
 
@@ -33,7 +33,7 @@ atexit.register(_close)
 
 
 def key_value_store(prefix: str) -> _core.KeyValueStore:
-    """The coordination service's store, as far as its keys begin with `prefix`."""
+    """The coordination service's key-value store, limited to keys with `prefix`."""
     store = coordination()
 
     def get(key: str, timeout_ms: int) -> bytes | None:
@@ -51,7 +51,7 @@ def key_value_store(prefix: str) -> _core.KeyValueStore:
 
 
 def _or_none(ask: Callable[[], bytes], missing: str) -> bytes | None:
-    """What the service answers; None if that is the error of this name."""
+    """The service's answer; None if it is the error `absent`."""
     try:
         return bytes(ask())
     except jax.errors.JaxRuntimeError as error:
@@ -61,23 +61,23 @@ def _or_none(ask: Callable[[], bytes], missing: str) -> bytes | None:
 
 
 def client_of_node(plugin: str, options: dict[str, Any]) -> _core.Client:
-    """This process' client; waits for those of all other processes, which make it as well.
+    """This process's client; waits until all other processes create theirs.
 
     Raises:
-      JaxppError: the plugin knows no other nodes ("unsupported"), or another process did not
-        come ("plugin").
+      JaxppError: the plugin does not support several nodes ("unsupported"), or another process
+        did not create its client ("plugin").
     """
     store = key_value_store(f"jaxpp/client/{next(_numbers)}/")
     return _core.Client(plugin, options, store, jax.process_index(), jax.process_count())
 
 
 def numbers_of(client: _core.Client, devices: Iterable[jax.Device]) -> dict[jax.Device, int]:
-    """The number that a client of `client_of_node` gives to each of JAX's devices.
+    """The index that a client of `client_of_node` gives to each JAX device.
 
-    Both clients are made of the same devices in each process, in the same order.
+    Both clients have the same devices in each process, in the same order.
 
     Raises:
-      JaxppError: they are not ("devices").
+      JaxppError: their devices differ ("devices").
     """
     mine: dict[int, list[tuple[int, int]]] = {}
     for number, device in enumerate(client.info().global_devices):
@@ -90,7 +90,7 @@ def numbers_of(client: _core.Client, devices: Iterable[jax.Device]) -> dict[jax.
         raise make_error(
             "devices",
             f"expected a client with JAX's devices, {counts[0]} by process, found "
-            f"{counts[1]}; start each process with the same visible devices for both",
+            f"{counts[1]}; make the same devices visible to both in every process",
         )
     return {
         known: number

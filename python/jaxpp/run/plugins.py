@@ -1,8 +1,8 @@
-"""The PJRT plugin that a mesh runs on, and the options that its client is made with.
+"""The PJRT plugin of a mesh and the options of its client.
 
-JAX has a client of its own, and this library makes a second one beside it. On a GPU each would
-take three quarters of the memory at its start. So importing this library asks JAX not to,
-where nobody has said otherwise: then both take what they need and no more.
+This library creates a second client in addition to JAX's own. On a GPU each would preallocate
+three quarters of the memory. So importing this library disables JAX's preallocation, unless the
+user has configured it: then both allocate memory as needed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = [
 _log = logging.getLogger("jaxpp")
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_DEFAULT_FRACTION = 0.75  # of a device's memory, as JAX's documentation of GPU memory says
+_DEFAULT_FRACTION = 0.75  # fraction of a device's memory, JAX's documented default
 
 
 def plugin_path(given: str | None, platform: str) -> str:
-    """The file of the plugin that was asked for by argument or by JPP_PLUGIN, or else of the
-    one for devices of a platform.
+    """The file of the plugin given by argument or by JPP_PLUGIN, otherwise of the plugin for a
+    platform.
 
     Args:
-      given: a file, or the platform of a plugin that is installed for JAX: "cuda", "rocm".
+      given: a file, or the platform of a plugin installed for JAX: "cuda", "rocm".
         "cpu" is the embedded one.
-      platform: of the devices, as `platform_of` says.
+      platform: of the devices, from `platform_of`.
 
     Raises:
       JaxppError: no such plugin is installed ("plugin").
@@ -55,7 +55,7 @@ def plugin_path(given: str | None, platform: str) -> str:
 
 
 def platform_of(device: jax.Device) -> str:
-    """The name of the plugins for such a device: "cpu", "cuda", "rocm", "tpu"."""
+    """The name of plugins for a device: "cpu", "cuda", "rocm", "tpu"."""
     if device.platform != "gpu":
         return str(device.platform)
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
@@ -74,7 +74,8 @@ def _embedded_plugin() -> str:
 
 
 def _installed_plugin(platform: str) -> str:
-    """Of a package such as jax-cuda13-plugin, which puts a module into `jax_plugins`."""
+    """The plugin of a package such as jax-cuda13-plugin, which adds a module to
+    `jax_plugins`."""
     spec = importlib.util.find_spec("jax_plugins")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     modules = sorted(module.name for module in pkgutil.iter_modules(folders))
@@ -86,8 +87,8 @@ def _installed_plugin(platform: str) -> str:
     found = ", ".join(modules) or "none"
     raise make_error(
         "plugin",
-        f"no PJRT plugin for {platform!r}: expected the path of one, or one that is installed "
-        f"for JAX (pip install jax[cuda13]); found of jax_plugins: {found}",
+        f"no PJRT plugin for {platform!r}: expected the path of a plugin, or one installed "
+        f"for JAX (pip install jax[cuda13]); found in jax_plugins: {found}",
     )
 
 
@@ -97,14 +98,14 @@ def is_gpu_plugin(path: str) -> bool:
 
 
 def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
-    """What a plugin's client is made with.
+    """The options of a plugin's client.
 
     Args:
-      path: the plugin's file.
-      cpu_devices: how many devices a CPU plugin is to have; 0: as many as it likes.
+      path: the plugin's file. cpu_devices: the number of devices of a CPU plugin; 0: its
+      default.
 
     Raises:
-      JaxppError: this client and JAX's own would both take the memory of the devices
+      JaxppError: this client and JAX's own would both preallocate the devices' memory
         ("devices").
     """
     if not is_gpu_plugin(path):
@@ -116,17 +117,17 @@ def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
         return options
     raise make_error(
         "devices",
-        f"{_PREALLOCATE}={_core.option(_PREALLOCATE) or 'true'}: JAX's own client takes "
-        f"{fraction:.0%} of each device's memory at its start, and the one that runs the step "
-        f"would take as much again; set {_PREALLOCATE}=false, or import jaxpp before JAX makes "
-        f"its devices, which does so, or {_FRACTION} to 0.5 at most",
+        f"{_PREALLOCATE}={_core.option(_PREALLOCATE) or 'true'}: JAX's own client "
+        f"preallocates {fraction:.0%} of each device's memory, and the client that runs the "
+        f"step would take the same again; set {_PREALLOCATE}=false, import jaxpp before JAX "
+        f"initialises its devices (which sets it), or set {_FRACTION} to at most 0.5",
     )
 
 
 def share_memory_with_jax() -> None:
-    """Has JAX's client take memory as it needs it, unless it is made already or the
-    environment says how."""
+    """Disables the preallocation of JAX's client, unless it exists already or the environment
+    configures it."""
     if _core.option(_PREALLOCATE) is not None or backends_are_made():
         return
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    _log.debug("%s=false: JAX's client leaves memory to that of the steps", _PREALLOCATE)
+    _log.debug("set %s=false, so that JAX's client leaves memory for the steps", _PREALLOCATE)

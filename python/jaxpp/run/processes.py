@@ -1,8 +1,9 @@
-"""The processes of a job: whose each rank is, how they agree and how they find each other.
+"""The processes of a job: which ranks each owns, how they check that they agree, and how they
+connect.
 
-Every process runs the same script and plans the same steps in the same order. What they
-tell each other before the first step goes through the key-value store of
-`jax.distributed`; what steps send goes from process to process.
+Every process runs the same script and plans the same steps in the same order. Before the first
+step they exchange data through the key-value store of `jax.distributed`; steps send data
+directly between processes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ __all__ = ["Processes", "make_network", "own_part", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
-_PART_BYTES = 1 << 20  # of what is put under one key
-_numbers = itertools.count()  # of the compiled steps, in all processes alike
+_PART_BYTES = 1 << 20  # size limit of one value in the store
+_numbers = itertools.count()  # counts compiled steps, in the same order in all processes
 
 
 def _key_of(process: int, key: str) -> bytes:
-    """What a process puts under the key, as soon as it has."""
+    """Waits for the value that a process stores under the key."""
     store = coordination()
     for _ in range(0, _TIMEOUT_MS, _POLL_MS):
         has_left = _core.job_has_left(process)
@@ -48,14 +49,15 @@ def _key_of(process: int, key: str) -> bytes:
         if has_left:
             raise make_error(
                 "peer",
-                f"process {process} has ended and did not make the step that process "
-                f"{jax.process_index()} makes; its own error says why, or it calls fewer steps",
+                f"process {process} has ended without creating the step that process "
+                f"{jax.process_index()} creates; see its own error, or check whether it calls "
+                "fewer steps",
             )
     raise make_error(
         "peer",
-        f"process {process} did not make the step that process {jax.process_index()} makes in "
-        f"{_TIMEOUT_MS / 1000:g} seconds; expected every process to call the same steps in the "
-        "same order",
+        f"process {process} did not create the step that process {jax.process_index()} "
+        f"creates within {_TIMEOUT_MS / 1000:g} seconds; expected every process to call the "
+        "same steps in the same order",
     )
 
 
@@ -63,10 +65,10 @@ class Processes:
     """The processes that a mesh spans.
 
     Args:
-      rank_process: of each rank the process that this one exchanges values with; of a rank
-        that lies in several, the one with the same places among its devices.
-      places: which of a rank's devices lie in this process, where it has any.
-      spans: whether a rank lies in several.
+      rank_process: for each rank the process that this one exchanges values with; for a rank
+        that spans processes, the one with the same positions among its devices.
+      places: the positions of this process's devices in a rank that it belongs to. spans:
+      whether any rank spans processes.
     """
 
     def __init__(self, rank_process: list[int], places: tuple[int, ...], spans: bool) -> None:
@@ -78,30 +80,30 @@ class Processes:
         return self.rank_process[rank] == self.me
 
     def _exchange(self, key: str, mine: bytes) -> list[bytes]:
-        """What each process has put under the key."""
+        """The values that all processes store under the key."""
         coordination().key_value_set_bytes(f"{key}/{self.me}", mine)
         return [_key_of(p, f"{key}/{p}") for p in range(self.count)]
 
     def _token(self, key: str) -> bytes:
-        """The secret that the network's peers prove; the first process makes it."""
+        """The secret that authenticates the network's peers; the first process creates it."""
         if self.me == 0:
             coordination().key_value_set_bytes(f"{key}/token", secrets.token_bytes(32))
         return _key_of(0, f"{key}/token")
 
     def _program(self, key: str, process: int) -> bytes:
-        """The packed program of a process, which puts it there if it finds a difference."""
+        """The packed program of a process, which stores it if it finds a difference."""
         parts = int(_key_of(process, f"{key}/program/{process}"))
         return b"".join(_key_of(process, f"{key}/program/{process}/{i}") for i in range(parts))
 
     def _publish_program(self, key: str, packed: bytes) -> None:
-        """The store takes messages of a limited size."""
+        """The store limits the size of a value."""
         parts = [packed[i : i + _PART_BYTES] for i in range(0, len(packed), _PART_BYTES)]
         for i, part in enumerate(parts):
             coordination().key_value_set_bytes(f"{key}/program/{self.me}/{i}", part)
         coordination().key_value_set_bytes(f"{key}/program/{self.me}", b"%d" % len(parts))
 
     def _agree(self, key: str, identity: StepIdentity) -> None:
-        """Raises in every process if their steps differ; says in what."""
+        """Raises in every process if their steps differ, with the first difference."""
         summaries = self._exchange(f"{key}/plan", identity.summary)
         others = [p for p, found in enumerate(summaries) if found != identity.summary]
         if not others:
@@ -110,7 +112,7 @@ class Processes:
         fact = identity.differing_fact(summaries[other])
         if fact is not None:
             name, here, there = fact
-            what = f"the {name} is {here} in process {self.me}, and {there} in {theirs}"
+            what = f"the {name} is {here} in process {self.me} and {there} in {theirs}"
         else:
             self._publish_program(key, identity.packed_program())
             where, here, there = identity.differing_line(self._program(key, other))
@@ -123,7 +125,7 @@ class Processes:
         )
 
     def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network:
-        """The network of the next step that all processes have made alike."""
+        """The network of the next step, which all processes create in the same order."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, identity)
         address = own_address()
@@ -138,22 +140,21 @@ class Processes:
 def make_network(
     process: int, count: int, address: str, token: bytes, devices: LocalDevices
 ) -> _core.Network:
-    """This process' end of a network that is not connected yet, of the driver that
-    JPP_TRANSPORT names."""
+    """This process's endpoint of an unconnected network, of the driver in JPP_TRANSPORT."""
     _name_ucx()
     driver = _core.option("JPP_TRANSPORT") or "ucx"
     if driver == "nccl" and devices.platform != "cuda":
         raise make_error(
             "unsupported",
-            "JPP_TRANSPORT=nccl: expected devices of the platform cuda, found "
-            f"{devices.platform}; leave it unset for others",
+            f"JPP_TRANSPORT=nccl: expected platform cuda, found {devices.platform}; unset "
+            "JPP_TRANSPORT on other platforms",
         )
     device = devices.hardware_id() if driver == "nccl" else 0
     return _core.Network(driver, process, count, address, token, device)
 
 
 def _name_ucx() -> None:
-    """JPP_UCX where the library of the package libucx-cu13 or -cu12 is, if nobody set it."""
+    """Sets JPP_UCX to the library of the package libucx-cu13 or -cu12, unless it is set."""
     spec = importlib.util.find_spec("libucx")
     for folder in spec.submodule_search_locations or () if spec else ():
         library = pathlib.Path(folder) / "lib" / "libucp.so.0"
@@ -162,11 +163,11 @@ def _name_ucx() -> None:
 
 
 def _check_order(owners: list[list[int]]) -> None:
-    """That processes which share ranks execute their tasks in the same order, without which
-    each may wait for the other one in a collective.
+    """Checks that processes that share ranks execute their tasks in the same order; otherwise
+    they could deadlock in collectives.
 
-    The order is fixed within a rank, and among ranks where all transfers stay in a process;
-    else it depends on what arrives first.
+    The order is fixed within a rank, and among ranks if all transfers stay in a process;
+    otherwise it depends on the order of arrival.
     """
     if all(len({*row}) == 1 for row in owners):
         return
@@ -176,29 +177,28 @@ def _check_order(owners: list[list[int]]) -> None:
             raise make_error(
                 "unsupported",
                 f"process {process}: expected devices of one rank or of all {len(owners)}, "
-                "where ranks lie in several processes, found devices of the ranks "
-                f"{ranks}; make the mesh so that each process has one rank, or all",
+                f"because ranks span processes, found devices of ranks {ranks}; build the "
+                "mesh so that each process has one rank, or all",
             )
 
 
 def own_part(owners: list[list[int]], me: int) -> tuple[list[int], tuple[int, ...]]:
-    """How ranks are parted among processes, seen by one of them.
+    """How ranks are split among processes, as seen by one of them.
 
-    A process has the devices at the same places in each of its ranks, so that what goes from
-    rank to rank goes from a process to one other: each shard to that at the same place.
+    A process owns the devices at the same positions in each of its ranks, so a transfer between
+    ranks connects each process with one other: each shard goes to the same position.
 
     Args:
-      owners: of each rank, the process of each of its devices.
-      me: a process.
+      owners: for each rank the process of each of its devices. me: a process.
 
     Returns:
-      Of each rank the process whose part is at the places of this one's, and these places.
+      For each rank the process with the same positions as this one, and these positions.
 
     Raises:
-      JaxppError: ranks are parted differently ("unsupported").
+      JaxppError: ranks are split differently ("unsupported").
     """
     places: dict[int, tuple[int, ...]] = {}
-    parts: list[dict[tuple[int, ...], int]] = []  # of each rank: the process at some places
+    parts: list[dict[tuple[int, ...], int]] = []  # for each rank the process at these positions
     for rank, row in enumerate(owners):
         part = {tuple(i for i, p in enumerate(row) if p == one): one for one in sorted({*row})}
         parts.append(part)
@@ -206,19 +206,18 @@ def own_part(owners: list[list[int]], me: int) -> tuple[list[int], tuple[int, ..
             if places.setdefault(process, where) != where:
                 raise make_error(
                     "unsupported",
-                    f"rank {rank}: expected the devices of process {process} at the places "
+                    f"rank {rank}: expected the devices of process {process} at positions "
                     f"{list(places[process])}, as in its other ranks, found them at "
-                    f"{list(where)}; make the mesh so that each process has the same places "
-                    "in all of its ranks",
+                    f"{list(where)}; build the mesh so that each process has the same "
+                    "positions in all of its ranks",
                 )
     for rank, part in enumerate(parts):
         if part.keys() != parts[0].keys():
             raise make_error(
                 "unsupported",
-                f"rank {rank}: expected its devices to be parted among processes as those of "
-                f"rank 0, the processes {owners[0]}, found the processes {owners[rank]}; make "
-                "the mesh so that the places of each process are those of one other in every "
-                "rank",
+                f"rank {rank}: expected its devices to be split among processes like rank "
+                f"0's, processes {owners[0]}, found processes {owners[rank]}; build the mesh "
+                "so that each process's positions match one process in every other rank",
             )
     _check_order(owners)
     mine = places.get(me, next(iter(parts[0])))
@@ -226,20 +225,20 @@ def own_part(owners: list[list[int]], me: int) -> tuple[list[int], tuple[int, ..
 
 
 def _check_span(mesh: MpmdMesh, owners: list[list[int]]) -> None:
-    """That ranks may lie in several processes, where one does."""
+    """Checks that ranks may span processes, if one does."""
     rank, row = next((r, row) for r, row in enumerate(owners) if len({*row}) > 1)
     if mesh.devices_of(rank)[0].platform == "cpu":
         raise make_error(
             "unsupported",
             f"rank {rank}: expected its devices in one process, found them in processes "
-            f"{sorted({*row})}; make the mesh so that each process has whole ranks",
+            f"{sorted({*row})}; build the mesh so that each process has whole ranks",
         )
     if mesh.ranks_per_device > 1:
         raise make_error(
             "unsupported",
-            f"rank {rank}: its devices lie in processes {sorted({*row})} and are shared with "
-            "other ranks, whose turns each process would choose for itself; expected "
-            "ranks_per_device=1, or whole ranks in each process",
+            f"rank {rank}: its devices are in processes {sorted({*row})} and shared with "
+            "other ranks, whose order of execution each process would choose independently; "
+            "expected ranks_per_device=1, or whole ranks in each process",
         )
 
 
@@ -247,7 +246,7 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
     """The processes that the mesh spans; None: this one has all of it.
 
     Raises:
-      JaxppError: a rank lies in several processes in a way that can not be ("unsupported").
+      JaxppError: a rank spans processes in an unsupported way ("unsupported").
     """
     if jax.process_count() == 1:
         return None

@@ -1,4 +1,4 @@
-"""Between one big mesh and the meshes of pipeline ranks: for checkpoints and start-up."""
+"""Moves arrays between an SPMD mesh and pipeline ranks, for checkpoints and start-up."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _is_sharding(x: Any) -> bool:
 
 
 def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
-    """One sharding a leaf of `arrays`."""
+    """One sharding per leaf of `arrays`."""
     found = broadcast_prefix(given, arrays, is_leaf=_is_sharding)
     for sharding in found:
         if not isinstance(sharding, kind):
             raise make_error(
                 "sharding",
-                f"{name}: expected {kind.__name__}s in shardings, found {sharding!r}",
+                f"{name}: expected {kind.__name__} objects in shardings, found {sharding!r}",
                 wrong_type=True,
             )
     return found
@@ -42,22 +42,21 @@ def spmd_to_mpmd_reshard(
     *,
     donate: bool = False,
 ) -> Any:
-    """Puts arrays of one big mesh, or of the host, on pipeline ranks.
+    """Moves arrays from one SPMD mesh, or from the host, to pipeline ranks.
 
     Args:
-      mpmd_mesh: where they go.
-      arrays: a pytree of jax or numpy arrays.
-      shardings: a pytree prefix of `MpmdSharding`s.
-      threshold: how many bytes may be under way at once in implementations that group
-        transfers; here every array moves by itself, and it is accepted for their scripts.
-      donate: each jax array is deleted as soon as it has moved, so that not all of them take
+      mpmd_mesh: the destination. arrays: a pytree of jax or numpy arrays. shardings: a pytree
+      prefix of `MpmdSharding`s. threshold: accepted for compatibility and ignored: the limit in
+      bytes of a group of
+        transfers; here each array is transferred separately.
+      donate: delete each jax array as soon as it has moved, so that the arrays do not all use
         memory twice.
 
     Returns:
       The same tree of `MpmdArray`s.
 
     Raises:
-      JaxppError: a sharding is no `MpmdSharding` ("sharding").
+      JaxppError: a sharding is not an `MpmdSharding` ("sharding").
     """
     del threshold
     devices = devices_for(mpmd_mesh, None)
@@ -81,19 +80,17 @@ def spmd_to_mpmd_reshard(
 def mpmd_to_spmd_reshard(
     mpmd_mesh: MpmdMesh, arrays: Any, shardings: Any, threshold: int | None = None
 ) -> Any:
-    """Brings arrays of pipeline ranks to one big mesh.
+    """Moves arrays from pipeline ranks to one SPMD mesh.
 
     Args:
-      mpmd_mesh: where they are.
-      arrays: a pytree of `MpmdArray`s.
-      shardings: a pytree prefix of `NamedSharding`s.
-      threshold: as in `spmd_to_mpmd_reshard`.
+      mpmd_mesh: the source. arrays: a pytree of `MpmdArray`s. shardings: a pytree prefix of
+      `NamedSharding`s. threshold: as in `spmd_to_mpmd_reshard`.
 
     Returns:
       The same tree of `jax.Array`s.
 
     Raises:
-      JaxppError: a sharding is no `NamedSharding` ("sharding").
+      JaxppError: a sharding is not a `NamedSharding` ("sharding").
     """
     del mpmd_mesh, threshold
     leaves, tree = jax.tree.flatten(arrays)

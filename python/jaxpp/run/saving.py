@@ -1,7 +1,7 @@
-"""From a compiled step to a plan file.
+"""Saves a compiled step as a plan file.
 
-The file is C's (`jaxpp/planfile.h`); what it does not understand, pytrees and shardings by
-the names of mesh axes, stands in a part of it that is Python's, as JSON.
+The C library defines the format (`jaxpp/planfile.h`). Pytrees and shardings by axis name, which
+it does not know, are stored as JSON in a section for Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import Placement, to_host
 from jaxpp.plan.planning import Planned
-from jaxpp.run.trees import CannotTravel, encode_tree, encode_value
+from jaxpp.run.trees import EncodingError, encode_tree, encode_value
 
 if TYPE_CHECKING:
     from jaxpp.run.callbacks import Function
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from jaxpp.run.devices import Devices
     from jaxpp.run.lowering import LoweredTask
 
-__all__ = ["Lying", "TaskModules", "modules_of_all", "save_step"]
+__all__ = ["StepLayout", "TaskModules", "modules_of_all", "save_step"]
 
 
 class TaskModules:
-    """What a step's tasks were compiled from."""
+    """The modules that a step's tasks were compiled from."""
 
     def __init__(self, compile_options: bytes) -> None:
         self.compile_options = compile_options
-        self.modules: dict[bytes, int] = {}  # numbered as they come
+        self.modules: dict[bytes, int] = {}  # numbered in order of first use
         self.of_task: list[int] = []  # _core.NONE for a task without ops
-        # Of the tasks whose modules only this process can run: functions by their addresses.
+        # Functions by address, for tasks whose modules only this process can run.
         self.functions: dict[str, dict[int, Function]] = {}
 
     def add(self, task: _core.StagedTask, lowered: LoweredTask | None) -> None:
-        """The next task."""
+        """Adds the next task."""
         if lowered is None:
             self.of_task.append(_core.NONE)
             return
@@ -53,7 +53,7 @@ class TaskModules:
 
 
 def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
-    """Also of the tasks that other processes compile."""
+    """Lowers all tasks, including those that other processes compile."""
     modules = TaskModules(code.compile_options)
     for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
         modules.add(task, code.lower(task, donations) if task.ops else None)
@@ -61,8 +61,8 @@ def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
 
 
 @dataclasses.dataclass
-class Lying:
-    """Where a plan's arguments, constants included, and results lie."""
+class StepLayout:
+    """The placements of a plan's arguments, including constants, and results."""
 
     devices: Devices
     mesh: MpmdMesh
@@ -73,8 +73,8 @@ class Lying:
 # --- Layouts and constants --------------------------------------------------------------
 
 
-def _layout(placement: Placement) -> list[int]:
-    """The shape of a shard, and where that of each device begins."""
+def _shard_layout(placement: Placement) -> list[int]:
+    """The shape of a shard, and the start of each device's shard."""
     shape = placement.physical_shape
     rows = [
         [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
@@ -84,20 +84,21 @@ def _layout(placement: Placement) -> list[int]:
     return box + [start for row in rows for start, _ in row]
 
 
-def _layouts(lying: Lying) -> list[int] | None:
-    if lying.devices.rank_size == 1:
+def _shard_layouts(layout: StepLayout) -> list[int] | None:
+    if layout.devices.rank_size == 1:
         return None
-    placements = [*lying.inputs, *lying.outputs]
-    return [number for placement in placements for number in _layout(placement)]
+    placements = [*layout.inputs, *layout.outputs]
+    return [number for placement in placements for number in _shard_layout(placement)]
 
 
-def _constants(planned: Planned, lying: Lying) -> list[bytes]:
-    placements = lying.inputs[len(planned.in_avals) :]
+def _constants(planned: Planned, layout: StepLayout) -> list[bytes]:
+    placements = layout.inputs[len(planned.in_avals) :]
     pairs = zip(planned.consts, placements, strict=True)
     return [to_host(const, placement.dtype_name).tobytes() for const, placement in pairs]
 
 
-# --- Python's part ----------------------------------------------------------------------
+# --- The section for Python
+# ----------------------------------------------------------------------
 
 
 def _aval_json(aval: Any) -> list[Any]:
@@ -109,7 +110,7 @@ def _static_json(static: Any) -> dict[str, Any]:
     row = {"position": static.position, "name": static.name}
     try:
         return {**row, "value": encode_value(static.value)}
-    except CannotTravel:
+    except EncodingError:
         return {**row, "text": shorten(static.value)}
 
 
@@ -124,9 +125,9 @@ def _mesh_json(mesh: MpmdMesh) -> dict[str, Any]:
     }
 
 
-def _front(planned: Planned, lying: Lying, steps_in_flight: int) -> bytes:
+def _python_section(planned: Planned, layout: StepLayout, steps_in_flight: int) -> bytes:
     front = {
-        "mesh": _mesh_json(lying.mesh),
+        "mesh": _mesh_json(layout.mesh),
         "steps_in_flight": steps_in_flight,
         "tree": encode_tree(planned.tree, "the structure of the arguments"),
         "out_tree": encode_tree(planned.out_tree, "the structure of the results"),
@@ -134,10 +135,10 @@ def _front(planned: Planned, lying: Lying, steps_in_flight: int) -> bytes:
         "out_avals": [_aval_json(aval) for aval in planned.out_avals],
         "constants": [
             [placement.dtype_name, list(placement.physical_shape)]
-            for placement in lying.inputs[len(planned.in_avals) :]
+            for placement in layout.inputs[len(planned.in_avals) :]
         ],
-        "in_specs": [encode_value(p.spec) for p in lying.inputs],
-        "out_specs": [encode_value(p.spec) for p in lying.outputs],
+        "in_specs": [encode_value(p.spec) for p in layout.inputs],
+        "out_specs": [encode_value(p.spec) for p in layout.outputs],
         "arg_names": planned.arg_names,
         "donated": planned.donated,
         "argument_bounds": planned.argument_bounds,
@@ -149,22 +150,24 @@ def _front(planned: Planned, lying: Lying, steps_in_flight: int) -> bytes:
     return json.dumps(front).encode()
 
 
-def _device_ids(lying: Lying) -> list[int]:
-    """The plugin's, or of devices of several processes, each with ids of its own, JAX's."""
-    if lying.devices.processes is None:
-        return [device for ids in lying.devices.ids for device in ids]
-    ranks = range(lying.mesh.mpmd_dim)
-    return [device.id for rank in ranks for device in lying.mesh.devices_of(rank)]
+def _device_ids(layout: StepLayout) -> list[int]:
+    """The plugin's device ids; for devices of several processes, JAX's ids, which are
+    unique."""
+    if layout.devices.processes is None:
+        return [device for ids in layout.devices.ids for device in ids]
+    ranks = range(layout.mesh.mpmd_dim)
+    return [device.id for rank in ranks for device in layout.mesh.devices_of(rank)]
 
 
-# --- All --------------------------------------------------------------------------------
+# --- The whole file
+# --------------------------------------------------------------------------------
 
 
 def save_step(
     path: str | os.PathLike[str],
     planned: Planned,
     modules: TaskModules,
-    lying: Lying,
+    layout: StepLayout,
     steps_in_flight: int,
 ) -> None:
     """Writes a plan file."""
@@ -172,26 +175,25 @@ def save_step(
         raise make_error(
             "unsupported",
             f"save: task {next(iter(modules.functions))} calls back into Python "
-            "(jax.debug.print, a callback), to a function of this process that no other has; "
+            "(jax.debug.print, a callback), to a function that exists only in this process; "
             "remove the callback to save the step",
         )
-    if lying.devices.per_rank < lying.devices.rank_size:
+    if layout.devices.per_rank < layout.devices.rank_size:
         raise make_error(
             "unsupported",
-            "save: the ranks of the step lie in several processes each; expected ranks that "
-            "have their devices in one. Compile it for ShapeDtypeStructs on such a mesh, and "
-            "save that",
+            "save: the ranks of the step span processes; expected each rank's devices in one "
+            "process. Compile it for ShapeDtypeStructs on such a mesh, and save that",
         )
     planned.plan.save(
         path,
-        lying.devices.platform,
-        lying.devices.per_rank,
-        _device_ids(lying),
+        layout.devices.platform,
+        layout.devices.per_rank,
+        _device_ids(layout),
         max(1, steps_in_flight),
         modules.compile_options,
         list(modules.modules),
         modules.of_task,
-        _layouts(lying),
-        _constants(planned, lying),
-        _front(planned, lying, steps_in_flight),
+        _shard_layouts(layout),
+        _constants(planned, layout),
+        _python_section(planned, layout, steps_in_flight),
     )

@@ -1,5 +1,5 @@
-"""Arrays of JAX's own on devices of several processes, of which each process reads the shards
-that it has: what restores a checkpoint makes such arrays."""
+"""JAX arrays on devices of several processes, such as a restored checkpoint. Each process reads
+its own shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
-from jaxpp.placements import bounds_of, local_shards, stored
+from jaxpp.placements import bounds_of, local_shards, physical_array
 
 __all__ = ["is_spanning", "read_rows"]
 
@@ -21,7 +21,7 @@ Bounds = tuple[tuple[int, int], ...]  # along each axis
 
 
 def is_spanning(leaf: Any) -> bool:
-    """Whether other processes have a part of an array, which is none of a step's."""
+    """Whether other processes hold a part of a JAX array."""
     return (
         isinstance(leaf, jax.Array)
         and not isinstance(leaf, MpmdArray)
@@ -30,12 +30,12 @@ def is_spanning(leaf: Any) -> bool:
 
 
 def read_rows(array: jax.Array, rows: slice, name: str) -> np.ndarray:
-    """Rows along axis 0, or all of an array without axes, from the shards of this process.
+    """Assembles rows along axis 0, or a scalar, from the shards of this process.
 
     Raises:
-      JaxppError: they do not have all of the rows ("mesh").
+      JaxppError: the shards do not cover the rows ("mesh").
     """
-    array = stored(array)
+    array = physical_array(array)
     wanted = tuple(bounds_of([rows] if array.ndim else [], array.shape))
     found = np.empty([stop - start for start, stop in wanted], array.dtype)
     missing = found.size
@@ -50,16 +50,16 @@ def read_rows(array: jax.Array, rows: slice, name: str) -> np.ndarray:
     if missing:
         raise make_error(
             "mesh",
-            f"{name}: expected an array of which process {jax.process_index()} has "
-            f"what its ranks take, {_text(wanted)} of it, found one that lies as "
-            f"{array.sharding} says; make or restore it as step.compile(...).in_shardings say, "
-            "or as a copy on each rank, MpmdSharding(mesh, range(mesh.mpmd_dim), spec)",
+            f"{name}: expected process {jax.process_index()} to hold the part that its ranks "
+            f"need, {_text(wanted)}, found the sharding {array.sharding}; create or restore "
+            "the array with step.compile(...).in_shardings, or with a copy on each rank, "
+            "MpmdSharding(mesh, range(mesh.mpmd_dim), spec)",
         )
     return found
 
 
 def _inside(block: Bounds, part: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
-    """The index of a part in the block that it is a part of."""
+    """The index of a part relative to the block that contains it."""
     pairs = zip(block, part, strict=True)
     return tuple(slice(a - start, b - start) for (start, _), (a, b) in pairs)
 

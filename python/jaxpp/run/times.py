@@ -1,4 +1,4 @@
-"""How long tasks take on their devices."""
+"""Run times of tasks on their devices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _collectors: list[dict[str, list[float]]] = []
 
 @contextlib.contextmanager
 def collect_task_times_ms(enabled: bool = True) -> Iterator[dict[str, list[float]]]:
-    """Collects the time of every task that steps run inside the `with` block.
+    """Collects the run times of all tasks in the `with` block.
 
     Yields:
-      A dict from task name ("fwd_0", "bwd_3", "after_loop_0_1") to the milliseconds of each of
-      its runs, from when the device could begin to when the results were there. It stays
-      empty if not `enabled`.
+      A dict from task name ("fwd_0", "bwd_3", "after_loop_0_1") to a list with the milliseconds
+      of each run, from the moment its inputs and device were available until its results were.
+      It stays empty if not `enabled`.
     """
     times: dict[str, list[float]] = {}
     if enabled:

@@ -1,8 +1,8 @@
-"""The structure of pytrees, and what stands beside arrays, as JSON.
+"""Pytree structures and static values as JSON.
 
-A file that holds a pickle runs what it pleases when it is read. This form has the builtin
-containers and plain values themselves; other types of pytrees, named tuples and registered
-classes, by the name that they are imported by, and the data that JAX keeps of them.
+Unpickling a file can execute arbitrary code, so this format stores builtin containers and plain
+values directly. Other pytree types, named tuples and registered classes are stored by import
+name, with JAX's node data.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import node_of_tree, tree_of_node
 
-__all__ = ["CannotTravel", "decode_tree", "decode_value", "encode_tree", "encode_value"]
+__all__ = ["EncodingError", "decode_tree", "decode_value", "encode_tree", "encode_value"]
 
 
-class CannotTravel(Exception):
-    """Why something has no such form."""
+class EncodingError(Exception):
+    """A value cannot be stored."""
 
 
 # --- Types by name ----------------------------------------------------------------------
@@ -38,8 +38,8 @@ def _import_type(name: str) -> Any:
 def _type_name(kind: type) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
     if kind.__module__ == "__main__":
-        raise CannotTravel(
-            f"the class {kind.__qualname__} is one of the program itself, which no other can "
+        raise EncodingError(
+            f"class {kind.__qualname__} is defined in __main__, which other programs cannot "
             "import; define it in a module"
         )
     try:
@@ -47,8 +47,8 @@ def _type_name(kind: type) -> str:
     except (ImportError, AttributeError):
         same = False
     if not same:
-        raise CannotTravel(
-            f"{kind.__qualname__} is not what module {kind.__module__} has under that name; "
+        raise EncodingError(
+            f"module {kind.__module__} has no class at its top level as {kind.__qualname__}; "
             "define the class at the top of a module"
         )
     return name
@@ -58,8 +58,8 @@ def _type_name(kind: type) -> str:
 
 
 def encode_value(value: Any) -> Any:
-    """A plain value: None, a bool, number or text, tuples, lists and dicts of them, a spec,
-    a dtype, a class. Raises CannotTravel for anything else."""
+    """Encodes a plain value: None, a bool, number or string, tuples, lists and dicts of them, a
+    spec, a dtype, a class. Raises EncodingError for anything else."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, PartitionSpec):
@@ -74,14 +74,14 @@ def encode_value(value: Any) -> Any:
         return {"dtype": value.name}
     if isinstance(value, type):
         return {"type": _type_name(value)}
-    raise CannotTravel(
-        f"{shorten(value)} of type {type(value).__name__} has no form there; expected None, a "
+    raise EncodingError(
+        f"{shorten(value)} of type {type(value).__name__} cannot be stored; expected None, a "
         "number, text, a class, or tuples, lists and dicts of these"
     )
 
 
 def decode_value(json: Any) -> Any:
-    """What `encode_value` was given."""
+    """The inverse of `encode_value`."""
     if not isinstance(json, dict):
         return json
     ((kind, data),) = json.items()
@@ -114,18 +114,18 @@ def _encode_node(tree: Any) -> Any:
 
 
 def encode_tree(tree: Any, what: str) -> Any:
-    """A treedef; a leaf is a star. Raises JaxppError("unsupported"), about `what`."""
+    """Encodes a treedef; a leaf is a star. Raises JaxppError("unsupported") about `what`."""
     try:
         return _encode_node(tree)
-    except CannotTravel as error:
+    except EncodingError as error:
         raise make_error(
-            "unsupported", f"save: {what} can not be written to a plan file: {error}"
+            "unsupported", f"save: {what} cannot be written to a plan file: {error}"
         ) from None
 
 
 def decode_tree(json: Any) -> Any:
-    """What `encode_tree` was given. Raises ImportError, AttributeError or ValueError where a
-    type is not there any more or is no pytree."""
+    """The inverse of `encode_tree`. Raises ImportError, AttributeError or ValueError if a type
+    no longer exists or is not a pytree."""
     if json == "*":
         return _LEAF
     name, data, children = json

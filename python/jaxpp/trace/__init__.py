@@ -1,2 +1,2 @@
-"""From a step function to the planner's graph: what a user writes in a step, and how the trace
-that JAX makes of it is read. Nothing here knows of plans or devices."""
+"""From a step function to the planner's graph: the functions that users call in a step, and the
+conversion of JAX's trace. These modules do not depend on plans or devices."""

@@ -1,4 +1,4 @@
-"""The arguments of a step: what is static, what is donated, what each leaf is called."""
+"""The arguments of a step: static arguments, donation and the names of leaves."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 
-# Bytes on each device, for each rank; and where ranks share devices and what they take adds
-# up, the number of each rank's group.
+# The limit in bytes on each device, per rank, and the group of each rank if ranks share devices
+# and their memory adds up.
 MemoryLimits = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `mpmd_jit_with_loop` or `mpmd_jit_by_yield` was given."""
+    """The options of `mpmd_jit_with_loop` or `mpmd_jit_by_yield`."""
 
     who: str  # which of them
     mesh: MpmdMesh
@@ -63,12 +63,12 @@ class Options:
 
 @dataclasses.dataclass
 class Call:
-    """One call's arguments: what is static, and the leaves of the rest."""
+    """One call's arguments: the static ones, and the leaves of the others."""
 
     static: Any  # hashable
     leaves: list[Any]
     tree: Any
-    args: tuple[Any, ...]  # dynamic positional, as a tree
+    args: tuple[Any, ...]  # the tree of the dynamic positional arguments
     kwargs: dict[str, Any]
 
 
@@ -82,7 +82,7 @@ class Static:
 
 
 def _parameters(fun: Callable[..., Any]) -> tuple[list[str], bool]:
-    """The names of a function's parameters, and whether it takes others as well."""
+    """The names of a function's parameters, and whether it takes further ones."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
@@ -100,7 +100,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def _unhashable_leaf(value: Any) -> tuple[str, Any]:
-    """The innermost part that keeps a value from being hashed, and the way to it."""
+    """The innermost unhashable part of a value, and the path to it."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
@@ -122,14 +122,14 @@ def _how_to_hash(value: Any) -> str:
     if isinstance(value, Mapping):
         return "make it a tuple of pairs or a frozen dataclass"
     if isinstance(value, np.ndarray | jax.Array):
-        return "make the argument one that is not static, or this a tuple of numbers"
+        return "make the argument non-static, or make this value a tuple of numbers"
     if dataclasses.is_dataclass(value):
-        return "define its class with @dataclasses.dataclass(frozen=True)"
-    return "give its class a __hash__ that fits its __eq__"
+        return "declare its class with @dataclasses.dataclass(frozen=True)"
+    return "give its class a __hash__ consistent with its __eq__"
 
 
 class Signature:
-    """Which arguments are static or donated, and what they are called."""
+    """The static and donated arguments of a function, and their names."""
 
     def __init__(self, fun: Callable[..., Any], options: Options) -> None:
         self.who = options.who
@@ -146,8 +146,8 @@ class Signature:
         if both:
             raise make_error(
                 "invalid-argument",
-                f"{self.who}: argument {both[0]} is both static and donated; expected "
-                "at most one of them, for only arrays can be donated",
+                f"{self.who}: argument {both[0]} is both static and donated; expected at most "
+                "one, because only arrays can be donated",
             )
 
     def _numbers(self, kind: str, numbers: Iterable[int], names: Iterable[str]) -> set[int]:
@@ -170,7 +170,7 @@ class Signature:
         return {n + count if n < 0 else n for n in numbers} | named
 
     def _names(self, kind: str, names: Iterable[str], numbers: set[int]) -> set[str]:
-        """The same arguments when they are passed by keyword."""
+        """The names of positional arguments, which may also be passed by keyword."""
         return {*names, *(self.names[n] for n in numbers if n < len(self.names))}
 
     def _name(self, position: int) -> str:
@@ -178,7 +178,7 @@ class Signature:
         return self.names[position] if known else f"args[{position}]"
 
     def check(self, call: Call) -> None:
-        """Says which argument can not be one; every leaf must be an array or a number."""
+        """Checks that every leaf is an array or a number, and names the one that is not."""
         for key, value in (*call.static[0], *call.static[1]):
             if _is_hashable(value):
                 continue
@@ -190,13 +190,13 @@ class Signature:
                 f"of type {type(leaf).__name__}; {_how_to_hash(leaf)}",
                 wrong_type=True,
             )
-        hint = ". Name an argument that is none, such as a mode, in static_argnames"
+        hint = ". List non-array arguments, such as a mode, in static_argnames"
         for name, leaf in zip(self.describe(call)[0], call.leaves, strict=True):
             if not isinstance(leaf, MpmdArray | jax.ShapeDtypeStruct):
                 check_arrays(leaf, f"argument {name}", hint)
 
     def traced(self, call: Call) -> tuple[str, Any] | None:
-        """The name and value of the first argument that is a traced value."""
+        """The name and value of the first argument leaf that is a tracer."""
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
             return None
         named = zip(self.describe(call)[0], call.leaves, strict=True)
@@ -211,7 +211,7 @@ class Signature:
         return Call((static_args, static_kwargs), leaves, tree, dynamic, named)
 
     def _position(self, dynamic_position: int) -> int:
-        """The number of a dynamic argument among all arguments."""
+        """The position of a dynamic argument among all arguments."""
         position = 0
         for skipped in sorted(self.static_nums):
             if skipped <= dynamic_position + position:
@@ -250,15 +250,15 @@ class Signature:
         return merged, {**kwargs, **dict(static[1])}
 
     def name_after(self, run: Callable[..., Any], fun: Callable[..., Any], call: Call) -> None:
-        """Makes JAX's own messages speak of `fun` where it traces `run` on a call's leaves."""
+        """Makes JAX's messages name `fun` when it traces `run` on the leaves of a call."""
         args, kwargs = self.merge(call.static, call.args, call.kwargs)
         nums, names = ([key for key, _ in static] for static in call.static)
         name_after(run, fun, args, kwargs, nums, names)
 
 
 def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> MemoryLimits | None:
-    """A memory_limit= for the planner; None: no limit. A number is for all ranks that share a
-    device, a list has one for each of them."""
+    """Converts memory_limit= for the planner; None: no limit. A number applies to all ranks
+    that share a device together, a list to each rank."""
     if given is None:
         return None
     ranks = mesh.mpmd_dim
@@ -270,13 +270,13 @@ def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> MemoryLimits | Non
         return tuple(map(int, limits)), mesh.group_numbers if shared else None
     raise make_error(
         "invalid-argument",
-        f"{who}: memory_limit={shorten(given)}; expected a whole number of bytes above 0, or "
-        f"a list of one for each of the {ranks} ranks",
+        f"{who}: memory_limit={shorten(given)}; expected a positive whole number of bytes, or "
+        f"a list with one for each of the {ranks} ranks",
     )
 
 
 def steps_in_flight_of(given: Any, who: str) -> int:
-    """A steps_in_flight=, or what the environment says."""
+    """The value of steps_in_flight=, or of the environment variable."""
     name = "steps_in_flight"
     if given is None:
         name, given = "JPP_STEPS_IN_FLIGHT", _core.option("JPP_STEPS_IN_FLIGHT") or "2"
@@ -285,21 +285,21 @@ def steps_in_flight_of(given: Any, who: str) -> int:
         return int(given)
     raise make_error(
         "invalid-argument",
-        f"{who}: {name}={shorten(given)}; expected how many steps may be under way, from 0 (a "
+        f"{who}: {name}={shorten(given)}; expected the number of steps in flight, from 0 (a "
         "call waits for its step) to 64",
     )
 
 
 def static_key(value: Any) -> Any:
-    """Equal for static arguments that are the same in type, too: 1, 1.0 and True are three."""
+    """A key for static arguments that also compares types: 1, 1.0 and True differ."""
     if isinstance(value, tuple):
         return (type(value), *map(static_key, value))
-    # Numbers that are equal may differ: 0.0 and -0.0; and a NaN is not equal to itself.
+    # Compare by repr: 0.0 == -0.0, and a NaN does not equal itself.
     return (float, value.hex()) if type(value) is float else (type(value), value)
 
 
 def plugin_of(given: Any, who: str) -> str | None:
-    """A plugin= as the path of a file; None: not given."""
+    """Converts plugin= to the path of a file; None: not given."""
     if given is None:
         return None
     try:
@@ -316,14 +316,14 @@ def plugin_of(given: Any, who: str) -> str | None:
 
 
 def compiler_options_of(given: Any, who: str) -> dict[str, Any]:
-    """A compiler_options= as a dict of its own."""
+    """Checks and copies compiler_options=."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise make_error(
             "invalid-argument",
-            f"{who}: compiler_options={shorten(given)}; expected a dict from the names of "
-            "XLA's options to their values",
+            f"{who}: compiler_options={shorten(given)}; expected a dict from XLA option names "
+            "to values",
             wrong_type=True,
         )
     for name, value in given.items():
@@ -354,7 +354,7 @@ def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 class TracedArgument(Exception):
-    """An argument is a value that JAX traces."""
+    """An argument is a JAX tracer."""
 
 
 def struct_key(leaf: Any) -> Any:

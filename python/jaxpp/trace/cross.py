@@ -1,4 +1,4 @@
-"""After the loop: values of several ranks brought together, or put where they are wanted."""
+"""Operations after the loop that combine values of several ranks or place values on ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching, mlir
 
 __all__ = ["cross_mpmd_all_reduce", "cross_mpmd_stack", "place_p", "place_with"]
 
-# (x, *beside) -> x, on the ranks of `beside`; without any of these, on all ranks.
+# (x, *beside) -> x, on the ranks of `beside`, or on all ranks if `beside` is empty.
 place_p = Primitive("place")
 place_p.def_impl(lambda x, *beside: x)
 place_p.def_abstract_eval(lambda x, *beside: x)
@@ -28,11 +28,11 @@ ad.primitive_jvps[place_p] = _place_jvp
 
 
 def place_with(val: Any, with_val: Any) -> Any:
-    """`val`, placed on the ranks that hold `with_val`.
+    """Places `val` on the ranks that hold `with_val`.
 
     Args:
-      val: a pytree of arrays, outside the loop over microbatches.
-      with_val: a pytree of arrays; a leaf of `val` goes to the ranks of all of its leaves.
+      val: a pytree of arrays, outside the loop over microbatches. with_val: a pytree of arrays;
+      each leaf of `val` is placed on the ranks of all these leaves.
 
     Returns:
       `val`.
@@ -42,14 +42,15 @@ def place_with(val: Any, with_val: Any) -> Any:
 
 
 def cross_mpmd_all_reduce(*arrays: Any) -> jax.Array:
-    """The sum of arrays of one shape and dtype that live on different ranks, on all ranks.
+    """Sums arrays of the same shape and dtype from different ranks; all ranks get the sum.
 
-    Each rank first adds up its own; only these sums travel.
+    Each rank first sums its own arrays and sends only that sum.
     """
     total = functools.reduce(jax.lax.add, [jnp.asarray(a) for a in arrays])
     return place_p.bind(total)
 
 
 def cross_mpmd_stack(arrays: Any, axis: int = 0) -> jax.Array:
-    """Arrays of one shape and dtype that live on different ranks, stacked, on all ranks."""
+    """Stacks arrays of the same shape and dtype from different ranks; all ranks get the
+    result."""
     return place_p.bind(jnp.stack([jnp.asarray(a) for a in arrays], axis))

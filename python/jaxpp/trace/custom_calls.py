@@ -1,4 +1,4 @@
-"""Equations that no task can run, refused while the step is traced: custom calls without a
+"""Refuses equations that no task can run while the step is traced: custom calls without a
 handler, ordered callbacks, values in host memory."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 
 
 def _check_callback(eqn: JaxprEqn, where: str | None) -> None:
-    """Refuses a callback that must be ordered or run a shard at a time ("unsupported")."""
+    """Refuses a callback that is ordered or runs once per shard ("unsupported")."""
     if eqn.primitive.name not in _CALLBACKS:
         return
     found = {
@@ -32,13 +32,14 @@ def _check_callback(eqn: JaxprEqn, where: str | None) -> None:
             raise make_error(
                 "unsupported",
                 f"{eqn.primitive.name} at {where}: expected {option}=False, found True. Tasks "
-                "of several ranks run at the same time, each on all devices of its rank: "
-                "print what tells the lines apart (the microbatch, the stage)",
+                "of several ranks run concurrently, each on all devices of its rank, so "
+                "output cannot be ordered: print the microbatch or stage to identify each "
+                "line",
             )
 
 
 def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """An equation and all inside it."""
+    """An equation and all equations inside it."""
     yield eqn
     for param in eqn.params.values():
         for inner in param if isinstance(param, tuple | list) else (param,):
@@ -48,8 +49,8 @@ def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 
 def _check_memory(eqn: JaxprEqn, where: str | None) -> None:
-    """Values stay in the devices' own memory: nothing is moved elsewhere, also not by a policy
-    of jax.checkpoint that offloads."""
+    """Refuses values in host memory, including those from an offloading policy of
+    jax.checkpoint."""
     name = eqn.primitive.name
     for given in (eqn.params.get("sharding"), *eqn.params.get("devices", ())):
         if isinstance(given, Sharding):
@@ -57,8 +58,8 @@ def _check_memory(eqn: JaxprEqn, where: str | None) -> None:
     if any(getattr(v.aval, "memory_space", None) is jax.memory.Space.Host for v in eqn.outvars):
         raise make_error(
             "unsupported",
-            f"{name} at {where}: expected a value in the memory of the devices, where a step "
-            f"keeps all of its values, found {eqn.outvars[0].aval} in that of the host",
+            f"{name} at {where}: expected a value in device memory, where a step keeps all "
+            f"values, found {eqn.outvars[0].aval} in host memory",
         )
 
 
@@ -66,9 +67,9 @@ def check_equation(eqn: JaxprEqn, where: str | None) -> None:
     """Refuses an equation that no plugin of this library can run.
 
     Raises:
-      JaxppError: a callback into Python that must be ordered or run a shard at a time, a value
-        in host memory, or a call of an FFI target that nobody registered ("unsupported"), with
-        the user's line.
+      JaxppError: a callback into Python that is ordered or runs once per shard, a value
+        in host memory, or a call to an unregistered FFI target ("unsupported"), with the user's
+        line.
     """
     for each in _equations(eqn):
         _check_memory(each, where)
@@ -77,6 +78,6 @@ def check_equation(eqn: JaxprEqn, where: str | None) -> None:
         if target is not None and target not in host_call_targets():
             raise make_error(
                 "unsupported",
-                f"custom call {target!r} at {where}: nobody registered a handler of that name "
+                f"custom call {target!r} at {where}: no handler of that name is registered "
                 "for the CPU; call jax.ffi.register_ffi_target before the step is compiled",
             )

@@ -1,9 +1,9 @@
 """From a traced step to the planner's graph.
 
-The step's jaxpr is walked once. Calls that only group equations (`jit`, `remat`,
-`custom_jvp`, ...) are opened, so that the planner may place each equation by itself; what is
-opened keeps its meaning: a rematerialised backward stays behind a barrier, so that XLA does
-not merge it with the forward again. Everything else stays one op.
+The step's jaxpr is walked once. Calls that only group equations (`jit`, `remat`, `custom_jvp`,
+...) are inlined, so that the planner can place each equation separately. Inlining keeps the
+semantics: a rematerialised backward stays behind a barrier, so that XLA does not merge it with
+the forward. Any other equation becomes one op.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from jaxpp.trace.splitting import (
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 
-# Ops on this few bytes are computed again where they are needed, not sent.
+# Ops on at most this many bytes are recomputed where they are needed, not sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
 _MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
 _WRITE_OUT = {
-    False: "Write the stages out: a Python loop over stages, with scan only over the layers "
+    False: "Unroll the stages: use a Python loop over stages, and scan only over the layers "
     "inside each.",
     True: "Call treduce at the top level of the step, once or several times.",
 }
 _UNDER = {
-    "cond": "which runs it or does not",
+    "cond": "which runs it conditionally",
     "shard_map": "which runs it once on each device",
 }
 
@@ -69,42 +69,42 @@ class FrontOp:
     operands: tuple[Operand, ...]
     first_output: int
     num_outputs: int
-    eqn: JaxprEqn | None = None  # under whose settings of JAX it is evaluated
+    eqn: JaxprEqn | None = None  # the JAX settings for its evaluation
     branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
-    part: Part | None = None  # of an equation that became several ops
+    part: Part | None = None  # for an equation that was split into several ops
 
     @property
     def is_choice(self) -> bool:
-        """Whether it chooses between what branches made; operands are the cases."""
+        """Whether the op selects between results of branches, its operands."""
         return bool(self.branches) and self.branches[-1].number is None
 
 
 @dataclasses.dataclass
 class FrontLoop:
-    """What the planner does not know of a loop."""
+    """The data of a loop that the planner does not need."""
 
     length: int
     schedule: Any
     operations: tuple[Operation, ...]
-    value_avals: list[Any]  # of one microbatch, a result each
+    value_avals: list[Any]  # one microbatch's values, one per result
     op: int  # its id in the graph
     index: int  # value ids: the microbatch number,
-    results: list[int]  # what one microbatch gives,
+    results: list[int]  # the results of one microbatch,
     first_output: int  # and the first reduced result
-    num_marks: int  # stages that the body ends
+    num_marks: int  # the number of stages that the body ends
     where: str  # the line of the treduce
 
 
 @dataclasses.dataclass
 class Graph:
-    """The planner's graph and, by the ids in it, what JAX needs to lower parts of it."""
+    """The planner's graph and, by its ids, the data that JAX needs to lower parts of it."""
 
     core: _core.Graph
     ops: dict[int, FrontOp]
     loops: list[FrontLoop]
     avals: dict[int, Any]  # by value id
     consts: list[Any]  # trailing arguments that the user does not pass
-    num_args: int  # that the user passes; values 0 .. are all arguments
+    num_args: int  # number of arguments from the user; values 0 .. are all arguments
     num_ops: int
 
 
@@ -116,9 +116,9 @@ def _bytes(aval: Any) -> int:
 
 
 def _flops(eqn: JaxprEqn, params: dict[str, Any] | None = None) -> float:
-    """Floating point operations, roughly: products exactly, one an element otherwise.
+    """Approximate floating-point operations: exact for products, one per element otherwise.
 
-    `params`: those of a part of the equation, instead of its own.
+    `params`: the parameters of a part of the equation, instead of its own.
     """
     params = eqn.params if params is None else params
     outs = sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
@@ -161,14 +161,14 @@ def _holds(jaxpr: Jaxpr, primitives: set[Any]) -> JaxprEqn | None:
 
 
 def _is_plain_jit(eqn: JaxprEqn) -> bool:
-    """A jit that says nothing about shardings or how to compile."""
+    """Whether a jit specifies neither shardings nor compiler options."""
     shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     plain = all(map(is_unspecified, shardings))
     return plain and not eqn.params.get("compiler_options_kvs")
 
 
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """What an equation calls, if it is to be opened."""
+    """The jaxpr that an equation calls, if it is inlined."""
     called = inlined_call(eqn)
     if called is None or "in_shardings" not in eqn.params or _is_plain_jit(eqn):
         return called
@@ -182,9 +182,9 @@ def _holds_loop_or_mark(eqn: JaxprEqn) -> JaxprEqn | None:
 
 
 def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
-    """Which arguments of a body the used results and the backward marks in it depend on.
+    """The arguments of a body that its used results and its backward marks depend on.
 
-    For each scan, the last one first, appends to `found` which of its results those are.
+    Appends to `found` the used results of each scan, the last scan first.
     """
     needed = {v for v, u in zip(jaxpr.outvars, used, strict=True) if u and isinstance(v, Var)}
     for eqn in reversed(jaxpr.eqns):
@@ -217,15 +217,17 @@ class _Builder:
         self.num_ops = 0
         self.consts: list[Any] = []
         self.const_values: dict[int, int] = {}  # id of a constant -> value
-        self.outside: set[int] | None = None  # in a body: values that do not vary
-        self.mark_stages: dict[int, list[int]] = {}  # uid -> stages ended, not yet begun
+        self.outside: set[int] | None = None  # in a body: loop-invariant values
+        self.mark_stages: dict[
+            int, list[int]
+        ] = {}  # uid -> stages whose backward has not begun
         self.num_marks = 0
-        self.loop_title: str | None = None  # of the loop whose body is walked
+        self.loop_title: str | None = None  # title of the loop whose body is walked
         self.recomputing = False
-        self.in_backward = False  # what is walked is called by what autodiff wrote
+        self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
-        self.branches: tuple[Branch, ...] = ()  # around what is walked
-        self.scans_for_marks: Iterator[list[bool]] = iter(())  # of the body, in order
+        self.branches: tuple[Branch, ...] = ()  # enclosing conditions
+        self.scans_for_marks: Iterator[list[bool]] = iter(())  # marks of the body, in order
 
     # --- Values ---
 
@@ -235,7 +237,7 @@ class _Builder:
         return value
 
     def add_const(self, const: Any) -> int:
-        """A constant that the step closes over: an argument that never changes."""
+        """Adds a constant that the step closes over as an argument that never changes."""
         if isinstance(const, jax.core.Tracer):
             raise closed_over_error(const)
         if id(const) not in self.const_values:
@@ -246,7 +248,7 @@ class _Builder:
         return self.const_values[id(const)]
 
     def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
-        """Arguments come before ops: finds the constants of everything to be opened."""
+        """Finds the constants of all inlined calls, because arguments precede ops."""
         if isinstance(jaxpr, ClosedJaxpr):
             for const in jaxpr.consts:
                 self.add_const(const)
@@ -308,11 +310,12 @@ class _Builder:
         return self.walk(called, operands)
 
     def is_backward(self, eqn: JaxprEqn) -> bool:
-        """Whether autodiff wrote the equation, or the call that it stands in."""
+        """Whether autodiff generated the equation or the call that contains it."""
         return self.in_backward or is_transposed(eqn)
 
     def add_conditional(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        """A cond outside the loops: every equation of its branches is placed by itself."""
+        """Inlines a cond outside the loops, so that each equation of its branches is placed
+        separately."""
         index, *rest = operands
         conditional = Conditional(index, len(eqn.params["branches"]))
         around = self.branches
@@ -335,8 +338,8 @@ class _Builder:
     def add_scan(
         self, eqn: JaxprEqn, operands: list[Operand], for_marks: list[bool]
     ) -> list[Operand]:
-        """A scan in a body. That of a backward pass becomes two: what the stage before waits
-        for, and the rest, which may come later."""
+        """Adds a scan in a body. The scan of a backward pass is split in two: the results that
+        the previous stage waits for, and the rest, which may run later."""
         backward = self.is_backward(eqn)
         parts = self.splitter.scan(eqn, for_marks) if backward or self.recomputing else None
         if parts is None:
@@ -352,7 +355,7 @@ class _Builder:
         parts: Sequence[PartOp],
         flags: int = 0,
     ) -> list[Operand]:
-        """An equation as several ops."""
+        """Adds an equation as several ops."""
         handed: dict[int, Operand] = dict(enumerate(operands))
         results: dict[int, Operand] = {}
         num_operands, num_results = len(operands), len(eqn.outvars)
@@ -371,7 +374,8 @@ class _Builder:
     def add_recomputation(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
     ) -> list[Operand]:
-        """A rematerialised backward: what varies passes a barrier, as JAX lowers it."""
+        """Inlines a rematerialised backward: values that vary pass a barrier, as in JAX's
+        lowering."""
         if eqn.params.get("prevent_cse", True):
             operands = self.add_barrier(eqn, operands)
         outer, self.recomputing = self.recomputing, True
@@ -408,17 +412,17 @@ class _Builder:
 
     def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if self.outside is None or eqn.primitive is mark_tangent_p:
-            return operands  # outside a loop a mark means nothing
+            return operands  # outside a loop a mark has no effect
         if eqn.primitive is mark_p and self.recomputing:
-            return operands  # the stage ended when this was computed first
+            return operands  # the stage ended when this was first computed
         uid = eqn.params["uid"]
         if eqn.primitive is mark_p:
             stage, kind = self.num_marks, _core.OP_MARK
             self.num_marks += 1
             self.mark_stages.setdefault(uid, []).append(stage)
         else:
-            # The same mark may stand in several stages (a function called for each): the
-            # backward comes to them in reverse.
+            # A mark may occur in several stages (if a function is called for each). The
+            # backward reaches them in reverse order.
             open_stages = self.mark_stages.get(uid)
             if not open_stages:
                 return operands
@@ -438,7 +442,7 @@ class _Builder:
         if self.outside is not None:
             raise make_error(
                 "unsupported",
-                f"{title} stands inside the {self.loop_title}; expected one loop over "
+                f"{title} is inside the {self.loop_title}; expected a single loop over "
                 "microbatches around the stages, found two.\n"
                 "Use jax.lax.scan or jax.lax.map for the inner one.",
             )
@@ -521,7 +525,7 @@ class _Builder:
         return self.outside is None or value in self.outside
 
     def as_value(self, operand: Operand) -> int:
-        """A result must be a value: a constant is made by an op."""
+        """Returns the value of a result; an op creates a constant result."""
         if isinstance(operand, int):
             return operand
         aval = operand.aval
@@ -530,8 +534,8 @@ class _Builder:
         return self._add(None, primitive, params, [operand], [aval], _core.FLAG_CHEAP)
 
     def _may_regroup(self, eqn: JaxprEqn) -> bool:
-        """Under a condition only sums of scalars (norms) are sums to the planner: they are
-        computed whatever the condition says."""
+        """Under a condition, the planner only treats sums of scalars (norms) as sums: they are
+        computed regardless of the condition."""
         return not self.branches or eqn.outvars[0].aval.shape == ()
 
     @staticmethod
@@ -544,8 +548,8 @@ class _Builder:
         return same and floating and all(isinstance(o, int) for o in operands)
 
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
-        """Not worth sending or keeping: a change of shape, a slice, a scalar, a small mask,
-        position or key. Arithmetic on arrays of numbers is a stage's work."""
+        """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
+        small masks, positions or keys. Arithmetic on numeric arrays belongs to its stage."""
         if eqn.effects or any(True for p in eqn.params.values() for _ in _jaxprs_in(p)):
             return False
         in_bytes = sum(_bytes(v.aval) for v in eqn.invars)
@@ -572,15 +576,15 @@ class _Builder:
                 what = hidden.params["title"] if is_loop else mark
                 under = eqn.primitive.name
                 line = user_line(eqn)
-                runs = "which runs it a number of times that the pipeline cannot see"
+                runs = "which runs it a number of times that the pipeline cannot determine"
                 remedy = _WRITE_OUT[is_loop]
                 if under in _UNDER:
                     runs = _UNDER[under]
-                    remedy = f"Call {'treduce' if is_loop else 'mark_stage_end'} outside of it."
+                    remedy = f"Move {'treduce' if is_loop else 'mark_stage_end'} outside of it."
                 raise make_error(
                     "unsupported" if is_loop else "stage-marks",
-                    f"{what} stands under `{under}`{f' at {line}' if line else ''}, {runs}."
-                    f"\n{remedy}",
+                    f"{what} is inside `{under}`{f' at {line}' if line else ''}, {runs}.\n"
+                    f"{remedy}",
                 )
 
 
@@ -595,20 +599,18 @@ def build_graph(
     out_ranks: Sequence[Sequence[int] | None],
     loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
 ) -> Graph:
-    """The graph of a traced step.
+    """Builds the graph of a traced step.
 
     Args:
-      name: for messages and dumps.
-      ranks: pipeline ranks.
-      closed_jaxpr: of the step, all arguments flat.
-      donated, arg_names: an entry an argument.
-      out_names: an entry a result.
-      next_args: for each result the number of the argument that the next step gets it as, or
+      name: for messages and dumps. ranks: the number of pipeline ranks. closed_jaxpr: the
+      step's jaxpr on flat arguments. donated, arg_names: one entry per argument. out_names: one
+      entry per result. next_args: for each result the argument that it becomes in the next
+      step, or
         NONE.
-      out_ranks: for each result the ranks that it is left on, ascending; None: wherever it
-        comes to be.
-      loop_length: how many microbatches to plan for a loop, from its schedule and how many
-        it has.
+      out_ranks: for each result the ranks that it stays on, ascending; None: where it is
+        computed.
+      loop_length: the number of microbatches to plan for a loop, from its schedule and its
+        length.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.

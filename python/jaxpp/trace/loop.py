@@ -1,4 +1,4 @@
-"""The loop over microbatches, which a user writes into a step."""
+"""The loop over microbatches in a step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jaxpp.jax_internals.jaxprs import (
 from jaxpp.jax_internals.lines import name_after, user_line
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
-from jaxpp.trace.marks import find_mistake, first_mark, inner_jaxprs, noting_marks
+from jaxpp.trace.marks import collecting_marks, find_mistake, first_mark, inner_jaxprs
 
 __all__ = [
     "loop_p",
@@ -46,17 +46,17 @@ __all__ = [
     "warn_of_marks_without_loop",
 ]
 
-_DEFAULT = (Concat(), Add)  # operations: of a loss, and of its gradients
+_DEFAULT = (Concat(), Add)  # the default operations for a loss and its gradients
 
 # A microbatch number is an int32.
 _MOST_MICROBATCHES = _core.LARGEST_COUNT
 
 # --- The loop ---------------------------------------------------------------------------
 
-# Operands: what the body closes over. Parameters: `body`, a jaxpr from these and the
-# microbatch number to one value of each result; `length`; `schedule`; `operations`, one a
-# result; `title`, what messages call it; `mistake`, what is wrong with its marks or None.
-# Results: the states after the last microbatch.
+# Operands: the values that the body closes over. Parameters: `body`, a jaxpr from these and the
+# microbatch number to one value per result; `length`; `schedule`; `operations`, one per result;
+# `title`, its name in messages; `mistake`, a mistake in its marks or None. Results: the states
+# after the last microbatch.
 loop_p = Primitive("microbatch_loop")
 loop_p.multiple_results = True
 
@@ -94,7 +94,7 @@ def _updated(
 def _loop_in_order(
     *consts: Any, body: Any, length: int, operations: tuple[Any, ...], **params: Any
 ) -> list[Any]:
-    """What the loop means: one microbatch after the other."""
+    """The reference semantics of the loop: one microbatch after the other."""
     states = _first_states(operations, body.out_avals, length)
     run_body = jaxpr_as_fun(body)
 
@@ -124,13 +124,13 @@ batching.primitive_batchers[loop_p] = _refuse_transform("vmapped", "jax.vmap")
 
 
 def _match_operations(operation: Any, result: Any, length: int, title: str) -> tuple[Any, ...]:
-    """One operation a leaf of `result`."""
+    """One operation per leaf of `result`."""
     try:
         per_leaf = broadcast_prefix(operation, result)
     except ValueError:
         raise make_error(
             "operation",
-            f"{title}: `operation` is no prefix of what the function returns.\n"
+            f"{title}: `operation` is not a pytree prefix of the function's result.\n"
             f"  operation: {tree_text(operation)}\n"
             f"  result:    {tree_text(result)}\n"
             "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
@@ -143,8 +143,8 @@ def _match_operations(operation: Any, result: Any, length: int, title: str) -> t
         if operation is None:
             raise make_error(
                 "operation",
-                f"{title}: {describe(given)} is no operation; expected Add, Max, "
-                "Concat() or an object with state(n, value) and update(state, value, i)",
+                f"{title}: {describe(given)} is not an operation; expected Add, Max, Concat() "
+                "or an object with state(n, value) and update(state, value, i)",
                 wrong_type=True,
             )
         _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), title)
@@ -153,15 +153,15 @@ def _match_operations(operation: Any, result: Any, length: int, title: str) -> t
 
 
 def _check_operation(operation: Any, length: int, value: Any, name: str, title: str) -> None:
-    """The state exists for such a value, and an update keeps its shape and dtype."""
+    """Checks that the operation has a state for such a value and that updates keep its type."""
     problem = operation.refuses(value) if hasattr(operation, "refuses") else None
     if problem is None and not hasattr(operation, "refuses"):
         problem = _state_problem(operation, length, value)
     if problem:
         raise make_error(
             "operation",
-            f"{title}: {describe(operation)} can not reduce {name}, "
-            f"{value.dtype}{list(value.shape)} of each microbatch: {problem}",
+            f"{title}: {describe(operation)} cannot reduce {name}, "
+            f"{value.dtype}{list(value.shape)} per microbatch: {problem}",
         )
 
 
@@ -170,14 +170,14 @@ def _state_problem(operation: Any, length: int, value: Any) -> str | None:
     index = jax.ShapeDtypeStruct((), jnp.int32)
     state = jax.eval_shape(lambda: operation.state(length, struct))
     if not hasattr(state, "shape"):
-        return f"expected state(n, value) to give one array, found {type(state).__name__}"
+        return f"expected state(n, value) to return one array, found {type(state).__name__}"
     after = jax.eval_shape(operation.update, state, struct, index)
     if getattr(after, "shape", None) == state.shape and after.dtype == state.dtype:
         return None
     found = f"{after.dtype}{list(after.shape)}" if hasattr(after, "shape") else type(after)
     return (
-        f"expected update(state, value, i) to give a state of {state.dtype}"
-        f"{list(state.shape)} again, found {found}"
+        "expected update(state, value, i) to return a state of type "
+        f"{state.dtype}{list(state.shape)}, found {found}"
     )
 
 
@@ -201,24 +201,24 @@ def treduce_i(
     schedule: BaseSchedule,
     operation: Any = _DEFAULT,
 ) -> Any:
-    """Runs `fun(i)` for every microbatch i under a schedule, and reduces its results.
+    """Runs `fun(i)` for every microbatch i under a schedule and reduces the results.
 
     Args:
-      fun: from the microbatch number, an int32 scalar, to a pytree of arrays. Inside, stage
-        marks (`mark_stage_end`) say where stages end.
-      length: how many microbatches.
-      schedule: which rank runs what when, inside `mpmd_jit_with_loop`. Elsewhere the
+      fun: maps the microbatch number, an int32 scalar, to a pytree of arrays. Stage
+        marks (`mark_stage_end`) in it end the stages.
+      length: the number of microbatches. schedule: the pipeline schedule, used inside
+      `mpmd_jit_with_loop`. Elsewhere the
         microbatches run one after the other.
       operation: a pytree prefix of `fun`'s result with operations as leaves: `Add` sums,
-        `Max` takes the largest, `Concat(axis)` puts the values side by side along a new
-        axis. Results do not depend on the schedule.
+        `Max` takes the maximum, `Concat(axis)` stacks the values along a new axis. Results do
+        not depend on the schedule.
 
     Returns:
       `fun`'s result with each leaf reduced.
 
     Raises:
       JaxppError: `operation` does not match the result ("operation"), `length` < 1
-        ("microbatch"), `schedule` is no schedule ("schedule").
+        ("microbatch"), or `schedule` is not a schedule ("schedule").
     """
     return run_loop(
         fun, fun, _check_length(length), schedule, operation, f"treduce at {here()}"
@@ -234,11 +234,10 @@ def run_loop(
     title: str,
     note: str | None = None,
 ) -> Any:
-    """A loop of `body(i)`, which runs the user's `fun`.
+    """Traces a loop of `body(i)`, which calls the user's `fun`.
 
-    `schedule` is anything with a `build` like that of `BaseSchedule`. `title` is what messages
-    call it, with the user's line: "treduce at FILE:LINE". `note` is
-    added to what `fun` raises.
+    `schedule` is any object with a `build` like `BaseSchedule`'s. `title` is the loop's name in
+    messages, "treduce at FILE:LINE". `note` is added to exceptions from `fun`.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
@@ -258,7 +257,7 @@ def run_loop(
     index = jax.ShapeDtypeStruct((), jnp.int32)
     name_after(run_body, fun, (index,), {})
     try:
-        with noting_marks() as bound:
+        with collecting_marks() as bound:
             closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
     except (TypeError, ValueError, IndexError) as error:
         if note and not isinstance(error, JaxppError):
@@ -282,12 +281,14 @@ def run_loop(
             title=title,
             mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
         )
-    except jax.errors.UnexpectedTracerError as error:  # jax 0.11; before, graph.py finds it
+    except (
+        jax.errors.UnexpectedTracerError
+    ) as error:  # JAX 0.11; in older versions graph.py detects it
         raise make_error(
             "unsupported",
-            f"{title}: a function inside closes over a traced value, which JAX can not hand "
-            "on; expected it to be one of the function's arguments. This happens with "
-            "jax.custom_vjp around a closure, and with a value kept from an earlier trace",
+            f"{title}: a function inside closes over a traced value, which JAX cannot pass "
+            "on; expected it as an argument of that function. The causes are jax.custom_vjp "
+            "around a closure and a value kept from an earlier trace",
         ) from error
     return jax.tree.unflatten(jax.tree.structure(result), outs)
 
@@ -295,7 +296,7 @@ def run_loop(
 def _run_eagerly(
     body: Callable[[jax.Array], Any], length: int, operation: Any, title: str
 ) -> Any:
-    """What a loop means, op by op on values that the user can look at."""
+    """Runs a loop op by op on concrete values."""
     operations: tuple[Any, ...] = ()
     states: list[Any] = []
     tree = None
@@ -311,17 +312,17 @@ def _run_eagerly(
 
 
 def closed_over_error(value: jax.core.Tracer) -> JaxppError:
-    """For a function that kept a traced value after JAX was done with its trace."""
+    """The error for a function that keeps a tracer after its trace has ended."""
     return make_error(
         "unsupported",
         f"a function inside the step closes over a traced value, {jax.typeof(value)}, which "
-        "JAX can not hand on; expected it to be one of the function's arguments. This happens "
-        "with jax.custom_vjp around a closure",
+        "JAX cannot pass on; expected it as an argument of that function. A common cause is "
+        "jax.custom_vjp around a closure",
     )
 
 
 def refuse_refs_from_outside(closed: ClosedJaxpr, title: str) -> None:
-    """Raises JaxppError("unsupported") for a function that uses a `jax.Ref` of another's."""
+    """Raises JaxppError("unsupported") for a function that uses a `jax.Ref` from outside."""
     for variable, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         if not is_ref(const):
             continue
@@ -329,10 +330,10 @@ def refuse_refs_from_outside(closed: ClosedJaxpr, title: str) -> None:
         line = user_line(uses[0]) if uses else None
         raise make_error(
             "unsupported",
-            f"{title}: the function uses at {line or '?'} a jax.Ref from outside, "
-            f"{jax.typeof(const)}; expected it to make its own (jax.new_ref): "
-            "stages and steps run side by side, so writes from them would have no order. Pass "
-            "the value, ref[...], and return the new one",
+            f"{title}: the function uses a jax.Ref from outside, {jax.typeof(const)}, at "
+            f"{line or '?'}; expected a ref created inside it (jax.new_ref), because stages "
+            "and steps run concurrently and their writes would be unordered. Pass the value, "
+            "ref[...], and return the new value",
         )
 
 
@@ -349,9 +350,9 @@ def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
         return
     line = user_line(mark)
     warn(
-        f"the stage mark at {line or '?'} stands outside treduce, and the step has no treduce: "
-        "there is no pipeline, ranks compute the same or wait for each other. Run the function "
-        "with the marks in treduce, over microbatches, or use mpmd_jit_by_yield",
+        f"the stage mark at {line or '?'} is outside treduce, and the step has no treduce, so "
+        "nothing is pipelined. Call the function with the marks in treduce, over "
+        "microbatches, or use mpmd_jit_by_yield",
         line,
     )
 
@@ -359,7 +360,7 @@ def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
 def _warn_of_stacked_gradients(
     closed: ClosedJaxpr, result: Any, operations: tuple[Any, ...], title: str
 ) -> None:
-    """Warns of gradients like what the body closes over that go into a `Concat`."""
+    """Warns if a `Concat` stacks results that look like gradients of closed-over values."""
     weights = {(jnp.shape(c), jax.typeof(c).dtype) for c in closed.consts}
     made_by = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
     leaves = jax.tree_util.tree_leaves_with_path(result)
@@ -372,11 +373,11 @@ def _warn_of_stacked_gradients(
             continue
         if is_transposed(eqn):
             warn(
-                f"{title}: result{jax.tree_util.keystr(path)}, {value.dtype}"
-                f"{list(value.shape)}, looks like the gradient of a weight, and the default "
-                "operation=(Concat(), Add) stacks it for all microbatches: it stacks the first "
-                "part of the result and sums the second. Return (loss, grads), or say "
-                "operation=Add",
+                f"{title}: result{jax.tree_util.keystr(path)}, "
+                f"{value.dtype}{list(value.shape)}, looks like the gradient of a weight, and "
+                "the default operation=(Concat(), Add), which stacks the first part of the "
+                "result and sums the second, stacks it over all microbatches. Return (loss, "
+                "grads), or pass operation=Add",
                 title.rpartition(" at ")[2],
             )
             return
@@ -392,7 +393,7 @@ def _microbatch_count(xs: Any, axis: int) -> int:
     if not leaves:
         raise make_error(
             "microbatch",
-            f"treduce at {here()}: xs={shorten(xs)} has no arrays to cut into microbatches; "
+            f"treduce at {here()}: xs={shorten(xs)} has no arrays to split into microbatches; "
             "expected at least one, or treduce_i(fun, length, ...)",
         )
     if not isinstance(axis, int):
@@ -431,15 +432,15 @@ def _microbatch_count(xs: Any, axis: int) -> int:
 
 
 def _note_of_microbatches(xs: Any, length: int, axis: int) -> str | None:
-    """What a microbatch is, where one seems to be a single example."""
+    """Explains the microbatch axis if a microbatch seems to be a single example."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(xs)]
     if min(map(len, shapes)) > 2:
         return None
     texts = [str(list(shape)) for shape in itertools.islice(dict.fromkeys(shapes), 4)]
     return (
-        f"it cuts xs, arrays of {', '.join(texts)}, along axis={axis} into {length} "
-        "microbatches. If the function expects several examples in a microbatch, give xs an "
-        "axis for them: x.reshape(num_microbatches, -1, *x.shape[1:])"
+        f"it splits xs, arrays of {', '.join(texts)}, along axis={axis} into {length} "
+        "microbatches. If the function expects several examples per microbatch, add an axis "
+        "for them: x.reshape(num_microbatches, -1, *x.shape[1:])"
     )
 
 
@@ -450,27 +451,26 @@ def treduce(
     axis: int = 0,
     operation: Any = _DEFAULT,
 ) -> Any:
-    """Runs `fun` on every microbatch of `xs` under a schedule, and reduces its results.
+    """Runs `fun` on every microbatch of `xs` under a schedule and reduces the results.
 
     Args:
-      fun: from one microbatch, `xs` without `axis`, to a pytree of arrays.
-      xs: a pytree of arrays; their size along `axis` is the number of microbatches.
-      schedule, operation: as in `treduce_i`.
-      axis: the axis of `xs` that counts microbatches.
+      fun: maps one microbatch, `xs` without `axis`, to a pytree of arrays. xs: a pytree of
+      arrays; their size along `axis` is the number of microbatches. schedule, operation: as in
+      `treduce_i`. axis: the microbatch axis of `xs`.
 
     Returns:
-      `fun`'s result with each leaf reduced over the microbatches. Under `Add` a mean loss
-      comes out times the number of microbatches.
+      `fun`'s result with each leaf reduced over the microbatches. `Add` sums: the mean loss of
+      a microbatch is multiplied by the number of microbatches.
 
     Raises:
-      JaxppError: as `treduce_i`; sizes along `axis` differ ("microbatch").
+      JaxppError: as `treduce_i`, or the sizes along `axis` differ ("microbatch").
     """
     length = _microbatch_count(xs, axis)
     title = f"treduce at {here()}"
 
     def run_one(i: jax.Array) -> Any:
         def cut(x: Any) -> jax.Array:
-            # Unsigned, so that no op looks for negative numbers.
+            # Unsigned, so that indexing adds no ops for negative numbers.
             index = i.astype(jnp.uint32)
             return jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False)
 

@@ -1,4 +1,4 @@
-"""Stage marks: where a user says that a stage ends, and what can be wrong with them."""
+"""Stage marks, which end stages, and the diagnosis of mistakes in their use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "mark_p",
     "mark_stage_end",
     "mark_tangent_p",
-    "noting_marks",
+    "collecting_marks",
     "pipeline_enter_stage",
 ]
 
@@ -40,15 +40,15 @@ mark_backward_p = Primitive("stage_mark_backward")  # begins the stage's backwar
 
 _next_uid = itertools.count()
 
-# The lines of the marks, by uid, that were called while a loop's body is traced.
+# The lines of the marks, by uid, called while a loop's body is traced.
 _bound: contextvars.ContextVar[dict[int, str] | None] = contextvars.ContextVar(
     "bound", default=None
 )
 
 
 @contextlib.contextmanager
-def noting_marks() -> Iterator[dict[int, str]]:
-    """Yields the line of every mark that is called inside, by its uid."""
+def collecting_marks() -> Iterator[dict[int, str]]:
+    """Yields a dict that collects the line of every mark called in the block, by uid."""
     bound: dict[int, str] = {}
     token = _bound.set(bound)
     try:
@@ -106,16 +106,16 @@ ad.primitive_jvps[mark_backward_p] = lambda primals, tangents, **params: (
 
 
 def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
-    """Ends a pipeline stage: what `anchor` needs belongs to it, what uses the result to later
-    ones.
+    """Ends a pipeline stage, which computes `anchor`; later stages compute everything that uses
+    the result.
 
-    The identity on any pytree of arrays. A model of S stages has S marks, in order, the
-    last one included. Differentiable (its transpose begins the same stage's backward) and
-    vmappable; outside `treduce` it does nothing.
+    It is the identity on any pytree of arrays. A model of S stages has S marks, one at the end
+    of each stage. It can be differentiated (its transpose begins the same stage's backward) and
+    vmapped. Outside `treduce` it has no effect.
 
     Args:
-      anchor: a pytree of arrays, of any shapes and dtypes.
-      name: a name for error messages; has no other meaning.
+      anchor: a pytree of arrays, of any shapes and dtypes. name: a name for error messages
+      only.
 
     Returns:
       `anchor`.
@@ -139,7 +139,7 @@ def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
 
 pipeline_enter_stage = mark_stage_end
 
-# --- What can be wrong ------------------------------------------------------------------
+# --- Mistakes ------------------------------------------------------------------
 
 
 def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
@@ -152,22 +152,22 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 
 @dataclasses.dataclass
 class _Mark:
-    """A mark as a body runs it; a function called twice runs its marks twice."""
+    """One execution of a mark in a body; a function called twice runs its marks twice."""
 
     uid: int
     line: str
     calls: tuple[Any, ...]  # the user's calls around its own line, innermost first
     differentiated: bool
     used: bool
-    follows: bool  # whether it needs the mark before it
+    follows: bool  # whether it depends on the previous mark
 
 
-class _Survey:
-    """Notes the marks of a body in the order in which it runs them."""
+class _MarkCollector:
+    """Collects the marks of a body in execution order."""
 
     def __init__(self) -> None:
         self.marks: list[_Mark] = []
-        self.backward: set[int] = set()  # uids of the marks that gradients pass
+        self.backward: set[int] = set()  # uids of the marks that gradients pass through
 
     def walk(
         self,
@@ -176,7 +176,7 @@ class _Survey:
         calls: tuple[Any, ...] = (),
         differentiated: bool = False,
     ) -> list[int]:
-        """The marks that each result needs, as bits, from those that each argument needs."""
+        """The marks that each result depends on, as bits, given those of each argument."""
         needs: dict[Any, int] = dict(zip(jaxpr.invars, given, strict=True))
         read = {v for eqn in jaxpr.eqns for v in eqn.invars if isinstance(v, Var)}
         read.update(v for v in jaxpr.outvars if isinstance(v, Var))
@@ -221,7 +221,7 @@ class _Survey:
             found = self.walk(inner, given, frames, differentiated)
             if same and len(found) == len(outs):
                 outs = found
-        if recomputed is not None:  # its stages ended when it was computed first
+        if recomputed is not None:  # its stages ended when it was first computed
             del self.marks[recomputed:]
         return outs
 
@@ -246,28 +246,27 @@ def first_mark(jaxpr: Jaxpr) -> JaxprEqn | None:
 
 
 def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str | None:
-    """What is wrong with the marks of a loop's body, in words, as far as it can be told.
+    """Describes the mistake in the marks of a loop's body, if one can be identified.
 
     Args:
-      jaxpr: the body, before what no result needs was dropped from it.
-      bound: of `noting_marks`, while it was traced.
-      stages: that the schedule has, if it says.
+      jaxpr: the body, before dead code elimination. bound: from `collecting_marks`, while
+      it was traced. stages: the number of stages of the schedule, if known.
     """
-    survey = _Survey()
+    survey = _MarkCollector()
     survey.walk(jaxpr, [0] * len(jaxpr.invars))
     marks = survey.marks
     used = [m for m in marks if m.used or m.uid in survey.backward]
     unused = [m.line for m in marks if m not in used]
     known = {m.uid for m in marks}, {m.line for m in marks}
-    # What JAX itself dropped, but not what it traced a second time.
+    # Marks that JAX dropped, without those that it traced a second time.
     unused += [ln for uid, ln in bound.items() if uid not in known[0] and ln not in known[1]]
     fits = stages is None or len(used) in (stages, stages - 1)
     between = any(m not in used and later in used for m, later in itertools.pairwise(marks))
     if unused and (between or not fits or not used):
-        others = f" (and that of {len(unused) - 1} more)" if len(unused) > 1 else ""
+        others = f" (and of {len(unused) - 1} more)" if len(unused) > 1 else ""
         return (
             f"the result of the stage mark at {unused[0]}{others} is not used, so it ends no "
-            "stage; expected `x = mark_stage_end(x)`, and what follows to use that x"
+            "stage; expected `x = mark_stage_end(x)` with that x used afterwards"
         )
     if fits or stages is None:
         return None
@@ -278,7 +277,7 @@ def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str
 
 
 def _is_repeated(marks: list[_Mark], each: int) -> bool:
-    """Whether the marks are the same `each` ones over and over, called anew each time."""
+    """Whether the marks repeat the same `each` marks, from separate calls."""
     starts = range(each, len(marks), each)
     same_lines = all(m.line == marks[k % each].line for k, m in enumerate(marks))
     new_inputs = all(not marks[k].follows for k in starts)
@@ -299,18 +298,19 @@ def _repeated_text(marks: list[_Mark], each: int, stages: int) -> str:
     )
     if len({m.differentiated for m in marks}) > 1:
         remedy = (
-            "The loss is computed apart from its gradient: "
-            "`loss, grads = jax.value_and_grad(fun)(params, x)` runs it once for both"
+            "The loss is computed separately from its gradient: `loss, grads = "
+            "jax.value_and_grad(fun)(params, x)` runs it once for both"
         )
     elif all(marks[k * each].follows for k in range(1, times)):
         total = times * stages
         remedy = (
-            f"Each run needs the one before, so these are {total} stages: give the schedule as "
-            f"many, several on a rank, as with Interleaved1F1B({total}, num_ranks)"
+            f"Each run needs the previous one, so there are {total} stages: give the schedule "
+            f"{total} stages, several per rank, as in Interleaved1F1B({total}, num_ranks)"
         )
     return (
         f"the schedule has {counted(stages, 'stage')}, so expected "
-        f"{counted(stages, 'stage mark')}, found "
-        f"{len(marks)}: the function with the marks at {marks[0].line} runs {times} times for "
-        f"a microbatch{called}; expected it to run once.\n{remedy}"
+        f"{counted(stages, 'stage mark')}, found {len(marks)}: the function with the marks at "
+        f"{marks[0].line} runs {times} times per microbatch{called}; expected it to run "
+        "once.\n"
+        f"{remedy}"
     )

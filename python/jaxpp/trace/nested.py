@@ -1,9 +1,9 @@
-"""A step called while JAX traces something else.
+"""Steps called while JAX traces another function.
 
-`jax.eval_shape` and `jax.make_jaxpr` of a step work: the call becomes one equation, whose
-results have the shapes that the step's function gives. Whatever would run that equation
-(`jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`, another step) is refused: a step runs on
-the devices of its own mesh, under the control of its own runtime.
+`jax.eval_shape` and `jax.make_jaxpr` of a step work: the call becomes one equation whose
+results have the shapes of the step's results. Transformations that would run that equation
+(`jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`, another step) are refused, because a step
+runs on the devices of its own mesh, under its own runtime.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from jaxpp.jax_internals.jaxprs import without_constants
 
 __all__ = ["bind_step", "refuse_traced", "step_p"]
 
-# Operands: what the step's function closes over, then its arguments, flat. Parameters: `body`,
-# a jaxpr from these to its results; `name` of the function; `where` it is called.
+# Operands: the values that the step's function closes over, then its flat arguments.
+# Parameters: `body`, a jaxpr from these to its results; `name`, the function's name; `where`,
+# the line of the call.
 step_p = Primitive("mpmd_step")
 step_p.multiple_results = True
 step_p.def_abstract_eval(lambda *avals, body, **params: list(body.out_avals))
@@ -32,8 +33,8 @@ def _refuse(what: str) -> Callable[..., Any]:
         raise make_error(
             "unsupported",
             f"step {name} called at {where}: expected arrays, found traced values: it is "
-            f"{what}. Call it from plain Python, where it compiles itself; jax.grad, jax.vmap "
-            "and loops belong inside its function",
+            f"{what}. Call it from plain Python, where it is compiled; jax.grad, jax.vmap and "
+            "loops belong inside the step's function",
         )
 
     return refuse

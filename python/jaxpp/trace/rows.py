@@ -1,12 +1,10 @@
-"""What equations do with the rows of an array, however it is written: which elements a slice, a
-split or a gather by constants takes, where the transposes of these put them, and where a
-reshape or a transposition leaves the axis along which an array is cut."""
+"""The elements that slices, splits, reversals and gathers with constant indices read, and the
+places that their transposes write."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,18 +13,16 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 __all__ = [
-    "Piece",
-    "Taking",
+    "Places",
+    "ScatteredValue",
     "constant",
     "fold",
     "moved_axes",
-    "placed_pieces",
-    "reshaped_axis",
-    "runs",
-    "takings",
+    "scattered_values",
+    "gathered_places",
 ]
 
-_MOST_FOLDED = 4096  # elements of what is computed while a step is traced
+_MOST_FOLDED = 4096  # size limit of values computed while a step is traced
 
 
 # --- Constants --------------------------------------------------------------------------
@@ -43,7 +39,7 @@ def constant(value: Any) -> np.ndarray | None:
 
 
 def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """What an equation on small whole numbers that are known gives; None: it is no such one."""
+    """Evaluates an equation on small known integers; None if it is not one."""
     outs = [v.aval for v in eqn.outvars]
     counts = all(
         hasattr(a, "dtype")
@@ -61,18 +57,19 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     return list(found) if eqn.primitive.multiple_results else [found]
 
 
-# --- Taking -----------------------------------------------------------------------------
+# --- Taking and placing -----------------------------------------------------------------
 
 
 Places: TypeAlias = tuple[Sequence[int], ...]  # along each axis; ranges, mostly
 
 
 @dataclasses.dataclass(frozen=True)
-class Taking:
-    """The elements at these places along each axis, as an array of this shape."""
+class ScatteredValue:
+    """A value that an equation writes, in this shape, at these places of zeros."""
 
-    places: Places
+    value: Any
     shape: tuple[int, ...]
+    places: Places
 
 
 def _clamped_starts(
@@ -87,23 +84,41 @@ def _clamped_starts(
     return found
 
 
-def _gathered_rows(eqn: JaxprEqn, indices: Any, shape: Sequence[int]) -> np.ndarray | None:
-    """The rows of axis 0 that a gather by constants takes, where it takes whole ones."""
-    numbers = eqn.params["dimension_numbers"]
+def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Places:
+    return tuple(range(a, a + size) for a, size in zip(starts, sizes, strict=True))
+
+
+def _indexed(
+    shape: Sequence[int],
+    indices: Any,
+    axes: Sequence[int],
+    single: Sequence[int],
+    windows: Sequence[int],
+    ndim: int,
+) -> Places | None:
+    """The places that a gather or scatter with constant indices accesses in an array.
+
+    The last axis of `indices` has places along `axes`, which are `single`: of others
+    everything is meant. `windows`: where these others are in the gathered array, of `ndim`
+    axes. None: the places are no product of places along each axis, or in another order.
+    """
     found = constant(indices)
-    rest = eqn.outvars[0].aval.ndim - len(numbers.offset_dims)
-    simple = (
-        found is not None
-        and rest <= 1
-        and tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (0,)
-        and not numbers.operand_batching_dims
-        and tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
-        and tuple(numbers.offset_dims) == tuple(range(rest, eqn.outvars[0].aval.ndim))
-    )
-    if found is None or not simple:
+    if found is None or not axes or sorted(axes) != sorted(single):
         return None
-    rows = found.reshape(-1)
-    return rows if ((rows >= 0) & (rows < shape[0])).all() else None
+    columns = dict(zip(axes, found.reshape(-1, found.shape[-1]).T.tolist(), strict=True))
+    if any(not 0 <= at < shape[axis] for axis in axes for at in columns[axis]):
+        return None
+    several = [axis for axis in axes if len(set(columns[axis])) > 1] or list(axes[:1])
+    if len(several) > 1:
+        return None
+    before = sum(axis not in axes for axis in range(several[0]))
+    batch = [axis for axis in range(ndim) if axis not in windows]
+    if found.size > len(axes) and batch != list(range(before, before + len(batch))):
+        return None
+    places: list[Sequence[int]] = [range(size) for size in shape]
+    for axis, column in columns.items():
+        places[axis] = column if axis in several else column[:1]
+    return tuple(places)
 
 
 def _sliced(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
@@ -116,14 +131,24 @@ def _sliced(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Place
 def _sliced_at(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
     sizes = eqn.params["slice_sizes"]
     starts = _clamped_starts(operands[1:], sizes, tuple(map(len, whole)))
-    if starts is None:
-        return None
-    return [tuple(range(a, a + size) for a, size in zip(starts, sizes, strict=True))]
+    return None if starts is None else [_ranges(starts, sizes)]
 
 
 def _gathered(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
-    rows = _gathered_rows(eqn, operands[1], tuple(map(len, whole)))
-    return None if rows is None else [(rows.tolist(), *whole[1:])]
+    numbers = eqn.params["dimension_numbers"]
+    shape, axes = tuple(map(len, whole)), numbers.start_index_map
+    windows = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    if numbers.operand_batching_dims or tuple(eqn.params["slice_sizes"]) != windows:
+        return None
+    found = _indexed(
+        shape,
+        operands[1],
+        axes,
+        numbers.collapsed_slice_dims,
+        numbers.offset_dims,
+        eqn.outvars[0].aval.ndim,
+    )
+    return None if found is None else [found]
 
 
 def _reversed(eqn: JaxprEqn, operands: Sequence[Any], whole: Places) -> list[Places] | None:
@@ -151,44 +176,14 @@ _TAKINGS = {
 }
 
 
-def takings(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Taking] | None:
-    """What each result takes of the first operand, by constants; None: something else."""
+def gathered_places(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Places] | None:
+    """The constant places of the first operand that each result reads, and its shape; None for
+    other equations."""
     find = _TAKINGS.get(eqn.primitive.name)
-    if find is None:
-        return None
-    found = find(eqn, operands, tuple(map(range, eqn.invars[0].aval.shape)))
-    if found is None:
-        return None
-    outs = [v.aval.shape for v in eqn.outvars]
-    return [Taking(places, shape) for places, shape in zip(found, outs, strict=True)]
+    return find and find(eqn, operands, tuple(map(range, eqn.invars[0].aval.shape)))
 
 
-def runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Places as ranges (start, stop) of consecutive ones, in their order."""
-    if isinstance(places, range) and places.step == 1:
-        return [(places.start, places.stop)]
-    found: list[tuple[int, int]] = []
-    for place in places:
-        if found and found[-1][1] == place:
-            found[-1] = (found[-1][0], place + 1)
-        else:
-            found.append((place, place + 1))
-    return found
-
-
-# --- Placing: the transposes ------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """An array of this shape that stands at `starts` in a larger one of zeros."""
-
-    value: Any
-    starts: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-def _beside_each_other(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Piece]:
+def _beside_each_other(eqn: JaxprEqn, operands: Sequence[Any]) -> list[ScatteredValue]:
     out = eqn.outvars[0].aval.shape
     stacks = eqn.primitive.name == "stack"
     axis = eqn.params["axis" if stacks else "dimension"] % len(out)
@@ -196,83 +191,47 @@ def _beside_each_other(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Piece]:
     for value, variable in zip(operands, eqn.invars, strict=True):
         shape = variable.aval.shape
         own = (*shape[:axis], 1, *shape[axis:]) if stacks else shape
-        found.append(Piece(value, tuple(at * (k == axis) for k in range(len(out))), own))
+        starts = [at * (k == axis) for k in range(len(out))]
+        found.append(ScatteredValue(value, own, _ranges(starts, own)))
         at += own[axis]
     return found
 
 
-def placed_pieces(
+def scattered_values(
     eqn: JaxprEqn, operands: Sequence[Any], is_zero: Callable[[Any], bool]
-) -> list[Piece] | None:
-    """The pieces that an equation puts beside each other into zeros; None: something else."""
+) -> list[ScatteredValue] | None:
+    """The values that an equation writes into zeros or concatenates; None for other equations.
+    Places outside the result are ignored; elements at the same place are added."""
     name = eqn.primitive.name
     if name in ("concatenate", "stack"):
         return [p for p in _beside_each_other(eqn, operands) if not is_zero(p.value)]
     shapes = [v.aval.shape for v in eqn.invars]
     if name == "pad" and is_zero(operands[1]):
-        config = eqn.params["padding_config"]
-        inside = all(low >= 0 and high >= 0 and not within for low, high, within in config)
-        lows = tuple(int(low) for low, *_ in config)
-        return [Piece(operands[0], lows, shapes[0])] if inside else None
+        config = zip(shapes[0], eqn.params["padding_config"], strict=True)
+        ends = [(int(low), size, int(inside) + 1) for size, (low, _, inside) in config]
+        places = tuple(range(low, low + size * step, step) for low, size, step in ends)
+        return [ScatteredValue(operands[0], shapes[0], places)]
     if name == "dynamic_update_slice" and is_zero(operands[0]):
         starts = _clamped_starts(operands[2:], shapes[1], shapes[0])
-        return None if starts is None else [Piece(operands[1], tuple(starts), shapes[1])]
+        found = None if starts is None else _ranges(starts, shapes[1])
+        return None if found is None else [ScatteredValue(operands[1], shapes[1], found)]
     if name == "scatter-add" and is_zero(operands[0]):
-        return _scattered_rows(eqn, operands)
+        found = _scattered(eqn, operands[1])
+        if found is not None:
+            return [ScatteredValue(operands[2], tuple(map(len, found)), found)]
     return None
 
 
-def _scattered_rows(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Piece] | None:
+def _scattered(eqn: JaxprEqn, indices: Any) -> Places | None:
     numbers = eqn.params["dimension_numbers"]
     out, updates = eqn.outvars[0].aval.shape, eqn.invars[2].aval.shape
-    rows = constant(operands[1])
-    rest = len(updates) - len(numbers.update_window_dims)
-    simple = (
-        rows is not None
-        and rest <= 1
-        and tuple(numbers.inserted_window_dims) == (0,)
-        and tuple(numbers.scatter_dims_to_operand_dims) == (0,)
-        and not numbers.operand_batching_dims
-        and updates[rest:] == out[1:]
-        and tuple(numbers.update_window_dims) == tuple(range(rest, len(updates)))
-    )
-    if rows is None or not simple:
+    axes, windows = numbers.scatter_dims_to_operand_dims, numbers.update_window_dims
+    rest = tuple(size for axis, size in enumerate(out) if axis not in axes)
+    if numbers.operand_batching_dims or tuple(updates[axis] for axis in windows) != rest:
         return None
-    rows = rows.reshape(-1)
-    if len(set(rows.tolist())) < len(rows) or not ((rows >= 0) & (rows < out[0])).all():
-        return None
-    value = jax.lax.reshape(operands[2], (len(rows), *out[1:]))
-    found, at = [], 0
-    for start, stop in runs(rows.tolist()):
-        piece = jax.lax.slice_in_dim(value, at, at + stop - start, axis=0)
-        found.append(Piece(piece, (start, *[0] * (len(out) - 1)), (stop - start, *out[1:])))
-        at += stop - start
-    return found
-
-
-# --- Shapes -----------------------------------------------------------------------------
-
-
-def reshaped_axis(
-    shape: Sequence[int], new_shape: Sequence[int], first: int, last: int
-) -> tuple[int, int] | None:
-    """The axes of `new_shape` (first, end) that the axes first .. last - 1 of `shape` become
-    in a reshape, alone; None: it merges them with others."""
-    before, inside = math.prod(shape[:first]), math.prod(shape[first:last])
-    begin = 0
-    while begin < len(new_shape) and math.prod(new_shape[:begin]) != before:
-        begin += 1
-    if math.prod(new_shape[:begin]) != before:
-        return None
-    for end in range(begin, len(new_shape) + 1):
-        if math.prod(new_shape[begin:end]) == inside:
-            return begin, end
-    return None
+    return _indexed(out, indices, axes, numbers.inserted_window_dims, windows, len(updates))
 
 
 def moved_axes(eqn: JaxprEqn) -> tuple[int, ...] | None:
-    """For each axis of a transposition's operand where it is in the result."""
-    if eqn.primitive.name != "transpose":
-        return None
-    permutation = tuple(eqn.params["permutation"])
-    return tuple(permutation.index(axis) for axis in range(len(permutation)))
+    """The permutation of a transposition."""
+    return tuple(eqn.params["permutation"]) if eqn.primitive.name == "transpose" else None

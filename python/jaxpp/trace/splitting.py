@@ -1,16 +1,16 @@
-"""Equations that are taken apart, so that each rank and each task gets what it needs of them.
+"""Splits equations, so that each rank and each task gets only the parts it needs.
 
-Outside the loops the branches of a `cond` become ops of their own that know their condition
-(`Branch`), and for each result a choice between what the branches make: the planner places
-them one by one, as if there were no condition. A `scan` or `while_loop` becomes one op for
-each result (`Part`).
+Outside the loops, the equations in the branches of a `cond` become separate ops with their
+condition (`Branch`), and each result becomes a selection between the branches' values. The
+planner places these ops individually, as if there were no condition. A `scan` or `while_loop`
+becomes one op per result (`Part`).
 
-In a loop's body the transpose of a scan over layers gives input gradients and weight gradients
-at once. It becomes two parts: a scan that gives what the stage before waits for and keeps of
-each iteration what the second scan needs, which gives the rest.
+In a loop's body, the transpose of a scan over layers computes input gradients and weight
+gradients together. It is split into two scans: the first computes the results that the previous
+stage waits for and saves the intermediate values for the second, which computes the rest.
 
-What the planner leaves in one task is put together again when that task is lowered
-(`plan/evaluation.py`): nothing is computed twice, and what a condition skips stays skipped.
+Parts in the same task are rejoined when that task is lowered (`plan/evaluation.py`): nothing is
+computed twice, and skipped branches stay skipped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REMAT = {"remat", "remat2", "checkpoint"}
 
 
 def inlined_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """What an equation calls, if it does no more than that."""
+    """The jaxpr that an equation calls, if it does nothing else."""
     if eqn.primitive.name in _REMAT:
         return eqn.params["jaxpr"]
     if eqn.primitive.name not in _INLINED:
@@ -56,7 +56,7 @@ def inlined_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
 
 
 def is_recomputation(eqn: JaxprEqn) -> bool:
-    """A rematerialised backward."""
+    """Whether an equation is a rematerialised backward."""
     return eqn.primitive.name in _REMAT and bool(eqn.params.get("differentiated"))
 
 
@@ -65,7 +65,7 @@ def is_recomputation(eqn: JaxprEqn) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class Conditional:
-    """A cond or switch whose branches are ops of their own."""
+    """A cond or switch whose branches became separate ops."""
 
     index: Any  # operand: which branch runs
     num_branches: int
@@ -73,7 +73,8 @@ class Conditional:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """Where an op stands: in a branch, or with `number` None in the choice between them."""
+    """The position of an op: in a branch, or in the selection between branches if `number` is
+    None."""
 
     conditional: Conditional
     number: int | None
@@ -84,12 +85,12 @@ class Branch:
 
 @dataclasses.dataclass(eq=False)
 class Whole:
-    """An equation that became several ops."""
+    """An equation that was split into several ops."""
 
     eqn: JaxprEqn
 
     def part_with(self, results: Iterable[int]) -> PartOp:
-        """What gives these results and no more than has to be computed for them."""
+        """The part that computes these results and nothing unnecessary."""
         wanted = set(results)
         used = [k in wanted for k in range(len(self.eqn.outvars))]
         if self.eqn.primitive.name == "while":
@@ -107,9 +108,9 @@ class Whole:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Which operands of the whole an op has, in order, and which results it gives.
+    """The operands of the whole that an op takes, in order, and the results it computes.
 
-    Numbers beyond the whole's own stand for what one part hands to another.
+    Numbers beyond the whole's own are values that one part passes to another.
     """
 
     whole: Whole
@@ -121,7 +122,7 @@ class Part:
 class PartOp:
     """A part as an equation: the whole's primitive with other parameters.
 
-    `own`: those results of the whole that are taken from this part; others it gives too.
+    `own`: the results of the whole that are taken from this part, which may compute others.
     """
 
     part: Part
@@ -149,7 +150,7 @@ def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> tuple[set[int],
 def _reduce_while(
     eqn: JaxprEqn, used: Sequence[bool]
 ) -> tuple[list[bool], list[int], dict[str, Any]]:
-    """A while loop over the part of its state only that the used results need."""
+    """A while loop over only the part of its state that the used results need."""
     params = eqn.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -215,7 +216,7 @@ def _evaluate_inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) 
 
 
 def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same with calls opened; recomputations stay behind a barrier."""
+    """The same with calls inlined; recomputations stay behind a barrier."""
     if not any(inlined_call(eqn) for eqn in closed.jaxpr.eqns):
         return closed
 
@@ -226,7 +227,7 @@ def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class _ScanBody:
-    """A scan's body, cut in what gives the first results and what gives the rest."""
+    """A scan's body, split into the part for the first results and the part for the rest."""
 
     def __init__(self, eqn: JaxprEqn, first: Sequence[bool]) -> None:
         self.closed = _inlined(eqn.params["jaxpr"])
@@ -238,7 +239,7 @@ class _ScanBody:
         self.first = self._close(list(first))
         outvars = self.jaxpr.outvars
         self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.first))
-        # Results that the first part computes anyhow are the first's.
+        # The first part also returns results that it computes anyway.
         made = {id(v) for k in self.first_eqns for v in self.jaxpr.eqns[k].outvars}
         for k in range(num_carry, len(outvars)):
             self.first[k] = self.first[k] or id(outvars[k]) in made
@@ -249,7 +250,7 @@ class _ScanBody:
         self.rest = rest
 
     def _close(self, wanted: list[bool]) -> list[bool]:
-        """With every state that the wanted results depend on."""
+        """Adds every state that the wanted results depend on."""
         while True:
             _, variables = _needed(self.jaxpr.eqns, _keep(self.jaxpr.outvars, wanted))
             more = [
@@ -261,7 +262,7 @@ class _ScanBody:
             wanted = more
 
     def _invariant_eqns(self) -> set[int]:
-        """Those of the constants alone: computed in both parts rather than kept."""
+        """Equations of constants alone: computed in both parts instead of saved."""
         known = {id(v) for v in (*self.consts, *self.jaxpr.constvars)}
         found = set()
         for number, eqn in enumerate(self.jaxpr.eqns):
@@ -271,8 +272,7 @@ class _ScanBody:
         return found
 
     def kept(self) -> list[Var]:
-        """What the first part makes of an iteration, or had of its state, and the rest
-        uses."""
+        """The values and states of an iteration of the first part that the rest uses."""
         eqns = self.jaxpr.eqns
         made = {id(v): v for k in self.first_eqns - self.rest_eqns for v in eqns[k].outvars}
         made.update((id(v), v) for k, v in enumerate(self.carry) if self.first[k])
@@ -284,8 +284,8 @@ class _ScanBody:
     def part(
         self, numbers: set[int], results: Sequence[bool], extra: Sequence[Var], kept: Any
     ) -> tuple[list[bool], ClosedJaxpr]:
-        """Which of the body's operands some equations and results use, and the body of
-        these, which gives `extra` too and takes `kept` as its last inputs."""
+        """The operands that some equations and results use, and their body, which also returns
+        `extra` and takes `kept` as its last inputs."""
         eqns = [self.jaxpr.eqns[k] for k in sorted(numbers)]
         outvars = [*_keep(self.jaxpr.outvars, results), *extra]
         used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in outvars}
@@ -302,8 +302,8 @@ class _ScanBody:
 
 
 def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
-    """The first results of a scan in one part, the rest in another; None if all of them
-    come from the same work."""
+    """Splits a scan into the first results and the rest; None if both need the same
+    computation."""
     if eqn.effects or not any(first) or all(first):
         return None
     body = _ScanBody(eqn, first)
@@ -336,7 +336,7 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
 
 
 class Splitter:
-    """Takes equations apart; equal ones of several stages into the same parts."""
+    """Splits equations, and equal ones of several stages into the same parts."""
 
     def __init__(self) -> None:
         self._scans: dict[Any, Any] = {}
@@ -347,7 +347,7 @@ class Splitter:
         return [whole.part_with([k]) for k in range(len(eqn.outvars))]
 
     def scan(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
-        """A scan in two parts, the `first` results and the rest, if that can be."""
+        """A scan in two parts, the `first` results and the rest, if possible."""
         body = eqn.params["jaxpr"]
         rest = tuple((k, v) for k, v in eqn.params.items() if k != "jaxpr")
         key = (id(body.jaxpr), rest, tuple(first))

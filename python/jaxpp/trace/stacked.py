@@ -1,19 +1,18 @@
-"""Leaves that hold the weights of all stages, `[layers, ...]`, are stored by parts.
+"""Splits leaves that hold the weights of all stages, `[layers, ...]`, into parts.
 
-Models that were written for `lax.scan` keep the weights of all layers in one array. Whole, that
-array, its gradient and the optimizer's state would lie on every rank. So the traced step is
-evaluated once more with such a leaf as several arguments, one for the layers of each stage:
-what takes rows by constants, however it is written (`rows.py`), takes them from their parts,
-its transpose gives parts of the gradient, and what is done element by element or reduced is
-done part by part. A leaf of which anything else needs the whole stays whole. The user sees one
-array.
+Models written for `lax.scan` keep the weights of all layers in one array. Unsplit, every rank
+would hold that array, its gradient and its optimizer state. So the traced step is evaluated
+again with such a leaf as several arguments, one for the layers of each stage. Equations that
+read rows by constant indices (`rows.py`) read them from the parts, their transposes return
+parts of the gradient, and elementwise operations and reductions run on each part. A leaf stays
+whole if any other equation needs all of it. The user sees one array.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,25 +24,18 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
+from jaxpp.trace.boxes import Box, common_box, is_whole, row_boxes, sizes, whole_box
 from jaxpp.trace.loop import loop_p
-from jaxpp.trace.parting import ELEMENTWISE, Bounds, Parting, find_parting, is_reshape
-from jaxpp.trace.rows import (
-    Piece,
-    Taking,
-    constant,
-    fold,
-    moved_axes,
-    placed_pieces,
-    runs,
-    takings,
-)
+from jaxpp.trace.pieces import Parted, Piece
+from jaxpp.trace.rows import constant, fold, gathered_places, moved_axes, scattered_values
 from jaxpp.trace.splitting import inlined_call
+from jaxpp.trace.stage_rows import ELEMENTWISE, Bounds, LeafCuts, find_parting, is_reshape
 
 __all__ = ["Bounds", "PartedStep", "cut_results", "part_step", "parts_of_leaves"]
 
 
 def parts_of_leaves(bounds: Sequence[Bounds | None]) -> list[range]:
-    """For each leaf the numbers of its parts among those of all; a whole leaf is one part."""
+    """For each leaf the indices of its parts among all parts; a whole leaf is one part."""
     found, at = [], 0
     for cut in bounds:
         stop = at + (len(cut) - 1 if cut else 1)
@@ -64,87 +56,33 @@ _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-# --- Evaluation by parts ----------------------------------------------------------------
+# --- Evaluation on parts ----------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Parted:
-    """A value as its parts along an axis; None is a part of zeros."""
-
-    parts: list[Any]
-    bounds: Bounds
-    aval: Any  # of the whole
-    leaves: frozenset[int]  # that it is made of
-    axis: int = 0
-
-    def shape(self, k: int) -> tuple[int, ...]:
-        size = self.bounds[k + 1] - self.bounds[k]
-        return (*self.aval.shape[: self.axis], size, *self.aval.shape[self.axis + 1 :])
-
-    def part(self, k: int) -> Any:
-        found = self.parts[k]
-        return jnp.zeros(self.shape(k), self.aval.dtype) if found is None else found
-
-    def whole(self) -> Any:
-        return jax.lax.concatenate([self.part(k) for k in range(len(self.parts))], self.axis)
-
-    def each(self, change: Callable[[Any], Any], **changes: Any) -> _Parted:
-        """With every part changed."""
-        parts = [None if part is None else change(part) for part in self.parts]
-        return dataclasses.replace(self, parts=parts, **changes)
-
-
-def _rows(array: Any, start: int, stop: int, axis: int = 0) -> Any:
-    return jax.lax.slice_in_dim(array, start, stop, axis=axis)
-
-
-def _take_along(value: Any, places: Sequence[Sequence[int]], skipped: int) -> Any:
-    """The elements at these places along all axes but one."""
-    for axis, at in enumerate(places):
-        if axis != skipped and runs(at) != [(0, value.shape[axis])]:
-            pieces = [_rows(value, a, b, axis) for a, b in runs(at)]
-            value = pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, axis)
-    return value
-
-
-# What puts its operands into zeros, or beside each other, as they are.
-_PLACES = ("pad", "dynamic_update_slice", "concatenate")
-
-
-def _pieces_of(piece: Piece) -> list[Piece]:
-    """The parts of a piece."""
-    value = piece.value
-    if not isinstance(value, _Parted):
-        return [piece]
-    found = []
-    for k, part in enumerate(value.parts):
-        if part is not None:
-            starts = list(piece.starts)
-            starts[value.axis] += value.bounds[k]
-            found.append(Piece(part, tuple(starts), value.shape(k)))
-    return found
+# Linear primitives: zeros map to zeros, sums of pieces to sums.
+_KEEPS_ZEROS = ("add_any", "convert_element_type", "neg", "copy")
 
 
 class _Evaluator:
-    def __init__(self, parting: Parting) -> None:
+    def __init__(self, parting: LeafCuts) -> None:
         self.parting = parting
-        self.refused: set[int] = set()  # leaves of which the whole is needed
-        self.wanted: set[int] = set()  # leaves that meet parted values
+        self.refused: set[int] = set()  # leaves that are needed whole
+        self.wanted: set[int] = set()  # leaves that are combined with parted values
         self.tags: dict[int, frozenset[int]] = {}  # by id of a whole value: its leaves
         self.keep: list[Any] = []  # so that ids stay theirs
-        self.scalars: dict[int, Any] = {}  # by id of a whole value: what it is filled with
-        # By shape: along which axes, and where, values that are views of leaves are cut.
-        self.views: dict[tuple[int, ...], list[tuple[int, Bounds]]] = {}
+        self.scalars: dict[int, Any] = {}  # by id of a whole value: its fill value
+        # By shape: the cuts of values that are views of leaves.
+        self.views: dict[tuple[int, ...], list[tuple[Box, ...]]] = {}
 
     def tag(self, value: Any, leaves: Iterable[int]) -> None:
         self.keep.append(value)
         self.tags[id(value)] = frozenset(leaves)
 
     def as_whole(self, value: Any) -> Any:
-        if not isinstance(value, _Parted):
+        if not isinstance(value, Parted):
             return value
         self.refused |= value.leaves
-        return value.whole()
+        return value.whole
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         env: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -159,21 +97,25 @@ class _Evaluator:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def layouts(self, shape: tuple[int, ...]) -> list[tuple[int, Bounds]]:
-        """Along which axes and where values of this shape may be cut."""
+    def layouts(self, shape: tuple[int, ...]) -> list[tuple[Box, ...]]:
+        """How values of this shape may be cut."""
         bounds = self.parting.bounds.get(shape[0]) if shape else None
-        return [*([(0, bounds)] if bounds else []), *self.views.get(shape, ())]
+        rows = [tuple(row_boxes(bounds, shape))] if bounds else []
+        return [*rows, *self.views.get(shape, ())]
 
-    def as_view(self, value: _Parted) -> _Parted:
-        """Remembers how it is cut: a gradient in its shape will be cut like it."""
-        known = self.views.setdefault(value.aval.shape, [])
-        if (value.axis, value.bounds) not in known:
-            known.append((value.axis, value.bounds))
+    def made(self, value: Parted) -> Any:
+        """The value, as an array if it is a single piece. Records how it is cut, because values
+        written into zeros of its shape are gradients of it."""
+        shape = value.aval.shape
+        if len(value.pieces) == 1 and is_whole(value.boxes[0], shape):
+            return value.pieces[0].array
+        if value.boxes not in self.layouts(shape) and not value.has_gaps():
+            self.views.setdefault(shape, []).append(value.boxes)
         return value
 
     def is_zero(self, value: Any) -> bool:
         value = self.scalars.get(id(value), value)
-        known = not isinstance(value, jax.core.Tracer | _Parted) and np.ndim(value) == 0
+        known = not isinstance(value, jax.core.Tracer | Parted) and np.ndim(value) == 0
         return known and not np.any(np.asarray(value))
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -182,17 +124,17 @@ class _Evaluator:
         if (made := self.place(eqn, operands)) is not None:
             return [made]
         name = eqn.primitive.name
-        if not any(isinstance(o, _Parted) for o in operands):
+        if not any(isinstance(o, Parted) for o in operands):
             if eqn.primitive is loop_p:
                 return self.loop(eqn, operands)
             of_leaves = any(id(o) in self.tags for o in operands)
-            # The transpose of a call that took rows puts them into zeros.
+            # The transpose of a call that read rows writes them into zeros.
             makes_views = name in _CALLS and any(
                 self.layouts(v.aval.shape) for v in eqn.outvars
             )
             if not makes_views and (not of_leaves or name not in ("cond", *_CALLS, *_REMATS)):
                 return self.plain(eqn, operands)
-        if operands and isinstance(operands[0], _Parted):
+        if operands and isinstance(operands[0], Parted):
             if (outs := self.rearranged(eqn, operands)) is not None:
                 return outs
         if name in ELEMENTWISE:
@@ -220,7 +162,8 @@ class _Evaluator:
         return list(outs) if eqn.primitive.multiple_results else [outs]
 
     def plain(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """No part is involved; what a whole value is made of is remembered."""
+        """Evaluates an equation without parts; records the leaves that its results depend
+        on."""
         outs = self.bind(eqn, operands)
         if eqn.primitive.name in ELEMENTWISE:
             shape = eqn.outvars[0].aval.shape
@@ -238,175 +181,123 @@ class _Evaluator:
 
     # --- Equations on parts ---
 
-    def place(self, eqn: JaxprEqn, operands: list[Any]) -> _Parted | None:
-        """The transpose of what takes rows: rows of a gradient, and zeros around them."""
+    def place(self, eqn: JaxprEqn, operands: list[Any]) -> Any | None:
+        """The transpose of reading rows: rows of a gradient, with zeros around them."""
         aval: Any = eqn.outvars[0].aval if eqn.outvars else None
         layouts = self.layouts(aval.shape) if hasattr(aval, "shape") else []
-        parted = [o for o in operands if isinstance(o, _Parted)]
-        if not layouts or (parted and eqn.primitive.name not in _PLACES):
+        if not layouts or (scattered := scattered_values(eqn, operands, self.is_zero)) is None:
             return None
-        placed = placed_pieces(eqn, operands, self.is_zero) or []
-        pieces = [piece for whole in placed for piece in _pieces_of(whole)]
-        fitting = (
-            (axis, bounds)
-            for axis, bounds in layouts
-            if any(piece.shape[axis] < aval.shape[axis] for piece in pieces)
+        parted = any(isinstance(each.value, Parted) for each in scattered)
+        found = Parted([], aval, frozenset())
+        for each in scattered:
+            value = each.value
+            own = jax.core.ShapedArray(each.shape, aval.dtype)
+            if not isinstance(value, Parted):
+                value = Parted([Piece(whole_box(each.shape), value)], own, frozenset())
+            elif value.aval.shape != each.shape:
+                value = value.reshaped(own)
+            if value is None:
+                return None
+            found += value.scattered(each.places, aval)
+        outside = (
+            common_box(a, b) is None for a in found.boxes for boxes in layouts for b in boxes
         )
-        axis, bounds = next(fitting, (0, None))
-        if bounds is None:
-            return None
-        leaves = frozenset().union(*(o.leaves for o in parted))
-        gaps = _Parted([None] * (len(bounds) - 1), bounds, aval, leaves, axis)
-        parts = [self._placed_part(pieces, gaps, k) for k in range(len(gaps.parts))]
-        return dataclasses.replace(gaps, parts=parts)
-
-    def _placed_part(self, pieces: Sequence[Piece], like: _Parted, k: int) -> Any:
-        axis, begin, end = like.axis, like.bounds[k], like.bounds[k + 1]
-        found = []
-        for piece in pieces:
-            first = piece.starts[axis]
-            start, stop = max(begin, first), min(end, first + piece.shape[axis])
-            if start >= stop:
-                continue
-            value = jnp.reshape(piece.value, piece.shape)
-            value = _rows(value, start - first, stop - first, axis)
-            own = zip(piece.starts, piece.shape, like.aval.shape, strict=True)
-            around = [(at, whole - at - size, 0) for at, size, whole in own]
-            around[axis] = (start - begin, end - stop, 0)
-            found.append((start, value, around))
-        if not found:
-            return None
-        found.sort(key=lambda each: each[0])
-        sides = [c for _, _, around in found for d, c in enumerate(around) if d != axis]
-        covered = sum(value.shape[axis] for _, value, _ in found) == end - begin
-        if covered and not any(low or high for low, high, _ in sides):
-            values = [value for _, value, _ in found]
-            return values[0] if len(values) == 1 else jax.lax.concatenate(values, axis)
-        zero = jnp.zeros((), like.aval.dtype)
-        padded = [jax.lax.pad(value, zero, around) for _, value, around in found]
-        return functools.reduce(jax.lax.add, padded)
+        return self.made(found) if parted or any(outside) else None
 
     def rearranged(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
-        """What takes rows of a value, or gives it another shape; None: something else."""
+        """Equations that read rows of a value or reshape it; None for others."""
         value, *others = operands
-        if any(isinstance(o, _Parted) for o in others):
+        if any(isinstance(o, Parted) for o in others):
             return None
-        aval = eqn.outvars[0].aval
-        if (found := takings(eqn, operands)) is not None:
-            outs = zip(found, eqn.outvars, strict=True)
-            return [self.take(value, taking, v.aval) for taking, v in outs]
-        if (places := moved_axes(eqn)) is not None:
-            permutation = eqn.params["permutation"]
-            moved = value.each(
-                lambda part: jax.lax.transpose(part, permutation),
-                aval=aval,
-                axis=places[value.axis],
-            )
-            return [self.as_view(moved)]
-        reshaped = self.reshape(value, aval) if is_reshape(eqn) else None
-        return None if reshaped is None else [reshaped]
-
-    def reshape(self, value: _Parted, aval: Any) -> _Parted | None:
-        """Of the axes that the cut one becomes the first is cut, between whole units of it."""
-        old, new, axis = value.aval.shape, aval.shape, value.axis
-        before = math.prod(old[:axis])
-        first = next((k for k in range(len(new)) if math.prod(new[:k]) == before), None)
-        while first is not None and first < len(new) and new[first] == 1:
-            first += 1
-        if first is None or first == len(new):
+        avals: list[Any] = [v.aval for v in eqn.outvars]
+        if (found := gathered_places(eqn, operands)) is not None:
+            outs = [value.taken(at, aval) for at, aval in zip(found, avals, strict=True)]
+        elif (permutation := moved_axes(eqn)) is not None:
+            outs = [value.transposed(permutation, avals[0])]
+        elif is_reshape(eqn):
+            outs = [value.reshaped(avals[0])]
+        else:
             return None
-        unit, new_unit = math.prod(old[axis + 1 :]), math.prod(new[first + 1 :])
-        if any(bound * unit % new_unit for bound in value.bounds):
-            return None
-        bounds = tuple(bound * unit // new_unit for bound in value.bounds)
-        made = _Parted([], bounds, aval, value.leaves, first)
-        made.parts = [
-            None if part is None else jax.lax.reshape(part, made.shape(k))
-            for k, part in enumerate(value.parts)
-        ]
-        return self.as_view(made)
+        return None if None in outs else [self.made(o) for o in outs]
 
-    def take(self, value: _Parted, taking: Taking, aval: Any) -> Any:
-        if math.prod(taking.shape) == 0:
-            return jnp.zeros(taking.shape, value.aval.dtype)
-        rows = taking.places[value.axis]
-        if runs(rows) == [(0, value.aval.shape[value.axis])]:
-            shape = tuple(map(len, taking.places))
-            cut = value.each(
-                lambda part: _take_along(part, taking.places, value.axis),
-                aval=jax.core.ShapedArray(shape, value.aval.dtype),
-            )
-            made = self.reshape(cut, aval)
-            return jnp.reshape(self.as_whole(cut), taking.shape) if made is None else made
-        if len(rows) == value.aval.shape[value.axis]:  # all, in another order
-            return _take_along(self.as_whole(value), taking.places, -1)
-        pieces = []
-        for start, stop in runs(rows):
-            for k, (begin, end) in enumerate(zip(value.bounds, value.bounds[1:], strict=False)):
-                first, last = max(begin, start), min(end, stop)
-                if first < last:
-                    piece = _rows(value.part(k), first - begin, last - begin, value.axis)
-                    pieces.append(_take_along(piece, taking.places, value.axis))
-        if len(pieces) == 1:
-            return jnp.reshape(pieces[0], taking.shape)
-        # Of several parts: still by parts, for who takes some of it again. That it is used
-        # whole is no reason to keep the leaf whole.
-        ends = np.cumsum([0, *(piece.shape[value.axis] for piece in pieces)]).tolist()
-        shape = tuple(map(len, taking.places))
-        whole = jax.core.ShapedArray(shape, value.aval.dtype)
-        some = _Parted(pieces, tuple(ends), whole, frozenset(), value.axis)
-        made = self.reshape(some, aval)
-        return jnp.reshape(some.whole(), taking.shape) if made is None else made
-
-    def _part_of(self, value: Any, like: _Parted, k: int) -> Any:
-        """What of an operand meets part k of `like`."""
-        if isinstance(value, _Parted):
-            return value.part(k)
+    def _part_of(self, value: Any, box: Box) -> Any:
+        """The part of an operand in a box."""
+        if isinstance(value, Parted):
+            return value.within(box)
         if jnp.shape(value) == ():
             return value
         if id(value) in self.scalars:
-            return jnp.broadcast_to(self.scalars[id(value)], like.shape(k))
+            return jnp.broadcast_to(self.scalars[id(value)], sizes(box))
         self.wanted |= self.tags.get(id(value), frozenset())
-        return _rows(value, like.bounds[k], like.bounds[k + 1], like.axis)
+        return Piece(whole_box(value.shape), value).cut(box, box).array
 
-    def elementwise(self, eqn: JaxprEqn, operands: list[Any]) -> _Parted | Any:
-        parted = [o for o in operands if isinstance(o, _Parted)]
-        like = parted[0]
-        aval = eqn.outvars[0].aval
-        shapes = {jnp.shape(o) for o in operands if not isinstance(o, _Parted)}
-        cuts = {(o.axis, o.bounds) for o in parted}
-        if len(cuts) > 1 or not shapes <= {(), aval.shape}:
+    def boxes_for(self, values: Sequence[Parted]) -> tuple[Box, ...] | None:
+        """A common cut of operands over the whole array; None if their rows differ."""
+        owners = {o.boxes for o in values if o.leaves} or {values[0].boxes}
+        if len(owners) == 1 and not any(o.has_gaps() for o in values if o.boxes in owners):
+            return owners.pop()
+        layouts = self.layouts(values[0].aval.shape)
+        fitting = [boxes for boxes in layouts if all(_fits(own, boxes) for own in owners)]
+        if not fitting and not any(o.leaves for o in values):
+            fitting = layouts
+        return fitting[0] if fitting else None
+
+    def in_rows(self, value: Any) -> Any:
+        """A loop's result, cut like the leaves of its shape, if there are any."""
+        bounds = None
+        if isinstance(value, Parted):
+            bounds = self.parting.bounds.get(value.aval.shape[0])
+        if bounds is None:
+            return value
+        boxes = row_boxes(bounds, value.aval.shape)
+        some = [b for b in boxes if any(common_box(b, own) for own in value.boxes)]
+        return value.cut_at(some)
+
+    def by_rows(self, value: Any) -> Any:
+        """The step's result with all rows, in order."""
+        if not isinstance(value, Parted):
+            return value
+        shape = value.aval.shape
+        rows = value.of(sorted(value.pieces, key=lambda piece: piece.box[0][0]))
+        bounds = _row_bounds(rows)
+        if list(rows.boxes) == row_boxes(bounds, shape) and bounds[-1] == shape[0]:
+            return rows
+        known = self.parting.bounds.get(shape[0])
+        return value.cut_at(row_boxes(known, shape)) if known else value.whole
+
+    def elementwise(self, eqn: JaxprEqn, operands: list[Any]) -> Any:
+        parted = [o for o in operands if isinstance(o, Parted)]
+        aval: Any = eqn.outvars[0].aval
+        if eqn.primitive.name in _KEEPS_ZEROS and len(parted) == len(operands):
+            if len(operands) == 2:
+                return self.made(parted[0] + parted[1])
+            changed = [Piece(p.box, self.bind(eqn, [p.array])[0]) for p in parted[0].pieces]
+            return parted[0].of(changed, aval)
+        shapes = {jnp.shape(o) for o in operands if not isinstance(o, Parted)}
+        boxes = self.boxes_for(parted)
+        if boxes is None or not shapes <= {(), aval.shape}:
             return self.bind(eqn, [self.as_whole(o) for o in operands])[0]
-        leaves = frozenset().union(*(o.leaves for o in parted))
-        parts: list[Any] = []
-        for k in range(len(like.parts)):
-            if eqn.primitive.name in ("add_any", "convert_element_type", "neg", "copy"):
-                present = [o for o in parted if o.parts[k] is not None]
-                if not present and len(parted) == len(operands):
-                    parts.append(None)
-                    continue
-                if len(present) == 1 and len(operands) == len(parted) == 2:
-                    parts.append(present[0].parts[k])
-                    continue
-            inputs = [self._part_of(o, like, k) for o in operands]
-            parts.append(self.bind(eqn, inputs)[0])
-        return _Parted(parts, like.bounds, aval, leaves, like.axis)
+        pieces = []
+        for box in boxes:
+            inputs = [self._part_of(o, box) for o in operands]
+            pieces.append(Piece(box, self.bind(eqn, inputs)[0]))
+        return Parted(pieces, aval, frozenset().union(*(o.leaves for o in parted)))
 
-    def reduce(self, eqn: JaxprEqn, value: _Parted) -> Any:
-        aval = eqn.outvars[0].aval
-        sums = eqn.primitive.name == "reduce_sum"  # parts of zeros add nothing
-        if value.axis not in eqn.params["axes"]:
-            full = value if sums else _without_gaps(value)
-            axis = value.axis - sum(axis < value.axis for axis in eqn.params["axes"])
-            return full.each(lambda part: self.bind(eqn, [part])[0], aval=aval, axis=axis)
-        parts = [
-            self.bind(eqn, [value.part(k)])[0]
-            for k, part in enumerate(value.parts)
-            if part is not None or not sums
-        ]
-        if not parts:
+    def reduce(self, eqn: JaxprEqn, value: Parted) -> Any:
+        aval: Any = eqn.outvars[0].aval
+        combine, axes = _REDUCTIONS[eqn.primitive.name], eqn.params["axes"]
+        if eqn.primitive.name != "reduce_sum":  # zeros add nothing
+            value = value.cut_at(self.boxes_for([value]) or [whole_box(value.aval.shape)])
+        found: dict[Box, Any] = {}
+        for piece in value.pieces:
+            box = tuple(own for axis, own in enumerate(piece.box) if axis not in axes)
+            (part,) = self.bind(eqn, [piece.array])
+            found[box] = combine(found[box], part) if box in found else part
+        if any(common_box(a, b) for a, b in itertools.combinations(found, 2)):
+            return self.bind(eqn, [self.as_whole(value)])[0]
+        if not found:
             return jnp.zeros(aval.shape, aval.dtype)
-        return functools.reduce(_REDUCTIONS[eqn.primitive.name], parts)
+        return self.made(value.of((Piece(b, a) for b, a in found.items()), aval))
 
     def barrier(self, operands: list[Any]) -> list[Any]:
         flat, make = _flatten(operands)
@@ -415,47 +306,41 @@ class _Evaluator:
     def cond(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         index, *rest = operands
         flat, make = _flatten(rest)
-        found: list[list[Any]] = []  # what each branch gives
+        found: list[list[Any]] = []  # results of each branch
 
-        def run_branch(branch: ClosedJaxpr, cut: Sequence[Any], *args: Any) -> list[Any]:
+        def run_branch(branch: ClosedJaxpr, cut: Sequence[Any] | None, *args: Any) -> list[Any]:
             given = make(args)
             self.same_origins(rest, given)
             outs = self.run(branch.jaxpr, branch.consts, given)
-            outs = [self.cut_like(o, like) for o, like in zip(outs, cut, strict=True)]
+            if cut is not None:
+                outs = [self.cut_like(o, like) for o, like in zip(outs, cut, strict=True)]
             found.append(outs)
             return _flatten(outs)[0]
 
-        def branches(cut: Sequence[Any]) -> list[Callable[..., Any]]:
+        def branches(cut: Sequence[Any] | None) -> list[Callable[..., Any]]:
             return [functools.partial(run_branch, b, cut) for b in eqn.params["branches"]]
 
-        # What one branch gives by parts all must give so: once to see, once to do it.
-        for branch in branches([None] * len(eqn.outvars)):
+        # All branches must return the same results in parts: one pass finds them, one converts.
+        for branch in branches(None):
             jax.eval_shape(branch, *flat)
-        cut = []
-        for outs in zip(*found, strict=True):
-            parted = [o for o in outs if isinstance(o, _Parted)]
+        cut: list[Any] = []
+        for outs, v in zip(zip(*found, strict=True), eqn.outvars, strict=True):
+            parted = [o for o in outs if isinstance(o, Parted)]
             leaves = frozenset().union(*(o.leaves for o in parted))
-            gaps = [None] * (len(parted[0].parts) if parted else 0)
-            cut.append(
-                dataclasses.replace(parted[0], parts=gaps, leaves=leaves) if parted else None
-            )
-        results = iter(jax.lax.switch(index, branches(cut), *flat))
-        return [
-            next(results)
-            if like is None
-            else dataclasses.replace(like, parts=[next(results) for _ in like.parts])
-            for like in cut
-        ]
+            boxes = self.boxes_for(parted) if parted else None
+            gaps = [Piece(box, None) for box in boxes or ()]
+            cut.append(Parted(gaps, v.aval, leaves) if boxes else None)
+        return _by_layout(jax.lax.switch(index, branches(cut), *flat), cut)
 
     def traced(
         self,
         jaxpr: Jaxpr,
         operands: Sequence[Any],
         *more: Any,
-        parted: Sequence[bool] | None = None,
+        added: Sequence[bool] | None = None,
     ) -> tuple[ClosedJaxpr, list[Any]]:
-        """A jaxpr on the parts of its operands, then on `more`; and what it gives, by parts
-        of which some are zeros and no result. `parted`: which results may be so."""
+        """A jaxpr on the parts of its operands and on `more`, with its results in parts.
+        `added`: which results of a loop are sums; only these are in parts."""
         flat, make = _flatten(operands)
         layouts: list[Any] = []
 
@@ -464,9 +349,11 @@ class _Evaluator:
             given = make([x if constant(x) is not None else arg for x, arg in pairs])
             self.same_origins(operands, given)
             outs = self.run(jaxpr, (), [*given, *args[len(flat) :]])
-            may = [True] * len(outs) if parted is None else parted
-            layouts[:] = [o if m else self.as_whole(o) for o, m in zip(outs, may, strict=True)]
-            return [x for o in layouts for x in _present(o)]
+            if added is not None:
+                pairs = zip(outs, added, strict=True)
+                outs = [self.in_rows(o) if sums else self.as_whole(o) for o, sums in pairs]
+            layouts[:] = outs
+            return _flatten(outs)[0]
 
         closed = jax.make_jaxpr(run)(*(_struct(jax.typeof(x)) for x in flat), *more)
         return closed, layouts
@@ -477,12 +364,11 @@ class _Evaluator:
         flat = [*closed.consts, *_flatten(operands)[0]]
         return _by_layout(self.bind(eqn, flat, jaxpr=jaxpr), layouts)
 
-    def cut_like(self, value: Any, like: _Parted | None) -> Any:
-        """The value by the parts of `like`, without gaps."""
+    def cut_like(self, value: Any, like: Parted | None) -> Any:
+        """The value cut into the parts of `like`, without gaps; None: whole."""
         if like is None:
-            return value
-        parts = [self._part_of(value, like, k) for k in range(len(like.parts))]
-        return dataclasses.replace(like, parts=parts)
+            return self.as_whole(value)
+        return like.of(Piece(box, self._part_of(value, box)) for box in like.boxes)
 
     def same_origins(self, old: Sequence[Any], new: Sequence[Any]) -> None:
         """Inside another trace values are made of the leaves that they were made of."""
@@ -495,20 +381,30 @@ class _Evaluator:
         operations = params["operations"]
         index = jax.ShapeDtypeStruct((), jnp.int32)
         added = [isinstance(operation, Add) for operation in operations]
-        body, layouts = self.traced(params["body"].jaxpr, operands, index, parted=added)
+        body, layouts = self.traced(params["body"].jaxpr, operands, index, added=added)
         jaxpr = without_constants(drop_unused(body.jaxpr))
         pairs = zip(layouts, operations, strict=True)
         new_params = {
             **params,
             "body": ClosedJaxpr(jaxpr, ()),
-            "operations": tuple(op for o, op in pairs for _ in _present(o)),
+            "operations": tuple(op for o, op in pairs for _ in _arrays_of(o)),
         }
         flat = [*body.consts, *_flatten(operands)[0]]
         return _by_layout(loop_p.bind(*flat, **new_params), layouts)
 
 
+def _fits(own: Sequence[Box], boxes: Sequence[Box]) -> bool:
+    """Whether each box is in one of `boxes`."""
+    return all(any(common_box(a, b) == a for b in boxes) for a in own)
+
+
+def _row_bounds(value: Parted) -> Bounds:
+    """The rows at which its pieces end."""
+    return (0, *(box[0][-1] + 1 for box in value.boxes))
+
+
 def _by_layout(arrays: Sequence[Any], layouts: Sequence[Any]) -> list[Any]:
-    """Arrays as the values whose present parts they are."""
+    """Packs arrays into values with these pieces."""
     return _flatten(layouts)[1](arrays)
 
 
@@ -516,36 +412,24 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _present(value: Any) -> list[Any]:
-    """The arrays that a value is: parts of zeros are none."""
-    if not isinstance(value, _Parted):
-        return [value]
-    return [p for p in value.parts if p is not None]
-
-
-def _without_gaps(value: Any) -> Any:
-    if not isinstance(value, _Parted):
-        return value
-    parts = [value.part(k) for k in range(len(value.parts))]
-    return dataclasses.replace(value, parts=parts)
+def _arrays_of(value: Any) -> list[Any]:
+    return [p.array for p in value.pieces] if isinstance(value, Parted) else [value]
 
 
 def _flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Arrays in place of parted values, and what makes such values of such arrays."""
+    """The arrays of parted values, and a function that rebuilds the values from arrays."""
     values = list(values)
 
     def make(arrays: Sequence[Any]) -> list[Any]:
         rest = iter(arrays)
-        made: list[Any] = []
-        for v in values:
-            if isinstance(v, _Parted):
-                parts = [None if p is None else next(rest) for p in v.parts]
-                made.append(dataclasses.replace(v, parts=parts))
-            else:
-                made.append(next(rest))
-        return made
+        return [
+            dataclasses.replace(v, pieces=[Piece(box, next(rest)) for box in v.boxes])
+            if isinstance(v, Parted)
+            else next(rest)
+            for v in values
+        ]
 
-    return [x for v in values for x in _present(v)], make
+    return [x for v in values for x in _arrays_of(v)], make
 
 
 # --- The step ---------------------------------------------------------------------------
@@ -553,9 +437,9 @@ def _flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]]
 
 @dataclasses.dataclass
 class PartedStep:
-    """A step whose stacked leaves are several arguments and results.
+    """A step whose stacked leaves are split into several arguments and results.
 
-    `arguments`, `results`: for each of the step's own the bounds of its parts, or None.
+    `arguments`, `results`: for each of the step's own, the bounds of its parts or None.
     """
 
     closed: ClosedJaxpr
@@ -566,8 +450,9 @@ class PartedStep:
 def part_step(
     closed: ClosedJaxpr, may_cut: Sequence[bool]
 ) -> tuple[PartedStep | None, dict[int, str | None]]:
-    """The step with the leaves that stages take rows of by parts, None if there are none; and
-    the leaves that stay whole though several stages take rows of them, each with a line."""
+    """The step with the leaves whose rows stages read split into parts, or None if there are
+    none; and the leaves that stay whole although several stages read rows of them, each with a
+    line."""
     parting, lines = find_parting(closed, may_cut)
     refused: set[int] = set()
     while parting.leaves:
@@ -578,12 +463,12 @@ def part_step(
             refused |= evaluator.refused
             if not parting.leaves & refused:
                 return found, {k: v for k, v in lines.items() if k not in parting.leaves}
-        parting = Parting(parting.bounds, (parting.leaves | more) - refused)
+        parting = LeafCuts(parting.bounds, (parting.leaves | more) - refused)
     return None, lines
 
 
 def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJaxpr:
-    """The step that gives the rows within these bounds as results of their own."""
+    """The step that returns the rows within these bounds as separate results."""
 
     def cut(*wholes: Any) -> list[Any]:
         results: list[Any] = []
@@ -591,7 +476,7 @@ def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJ
             if at is None:
                 results.append(whole)
             else:
-                results += [_rows(whole, a, b) for a, b in zip(at, at[1:], strict=False)]
+                results += [whole[a:b] for a, b in itertools.pairwise(at)]
         return results
 
     structs = map(_struct, closed.out_avals)
@@ -621,12 +506,12 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
                 args.append(next(rest))
                 evaluator.tag(args[-1], [k])
             else:
-                parts = [next(rest) for _ in bounds[1:]]
-                args.append(_Parted(parts, bounds, v.aval, frozenset([k])))
-        outs = evaluator.run(jaxpr, closed.consts, args)
-        outs = [o.whole() if isinstance(o, _Parted) and o.axis != 0 else o for o in outs]
-        results.extend(o.bounds if isinstance(o, _Parted) else None for o in outs)
-        return _flatten([_without_gaps(o) for o in outs])[0]
+                boxes = row_boxes(bounds, v.aval.shape)
+                pieces = [Piece(box, next(rest)) for box in boxes]
+                args.append(Parted(pieces, v.aval, frozenset([k])))
+        outs = [evaluator.by_rows(o) for o in evaluator.run(jaxpr, closed.consts, args)]
+        results.extend(_row_bounds(o) if isinstance(o, Parted) else None for o in outs)
+        return _flatten(outs)[0]
 
     made = jax.make_jaxpr(run)(*structs)
     return PartedStep(ClosedJaxpr(drop_unused(made.jaxpr), made.consts), arguments, results)

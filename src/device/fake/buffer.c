@@ -187,23 +187,6 @@ jpp_status_t* fake_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
   return NULL;
 }
 
-jpp_status_t* fake_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
-                               size_t* out_bytes) {
-  const fake_value_t* value = NULL;
-  JPP_RETURN_IF_ERROR(buffer_value(base, buffer, "size on the device", &value));
-  *out_bytes =
-      jpp_dtype_device_bytes(value->shape.dtype, fake_shape_elements(&value->shape));
-  return NULL;
-}
-
-jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
-                                  void** out_pointer) {
-  const fake_value_t* value = NULL;
-  JPP_RETURN_IF_ERROR(buffer_value(base, buffer, "device pointer", &value));
-  *out_pointer = value->data;
-  return NULL;
-}
-
 jpp_status_t* fake_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
                                void** out_pointer) {
   fake_client_t* client = fake_client(base);
@@ -260,13 +243,4 @@ jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_foreign_memory_t*
   jpp_status_t* status = borrow_locked(client, foreign, out_buffer);
   pthread_mutex_unlock(&client->mutex);
   return status;
-}
-
-jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
-                                     bool* out_deleted) {
-  fake_client_t* client = fake_client(base);
-  pthread_mutex_lock(&client->mutex);
-  *out_deleted = ((fake_handle_t*)buffer)->state != FAKE_LIVE;
-  pthread_mutex_unlock(&client->mutex);
-  return NULL;
 }

@@ -1,18 +1,14 @@
 // The arithmetic of the fake device, element by element in a fixed order, so that a test
 // can tell from the rounding in which order terms were added.
+#include "base/hash.h"
 #include "device/fake/fake.h"
 
-// FNV-1a over the bits of every element, argument by argument.
-static const uint64_t kHashStart = 0xcbf29ce484222325u;
-
+// Over the bits of every element, argument by argument.
 static uint64_t hash_args(uint64_t hash, const fake_result_t* result,
                           fake_value_t* const* args) {
   for (uint32_t a = 0; a < result->arg_count; ++a) {
     const fake_value_t* value = args[result->args[a]];
-    const unsigned char* bytes = value->data;
-    for (size_t i = 0; i < value->bytes; ++i) {
-      hash = (hash ^ bytes[i]) * 0x100000001b3u;
-    }
+    hash = jpp_hash_bytes(hash, value->data, value->bytes);
   }
   return hash;
 }
@@ -41,7 +37,7 @@ void fake_result_compute(const fake_result_t* result, fake_value_t* const* args,
   float* data = output->data;
   size_t count = fake_shape_elements(&output->shape);
   bool hash = result->op == FAKE_HASH;
-  float hashed = hash ? hash_number(hash_args(kHashStart, result, args)) : 0;
+  float hashed = hash ? hash_number(hash_args(JPP_HASH_START, result, args)) : 0;
   for (size_t i = 0; i < count; ++i) {
     data[i] = hash ? hashed : combine_elements(result, args, i);
   }
@@ -51,7 +47,7 @@ void fake_collective_compute(const fake_result_t* result, uint32_t count,
                              fake_value_t* const* const* args, fake_value_t* output) {
   float* data = output->data;
   size_t elements = fake_shape_elements(&output->shape);
-  uint64_t hash = kHashStart;
+  uint64_t hash = JPP_HASH_START;
   for (uint32_t p = 0; p < count; ++p) {
     if (result->op == FAKE_ALL_HASH) {
       hash = hash_args(hash, result, args[p]);

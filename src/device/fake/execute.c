@@ -151,7 +151,7 @@ static jpp_status_t* check_result_args_locked(const fake_result_t* result,
   return NULL;
 }
 
-// What is donated is given once, and nobody else looks at it.
+// A donated argument must be passed once and have no other reader.
 static jpp_status_t* check_donations(const fake_program_t* program,
                                      jpp_buffer_t* const* args) {
   for (uint32_t d = 0; d < program->donate_count; ++d) {

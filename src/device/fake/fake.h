@@ -29,7 +29,7 @@ typedef struct fake_value {
   fake_completion_t* completion;  // one reference
   size_t bytes;
   void* data;
-  void (*release)(void* memory, void* user);  // not NULL: `data` is somebody else's
+  void (*release)(void* memory, void* user);  // not NULL: `data` is foreign memory
   void* user;                                 // of `release`
 } fake_value_t;
 
@@ -163,17 +163,11 @@ jpp_status_t* fake_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
                                       jpp_event_t** out_event);
 jpp_status_t* fake_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
                                 jpp_buffer_shape_t* out_shape);
-jpp_status_t* fake_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
-                               size_t* out_bytes);
-jpp_status_t* fake_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
-                                  void** out_pointer);
 jpp_status_t* fake_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
                                void** out_pointer);
 void fake_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
 jpp_status_t* fake_buffer_borrow(jpp_client_t* base, const jpp_foreign_memory_t* foreign,
                                  jpp_buffer_t** out_buffer);
-jpp_status_t* fake_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
-                                     bool* out_deleted);
 jpp_status_t* fake_event_await(jpp_client_t* base, jpp_event_t* event);
 jpp_status_t* fake_event_is_ready(jpp_client_t* base, jpp_event_t* event,
                                   bool* out_ready);

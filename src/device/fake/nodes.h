@@ -24,7 +24,7 @@ typedef struct fake_rendezvous {
   fake_task_t** tasks;  // of each device, NULL before it has come and once it is done
   struct fake_value* const** args;  // of each partition, once all have come
   uint32_t arrived;
-  jpp_status_t* error;  // why it can not take place; all its tasks fail with that
+  jpp_status_t* error;  // why it cannot take place; all its tasks fail with that
 } fake_rendezvous_t;
 
 typedef struct fake_job {

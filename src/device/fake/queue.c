@@ -84,7 +84,7 @@ static fake_task_t* queue_take_locked(fake_client_t* client) {
   return NULL;
 }
 
-// Of a client without workers: runs what can run.
+// Runs every task that is ready; for a client without workers.
 static void queue_drain(fake_client_t* client) {
   for (;;) {
     pthread_mutex_lock(&client->mutex);

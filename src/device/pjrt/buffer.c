@@ -35,9 +35,12 @@ static jpp_status_t* buffer_dims(const PJRT_Api* api, PJRT_Buffer* buffer,
 
 jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
                                     const char* doing) {
-  bool deleted = false;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_is_deleted(base, buffer, &deleted));
-  if (!deleted) return NULL;
+  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Buffer_IsDeleted, args);
+  args.buffer = (PJRT_Buffer*)buffer;
+  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_IsDeleted(&args),
+                                      JPP_INVALID_ARGUMENT, "deletion state"));
+  if (!args.is_deleted) return NULL;
   return jpp_status_make(JPP_DONATED_ERROR,
                          "%s: the buffer was donated or deleted before", doing);
 }
@@ -134,49 +137,5 @@ jpp_status_t* jpp_pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
   *out_shape = (jpp_buffer_shape_t){.dtype = jpp_pjrt_type_to_dtype(type.type),
                                     .rank = (uint32_t)dims.num_dims,
                                     .dims = dims.dims};
-  return NULL;
-}
-
-jpp_status_t* jpp_pjrt_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
-                                   size_t* out_bytes) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
-  JPP_PJRT_ARGS(Buffer_OnDeviceSizeInBytes, args);
-  args.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_OnDeviceSizeInBytes(&args),
-                                      JPP_INVALID_ARGUMENT, "size on the device"));
-  *out_bytes = args.on_device_size_in_bytes;
-  return NULL;
-}
-
-// Two calls exist for this; a plugin may have either.
-jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
-                                      void** out_pointer) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_check(base, buffer, "device pointer"));
-  JPP_PJRT_ARGS(Buffer_UnsafePointer, unsafe);
-  unsafe.buffer = (PJRT_Buffer*)buffer;
-  PJRT_Error* error = api->PJRT_Buffer_UnsafePointer(&unsafe);
-  if (!error) {
-    *out_pointer = (void*)unsafe.buffer_pointer;
-    return NULL;
-  }
-  jpp_pjrt_ignore(api, error);
-  JPP_PJRT_ARGS(Buffer_OpaqueDeviceMemoryDataPointer, opaque);
-  opaque.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(
-      jpp_pjrt_status(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&opaque),
-                      JPP_UNSUPPORTED, "device pointer"));
-  *out_pointer = opaque.device_memory_ptr;
-  return NULL;
-}
-
-jpp_status_t* jpp_pjrt_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
-                                         bool* out_deleted) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
-  JPP_PJRT_ARGS(Buffer_IsDeleted, args);
-  args.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_IsDeleted(&args),
-                                      JPP_INVALID_ARGUMENT, "deletion state"));
-  *out_deleted = args.is_deleted;
   return NULL;
 }

@@ -3,7 +3,7 @@
 // write there; what is borrowed is a view.
 #include "device/pjrt/pjrt.h"
 
-// Whether the last dimension lies fastest, as for everybody who is told no layout.
+// Whether the last dimension varies fastest, as a reader without a layout assumes.
 static bool is_dense(const PJRT_Buffer_MemoryLayout* layout) {
   if (layout->type != PJRT_Buffer_MemoryLayout_Type_Tiled) return false;
   const PJRT_Buffer_MemoryLayout_Tiled* tiled = &layout->tiled;
@@ -22,7 +22,7 @@ static jpp_status_t* check_layout(const PJRT_Api* api, PJRT_Buffer* buffer) {
                                       JPP_UNSUPPORTED, "memory layout"));
   if (is_dense(&args.layout)) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED,
-                         "lend: expected a buffer whose last dimension lies fastest");
+                         "lend: expected a buffer whose last dimension varies fastest");
 }
 
 static jpp_status_t* hold(jpp_pjrt_client_t* client, PJRT_Buffer* buffer) {
@@ -71,7 +71,8 @@ jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
   if (client->api->struct_size <
           PJRT_STRUCT_SIZE(PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer) ||
       !client->api->PJRT_Client_CreateViewOfDeviceBuffer) {
-    return jpp_status_make(JPP_UNSUPPORTED, "borrow: this plugin makes no views");
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "borrow: the plugin does not support views of foreign memory");
   }
   JPP_PJRT_ARGS(Client_CreateViewOfDeviceBuffer, args);
   args.client = client->client;

@@ -18,7 +18,7 @@ typedef struct jpp_pjrt_client {
   PJRT_Device* const* devices;  // addressable; the plugin's, as long as the client
   jpp_key_value_store_t store;  // the plugin has its address
   jpp_arena_t arena;            // names in base.info
-  // Of every buffer's external references: plugins keep them in a list without a lock.
+  // Guards the external references of all buffers, which plugins list without a lock.
   pthread_mutex_t loans;
 } jpp_pjrt_client_t;
 
@@ -38,7 +38,7 @@ jpp_status_t* jpp_pjrt_plugin_load(const char* path, const PJRT_Api** out_api);
 jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
                               jpp_status_code_t code, const char* doing);
 PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error);
-// For calls whose failure nobody can act on.
+// For calls whose failure the caller cannot handle.
 void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
 
 // store.c: has the plugin use the store, which stays where it is.
@@ -88,18 +88,12 @@ jpp_status_t* jpp_pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buff
                                           jpp_event_t** out_event);
 jpp_status_t* jpp_pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
                                     jpp_buffer_shape_t* out_shape);
-jpp_status_t* jpp_pjrt_buffer_size(jpp_client_t* base, jpp_buffer_t* buffer,
-                                   size_t* out_bytes);
-jpp_status_t* jpp_pjrt_buffer_pointer(jpp_client_t* base, jpp_buffer_t* buffer,
-                                      void** out_pointer);
 jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
                                    void** out_pointer);
 void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
 jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
                                      const jpp_foreign_memory_t* foreign,
                                      jpp_buffer_t** out_buffer);
-jpp_status_t* jpp_pjrt_buffer_is_deleted(jpp_client_t* base, jpp_buffer_t* buffer,
-                                         bool* out_deleted);
 
 jpp_status_t* jpp_pjrt_event_await(jpp_client_t* base, jpp_event_t* event);
 jpp_status_t* jpp_pjrt_event_is_ready(jpp_client_t* base, jpp_event_t* event,

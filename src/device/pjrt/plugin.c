@@ -10,7 +10,7 @@
 // Before 0.57 the table of functions had another order; every function this driver calls
 // is in it since then (xla/pjrt/c/CHANGELOG.md).
 #define PJRT_MINOR_NEEDED 57
-// The table up to the last function that this driver can not do without.
+// The table up to the last function that this driver needs.
 #define PJRT_API_BYTES_NEEDED \
   PJRT_STRUCT_SIZE(PJRT_Api, PJRT_Buffer_OpaqueDeviceMemoryDataPointer)
 

@@ -3,6 +3,7 @@
 
 #include "base/null.h"
 #include "base/str.h"
+#include "base/struct_size.h"
 #include "schedule/builtin/builder.h"
 #include "schedule/schedule.h"
 
@@ -10,6 +11,11 @@ typedef struct built_in {
   jpp_schedule_info_t info;
   const jpp_schedule_builder_t* builder;
 } built_in_t;
+
+static const jpp_schedule_params_t kFourStages = {
+    .struct_size = sizeof(kFourStages), .stages = 4, .ranks = 4, .microbatches = 8};
+static const jpp_schedule_params_t kEightStages = {
+    .struct_size = sizeof(kEightStages), .stages = 8, .ranks = 4, .microbatches = 8};
 
 // All that is said of a schedule outside its own file. Tests ask for the golden file, the
 // docs and the Python class of every row.
@@ -19,7 +25,7 @@ static const built_in_t kBuiltIns[] = {
               .help = "all forwards, then all backwards; one stage per rank",
               .paper = "1811.06965",
               .stages_a_rank = 1,
-              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+              .example = &kFourStages},
      .builder = &jpp_schedule_gpipe},
     {.info = {.name = "1f1b",
               .class_name = "Std1F1B",
@@ -27,7 +33,7 @@ static const built_in_t kBuiltIns[] = {
                       "rank r keeps at most stages - r microbatches",
               .paper = "2006.09503",
               .stages_a_rank = 1,
-              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+              .example = &kFourStages},
      .builder = &jpp_schedule_1f1b},
     {.info = {.name = "eager-1f1b",
               .class_name = "Eager1F1B",
@@ -35,7 +41,7 @@ static const built_in_t kBuiltIns[] = {
                       "about twice the memory",
               .paper = "2211.05322",
               .stages_a_rank = 1,
-              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+              .example = &kFourStages},
      .builder = &jpp_schedule_eager_1f1b},
     {.info = {.name = "interleaved-1f1b",
               .class_name = "Interleaved1F1B",
@@ -44,14 +50,14 @@ static const built_in_t kBuiltIns[] = {
               .paper = "2104.04473",
               .stages_a_rank = 0,
               .can_fuse = true,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_interleaved_1f1b},
     {.info = {.name = "interleaved-gpipe",
               .class_name = "InterleavedGPipe",
               .help = "all forwards, then all backwards; several stages per rank",
               .paper = "2104.04473",
               .stages_a_rank = 0,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_interleaved_gpipe},
     {.info = {.name = "breadth-first",
               .class_name = "BreadthFirst",
@@ -59,7 +65,7 @@ static const built_in_t kBuiltIns[] = {
                       "weight fetches",
               .paper = "2211.05953",
               .stages_a_rank = 0,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_breadth_first},
     {.info = {.name = "kimi-k2",
               .class_name = "KimiK2",
@@ -67,7 +73,7 @@ static const built_in_t kBuiltIns[] = {
               .paper = "2507.20534",
               .stages_a_rank = 0,
               .can_fuse = true,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_kimi_k2},
     {.info = {.name = "zb-h1",
               .class_name = "ZeroBubble",
@@ -75,7 +81,7 @@ static const built_in_t kBuiltIns[] = {
                       "backward in two parts",
               .paper = "2401.10241",
               .stages_a_rank = 1,
-              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+              .example = &kFourStages},
      .builder = &jpp_schedule_zb_h1},
     {.info = {.name = "zb-h2",
               .class_name = "ZeroBubbleH2",
@@ -83,42 +89,42 @@ static const built_in_t kBuiltIns[] = {
                       "no bubble inside a rank, twice the memory",
               .paper = "2401.10241",
               .stages_a_rank = 1,
-              .example = {.stages = 4, .ranks = 4, .microbatches = 8}},
+              .example = &kFourStages},
      .builder = &jpp_schedule_zb_h2},
     {.info = {.name = "interleaved-zb",
               .class_name = "InterleavedZeroBubble",
               .help = "interleaved-1f1b whose weight gradients fill the bubbles",
               .paper = "2401.10241",
               .stages_a_rank = 0,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_interleaved_zb},
     {.info = {.name = "zb-v",
               .class_name = "ZeroBubbleV",
               .help = "zero bubble in a V; the memory of 1f1b, the same on every rank",
               .paper = "2401.10241",
               .stages_a_rank = 2,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_zb_v},
     {.info = {.name = "v-half",
               .class_name = "VHalf",
               .help = "zero bubble in a V with half of 1f1b's memory",
               .paper = "2405.15362",
               .stages_a_rank = 2,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_v_half},
     {.info = {.name = "v-min",
               .class_name = "VMin",
               .help = "zero bubble in a V with a third of 1f1b's memory",
               .paper = "2405.15362",
               .stages_a_rank = 2,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_v_min},
     {.info = {.name = "dualpipe-v",
               .class_name = "DualPipeV",
               .help = "two stages per rank in a V, forwards overlapped with backwards",
               .paper = "DeepSeek-AI 2025",
               .stages_a_rank = 2,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_dualpipe_v},
     {.info = {.name = "v-1f1b",
               .class_name = "V1F1B",
@@ -126,7 +132,7 @@ static const built_in_t kBuiltIns[] = {
                       "bubbles a third smaller than 1f1b's",
               .paper = "2405.15362",
               .stages_a_rank = 2,
-              .example = {.stages = 8, .ranks = 4, .microbatches = 8}},
+              .example = &kEightStages},
      .builder = &jpp_schedule_v_1f1b},
 };
 enum { kBuiltInCount = sizeof(kBuiltIns) / sizeof(*kBuiltIns) };
@@ -268,8 +274,10 @@ jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages, uint32_t ran
   const built_in_t* built_in = find_built_in(name);
   if (!built_in) return unknown_name(name);
   // No schedule needs more microbatches than it has stages.
-  jpp_schedule_params_t params = {
-      .stages = stages, .ranks = ranks, .microbatches = stages};
+  jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                  .stages = stages,
+                                  .ranks = ranks,
+                                  .microbatches = stages};
   return built_in->builder->check(built_in->info.name, &params);
 }
 
@@ -284,6 +292,10 @@ jpp_status_t* jpp_schedule_build(const char* name, const jpp_schedule_params_t* 
                                  jpp_schedule_t** out_schedule) {
   JPP_RETURN_IF_NULL(params, out_schedule);
   *out_schedule = NULL;
+  jpp_schedule_params_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_schedule_params_t, fuse_steady_state, params, &full));
+  params = &full;
   const built_in_t* built_in = find_built_in(name);
   if (!built_in) return unknown_name(name);
   JPP_RETURN_IF_ERROR(check_fuse(&built_in->info, params->fuse_steady_state));

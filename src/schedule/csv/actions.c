@@ -105,7 +105,7 @@ static jpp_status_t* check_send(const prover_t* p, uint32_t rank,
                         "there is no other rank that needs it; nothing is sent");
   }
   if (!(*done & (forward ? kComputedF : kComputedB))) {
-    return action_error(p, rank, action, "stands before its computation");
+    return action_error(p, rank, action, "is before its computation");
   }
   if (*done & (forward ? kSentF : kSentB))
     return action_error(p, rank, action, "is sent twice");
@@ -124,7 +124,7 @@ static jpp_status_t* check_recv(const prover_t* p, uint32_t rank,
     return action_error(p, rank, action, "is received twice");
   }
   if (*done & (forward ? kComputedF : kComputedB)) {
-    return action_error(p, rank, action, "stands behind the computation that needs it");
+    return action_error(p, rank, action, "is after the computation that needs it");
   }
   *done |= forward ? kReceivedF : kReceivedB;
   return NULL;
@@ -135,7 +135,7 @@ static jpp_status_t* check_wait(const prover_t* p, uint32_t rank,
   bool forward = jpp_action_is_forward(action);
   uint8_t* done = done_of(p, action);
   if (!(*done & (forward ? kSentF : kSentB))) {
-    return action_error(p, rank, action, "stands before its SEND");
+    return action_error(p, rank, action, "is before its SEND");
   }
   if (*done & (forward ? kWaitedF : kWaitedB)) {
     return action_error(p, rank, action, "is waited for twice");
@@ -167,7 +167,7 @@ static jpp_status_t* check_weights(const prover_t* p, uint32_t rank,
     default:
       return *state == WEIGHTS_REDUCED
                  ? NULL
-                 : action_error(p, rank, action, "stands before its REDUCE_GRAD");
+                 : action_error(p, rank, action, "is before its REDUCE_GRAD");
   }
 }
 
@@ -202,7 +202,7 @@ static jpp_status_t* check_sent(const prover_t* p, uint32_t rank,
                       forward ? "its SEND_F is missing" : "its SEND_B is missing");
 }
 
-// Somebody sends what a RECV waits for.
+// Every RECV has a SEND.
 static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);

@@ -50,7 +50,7 @@ static inline bool jpp_action_is_recv(const jpp_action_t* action) {
   return action->kind == JPP_ACTION_RECV_F || action->kind == JPP_ACTION_RECV_B;
 }
 
-// Of a forward: it, its SEND, RECV or WAIT_SEND.
+// Whether the action is a forward, or the SEND, RECV or WAIT_SEND of one.
 bool jpp_action_is_forward(const jpp_action_t* action);
 
 enum { JPP_ACTION_NAME_SIZE = 48 };

@@ -175,7 +175,7 @@ static void append_wait(const runner_t* run, uint32_t rank, jpp_str_t* str) {
                   need->cell);
 }
 
-// Follows the waits from a rank that stands still to the first rank on a cycle.
+// Follows the waits from a blocked rank to the first rank on a cycle.
 static uint32_t find_cycle(runner_t* run, uint32_t rank, uint32_t* out_length) {
   while (!run->seen[rank]) {
     run->seen[rank] = true;

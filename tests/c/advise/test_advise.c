@@ -16,7 +16,8 @@ static jpp_status_t* plan_within(const char* name, const char* schedule, uint64_
   for (uint32_t r = 0; r < graph->ranks; ++r) each[r] = bytes;
   jpp_memory_limits_t limits = {.bytes = each};
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
-  for (uint32_t l = 0; l < graph->num_loops; ++l) loops[l].built_in = schedule;
+  for (uint32_t l = 0; l < graph->num_loops; ++l)
+    loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .built_in = schedule};
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   jpp_planned_t* planned = NULL;
   ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
@@ -136,12 +137,12 @@ static void test_placeholders_of_a_trial(void** state) {
   free(text);
   assert_int_equal(graph->num_loops, 2);
   jpp_schedule_t *made[2], *none[2];
-  ASSERT_OK(jpp_advise_placeholders(graph, graph->ranks, NULL, made));
+  ASSERT_OK(jpp_advise_placeholders(graph, graph->ranks, NULL, 2, made));
   jpp_loop_schedule_t loops[2] = {0};
   for (uint32_t l = 0; l < 2; ++l) {
     assert_int_equal(made[l]->microbatches, graph->loops[l].microbatches);
     assert_int_equal(made[l]->ranks, graph->ranks);
-    loops[l].given = made[l];
+    loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .given = made[l]};
   }
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
   jpp_planned_t* planned = NULL;
@@ -149,13 +150,13 @@ static void test_placeholders_of_a_trial(void** state) {
   jpp_planned_destroy(planned);
 
   const jpp_schedule_t* given[2] = {made[0], NULL};
-  ASSERT_OK(jpp_advise_placeholders(graph, graph->ranks, given, none));
+  ASSERT_OK(jpp_advise_placeholders(graph, graph->ranks, given, 2, none));
   assert_null(none[0]);
   assert_non_null(none[1]);
   jpp_schedule_destroy(none[1]);
   for (int64_t n = 0, failed = 1; failed; ++n) {
     jpp_alloc_fail_after(n);
-    jpp_status_t* status = jpp_advise_placeholders(graph, graph->ranks, NULL, none);
+    jpp_status_t* status = jpp_advise_placeholders(graph, graph->ranks, NULL, 2, none);
     jpp_alloc_fail_after(-1);
     failed = status != NULL;
     if (failed) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);

@@ -1,10 +1,14 @@
-// The toolbox: status, memory, containers, texts, options and their sizes.
+// The toolbox: status, memory, containers, texts, options and their sizes,
+// versions.
+#include <stdio.h>
+
 #include "base/arena.h"
 #include "base/finite.h"
 #include "base/struct_size.h"
 #include "base/utf8.h"
 #include "base/vec.h"
 #include "jaxpp/dtype.h"
+#include "jaxpp/version.h"
 #include "test_util.h"
 
 static jpp_status_t* fails(void) {
@@ -268,15 +272,54 @@ static void test_options_of_other_versions_are_read(void** state) {
   assert_int_equal(found.width, 4);
   assert_int_equal(found.height, 5);
   newer.depth = 6;
-  ASSERT_FAILS(
-      read_as_v2(&newer, &found), JPP_INVALID_ARGUMENT,
-      "options_v2_t: expected zeros behind the 24 bytes that this version of the "
-      "library knows, found 6 at byte 24 of 32");
+  ASSERT_FAILS(read_as_v2(&newer, &found), JPP_INVALID_ARGUMENT,
+               "options_v2_t: expected zeros after the 24 bytes that this version of the "
+               "library knows, found 6 at byte 24 of 32");
   older.struct_size = sizeof(size_t) + 3;
   ASSERT_FAILS(read_as_v2(&older, &found), JPP_INVALID_ARGUMENT,
                "options_v2_t: expected a struct_size of at least 12 and at most 4096 "
                "bytes, found 11; set it to sizeof(options_v2_t)");
   ASSERT_FAILS(read_as_v2(NULL, &found), JPP_INVALID_ARGUMENT, "found NULL");
+}
+
+static void test_elements_of_a_list_are_as_far_apart_as_their_size_says(void** state) {
+  (void)state;
+  options_v1_t older[] = {{.struct_size = sizeof(*older), .width = 3},
+                          {.struct_size = sizeof(*older), .width = 4}};
+  options_v3_t newer[] = {{.struct_size = sizeof(*newer), .width = 5},
+                          {.struct_size = sizeof(*newer), .width = 6, .height = 7}};
+  options_v2_t found;
+  const void* list = older;
+  ASSERT_OK(JPP_OPTIONS_COPY_AT(options_v2_t, width, list, 1, &found));
+  assert_int_equal(found.width, 4);
+  assert_int_equal(found.height, 0);
+  list = newer;
+  ASSERT_OK(JPP_OPTIONS_COPY_AT(options_v2_t, width, list, 1, &found));
+  assert_int_equal(found.width, 6);
+  assert_int_equal(found.height, 7);
+  newer[1].struct_size = 0;
+  ASSERT_FAILS(JPP_OPTIONS_COPY_AT(options_v2_t, width, list, 1, &found),
+               JPP_INVALID_ARGUMENT,
+               "options_v2_t: expected a struct_size of 32 in element 1 of a list, as in "
+               "the first one, found 0; set it to sizeof(options_v2_t)");
+  newer[0].struct_size = 0;
+  ASSERT_FAILS(JPP_OPTIONS_COPY_AT(options_v2_t, width, list, 1, &found),
+               JPP_INVALID_ARGUMENT, "expected a struct_size of at least 12");
+}
+
+static void test_versions_are_ordered_numbers(void** state) {
+  (void)state;
+  char text[32];
+  snprintf(text, sizeof(text), "%d.%d.%d", JPP_VERSION_MAJOR, JPP_VERSION_MINOR,
+           JPP_VERSION_PATCH);
+  assert_string_equal(jpp_version(), text);
+  assert_int_equal(jpp_version_number(), JPP_VERSION_NUMBER);
+  assert_true(JPP_MAKE_VERSION(0, 1, 999) < JPP_MAKE_VERSION(0, 2, 0));
+  assert_true(JPP_MAKE_VERSION(0, 999, 999) < JPP_MAKE_VERSION(1, 0, 0));
+  assert_true(JPP_CHECK_VERSION(JPP_VERSION_MAJOR, JPP_VERSION_MINOR, JPP_VERSION_PATCH));
+  assert_false(
+      JPP_CHECK_VERSION(JPP_VERSION_MAJOR, JPP_VERSION_MINOR, JPP_VERSION_PATCH + 1));
+  assert_false(JPP_CHECK_VERSION(JPP_VERSION_MAJOR + 1, 0, 0));
 }
 
 int main(void) {
@@ -294,6 +337,8 @@ int main(void) {
       cmocka_unit_test(test_texts_that_leave_are_utf8),
       cmocka_unit_test(test_bytes_stay_at_the_largest_number),
       cmocka_unit_test(test_options_of_other_versions_are_read),
+      cmocka_unit_test(test_elements_of_a_list_are_as_far_apart_as_their_size_says),
+      cmocka_unit_test(test_versions_are_ordered_numbers),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -38,6 +38,39 @@ static char* log_under(const char* value) {
   return text;
 }
 
+typedef struct taken {
+  uint32_t count;
+  jpp_log_level_t level;
+  char source[64], text[64];
+} taken_t;
+
+static void take_message(void* user, jpp_log_level_t level, const char* source,
+                         const char* text) {
+  taken_t* taken = user;
+  ++taken->count;
+  taken->level = level;
+  snprintf(taken->source, sizeof(taken->source), "%s", source);
+  snprintf(taken->text, sizeof(taken->text), "%s", text);
+}
+
+// A callback gets the messages in the place of standard error, until it is replaced.
+static void test_a_callback_takes_the_messages(void** state) {
+  (void)state;
+  taken_t taken = {0};
+  jpp_log_set_callback(JPP_LOG_WARNING, take_message, &taken);
+  JPP_LOG(JPP_LOG_INFO, "not taken");
+  JPP_LOG(JPP_LOG_WARNING, "one\nof %d", 2);
+  int line = __LINE__ - 1;
+  jpp_log_set_callback(JPP_LOG_OFF, NULL, NULL);
+  JPP_LOG(JPP_LOG_ERROR, "nor this one, since JPP_LOG is not set");
+  assert_int_equal(taken.count, 1);
+  assert_int_equal(taken.level, JPP_LOG_WARNING);
+  assert_string_equal(taken.text, "one of 2");
+  char expected[64];
+  snprintf(expected, sizeof(expected), "test_log.c:%d", line);
+  assert_non_null(strstr(taken.source, expected));
+}
+
 static uint32_t count_lines(const char* text) {
   uint32_t lines = 0;
   for (; *text; ++text) lines += *text == '\n';
@@ -136,6 +169,7 @@ static void test_options_of_another_implementation_are_named(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_callback_takes_the_messages),
       cmocka_unit_test(test_a_level_writes_itself_and_what_is_worse),
       cmocka_unit_test(test_a_bad_level_is_one_warning),
       cmocka_unit_test(test_options_are_found_by_name),

@@ -15,8 +15,9 @@ static uint64_t sum_of(const jpp_memory_point_t* point) {
 static void check_curve(const planned_t* planned, uint32_t rank) {
   const jpp_program_t* program = &planned->plan->programs[rank];
   const jpp_check_actor_t* actor = &planned->report->actors[rank];
-  jpp_memory_point_t* points = calloc(program->num_instrs + 1, sizeof(*points));
-  ASSERT_OK(jpp_check_memory_curve(planned->plan, rank, points));
+  uint32_t count = program->num_instrs + 1;
+  jpp_memory_point_t* points = calloc(count, sizeof(*points));
+  ASSERT_OK(jpp_check_memory_curve(planned->plan, rank, count, points));
   uint64_t most = 0;
   for (uint32_t i = 0; i <= program->num_instrs; ++i) {
     if (sum_of(&points[i]) > most) most = sum_of(&points[i]);
@@ -42,7 +43,7 @@ static const jpp_memory_point_t* points_of(const planned_t* planned, uint32_t ra
                                            jpp_memory_point_t** out_points) {
   uint32_t count = planned->plan->programs[rank].num_instrs + 1;
   *out_points = calloc(count, sizeof(**out_points));
-  ASSERT_OK(jpp_check_memory_curve(planned->plan, rank, *out_points));
+  ASSERT_OK(jpp_check_memory_curve(planned->plan, rank, count, *out_points));
   return &(*out_points)[count - 1];
 }
 
@@ -156,8 +157,10 @@ static void test_a_rank_that_is_none_has_no_curve(void** state) {
   planned_t planned;
   jpp_memory_point_t point;
   ASSERT_OK(plan_file("mlp2", NULL, &planned));
-  ASSERT_FAILS(jpp_check_memory_curve(planned.plan, 2, &point), JPP_INVALID_ARGUMENT,
+  ASSERT_FAILS(jpp_check_memory_curve(planned.plan, 2, 1, &point), JPP_INVALID_ARGUMENT,
                "the plan has ranks 0 to 1, found rank 2");
+  ASSERT_FAILS(jpp_check_memory_curve(planned.plan, 1, 1, &point), JPP_INVALID_ARGUMENT,
+               "the points of a memory curve: expected a count of");
   plan_free(&planned);
 }
 

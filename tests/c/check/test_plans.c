@@ -276,11 +276,12 @@ static void test_peak_is_what_the_schedule_promises(void** state) {
   (void)state;
   static const char* const kSchedules[] = {"1f1b", "gpipe", "eager-1f1b"};
   for (size_t i = 0; i < 3; ++i) {
-    jpp_schedule_params_t params = {.stages = 4, .ranks = 4, .microbatches = 6};
+    jpp_schedule_params_t params = {
+        .struct_size = sizeof(params), .stages = 4, .ranks = 4, .microbatches = 6};
     jpp_schedule_t* schedule = NULL;
     uint32_t kept[4];
     ASSERT_OK(jpp_schedule_build(kSchedules[i], &params, &schedule));
-    jpp_schedule_peak_microbatches(schedule, kept);
+    ASSERT_OK(jpp_schedule_peak_microbatches(schedule, 4, kept));
     jpp_schedule_destroy(schedule);
     for (uint32_t r = 1; r < 3; ++r) {
       uint64_t bytes = activations_at_peak(kSchedules[i], r);
@@ -331,8 +332,9 @@ static void test_a_backward_that_no_schedule_runs_is_an_error(void** state) {
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &planned.graph));
   ASSERT_OK(jpp_schedule_from_rows(&rows, &planned.given[0]));
   ASSERT_OK(jpp_schedule_verify(planned.given[0]));
-  ASSERT_FAILS(plan_scheduled(&planned, 0), JPP_SCHEDULE_ERROR,
-               "loop at train.py:10 has a backward pass, its schedule 'user' runs none");
+  ASSERT_FAILS(
+      plan_scheduled(&planned, 0), JPP_SCHEDULE_ERROR,
+      "loop at train.py:10 has a backward pass, but its schedule 'user' runs none");
   plan_free(&planned);
   free(text);
 }
@@ -341,7 +343,8 @@ static void test_a_backward_that_was_not_split_can_not_run_split(void** state) {
   (void)state;
   planned_t planned;
   ASSERT_OK(plan_file("mlp2", NULL, &planned));
-  jpp_schedule_params_t params = {.stages = 2, .ranks = 2, .microbatches = 4};
+  jpp_schedule_params_t params = {
+      .struct_size = sizeof(params), .stages = 2, .ranks = 2, .microbatches = 4};
   jpp_schedule_t* split = NULL;
   ASSERT_OK(jpp_schedule_build("zb-h1", &params, &split));
   const jpp_schedule_t* schedules[] = {split};

@@ -69,8 +69,8 @@ static void test_a_dropped_delete_is_a_leak(void** state) {
   fixture_t f = fixture_create("forward", NULL);
   drop(&f, 0, nth(&f, 0, JPP_INSTR_DELETE, 3));
   assert_refused(&f,
-                 "rank 0: register 6 still holds %6 (f32[2,8], microbatch 3) at the "
-                 "end; it is no output");
+                 "rank 0: register 6 still holds %6 (f32[2,8], microbatch 3) at the end; "
+                 "it is not an output");
   fixture_free(&f);
 }
 

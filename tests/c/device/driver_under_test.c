@@ -102,7 +102,8 @@ jpp_compile_request_t test_request(jpp_client_t* client, test_program_t program)
   const program_text_t* text = &kPrograms[program];
   bool fake = strcmp(jpp_client_info(client)->driver, "fake") == 0;
   const char* code = fake ? text->fake : text->mlir;
-  return (jpp_compile_request_t){.code = code,
+  return (jpp_compile_request_t){.struct_size = sizeof(jpp_compile_request_t),
+                                 .code = code,
                                  .code_size = strlen(code),
                                  .format = fake ? "fake" : "mlir",
                                  .options = text->options,
@@ -124,8 +125,11 @@ jpp_executable_t* test_compile(jpp_client_t* client, test_program_t program) {
 jpp_buffer_t* test_upload(jpp_client_t* client, uint32_t device, float first) {
   float data[4] = {first, first + 1, first + 2, first + 3};
   int64_t dims[1] = {4};
-  jpp_host_array_t array = {
-      .data = data, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims};
+  jpp_host_array_t array = {.struct_size = sizeof(array),
+                            .data = data,
+                            .dtype = JPP_DTYPE_F32,
+                            .rank = 1,
+                            .dims = dims};
   jpp_buffer_t* buffer = NULL;
   ASSERT_OK(jpp_client_buffer_from_host(client, &array, device, &buffer));
   memset(data, 0xff, sizeof(data));
@@ -158,7 +162,8 @@ void test_expect(jpp_client_t* client, jpp_buffer_t* buffer, float first, float 
 jpp_status_t* test_call(jpp_client_t* client, test_call_t* call) {
   jpp_buffer_t* const* args[1] = {call->args};
   jpp_buffer_t** results[1] = {call->results};
-  jpp_execute_t execute = {.executable = call->executable,
+  jpp_execute_t execute = {.struct_size = sizeof(execute),
+                           .executable = call->executable,
                            .device_count = 1,
                            .arg_count = call->arg_count,
                            .result_count = call->result_count,

@@ -168,7 +168,7 @@ static void test_a_program_that_does_not_compile_leaves_nothing(void** state) {
 
 static void key_of(const cache_t* cache, const jpp_compile_request_t* request,
                    char key[kJppCacheKeySize]) {
-  jpp_client_cache_key(cache->client, request, key);
+  ASSERT_OK(jpp_client_cache_key(cache->client, request, key));
   assert_int_equal(strlen(key), kJppCacheKeySize - 1);
   assert_int_equal(strspn(key, "0123456789abcdef"), kJppCacheKeySize - 1);
 }
@@ -178,7 +178,8 @@ static void test_what_the_key_stands_for(void** state) {
   cache_t* cache = *state;
   enum { kRequests = 9 };
   static const uint32_t kDevices[] = {1, 0};
-  jpp_compile_request_t plain = {.code = "abc", .code_size = 3, .format = "mlir"};
+  jpp_compile_request_t plain = {
+      .struct_size = sizeof(plain), .code = "abc", .code_size = 3, .format = "mlir"};
   jpp_compile_request_t requests[kRequests];
   for (int i = 0; i < kRequests; ++i) requests[i] = plain;
   requests[1].code = "abd";
@@ -199,7 +200,8 @@ static void test_what_the_key_stands_for(void** state) {
     key_of(cache, &requests[i], keys[i]);
     for (int k = 0; k < i; ++k) assert_string_not_equal(keys[i], keys[k]);
   }
-  jpp_compile_request_t moved = {.code = "abc at line 7", .code_size = 13};
+  jpp_compile_request_t moved = {
+      .struct_size = sizeof(moved), .code = "abc at line 7", .code_size = 13};
   moved.format = "mlir";
   moved.identity = "abc";
   moved.identity_size = 3;

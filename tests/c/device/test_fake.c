@@ -27,8 +27,10 @@ static void expect_nothing_live(jpp_client_t* client) {
 
 static jpp_status_t* compile_text(jpp_client_t* client, const char* text,
                                   jpp_executable_t** out_executable) {
-  jpp_compile_request_t request = {
-      .code = text, .code_size = strlen(text), .format = "fake"};
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = text,
+                                   .code_size = strlen(text),
+                                   .format = "fake"};
   return jpp_client_compile(client, &request, out_executable);
 }
 
@@ -214,8 +216,11 @@ static jpp_status_t* run_chain(jpp_client_t* client, jpp_executable_t* add,
                                jpp_executable_t* donate, float* out_data) {
   float ones[4] = {1, 1, 1, 1};
   int64_t dims[1] = {4};
-  jpp_host_array_t array = {
-      .data = ones, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims};
+  jpp_host_array_t array = {.struct_size = sizeof(array),
+                            .data = ones,
+                            .dtype = JPP_DTYPE_F32,
+                            .rank = 1,
+                            .dims = dims};
   jpp_buffer_t* b[5] = {NULL};
   jpp_status_t* status = jpp_client_buffer_from_host(client, &array, 0, &b[0]);
   if (!status) status = jpp_client_buffer_from_host(client, &array, 0, &b[1]);

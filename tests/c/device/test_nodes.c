@@ -99,7 +99,8 @@ static jpp_status_t* part_compile(const node_t* node, const char* text,
       if ((uint32_t)info->global_devices[k].id == ids[i]) devices[i] = k;
     }
   }
-  jpp_compile_request_t request = {.code = text,
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = text,
                                    .code_size = strlen(text),
                                    .format = "fake",
                                    .devices = devices,
@@ -121,15 +122,19 @@ static jpp_status_t* part_execute(const node_t* node, const uint32_t* ids, uint3
     if (!is_own(node, ids[i])) continue;
     float data[2] = {(float)ids[i], (float)step};
     int64_t dims[1] = {2};
-    jpp_host_array_t array = {
-        .data = data, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = dims};
+    jpp_host_array_t array = {.struct_size = sizeof(array),
+                              .data = data,
+                              .dtype = JPP_DTYPE_F32,
+                              .rank = 1,
+                              .dims = dims};
     JPP_RETURN_IF_ERROR(jpp_client_buffer_from_host(
         node->client, &array, ids[i] - node->first, &part->args[part->rows]));
     args[part->rows] = &part->args[part->rows];
     results[part->rows] = &part->results[part->rows];
     ++part->rows;
   }
-  jpp_execute_t execute = {.executable = part->executable,
+  jpp_execute_t execute = {.struct_size = sizeof(execute),
+                           .executable = part->executable,
                            .device_count = part->rows,
                            .arg_count = 1,
                            .result_count = 1,
@@ -424,8 +429,10 @@ static void test_programs_without_an_own_device_are_refused(void** state) {
                JPP_DEVICES_ERROR,
                "expected a program with a partition on one of the 1 devices of node 0");
   const char text[] = "devices 1\nf32[2] = copy 0";
-  jpp_compile_request_t request = {
-      .code = text, .code_size = strlen(text), .format = "fake"};
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = text,
+                                   .code_size = strlen(text),
+                                   .format = "fake"};
   ASSERT_FAILS(jpp_client_compile(job.nodes[0].client, &request, &part.executable),
                JPP_DEVICES_ERROR, "devices of node 0, found none");
   uint32_t beyond = 2;
@@ -458,7 +465,8 @@ static void test_a_program_over_nodes_is_in_no_cache(void** state) {
   jpp_executable_t* executable = NULL;
   jpp_cache_outcome_t outcome;
   start_two(&job, 0);
-  jpp_compile_request_t request = {.code = kAllSum,
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = kAllSum,
                                    .code_size = strlen(kAllSum),
                                    .format = "fake",
                                    .devices = kBoth,

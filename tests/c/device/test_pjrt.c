@@ -83,7 +83,8 @@ static XLA_FFI_Error* ffi_greedy(XLA_FFI_CallFrame* frame) {
 static jpp_buffer_t* call_handler(jpp_client_t* client, const char* mlir,
                                   const jpp_custom_call_t* custom_call) {
   ASSERT_OK(jpp_client_register_custom_call(client, custom_call));
-  jpp_compile_request_t request = {.code = mlir,
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = mlir,
                                    .code_size = strlen(mlir),
                                    .format = "mlir",
                                    .options = "\x1a\x04\x20\x01\x28\x01",

@@ -147,7 +147,7 @@ static void test_a_circle_and_what_is_not_there(void** state) {
   jpp_flight_t first = record_rank(0, 3);
   run_to(&first, 1, 2);
   char* text = report();
-  expect(text, "; of rank 1 there is no file\n");
+  expect(text, "; there is no file of rank 1\n");
   expect(text, "no rank waits for another one\n");
   jpp_text_free(text);
   // Ranks 1 and 2 of three: each waits for the other's send.

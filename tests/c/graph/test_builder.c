@@ -17,7 +17,8 @@ static jpp_graph_builder_t* create(void) {
 
 static jpp_op_desc_t op(jpp_op_kind_t kind) {
   static const uint32_t kInputs[] = {0};
-  return (jpp_op_desc_t){.kind = kind,
+  return (jpp_op_desc_t){.struct_size = sizeof(jpp_op_desc_t),
+                         .kind = kind,
                          .num_inputs = 1,
                          .inputs = kInputs,
                          .num_outputs = 1,
@@ -123,8 +124,10 @@ static void assert_type_refused(jpp_type_t type, const char* why) {
 static void test_types_have_dimensions_and_bytes(void** state) {
   (void)state;
   int64_t dims[33] = {0};
-  assert_type_refused((jpp_type_t){.dtype = JPP_DTYPE_INVALID}, "element type 0 is none");
-  assert_type_refused((jpp_type_t){.dtype = (jpp_dtype_t)99}, "element type 99 is none");
+  assert_type_refused((jpp_type_t){.dtype = JPP_DTYPE_INVALID},
+                      "element type 0 is not in dtype.h");
+  assert_type_refused((jpp_type_t){.dtype = (jpp_dtype_t)99},
+                      "element type 99 is not in dtype.h");
   assert_type_refused((jpp_type_t){JPP_DTYPE_F32, 33, dims}, "at most 32 dimensions");
   static const int64_t kBad[] = {-1, INT64_MIN, INT64_MAX, ((int64_t)1 << 53) + 1};
   for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
@@ -187,7 +190,7 @@ static void test_loops_have_microbatches_and_reductions(void** state) {
   jpp_loop_result_t result = {.reduce = 4, .value = 0};
   ASSERT_OK(jpp_graph_builder_begin_loop(builder, &loop, &id));
   ASSERT_FAILS(jpp_graph_builder_end_loop(builder, &result, &kScalar, 1, &id),
-               JPP_GRAPH_ERROR, "loop 0, result 0: 4 is no kind of reduction");
+               JPP_GRAPH_ERROR, "loop 0, result 0: 4 is not a kind of reduction");
   jpp_graph_builder_destroy(builder);
   ASSERT_FAILS(jpp_graph_builder_create("g", 1u << 31, &builder), JPP_MESH_ERROR,
                "fewer than 2^31 ranks");
@@ -289,6 +292,7 @@ static jpp_status_t* random_op(random_graph_t* g, uint32_t* out_id) {
   }
   uint32_t count = random_below(3);
   jpp_op_desc_t desc = {
+      .struct_size = sizeof(desc),
       .kind = mark ? (jpp_op_kind_t)random_below(random_below(9) ? 5 : 9) : JPP_OP_CALL,
       .flags = (uint8_t)(random_below(90) ? random_below(8) : random_below(256)),
       .attr = random_u32(),

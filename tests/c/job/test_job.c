@@ -73,7 +73,7 @@ static int status_of(const job_t* job, uint32_t process) {
 
 // Waits for the failure; kFine: it has all the texts.
 static int expect_failure(const char* name, const char* text) {
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 300; ++i) {
     jpp_status_t* status = jpp_job_failure();
     if (status) {
       bool fine = jpp_status_code(status) == JPP_PEER_ERROR &&
@@ -137,6 +137,25 @@ static int act_leaving_one(uint32_t process) {
   return fine ? kFine : kWrong;
 }
 
+// Process 1 has left; the others wait for one another, and then for it.
+static int act_waiting_in_vain(uint32_t process) {
+  static const uint32_t kOthers[] = {0, 2};
+  jpp_job_wait_t *in_order = NULL, *in_vain = NULL;
+  if (process == 1) {
+    jpp_job_leave(false);
+    nap(4000);
+    return expect_failure("process 1 has ended", "waits for it in 'save'");
+  }
+  jpp_status_free(jpp_job_begin_wait("step", kOthers, 2, &in_order));
+  nap(4000);
+  if (!in_order || jpp_job_has_left(1) != true || jpp_job_failure()) return kWrong;
+  jpp_job_end_wait(in_order);
+  jpp_status_free(jpp_job_begin_wait("save", NULL, 0, &in_vain));
+  int result = expect_failure("process 1 has ended", "waits for it in 'save'");
+  jpp_job_end_wait(in_vain);
+  return result;
+}
+
 // Nobody waits for a failure: the library ends the process.
 static int act_asleep(uint32_t process) {
   if (process == 1) raise(SIGKILL);
@@ -149,7 +168,6 @@ static void check(act_t act, uint32_t grace_ms, int of_first, int of_second) {
   start_all(&job, grace_ms, act);
   assert_int_equal(status_of(&job, 0), of_first);
   assert_int_equal(status_of(&job, 2), of_first);
-  kill(job.pids[1], SIGCONT);
   if (of_second == 128 + SIGKILL) kill(job.pids[1], SIGKILL);
   assert_int_equal(status_of(&job, 1), of_second);
   close(job.ready[0]);
@@ -184,6 +202,11 @@ static void test_all_leave_together(void** state) {
 static void test_one_that_leaves_has_not_failed(void** state) {
   (void)state;
   check(act_leaving_one, 0, kFine, kFine);
+}
+
+static void test_a_wait_for_one_that_has_left(void** state) {
+  (void)state;
+  check(act_waiting_in_vain, 0, kFine, kFine);
 }
 
 static void test_a_process_that_does_not_end_is_ended(void** state) {
@@ -235,6 +258,7 @@ int main(void) {
       cmocka_unit_test(test_a_failure_right_after_joining),
       cmocka_unit_test(test_all_leave_together),
       cmocka_unit_test(test_one_that_leaves_has_not_failed),
+      cmocka_unit_test(test_a_wait_for_one_that_has_left),
       cmocka_unit_test(test_a_process_that_does_not_end_is_ended),
       cmocka_unit_test(test_a_stranger_changes_nothing),
       cmocka_unit_test(test_wrong_options_are_refused),

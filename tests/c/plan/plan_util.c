@@ -35,7 +35,8 @@ static jpp_status_t* plan_with(planned_t* planned, const jpp_plan_options_t* opt
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
-    loops[i].given = planned->given[i];
+    loops[i] =
+        (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .given = planned->given[i]};
   }
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = planned->ranks,
@@ -52,7 +53,8 @@ jpp_status_t* plan_text(const char* text, const plan_options_t* options,
   JPP_RETURN_IF_ERROR(jpp_graph_parse(text, strlen(text), "test", &out_planned->graph));
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t i = 0; i < out_planned->graph->num_loops; ++i) {
-    loops[i].built_in = options->schedule;
+    loops[i] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops),
+                                     .built_in = options->schedule};
   }
   jpp_plan_options_t planning = {.struct_size = sizeof(planning),
                                  .ranks = options->ranks,

@@ -60,7 +60,8 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
   char name[32];
   snprintf(name, sizeof(name), "op%u", m->names++);
   jpp_type_t type = type_of(large);
-  jpp_op_desc_t desc = {.kind = kind,
+  jpp_op_desc_t desc = {.struct_size = sizeof(desc),
+                        .kind = kind,
                         .flags = flags,
                         .attr = attr,
                         .num_inputs = inputs.count,
@@ -270,7 +271,8 @@ planned_t random_step(uint64_t seed, uint32_t* out_slots) {
   planned_t planned = {.ranks = kShapes[shape].ranks};
   planned.graph = make_graph(&maker, planned.ranks);
   for (uint32_t i = 0; i < planned.graph->num_loops; ++i) {
-    jpp_schedule_params_t params = {.stages = maker.stages,
+    jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                    .stages = maker.stages,
                                     .ranks = planned.ranks,
                                     .microbatches = maker.microbatches};
     ASSERT_OK(jpp_schedule_build(kShapes[shape].schedule, &params, &planned.given[i]));

@@ -69,7 +69,7 @@ static jpp_status_t* call_plan(const void* options) {
 
 // The options of the search for a loop's schedule.
 static jpp_status_t* call_plan_with_search(const void* search) {
-  jpp_loop_schedule_t loop = {.search = search};
+  jpp_loop_schedule_t loop = {.struct_size = sizeof(loop), .search = search};
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = &loop};
   return call_plan(&options);
 }
@@ -118,6 +118,88 @@ static jpp_status_t* call_runtime(const void* options) {
   return status;
 }
 
+static jpp_status_t* call_loop_schedule(const void* loop) {
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loop};
+  return call_plan(&options);
+}
+
+static jpp_status_t* call_build(const void* params) {
+  jpp_schedule_t* schedule = NULL;
+  jpp_status_t* status = jpp_schedule_build("1f1b", params, &schedule);
+  jpp_schedule_destroy(schedule);
+  return status;
+}
+
+static jpp_status_t* call_one_pass(const void* params) {
+  jpp_schedule_t* schedule = NULL;
+  jpp_status_t* status = jpp_schedule_one_pass(params, false, &schedule);
+  jpp_schedule_destroy(schedule);
+  return status;
+}
+
+static jpp_status_t* call_add_op(const void* desc) {
+  jpp_graph_builder_t* builder = NULL;
+  uint32_t first;
+  JPP_RETURN_IF_ERROR(jpp_graph_builder_create(NULL, 0, &builder));
+  jpp_status_t* status = jpp_graph_builder_add_op(builder, desc, &first);
+  jpp_graph_builder_destroy(builder);
+  return status;
+}
+
+static jpp_client_t* g_client;  // a fake one
+static const uint32_t kZero = 0;
+
+static jpp_status_t* call_compile(const void* request) {
+  jpp_executable_t* executable = NULL;
+  jpp_status_t* status = jpp_client_compile(g_client, request, &executable);
+  jpp_client_executable_destroy(g_client, executable);
+  return status;
+}
+
+static jpp_status_t* call_compile_cached(const void* request) {
+  jpp_executable_t* executable = NULL;
+  jpp_cache_outcome_t outcome;
+  return jpp_client_compile_cached(g_client, request, "/nowhere", NULL, &executable,
+                                   &outcome);
+}
+
+static jpp_status_t* call_cache_key(const void* request) {
+  char key[kJppCacheKeySize];
+  return jpp_client_cache_key(g_client, request, key);
+}
+
+// Without an executable, which is a NULL where a pointer is needed.
+static jpp_status_t* call_execute(const void* execute) {
+  return jpp_client_execute(g_client, execute);
+}
+
+static jpp_status_t* call_from_host(const void* array) {
+  jpp_buffer_t* buffer = NULL;
+  jpp_status_t* status = jpp_client_buffer_from_host(g_client, array, 0, &buffer);
+  jpp_client_buffer_destroy(g_client, buffer);
+  return status;
+}
+
+static jpp_status_t* call_upload(const void* shards) {
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = g_client,
+                               .num_ranks = 1,
+                               .devices_per_rank = 1,
+                               .ranks = &kZero};
+  jpp_array_t* array = NULL;
+  jpp_status_t* status = jpp_array_upload(&layout, shards, &kZero, &array);
+  jpp_array_release(array);
+  return status;
+}
+
+static jpp_status_t* call_create_array(const void* layout) {
+  jpp_buffer_t* none = NULL;
+  jpp_array_t* array = NULL;
+  jpp_status_t* status = jpp_array_create(layout, &none, &array);
+  jpp_array_release(array);
+  return status;
+}
+
 typedef struct entry {
   const char* type;
   jpp_status_t* (*call)(const void* options);
@@ -143,7 +225,7 @@ static jpp_status_t* call_with(const entry_t* entry, size_t struct_size, size_t 
 static void check_entry(const entry_t* entry) {
   char refused[80], newer[80];
   snprintf(refused, sizeof(refused), "set it to sizeof(%s)", entry->type);
-  snprintf(newer, sizeof(newer), "%s: expected zeros behind the %zu bytes", entry->type,
+  snprintf(newer, sizeof(newer), "%s: expected zeros after the %zu bytes", entry->type,
            entry->size);
   size_t size = entry->size;
   ASSERT_FAILS(call_with(entry, 0, size, 0), JPP_INVALID_ARGUMENT, refused);
@@ -180,6 +262,16 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_runtime_options_t runtime = {
       .plan = g_planned.plan, .devices_per_rank = 1, .executables = &none};
   ASSERT_OK(jpp_client_create_fake(&one, &runtime.client));
+  ASSERT_OK(jpp_client_create_fake(&one, &g_client));
+  jpp_loop_schedule_t loop = {.built_in = "1f1b"};
+  jpp_schedule_params_t params = {.stages = 2, .ranks = 2, .microbatches = 2};
+  jpp_op_desc_t op = {.name = "f"};
+  jpp_compile_request_t request = {
+      .code = "args 1", .code_size = strlen("args 1"), .format = "fake"};
+  jpp_execute_t execute = {.device = JPP_DEVICE_COMPILED};
+  jpp_host_array_t scalar = {.data = kCosts, .dtype = JPP_DTYPE_F32};
+  jpp_array_layout_t layout = {
+      .client = g_client, .devices_per_rank = 1, .ranks = &kZero};
   jpp_transport_options_t transport = {.driver = "inproc"};
   jpp_channel_spec_t channel = {.slots = 1, .capacity = 1};
 #define ENTRY(type, call, options, code) \
@@ -198,6 +290,17 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_pjrt_options_t, call_pjrt, pjrt, JPP_PLUGIN_ERROR),
       ENTRY(jpp_transport_options_t, call_transport, transport, JPP_OK),
       ENTRY(jpp_channel_spec_t, call_channel, channel, JPP_OK),
+      ENTRY(jpp_loop_schedule_t, call_loop_schedule, loop, JPP_OK),
+      ENTRY(jpp_schedule_params_t, call_build, params, JPP_OK),
+      ENTRY(jpp_schedule_params_t, call_one_pass, params, JPP_OK),
+      ENTRY(jpp_op_desc_t, call_add_op, op, JPP_OK),
+      ENTRY(jpp_compile_request_t, call_compile, request, JPP_OK),
+      ENTRY(jpp_compile_request_t, call_cache_key, request, JPP_OK),
+      ENTRY(jpp_compile_request_t, call_compile_cached, request, JPP_OK),
+      ENTRY(jpp_execute_t, call_execute, execute, JPP_INVALID_ARGUMENT),
+      ENTRY(jpp_host_array_t, call_from_host, scalar, JPP_OK),
+      ENTRY(jpp_host_array_t, call_upload, scalar, JPP_OK),
+      ENTRY(jpp_array_layout_t, call_create_array, layout, JPP_OK),
       ENTRY(jpp_runtime_options_t, call_runtime, runtime, JPP_DEVICES_ERROR),
   };
 #undef ENTRY
@@ -205,6 +308,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
     check_entry(&entries[i]);
   }
   jpp_client_destroy(runtime.client);
+  jpp_client_destroy(g_client);
   plan_free(&g_planned);
 }
 

@@ -57,7 +57,7 @@ static void refuse(const char* text, const jpp_plan_options_t* options,
 static void test_what_nobody_says_is_asked_for(void** state) {
   (void)state;
   refuse(LOOP("", "stages 2 schedule \"1f1b\""), NULL, JPP_INVALID_ARGUMENT,
-         "how many ranks");
+         "the number of ranks");
   refuse(LOOP("ranks 2", "stages 2"), NULL, JPP_INVALID_ARGUMENT,
          "loop at f.py:3: expected the name of a schedule, found none");
   refuse(LOOP("ranks 2", "schedule \"1f1b\""), NULL, JPP_INVALID_ARGUMENT,
@@ -71,7 +71,8 @@ static void test_a_loop_takes_what_it_is_given(void** state) {
   static const jpp_cost_t kCosts[] = {{1, 1, 1}, {2, 2, 2}};
   jpp_search_options_t search = {
       .struct_size = sizeof(search), .costs = kCosts, .seconds = 0};
-  jpp_loop_schedule_t loop = {.built_in = "gpipe", .search = &search};
+  jpp_loop_schedule_t loop = {
+      .struct_size = sizeof(loop), .built_in = "gpipe", .search = &search};
   jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = &loop};
   jpp_graph_t* graph = parse(LOOP("ranks 2", "stages 2 schedule \"1f1b\""));
   jpp_planned_t* planned = NULL;
@@ -82,7 +83,8 @@ static void test_a_loop_takes_what_it_is_given(void** state) {
   ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
   assert_int_equal(planned->schedules[0]->microbatches, 2);
   jpp_planned_destroy(planned);
-  jpp_schedule_params_t params = {.stages = 2, .ranks = 2, .microbatches = 2};
+  jpp_schedule_params_t params = {
+      .struct_size = sizeof(params), .stages = 2, .ranks = 2, .microbatches = 2};
   jpp_schedule_t* schedule = NULL;
   ASSERT_OK(jpp_schedule_build("eager-1f1b", &params, &schedule));
   loop.given = schedule;
@@ -102,7 +104,7 @@ static void test_given_schedules_are_proved(void** state) {
   };
   static const jpp_schedule_row_t kRows[] = {{kTasks[0], 2}, {kTasks[1], 2}};
   jpp_schedule_rows_t rows = {.stages = 2, .ranks = 2, .microbatches = 2, .rows = kRows};
-  jpp_loop_schedule_t loop = {0};
+  jpp_loop_schedule_t loop = {.struct_size = sizeof(loop)};
   jpp_schedule_t* schedule = NULL;
   ASSERT_OK(jpp_schedule_from_rows(&rows, &schedule));
   loop.given = schedule;

@@ -94,7 +94,8 @@ static void test_newer_forms(void** state) {
   jpp_planfile_put(bytes + JPP_PLANFILE_FORMAT_AT, 4, JPP_PLANFILE_FORMAT + 1);
   memcpy(bytes + JPP_PLANFILE_MAKER_AT, "jaxpp 99.0\0\xff", 12);
   ASSERT_FAILS(try_read(bytes, g_size), JPP_UNSUPPORTED,
-               "its form 2 was written by jaxpp 99.0; expected at most 1, which jaxpp ");
+               "format 2, written by jaxpp 99.0; expected at most format 1, the newest "
+               "that jaxpp ");
   free(bytes);
 }
 
@@ -147,7 +148,7 @@ static void test_another_plan_is_not_run(void** state) {
   hash[strlen(kKey)] = hash[strlen(kKey)] == '0' ? '1' : '0';
   seal_bytes(bytes, g_size);
   ASSERT_FAILS(try_read(bytes, g_size), JPP_UNSUPPORTED,
-               "makes another plan of it than jaxpp ");
+               "plans it differently than jaxpp ");
   ASSERT_FAILS(try_read(bytes, g_size), JPP_UNSUPPORTED, "their program differs");
   free(bytes);
 }

@@ -274,9 +274,9 @@ static void test_what_is_no_file(void** state) {
   ASSERT_FAILS(jpp_planfile_load("/nowhere/plan", &file), JPP_INVALID_ARGUMENT,
                "plan file /nowhere/plan: cannot be read: No such file or directory");
   ASSERT_FAILS(jpp_planfile_load("/tmp", &file), JPP_INVALID_ARGUMENT,
-               "it is no regular file");
+               "it is not a regular file");
   ASSERT_FAILS(jpp_planfile_load("/dev/zero", &file), JPP_INVALID_ARGUMENT,
-               "it is no regular file");
+               "it is not a regular file");
   assert_null(file);
 }
 

@@ -51,7 +51,9 @@ static void run_step(const jpp_planfile_t* file, jpp_client_t* client, float* nu
   uint32_t args = graph->num_args - file->contents.num_constants, devices[64];
   jpp_array_t *given[kMostArrays] = {0}, *results[kMostArrays] = {0};
   jpp_planfile_step_t* step = NULL;
-  ASSERT_OK(jpp_planfile_devices(file, client, devices));
+  ASSERT_OK(jpp_planfile_devices(
+      file, client, file->contents.planned->ranks * file->contents.devices_per_rank,
+      devices));
   ASSERT_OK(jpp_planfile_step_create(file, client, devices, &step));
   for (uint32_t a = 0; a < args; ++a) {
     const jpp_type_t* type = &graph->values[graph->args[a].value].type;
@@ -59,7 +61,11 @@ static void run_step(const jpp_planfile_t* file, jpp_client_t* client, float* nu
     fill(data, type, a);
     ASSERT_OK(jpp_planfile_step_upload(step, a, data, &given[a]));
   }
-  jpp_call_t call = {.args = given, .results = results};
+  jpp_call_t call = {.struct_size = sizeof(call),
+                     .args = given,
+                     .num_args = args,
+                     .results = results,
+                     .num_results = graph->num_outputs};
   ASSERT_OK(jpp_planfile_step_call(step, &call));
   for (uint32_t o = 0; o < graph->num_outputs; ++o) {
     const jpp_type_t* type = &graph->values[graph->outputs[o].value].type;
@@ -128,7 +134,7 @@ static void test_ranks_that_share_devices_need_no_more(void** state) {
   jpp_client_t* small = NULL;
   ASSERT_OK(jpp_client_create_fake(&options, &small));
   uint32_t devices[4];
-  ASSERT_OK(jpp_planfile_devices(file, small, devices));
+  ASSERT_OK(jpp_planfile_devices(file, small, 4, devices));
   assert_memory_equal(devices, ((uint32_t[]){0, 0, 1, 0}), sizeof(devices));
   run_step(file, model->client, shared);
   for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
@@ -150,7 +156,9 @@ static void test_refusals(void** state) {
   jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = 1};
   jpp_client_t* small = NULL;
   ASSERT_OK(jpp_client_create_fake(&options, &small));
-  ASSERT_FAILS(jpp_planfile_devices(file, small, devices), JPP_DEVICES_ERROR,
+  ASSERT_FAILS(jpp_planfile_devices(file, small, 1, devices), JPP_INVALID_ARGUMENT,
+               "the devices of the ranks: expected a count of 2, found 1");
+  ASSERT_FAILS(jpp_planfile_devices(file, small, 2, devices), JPP_DEVICES_ERROR,
                "expected 2 devices, 2 ranks of 1, found 1 on platform fake");
   jpp_client_destroy(small);
   file->contents.platform = "cuda";

@@ -1,7 +1,7 @@
 // What a step costs beside the client calls it makes. Not a test: `meson test
 // --benchmark`.
 //
-//   bench_step [stages [microbatches [steps [issue threads]]]]
+//   bench_step [stages [microbatches [steps]]]
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -30,14 +30,19 @@ static jpp_bare_t* create_bare(const model_t* model) {
   return bare;
 }
 
+static jpp_status_t* run(model_t* model, const jpp_call_t* call) {
+  JPP_RETURN_IF_ERROR(jpp_runtime_call(model->runtime, call));
+  return jpp_runtime_await(model->runtime, NULL);
+}
+
 static double time_step(model_t* model, jpp_bare_t* bare, way_t way) {
-  jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)model->inputs,
-                      .outputs = model->outputs};
   model_give(model);
+  jpp_call_t call = model_wrap(model);
   jpp_runtime_set_tracing(model->runtime, way == WAY_TRACED);
   double begin = now_us();
-  ASSERT_OK(way == WAY_BARE ? jpp_bare_step(bare, &io) : model_step(model));
+  ASSERT_OK(way == WAY_BARE ? jpp_bare_call(bare, &call) : run(model, &call));
   double time = now_us() - begin;
+  model_unwrap(model, &call);
   model_take_back(model);
   return time;
 }
@@ -76,7 +81,7 @@ static uint32_t number(int argc, char** argv, int at, uint32_t otherwise) {
 int main(int argc, char** argv) {
   uint32_t stages = number(argc, argv, 1, 4), microbatches = number(argc, argv, 2, 32);
   uint32_t steps = number(argc, argv, 3, 200);
-  model_options_t options = {.portable = true, .issue_threads = number(argc, argv, 4, 1)};
+  model_options_t options = {.portable = true};
   char* text = model_chain(stages, stages, microbatches);
   model_t* model = model_create(text, options);
   // Dead handles of the fake are kept, so its steps get slower: few of them.

@@ -93,7 +93,8 @@ static void plan(model_t* model) {
   jpp_loop_schedule_t loops[4] = {0};
   assert_true(model->graph->num_loops <= 4);
   for (uint32_t i = 0; i < model->graph->num_loops; ++i) {
-    loops[i].built_in = model->options.schedule;
+    loops[i] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops),
+                                     .built_in = model->options.schedule};
   }
   jpp_plan_options_t options = {
       .struct_size = sizeof(options), .ranks = model->options.ranks, .loops = loops};
@@ -107,8 +108,10 @@ static void plan(model_t* model) {
 jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   bool fake = !model->options.plugin_path;
   char* code = fake ? model_fake_code(model, task) : model_mlir_code(model, task);
-  jpp_compile_request_t request = {
-      .code = code, .code_size = strlen(code), .format = fake ? "fake" : "mlir"};
+  jpp_compile_request_t request = {.struct_size = sizeof(request),
+                                   .code = code,
+                                   .code_size = strlen(code),
+                                   .format = fake ? "fake" : "mlir"};
   jpp_executable_t* executable = NULL;
   ASSERT_OK(jpp_client_compile(model->client, &request, &executable));
   free(code);
@@ -212,7 +215,6 @@ jpp_status_t* model_try_create_runtime(model_t* model) {
                                    .devices_per_rank = model->options.devices_per_rank,
                                    .devices = model->devices,
                                    .executables = model->executables,
-                                   .issue_threads = model->options.issue_threads,
                                    .steps_in_flight = model->options.steps_in_flight,
                                    .rank_process = model->options.rank_process,
                                    .process = model->options.process,
@@ -268,10 +270,14 @@ jpp_array_t* model_array(const model_t* model, uint32_t arg, uint32_t rank, floa
     uint32_t shard = model->options.slice * per_rank + d;
     float offset = model->options.collective ? (float)shard / 8 : 0;
     for (int i = 0; i < kMostNumbers; ++i) data[d][i] = first + offset + (float)i * more;
-    shards[d] = (jpp_host_array_t){
-        .data = data[d], .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+    shards[d] = (jpp_host_array_t){.struct_size = sizeof(jpp_host_array_t),
+                                   .data = data[d],
+                                   .dtype = JPP_DTYPE_F32,
+                                   .rank = type->ndim,
+                                   .dims = type->dims};
   }
-  jpp_array_layout_t layout = {.client = model->client,
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = model->client,
                                .num_ranks = 1,
                                .devices_per_rank = per_rank,
                                .ranks = &rank};
@@ -280,15 +286,23 @@ jpp_array_t* model_array(const model_t* model, uint32_t arg, uint32_t rank, floa
   return array;
 }
 
+// Of floats.
+static size_t size_of(jpp_client_t* client, jpp_buffer_t* buffer) {
+  jpp_buffer_shape_t shape;
+  size_t bytes = sizeof(float);
+  ASSERT_OK(jpp_client_buffer_shape(client, buffer, &shape));
+  for (uint32_t i = 0; i < shape.rank; ++i) bytes *= (size_t)shape.dims[i];
+  return bytes;
+}
+
 float model_read_array(jpp_array_t* array) {
   float data[kMostNumbers] = {0};
-  jpp_array_layout_t layout = jpp_array_layout(array);
-  size_t bytes = 0;
+  const jpp_array_layout_t* layout = jpp_array_layout(array);
   ASSERT_OK(jpp_array_await(array, NULL));
-  jpp_buffer_t* buffer = jpp_array_shards(array, layout.ranks[0])[0];
-  ASSERT_OK(jpp_client_buffer_size(layout.client, buffer, &bytes));
+  jpp_buffer_t* buffer = jpp_array_shards(array, layout->ranks[0])[0];
+  size_t bytes = size_of(layout->client, buffer);
   assert_true(bytes <= sizeof(data));
-  ASSERT_OK(jpp_array_read(array, layout.ranks[0], 0, data, bytes, NULL));
+  ASSERT_OK(jpp_array_read(array, layout->ranks[0], 0, data, bytes, NULL));
   return data[0];
 }
 
@@ -299,8 +313,11 @@ static jpp_buffer_t* upload(const model_t* model, uint32_t arg, uint32_t device)
   size_t count = (size_t)(jpp_type_bytes(type) / sizeof(float));
   float* data = calloc(count + 1, sizeof(*data));
   for (size_t i = 0; i < count; ++i) data[i] = (float)arg + (float)i / 16;
-  jpp_host_array_t array = {
-      .data = data, .dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims};
+  jpp_host_array_t array = {.struct_size = sizeof(array),
+                            .data = data,
+                            .dtype = JPP_DTYPE_F32,
+                            .rank = type->ndim,
+                            .dims = type->dims};
   jpp_buffer_t* buffer = NULL;
   ASSERT_OK(jpp_client_buffer_from_host(model->client, &array, device, &buffer));
   free(data);
@@ -336,17 +353,83 @@ void model_take_back(model_t* model) {
   }
 }
 
+// The input of each rank that has argument `arg`, as one array.
+static jpp_array_t* wrap_arg(model_t* model, uint32_t arg) {
+  uint32_t per_rank = model->options.devices_per_rank, ranks[JPP_FAKE_MAX_DEVICES];
+  jpp_buffer_t* buffers[JPP_FAKE_MAX_DEVICES];
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = model->client,
+                               .devices_per_rank = per_rank,
+                               .ranks = ranks};
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      if (program->inputs[i].arg != arg) continue;
+      jpp_buffer_t** shards = &model->inputs[r][(size_t)i * per_rank];
+      for (uint32_t d = 0; d < per_rank; ++d) {
+        buffers[layout.num_ranks * per_rank + d] = shards[d];
+        shards[d] = NULL;
+      }
+      ranks[layout.num_ranks++] = r;
+    }
+  }
+  jpp_array_t* array = NULL;
+  ASSERT_OK(jpp_array_create(&layout, buffers, &array));
+  return array;
+}
+
+jpp_call_t model_wrap(model_t* model) {
+  jpp_array_t** args = calloc(model->graph->num_args + 1, sizeof(jpp_array_t*));
+  for (uint32_t a = 0; a < model->graph->num_args; ++a) args[a] = wrap_arg(model, a);
+  return (jpp_call_t){
+      .struct_size = sizeof(jpp_call_t),
+      .args = args,
+      .num_args = model->graph->num_args,
+      .num_results = model->graph->num_outputs,
+      .results = calloc(model->graph->num_outputs + 1, sizeof(jpp_array_t*))};
+}
+
+// Takes each array apart, rank by rank; the first rank leaves it deleted.
+void model_unwrap(model_t* model, const jpp_call_t* call) {
+  uint32_t per_rank = model->options.devices_per_rank;
+  for (uint32_t r = 0; r < model->plan->ranks; ++r) {
+    const jpp_program_t* program = &model->plan->programs[r];
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      if (program->inputs[i].owned) continue;
+      ASSERT_OK(jpp_array_take(call->args[program->inputs[i].arg], r, per_rank,
+                               &model->inputs[r][(size_t)i * per_rank]));
+    }
+    for (uint32_t o = 0; o < program->num_outputs; ++o) {
+      jpp_array_t* result = call->results[program->outputs[o].output];
+      if (!result) continue;
+      ASSERT_OK(
+          jpp_array_take(result, r, per_rank, &model->outputs[r][(size_t)o * per_rank]));
+    }
+  }
+  for (uint32_t a = 0; a < model->graph->num_args; ++a) jpp_array_release(call->args[a]);
+  for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
+    jpp_array_release(call->results[o]);
+  }
+  free((void*)call->args);
+  free((void*)call->results);
+}
+
 jpp_status_t* model_step(model_t* model) {
-  jpp_step_io_t io = {.inputs = (jpp_buffer_t* const* const*)model->inputs,
-                      .outputs = model->outputs};
-  return jpp_runtime_step(model->runtime, &io);
+  jpp_call_t call = model_wrap(model);
+  jpp_status_t* status = jpp_runtime_call(model->runtime, &call);
+  if (!status) status = jpp_runtime_await(model->runtime, NULL);
+  for (uint32_t o = 0; o < model->graph->num_outputs && status; ++o) {
+    jpp_array_release(call.results[o]);
+    call.results[o] = NULL;
+  }
+  model_unwrap(model, &call);
+  return status;
 }
 
 static float read_number(const model_t* model, jpp_buffer_t* buffer) {
   float data[64] = {0};
-  size_t bytes = 0;
   assert_non_null(buffer);
-  ASSERT_OK(jpp_client_buffer_size(model->client, buffer, &bytes));
+  size_t bytes = size_of(model->client, buffer);
   assert_true(bytes <= sizeof(data));
   ASSERT_OK(jpp_client_buffer_read(model->client, buffer, data, bytes));
   return data[bytes / sizeof(float) - 1];

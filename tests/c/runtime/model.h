@@ -17,7 +17,6 @@ typedef struct model_options {
   uint32_t ranks;             // 0: what the text says
   uint32_t devices_per_rank;  // 0: 1
   uint32_t ranks_per_device;  // 0: 1; neighbours share a group of devices
-  uint32_t issue_threads;
   uint32_t steps_in_flight;
   uint32_t device_threads;  // of the fake
   uint32_t latency_us;      // of the fake
@@ -81,7 +80,11 @@ float model_read_array(jpp_array_t* array);
 void model_give(model_t* model);
 // Destroys what the caller still owns of inputs and outputs.
 void model_take_back(model_t* model);
+// Runs a step on the inputs and waits. A failed step leaves no outputs.
 jpp_status_t* model_step(model_t* model);
+// The two halves around the call: the inputs as arrays, and back; the results as outputs.
+jpp_call_t model_wrap(model_t* model);
+void model_unwrap(model_t* model, const jpp_call_t* call);
 // Gives inputs, steps, reads a number of each output of the graph and takes all back.
 // All shards and replicas of an output must agree.
 void model_run(model_t* model, float* numbers);

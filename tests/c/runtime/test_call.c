@@ -39,8 +39,12 @@ static stepper_t make_stepper(const char* text, model_options_t options) {
 }
 
 static jpp_status_t* try_call(stepper_t* stepper, const jpp_interrupt_t* interrupt) {
-  jpp_call_t call = {
-      .args = stepper->args, .results = stepper->results, .interrupt = interrupt};
+  jpp_call_t call = {.struct_size = sizeof(call),
+                     .args = stepper->args,
+                     .num_args = num_args(stepper),
+                     .results = stepper->results,
+                     .num_results = num_results(stepper),
+                     .interrupt = interrupt};
   return jpp_runtime_call(stepper->model->runtime, &call);
 }
 
@@ -95,7 +99,6 @@ static void test_steps_in_flight_train_alike(void** state) {
       model_options_t options = {.steps_in_flight = in_flight,
                                  .devices_per_rank = per_rank,
                                  .device_threads = 2,
-                                 .issue_threads = in_flight,
                                  .latency_us = 30};
       assert_float_equal(train(text, options, 20, false), expected, 0);
     }
@@ -246,7 +249,7 @@ typedef struct look {
 
 static look_t lend(jpp_array_t* array) {
   look_t look;
-  uint32_t rank = jpp_array_layout(array).ranks[0];
+  uint32_t rank = jpp_array_layout(array)->ranks[0];
   ASSERT_OK(jpp_array_lend(array, rank, 0, NULL, &look.loan));
   look.seen = *(const float*)look.loan.memory;
   return look;
@@ -338,8 +341,11 @@ static jpp_status_t* borrow(const model_t* model, uint32_t arg, uint32_t rank,
       .memory = data,
       .shape = {.dtype = JPP_DTYPE_F32, .rank = type->ndim, .dims = type->dims},
       .device = model->devices[rank]};
-  jpp_array_layout_t layout = {
-      .client = model->client, .num_ranks = 1, .devices_per_rank = 1, .ranks = &rank};
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = model->client,
+                               .num_ranks = 1,
+                               .devices_per_rank = 1,
+                               .ranks = &rank};
   return jpp_array_borrow(&layout, &memory, count_release, (void*)released, out_array);
 }
 
@@ -665,10 +671,14 @@ static jpp_array_t* upload_zeros(const model_t* model, jpp_dtype_t dtype, int64_
   const uint32_t rank = 0;
   jpp_host_array_t shards[kMostDevices];
   for (uint32_t d = 0; d < kMostDevices; ++d) {
-    shards[d] = (jpp_host_array_t){
-        .data = kZeros, .dtype = dtype, .rank = columns ? 2 : 1, .dims = dims};
+    shards[d] = (jpp_host_array_t){.struct_size = sizeof(jpp_host_array_t),
+                                   .data = kZeros,
+                                   .dtype = dtype,
+                                   .rank = columns ? 2 : 1,
+                                   .dims = dims};
   }
-  jpp_array_layout_t layout = {.client = model->client,
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = model->client,
                                .num_ranks = 1,
                                .devices_per_rank = model->options.devices_per_rank,
                                .ranks = &rank};
@@ -713,9 +723,19 @@ static void test_types_and_shapes_of_arguments_are_compared(void** state) {
   good = stepper.args[3];
   stepper.args[3] = stepper.results[1];
   jpp_array_t* results[kMostArrays];
-  jpp_call_t call = {.args = stepper.args, .results = results};
+  jpp_call_t call = {.struct_size = sizeof(call),
+                     .args = stepper.args,
+                     .num_args = num_args(&stepper),
+                     .results = results,
+                     .num_results = num_results(&stepper)};
   ASSERT_FAILS(jpp_runtime_call(stepper.model->runtime, &call), JPP_INVALID_ARGUMENT,
                "argument x: expected f32[8,4], found f32[4]");
+  --call.num_results;
+  ASSERT_FAILS(jpp_runtime_call(stepper.model->runtime, &call), JPP_INVALID_ARGUMENT,
+               "the results of a call: expected a count of");
+  ++call.num_args;
+  ASSERT_FAILS(jpp_runtime_call(stepper.model->runtime, &call), JPP_INVALID_ARGUMENT,
+               "the arguments of a call: expected a count of");
   stepper.args[3] = good;
   end_stepper(&stepper);
 }
@@ -747,17 +767,28 @@ static void test_shards_of_one_array_are_alike(void** state) {
   stepper_t stepper = make_stepper(kModelOutputs, (model_options_t){0});
   static const float kZeros[8];
   const int64_t dims[] = {4, 8};
-  const jpp_host_array_t shards[] = {
-      {.data = kZeros, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = &dims[0]},
-      {.data = kZeros, .dtype = JPP_DTYPE_F32, .rank = 1, .dims = &dims[1]}};
+  jpp_host_array_t shards[] = {{.struct_size = sizeof(*shards),
+                                .data = kZeros,
+                                .dtype = JPP_DTYPE_F32,
+                                .rank = 1,
+                                .dims = &dims[0]},
+                               {.struct_size = sizeof(*shards),
+                                .data = kZeros,
+                                .dtype = JPP_DTYPE_F32,
+                                .rank = 1,
+                                .dims = &dims[1]}};
   const uint32_t rank = 0, devices[] = {0, 1};
-  jpp_array_layout_t layout = {.client = stepper.model->client,
+  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                               .client = stepper.model->client,
                                .num_ranks = 1,
                                .devices_per_rank = 2,
                                .ranks = &rank};
   jpp_array_t* array = NULL;
   ASSERT_FAILS(jpp_array_upload(&layout, shards, devices, &array), JPP_INVALID_ARGUMENT,
                "expected shards of one type and shape");
+  shards[1].struct_size = 0;
+  ASSERT_FAILS(jpp_array_upload(&layout, shards, devices, &array), JPP_INVALID_ARGUMENT,
+               "in element 1 of a list, as in the first one, found 0");
   assert_null(array);
   end_stepper(&stepper);
 }

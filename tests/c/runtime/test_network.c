@@ -91,7 +91,7 @@ static void connect_all(process_t* processes, uint32_t delay, uint64_t seed) {
 static void read_numbers(const model_t* model, jpp_array_t* const* results,
                          float* numbers) {
   for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {
-    bool here = jpp_array_layout(results[o]).num_ranks > 0;
+    bool here = jpp_array_layout(results[o])->num_ranks > 0;
     numbers[o] = here ? model_read_array(results[o]) : -1;
   }
 }
@@ -112,7 +112,11 @@ static jpp_status_t* take_step(const process_t* process, model_t* model,
     ASSERT_OK(jpp_runtime_await(model->runtime, NULL));
     ASSERT_OK(jpp_fake_set_held(model->client, true));
   }
-  jpp_call_t call = {.args = args, .results = results};
+  jpp_call_t call = {.struct_size = sizeof(call),
+                     .args = args,
+                     .num_args = model->graph->num_args,
+                     .results = results,
+                     .num_results = model->graph->num_outputs};
   return jpp_runtime_call(model->runtime, &call);
 }
 

@@ -29,35 +29,31 @@ static const char kTwoStages[] =
 
 static void test_numbers_of_two_stages(void** state) {
   (void)state;
-  for (uint32_t threads = 1; threads < 3; ++threads) {
-    model_t* model = model_create(
-        kTwoStages,
-        (model_options_t){.plugin_path = test_plugin_path(), .issue_threads = threads});
-    for (int step = 0; step < 3; ++step) {
-      float numbers[kOutputs];
-      model_run(model, numbers);
-      // The last elements: argument number + 3 / 16.
-      float w = 3.0f / 16, x = 1 + 3.0f / 16, v = 2 + 3.0f / 16;
-      float sum = 1;
-      for (int i = 0; i < 5; ++i) sum += 1 + (w + 1 + x + (float)i);
-      assert_float_equal(numbers[0], sum, 0);
-      assert_float_equal(numbers[1], sum, 0);
-      assert_float_equal(numbers[2], w, 0);
-      assert_float_equal(numbers[3], 1 + v + sum, 0);
-    }
-    model_destroy(model);
+  model_t* model =
+      model_create(kTwoStages, (model_options_t){.plugin_path = test_plugin_path()});
+  for (int step = 0; step < 3; ++step) {
+    float numbers[kOutputs];
+    model_run(model, numbers);
+    // The last elements: argument number + 3 / 16.
+    float w = 3.0f / 16, x = 1 + 3.0f / 16, v = 2 + 3.0f / 16;
+    float sum = 1;
+    for (int i = 0; i < 5; ++i) sum += 1 + (w + 1 + x + (float)i);
+    assert_float_equal(numbers[0], sum, 0);
+    assert_float_equal(numbers[1], sum, 0);
+    assert_float_equal(numbers[2], w, 0);
+    assert_float_equal(numbers[3], 1 + v + sum, 0);
   }
+  model_destroy(model);
 }
 
 static void test_schedules_give_the_same_numbers(void** state) {
   (void)state;
-  static const char* const kSchedules[] = {"gpipe", "1f1b", "1f1b"};
-  float numbers[3][kOutputs];
+  static const char* const kSchedules[] = {"gpipe", "1f1b"};
+  float numbers[2][kOutputs];
   char* text = model_chain(4, 4, 8);
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 2; ++i) {
     model_options_t options = {.schedule = kSchedules[i],
-                               .plugin_path = test_plugin_path(),
-                               .issue_threads = i == 2 ? 3 : 1};
+                               .plugin_path = test_plugin_path()};
     model_t* model = model_create(text, options);
     jpp_runtime_set_tracing(model->runtime, i == 1);
     model_run(model, numbers[i]);
@@ -110,7 +106,7 @@ static void test_a_failure_is_named_and_the_next_step_works(void** state) {
     const char* message = jpp_status_message(status);
     if (!strstr(message, place) || !strstr(message, "out of luck"))
       fail_msg("%s", message);
-    assert_memory_equal(message, "rank 1, instruction ", 20);
+    assert_non_null(strstr(message, ": rank 1, instruction "));
     jpp_status_free(status);
     model_take_back(model);
     model_run(model, after);

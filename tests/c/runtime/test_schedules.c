@@ -63,8 +63,10 @@ static void test_ranks_run_their_lists(void** state) {
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     for (uint32_t n = 0; n < 8 * 4 * 5; ++n) {
       uint32_t ranks = n % 8 + 1, stages = ranks * (n / 8 % 4 + 1);
-      jpp_schedule_params_t params = {
-          .stages = stages, .ranks = ranks, .microbatches = kMicrobatches[n / 32]};
+      jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                      .stages = stages,
+                                      .ranks = ranks,
+                                      .microbatches = kMicrobatches[n / 32]};
       runs += run_one(jpp_schedule_info_at(i)->name, &params);
     }
   }

@@ -93,7 +93,11 @@ static void test_costs_are_those_of_the_device(void** state) {
       if (inside) sum += (double)(trace->runs[r].end - trace->runs[r].start) / 1e6;
     }
     jpp_cost_t costs[3];
-    jpp_trace_costs(trace, 0, costs);
+    ASSERT_OK(jpp_trace_costs(trace, 0, 3, costs));
+    ASSERT_FAILS(jpp_trace_costs(trace, 0, 2, costs), JPP_INVALID_ARGUMENT,
+                 "the costs of a loop's stages: expected a count of 3, found 2");
+    ASSERT_FAILS(jpp_trace_costs(trace, 1, 3, costs), JPP_INVALID_ARGUMENT,
+                 "expected a loop below 1, found 1");
     for (uint32_t s = 0; s < 3; ++s) {
       sum -= 4 * (costs[s].forward + costs[s].backward + costs[s].weight);
       assert_true(costs[s].forward > 0 && costs[s].weight >= 0);
@@ -118,7 +122,7 @@ static void test_costs_of_a_trial(void** state) {
     args[a] = model_array(model, a, 0, (float)a, 1.0f / 16);
   }
   jpp_cost_t costs[4] = {[3] = {.forward = -1}};
-  ASSERT_OK(jpp_runtime_measure(model->runtime, args, NULL, costs));
+  ASSERT_OK(jpp_runtime_measure(model->runtime, args, NULL, 3, costs));
   for (uint32_t s = 0; s < 3; ++s) {
     assert_true(costs[s].forward > 0 && costs[s].backward + costs[s].weight > 0);
   }
@@ -223,10 +227,17 @@ static jpp_trace_t handmade_trace(void) {
 
 static void expect_picture(const char* golden, uint32_t columns, bool color) {
   jpp_trace_t trace = handmade_trace();
-  char* text = NULL;
-  ASSERT_OK(jpp_trace_draw(&(const jpp_trace_t*){&trace}, 1, columns, color, &text));
+  char *json = NULL, *text = NULL;
+  ASSERT_OK(jpp_trace_to_json(&(const jpp_trace_t*){&trace}, 1, &json));
+  jpp_trace_text_t trace_text = {
+      .name = "handmade", .text = json, .length = strlen(json)};
+  jpp_spans_t* spans = NULL;
+  ASSERT_OK(jpp_spans_read(&trace_text, 1, &spans));
+  ASSERT_OK(jpp_spans_draw(spans, columns, color, &text));
   assert_golden(golden, text);
+  jpp_spans_destroy(spans);
   jpp_text_free(text);
+  jpp_text_free(json);
 }
 
 static void test_pictures(void** state) {
@@ -260,7 +271,11 @@ static void test_steps_that_overlap(void** state) {
   }
   // The chain's new weights come first, in the order of the old ones.
   for (int step = 0; step < 2; ++step) {
-    jpp_call_t call = {.args = args, .results = results[step]};
+    jpp_call_t call = {.struct_size = sizeof(call),
+                       .args = args,
+                       .num_args = num_args,
+                       .results = results[step],
+                       .num_results = num_results};
     ASSERT_OK(jpp_runtime_call(model->runtime, &call));
     for (uint32_t a = 0; a + 1 < num_args; ++a) {
       jpp_array_release(args[a]);
@@ -294,8 +309,6 @@ static void test_steps_that_overlap(void** state) {
   assert_true(last * 1e3 > (double)offset);
   json_decref(root);
   jpp_text_free(text);
-  ASSERT_OK(jpp_trace_draw(traces, 2, 60, false, &text));
-  jpp_text_free(text);
   for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);
   for (uint32_t o = num_args - 1; o < num_results; ++o) {
     for (int step = 0; step < 2; ++step) jpp_array_release(results[step][o]);
@@ -305,12 +318,11 @@ static void test_steps_that_overlap(void** state) {
 
 static void test_nothing_to_draw_is_refused(void** state) {
   (void)state;
-  jpp_trace_t trace = handmade_trace();
-  const jpp_trace_t* of = &trace;
+  jpp_spans_t spans = {.ranks = 1, .end = 1};
   char* text = NULL;
-  ASSERT_FAILS(jpp_trace_draw(&of, 1, 0, false, &text), JPP_INVALID_ARGUMENT, "1 column");
-  trace.length = 0;
-  ASSERT_FAILS(jpp_trace_draw(&of, 1, 9, false, &text), JPP_INVALID_ARGUMENT, "found 9");
+  ASSERT_FAILS(jpp_spans_draw(&spans, 0, false, &text), JPP_INVALID_ARGUMENT, "1 column");
+  spans.end = 0;
+  ASSERT_FAILS(jpp_spans_draw(&spans, 9, false, &text), JPP_INVALID_ARGUMENT, "found 9");
 }
 
 int main(void) {

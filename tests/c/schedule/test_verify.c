@@ -144,7 +144,7 @@ static void test_wrong_tasks_are_named(void** state) {
   assert_rejected(1, 1, 4, (jpp_schedule_row_t[]){ROW(F(0, 4))},
                   "fwd_0__4 names microbatch 4, and the loop has microbatches 0 to 3");
   assert_rejected(1, 1, 1, (jpp_schedule_row_t[]){ROW(F(0, 0), {.kind = 9})},
-                  "9 is no kind of task");
+                  "9 is not a kind of task");
   assert_rejected(1, 1, 1, (jpp_schedule_row_t[]){ROW(F(0, 0), B(0, 0), F(0, 0))},
                   "rank 0: fwd_0__0 is listed twice, as entries 0 and 2");
   assert_rejected(

@@ -57,7 +57,7 @@ static void test_limits_are_kept(void** state) {
                                       .activation_bytes = 10,
                                       .seconds = 0.05});
     uint32_t peaks[4];
-    jpp_schedule_peak_microbatches(result.schedule, peaks);
+    ASSERT_OK(jpp_schedule_peak_microbatches(result.schedule, 4, peaks));
     for (uint32_t r = 0; r < 4; ++r) assert_true(peaks[r] <= most);
     jpp_schedule_destroy(result.schedule);
   }

@@ -218,8 +218,10 @@ static void test_grid_is_simulated_as_by_the_naive_one(void** state) {
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     for (uint32_t n = 0; n < 8 * 4 * 24; n += kGridStep) {
       uint32_t ranks = n % 8 + 1, v = n / 8 % 4 + 1;
-      jpp_schedule_params_t params = {
-          .stages = ranks * v, .ranks = ranks, .microbatches = n / 32 + 1};
+      jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                      .stages = ranks * v,
+                                      .ranks = ranks,
+                                      .microbatches = n / 32 + 1};
       jpp_schedule_t* schedule = NULL;
       jpp_status_t* status =
           jpp_schedule_build(jpp_schedule_info_at(i)->name, &params, &schedule);
@@ -330,7 +332,8 @@ static void test_one_spmd_program(void** state) {
       {1, 1, 5, 0, false, 5, 15, 0, 0, 5},
   };
   for (size_t i = 0; i < sizeof(kTable) / sizeof(*kTable); ++i) {
-    jpp_schedule_params_t params = {.stages = kTable[i].stages,
+    jpp_schedule_params_t params = {.struct_size = sizeof(params),
+                                    .stages = kTable[i].stages,
                                     .ranks = kTable[i].ranks,
                                     .microbatches = kTable[i].microbatches};
     jpp_schedule_t* schedule = NULL;
@@ -352,7 +355,8 @@ static void test_one_spmd_program(void** state) {
 // The slowest stage is everybody's; what has no such program is refused.
 static void test_one_spmd_program_of_stages_that_differ(void** state) {
   (void)state;
-  jpp_schedule_params_t params = {.stages = 4, .ranks = 2, .microbatches = 2};
+  jpp_schedule_params_t params = {
+      .struct_size = sizeof(params), .stages = 4, .ranks = 2, .microbatches = 2};
   jpp_cost_t costs[] = {{1, 1, 1}, {2, 1, 1}, {1, 3, 1}, {1, 1, 1}};
   jpp_simulate_options_t options = {.struct_size = sizeof(options), .stage_costs = costs};
   for (params.microbatches = 2; params.microbatches <= 3; ++params.microbatches) {
@@ -372,7 +376,10 @@ static void test_one_spmd_program_of_stages_that_differ(void** state) {
     jpp_simulation_destroy(simulation);
     jpp_schedule_destroy(schedule);
   }
-  params = (jpp_schedule_params_t){.stages = 3, .ranks = 2, .microbatches = 2};
+  params = (jpp_schedule_params_t){.struct_size = sizeof(jpp_schedule_params_t),
+                                   .stages = 3,
+                                   .ranks = 2,
+                                   .microbatches = 2};
   jpp_schedule_t* schedule = NULL;
   ASSERT_OK(jpp_schedule_one_pass(&params, false, &schedule));
   jpp_simulation_t* simulation = simulate(schedule, 1, 1, 1);

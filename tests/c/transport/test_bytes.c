@@ -75,12 +75,6 @@ static void test_every_size_arrives(void** state) {
     jpp_channel_release(pair.in, received.slot);
     PAIR_WAIT(&pair, pair.finished == i + 1);
   }
-  jpp_channel_stats_t sent, got;
-  jpp_channel_get_stats(pair.out, &sent);
-  jpp_channel_get_stats(pair.in, &got);
-  assert_int_equal(sent.messages_sent, got.messages_received);
-  assert_int_equal(sent.bytes_sent, got.bytes_received);
-  assert_true(sent.bytes_sent > most);
   pair_close(&pair);
   free(data);
 }

@@ -26,7 +26,7 @@ static void test_what_the_plan_does_not_allow_is_not_sent(void** state) {
                JPP_INVALID_ARGUMENT, "channel 5: this is the receiver's end");
   jpp_message_t message = {0};
   ASSERT_FAILS(jpp_channel_try_send(pair.out, &message, &done), JPP_UNSUPPORTED,
-               "carries bytes, no handles");
+               "carries bytes, not handles");
   pair_close(&pair);
 }
 

@@ -219,7 +219,7 @@ static void test_data_that_comes_twice_or_too_large_fails_the_peer(void** state)
       arrive(&pair, &packet, data, packet.size);
     }
     ASSERT_FAILS(jpp_transport_peer_status(pair.receiver, 0), JPP_PEER_ERROR,
-                 large ? "too large" : "has come before");
+                 large ? "too large" : "arrived twice");
     jpp_transport_fake_kill(pair.sender);
     pair_close(&pair);
   }

@@ -150,11 +150,11 @@ static void test_packets_that_break_the_order_fail_the_peer(void** state) {
     size_t size;
     const char* text;
   } kCases[] = {
-      {{.kind = JPP_PACKET_MEET, .size = 5}, 5, "no id of NCCL"},
-      {{.kind = JPP_PACKET_MEET, .size = sizeof(kId)}, sizeof(kId), "has come before"},
+      {{.kind = JPP_PACKET_MEET, .size = 5}, 5, "not an NCCL id"},
+      {{.kind = JPP_PACKET_MEET, .size = sizeof(kId)}, sizeof(kId), "arrived twice"},
       {{.kind = JPP_PACKET_DATA, .channel = 5, .number = 1, .count = 1, .size = 9},
        9,
-       "memory of another kind"},
+       "another kind of memory"},
       {{.kind = JPP_PACKET_DATA,
         .channel = 5,
         .number = 1,

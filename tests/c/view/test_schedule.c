@@ -168,7 +168,8 @@ static void test_picture_of_a_long_schedule_is_cut(void** state) {
 }
 
 static jpp_status_t* use_everything(const char* name) {
-  jpp_schedule_params_t params = {.stages = 4, .ranks = 2, .microbatches = 5};
+  jpp_schedule_params_t params = {
+      .struct_size = sizeof(params), .stages = 4, .ranks = 2, .microbatches = 5};
   jpp_schedule_t* schedule = NULL;
   JPP_RETURN_IF_ERROR(jpp_schedule_build(name, &params, &schedule));
   jpp_schedule_rows_t rows = {

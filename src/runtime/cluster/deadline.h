@@ -1,0 +1,61 @@
+// Deadline: how long a send to or a receive from another process may wait before the step
+// fails as hung.
+//
+// The limit follows what the instruction usually waits: the median of its waits in the
+// last steps. A median alone would be too low for an instruction that never waited
+// because the devices still worked on the previous step, so the plan's forecast
+// (forecast.h) of its share of a step counts as well. The limit is a multiple of the
+// larger of the two, and at least a whole step.
+//
+// Only time during which all processes are in the step counts: a process that has not
+// called the step yet may be busy with something else, such as a checkpoint, and has
+// longer.
+//
+// Everything here belongs to the issuing thread.
+#ifndef JPP_RUNTIME_DEADLINE_H_
+#define JPP_RUNTIME_DEADLINE_H_
+
+#include <stdint.h>
+
+enum {
+  kJppDeadlineSteps = 9,
+  kJppDeadlineTimes = 20,
+  // Nanoseconds after which it is asked whether all processes are in the step.
+  kJppDeadlineQuiet = 100000000,
+};
+
+typedef struct jpp_pace {
+  int64_t steps[kJppDeadlineSteps];  // how long the last ones took, nanoseconds
+  uint32_t count;                    // of all there were
+  int64_t step;                      // how long one usually takes; 0: none is known
+  // When this process began the current step, and when all processes were first known to
+  // have begun it; 0: not yet.
+  int64_t begun, all_begun;
+} jpp_deadline_t;
+
+// The waits of one instruction that sends to or receives from another process.
+typedef struct jpp_deadline_wait {
+  int64_t last[kJppDeadlineSteps];  // in the same steps, nanoseconds
+  double share;                     // of a step, as the forecast has it
+} jpp_deadline_wait_t;
+
+// A step begins.
+void jpp_deadline_begin(jpp_deadline_t* deadline, int64_t now);
+// All of the step is issued.
+void jpp_deadline_end(jpp_deadline_t* deadline, int64_t now);
+// The instruction went on at `now`, and could not since `since`; 0: it could at once.
+void jpp_deadline_note(const jpp_deadline_t* deadline, jpp_deadline_wait_t* wait,
+                       int64_t since, int64_t now);
+
+// How long of the time since `since` all processes have been in the step.
+int64_t jpp_deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64_t now);
+// How long the instruction usually waits, nanoseconds. Of no use before the first
+// jpp_deadline_end().
+int64_t jpp_deadline_usual(const jpp_deadline_t* deadline,
+                           const jpp_deadline_wait_t* wait);
+// How long it may, at least `least_ms`; nanoseconds. INT64_MAX before
+// the first step is done, as its length is unknown.
+int64_t jpp_deadline_limit(const jpp_deadline_t* deadline,
+                           const jpp_deadline_wait_t* wait, uint32_t least_ms);
+
+#endif  // JPP_RUNTIME_DEADLINE_H_

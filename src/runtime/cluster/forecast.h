@@ -1,0 +1,23 @@
+// Forecast: how long each rank of a plan waits for others, and where, if every task takes
+// as long as its operations are many and messages take no time.
+//
+// It is the plan's own instructions that are followed, channels with their slots
+// included, from ranks that are all idle: a step that runs into the one before waits
+// less. Times have the unit of the ops' costs, so only their ratios mean something.
+#ifndef JPP_RUNTIME_FORECAST_H_
+#define JPP_RUNTIME_FORECAST_H_
+
+#include "base/arena.h"
+#include "jaxpp/program.h"
+
+typedef struct jpp_forecast {
+  double step;     // until the last rank is done
+  double** waits;  // [ranks][num_instrs] for the other end of a SEND or RECV
+} jpp_forecast_t;
+
+// Its memory is in `arena`. Of programs that wait for each other for ever it
+// says what comes before that.
+jpp_status_t* jpp_forecast_make(const jpp_plan_t* plan, jpp_arena_t* arena,
+                                jpp_forecast_t* out_forecast) JPP_MUST_USE;
+
+#endif  // JPP_RUNTIME_FORECAST_H_

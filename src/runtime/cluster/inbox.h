@@ -1,0 +1,24 @@
+// Inbox: what a channel's receiver keeps of messages from a rank of another process.
+//
+// A receive copies from the slot to the device. From a slot in host memory that is done
+// when the call returns, and the slot is given back at once; from one in device memory
+// the device copies later, and the slot waits for that.
+#ifndef JPP_RUNTIME_INBOX_H_
+#define JPP_RUNTIME_INBOX_H_
+
+#include "runtime/step/actor.h"
+
+// It is of the runtime's arena.
+jpp_status_t* jpp_inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) JPP_MUST_USE;
+// Waits for the devices' copies out of slots.
+void jpp_inbox_close(jpp_inbox_t* inbox);
+
+// `out_done` says whether there was a message.
+jpp_status_t* jpp_inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                             bool* out_done) JPP_MUST_USE;
+// Whether slots wait for the device.
+bool jpp_inbox_awaits_device(const jpp_inbox_t* inbox);
+// Gives back slots that are copied. True: something happened.
+bool jpp_inbox_progress(jpp_inbox_t* inbox);
+
+#endif  // JPP_RUNTIME_INBOX_H_

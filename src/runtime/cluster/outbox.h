@@ -1,0 +1,40 @@
+// Outbox: what a channel's sender keeps of messages to a rank of another process.
+//
+// A value is sent when it exists: it is copied to a parcel as soon as the device has made
+// it, and the parcel goes when the receiver has a slot. The sender's program does not
+// wait for either, only for a free parcel, of which there are as many as the channel has
+// slots.
+//
+// A parcel is host memory; or, where the transport takes device memory, copies on the
+// devices, since a later task may be given the value's own memory.
+#ifndef JPP_RUNTIME_OUTBOX_H_
+#define JPP_RUNTIME_OUTBOX_H_
+
+#include "runtime/step/actor.h"
+
+// Creates the outbox of a channel whose shards have up to `most_bytes` bytes, in the
+// runtime's arena. Close it after the channel.
+jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
+                                uint64_t most_bytes) JPP_MUST_USE;
+// Forgets what has not left. The transport may still read what has: `jpp_outbox_sent` is
+// called for that.
+void jpp_outbox_drop(jpp_outbox_t* outbox);
+void jpp_outbox_close(jpp_outbox_t* outbox);
+
+// `out_done` says whether there was a parcel.
+jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) JPP_MUST_USE;
+// Sends what is ready. True: something happened.
+bool jpp_outbox_progress(jpp_outbox_t* outbox);
+// The channel's jpp_channel_sent_t: the transport needs a parcel, the cookie, no longer.
+void jpp_outbox_sent(void* user, void* cookie);
+
+// Whether there are parcels that are filled or that the transport still needs.
+bool jpp_outbox_is_busy(const jpp_outbox_t* outbox);
+// Whether the oldest message that has not left waits for the sender's device.
+bool jpp_outbox_awaits_device(const jpp_outbox_t* outbox);
+// The same, with its step and the send in the sender's program.
+bool jpp_outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
+                          uint32_t* out_instr);
+
+#endif  // JPP_RUNTIME_OUTBOX_H_

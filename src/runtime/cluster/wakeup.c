@@ -1,0 +1,43 @@
+// An eventfd that is written only while the issuing thread sleeps; otherwise a call costs
+// one atomic load.
+#include "runtime/cluster/wakeup.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+jpp_status_t* jpp_wakeup_open(jpp_wakeup_t* wakeup) {
+  wakeup->descriptor = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wakeup->descriptor >= 0) return NULL;
+  return jpp_status_make(JPP_UNSUPPORTED, "eventfd: %s", strerror(errno));
+}
+
+void jpp_wakeup_close(jpp_wakeup_t* wakeup) {
+  if (wakeup->descriptor >= 0) close(wakeup->descriptor);
+  wakeup->descriptor = -1;
+}
+
+void jpp_wakeup_call(jpp_wakeup_t* wakeup) {
+  if (!atomic_load(&wakeup->sleeps)) return;
+  int error = errno;  // a signal handler leaves it as it is
+  (void)!write(wakeup->descriptor, &(uint64_t){1}, sizeof(uint64_t));
+  errno = error;
+}
+
+void jpp_wakeup_begin(jpp_wakeup_t* wakeup) { atomic_store(&wakeup->sleeps, true); }
+
+void jpp_wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds) {
+  struct pollfd found[] = {{.fd = wakeup->descriptor, .events = POLLIN},
+                           {.fd = descriptor, .events = POLLIN}};
+  struct timespec limit = {.tv_sec = nanoseconds / 1000000000,
+                           .tv_nsec = nanoseconds % 1000000000};
+  ppoll(found, descriptor < 0 ? 1 : 2, &limit, NULL);
+  // A call that comes too late for this one shortens the next sleep, no more.
+  uint64_t calls = 0;
+  if (found[0].revents) (void)!read(wakeup->descriptor, &calls, sizeof(calls));
+}
+
+void jpp_wakeup_end(jpp_wakeup_t* wakeup) { atomic_store(&wakeup->sleeps, false); }

@@ -1,0 +1,28 @@
+// Wire: what a message between processes is made of. Its first shard, in host memory,
+// says what the others are, one for each device of a rank: a shard's shape is known to
+// the program that made it, not to the plan.
+#ifndef JPP_RUNTIME_WIRE_H_
+#define JPP_RUNTIME_WIRE_H_
+
+#include "base/bytes.h"
+#include "jaxpp/device.h"
+
+// What a shard is, as it goes over the wire: processes of a job run on machines of one
+// byte order, which the transport's handshake compares.
+typedef struct jpp_wire_shape {
+  uint32_t dtype;  // jpp_dtype_t
+  uint32_t rank;
+  int64_t dims[JPP_BUFFER_MAX_RANK];
+} jpp_wire_shape_t;
+
+// Bytes of a shard. Device memory packs types of 2 and 4 bits, host memory does not.
+static inline uint64_t jpp_wire_bytes(const jpp_wire_shape_t* shape, bool on_device) {
+  uint64_t elements = 1;
+  for (uint32_t i = 0; i < shape->rank; ++i) {
+    elements = jpp_bytes_multiply(elements, (uint64_t)shape->dims[i]);
+  }
+  if (on_device) return jpp_dtype_device_bytes((jpp_dtype_t)shape->dtype, elements);
+  return jpp_bytes_multiply(elements, jpp_dtype_bits((jpp_dtype_t)shape->dtype) / 8);
+}
+
+#endif  // JPP_RUNTIME_WIRE_H_

@@ -1,0 +1,325 @@
+// Records when every task ran. While a step is issued, only two times of each run are
+// stored: when it was issued and when its results were ready. Their meaning is worked out
+// afterwards.
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "runtime/step/state.h"
+
+// --- Whoever looks on -----------------------------------------------------------------
+
+// An observer that leaves waits so long for the steps under way.
+enum { kLastStepsMs = 2000 };
+
+static atomic_bool g_observed;  // lets steps skip the lock without an observer
+static pthread_mutex_t g_observer_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t g_observer_changed = PTHREAD_COND_INITIALIZER;
+static jpp_trace_observer_t g_observer;  // these three: under the mutex
+static void* g_observer_user;
+static uint32_t g_observed_steps;  // begun for the observer and not done
+
+static void await_observed_steps(void) {
+  struct timespec deadline;
+  clock_gettime(CLOCK_REALTIME, &deadline);
+  deadline.tv_sec += kLastStepsMs / 1000;
+  while (g_observed_steps) {
+    if (pthread_cond_timedwait(&g_observer_changed, &g_observer_mutex, &deadline)) return;
+  }
+}
+
+void jpp_trace_observe(jpp_trace_observer_t observer, void* user) {
+  pthread_mutex_lock(&g_observer_mutex);
+  atomic_store(&g_observed, observer != NULL);
+  if (!observer) await_observed_steps();
+  g_observer = observer;
+  g_observer_user = user;
+  pthread_mutex_unlock(&g_observer_mutex);
+}
+
+static bool begin_observed_step(void) {
+  if (!atomic_load(&g_observed)) return false;
+  pthread_mutex_lock(&g_observer_mutex);
+  ++g_observed_steps;
+  pthread_mutex_unlock(&g_observer_mutex);
+  return true;
+}
+
+// `trace`: NULL for a step that failed.
+static void end_observed_step(const jpp_trace_t* trace) {
+  pthread_mutex_lock(&g_observer_mutex);
+  if (trace && g_observer) g_observer(g_observer_user, trace);
+  --g_observed_steps;
+  pthread_cond_broadcast(&g_observer_changed);
+  pthread_mutex_unlock(&g_observer_mutex);
+}
+
+// --- Memory for traces ----------------------------------------------------------------
+
+static void name_runs(const jpp_actor_t* actor, jpp_trace_run_t* runs) {
+  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+    const jpp_actor_instr_t* instr = &actor->instrs[i];
+    if (instr->kind != JPP_INSTR_RUN) continue;
+    const jpp_instr_t* source = &actor->program->instrs[instr->source];
+    runs[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
+                                         .task = source->target,
+                                         .microbatch = source->microbatch};
+  }
+}
+
+static jpp_status_t* allocate_step(jpp_runtime_t* runtime, uint64_t num_runs,
+                                   jpp_step_trace_t* step) {
+  jpp_arena_t* arena = &runtime->arena;
+  uint32_t ranks = runtime->plan->ranks;
+  jpp_trace_run_t* runs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, num_runs, &runs));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, ranks, &step->peaks));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, ranks, &step->actors));
+  step->trace = (jpp_trace_t){.plan = runtime->plan,
+                              .num_runs = num_runs,
+                              .runs = runs,
+                              .peak_live_bytes = step->peaks};
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const jpp_actor_t* actor = &runtime->actors[r];
+    size_t waiters = (size_t)actor->num_runs * runtime->devices_per_rank;
+    step->actors[r].runs = runs;
+    name_runs(actor, runs);
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, waiters, &step->actors[r].waiters));
+    runs += actor->num_runs;
+  }
+  return NULL;
+}
+
+static void number_messages(jpp_actor_t* actor) {
+  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+    jpp_actor_instr_t* instr = &actor->instrs[i];
+    switch ((jpp_instr_kind_t)instr->kind) {
+      case JPP_INSTR_SEND:
+        instr->message = instr->link->sends++;
+        break;
+      case JPP_INSTR_RECV:
+        instr->message = instr->link->recvs++;
+        break;
+      case JPP_INSTR_RUN:
+      case JPP_INSTR_DELETE:
+      case JPP_INSTR_KIND_COUNT:
+        break;
+    }
+  }
+}
+
+static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
+  uint32_t registers = 0, messages = 0;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    uint32_t count = runtime->actors[r].program->num_registers;
+    if (count > registers) registers = count;
+    number_messages(&runtime->actors[r]);
+  }
+  for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
+    jpp_link_t* link = &runtime->links[i];
+    link->first_message = messages;
+    messages += link->sends > link->recvs ? link->sends : link->recvs;
+  }
+  jpp_tracer_t* tracer = &runtime->tracer;
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&runtime->arena, registers, &tracer->register_ends));
+  return JPP_ARENA_ARRAY(&runtime->arena, messages, &tracer->message_ends);
+}
+
+jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
+  jpp_tracer_t* tracer = &runtime->tracer;
+  uint64_t runs = 0;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
+  tracer->count = 2 * runtime->queue.count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, tracer->count, &tracer->steps));
+  for (uint32_t i = 0; i < tracer->count; ++i) {
+    JPP_RETURN_IF_ERROR(allocate_step(runtime, runs, &tracer->steps[i]));
+  }
+  return allocate_scratch(runtime);
+}
+
+// --- While a step is issued -----------------------------------------------------------
+
+void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
+  step->trace = NULL;
+  bool observed = begin_observed_step();
+  if (atomic_load(&runtime->tracer.wanted) || observed) {
+    step->trace = &runtime->tracer.steps[step->number % runtime->tracer.count];
+    step->trace->complete = false;
+    step->trace->observed = observed;
+    step->trace->trace.step = step->number;
+    step->trace->trace.start = jpp_clock_now();
+    step->trace->trace.clock = jpp_clock_real_now();
+  }
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    jpp_actor_t* actor = &runtime->actors[r];
+    actor->step->trace = step->trace ? &step->trace->actors[r] : NULL;
+    actor->live_bytes = actor->given_bytes;
+    if (step->trace) actor->step->trace->peak_live_bytes = actor->given_bytes;
+  }
+}
+
+void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  actor->live_bytes += (uint64_t)instr->live_bytes;
+  uint64_t* peak = &actor->step->trace->peak_live_bytes;
+  if (actor->live_bytes > *peak) *peak = actor->live_bytes;
+}
+
+// Any thread, no lock held. The waiter is the runtime's again once `pending` is lower.
+static void run_ended(void* user, jpp_status_t* status) {
+  jpp_run_waiter_t* waiter = user;
+  waiter->end = jpp_clock_now();
+  jpp_status_free(status);
+  atomic_fetch_sub_explicit(waiter->pending, 1, memory_order_release);
+}
+
+jpp_status_t* jpp_trace_watch(jpp_actor_t* actor, uint32_t run, int64_t issued) {
+  jpp_runtime_t* runtime = actor->runtime;
+  jpp_step_trace_t* step = runtime->step->trace;
+  size_t first = (size_t)run * runtime->devices_per_rank;
+  actor->step->trace->runs[run].issued = issued - step->trace.start;
+  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+    jpp_run_waiter_t* waiter = &actor->step->trace->waiters[first + d];
+    *waiter = (jpp_run_waiter_t){.base = {.callback = run_ended, .user = waiter},
+                                 .pending = &step->pending};
+    atomic_fetch_add_explicit(&step->pending, 1, memory_order_relaxed);
+    jpp_status_t* status = jpp_client_event_on_ready(
+        runtime->client, actor->step->events[first + d], &waiter->base);
+    if (!status) continue;
+    atomic_fetch_sub_explicit(&step->pending, 1, memory_order_relaxed);
+    return status;
+  }
+  return NULL;
+}
+
+// --- Afterwards -----------------------------------------------------------------------
+
+// An event may be ready a moment before its callbacks have run.
+void jpp_trace_drain(jpp_step_t* step) {
+  while (atomic_load_explicit(&step->trace->pending, memory_order_acquire)) sched_yield();
+}
+
+static void find_run_ends(const jpp_actor_t* actor, jpp_step_trace_t* step) {
+  jpp_actor_trace_t* trace = &step->actors[actor->program->rank];
+  const jpp_run_waiter_t* waiter = trace->waiters;
+  for (uint32_t run = 0; run < actor->num_runs; ++run) {
+    int64_t end = 0;
+    for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d, ++waiter) {
+      if (waiter->end > end) end = waiter->end;
+    }
+    trace->runs[run].end = end - step->trace.start;
+    trace->last_end = end;
+  }
+}
+
+static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// A walk along an actor's program with the times of one step.
+typedef struct walk {
+  const jpp_actor_t* actor;
+  jpp_trace_run_t* runs;
+  int64_t* message_ends;
+  int64_t* register_ends;
+  int64_t idle_since;  // when the device was done with the step before
+} walk_t;
+
+// When the device could begin, from when each register was filled.
+static int64_t find_run_start(const walk_t* walk, const jpp_actor_instr_t* instr) {
+  const jpp_trace_run_t* run = &walk->runs[instr->run];
+  int64_t start = later(run->issued, instr->run ? run[-1].end : walk->idle_since);
+  for (uint32_t i = 0; i < instr->num_args; ++i) {
+    start = later(start, walk->register_ends[instr->operands[i]]);
+  }
+  return start < run->end ? start : run->end;
+}
+
+static int64_t* message_end(const walk_t* walk, const jpp_actor_instr_t* instr) {
+  return &walk->message_ends[instr->link->first_message + instr->message];
+}
+
+// When the registers that the instruction fills are full.
+static int64_t end_of_results(const walk_t* walk, const jpp_actor_instr_t* instr,
+                              bool starts) {
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      return walk->runs[instr->run].end;
+    case JPP_INSTR_RECV:
+      return starts ? *message_end(walk, instr) : 0;
+    case JPP_INSTR_SEND:
+    case JPP_INSTR_DELETE:
+    case JPP_INSTR_KIND_COUNT:
+      break;
+  }
+  return 0;
+}
+
+// Follows an actor's registers through its program. A message is there when the run that
+// made it has ended; the copy's own time is not measured. Messages are filled in on the
+// first walk over all actors (`starts` false), and taken on the second.
+static void follow_registers(const walk_t* walk, bool starts) {
+  const jpp_actor_t* actor = walk->actor;
+  int64_t* ends = walk->register_ends;
+  for (uint32_t i = 0; i < actor->program->num_registers; ++i) ends[i] = 0;
+  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+    const jpp_actor_instr_t* instr = &actor->instrs[i];
+    if (instr->kind == JPP_INSTR_SEND) {
+      *message_end(walk, instr) = ends[instr->operands[0]];
+    } else if (instr->kind == JPP_INSTR_RUN && starts) {
+      walk->runs[instr->run].start = find_run_start(walk, instr);
+    }
+    int64_t end = end_of_results(walk, instr, starts);
+    for (uint32_t k = 0; k < instr->num_results; ++k) {
+      ends[instr->operands[instr->num_args + k]] = end;
+    }
+  }
+}
+
+static jpp_step_trace_t* trace_of(const jpp_tracer_t* tracer, uint64_t step) {
+  jpp_step_trace_t* found = &tracer->steps[step % tracer->count];
+  return found->complete && found->trace.step == step ? found : NULL;
+}
+
+static void follow_actors(jpp_runtime_t* runtime, jpp_step_trace_t* step, bool starts) {
+  const jpp_step_trace_t* before = trace_of(&runtime->tracer, step->trace.step - 1);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    walk_t walk = {
+        .actor = &runtime->actors[r],
+        .runs = step->actors[r].runs,
+        .message_ends = runtime->tracer.message_ends,
+        .register_ends = runtime->tracer.register_ends,
+        .idle_since = before ? before->actors[r].last_end - step->trace.start : 0};
+    follow_registers(&walk, starts);
+  }
+}
+
+void jpp_trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
+  jpp_step_trace_t* found = step->trace;
+  if (success) {
+    found->trace.length = jpp_clock_now() - found->trace.start;
+    for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+      found->peaks[r] = found->actors[r].peak_live_bytes;
+      find_run_ends(&runtime->actors[r], found);
+    }
+    follow_actors(runtime, found, false);
+    follow_actors(runtime, found, true);
+  }
+  if (found->observed) end_observed_step(success ? &found->trace : NULL);
+  found->complete = success;
+  runtime->tracer.last = step->number;
+}
+
+void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled) {
+  atomic_store(&runtime->tracer.wanted, enabled);
+}
+
+const jpp_trace_t* jpp_runtime_trace(const jpp_runtime_t* runtime, uint32_t back) {
+  const jpp_tracer_t* tracer = &runtime->tracer;
+  if (back >= tracer->last || back >= runtime->queue.count) return NULL;
+  const jpp_step_trace_t* found = trace_of(tracer, tracer->last - back);
+  return found ? &found->trace : NULL;
+}
+
+const jpp_trace_t* jpp_runtime_last_trace(const jpp_runtime_t* runtime) {
+  return jpp_runtime_trace(runtime, 0);
+}

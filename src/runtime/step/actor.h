@@ -1,0 +1,114 @@
+// Actor: one rank's program, resolved when the runtime is created so that the step loop
+// looks nothing up. issue.c issues its instructions one after another.
+#ifndef JPP_RUNTIME_ACTOR_H_
+#define JPP_RUNTIME_ACTOR_H_
+
+#include "flight/record.h"
+#include "jaxpp/runtime.h"
+#include "jaxpp/transport.h"
+#include "runtime/cluster/deadline.h"
+#include "runtime/observe/trace.h"
+
+// What all runs of a task share.
+typedef struct jpp_task_call {
+  jpp_executable_t* executable;
+  int32_t device;           // as jpp_execute_t has it
+  uint32_t num_donated;     // args that are dead after a run
+  const uint32_t* donated;  // [num_donated] positions among the args
+} jpp_task_call_t;
+
+typedef struct jpp_outbox jpp_outbox_t;
+typedef struct jpp_inbox jpp_inbox_t;
+
+// A channel with what both ends know about it.
+typedef struct jpp_link {
+  jpp_channel_t* channel;
+  const jpp_plan_channel_t* plan;
+  const uint32_t* devices;  // [devices_per_rank] of the destination
+  uint32_t sends, recvs;    // instructions
+  uint32_t first_message;   // in jpp_tracer_t.message_ends
+  bool remote;              // to or from a rank of another process
+  bool same_devices;        // both ranks have the same ones
+  jpp_outbox_t* outbox;     // of a remote one that this process sends to; else NULL
+  jpp_inbox_t* inbox;       // of a remote one that this process receives from; else NULL
+  uint64_t sent;            // sender's
+  uint64_t received;        // receiver's
+} jpp_link_t;
+
+typedef struct jpp_actor_instr {
+  uint8_t kind;  // jpp_instr_kind_t
+  uint32_t num_args, num_results;
+  uint32_t run;              // RUN: which of the actor's runs
+  uint32_t source;           // index in the program
+  uint32_t message;          // SEND, RECV: which of the channel's messages
+  const uint32_t* operands;  // registers, args before results
+  const jpp_task_call_t* call;
+  jpp_link_t* link;
+  jpp_deadline_wait_t* wait;  // SEND, RECV: for another process; else NULL
+  bool moves;          // SEND: the receiver gets the buffers themselves, not copies
+  uint64_t tag;        // SEND, RECV: value << 32 | microbatch
+  int64_t live_bytes;  // what the instruction adds to the live bytes of each device
+} jpp_actor_instr_t;
+
+// What an actor keeps of one step until that is done; steps in flight have one each.
+// Arrays of buffers and events are [index][device], one row after another.
+typedef struct jpp_actor_step {
+  jpp_buffer_t** inputs;        // [num_inputs]
+  bool* is_copy;                // [num_inputs] made for this step
+  jpp_buffer_t** outputs;       // [num_outputs]
+  jpp_event_t** events;         // [num_runs] taken when the run was issued
+  uint64_t* order;              // [num_runs] in which all actors' runs were issued
+  jpp_event_t** output_events;  // [num_outputs]
+  uint32_t runs;                // issued
+  jpp_status_t* error;          // why the actor stopped issuing
+  uint64_t error_order;
+  jpp_actor_trace_t* trace;  // NULL: the step is not traced
+} jpp_actor_step_t;
+
+typedef struct jpp_actor {
+  jpp_runtime_t* runtime;
+  const jpp_program_t* program;  // an empty one for a rank of another process
+  const uint32_t* devices;       // [devices_per_rank]
+  uint32_t num_instrs, num_runs;
+  jpp_actor_instr_t* instrs;  // the program's, less runs of tasks without ops
+  jpp_buffer_t** regs;
+  jpp_buffer_t** constants;        // owned for the lifetime of the runtime
+  jpp_buffer_t*** args;            // [devices_per_rank], rows for jpp_execute_t
+  jpp_buffer_t*** results;         // [devices_per_rank]
+  void** message;                  // [devices_per_rank]
+  const bool* output_needs_event;  // [num_outputs] no run's event covers it
+  uint64_t given_bytes;            // inputs, constants and receive slots
+
+  jpp_flight_row_t* flight;  // NULL: nothing is recorded
+
+  // The step that is being issued.
+  jpp_actor_step_t* step;
+  uint32_t at;          // next instruction
+  bool done;            // all instructions are issued and the outputs copied
+  int64_t waits_since;  // `at` does, for another process; 0: it does not
+  // Where it is in its program, for others to see; written if there is a network.
+  _Atomic uint32_t shown;
+  uint64_t live_bytes;  // when tracing
+} jpp_actor_t;
+
+// The parts that need no device; actor.c.
+jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) JPP_MUST_USE;
+
+// What a message is called on both ends: value << 32 | microbatch.
+uint64_t jpp_plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
+                              const jpp_instr_t* instr);
+
+// What a resolved actor needs for one more step in flight.
+jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor,
+                                      jpp_actor_step_t* step) JPP_MUST_USE;
+
+typedef enum jpp_advance {
+  JPP_ADVANCE_BLOCKED,  // nothing could be issued
+  JPP_ADVANCE_SOME,
+  JPP_ADVANCE_FAILED,  // the actor has an error
+} jpp_advance_t;
+
+// Issues up to the second run from here, or until blocked or done.
+jpp_advance_t jpp_actor_advance(jpp_actor_t* actor);
+
+#endif  // JPP_RUNTIME_ACTOR_H_

@@ -1,0 +1,624 @@
+// A call takes arrays and returns promises. It claims all donated arguments before
+// anything runs, or none of them. Their buffers pass to the step when it is issued,
+// unless another reader holds them: then the step gets a copy.
+#include "array/lock.h"
+#include "base/alloc.h"
+#include "base/null.h"
+#include "base/struct_size.h"
+#include "graph/print.h"
+#include "runtime/cluster/network.h"
+#include "runtime/step/state.h"
+
+// --- Refusals -------------------------------------------------------------------------
+
+static const jpp_graph_t* graph_of(const jpp_runtime_t* runtime) {
+  return runtime->plan->staged->graph;
+}
+
+static const char* arg_name(const jpp_runtime_t* runtime, uint32_t arg) {
+  const jpp_graph_t* graph = graph_of(runtime);
+  const char* name = graph->values[graph->args[arg].value].name;
+  return name ? name : "?";
+}
+
+static bool is_donated(const jpp_runtime_t* runtime, uint32_t arg) {
+  return graph_of(runtime)->args[arg].donated;
+}
+
+static jpp_status_t* interrupted(void) {
+  return jpp_status_make(JPP_CANCELLED,
+                         "the call was interrupted while it waited for its turn");
+}
+
+// The failure of an earlier step, or between steps, that no caller has been told about.
+static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
+  jpp_status_t* status = NULL;
+  jpp_arrays_lock();
+  if (runtime->failed) {
+    if (!runtime->failed->told) status = jpp_outcome_tell(runtime->failed);
+  } else if (!runtime->breakage_told) {
+    status = jpp_status_clone(runtime->breakage);
+    runtime->breakage_told = status != NULL;
+  }
+  jpp_arrays_unlock();
+  return status;
+}
+
+// After a breakage there is no other step.
+static jpp_status_t* refuse_if_broken(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->broken) ? jpp_runtime_breakage(runtime) : NULL;
+}
+
+// The plan says how many bytes of a cut argument a device holds, but not how it is cut:
+// the piece divides the whole.
+static bool is_of_type(const jpp_array_type_t* found, const jpp_type_t* type,
+                       uint64_t device_bytes) {
+  if (found->dtype == JPP_DTYPE_INVALID || type->dtype == JPP_DTYPE_INVALID) return true;
+  if (found->dtype != type->dtype || found->ndim != type->ndim ||
+      found->device_bytes != device_bytes) {
+    return false;
+  }
+  bool equal = true, divides = true;
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    int64_t whole = type->dims[i], piece = found->dims[i];
+    if (piece == whole) continue;
+    equal = false;
+    divides = divides && piece > 0 && whole % piece == 0;
+  }
+  return equal || (divides && !found->is_whole && device_bytes < jpp_type_bytes(type));
+}
+
+static jpp_status_t* check_type(const jpp_runtime_t* runtime, uint32_t arg,
+                                const jpp_array_type_t* found) {
+  const jpp_staged_t* staged = runtime->plan->staged;
+  uint32_t value = staged->args[arg].value;
+  const jpp_type_t* type = &staged->values[value].type;
+  uint64_t device_bytes = runtime->plan->value_bytes[value];
+  if (is_of_type(found, type, device_bytes)) return NULL;
+  const jpp_type_t found_type = {
+      .dtype = found->dtype, .ndim = found->ndim, .dims = found->dims};
+  bool cut = device_bytes < jpp_type_bytes(type);
+  jpp_str_t str = {0};
+  jpp_str_appendf(&str, "argument %s: expected ", arg_name(runtime, arg));
+  jpp_type_append(&str, type);
+  if (cut) {
+    jpp_str_appendf(&str, ", cut into pieces of %llu bytes a device",
+                    (unsigned long long)device_bytes);
+  }
+  jpp_str_append(&str, ", found ");
+  jpp_type_append(&str, &found_type);
+  if (cut) {
+    jpp_str_appendf(&str, ", %llu bytes a device",
+                    (unsigned long long)found->device_bytes);
+  }
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
+  jpp_status_t* status = jpp_status_make(JPP_INVALID_ARGUMENT, "%s", text);
+  jpp_free(text);
+  return status;
+}
+
+static jpp_status_t* check_args(const jpp_runtime_t* runtime, const jpp_call_t* call) {
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+    if (!call->args[a]) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "argument %s: expected an array, found NULL",
+                             arg_name(runtime, a));
+    }
+    const jpp_array_layout_t* layout = &call->args[a]->layout;
+    if (layout->client == runtime->client &&
+        layout->devices_per_rank == runtime->devices_per_rank) {
+      JPP_RETURN_IF_ERROR(check_type(runtime, a, &call->args[a]->type));
+      continue;
+    }
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "argument %s: expected an array on %u devices a rank of the "
+                           "runtime's client, found one of %s, on %u",
+                           arg_name(runtime, a), runtime->devices_per_rank,
+                           layout->client == runtime->client ? "that" : "another",
+                           layout->devices_per_rank);
+  }
+  return NULL;
+}
+
+static bool lies_in_this_process(const jpp_runtime_t* runtime, const jpp_array_t* array) {
+  for (uint32_t i = 0; i < array->layout.num_ranks; ++i) {
+    if (jpp_runtime_has_rank(runtime, array->ranks[i])) return true;
+  }
+  return false;
+}
+
+// An argument that a rank needs must be somewhere to be copied from.
+static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t* call) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = runtime->actors[r].program;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      uint32_t arg = program->inputs[i].arg;
+      if (lies_in_this_process(runtime, call->args[arg])) continue;
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT,
+          "argument %s: expected an array on rank %u or another of "
+          "this process from which to copy it, found one on no such rank; a step leaves "
+          "the first result that has an argument's structure and types where the next "
+          "one needs it",
+          arg_name(runtime, arg), r);
+    }
+  }
+  return NULL;
+}
+
+// What an argument failed with.
+static jpp_status_t* tell_of_failed_arg(const jpp_runtime_t* runtime,
+                                        const jpp_call_t* call) {
+  jpp_status_t* status = NULL;
+  jpp_arrays_lock();
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args && !status; ++a) {
+    status = jpp_outcome_tell(call->args[a]->outcome);
+  }
+  jpp_arrays_unlock();
+  return status;
+}
+
+static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
+                      const jpp_call_t* call) {
+  jpp_arrays_lock();
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+    ++call->args[a]->holders;
+    step->args[a] = call->args[a];
+  }
+  jpp_arrays_unlock();
+}
+
+// --- Donation -------------------------------------------------------------------------
+
+// All of these are called with the arrays' lock held.
+
+static jpp_array_t* root_of(const jpp_step_t* step, uint32_t arg) {
+  return jpp_array_root(step->args[arg]);
+}
+
+static jpp_status_t* deleted_error(const jpp_runtime_t* runtime, const jpp_step_t* step,
+                                   uint32_t arg) {
+  return jpp_status_make(JPP_DONATED_ERROR,
+                         "argument %s: expected an array, found one that %s",
+                         arg_name(runtime, arg), jpp_array_fate_of(root_of(step, arg)));
+}
+
+// `arg` is before `other`.
+static jpp_status_t* used_twice_error(const jpp_runtime_t* runtime, uint32_t arg,
+                                      uint32_t other) {
+  return jpp_status_make(
+      JPP_DONATED_ERROR,
+      "arguments %s and %s are the same array, which %s donates; expected a donated "
+      "array once",
+      arg_name(runtime, arg), arg_name(runtime, other),
+      is_donated(runtime, arg) ? "the first" : "the second");
+}
+
+// Says why the array of `arg`, already deleted, cannot be used: it was before this call,
+// or another argument, one of the `marked` first ones, donates it too.
+static jpp_status_t* unusable_error(const jpp_runtime_t* runtime, const jpp_step_t* step,
+                                    uint32_t arg, uint32_t marked) {
+  for (uint32_t b = 0; b < marked; ++b) {
+    if (b == arg || !is_donated(runtime, b) || root_of(step, b) != root_of(step, arg)) {
+      continue;
+    }
+    return used_twice_error(runtime, b < arg ? b : arg, b < arg ? arg : b);
+  }
+  return deleted_error(runtime, step, arg);
+}
+
+// Waits until no other reader holds an array that this call donates.
+static jpp_status_t* await_readers(const jpp_runtime_t* runtime, const jpp_step_t* step,
+                                   const jpp_interrupt_t* interrupt) {
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args;) {
+    const jpp_array_t* array = root_of(step, a);
+    if (!is_donated(runtime, a) || array->deleted || !array->readers) {
+      ++a;
+      continue;
+    }
+    if (!jpp_arrays_wait(interrupt)) return interrupted();
+    a = 0;
+  }
+  return NULL;
+}
+
+// Marks the arrays of donated arguments as deleted, in order, up to the first one that is
+// already. Returns that argument, or num_args.
+static uint32_t mark_donated(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  uint32_t num_args = graph_of(runtime)->num_args;
+  for (uint32_t a = 0; a < num_args; ++a) {
+    if (!is_donated(runtime, a)) continue;
+    if (root_of(step, a)->deleted) return a;
+    root_of(step, a)->deleted = true;
+  }
+  return num_args;
+}
+
+// Those of the `marked` first arguments.
+static void unmark_donated(const jpp_runtime_t* runtime, const jpp_step_t* step,
+                           uint32_t marked) {
+  for (uint32_t a = 0; a < marked; ++a) {
+    if (is_donated(runtime, a)) root_of(step, a)->deleted = false;
+  }
+}
+
+// The first argument that is only read and whose array is deleted; num_args: none.
+static uint32_t find_deleted_reader(const jpp_runtime_t* runtime,
+                                    const jpp_step_t* step) {
+  uint32_t num_args = graph_of(runtime)->num_args;
+  for (uint32_t a = 0; a < num_args; ++a) {
+    if (!is_donated(runtime, a) && root_of(step, a)->deleted) return a;
+  }
+  return num_args;
+}
+
+// Claims all donated arguments for this call, or none. Readers are looked at when all are
+// marked, so that an array which one argument donates and another one reads is refused
+// whichever comes first.
+static jpp_status_t* claim_donated(const jpp_runtime_t* runtime, const jpp_step_t* step,
+                                   const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_ERROR(await_readers(runtime, step, interrupt));
+  uint32_t num_args = graph_of(runtime)->num_args;
+  uint32_t marked = mark_donated(runtime, step);
+  uint32_t refused = marked < num_args ? marked : find_deleted_reader(runtime, step);
+  if (refused == num_args) return NULL;
+  jpp_status_t* status = unusable_error(runtime, step, refused, marked);
+  unmark_donated(runtime, step, marked);
+  return status;
+}
+
+// The step reads its arguments until it is issued, and deletes the donated ones itself: a
+// copy whose origin is donated as well.
+static jpp_status_t* claim_args(const jpp_runtime_t* runtime, jpp_step_t* step,
+                                const jpp_interrupt_t* interrupt) {
+  uint32_t num_args = graph_of(runtime)->num_args;
+  jpp_arrays_lock();
+  jpp_status_t* status = claim_donated(runtime, step, interrupt);
+  for (uint32_t a = 0; a < num_args && !status; ++a) {
+    if (is_donated(runtime, a)) step->args[a]->deleted = true;
+    jpp_array_begin_read(step->args[a]);
+  }
+  jpp_arrays_unlock();
+  // The origin of a copy is no longer needed.
+  for (uint32_t a = 0; a < num_args && !status; ++a) {
+    if (is_donated(runtime, a)) jpp_array_settle(root_of(step, a));
+  }
+  return status;
+}
+
+// --- Results --------------------------------------------------------------------------
+
+static jpp_status_t* promise_results(const jpp_runtime_t* runtime, jpp_step_t* step) {
+  JPP_RETURN_IF_ERROR(jpp_outcome_create(runtime, &step->outcome));
+  for (uint32_t o = 0; o < graph_of(runtime)->num_outputs; ++o) {
+    jpp_array_layout_t layout = {.struct_size = sizeof(layout),
+                                 .client = runtime->client,
+                                 .num_ranks = runtime->holders[o].count,
+                                 .devices_per_rank = runtime->devices_per_rank,
+                                 .ranks = runtime->holders[o].ranks};
+    const jpp_staged_t* staged = runtime->plan->staged;
+    uint32_t value = staged->outputs[o].value;
+    jpp_array_type_t type = {.dtype = staged->values[value].type.dtype,
+                             .ndim = staged->values[value].type.ndim,
+                             .dims = staged->values[value].type.dims,
+                             .is_whole = true,
+                             .device_bytes = runtime->plan->value_bytes[value]};
+    JPP_RETURN_IF_ERROR(
+        jpp_array_promise(&layout, &type, step->outcome, &step->results[o]));
+  }
+  return NULL;
+}
+
+static void release_all(jpp_array_t** arrays, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    jpp_array_release(arrays[i]);
+    arrays[i] = NULL;
+  }
+}
+
+static void forget_call(const jpp_runtime_t* runtime, jpp_step_t* step) {
+  release_all(step->args, graph_of(runtime)->num_args);
+  release_all(step->results, graph_of(runtime)->num_outputs);
+  jpp_outcome_release(step->outcome);
+  step->outcome = NULL;
+}
+
+// --- The call -------------------------------------------------------------------------
+
+static jpp_status_t* prepare_call(jpp_runtime_t* runtime, jpp_step_t* step,
+                                  const jpp_call_t* call) {
+  JPP_RETURN_IF_ERROR(take_failure(runtime));
+  JPP_RETURN_IF_ERROR(refuse_if_broken(runtime));
+  JPP_RETURN_IF_ERROR(check_args(runtime, call));
+  JPP_RETURN_IF_ERROR(check_places(runtime, call));
+  JPP_RETURN_IF_ERROR(tell_of_failed_arg(runtime, call));
+  hold_args(runtime, step, call);
+  JPP_RETURN_IF_ERROR(promise_results(runtime, step));
+  return claim_args(runtime, step, call->interrupt);
+}
+
+jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime, const jpp_call_t* call) {
+  JPP_RETURN_IF_NULL(runtime, call);
+  jpp_call_t full;
+  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_call_t, interrupt, call, &full));
+  call = &full;
+  uint32_t num_args = graph_of(runtime)->num_args;
+  uint32_t num_outputs = graph_of(runtime)->num_outputs;
+  if (num_args) JPP_RETURN_IF_NULL(call->args);
+  if (num_outputs) JPP_RETURN_IF_NULL(call->results);
+  JPP_RETURN_IF_ERROR(
+      jpp_check_count("the arguments of a call", num_args, call->num_args));
+  JPP_RETURN_IF_ERROR(
+      jpp_check_count("the results of a call", num_outputs, call->num_results));
+  for (uint32_t o = 0; o < num_outputs; ++o) call->results[o] = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  jpp_step_t* step = jpp_queue_reserve(runtime, call->interrupt);
+  if (!step) return interrupted();
+  jpp_status_t* status = prepare_call(runtime, step, call);
+  if (status) {
+    forget_call(runtime, step);
+    jpp_queue_give_up(runtime);
+    return status;
+  }
+  jpp_arrays_lock();
+  for (uint32_t o = 0; o < num_outputs; ++o) {
+    ++step->results[o]->holders;
+    call->results[o] = step->results[o];
+  }
+  jpp_arrays_unlock();
+  jpp_queue_submit(runtime);
+  return NULL;
+}
+
+uint64_t jpp_runtime_num_steps(const jpp_runtime_t* runtime) {
+  return atomic_load(&runtime->queue.submitted);
+}
+
+jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
+                                      const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_NULL(runtime);
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  uint64_t called = jpp_runtime_num_steps(runtime);
+  if (!jpp_queue_await(runtime, steps < called ? steps : called, interrupt)) {
+    return jpp_status_make(JPP_CANCELLED, "the wait for steps was interrupted");
+  }
+  return take_failure(runtime);
+}
+
+jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
+                                const jpp_interrupt_t* interrupt) {
+  JPP_RETURN_IF_NULL(runtime);
+  return jpp_runtime_await_steps(runtime, UINT64_MAX, interrupt);
+}
+
+// --- In the runtime's threads ---------------------------------------------------------
+
+// Under the lock: the outcome of an argument that failed, or NULL.
+static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
+                                      const jpp_step_t* step) {
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+    jpp_outcome_t* outcome = step->args[a]->outcome;
+    if (outcome && outcome->failure) return outcome;
+  }
+  return NULL;
+}
+
+// Other processes are heard meanwhile.
+static bool listen(void* user) {
+  jpp_network_progress(user);
+  return false;
+}
+
+// What the runtime's steps make themselves is there, unless they failed: they come in
+// order.
+static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  const jpp_interrupt_t listening = {.requested = listen, .user = runtime};
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+    jpp_array_await_issue(step->args[a], runtime->network ? &listening : NULL);
+  }
+}
+
+// Under the lock. The step owns what it may delete: those handles leave their arrays.
+static void take_input(const jpp_actor_t* actor, const jpp_program_input_t* input,
+                       jpp_buffer_t** shards, jpp_buffer_t** out_shards) {
+  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+    out_shards[d] = shards[d];
+    if (input->owned) shards[d] = NULL;
+  }
+}
+
+static jpp_buffer_t** shards_of_input(jpp_runtime_t* runtime, const jpp_step_t* step,
+                                      uint32_t rank, uint32_t input) {
+  return step->actors[rank].inputs + (size_t)input * runtime->devices_per_rank;
+}
+
+// Under the lock: the buffers of all arguments that are where they are needed.
+static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
+  const jpp_program_t* program = runtime->actors[rank].program;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    const jpp_program_input_t* input = &program->inputs[i];
+    if (step->actors[rank].is_copy[i]) continue;
+    take_input(&runtime->actors[rank], input, jpp_array_at(step->args[input->arg], rank),
+               shards_of_input(runtime, step, rank, i));
+  }
+}
+
+// Out of memory it says what the plan takes there. Owns `status`.
+static jpp_status_t* explain_copy(const jpp_runtime_t* runtime, uint32_t arg,
+                                  uint32_t rank, jpp_status_t* status) {
+  status = jpp_plan_explain_memory(runtime->plan, rank, status);
+  return jpp_status_annotate(status, "rank %u, argument %s", rank,
+                             arg_name(runtime, arg));
+}
+
+// From its own rank, or else from its first one.
+static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
+                                uint32_t rank, uint32_t input) {
+  const jpp_actor_t* actor = &runtime->actors[rank];
+  const jpp_array_t* array = step->args[actor->program->inputs[input].arg];
+  jpp_buffer_t** shards = jpp_array_at(array, rank);
+  if (!shards) shards = array->buffers;
+  jpp_buffer_t** copies = shards_of_input(runtime, step, rank, input);
+  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(runtime->client, shards[d],
+                                                         actor->devices[d], &copies[d]));
+  }
+  return NULL;
+}
+
+// Under the lock: whether the step needs a copy, because the argument is on another rank,
+// or because the step may write to it while another reader holds it. No further reader
+// can come: a donated array is already marked as deleted.
+static bool needs_copy(const jpp_step_t* step, const jpp_program_input_t* input,
+                       uint32_t rank) {
+  const jpp_array_t* array = step->args[input->arg];
+  return !jpp_array_at(array, rank) || (input->owned && jpp_array_is_shared(array, rank));
+}
+
+static void mark_copies(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = runtime->actors[r].program;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      step->actors[r].is_copy[i] = needs_copy(step, &program->inputs[i], r);
+    }
+  }
+}
+
+static jpp_status_t* copy_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = runtime->actors[r].program;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      if (!step->actors[r].is_copy[i]) continue;
+      jpp_status_t* status = copy_input(runtime, step, r, i);
+      if (status) return explain_copy(runtime, program->inputs[i].arg, r, status);
+    }
+  }
+  return NULL;
+}
+
+static void clear_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    uint32_t inputs = runtime->actors[r].program->num_inputs;
+    for (uint32_t i = 0; i < inputs; ++i) step->actors[r].is_copy[i] = false;
+    size_t count = (size_t)inputs * runtime->devices_per_rank;
+    for (size_t k = 0; k < count; ++k) step->actors[r].inputs[k] = NULL;
+  }
+}
+
+// Copies are made first: afterwards the first rank's buffers may have been taken.
+jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
+  clear_inputs(runtime, step);
+  jpp_arrays_lock();
+  await_args(runtime, step);
+  const jpp_outcome_t* failed = find_failed_arg(runtime, step);
+  jpp_status_t* status = failed ? jpp_status_clone(failed->failure) : NULL;
+  if (!status) mark_copies(runtime, step);
+  jpp_arrays_unlock();
+  if (status) return status;
+  JPP_RETURN_IF_ERROR(copy_inputs(runtime, step));
+  jpp_arrays_lock();
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) take_inputs(runtime, step, r);
+  jpp_arrays_unlock();
+  return NULL;
+}
+
+// The runtime's own copies of what the step only borrowed.
+static void drop_copies(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
+  const jpp_program_t* program = runtime->actors[rank].program;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    if (!step->actors[rank].is_copy[i] || program->inputs[i].owned) continue;
+    jpp_buffer_t** copies = shards_of_input(runtime, step, rank, i);
+    for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+      jpp_client_buffer_destroy(runtime->client, copies[d]);
+      copies[d] = NULL;
+    }
+  }
+}
+
+static void give_outputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
+  const jpp_program_t* program = runtime->actors[rank].program;
+  uint32_t devices = runtime->devices_per_rank;
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    jpp_array_t* result = step->results[program->outputs[i].output];
+    jpp_buffer_t** shards = jpp_array_at(result, rank);
+    for (uint32_t d = 0; d < devices; ++d) {
+      jpp_buffer_t** output = &step->actors[rank].outputs[(size_t)i * devices + d];
+      shards[d] = *output;
+      *output = NULL;
+    }
+  }
+}
+
+void jpp_call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
+  const jpp_graph_t* graph = graph_of(runtime);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    if (success) give_outputs(runtime, step, r);
+    drop_copies(runtime, step, r);
+  }
+  if (success) {
+    jpp_arrays_lock();
+    jpp_outcome_set_issued(step->outcome);
+    jpp_arrays_unlock();
+  }
+  for (uint32_t o = 0; o < graph->num_outputs && success; ++o) {
+    jpp_array_settle(step->results[o]);  // it may have been deleted before it existed
+  }
+  for (uint32_t a = 0; a < graph->num_args; ++a) jpp_array_end_read(step->args[a]);
+}
+
+static void lose_donated(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+    if (is_donated(runtime, a)) root_of(step, a)->lost = step->args[a]->lost = true;
+  }
+}
+
+// What depends on an argument that failed fails with the same text. Owns `status`.
+static jpp_status_t* inherit_failure(jpp_step_t* step, jpp_outcome_t* from,
+                                     jpp_status_t* status) {
+  jpp_status_free(status);
+  step->outcome->cause = from->cause ? from->cause : from;
+  ++step->outcome->cause->holders;
+  return jpp_status_clone(from->failure);
+}
+
+// Keeps the failure for the next call, in case no other caller is told about it before.
+// Returns the failure that was kept until now.
+static jpp_outcome_t* remember_failure(jpp_runtime_t* runtime, jpp_outcome_t* outcome) {
+  jpp_outcome_t* before = runtime->failed;
+  runtime->failed = outcome;
+  ++outcome->holders;
+  return before;
+}
+
+static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
+  jpp_outcome_t* before = NULL;
+  jpp_arrays_lock();
+  lose_donated(runtime, step);
+  jpp_outcome_t* from = find_failed_arg(runtime, step);
+  // Steps that were under way when a process broke off fail of the same cause.
+  if (!from && atomic_load(&runtime->broken)) from = runtime->failed;
+  if (from) {
+    status = inherit_failure(step, from, status);
+  } else {
+    status = jpp_status_annotate(status, "step %llu", (unsigned long long)step->number);
+    before = remember_failure(runtime, step->outcome);
+  }
+  jpp_outcome_finish(step->outcome, status);
+  jpp_arrays_unlock();
+  jpp_outcome_release(before);
+  for (uint32_t o = 0; o < graph_of(runtime)->num_outputs; ++o) {
+    jpp_array_settle(step->results[o]);
+  }
+}
+
+void jpp_call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
+  if (status) {
+    fail_call(runtime, step, status);
+  } else {
+    jpp_arrays_lock();
+    jpp_outcome_finish(step->outcome, NULL);
+    jpp_arrays_unlock();
+  }
+  forget_call(runtime, step);
+}

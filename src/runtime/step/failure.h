@@ -1,0 +1,31 @@
+// Failure: what failed and where, in words.
+#ifndef JPP_RUNTIME_FAILURE_H_
+#define JPP_RUNTIME_FAILURE_H_
+
+#include "runtime/step/actor.h"
+
+enum { kJppPlaceSize = 256 };
+
+// An instruction of the program: "rank 2, instruction 14, bwd_2 of microbatch 3".
+void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
+                          char text[kJppPlaceSize]);
+void jpp_failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
+                                char text[kJppPlaceSize]);
+// Such a text without its rank: "instruction 14, bwd_2 of microbatch 3".
+const char* jpp_failure_behind_rank(const char* text);
+// Puts the place in front: "rank 2, instruction 14, bwd_2 of microbatch 3".
+jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
+                                 jpp_status_t* status);
+// "rank 2, output 3 ('loss')".
+jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,
+                                        jpp_status_t* status);
+// A message that is not the one the receiver was to get. Not located yet.
+jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
+                                   const jpp_actor_instr_t* instr, uint64_t found_tag);
+// What every actor that is not done waits for: for ever, or of other processes.
+jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime);
+jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime);
+// The same, all of them being in the step, which this one has waited in for too long.
+jpp_status_t* jpp_failure_late(const jpp_actor_t* actor);
+
+#endif  // JPP_RUNTIME_FAILURE_H_

@@ -1,0 +1,285 @@
+// The instruction loop. Nothing here allocates, looks up or formats unless it fails.
+#include "base/clock.h"
+#include "runtime/cluster/network.h"
+#include "runtime/step/failure.h"
+#include "runtime/step/nans.h"
+#include "runtime/step/state.h"
+
+// --- RUN ------------------------------------------------------------------------------
+
+static void gather_args(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_buffer_t** row = actor->args[d];
+    for (uint32_t i = 0; i < instr->num_args; ++i) {
+      row[i] = actor->regs[(size_t)instr->operands[i] * devices + d];
+    }
+  }
+}
+
+static void keep_results(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  const uint32_t* registers = instr->operands + instr->num_args;
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_buffer_t* const* row = actor->results[d];
+    for (uint32_t k = 0; k < instr->num_results; ++k) {
+      actor->regs[(size_t)registers[k] * devices + d] = row[k];
+    }
+  }
+}
+
+static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_buffer_t** shards = actor->regs + (size_t)reg * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_client_buffer_destroy(actor->runtime->client, shards[d]);
+    shards[d] = NULL;
+  }
+}
+
+// A failure after the call shows only in the run's results, which may be deleted before
+// the step ends; hence an event. The ready event of a result is cheaper than the event
+// that jpp_client_execute() can give.
+static jpp_status_t* take_events(const jpp_actor_t* actor,
+                                 const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_event_t** events = actor->step->events + (size_t)instr->run * devices;
+  for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
+                                                      actor->results[d][0], &events[d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  const jpp_task_call_t* call = instr->call;
+  uint32_t devices = actor->runtime->devices_per_rank;
+  gather_args(actor, instr);
+  jpp_execute_t execute = {
+      .struct_size = sizeof(execute),
+      .executable = call->executable,
+      .device_count = devices,
+      .arg_count = instr->num_args,
+      .result_count = instr->num_results,
+      .device = call->device,
+      .args = (jpp_buffer_t* const* const*)actor->args,
+      .results = actor->results,
+      .events =
+          instr->num_results ? NULL : actor->step->events + (size_t)instr->run * devices};
+  JPP_RETURN_IF_ERROR(jpp_client_execute(actor->runtime->client, &execute));
+  keep_results(actor, instr);
+  for (uint32_t i = 0; i < call->num_donated; ++i) {
+    destroy_register(actor, instr->operands[call->donated[i]]);
+  }
+  return take_events(actor, instr);
+}
+
+static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  bool tracing = actor->step->trace != NULL;
+  actor->step->order[instr->run] = actor->runtime->order++;
+  actor->step->runs = instr->run + 1;
+  int64_t issued = tracing ? jpp_clock_now() : 0;
+  JPP_RETURN_IF_ERROR(execute_task(actor, instr));
+  if (actor->runtime->step->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
+  return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
+}
+
+// --- SEND and RECV --------------------------------------------------------------------
+
+static void destroy_message(const jpp_actor_t* actor) {
+  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+    jpp_client_buffer_destroy(actor->runtime->client, actor->message[d]);
+    actor->message[d] = NULL;
+  }
+}
+
+// The message owns what it holds: copies on the receiver's devices, or the register's
+// buffers themselves.
+static jpp_status_t* fill_message(const jpp_actor_t* actor,
+                                  const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    if (instr->moves) {
+      actor->message[d] = shards[d];
+      shards[d] = NULL;
+      continue;
+    }
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
+        actor->runtime->client, shards[d], instr->link->devices[d],
+        (jpp_buffer_t**)&actor->message[d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  bool done = false;
+  jpp_message_t message = {.buffers = actor->message,
+                           .count = actor->runtime->devices_per_rank,
+                           .tag = instr->tag};
+  JPP_RETURN_IF_ERROR(jpp_channel_try_send(instr->link->channel, &message, &done));
+  if (done) return NULL;
+  return jpp_status_make(JPP_INTERNAL_ERROR,
+                         "the channel refused message %llu though %u slots are not full",
+                         (unsigned long long)instr->link->sent, instr->link->plan->slots);
+}
+
+// No copy is made before there is a slot for it: receive slots bound the memory.
+static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) {
+  if (instr->link->remote) return jpp_network_send(actor, instr, out_done);
+  if (jpp_channel_credits(instr->link->channel) == 0) return NULL;
+  jpp_status_t* status = fill_message(actor, instr);
+  if (!status) status = hand_over(actor, instr);
+  if (status) {
+    destroy_message(actor);
+    return status;
+  }
+  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+    actor->message[d] = NULL;
+  }
+  ++instr->link->sent;
+  *out_done = true;
+  return NULL;
+}
+
+static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) {
+  if (instr->link->remote) return jpp_network_recv(actor, instr, out_done);
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_link_t* link = instr->link;
+  jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
+  jpp_message_t message = {.buffers = (void**)shards};
+  JPP_RETURN_IF_ERROR(jpp_channel_try_recv(link->channel, &message, out_done));
+  if (!*out_done) return NULL;
+  ++link->received;
+  if (message.tag == instr->tag) return NULL;
+  return jpp_failure_mismatch(actor, instr, message.tag);
+}
+
+// --- The end of the program -----------------------------------------------------------
+
+static jpp_status_t* copy_output(const jpp_actor_t* actor, uint32_t output) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  size_t from = (size_t)actor->program->outputs[output].reg * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
+        actor->runtime->client, actor->regs[from + d], actor->devices[d],
+        &actor->step->outputs[(size_t)output * devices + d]));
+  }
+  return NULL;
+}
+
+// Ready events of the outputs that no run's event covers.
+static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  const jpp_program_output_t* out = &actor->program->outputs[output];
+  jpp_buffer_t** copies = actor->step->outputs + (size_t)output * devices;
+  jpp_buffer_t** shards = out->copy ? copies : actor->regs + (size_t)out->reg * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(
+        actor->runtime->client, shards[d],
+        &actor->step->output_events[(size_t)output * devices + d]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
+  if (actor->program->outputs[output].copy) {
+    JPP_RETURN_IF_ERROR(copy_output(actor, output));
+  }
+  return actor->output_needs_event[output] ? watch_output(actor, output) : NULL;
+}
+
+static jpp_status_t* finish_outputs(jpp_actor_t* actor) {
+  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
+    jpp_status_t* status = finish_output(actor, i);
+    if (status) return jpp_failure_locate_output(actor, i, status);
+  }
+  return NULL;
+}
+
+// --- The loop -------------------------------------------------------------------------
+
+static jpp_status_t* issue_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                 bool* out_done) {
+  switch ((jpp_instr_kind_t)instr->kind) {
+    case JPP_INSTR_RUN:
+      *out_done = true;
+      return issue_run(actor, instr);
+    case JPP_INSTR_SEND:
+      return try_send(actor, instr, out_done);
+    case JPP_INSTR_RECV:
+      return try_recv(actor, instr, out_done);
+    case JPP_INSTR_DELETE:
+      for (uint32_t i = 0; i < instr->num_args; ++i) {
+        destroy_register(actor, instr->operands[i]);
+      }
+      break;
+    case JPP_INSTR_KIND_COUNT:
+      break;
+  }
+  *out_done = true;
+  return NULL;
+}
+
+static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
+                                jpp_status_t* status) {
+  actor->step->error = status;
+  actor->step->error_order = order;
+  return JPP_ADVANCE_FAILED;
+}
+
+// For the processes that wait for this one.
+static void show(jpp_actor_t* actor, uint32_t at) {
+  if (!actor->runtime->network) return;
+  atomic_store_explicit(&actor->shown, at, memory_order_relaxed);
+}
+
+static jpp_advance_t issue_end(jpp_actor_t* actor) {
+  uint64_t order = actor->runtime->order++;
+  jpp_status_t* status = finish_outputs(actor);
+  if (status) return stop_actor(actor, order, status);
+  actor->done = true;
+  show(actor, actor->program->num_instrs);
+  return JPP_ADVANCE_SOME;
+}
+
+static jpp_advance_t fail_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                jpp_status_t* status) {
+  bool run = instr->kind == JPP_INSTR_RUN;
+  uint64_t order = run ? actor->step->order[instr->run] : actor->runtime->order++;
+  return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
+}
+
+static void note_wait(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool done) {
+  if (!done) {
+    if (!actor->waits_since) actor->waits_since = jpp_clock_now();
+    return;
+  }
+  int64_t now = actor->waits_since ? jpp_clock_now() : 0;
+  jpp_deadline_note(&actor->runtime->deadline, instr->wait, actor->waits_since, now);
+  actor->waits_since = 0;
+}
+
+jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
+  bool has_run = false;
+  uint32_t first = actor->at;
+  while (actor->at < actor->num_instrs) {
+    const jpp_actor_instr_t* instr = &actor->instrs[actor->at];
+    bool done = false;
+    if (instr->kind == JPP_INSTR_RUN) {
+      if (has_run) return JPP_ADVANCE_SOME;
+      has_run = true;
+    }
+    show(actor, instr->source);
+    jpp_status_t* status = issue_instr(actor, instr, &done);
+    if (status) return fail_instr(actor, instr, status);
+    if (instr->wait) note_wait(actor, instr, done);
+    if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
+    if (actor->step->trace) jpp_trace_count(actor, instr);
+    if (actor->flight) jpp_flight_note(actor->flight, actor->at);
+    ++actor->at;
+  }
+  return issue_end(actor);
+}

@@ -1,0 +1,88 @@
+// Visits each actor in turn until all are done. An actor that cannot go on may wait for
+// another one of this process, or for another process: within a process, a round in which
+// no actor goes on proves a deadlock; about other processes, only time can tell.
+#include "runtime/step/issuer.h"
+
+#include <sched.h>
+
+#include "base/clock.h"
+#include "runtime/cluster/network.h"
+#include "runtime/cluster/peer_state.h"
+#include "runtime/step/state.h"
+
+// What comes from another process comes soon: a hop costs tens of microseconds. Where
+// processes share cores, though, each yield takes one from a process that has work.
+enum { kNetworkYields = 200 };
+
+// One visit to each actor that is not done; whether one of them went on.
+static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
+  bool some = false;
+  *out_all_done = true;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    jpp_actor_t* actor = &runtime->actors[r];
+    if (actor->done) continue;
+    if (jpp_step_is_halted(runtime, runtime->step)) return some;
+    jpp_advance_t advance = jpp_actor_advance(actor);
+    if (advance == JPP_ADVANCE_FAILED) runtime->step->halt = JPP_HALT_FAILED;
+    some |= advance == JPP_ADVANCE_SOME;
+    *out_all_done &= actor->done;
+  }
+  return some;
+}
+
+// An actor whose instruction may wait for another process for less long than this one has
+// had nothing to do, all of them being in the step; NULL: none. What a process does
+// itself may be what the others wait for.
+static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
+                                    int64_t now) {
+  jpp_deadline_t* deadline = &runtime->deadline;
+  if (!deadline->all_begun && jpp_peer_state_all_begun(runtime, runtime->begun)) {
+    deadline->all_begun = now;
+  }
+  int64_t waited = jpp_deadline_waited(deadline, quiet_since, now);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_actor_t* actor = &runtime->actors[r];
+    if (!actor->waits_since) continue;
+    const jpp_deadline_wait_t* wait = actor->instrs[actor->at].wait;
+    if (waited > jpp_deadline_limit(deadline, wait, runtime->step_timeout_ms))
+      return actor;
+  }
+  return NULL;
+}
+
+// After a round in which nothing was issued and nothing arrived.
+static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet_since,
+                                           uint32_t idle_rounds) {
+  const jpp_actor_t* late = NULL;
+  int64_t now = jpp_clock_now(), quiet = now - quiet_since;
+  if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
+    runtime->step->halt = JPP_HALT_STALLED;
+  } else if (quiet > kJppDeadlineQuiet && (late = find_late(runtime, quiet_since, now))) {
+    runtime->step->halt = JPP_HALT_LATE;
+  } else if (idle_rounds < kNetworkYields) {
+    sched_yield();
+  } else {
+    jpp_network_wait(runtime);
+  }
+  return late;
+}
+
+const jpp_actor_t* jpp_issuer_run(jpp_runtime_t* runtime) {
+  const jpp_actor_t* late = NULL;
+  bool all_done = false;
+  int64_t quiet_since = runtime->network ? jpp_clock_now() : 0;
+  for (uint32_t idle_rounds = 0; !jpp_step_is_halted(runtime, runtime->step);) {
+    bool issued = issue_round(runtime, &all_done);
+    bool arrived = jpp_network_progress(runtime);
+    if (all_done) break;
+    if (issued && runtime->network) quiet_since = jpp_clock_now();
+    if (issued || arrived) {
+      idle_rounds = 0;
+    } else if (runtime->network) {
+      late = wait_for_network(runtime, quiet_since, idle_rounds++);
+    } else {
+      runtime->step->halt = JPP_HALT_STUCK;
+    }
+  }
+  return late;
+}

@@ -1,0 +1,47 @@
+// Queue: steps on their way from the caller to the thread that issues them, and from
+// there to the one that waits for them.
+//
+// Step n uses slot n % steps_in_flight, which is free again when it is finished. Two
+// threads, since issuing may wait for other processes: a step that is done, or has
+// failed, is told at once.
+#ifndef JPP_RUNTIME_QUEUE_H_
+#define JPP_RUNTIME_QUEUE_H_
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "jaxpp/runtime.h"
+
+struct jpp_step;
+
+typedef struct jpp_queue {
+  uint32_t count;          // of slots
+  struct jpp_step* slots;  // [count]
+  pthread_mutex_t mutex;   // of the rest
+  pthread_cond_t changed;
+  bool reserved;  // a caller is preparing the next step
+  bool stopping;
+  _Atomic uint64_t submitted;  // steps; read without the mutex by signal handlers
+  uint64_t issued, finished;
+  uint32_t threads;  // started
+  pthread_t issuer, finisher;
+} jpp_queue_t;
+
+void jpp_queue_init(jpp_queue_t* queue);
+jpp_status_t* jpp_queue_start(jpp_runtime_t* runtime) JPP_MUST_USE;
+// Lets the threads finish what was submitted, and ends them.
+void jpp_queue_stop(jpp_runtime_t* runtime);
+void jpp_queue_deinit(jpp_queue_t* queue);
+
+// Waits for a free slot and makes the caller the one who fills it; NULL: interrupted.
+struct jpp_step* jpp_queue_reserve(jpp_runtime_t* runtime,
+                                   const jpp_interrupt_t* interrupt);
+// The slot stays unused.
+void jpp_queue_give_up(jpp_runtime_t* runtime);
+// Passes the step on.
+void jpp_queue_submit(jpp_runtime_t* runtime);
+// Until that many steps are finished; false: interrupted.
+bool jpp_queue_await(jpp_runtime_t* runtime, uint64_t steps,
+                     const jpp_interrupt_t* interrupt);
+
+#endif  // JPP_RUNTIME_QUEUE_H_
