@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
 COUNTS = re.compile(r"(\d+) subtests passed")
 FAILURES = re.compile(
-    r"^(?:\d+/\d+ jaxpp:(\S+) .*(?:FAIL|ERROR|TIMEOUT)|not ok \d+ - (\S+)"
+    r"^(?: *\d+/\d+ jaxpp:(\S+) .*(?:FAIL|ERROR|TIMEOUT)|not ok \d+ - (\S+)"
     r"|(?:FAILED|ERROR) (tests/.+))",
     re.M,
 )

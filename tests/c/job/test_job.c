@@ -125,14 +125,20 @@ static int act_leaving(uint32_t process) {
   return all && !jpp_job_failure() ? kFine : kWrong;
 }
 
+static bool await_departure(uint32_t process) {
+  for (int i = 0; i < 300 && !jpp_job_has_left(process); ++i) nap(50);
+  return jpp_job_has_left(process);
+}
+
+// Process 2 leaves, then process 0, then process 1.
 static int act_leaving_one(uint32_t process) {
   if (process == 2) {
     jpp_job_leave(false);
     return kFine;
   }
-  for (int i = 0; i < 40 && !jpp_job_has_left(2); ++i) nap(50);
-  nap(200);
-  bool fine = jpp_job_has_left(2) && !jpp_job_has_left(1) && !jpp_job_failure();
+  bool fine = await_departure(2);
+  fine &= process == 1 ? await_departure(0) : !jpp_job_has_left(1);
+  fine &= !jpp_job_failure();
   jpp_job_leave(true);
   return fine ? kFine : kWrong;
 }
