@@ -11,8 +11,8 @@
 // it.
 //
 // A step deletes the arrays that are donated to it as soon as it is called: their
-// contents are gone, their handles remain. If a copy of an array was made for a step, the
-// copy can stand for the array: donating the copy donates both.
+// contents are gone, their handles remain. A copy that was made for a step can name the
+// array that it is a copy of: donating the copy donates both.
 //
 // Memory may be shared with another framework: the library lends an array's memory, or
 // makes an array over memory of the framework. A step to which such an array is donated
@@ -116,15 +116,43 @@ JPP_API void jpp_array_reclaim(const jpp_loan_t* loan);
 
 // --- Donation -------------------------------------------------------------------------
 
-// A step to which `copy` is donated deletes what `origin` stands for as well. Without
-// effect if `copy` stands for another already or that would close a circle.
-JPP_API void jpp_array_stand_for(jpp_array_t* copy, jpp_array_t* origin);
+// Makes `copy` a copy of `origin`: a step to which the copy is donated deletes both.
+// Without effect if the copy has an origin already or that would close a circle.
+JPP_API void jpp_array_set_origin(jpp_array_t* copy, jpp_array_t* origin);
 // Frees the device memory as soon as no reader needs it.
 JPP_API void jpp_array_delete(jpp_array_t* array);
 // Deleted, or donated to a step.
 JPP_API bool jpp_array_is_deleted(const jpp_array_t* array);
 // Why a deleted array cannot be used and what to do, to follow "an array that "; lifetime
 // static.
-JPP_API const char* jpp_array_fate(const jpp_array_t* array);
+JPP_API const char* jpp_array_deletion_reason(const jpp_array_t* array);
+
+// --- Steps of other processes ---------------------------------------------------------
+//
+// A program may have steps run by other processes and keep only the state of their
+// arrays: whether each is deleted, and what it is a copy of. These functions apply the
+// rules of jpp_runtime_call() to such arrays.
+
+// The arguments of a step.
+typedef struct jpp_params {
+  size_t struct_size;        // sizeof(jpp_params_t)
+  const char* const* names;  // [count] for errors
+  const bool* donated;       // [count]
+  uint32_t count;
+} jpp_params_t;
+
+// An array that other processes hold: it has a state, and no contents in this process.
+JPP_API jpp_status_t* jpp_array_create_elsewhere(jpp_array_t** out_array) JPP_MUST_USE;
+// Deletes the arrays that a step's arguments donate, with their origins: all of them or,
+// after an error, none. `arrays` are [params->count]; NULL is an argument without an
+// array. JPP_DONATED_ERROR for an array that is deleted, or that is donated and given
+// twice; JPP_CANCELLED if the wait for other readers was interrupted.
+JPP_API jpp_status_t* jpp_arrays_claim(
+    const jpp_params_t* params, jpp_array_t* const* arrays,
+    JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+// Notes that the step which claimed the arrays has failed, for
+// jpp_array_deletion_reason() to say.
+JPP_API jpp_status_t* jpp_arrays_lose(const jpp_params_t* params,
+                                      jpp_array_t* const* arrays) JPP_MUST_USE;
 
 #endif  // JAXPP_ARRAY_H_

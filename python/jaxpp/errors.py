@@ -41,8 +41,8 @@ __all__ = [
 exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
 
 
-# The C library uses the same words for its arrays.
-DELETED = "was deleted or donated to a step; use what the step returned in its place"
+# Why a deleted array cannot be used.
+DELETED = _core.Value.elsewhere().deletion_reason
 
 
 def make_error(code: str, message: str, *, wrong_type: bool = False) -> JaxppError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp import _core
+from jaxpp.devices import Devices
 from jaxpp.errors import DELETED, make_error
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
-
-if TYPE_CHECKING:
-    from jaxpp.run.devices import Devices
 
 __all__ = [
     "JaxArrayPlacement",
@@ -293,8 +291,8 @@ class PartedValue:
         return any(value.deleted for value in self.values)
 
     @property
-    def fate(self) -> str:
-        return next(value.fate for value in self.values if value.deleted)
+    def deletion_reason(self) -> str:
+        return next(value.deletion_reason for value in self.values if value.deleted)
 
     def delete(self) -> None:
         for value in self.values:
@@ -400,12 +398,12 @@ class JaxArrayValue:
         return self._deleted or any(array.is_deleted() for array in self.arrays.values())
 
     @property
-    def fate(self) -> str:
+    def deletion_reason(self) -> str:
         return DELETED
 
     def of_rank(self, rank: int) -> jax.Array:
         if self.deleted:
-            raise make_error("donated", f"the array {self.fate}")
+            raise make_error("donated", f"the array {self.deletion_reason}")
         if rank not in self.arrays:
             raise make_error(
                 "mesh", f"expected the array of rank {rank}, found an MpmdArray made without it"

@@ -332,9 +332,8 @@ jpp_array_t* jpp_array_root(jpp_array_t* array) {
   return array->origin ? array->origin : array;
 }
 
-// Origins make chains without an end that is met twice: what would close one stays
-// without.
-void jpp_array_stand_for(jpp_array_t* copy, jpp_array_t* origin) {
+// A chain of origins ends: an array never becomes the origin of its own origin.
+void jpp_array_set_origin(jpp_array_t* copy, jpp_array_t* origin) {
   jpp_arrays_lock();
   jpp_array_t* root = origin;
   while (root->origin && root != copy) root = root->origin;
@@ -360,20 +359,19 @@ bool jpp_array_is_deleted(const jpp_array_t* array) {
   return deleted;
 }
 
-const char* jpp_array_fate_of(const jpp_array_t* array) {
+const char* jpp_array_deletion_reason_of(const jpp_array_t* array) {
   if (array->lost) {
     return "was donated to a step that failed or was interrupted, and is gone; go back "
-           "to "
-           "a checkpoint, or to a copy made before the step";
+           "to a checkpoint, or to a copy made before the step";
   }
   return "was deleted or donated to a step; use what the step returned in its place";
 }
 
-const char* jpp_array_fate(const jpp_array_t* array) {
+const char* jpp_array_deletion_reason(const jpp_array_t* array) {
   jpp_arrays_lock();
-  const char* fate = jpp_array_fate_of(array);
+  const char* reason = jpp_array_deletion_reason_of(array);
   jpp_arrays_unlock();
-  return fate;
+  return reason;
 }
 
 // --- Waiting --------------------------------------------------------------------------
@@ -394,7 +392,8 @@ static jpp_status_t* await_outcome(const jpp_array_t* array, bool finished,
 
 static jpp_status_t* check_alive(const jpp_array_t* array) {
   if (!array->deleted) return NULL;
-  return jpp_status_make(JPP_DONATED_ERROR, "the array %s", jpp_array_fate_of(array));
+  return jpp_status_make(JPP_DONATED_ERROR, "the array %s",
+                         jpp_array_deletion_reason_of(array));
 }
 
 void jpp_array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt) {

@@ -70,8 +70,8 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
                                 jpp_array_t** out_array) JPP_MUST_USE;
 // The buffers of a rank, or NULL if the array is not there.
 jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank);
-// Under the lock: jpp_array_fate().
-const char* jpp_array_fate_of(const jpp_array_t* array);
+// Under the lock: jpp_array_deletion_reason().
+const char* jpp_array_deletion_reason_of(const jpp_array_t* array);
 // Under the lock: whether a write to the buffers of a rank would show elsewhere.
 bool jpp_array_is_shared(const jpp_array_t* array, uint32_t rank);
 // What a donation of the array deletes.

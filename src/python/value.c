@@ -2,7 +2,7 @@
 // make it. The memory belongs to the library's jpp_array_t.
 //
 // Steps make these by the hundred, so they stay out of garbage collection: a Value refers
-// to its client and to nothing else of Python's.
+// to its client, if it has one, and to nothing else of Python's.
 #include "python/core.h"
 
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array) {
@@ -11,7 +11,7 @@ PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array) {
     jpp_array_release(array);
     return NULL;
   }
-  self->client = Py_NewRef(client);
+  self->client = Py_XNewRef(client);
   self->array = array;
   return (PyObject*)self;
 }
@@ -156,11 +156,19 @@ static PyObject* value_put(PyObject* type, PyObject* args) {
   return value;
 }
 
-static PyObject* value_stands_for(PyObject* object, PyObject* origin) {
+static PyObject* value_elsewhere(PyObject* type, PyObject* unused) {
+  (void)type, (void)unused;
+  jpp_array_t* array = NULL;
+  if (!jpp_py_check(jpp_array_create_elsewhere(&array))) return NULL;
+  return jpp_py_value_wrap(NULL, array);
+}
+
+static PyObject* value_set_origin(PyObject* object, PyObject* origin) {
   if (!Py_IS_TYPE(origin, jpp_py_types.value)) {
     return PyErr_Format(PyExc_TypeError, "expected a Value");
   }
-  jpp_array_stand_for(((jpp_py_value_t*)object)->array, ((jpp_py_value_t*)origin)->array);
+  jpp_array_set_origin(((jpp_py_value_t*)object)->array,
+                       ((jpp_py_value_t*)origin)->array);
   Py_RETURN_NONE;
 }
 
@@ -232,9 +240,10 @@ static PyObject* value_get_deleted(PyObject* object, void* unused) {
   return PyBool_FromLong(jpp_array_is_deleted(((jpp_py_value_t*)object)->array));
 }
 
-static PyObject* value_get_fate(PyObject* object, void* unused) {
+static PyObject* value_get_deletion_reason(PyObject* object, void* unused) {
   (void)unused;
-  return PyUnicode_FromString(jpp_array_fate(((jpp_py_value_t*)object)->array));
+  return PyUnicode_FromString(
+      jpp_array_deletion_reason(((jpp_py_value_t*)object)->array));
 }
 
 static PyMethodDef kMethods[] = {
@@ -244,19 +253,19 @@ static PyMethodDef kMethods[] = {
     {"borrow", jpp_py_value_borrow, METH_VARARGS | METH_STATIC,
      "borrow(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
      "The same over the memory of a list of DLPack capsules, which stays theirs and is "
-     "not "
-     "copied; None where the devices can not use it."},
-    {"stands_for", value_stands_for, METH_O,
-     "stands_for($self, origin, /)\n--\n\n"
-     "Donating this one donates `origin`, of which it is a copy."},
+     "not copied; None where the devices cannot use it."},
+    {"elsewhere", value_elsewhere, METH_NOARGS | METH_STATIC,
+     "elsewhere()\n--\n\nThe state of an array that other processes hold."},
+    {"set_origin", value_set_origin, METH_O,
+     "set_origin($self, origin, /)\n--\n\n"
+     "Makes this a copy of `origin`: donating the copy donates both."},
     {"read", value_read, METH_VARARGS,
      "read($self, rank, device, buffer, /)\n--\n\n"
      "Waits, and copies a shard into a writable buffer, dense, last dimension fastest."},
     {"lend", jpp_py_value_lend, METH_VARARGS,
      "lend($self, rank, device, device_type, device_id, flat, /)\n--\n\n"
      "Waits, and gives a DLPack capsule of a shard where it is, on the device that "
-     "DLPack "
-     "calls so; `flat`: of its bytes. None where the memory can not be shared."},
+     "DLPack calls so; `flat`: of its bytes. None where the memory cannot be shared."},
     {"delete", value_delete, METH_NOARGS,
      "delete($self, /)\n--\n\nFrees the device memory now."},
     {"wait", value_wait, METH_NOARGS,
@@ -269,7 +278,8 @@ static PyMethodDef kMethods[] = {
 static PyGetSetDef kGetSet[] = {
     {"ranks", value_get_ranks, NULL, "The ranks that hold the array.", NULL},
     {"deleted", value_get_deleted, NULL, "Deleted, or donated to a step.", NULL},
-    {"fate", value_get_fate, NULL, "Why a deleted one can not be used, in words.", NULL},
+    {"deletion_reason", value_get_deletion_reason, NULL,
+     "Why a deleted array cannot be used, in words.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

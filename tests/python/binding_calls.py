@@ -79,6 +79,9 @@ WRONG: dict[str, list[Any]] = {
     "objects or None": [*NO_SEQUENCES, [1, 2], [object()], Lies([]), Raises()],
     "no objects": [*NO_SEQUENCES, [None, None]],
     "list": [None, 1, (), {}, [None], [[None]], [[()]], [[], [(1, 2)]], Raises()],
+    "texts": [None, 1, "xy", [None], [1], [], ["x", "y"], Raises()],
+    "flags": [None, 1, [], [True, False], Raises(), Lies([True])],
+    "values": [None, 1, (), {}, [1], [None, None], Raises()],
     "list of bytes": [*NO_SEQUENCES, [None], ["x"], [bytearray(1)], Raises(), Lies([None])],
     "dict": [None, 1, [], {1: 2}, {"x": object()}],
     "bytes": [None, 1, "x", [], object()],
@@ -237,6 +240,7 @@ def cases(step: Step) -> list[Case]:
         if t.ops
     )
     value, number = value_of(step.client), ("number", 1)
+    params = _core.Params(["x"], [True])
     token = b"a token of the tests"
     network = _core.Network("fake", 0, 2, "binding", token, 0)
     other = _core.Network("fake", 1, 2, "other", token, 0)
@@ -451,7 +455,7 @@ def cases(step: Step) -> list[Case]:
             ("list", [jnp.ones(64).__dlpack__()]),
             ("text, not None", "float32"),
         ),
-        Case("Value.stands_for", lambda: value.stands_for, ("object", value)),
+        Case("Value.set_origin", lambda: value.set_origin, ("object", value)),
         Case(
             "Value.read",
             lambda: value.read,
@@ -465,6 +469,10 @@ def cases(step: Step) -> list[Case]:
             *[("number", n) for n in (0, 0, 1, 0)],
             ("anything", True),
         ),
+        Case("Value.elsewhere", lambda: _core.Value.elsewhere),
+        Case("Params", lambda: _core.Params, ("texts", ["x"]), ("flags", [True])),
+        Case("Params.claim", lambda: params.claim, ("values", [_core.Value.elsewhere()])),
+        Case("Params.lose", lambda: params.lose, ("values", [_core.Value.elsewhere()])),
         Case("Value.delete", lambda: value_of(step.client).delete),
         Case("Value.wait", lambda: value.wait),
         Case("Value.is_ready", lambda: value.is_ready),

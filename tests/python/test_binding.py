@@ -70,14 +70,14 @@ def test_a_callback_that_holds_its_own_runtime_is_collected(step: Step) -> None:
     assert seen() is None
 
 
-def test_values_that_stand_for_each_other_are_freed(step: Step) -> None:
+def test_values_with_each_other_as_origin_are_freed(step: Step) -> None:
     before = sys.getrefcount(step.client)
     a, b, c = (value_of(step.client) for _ in range(3))
     held = sys.getrefcount(step.client)
-    a.stands_for(b)
-    b.stands_for(c)
-    c.stands_for(a)
-    a.stands_for(a)
+    a.set_origin(b)
+    b.set_origin(c)
+    c.set_origin(a)
+    a.set_origin(a)
     del a, b, c
     after = sys.getrefcount(step.client)
     assert (held, after) == (before + 3, before)

@@ -22,7 +22,7 @@ import pytest
 
 from jaxpp.remote import connections
 from jaxpp.remote.connections import Connection, Connections, Listener, connect, frame_of
-from jaxpp.remote.uploads import Upload, pack, unpack
+from jaxpp.remote.messages import Upload, pack, unpack
 
 LIMIT = 60  # seconds
 NAME = "jaxpp connections"  # of the threads

@@ -31,6 +31,7 @@ import jobs
 from equality import mesh_of
 from jaxpp.remote import cluster
 from jaxpp.remote.connections import Connection, connect
+from jaxpp.remote.messages import Read, decode_answer, encode
 
 ray = pytest.importorskip("ray")
 
@@ -285,9 +286,10 @@ def test_arrays_without_a_holder_are_freed_with_the_next_message(
     del array
     float(two_stages(mesh2)(weights(), batch())[1])
     lines = workers._cluster.connections
-    asked = lines.send({0: (("read", number, 0, 24), [])})
+    asked = lines.send({0: (encode(Read(number, 0, 24)), [])})
     assert lines.wait(asked, LIMIT)
-    assert asked.found[0][0]["failure"][0] == "donated"
+    failure = decode_answer(asked.found[0][0]).failure
+    assert failure is not None and failure.code == "donated"
 
 
 def test_task_times(mesh2: jaxpp.RemoteMpmdMesh) -> None:

@@ -13,11 +13,12 @@ import queue
 import secrets
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxpp.errors import make_error
 from jaxpp.remote.connections import Connection, Connections, connect
+from jaxpp.remote.messages import Failure
 from jaxpp.remote.ray_monitor import (
     RayMonitor,
     ask_gcs,
@@ -25,7 +26,7 @@ from jaxpp.remote.ray_monitor import (
     is_listening,
     raylet_socket,
 )
-from jaxpp.remote.worker import Failure, Identity, Worker, versions
+from jaxpp.remote.worker import Identity, Worker, versions
 
 __all__ = ["RAYLET", "Cluster"]
 
@@ -253,8 +254,9 @@ class Cluster:
 
     # --- Calls, which return references to results ---
 
-    def ask(self, rank: int, method: str, *arguments: Any) -> Any:
-        found = getattr(self._actors[rank], method)
+    def ask(self, rank: int, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a method of `Worker`."""
+        found = getattr(self._actors[rank], method.__name__)
         return found.options(concurrency_group="questions").remote(*arguments)
 
     def ping(self, rank: int) -> Any:

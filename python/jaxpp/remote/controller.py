@@ -11,42 +11,59 @@ answer breaks the mesh: the others are ended too, and all later operations raise
 from __future__ import annotations
 
 import collections
-import pathlib
-import secrets
-import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.errors import JaxppError, make_error, raised_text
-from jaxpp.plan.planning import Planned
+from jaxpp.errors import make_error
 from jaxpp.remote.cluster import RAYLET, Cluster
 from jaxpp.remote.connections import Answers
-from jaxpp.remote.uploads import Upload, pack
-from jaxpp.remote.value import RemoteValue
-from jaxpp.remote.worker import Failure
-from jaxpp.run.compiling import Code
-from jaxpp.run.devices import Devices
-from jaxpp.run.saving import TaskModules, modules_of_all
-from jaxpp.trace.call import Options
+from jaxpp.remote.messages import (
+    Act,
+    Action,
+    Delete,
+    Failure,
+    Read,
+    Upload,
+    decode_answer,
+    encode,
+    pack,
+)
+from jaxpp.remote.worker import Worker
+from jaxpp.run.devices import StepDevices
 
-__all__ = ["Message", "RemoteDevices", "RemoteRuntime", "Workers"]
+__all__ = ["Message", "Numbered", "Workers"]
 
 _PATIENCE = 0.2  # fraction of the timeout after which a silent worker is probed
-_AHEAD = 2  # messages queued beyond the steps in flight, so that workers do not idle
 _MOST_MESSAGES = 32  # in flight
 _GRACE = 2  # seconds for the others to report, when one has died
 
 
-class Message:
-    """A message to all workers, until they have executed it."""
+class Numbered:
+    """An array that a message makes on workers."""
 
-    def __init__(self, workers: Workers, asked: Answers, what: str) -> None:
-        self._workers, self.what = workers, what
+    __slots__ = ("__weakref__", "maker", "number")
+
+    def __init__(self, number: int, maker: Message | None) -> None:
+        self.number = number
+        self.maker = maker  # None: the next message
+
+
+class Message:
+    """A message to all workers, until they have executed it.
+
+    Args:
+      asked: the answers to it. what: its name in errors. on_failure: called once if it fails.
+    """
+
+    def __init__(
+        self, workers: Workers, asked: Answers, what: str, on_failure: Callable[[], None]
+    ) -> None:
+        self._workers, self.what, self._on_failure = workers, what, on_failure
         self._asked: Answers | None = asked  # None: all have arrived
         self._failure: Failure | None = None
         self.answers: list[Any] = []  # time at which all had arrived
@@ -61,18 +78,21 @@ class Message:
         asked = self._asked
         return asked is None or self._workers.are_there(asked)
 
-    @property
-    def failed(self) -> bool:
-        """Whether it is known to have failed."""
-        return self._failure is not None or self._workers.broken is not None
-
     def settle(self) -> None:
         """Waits until all workers have answered."""
         asked = self._asked
-        if asked is not None:
-            self.answers = self._workers.await_answers(asked, self.what)
-            self._failure = self._workers.first_failure(self.answers, self.what)
-            self._asked = None
+        if asked is None:
+            return
+        self.answers = self._workers.await_answers(asked, self.what)
+        self._failure = self._workers.first_failure(self.answers, self.what)
+        self._asked = None
+        if self._failure is not None:
+            self._on_failure()
+
+    def give_up(self) -> None:
+        """Notes that the mesh is broken, if it has not been answered yet."""
+        if self._asked is not None:
+            self._on_failure()
 
     def raise_if_known(self) -> None:
         """The failure, if one is known already."""
@@ -81,10 +101,21 @@ class Message:
 
 
 class Workers:
-    """The workers of a mesh, one a rank."""
+    """The workers of a mesh, one a rank.
 
-    def __init__(self, cluster: Cluster, ranks: int, per_rank: int) -> None:
-        self.ranks, self.per_rank = ranks, per_rank
+    Args:
+      ranks, per_rank: the number of workers, and of devices per worker. make_devices: makes the
+      workers' devices, given these workers and a plugin's path, platform and version.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks: int,
+        per_rank: int,
+        make_devices: Callable[[Workers, str | None, str, str], StepDevices],
+    ) -> None:
+        self.ranks, self.per_rank, self._make_devices = ranks, per_rank, make_devices
         self.broken: Failure | None = None
         # Unreferenced arrays and plans. Garbage collection may append at any time.
         self.dropped: collections.deque[int] = collections.deque()
@@ -92,12 +123,12 @@ class Workers:
         # Seconds after which a worker that does not answer counts as dead.
         self._timeout = (_core.option_ms("JPP_PEER_TIMEOUT") or 10_000) / 1000
         self._lock = threading.RLock()  # guards the fields below
-        self._gathered: list[tuple[Any, ...]] = []  # for all ranks: numbers and strings
+        self._gathered: list[Action] = []  # for all ranks
         self._uploads: list[list[Upload]] = [[] for _ in range(ranks)]
-        self._uploaded: list[weakref.ref[RemoteValue]] = []  # sent with the next message
+        self._uploaded: list[weakref.ref[Numbered]] = []  # sent with the next message
         self._numbers = 0  # ids of arrays and plans
         self._under_way: collections.deque[Message] = collections.deque()
-        self._devices: dict[str | None, RemoteDevices] = {}
+        self._devices: dict[str | None, StepDevices] = {}
 
     @property
     def processes(self) -> list[tuple[str, int]]:
@@ -110,11 +141,11 @@ class Workers:
             self.broken = Failure("mesh", "the workers of this mesh were shut down")
         self._cluster.end()
 
-    def devices(self, plugin: str | None) -> RemoteDevices:
+    def devices(self, plugin: str | None) -> StepDevices:
         """The workers' devices; each worker opens the plugin."""
         if plugin not in self._devices:
-            found = self.call("open", "the plugin", *[(plugin,)] * self.ranks)
-            self._devices[plugin] = RemoteDevices(self, plugin, *found[0])
+            found = self.call(Worker.open, "the plugin", *[(plugin,)] * self.ranks)
+            self._devices[plugin] = self._make_devices(self, plugin, *found[0])
         return self._devices[plugin]
 
     def numbers(self, count: int) -> int:
@@ -126,32 +157,38 @@ class Workers:
 
     # --- Messages ---
 
-    def gather(self, *action: Any) -> None:
+    def gather(self, action: Action) -> None:
         """Adds an action to the next message."""
         with self._lock:
             self._gathered.append(action)
 
-    def upload(self, value: RemoteValue, by_rank: dict[int, Upload]) -> None:
-        """Deletes arrays with the next message."""
+    def upload(self, value: Numbered, by_rank: dict[int, Upload]) -> None:
+        """Uploads an array's shards with the next message."""
         with self._lock:
             self._uploaded.append(weakref.ref(value))
             for rank, upload in by_rank.items():
                 self._uploads[rank].append(upload)
 
-    def send(self, what: str, *action: Any) -> Message:
+    def send(
+        self,
+        what: str,
+        action: Action | None = None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> Message:
         """Sends the batched actions and then `action`, which is for all ranks."""
         self.raise_if_broken()
         with self._lock:
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
-            first = [("delete", dropped)] if dropped else []
-            actions = [*first, *self._gathered, *([action] if action else [])]
+            first = [Delete(dropped)] if dropped else []
+            actions = [*first, *self._gathered, *([action] if action is not None else [])]
             packed = [pack(uploads) for uploads in self._uploads]
             self._gathered, self._uploads = [], [[] for _ in range(self.ranks)]
             requests = {
-                rank: (("act", actions, table), shards)
-                for rank, (table, shards) in enumerate(packed)
+                rank: (encode(Act(actions, rows)), shards)
+                for rank, (rows, shards) in enumerate(packed)
             }
-            message = Message(self, self._cluster.connections.send(requests), what)
+            asked = self._cluster.connections.send(requests)
+            message = Message(self, asked, what, on_failure)
             for reference in self._uploaded:
                 value = reference()
                 if value is not None:
@@ -168,7 +205,7 @@ class Workers:
             if self._gathered or self._uploaded:
                 self.send("an upload")
 
-    def message_of(self, value: RemoteValue) -> Message:
+    def message_of(self, value: Numbered) -> Message:
         """The message that creates the array."""
         if value.maker is None:
             self.flush()
@@ -176,16 +213,16 @@ class Workers:
         return value.maker
 
     def delete(self, number: int) -> None:
-        """Sends an array immediately."""
+        """Deletes an array immediately."""
         if self.broken is None:
-            self.gather("delete", [number])
+            self.gather(Delete([number]))
             self.flush()
 
-    def read(self, value: RemoteValue, rank: int, device: int, size: int) -> Any:
+    def read(self, value: Numbered, rank: int, device: int, size: int) -> Any:
         """The bytes of a shard."""
         message = self.message_of(value)  # sent first, so that the worker has the array
         self.raise_if_broken()
-        request = ("read", value.number, device, size)
+        request = encode(Read(value.number, device, size))
         asked = self._cluster.connections.send({rank: (request, [])})
         (found,) = self.await_answers(asked, message.what)
         if isinstance(found, Failure):
@@ -216,19 +253,21 @@ class Workers:
                 self._connection_lost(connections.ended[0], what)
             self._look_for_silence(what)
 
-    def _found(
-        self, rank: int, what: str, answer: dict[str, Any], arrays: list[np.ndarray]
-    ) -> Any:
-        if "raised" in answer:
-            self._end(rank, what, f"the worker raised {answer['raised']}")
-        if "failure" in answer:
-            return Failure(*answer["failure"])
-        return arrays[0] if arrays else answer["found"]
+    def _found(self, rank: int, what: str, row: list[Any], arrays: list[np.ndarray]) -> Any:
+        answer = decode_answer(row)
+        if answer.raised is not None:
+            self._end(rank, what, f"the worker raised {answer.raised}")
+        if answer.failure is not None:
+            return answer.failure
+        return arrays[0] if arrays else answer.found
 
     # --- Replies through Ray ---
 
-    def call(self, method: str, what: str, *arguments: tuple[Any, ...]) -> list[Any]:
-        """Calls a method on each worker with its arguments and returns the results."""
+    def call(
+        self, method: Callable[..., Any], what: str, *arguments: tuple[Any, ...]
+    ) -> list[Any]:
+        """Calls a method of `Worker` on each worker with its arguments and returns the
+        results."""
         self.raise_if_broken()
         self.flush()
         asked = [self._cluster.ask(r, method, *a) for r, a in enumerate(arguments)]
@@ -303,6 +342,9 @@ class Workers:
             "continue from a checkpoint",
         )
         self._cluster.end()
+        with self._lock:
+            for message in self._under_way:
+                message.give_up()
         raise make_error(*self.broken)
 
     def raise_if_broken(self) -> None:
@@ -310,260 +352,3 @@ class Workers:
             self._end_because(problem)
         if self.broken is not None:
             raise make_error(*self.broken)
-
-
-class RemoteDevices(Devices):
-    """The devices of workers."""
-
-    can_move = False
-
-    def __init__(
-        self, workers: Workers, plugin: str | None, platform: str, version: str
-    ) -> None:
-        ids = [
-            list(range(rank * workers.per_rank, (rank + 1) * workers.per_rank))
-            for rank in range(workers.ranks)
-        ]
-        super().__init__(platform, version, ids, ids, None)
-        self._workers, self._plugin = workers, plugin
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        return (id(self),)
-
-    def put(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
-    ) -> RemoteValue:
-        workers, per_rank = self._workers, self.per_rank
-        workers.raise_if_broken()
-        value = RemoteValue(workers, workers.numbers(1), tuple(ranks), None)
-        # Copy: they are sent later, when their owner may have changed them. Ranks share some.
-        copies = {id(shard): np.array(shard, order="C") for shard in shards}
-        taken = [copies[id(shard)] for shard in shards]
-        by_rank = {
-            rank: Upload(
-                value.number, self._plugin, dtype, taken[i * per_rank : (i + 1) * per_rank]
-            )
-            for i, rank in enumerate(ranks)
-        }
-        workers.upload(value, by_rank)
-        return value
-
-    def flush(self) -> None:
-        self._workers.flush()
-
-    def start(
-        self, planned: Planned, code: Code, in_flight: int, options: Options
-    ) -> tuple[RemoteRuntime, TaskModules]:
-        modules = modules_of_all(planned.plan, code)
-        file = self._planfile(planned.plan, modules)
-        functions = self._pickle(modules)
-        runtime = RemoteRuntime(
-            self._workers, self._plugin, planned, file, functions, in_flight
-        )
-        return runtime, modules
-
-    def _pickle(self, modules: TaskModules) -> bytes:
-        """The callbacks of tasks, pickled together to preserve shared objects."""
-        pickle = self._workers._cluster.pickle
-        try:
-            return pickle(modules.functions)
-        except Exception as error:  # any exception from an object's own pickling
-            task = next(
-                t for t, each in modules.functions.items() if not _is_sent(pickle, each)
-            )
-            raise make_error(
-                "unsupported",
-                f"task {task} calls back into Python (jax.debug.print, a callback), with a "
-                f"function that cannot be sent to its worker: {raised_text(error)}; expected "
-                "a function with picklable variables",
-            ) from None
-
-    def _planfile(self, plan: _core.Plan, modules: TaskModules) -> bytes:
-        """The plan without constants, which are sent like other arrays."""
-        with tempfile.TemporaryDirectory(prefix="jaxpp-") as folder:
-            path = pathlib.Path(folder) / "plan"
-            plan.save(
-                path,
-                self.platform,
-                self.per_rank,
-                [device for ids in self.ids for device in ids],
-                1,
-                modules.compile_options,
-                list(modules.modules),
-                modules.of_task,
-                None,
-                [],
-                b"",
-            )
-            return path.read_bytes()
-
-
-def _is_sent(pickle: Callable[[Any], bytes], found: Any) -> bool:
-    try:
-        pickle(found)
-    except Exception:
-        return False
-    return True
-
-
-class RemoteRuntime:
-    """A plan ready to run on workers, with the interface of `_core.Runtime`."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        plugin: str | None,
-        planned: Planned,
-        file: bytes,
-        functions: bytes,
-        in_flight: int,
-    ) -> None:
-        self._workers, self._in_flight = workers, in_flight
-        self._number = workers.numbers(1)
-        self._steps = 0
-        self._under_way: collections.deque[Message] = collections.deque()
-        self._failed: Message | None = None
-        self._turn = threading.Lock()  # of a call of a step
-        self._set: dict[str, tuple[Any, ...]] = {}
-        args, outputs = planned.staged.args(), planned.staged.outputs()
-        constants = len(args) - len(planned.donated)
-        self._donated = [*planned.donated, *[False] * constants]
-        self._names = [*planned.arg_names, *[f"constant {k}" for k in range(constants)]]
-        self._result_ranks = [tuple(placed.ranks) for placed in outputs]
-        weakref.finalize(self, workers.dropped.append, self._number).atexit = False
-        self._prepare(plugin, file, functions)
-
-    def _prepare(self, plugin: str | None, file: bytes, functions: bytes) -> None:
-        workers, number = self._workers, self._number
-        shared, token = workers._cluster.share(file), secrets.token_bytes(32)
-        row = (number, shared, functions, plugin, max(1, self._in_flight), token)
-        addresses = workers.call("prepare", "compiling", *[row] * workers.ranks)
-        donated = [i for i, gone in enumerate(self._donated) if gone]
-        rows = [(number, addresses, donated)] * workers.ranks
-        workers.call("connect", "connecting", *rows)
-
-    # --- Steps ---
-
-    def step(self, values: list[RemoteValue], waits: bool) -> list[RemoteValue]:
-        """Starts a step; returns promises of its results unless it waits."""
-        workers = self._workers
-        with self._turn:
-            self._await_turn()
-            self._raise_failure()
-            self._check(values)
-            first = workers.numbers(len(self._result_ranks))
-            self._steps += 1
-            arguments = [value.number for value in values]
-            action = ("step", self._number, arguments, first, len(self._result_ranks))
-            message = workers.send(f"step {self._steps}", *action)
-            for value, gone in zip(values, self._donated, strict=True):
-                if gone:
-                    value.donate(message)
-            self._under_way.append(message)
-        if waits or not self._in_flight:
-            self._await(message)
-        numbered = enumerate(self._result_ranks, first)
-        return [RemoteValue(workers, number, ranks, message) for number, ranks in numbered]
-
-    def _await_turn(self) -> None:
-        """Limits the queue; the workers' runtimes enforce the steps in flight."""
-        limit = max(1, self._in_flight) + _AHEAD
-        steps = self._under_way
-        while len(steps) >= limit or (steps and steps[0].is_done()):
-            self._await(steps[0])
-            steps.popleft()
-
-    def _await(self, message: Message) -> None:
-        try:
-            message.wait()
-        except JaxppError:
-            self._failed = message
-            raise
-
-    def _raise_failure(self) -> None:
-        """No step can run after a failure: the workers' connections are closed."""
-        self._workers.raise_if_broken()
-        if self._failed is not None:
-            self._failed.wait()
-        for message in self._under_way:
-            message.raise_if_known()
-
-    def _check(self, values: list[RemoteValue]) -> None:
-        for value in values:
-            if value.maker is not None:
-                value.maker.raise_if_known()
-        takers: dict[int, int] = {}  # by id of the array
-        for i, value in enumerate(values):
-            root = value.root
-            if root.deleted:
-                raise make_error(
-                    "donated",
-                    f"argument {self._names[i]}: expected an array, found one that {root.fate}",
-                )
-            if self._donated[i]:
-                self._refuse_second(takers.setdefault(root.number, i), i)
-        for i, value in enumerate(values):
-            if not self._donated[i]:
-                self._refuse_second(takers.get(value.root.number, i), i)
-
-    def _refuse_second(self, taker: int, other: int) -> None:
-        if taker == other:
-            return
-        first, second = sorted((taker, other))
-        raise make_error(
-            "donated",
-            f"arguments {self._names[first]} and {self._names[second]} are the same array, "
-            f"which {'the first' if self._donated[first] else 'the second'} donates; expected "
-            "a donated array once",
-        )
-
-    def wait(self) -> None:
-        """Waits until all steps so far are done."""
-        while self._under_way:
-            self._await(self._under_way[0])
-            self._under_way.popleft()
-
-    # --- Settings and traces ---
-
-    def _tell(self, what: str, *arguments: Any) -> None:
-        """Calls a method of the workers' runtimes, before the next step."""
-        if self._set.get(what) != arguments:
-            self._set[what] = arguments
-            self._workers.gather("set", self._number, what, *arguments)
-
-    def set_checks(self, nans: bool, infs: bool) -> None:
-        if (nans, infs) != (False, False) or "set_checks" in self._set:
-            self._tell("set_checks", nans, infs)
-
-    def set_tracing(self, enabled: bool) -> None:
-        self._tell("set_tracing", enabled)
-
-    def _ask(self, what: str, *arguments: Any) -> list[Any]:
-        self.wait()
-        row = (self._number, what, *arguments)
-        return self._workers.call("ask", what, *[row] * self._workers.ranks)
-
-    def trace(self) -> list[_core.TaskRun]:
-        """The times of each rank are relative to its worker's start of the step."""
-        return [run for runs in self._ask("trace") for run in runs]
-
-    def measure(self, values: list[RemoteValue]) -> list[list[tuple[float, ...]]]:
-        """The costs of each loop's stages; each worker has measured its own."""
-        self.wait()
-        self._check(values)
-        numbers = [value.number for value in values]
-        message = self._workers.send("measuring", "measure", self._number, numbers)
-        message.wait()
-        loops = zip(*message.answers, strict=True)
-        return [
-            [tuple(map(sum, zip(*stage, strict=True))) for stage in zip(*loop, strict=True)]
-            for loop in loops
-        ]
-
-    def trace_peaks(self) -> list[int]:
-        return [peaks[rank] for rank, peaks in enumerate(self._ask("trace_peaks"))]
-
-    def trace_json(self, steps: int) -> str:
-        """The workers' traces on one axis, by the clocks of their hosts."""
-        return _core.join_traces(self._ask("trace_json", steps))

@@ -14,6 +14,7 @@ from jaxpp.jax_internals.client import planning_devices
 from jaxpp.mesh import MpmdMesh
 from jaxpp.remote.cluster import Cluster
 from jaxpp.remote.controller import Workers
+from jaxpp.remote.runtime import RemoteDevices
 
 __all__ = ["RemoteMpmdMesh"]
 
@@ -126,7 +127,7 @@ class RemoteMpmdMesh(MpmdMesh):
         devices = np.array(planning_devices(pp * per_rank), dtype=object)
         mesh = Mesh(devices.reshape(pp, *mesh_shape), (_PIPELINE_AXIS, *mesh_axis_names))
         super().__init__(mesh, _PIPELINE_AXIS)
-        object.__setattr__(self, "workers", Workers(cluster, pp, per_rank))
+        object.__setattr__(self, "workers", Workers(cluster, pp, per_rank, RemoteDevices))
 
     # Meshes of the same shape are not equal: each has its own processes.
     __eq__ = object.__eq__

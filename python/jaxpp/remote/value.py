@@ -2,84 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxpp.errors import DELETED, make_error
-
-if TYPE_CHECKING:
-    from jaxpp.remote.controller import Message, Workers
+from jaxpp import _core
+from jaxpp.errors import make_error
+from jaxpp.remote.controller import Message, Numbered, Workers
 
 __all__ = ["RemoteValue"]
 
-_LOST = (
-    "was donated to a step that failed or was interrupted, and is gone; go back "
-    "to a checkpoint, or to a copy made before the step"
-)
 
-
-class RemoteValue:
+class RemoteValue(Numbered):
     """An array on some ranks, uploaded or promised by a step."""
 
-    __slots__ = (
-        "__weakref__",
-        "_deleted",
-        "_origin",
-        "_taker",
-        "_workers",
-        "maker",
-        "number",
-        "ranks",
-    )
+    __slots__ = ("_workers", "origin", "state")
 
-    def __init__(
-        self, workers: Workers, number: int, ranks: Sequence[int], maker: Message | None
-    ) -> None:
-        self._workers, self.number, self.ranks = workers, number, ranks
-        self.maker = maker  # the message that creates it; None: the next one
-        self._deleted = False
-        self._taker: Message | None = None  # of the step that it was donated to
-        self._origin: RemoteValue | None = None
+    def __init__(self, workers: Workers, number: int, maker: Message | None) -> None:
+        super().__init__(number, maker)
+        self._workers = workers
+        self.state = _core.Value.elsewhere()
+        self.origin: RemoteValue | None = None  # the array that this is a copy of
 
     def __del__(self) -> None:
-        if not self._deleted:
+        if not self.deleted:
             self._workers.dropped.append(self.number)
 
     # --- Donation ---
 
-    def stands_for(self, origin: RemoteValue) -> None:
-        """Makes the donation of this array also donate `origin`, which it is a copy of."""
-        self._origin = origin
-
-    @property
-    def root(self) -> RemoteValue:
-        return self if self._origin is None else self._origin.root
-
-    def donate(self, taker: Message) -> None:
-        """Marks the array as donated to a step, which deletes it on the workers."""
-        if self._origin is not None:
-            self._origin.delete()
-            self._origin._taker = taker
-        self._deleted, self._taker = True, taker
+    def set_origin(self, origin: RemoteValue) -> None:
+        """Makes this a copy of `origin`: donating the copy donates both."""
+        self.origin = origin
+        self.state.set_origin(origin.state)
 
     def delete(self) -> None:
         """Frees the device memory as soon as no step needs it; does not wait."""
-        if not self._deleted:
-            self._deleted = True
+        if not self.deleted:
+            self.state.delete()
             self._workers.delete(self.number)
 
     @property
     def deleted(self) -> bool:
-        return self._deleted
+        return self.state.deleted
 
     @property
-    def fate(self) -> str:
+    def deletion_reason(self) -> str:
         """Why a deleted array cannot be used, for error messages."""
-        return _LOST if self._taker is not None and self._taker.failed else DELETED
+        return self.state.deletion_reason
 
     def _refuse_deleted(self) -> None:
-        if self._deleted:
-            raise make_error("donated", f"the array {self.fate}")
+        if self.deleted:
+            raise make_error("donated", f"the array {self.deletion_reason}")
 
     # --- Contents ---
 

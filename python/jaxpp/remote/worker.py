@@ -19,7 +19,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -27,28 +27,34 @@ import numpy as np
 
 import jaxpp
 from jaxpp import _core
+from jaxpp.devices import Devices
 from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
 from jaxpp.remote.connections import PROBLEM, Connection, Listener, frame_of
+from jaxpp.remote.messages import (
+    Action,
+    Answer,
+    Delete,
+    Failure,
+    Measure,
+    Read,
+    SetChecks,
+    SetTracing,
+    Step,
+    Upload,
+    decode_request,
+    unpack,
+)
 from jaxpp.remote.ray_monitor import RayMonitor, ask_raylet, raylet_socket
-from jaxpp.remote.uploads import Upload, unpack
 from jaxpp.run.callbacks import Function
 from jaxpp.run.compiling import Compiler
 from jaxpp.run.devices import LocalDevices, client_of
-from jaxpp.run.identity import StepIdentity
 from jaxpp.run.loading import FileCode
 from jaxpp.run.plugins import plugin_path
 from jaxpp.run.processes import make_network
 
-__all__ = ["Failure", "Identity", "Worker", "versions"]
+__all__ = ["Identity", "Worker", "versions"]
 
 _READERS = 4  # threads for reading arrays, which may wait for a step
-
-
-class Failure(NamedTuple):
-    """An error to send: pickling an exception would drop its code."""
-
-    code: str
-    text: str
 
 
 class Identity(NamedTuple):
@@ -114,14 +120,14 @@ class _Answering:
                 self._connection.send(frame_of((number, answer), arrays))
 
 
-def _answer_of(call: Callable[[], Any]) -> tuple[dict[str, Any], list[np.ndarray]]:
+def _answer_of(call: Callable[[], Any]) -> tuple[Answer, list[np.ndarray]]:
     try:
         found = call()
     except Exception as error:
-        return {"raised": f"{type(error).__name__}: {error}"}, []
+        return Answer(raised=f"{type(error).__name__}: {error}"), []
     if isinstance(found, np.ndarray):
-        return {}, [found]
-    return {"failure": found} if isinstance(found, Failure) else {"found": found}, []
+        return Answer(), [found]
+    return Answer(failure=found) if isinstance(found, Failure) else Answer(found), []
 
 
 class _Ranks:
@@ -134,7 +140,7 @@ class _Ranks:
     def has_rank(self, rank: int) -> bool:
         return rank == self.mine
 
-    def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network:
+    def connect(self, identity: Any, devices: Devices) -> _core.Network:
         raise NotImplementedError  # the controller distributes the addresses
 
 
@@ -309,14 +315,14 @@ class Worker:
         begun, reads = _Answering(connection, 1), _Answering(connection, _READERS)
         try:
             while True:
-                (number, (kind, *rest)), arrays = connection.receive()
-                if kind == "read":
-                    array, *where = rest
-                    value = self._values.get(array)  # a later message may delete it
-                    reads.put(number, functools.partial(self._read, value, *where))
+                (number, row), arrays = connection.receive()
+                request = decode_request(row)
+                if isinstance(request, Read):
+                    value = self._values.get(request.array)  # a later message may delete it
+                    reads.put(number, functools.partial(self._read, value, request))
                 else:
-                    actions, table = rest
-                    begun.put(number, self._act(actions, table, arrays))
+                    uploads = unpack(request.uploads, arrays)
+                    begun.put(number, self._act(request.actions, uploads))
         except OSError:
             pass  # the controller has gone
         finally:
@@ -324,20 +330,29 @@ class Worker:
             time.sleep(_KILL_SECONDS)
             os._exit(1)  # Ray should have ended this process but does not answer
 
-    def _act(
-        self,
-        actions: Sequence[Sequence[Any]],
-        table: Sequence[Sequence[Any]],
-        shards: Sequence[np.ndarray],
-    ) -> Callable[[], Any]:
+    def _act(self, actions: Sequence[Action], uploads: Iterable[Upload]) -> Callable[[], Any]:
         """Executes the actions. Returns a function that waits for the last one."""
         try:
-            for upload in unpack(table, shards):
+            for upload in uploads:
                 self._put(upload)
-            began = [getattr(self, f"_act_{kind}")(*rest) for kind, *rest in actions]
-            return (began[-1] if began else None) or _nothing
+            began = [self._begin(action) for action in actions]
+            return began[-1] if began else _nothing
         except Exception as error:  # a bug of this library, reported to the user
             return functools.partial(_raise, error)
+
+    def _begin(self, action: Action) -> Callable[[], Any]:
+        match action:
+            case Delete(numbers):
+                self._delete(numbers)
+            case SetChecks(plan, nans, infs):
+                self._runtime(plan).set_checks(nans, infs)
+            case SetTracing(plan, enabled):
+                self._runtime(plan).set_tracing(enabled)
+            case Step():
+                return self._begin_step(action)
+            case Measure():
+                return self._begin_measuring(action)
+        return _nothing
 
     def _put(self, upload: Upload) -> None:
         devices = self._devices[upload.plugin]
@@ -349,29 +364,22 @@ class Worker:
             value = Failure(error.code, f"rank {self._rank}, upload: {error}")
         self._values[upload.number] = value
 
-    def _act_delete(self, numbers: list[int]) -> None:
-        """Deletes arrays and plans, which share one range of ids."""
+    def _delete(self, numbers: list[int]) -> None:
         for number in numbers:
             value = self._values.pop(number, None)
             if isinstance(value, _core.Value):
                 value.delete()
             self._programs.pop(number, None)
 
-    def _act_set(self, number: int, what: str, *arguments: Any) -> None:
-        getattr(self._runtime(number), what)(*arguments)
-
     def _runtime(self, number: int) -> _core.Runtime:
         runtime = self._programs[number].runtime
         assert runtime is not None
         return runtime
 
-    def _act_step(
-        self, number: int, arguments: list[int], first: int, count: int
-    ) -> Callable[[], Failure | None]:
-        """Starts a step, whose results get consecutive ids from `first`."""
-        program, runtime = self._programs[number], self._runtime(number)
-        results = range(first, first + count)
-        values = [self._value(program, n) for n in arguments]
+    def _begin_step(self, step: Step) -> Callable[[], Failure | None]:
+        program, runtime = self._programs[step.plan], self._runtime(step.plan)
+        results = range(step.first_result, step.first_result + step.results)
+        values = [self._value(program, n) for n in step.arguments]
         failure = next((v for v in values if isinstance(v, Failure)), None)
         made: list[_core.Value] = []
         if failure is None:
@@ -380,17 +388,17 @@ class Worker:
             except JaxppError as error:
                 failure = Failure(error.code, str(error))
         for position in program.donated:
-            self._values.pop(arguments[position], None)
+            self._values.pop(step.arguments[position], None)
         if failure is not None:
             self._values.update((n, failure) for n in results)
             return lambda: failure
         self._values.update(zip(results, made, strict=True))
         return functools.partial(program.finish, runtime.num_steps())
 
-    def _act_measure(self, number: int, arguments: list[int]) -> Callable[[], Any]:
+    def _begin_measuring(self, action: Measure) -> Callable[[], Any]:
         """The costs of each loop's stages; zeros for stages of other ranks."""
-        program, runtime = self._programs[number], self._runtime(number)
-        values = [self._value(program, n) for n in arguments]
+        program, runtime = self._programs[action.plan], self._runtime(action.plan)
+        values = [self._value(program, n) for n in action.arguments]
 
         @_or_failure
         def measure() -> Any:
@@ -409,22 +417,27 @@ class Worker:
 
     # --- Requests outside of messages ---
 
-    def _read(
-        self, value: _core.Value | Failure | None, device: int, size: int
-    ) -> np.ndarray | Failure:
+    def _read(self, value: _core.Value | Failure | None, request: Read) -> np.ndarray | Failure:
         """The bytes of a shard."""
         if isinstance(value, Failure):
             return value
         if value is None:
             return Failure("donated", f"expected an array, found one that {DELETED}")
-        shard = np.empty(size, np.uint8)
+        shard = np.empty(request.size, np.uint8)
         try:
-            value.read(self._rank, device, shard)
+            value.read(self._rank, request.device, shard)
         except JaxppError as error:
             return Failure(error.code, str(error))
         return shard
 
     @_or_failure
-    def ask(self, number: int, what: str, *arguments: Any) -> Any:
-        """The result of a runtime's method."""
-        return getattr(self._runtime(number), what)(*arguments)
+    def trace(self, number: int) -> list[_core.TaskRun]:
+        return self._runtime(number).trace()
+
+    @_or_failure
+    def trace_peaks(self, number: int) -> list[int]:
+        return self._runtime(number).trace_peaks()
+
+    @_or_failure
+    def trace_json(self, number: int, steps: int) -> str:
+        return self._runtime(number).trace_json(steps)

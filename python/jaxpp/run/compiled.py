@@ -27,10 +27,10 @@ from jaxpp.placements import (
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
-from jaxpp.run.compiling import Code, explain
-from jaxpp.run.devices import Devices
-from jaxpp.run.lowering import TaskLowerer
-from jaxpp.run.saving import StepLayout, modules_of_all, save_step
+from jaxpp.run.compiling import explain
+from jaxpp.run.devices import StepDevices
+from jaxpp.run.lowering import Code, TaskLowerer, modules_of_all
+from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.spanning import is_spanning, read_rows
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
@@ -44,7 +44,7 @@ _log = logging.getLogger("jaxpp")
 class _TracedCode:
     """A step whose tasks JAX has lowered."""
 
-    def __init__(self, traced: Traced, devices: Devices, options: Options) -> None:
+    def __init__(self, traced: Traced, devices: StepDevices, options: Options) -> None:
         specs = None if traced.specs.one_device else traced.specs.by_value
         self.lower = TaskLowerer(
             traced.graph, traced.staged, options.mesh, specs, devices.platform
@@ -65,7 +65,7 @@ class CompiledStep:
     """
 
     def __init__(
-        self, traced: Planned, devices: Devices, options: Options, code: Code | None = None
+        self, traced: Planned, devices: StepDevices, options: Options, code: Code | None = None
     ) -> None:
         self._traced = traced
         self._devices = devices
@@ -83,6 +83,8 @@ class CompiledStep:
         self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
         self._freed = self._freed_by_donation()
+        freed = [leaf in self._freed for leaf in range(len(self._argument_groups))]
+        self._freed_params = _core.Params(self.argument_names(), freed)
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
             self._take(placement, const, f"constant {k} that the step closes over", False)
@@ -144,8 +146,8 @@ class CompiledStep:
     def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
         deleted = getattr(leaf, "is_deleted", None)
         if deleted is not None and deleted():
-            fate = leaf._memory.fate if type(leaf) is MpmdArray else DELETED
-            raise make_error("donated", f"{name}: expected an array, found one that {fate}")
+            reason = leaf._memory.deletion_reason if type(leaf) is MpmdArray else DELETED
+            raise make_error("donated", f"{name}: expected an array, found one that {reason}")
         spanning = is_spanning(leaf)
         if spanning and (shards := placement.shards_of(leaf)):
             return self._moved(lambda: placement.put_shards(shards), placement, name)
@@ -245,23 +247,14 @@ class CompiledStep:
 
     def _claim_arrays_of_jax(self, leaves: list[Any]) -> list[jax.Array]:
         """The donated JAX arrays. Refuses an array that is passed twice."""
-        donated: list[jax.Array] = []
-        seen: dict[int, int] = {}
-        for number, leaf in enumerate(leaves):
-            if type(leaf) is MpmdArray or not isinstance(leaf, jax.Array):
-                continue
-            if number in self._freed:
-                donated.append(leaf)
-            first = seen.setdefault(id(leaf), number)
-            if first != number and {first, number} & self._freed:
-                names = self.argument_names()
-                raise make_error(
-                    "donated",
-                    f"arguments {names[first]} and {names[number]} are the same array, which "
-                    f"the {'first' if first in self._freed else 'second'} donates; expected a "
-                    "donated array once",
-                )
-        return donated
+        of_jax = {
+            number: leaf
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, jax.Array) and type(leaf) is not MpmdArray
+        }
+        states = {id(leaf): _core.Value.elsewhere() for leaf in of_jax.values()}
+        self._freed_params.claim([states.get(id(leaf)) for leaf in leaves])
+        return [leaf for number, leaf in of_jax.items() if number in self._freed]
 
     def _drop_donated(self, leaves: list[Any]) -> None:
         """Deletes donated arrays that first had to be split, joined or copied from JAX's
@@ -311,7 +304,7 @@ class CompiledStep:
         if same_devices and can_move and (one_device or given.spec == placement.spec):
             return there
         value = self._upload(placement, leaf, f"argument {name}")
-        value.stands_for(there)
+        value.set_origin(there)
         return value
 
     def run_leaves(

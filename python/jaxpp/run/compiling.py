@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.run.compilation_cache import folder
 from jaxpp.run.handlers import has_callbacks
-from jaxpp.run.lowering import LoweredTask
-from jaxpp.run.saving import TaskModules
+from jaxpp.run.lowering import Code, LoweredTask, TaskModules
 
-if TYPE_CHECKING:
-    from jaxpp.run.devices import LocalDevices
-
-__all__ = ["Code", "Compiler", "explain"]
+__all__ = ["Compiler", "explain"]
 
 
 def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
@@ -27,18 +23,25 @@ def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppE
     return make_error(error.code, f"rank {rank}, {what}: {text}")
 
 
-class Code(Protocol):
-    """The StableHLO of a plan's tasks and its compile options."""
+class Target(Protocol):
+    """The devices that tasks are compiled for."""
 
-    compile_options: bytes
+    client: _core.Client
+    platform: str
+    version: str
 
-    def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
+    @property
+    def rank_size(self) -> int: ...
+
+    def has_rank(self, rank: int) -> bool: ...
+
+    def assignment(self, rank: int) -> list[int]: ...
 
 
 class Compiler:
     """Compiles the tasks of a plan, each distinct one once, in parallel."""
 
-    def __init__(self, plan: _core.Plan, devices: LocalDevices, code: Code) -> None:
+    def __init__(self, plan: _core.Plan, devices: Target, code: Code) -> None:
         self.plan = plan
         self.devices = devices
         self.code = code

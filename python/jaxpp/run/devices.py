@@ -5,109 +5,32 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpp import _core
+from jaxpp.devices import Devices, RankOwner
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
-from jaxpp.run.compiling import Code, Compiler
+from jaxpp.run.compiling import Compiler
 from jaxpp.run.handlers import register_handlers
-from jaxpp.run.identity import StepIdentity, identity_of
+from jaxpp.run.identity import identity_of
 from jaxpp.run.lending import can_share, capsules_of, lent_array
+from jaxpp.run.lowering import Code, TaskModules
 from jaxpp.run.nodes import client_of_node, numbers_of
 from jaxpp.run.plugins import client_options, is_gpu_plugin, platform_of, plugin_path
 from jaxpp.run.processes import Processes, processes_of
-from jaxpp.run.saving import TaskModules
 from jaxpp.trace.call import Options
 
-__all__ = ["Devices", "LocalDevices", "NodeDevices", "client_of", "devices_for"]
+__all__ = ["LocalDevices", "NodeDevices", "StepDevices", "client_of", "devices_for"]
 
 
-class Devices:
-    """The devices of each rank of a mesh, and the operations that arrays and steps need.
-
-    A rank of another process has no devices here; its indices are 0.
-
-    Args:
-      platform, version: of the plugin. ids: JAX's ids of each rank's devices. indices: the
-      client's indices of the same devices. processes: the processes that share the ranks; None:
-      this one has all.
-    """
-
-    # Whether a step can send an argument from one rank to another that needs it.
-    can_move = True
-    # The minimum size in bytes of a JAX array for `borrow` to pay off.
-    least_borrowed = 0
-
-    def __init__(
-        self,
-        platform: str,
-        version: str,
-        ids: list[list[int]],
-        indices: list[list[int]],
-        processes: RankOwner | None,
-    ) -> None:
-        self.platform, self.version = platform, version
-        self.ids, self.indices, self.processes = ids, indices, processes
-
-    def has_rank(self, rank: int) -> bool:
-        """Whether the rank belongs to this process."""
-        return self.processes is None or self.processes.has_rank(rank)
-
-    @property
-    def per_rank(self) -> int:
-        """The number of devices of a rank in one process."""
-        return len(self.indices[0])
-
-    @property
-    def rank_size(self) -> int:
-        """The number of devices of a rank; more than `per_rank` if ranks span processes."""
-        return self.per_rank
-
-    @property
-    def places(self) -> Sequence[int]:
-        """The positions of `indices` among a rank's devices."""
-        return range(self.per_rank)
-
-    def of_rank(self, mesh: MpmdMesh, rank: int) -> list[jax.Device]:
-        """This process's devices of a rank as JAX devices."""
-        known = mesh.devices_of(rank)
-        return [known[place] for place in self.places]
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """Equal for meshes whose ranks are the same devices of the same client."""
-        raise NotImplementedError
-
-    def put(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
-    ) -> Any:
-        """Uploads an array's shards, one per device, to some ranks."""
-        raise NotImplementedError
-
-    def borrow(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
-    ) -> Any:
-        """The same without a copy, in the memory of JAX's arrays, one per device; None if that
-        is impossible."""
-        return None
-
-    def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
-        """Whether memory of one JAX device can be used on another one without a copy."""
-        return False
-
-    def lend(self, value: Any, rank: int, index: int, device: jax.Device) -> Any:
-        """One shard of a value from `put` in memory that JAX can use on `device`: a flat array
-        of bytes on the host, or a JAX array; None if neither is possible."""
-        return None
-
-    def flush(self) -> None:
-        """Sends uploads that `put` has deferred to the next step."""
+class StepDevices(Devices):
+    """Devices that run steps."""
 
     def start(
         self, planned: Planned, code: Code, in_flight: int, options: Options
@@ -116,17 +39,7 @@ class Devices:
         raise NotImplementedError
 
 
-class RankOwner(Protocol):
-    """The processes that share the ranks of a mesh."""
-
-    rank_process: list[int]
-
-    def has_rank(self, rank: int) -> bool: ...
-
-    def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network: ...
-
-
-class LocalDevices(Devices):
+class LocalDevices(StepDevices):
     """The devices of a client in this process."""
 
     def __init__(
@@ -191,7 +104,6 @@ class LocalDevices(Devices):
         return self._shares_with(wanted) and can_share(given, wanted)
 
     def hardware_id(self) -> int:
-        """The compute capability of this process's first device of the mesh."""
         processes = self.processes
         mine = next(
             row
@@ -311,7 +223,7 @@ def _node_client(plugin: str, visible: tuple[int, ...]) -> _core.Client:
     return client_of_node(plugin, options)
 
 
-def devices_for(mesh: MpmdMesh, plugin: str | None) -> Devices:
+def devices_for(mesh: MpmdMesh, plugin: str | None) -> StepDevices:
     """The devices of a mesh on the plugin named by argument or JPP_PLUGIN, or the mesh's own.
 
     Raises:
@@ -338,14 +250,14 @@ _processes_of = functools.cache(processes_of)
 
 
 @functools.cache
-def _node_devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
+def _node_devices(client: _core.Client, mesh: MpmdMesh) -> StepDevices:
     processes = _processes_of(mesh)
     assert processes is not None
     return NodeDevices(client, mesh, processes)
 
 
 @functools.cache
-def _devices(client: _core.Client, mesh: MpmdMesh) -> Devices:
+def _devices(client: _core.Client, mesh: MpmdMesh) -> StepDevices:
     processes = _processes_of(mesh)
     ids = [
         [

@@ -18,7 +18,7 @@ import jaxpp
 from jaxpp.jax_internals.jaxprs import printed_lines
 from jaxpp.placements import physical_array
 from jaxpp.plan.planning import Planned, Traced
-from jaxpp.run.compiling import Code
+from jaxpp.run.lowering import Code
 from jaxpp.trace.call import Options
 
 __all__ = ["StepIdentity", "identity_of"]

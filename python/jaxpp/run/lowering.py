@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,10 +18,10 @@ from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
-from jaxpp.run.callbacks import Callback, redirect_callbacks
+from jaxpp.run.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.trace.graph import FrontOp, Graph
 
-__all__ = ["LoweredTask", "TaskLowerer"]
+__all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,3 +211,41 @@ class TaskLowerer:
         callbacks = redirect_callbacks(module)
         text = module.printer()
         return LoweredTask(module.into_bytecode(), callbacks, text)
+
+
+class Code(Protocol):
+    """The StableHLO of a plan's tasks and its compile options."""
+
+    compile_options: bytes
+
+    def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
+
+
+class TaskModules:
+    """The modules that a step's tasks were compiled from."""
+
+    def __init__(self, compile_options: bytes) -> None:
+        self.compile_options = compile_options
+        self.modules: dict[bytes, int] = {}  # numbered in order of first use
+        self.of_task: list[int] = []  # _core.NONE for a task without ops
+        # Functions by address, for tasks whose modules only this process can run.
+        self.functions: dict[str, dict[int, Function]] = {}
+
+    def add(self, task: _core.StagedTask, lowered: LoweredTask | None) -> None:
+        """Adds the next task."""
+        if lowered is None:
+            self.of_task.append(_core.NONE)
+            return
+        self.of_task.append(self.modules.setdefault(lowered.code, len(self.modules)))
+        if lowered.callbacks:
+            self.functions[task.name] = {
+                made.object.address(): made.function for made in lowered.callbacks
+            }
+
+
+def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
+    """Lowers all tasks, including those that other processes compile."""
+    modules = TaskModules(code.compile_options)
+    for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
+        modules.add(task, code.lower(task, donations) if task.ops else None)
+    return modules

@@ -13,19 +13,16 @@ import itertools
 import os
 import pathlib
 import secrets
-from typing import TYPE_CHECKING
 
 import jax
 
 from jaxpp import _core
+from jaxpp.devices import Devices
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import coordination
 from jaxpp.job import own_address
 from jaxpp.mesh import MpmdMesh
-
-if TYPE_CHECKING:
-    from jaxpp.run.devices import LocalDevices
-    from jaxpp.run.identity import StepIdentity
+from jaxpp.run.identity import StepIdentity
 
 __all__ = ["Processes", "make_network", "own_part", "processes_of"]
 
@@ -124,7 +121,7 @@ class Processes:
             "same script, versions and arguments in all",
         )
 
-    def connect(self, identity: StepIdentity, devices: LocalDevices) -> _core.Network:
+    def connect(self, identity: StepIdentity, devices: Devices) -> _core.Network:
         """The network of the next step, which all processes create in the same order."""
         key = f"jaxpp/{next(_numbers)}"
         self._agree(key, identity)
@@ -138,7 +135,7 @@ class Processes:
 
 
 def make_network(
-    process: int, count: int, address: str, token: bytes, devices: LocalDevices
+    process: int, count: int, address: str, token: bytes, devices: Devices
 ) -> _core.Network:
     """This process's endpoint of an unconnected network, of the driver in JPP_TRANSPORT."""
     _name_ucx()

@@ -9,55 +9,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from jaxpp import _core
+from jaxpp.devices import Devices
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import Placement, to_host
 from jaxpp.plan.planning import Planned
+from jaxpp.run.lowering import TaskModules
 from jaxpp.run.trees import EncodingError, encode_tree, encode_value
 
-if TYPE_CHECKING:
-    from jaxpp.run.callbacks import Function
-    from jaxpp.run.compiling import Code
-    from jaxpp.run.devices import Devices
-    from jaxpp.run.lowering import LoweredTask
-
-__all__ = ["StepLayout", "TaskModules", "modules_of_all", "save_step"]
-
-
-class TaskModules:
-    """The modules that a step's tasks were compiled from."""
-
-    def __init__(self, compile_options: bytes) -> None:
-        self.compile_options = compile_options
-        self.modules: dict[bytes, int] = {}  # numbered in order of first use
-        self.of_task: list[int] = []  # _core.NONE for a task without ops
-        # Functions by address, for tasks whose modules only this process can run.
-        self.functions: dict[str, dict[int, Function]] = {}
-
-    def add(self, task: _core.StagedTask, lowered: LoweredTask | None) -> None:
-        """Adds the next task."""
-        if lowered is None:
-            self.of_task.append(_core.NONE)
-            return
-        self.of_task.append(self.modules.setdefault(lowered.code, len(self.modules)))
-        if lowered.callbacks:
-            self.functions[task.name] = {
-                made.object.address(): made.function for made in lowered.callbacks
-            }
-
-
-def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
-    """Lowers all tasks, including those that other processes compile."""
-    modules = TaskModules(code.compile_options)
-    for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
-        modules.add(task, code.lower(task, donations) if task.ops else None)
-    return modules
+__all__ = ["StepLayout", "save_step"]
 
 
 @dataclasses.dataclass

@@ -1,7 +1,7 @@
 // A call takes arrays and returns promises. It claims all donated arguments before
 // anything runs, or none of them. Their buffers pass to the step when it is issued,
 // unless another reader holds them: then the step gets a copy.
-#include "array/lock.h"
+#include "array/claim.h"
 #include "base/alloc.h"
 #include "base/null.h"
 #include "base/struct_size.h"
@@ -16,13 +16,7 @@ static const jpp_graph_t* graph_of(const jpp_runtime_t* runtime) {
 }
 
 static const char* arg_name(const jpp_runtime_t* runtime, uint32_t arg) {
-  const jpp_graph_t* graph = graph_of(runtime);
-  const char* name = graph->values[graph->args[arg].value].name;
-  return name ? name : "?";
-}
-
-static bool is_donated(const jpp_runtime_t* runtime, uint32_t arg) {
-  return graph_of(runtime)->args[arg].donated;
+  return runtime->params.names[arg];
 }
 
 static jpp_status_t* interrupted(void) {
@@ -99,7 +93,7 @@ static jpp_status_t* check_type(const jpp_runtime_t* runtime, uint32_t arg,
 }
 
 static jpp_status_t* check_args(const jpp_runtime_t* runtime, const jpp_call_t* call) {
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+  for (uint32_t a = 0; a < runtime->params.count; ++a) {
     if (!call->args[a]) {
       return jpp_status_make(JPP_INVALID_ARGUMENT,
                              "argument %s: expected an array, found NULL",
@@ -152,7 +146,7 @@ static jpp_status_t* tell_of_failed_arg(const jpp_runtime_t* runtime,
                                         const jpp_call_t* call) {
   jpp_status_t* status = NULL;
   jpp_arrays_lock();
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args && !status; ++a) {
+  for (uint32_t a = 0; a < runtime->params.count && !status; ++a) {
     status = jpp_outcome_tell(call->args[a]->outcome);
   }
   jpp_arrays_unlock();
@@ -162,7 +156,7 @@ static jpp_status_t* tell_of_failed_arg(const jpp_runtime_t* runtime,
 static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
                       const jpp_call_t* call) {
   jpp_arrays_lock();
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+  for (uint32_t a = 0; a < runtime->params.count; ++a) {
     ++call->args[a]->holders;
     step->args[a] = call->args[a];
   }
@@ -171,118 +165,21 @@ static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
 
 // --- Donation -------------------------------------------------------------------------
 
-// All of these are called with the arrays' lock held.
-
-static jpp_array_t* root_of(const jpp_step_t* step, uint32_t arg) {
-  return jpp_array_root(step->args[arg]);
-}
-
-static jpp_status_t* deleted_error(const jpp_runtime_t* runtime, const jpp_step_t* step,
-                                   uint32_t arg) {
-  return jpp_status_make(JPP_DONATED_ERROR,
-                         "argument %s: expected an array, found one that %s",
-                         arg_name(runtime, arg), jpp_array_fate_of(root_of(step, arg)));
-}
-
-// `arg` is before `other`.
-static jpp_status_t* used_twice_error(const jpp_runtime_t* runtime, uint32_t arg,
-                                      uint32_t other) {
-  return jpp_status_make(
-      JPP_DONATED_ERROR,
-      "arguments %s and %s are the same array, which %s donates; expected a donated "
-      "array once",
-      arg_name(runtime, arg), arg_name(runtime, other),
-      is_donated(runtime, arg) ? "the first" : "the second");
-}
-
-// Says why the array of `arg`, already deleted, cannot be used: it was before this call,
-// or another argument, one of the `marked` first ones, donates it too.
-static jpp_status_t* unusable_error(const jpp_runtime_t* runtime, const jpp_step_t* step,
-                                    uint32_t arg, uint32_t marked) {
-  for (uint32_t b = 0; b < marked; ++b) {
-    if (b == arg || !is_donated(runtime, b) || root_of(step, b) != root_of(step, arg)) {
-      continue;
-    }
-    return used_twice_error(runtime, b < arg ? b : arg, b < arg ? arg : b);
-  }
-  return deleted_error(runtime, step, arg);
-}
-
-// Waits until no other reader holds an array that this call donates.
-static jpp_status_t* await_readers(const jpp_runtime_t* runtime, const jpp_step_t* step,
-                                   const jpp_interrupt_t* interrupt) {
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args;) {
-    const jpp_array_t* array = root_of(step, a);
-    if (!is_donated(runtime, a) || array->deleted || !array->readers) {
-      ++a;
-      continue;
-    }
-    if (!jpp_arrays_wait(interrupt)) return interrupted();
-    a = 0;
-  }
-  return NULL;
-}
-
-// Marks the arrays of donated arguments as deleted, in order, up to the first one that is
-// already. Returns that argument, or num_args.
-static uint32_t mark_donated(const jpp_runtime_t* runtime, const jpp_step_t* step) {
-  uint32_t num_args = graph_of(runtime)->num_args;
-  for (uint32_t a = 0; a < num_args; ++a) {
-    if (!is_donated(runtime, a)) continue;
-    if (root_of(step, a)->deleted) return a;
-    root_of(step, a)->deleted = true;
-  }
-  return num_args;
-}
-
-// Those of the `marked` first arguments.
-static void unmark_donated(const jpp_runtime_t* runtime, const jpp_step_t* step,
-                           uint32_t marked) {
-  for (uint32_t a = 0; a < marked; ++a) {
-    if (is_donated(runtime, a)) root_of(step, a)->deleted = false;
-  }
-}
-
-// The first argument that is only read and whose array is deleted; num_args: none.
-static uint32_t find_deleted_reader(const jpp_runtime_t* runtime,
-                                    const jpp_step_t* step) {
-  uint32_t num_args = graph_of(runtime)->num_args;
-  for (uint32_t a = 0; a < num_args; ++a) {
-    if (!is_donated(runtime, a) && root_of(step, a)->deleted) return a;
-  }
-  return num_args;
-}
-
-// Claims all donated arguments for this call, or none. Readers are looked at when all are
-// marked, so that an array which one argument donates and another one reads is refused
-// whichever comes first.
-static jpp_status_t* claim_donated(const jpp_runtime_t* runtime, const jpp_step_t* step,
-                                   const jpp_interrupt_t* interrupt) {
-  JPP_RETURN_IF_ERROR(await_readers(runtime, step, interrupt));
-  uint32_t num_args = graph_of(runtime)->num_args;
-  uint32_t marked = mark_donated(runtime, step);
-  uint32_t refused = marked < num_args ? marked : find_deleted_reader(runtime, step);
-  if (refused == num_args) return NULL;
-  jpp_status_t* status = unusable_error(runtime, step, refused, marked);
-  unmark_donated(runtime, step, marked);
-  return status;
-}
-
 // The step reads its arguments until it is issued, and deletes the donated ones itself: a
 // copy whose origin is donated as well.
 static jpp_status_t* claim_args(const jpp_runtime_t* runtime, jpp_step_t* step,
                                 const jpp_interrupt_t* interrupt) {
-  uint32_t num_args = graph_of(runtime)->num_args;
+  uint32_t num_args = runtime->params.count;
   jpp_arrays_lock();
-  jpp_status_t* status = claim_donated(runtime, step, interrupt);
+  jpp_status_t* status = jpp_claim_donated(&runtime->params, step->args, interrupt);
   for (uint32_t a = 0; a < num_args && !status; ++a) {
-    if (is_donated(runtime, a)) step->args[a]->deleted = true;
+    if (runtime->params.donated[a]) step->args[a]->deleted = true;
     jpp_array_begin_read(step->args[a]);
   }
   jpp_arrays_unlock();
   // The origin of a copy is no longer needed.
   for (uint32_t a = 0; a < num_args && !status; ++a) {
-    if (is_donated(runtime, a)) jpp_array_settle(root_of(step, a));
+    if (runtime->params.donated[a]) jpp_array_settle(jpp_array_root(step->args[a]));
   }
   return status;
 }
@@ -318,7 +215,7 @@ static void release_all(jpp_array_t** arrays, uint32_t count) {
 }
 
 static void forget_call(const jpp_runtime_t* runtime, jpp_step_t* step) {
-  release_all(step->args, graph_of(runtime)->num_args);
+  release_all(step->args, runtime->params.count);
   release_all(step->results, graph_of(runtime)->num_outputs);
   jpp_outcome_release(step->outcome);
   step->outcome = NULL;
@@ -343,7 +240,7 @@ jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime, const jpp_call_t* call) {
   jpp_call_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_call_t, interrupt, call, &full));
   call = &full;
-  uint32_t num_args = graph_of(runtime)->num_args;
+  uint32_t num_args = runtime->params.count;
   uint32_t num_outputs = graph_of(runtime)->num_outputs;
   if (num_args) JPP_RETURN_IF_NULL(call->args);
   if (num_outputs) JPP_RETURN_IF_NULL(call->results);
@@ -397,7 +294,7 @@ jpp_status_t* jpp_runtime_await(jpp_runtime_t* runtime,
 // Under the lock: the outcome of an argument that failed, or NULL.
 static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
                                       const jpp_step_t* step) {
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+  for (uint32_t a = 0; a < runtime->params.count; ++a) {
     jpp_outcome_t* outcome = step->args[a]->outcome;
     if (outcome && outcome->failure) return outcome;
   }
@@ -414,7 +311,7 @@ static bool listen(void* user) {
 // order.
 static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
   const jpp_interrupt_t listening = {.requested = listen, .user = runtime};
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
+  for (uint32_t a = 0; a < runtime->params.count; ++a) {
     jpp_array_await_issue(step->args[a], runtime->network ? &listening : NULL);
   }
 }
@@ -567,12 +464,6 @@ void jpp_call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
   for (uint32_t a = 0; a < graph->num_args; ++a) jpp_array_end_read(step->args[a]);
 }
 
-static void lose_donated(const jpp_runtime_t* runtime, const jpp_step_t* step) {
-  for (uint32_t a = 0; a < graph_of(runtime)->num_args; ++a) {
-    if (is_donated(runtime, a)) root_of(step, a)->lost = step->args[a]->lost = true;
-  }
-}
-
 // What depends on an argument that failed fails with the same text. Owns `status`.
 static jpp_status_t* inherit_failure(jpp_step_t* step, jpp_outcome_t* from,
                                      jpp_status_t* status) {
@@ -594,7 +485,7 @@ static jpp_outcome_t* remember_failure(jpp_runtime_t* runtime, jpp_outcome_t* ou
 static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
   jpp_outcome_t* before = NULL;
   jpp_arrays_lock();
-  lose_donated(runtime, step);
+  jpp_claim_lose(&runtime->params, step->args);
   jpp_outcome_t* from = find_failed_arg(runtime, step);
   // Steps that were under way when a process broke off fail of the same cause.
   if (!from && atomic_load(&runtime->broken)) from = runtime->failed;

@@ -195,6 +195,22 @@ static jpp_status_t* allocate_steps(jpp_runtime_t* runtime) {
   return NULL;
 }
 
+static jpp_status_t* list_params(jpp_runtime_t* runtime) {
+  const jpp_graph_t* graph = runtime->plan->staged->graph;
+  const char** names = NULL;
+  bool* donated = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, graph->num_args, &names));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, graph->num_args, &donated));
+  for (uint32_t a = 0; a < graph->num_args; ++a) {
+    const char* name = graph->values[graph->args[a].value].name;
+    names[a] = name ? name : "?";
+    donated[a] = graph->args[a].donated;
+  }
+  runtime->params =
+      (jpp_params_t){.names = names, .donated = donated, .count = graph->num_args};
+  return NULL;
+}
+
 static jpp_status_t* find_holders(jpp_runtime_t* runtime) {
   uint32_t outputs = runtime->plan->staged->graph->num_outputs;
   uint32_t ranks = runtime->plan->ranks;
@@ -225,6 +241,7 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
     JPP_RETURN_IF_ERROR(jpp_actor_resolve(runtime, r));
   }
   JPP_RETURN_IF_ERROR(allocate_steps(runtime));
+  JPP_RETURN_IF_ERROR(list_params(runtime));
   JPP_RETURN_IF_ERROR(find_holders(runtime));
   JPP_RETURN_IF_ERROR(jpp_trace_allocate(runtime));
   jpp_recorder_open(runtime);

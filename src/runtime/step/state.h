@@ -40,6 +40,7 @@ typedef struct jpp_holders {
 struct jpp_runtime {
   jpp_client_t* client;
   const jpp_plan_t* plan;
+  jpp_params_t params;  // of the graph, in `arena`
   uint32_t devices_per_rank;
   jpp_arena_t arena;
   jpp_transport_t* transport;    // between the ranks of this process

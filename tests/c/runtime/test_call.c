@@ -221,8 +221,8 @@ static void test_promises_may_be_dropped(void** state) {
   stepper_t stepper =
       make_stepper(text, (model_options_t){.device_threads = 1, .latency_us = 1000});
   jpp_array_t* origin = upload(stepper.model, 0, 1);
-  jpp_array_stand_for(stepper.args[0], origin);
-  jpp_array_stand_for(origin, stepper.args[0]);  // would close a circle
+  jpp_array_set_origin(stepper.args[0], origin);
+  jpp_array_set_origin(origin, stepper.args[0]);  // would close a circle
   ASSERT_OK(try_call(&stepper, NULL));
   assert_true(jpp_array_is_deleted(origin));
   jpp_array_release(origin);
