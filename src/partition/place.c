@@ -6,6 +6,7 @@
 // effect.
 #include <string.h>
 
+#include "base/bytes.h"
 #include "partition/partitioner.h"
 
 enum { kDefaultSmallBytes = 4096, kFewBytes = 64 };
@@ -13,15 +14,17 @@ enum { kDefaultSmallBytes = 4096, kFewBytes = 64 };
 typedef struct placer {
   jpp_partitioner_t* p;
   uint64_t small_bytes;
-  uint64_t* home;       // [values * words] of anchored values
-  bool* anchored;       // [values] depends on a loop's results
-  bool* everywhere;     // [values] anchored, small, made on whichever ranks need it
-  bool* is_output;      // [values] left on the ranks that make it
-  uint64_t* left;       // [values * words] of outputs, where the user wants them
-  bool* inner;          // [ops] a sum whose only user is another sum
-  uint32_t* phase;      // [values] the first phase in which an anchored value exists; for
-                        // others the first phase that needs it
-  uint64_t* scratch;    // [words]
+  uint64_t* home;     // [values * words] of anchored values
+  bool* anchored;     // [values] depends on a loop's results
+  bool* everywhere;   // [values] anchored, made on whichever ranks need it; if none does,
+                      // on the first rank of its home
+  uint64_t* weight;   // [values] how far an operand decides where its users run
+  bool* is_output;    // [values] left on the ranks that make it
+  uint64_t* left;     // [values * words] of outputs, where the user wants them
+  bool* inner;        // [ops] a sum whose only user is another sum
+  uint32_t* phase;    // [values] the first phase in which an anchored value exists; for
+                      // others the first phase that needs it
+  uint64_t* scratch;  // [words]
   jpp_u32_vec_t order;  // the new p->outer
   jpp_add_tree_t tree;
   jpp_u32_vec_t terms;
@@ -46,14 +49,42 @@ static bool is_small(const placer_t* c, uint32_t value) {
 
 // --- Forward: homes -------------------------------------------------------------------
 
-// The ranks where all anchored operands are at home, into c->scratch. False if none is.
+static bool is_fixed(const placer_t* c, uint32_t value) {
+  return c->anchored[value] && !c->everywhere[value];
+}
+
+// The ranks where all operands that have a fixed home have it, into c->scratch; all ranks
+// if no operand has. False if there are no such ranks.
 static bool common_home(const placer_t* c, const uint32_t* values, size_t count) {
   all_ranks(c, c->scratch);
   for (size_t i = 0; i < count; ++i) {
-    if (!c->anchored[values[i]]) continue;
+    if (!is_fixed(c, values[i])) continue;
     jpp_ranks_intersect(c->scratch, home_at(c, values[i]), c->p->words);
   }
   return jpp_ranks_first(c->scratch, c->p->words) != JPP_NONE;
+}
+
+static bool any_fixed(const placer_t* c, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    if (is_fixed(c, op->inputs[i])) return true;
+  }
+  return false;
+}
+
+// The largest operand decides; of equal ones an array, rather than a scalar.
+static uint64_t weight_of_type(const placer_t* c, uint32_t value) {
+  const jpp_value_t* v = &c->p->values.data[value];
+  return jpp_bytes_add(jpp_bytes_multiply(2, v->bytes), v->type.ndim > 0);
+}
+
+static uint32_t heaviest_operand(const placer_t* c, const jpp_op_t* op) {
+  uint32_t heaviest = JPP_NONE;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (!c->anchored[value]) continue;
+    if (heaviest == JPP_NONE || c->weight[value] > c->weight[heaviest]) heaviest = value;
+  }
+  return heaviest;
 }
 
 static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
@@ -64,6 +95,20 @@ static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
     if (!is_small(c, op->first_output + i)) return false;
   }
   return true;
+}
+
+// Whether the op makes an array and only scalars keep it on a rank: it updates an
+// optimizer's state under a condition, for example. Scalars cost little to send, so the
+// users of the array decide where it is made.
+static bool spreads_scalars(const placer_t* c, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (is_fixed(c, value) && c->p->values.data[value].type.ndim > 0) return false;
+  }
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    if (c->p->values.data[op->first_output + i].type.ndim > 0) return true;
+  }
+  return false;
 }
 
 // The parts of a shared weight's gradient are summed on all ranks that hold the weight,
@@ -81,7 +126,7 @@ static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   uint64_t largest = 0;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
-    if (!c->anchored[value]) continue;
+    if (!is_fixed(c, value)) continue;
     if (op->kind == JPP_OP_SUM || op->kind == JPP_OP_ADD) {
       jpp_ranks_unite(c->scratch, home_at(c, value), c->p->words);
     } else if (c->p->values.data[value].bytes > largest) {
@@ -91,22 +136,19 @@ static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   }
 }
 
+// Their home is c->scratch or, if they are made everywhere, that of the heaviest operand.
 static void set_outputs(const placer_t* c, const jpp_op_t* op, bool everywhere,
                         uint32_t phase) {
+  uint32_t heaviest = heaviest_operand(c, op);
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     uint32_t value = op->first_output + i;
     c->anchored[value] = true;
     c->everywhere[value] = everywhere;
     c->phase[value] = phase;
-    memcpy(home_at(c, value), c->scratch, c->p->words * sizeof(*c->scratch));
+    c->weight[value] = everywhere ? c->weight[heaviest] : weight_of_type(c, value);
+    const uint64_t* home = everywhere ? home_at(c, heaviest) : c->scratch;
+    memcpy(home_at(c, value), home, c->p->words * sizeof(*home));
   }
-}
-
-static bool any_not_everywhere(const placer_t* c, const jpp_op_t* op) {
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    if (c->anchored[op->inputs[i]] && !c->everywhere[op->inputs[i]]) return true;
-  }
-  return false;
 }
 
 // False if the op depends on no loop.
@@ -147,14 +189,12 @@ static void find_home(const placer_t* c, uint32_t id) {
   uint32_t phase = 0;
   if (!anchored_phase(c, op, &phase)) return;
   c->p->phase[id] = phase;
-  bool everywhere = false;
-  if (common_home(c, op->inputs, op->num_inputs)) {
-    everywhere = !any_not_everywhere(c, op);
-  } else if (is_op_small(c, op) && !sums_parts(c, op)) {
-    everywhere = true;
-    all_ranks(c, c->scratch);
-  } else {
-    home_of_mixed(c, op);
+  bool everywhere = true;
+  if (any_fixed(c, op)) {
+    bool common = common_home(c, op->inputs, op->num_inputs);
+    everywhere =
+        common ? spreads_scalars(c, op) : is_op_small(c, op) && !sums_parts(c, op);
+    if (!common && !everywhere) home_of_mixed(c, op);
   }
   set_outputs(c, op, everywhere, phase);
 }
@@ -163,6 +203,7 @@ static void find_home(const placer_t* c, uint32_t id) {
 
 static bool same_home(const placer_t* c, uint32_t a, uint32_t b) {
   if (!c->anchored[a] || !c->anchored[b]) return true;
+  if (c->everywhere[a] || c->everywhere[b]) return c->everywhere[a] && c->everywhere[b];
   return memcmp(home_at(c, a), home_at(c, b), c->p->words * sizeof(uint64_t)) == 0;
 }
 
@@ -258,6 +299,8 @@ static void anchor_accumulators(placer_t* c) {
     jpp_ranks_add(home_at(c, acc->final), rank);
     jpp_ranks_add(jpp_need_at(p, acc->init), rank);
     c->anchored[acc->init] = c->anchored[acc->final] = true;
+    c->weight[acc->init] = weight_of_type(c, acc->init);
+    c->weight[acc->final] = weight_of_type(c, acc->final);
     c->phase[acc->init] = acc->loop;
     c->phase[acc->final] = acc->loop + 1;
     p->phase[p->values.data[acc->init].producer] = acc->loop;
@@ -304,12 +347,13 @@ static void need_as_output(placer_t* c, uint32_t value) {
   uint32_t words = c->p->words;
   jpp_ranks_unite(need, left_at(c, value), words);
   if (!c->is_output[value]) return;
-  if (c->anchored[value] && !c->everywhere[value]) {
+  if (is_fixed(c, value)) {
     jpp_ranks_unite(need, home_at(c, value), words);
   } else if (!c->anchored[value] && is_small(c, value)) {
     all_ranks(c, need);
   } else if (jpp_ranks_first(need, words) == JPP_NONE) {
-    jpp_ranks_add(need, 0);
+    jpp_ranks_add(need,
+                  c->anchored[value] ? jpp_ranks_first(home_at(c, value), words) : 0);
   }
 }
 
@@ -341,7 +385,7 @@ static void choose_ranks(placer_t* c, uint32_t id) {
     return;
   }
   if (!op->num_outputs || jpp_ranks_first(run, p->words) == JPP_NONE) return;
-  if (!c->anchored[op->first_output]) return;
+  if (!is_fixed(c, op->first_output)) return;
   const uint64_t* home = home_at(c, op->first_output);
   jpp_ranks_intersect(run, home, p->words);
   if (jpp_ranks_first(run, p->words) == JPP_NONE) {
@@ -369,7 +413,7 @@ static uint64_t bytes_moved(const placer_t* c, const jpp_op_t* op, uint32_t rank
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
-    bool here = !c->anchored[value] || jpp_ranks_has(home_at(c, value), rank);
+    bool here = !is_fixed(c, value) || jpp_ranks_has(home_at(c, value), rank);
     if (!here) bytes += c->p->values.data[value].bytes;
   }
   return bytes;
@@ -433,6 +477,7 @@ static jpp_status_t* allocate_tables(placer_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values * p->words, &c->home));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->anchored));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->everywhere));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->weight));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->is_output));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values * p->words, &c->left));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &c->inner));
