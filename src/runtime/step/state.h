@@ -95,7 +95,9 @@ void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step);
 // In the finishing thread: waits until it is done, and hands out what came of it.
 void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
 
-// call.c. The arguments' buffers become the step's inputs. The step's failure if an
+// call.c. Gives up the step's holds of its arguments, results and outcome.
+void jpp_call_release(const jpp_runtime_t* runtime, jpp_step_t* step);
+// handover.c. The arguments' buffers become the step's inputs. The step's failure if an
 // argument has failed.
 jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;
 // All is issued: the arguments have no reader any more, and the results their buffers if

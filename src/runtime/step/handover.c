@@ -1,0 +1,233 @@
+// The runtime's threads: the buffers of a call's arguments pass to the step when it is
+// issued, unless another reader holds them, in which case the step gets a copy; the
+// step's buffers pass to its results.
+#include "array/claim.h"
+#include "runtime/cluster/network.h"
+#include "runtime/step/state.h"
+
+// --- Arguments ------------------------------------------------------------------------
+
+// Under the lock: the outcome of an argument that failed, or NULL.
+static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
+                                      const jpp_step_t* step) {
+  for (uint32_t a = 0; a < runtime->params.count; ++a) {
+    jpp_outcome_t* outcome = step->args[a]->outcome;
+    if (outcome && outcome->failure) return outcome;
+  }
+  return NULL;
+}
+
+// Other processes are heard meanwhile.
+static bool listen(void* user) {
+  jpp_network_progress(user);
+  return false;
+}
+
+// What the runtime's steps make themselves is there, unless they failed: they come in
+// order.
+static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  const jpp_interrupt_t listening = {.requested = listen, .user = runtime};
+  for (uint32_t a = 0; a < runtime->params.count; ++a) {
+    jpp_array_await_issue(step->args[a], runtime->network ? &listening : NULL);
+  }
+}
+
+// Under the lock. The step owns what it may delete: those handles leave their arrays.
+static void take_input(const jpp_actor_t* actor, const jpp_program_input_t* input,
+                       jpp_buffer_t** shards, jpp_buffer_t** out_shards) {
+  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+    out_shards[d] = shards[d];
+    if (input->owned) shards[d] = NULL;
+  }
+}
+
+static jpp_buffer_t** shards_of_input(jpp_runtime_t* runtime, const jpp_step_t* step,
+                                      uint32_t rank, uint32_t input) {
+  return step->actors[rank].inputs + (size_t)input * runtime->devices_per_rank;
+}
+
+// Under the lock: the buffers of all arguments that are where they are needed.
+static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
+  const jpp_program_t* program = runtime->actors[rank].program;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    const jpp_program_input_t* input = &program->inputs[i];
+    if (step->actors[rank].is_copy[i]) continue;
+    take_input(&runtime->actors[rank], input, jpp_array_at(step->args[input->arg], rank),
+               shards_of_input(runtime, step, rank, i));
+  }
+}
+
+// Out of memory it says what the plan takes there. Owns `status`.
+static jpp_status_t* explain_copy(const jpp_runtime_t* runtime, uint32_t arg,
+                                  uint32_t rank, jpp_status_t* status) {
+  status = jpp_plan_explain_memory(runtime->plan, rank, status);
+  return jpp_status_annotate(status, "rank %u, argument %s", rank,
+                             runtime->params.names[arg]);
+}
+
+// From its own rank, or else from its first one.
+static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
+                                uint32_t rank, uint32_t input) {
+  const jpp_actor_t* actor = &runtime->actors[rank];
+  const jpp_array_t* array = step->args[actor->program->inputs[input].arg];
+  jpp_buffer_t** shards = jpp_array_at(array, rank);
+  if (!shards) shards = array->buffers;
+  jpp_buffer_t** copies = shards_of_input(runtime, step, rank, input);
+  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(runtime->client, shards[d],
+                                                         actor->devices[d], &copies[d]));
+  }
+  return NULL;
+}
+
+// Under the lock: whether the step needs a copy, because the argument is on another rank,
+// or because the step may write to it while another reader holds it. No further reader
+// can come: a donated array is already marked as deleted.
+static bool needs_copy(const jpp_step_t* step, const jpp_program_input_t* input,
+                       uint32_t rank) {
+  const jpp_array_t* array = step->args[input->arg];
+  return !jpp_array_at(array, rank) || (input->owned && jpp_array_is_shared(array, rank));
+}
+
+static void mark_copies(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = runtime->actors[r].program;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      step->actors[r].is_copy[i] = needs_copy(step, &program->inputs[i], r);
+    }
+  }
+}
+
+static jpp_status_t* copy_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    const jpp_program_t* program = runtime->actors[r].program;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      if (!step->actors[r].is_copy[i]) continue;
+      jpp_status_t* status = copy_input(runtime, step, r, i);
+      if (status) return explain_copy(runtime, program->inputs[i].arg, r, status);
+    }
+  }
+  return NULL;
+}
+
+static void clear_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    uint32_t inputs = runtime->actors[r].program->num_inputs;
+    for (uint32_t i = 0; i < inputs; ++i) step->actors[r].is_copy[i] = false;
+    size_t count = (size_t)inputs * runtime->devices_per_rank;
+    for (size_t k = 0; k < count; ++k) step->actors[r].inputs[k] = NULL;
+  }
+}
+
+// Copies are made first: afterwards the first rank's buffers may have been taken.
+jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
+  clear_inputs(runtime, step);
+  jpp_arrays_lock();
+  await_args(runtime, step);
+  const jpp_outcome_t* failed = find_failed_arg(runtime, step);
+  jpp_status_t* status = failed ? jpp_status_clone(failed->failure) : NULL;
+  if (!status) mark_copies(runtime, step);
+  jpp_arrays_unlock();
+  if (status) return status;
+  JPP_RETURN_IF_ERROR(copy_inputs(runtime, step));
+  jpp_arrays_lock();
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) take_inputs(runtime, step, r);
+  jpp_arrays_unlock();
+  return NULL;
+}
+
+// The runtime's own copies of what the step only borrowed.
+static void drop_copies(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
+  const jpp_program_t* program = runtime->actors[rank].program;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    if (!step->actors[rank].is_copy[i] || program->inputs[i].owned) continue;
+    jpp_buffer_t** copies = shards_of_input(runtime, step, rank, i);
+    for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+      jpp_client_buffer_destroy(runtime->client, copies[d]);
+      copies[d] = NULL;
+    }
+  }
+}
+
+// --- Results --------------------------------------------------------------------------
+
+static void give_outputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
+  const jpp_program_t* program = runtime->actors[rank].program;
+  uint32_t devices = runtime->devices_per_rank;
+  for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    jpp_array_t* result = step->results[program->outputs[i].output];
+    jpp_buffer_t** shards = jpp_array_at(result, rank);
+    for (uint32_t d = 0; d < devices; ++d) {
+      jpp_buffer_t** output = &step->actors[rank].outputs[(size_t)i * devices + d];
+      shards[d] = *output;
+      *output = NULL;
+    }
+  }
+}
+
+void jpp_call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
+  const jpp_graph_t* graph = runtime->plan->staged->graph;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    if (success) give_outputs(runtime, step, r);
+    drop_copies(runtime, step, r);
+  }
+  if (success) {
+    jpp_arrays_lock();
+    jpp_outcome_set_issued(step->outcome);
+    jpp_arrays_unlock();
+  }
+  for (uint32_t o = 0; o < graph->num_outputs && success; ++o) {
+    jpp_array_settle(step->results[o]);  // it may have been deleted before it existed
+  }
+  for (uint32_t a = 0; a < graph->num_args; ++a) jpp_array_end_read(step->args[a]);
+}
+
+// What depends on an argument that failed fails with the same text. Owns `status`.
+static jpp_status_t* inherit_failure(jpp_step_t* step, jpp_outcome_t* from,
+                                     jpp_status_t* status) {
+  jpp_status_free(status);
+  step->outcome->cause = from->cause ? from->cause : from;
+  ++step->outcome->cause->holders;
+  return jpp_status_clone(from->failure);
+}
+
+// Keeps the failure for the next call, in case no other caller is told about it before.
+// Returns the failure that was kept until now.
+static jpp_outcome_t* remember_failure(jpp_runtime_t* runtime, jpp_outcome_t* outcome) {
+  jpp_outcome_t* before = runtime->failed;
+  runtime->failed = outcome;
+  ++outcome->holders;
+  return before;
+}
+
+static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
+  jpp_outcome_t* before = NULL;
+  jpp_arrays_lock();
+  jpp_claim_lose(&runtime->params, step->args);
+  jpp_outcome_t* from = find_failed_arg(runtime, step);
+  // Steps that were under way when a process broke off fail of the same cause.
+  if (!from && atomic_load(&runtime->broken)) from = runtime->failed;
+  if (from) {
+    status = inherit_failure(step, from, status);
+  } else {
+    status = jpp_status_annotate(status, "step %llu", (unsigned long long)step->number);
+    before = remember_failure(runtime, step->outcome);
+  }
+  jpp_outcome_finish(step->outcome, status);
+  jpp_arrays_unlock();
+  jpp_outcome_release(before);
+  for (uint32_t o = 0; o < runtime->plan->staged->graph->num_outputs; ++o) {
+    jpp_array_settle(step->results[o]);
+  }
+}
+
+void jpp_call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
+  if (status) {
+    fail_call(runtime, step, status);
+  } else {
+    jpp_arrays_lock();
+    jpp_outcome_finish(step->outcome, NULL);
+    jpp_arrays_unlock();
+  }
+  jpp_call_release(runtime, step);
+}
