@@ -54,6 +54,8 @@ TASK_BWD_I: Final[int]
 TASK_BWD_W: Final[int]
 TRIAL_MICROBATCHES: Final[int]
 NONE: Final[int]
+ANY_RANK: Final[int]
+NO_RANK: Final[int]
 LARGEST_COUNT: Final[int]
 LARGEST_LATENCY: Final[int]
 CALLBACK_ATTRIBUTE: Final[str]
@@ -73,6 +75,14 @@ def profile_plugin() -> CapsuleType: ...
 def runtimes_close() -> bool: ...
 def callbacks_close() -> None: ...
 def stores_close() -> None: ...
+def job_divide_ranks(
+    owners: Sequence[int],
+    num_ranks: int,
+    process: int,
+    on_cpu: bool,
+    shares_devices: bool,
+    /,
+) -> JobPart: ...
 def job_join(
     process: int, num_processes: int, address: str, port: int, token: bytes, /
 ) -> int: ...
@@ -348,6 +358,28 @@ class StageCosts(structseq[Any], tuple[float, float, float]):
     def weight(self) -> float: ...
 
 @final
+class Decision(structseq[Any], tuple[str, int, list[int], list[int]]):
+    __match_args__: Final = ("action", "part", "ranks", "blocks")
+    @property
+    def action(self) -> str: ...
+    @property
+    def part(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def blocks(self) -> list[int]: ...
+
+@final
+class JobPart(structseq[Any], tuple[list[int], list[int], bool]):
+    __match_args__: Final = ("rank_process", "places", "spans")
+    @property
+    def rank_process(self) -> list[int]: ...
+    @property
+    def places(self) -> list[int]: ...
+    @property
+    def spans(self) -> bool: ...
+
+@final
 class TaskRun(structseq[Any], tuple[int, str, int, int, int, int]):
     __match_args__: Final = ("rank", "task", "microbatch", "issued", "start", "end")
     @property
@@ -580,6 +612,48 @@ class Value:
     def deleted(self) -> bool: ...
     @property
     def deletion_reason(self) -> str: ...
+
+@final
+class Wanted:
+    def __new__(
+        cls,
+        name: str,
+        dtype: str,
+        ndim: int,
+        devices: int,
+        ranks: Sequence[int],
+        is_local: Sequence[bool],
+        devices_per_rank: int,
+        blocks: Any,
+        donated: bool,
+        can_move: bool,
+        least_borrowed: int,
+        /,
+    ) -> Wanted: ...
+    def decide(
+        self, given: Given, deletion_reason: str | None, copies: bool, /
+    ) -> Decision: ...
+    def upload(
+        self, client: Client, devices: Sequence[int], arrays: list[Any], bounds: Any, /
+    ) -> Value: ...
+    def gather(self, device: int, arrays: list[Any], bounds: Any, buffer: Any, /) -> None: ...
+    @property
+    def shape(self) -> list[int]: ...
+
+@final
+class Given:
+    def __new__(
+        cls,
+        home: str,
+        dtype: str,
+        ndim: int,
+        devices: int,
+        bytes: int,
+        num_blocks: int,
+        places: Any,
+        bounds: Any,
+        /,
+    ) -> Given: ...
 
 @final
 class Params:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from jaxpp import _core
 from jaxpp.mesh import MpmdMesh
 
 __all__ = ["Devices", "RankOwner"]
+
+_layout_numbers: dict[tuple[Any, ...], int] = {}
 
 
 class RankOwner(Protocol):
@@ -80,10 +83,27 @@ class Devices:
         """Equal for meshes whose ranks are the same devices of the same client."""
         raise NotImplementedError
 
+    @property
+    def number(self) -> int:
+        """The same number for equal layouts."""
+        return _layout_numbers.setdefault(self.layout, len(_layout_numbers) + 1)
+
     def put(
         self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
     ) -> Any:
         """Uploads an array's shards, one per device, to some ranks."""
+        raise NotImplementedError
+
+    def upload(
+        self,
+        wanted: _core.Wanted,
+        ranks: Sequence[int],
+        indices: Sequence[int],
+        arrays: list[np.ndarray],
+        bounds: np.ndarray,
+        dtype: str,
+    ) -> Any:
+        """Uploads an argument out of blocks in host memory, [block, axis, 2], to some ranks."""
         raise NotImplementedError
 
     def borrow(

@@ -89,20 +89,6 @@ def local_shards(array: jax.Array) -> list[Any]:
         ) from None
 
 
-_Part = tuple[jax.Device, list[tuple[int, int]], jax.Array]
-
-
-def _parts(array: jax.Array) -> list[_Part]:
-    """The part of a JAX array on each local device, with its index."""
-    devices = array.devices()
-    if len(devices) == 1 and array.is_fully_addressable:
-        return [(next(iter(devices)), bounds_of((), array.shape), array)]
-    return [
-        (shard.device, bounds_of(shard.index, array.shape), shard.data)
-        for shard in local_shards(array)
-    ]
-
-
 class Placement:
     """The ranks of a mesh that hold a value, and its sharding within them."""
 
@@ -150,74 +136,12 @@ class Placement:
         if self.local_ranks:
             host = to_host(array, self.dtype_name)
             shards = [host[index] if index else host for index in self.slices]
-        return self._put(shards * len(self.local_ranks))
-
-    def put_made(self, value: JaxArrayValue) -> Any:
-        """The same for JAX arrays that already have this placement: shard by shard."""
-        arrays = [value.of_rank(rank) for rank in self.local_ranks]
-        shards = [shard.data for array in arrays for shard in array.addressable_shards]
-        return self._put([to_host(shard, self.dtype_name) for shard in shards])
-
-    def shards_of(self, array: jax.Array) -> list[jax.Array]:
-        """For each device of a local rank, the shard of a JAX array that it needs, if this
-        process has exactly these shards; otherwise []."""
-        parts = {tuple(bounds): part for _, bounds, part in _parts(physical_array(array))}
-        boxes = [tuple(bounds_of(index, self.physical_shape)) for index in self.slices]
-        return [parts[box] for box in boxes] if all(box in parts for box in boxes) else []
-
-    def put_shards(self, shards: list[jax.Array]) -> Any:
-        """Uploads the result of `shards_of`."""
-        host = [to_host(shard, self.dtype_name) for shard in shards]
-        return self._put(host * len(self.local_ranks))
-
-    def _put(self, shards: list[np.ndarray]) -> Any:
-        return self.devices.put(self.local_ranks, self.device_indices, shards, self.dtype_name)
-
-    def borrow(self, array: jax.Array, anywhere: bool) -> Any:
-        """Uses a JAX array in place, or returns None if that is impossible. The array must be
-        on the ranks that need it, or with `anywhere` on any ranks from which the step can send
-        it."""
-        array = physical_array(array)
-        if str(array.dtype) != self.dtype_name or array.nbytes < self.devices.least_borrowed:
-            return None
-        anywhere = anywhere and self.devices.can_move
-        parts = _parts(array)
-        there = {rank: self._parts_of(rank, parts) for rank in self.local_ranks}
-        if anywhere and self.local_ranks and not any(there.values()):
-            others = (r for r in range(self.mesh.mpmd_dim) if self.devices.has_rank(r))
-            there = {rank: self._parts_of(rank, parts) for rank in others}
-        found = {rank: shards for rank, shards in there.items() if shards}
-        if not found or not (anywhere or len(found) == len(there)):
-            return None
-        return self._borrow_on(found)
-
-    def borrow_made(self, value: JaxArrayValue) -> Any:
-        """The same for JAX arrays that already have this placement."""
-        arrays = {rank: physical_array(value.of_rank(rank)) for rank in self.local_ranks}
-        found = {rank: self._parts_of(rank, _parts(array)) for rank, array in arrays.items()}
-        return self._borrow_on(found) if all(found.values()) else None
-
-    def _borrow_on(self, parts: dict[int, list[jax.Array]]) -> Any:
-        indices = [d for rank in parts for d in self.devices.indices[rank]]
-        shards = [shard for row in parts.values() for shard in row]
-        return self.devices.borrow([*parts], indices, shards, self.dtype_name)
-
-    def _parts_of(self, rank: int, parts: list[_Part]) -> list[jax.Array]:
-        """The shards on a rank's devices, in device order; [] if any is missing."""
-        found = []
-        devices = self.devices.of_rank(self.mesh, rank)
-        for device, index in zip(devices, self.slices, strict=True):
-            bounds = bounds_of(index, self.physical_shape)
-            fitting = (
-                part
-                for where, bounds_there, part in parts
-                if bounds_there == bounds and self.devices.can_borrow(where, device)
-            )
-            part = next(fitting, None)
-            if part is None:
-                return []
-            found.append(part)
-        return found
+        return self.devices.put(
+            self.local_ranks,
+            self.device_indices,
+            shards * len(self.local_ranks),
+            self.dtype_name,
+        )
 
     @property
     def is_replicated(self) -> bool:
@@ -228,12 +152,11 @@ class Placement:
         assert not isinstance(value, PartedValue)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.rank_size == 1:
-            return self._read_shard(value, rank, 0, self.physical_shape).view(dtype)
+            return self.read_shard(value, rank, 0).view(dtype)
         self._check_whole(rank)
         whole = _aligned_empty(self.physical_shape, dtype)
         for d, index in enumerate(self.slices):
-            shape = whole[index].shape
-            whole[index] = self._read_shard(value, rank, d, shape).view(dtype)
+            whole[index] = self.read_shard(value, rank, d).view(dtype)
         return whole
 
     def _check_whole(self, rank: int) -> None:
@@ -260,16 +183,15 @@ class Placement:
         known_as = self.devices.of_rank(self.mesh, rank)[device]
         lent = self.devices.lend(value, rank, device, known_as)
         if lent is None:
-            lent = self._read_shard(value, rank, device, self.shard_shape)
+            lent = self.read_shard(value, rank, device)
         if isinstance(lent, np.ndarray):
             return lent.view(jnp.dtype(self.dtype_name)).reshape(self.shard_shape)
         return lent
 
-    def _read_shard(
-        self, value: _core.Value, rank: int, device: int, shape: tuple[int, ...]
-    ) -> np.ndarray:
-        shard = _aligned_empty(shape, carrier_of(jnp.dtype(self.dtype_name)))
-        if math.prod(shape):
+    def read_shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray:
+        """The shard on one device, in a dtype that numpy's buffers support."""
+        shard = _aligned_empty(self.shard_shape, carrier_of(jnp.dtype(self.dtype_name)))
+        if shard.size:
             value.read(rank, device, shard.reshape(-1).view(np.uint8))
         return shard
 
@@ -342,24 +264,6 @@ class PartedPlacement:
                     continue
                 last = next(n for n in range(k, len(rows)) if n + 1 not in own)
                 yield rank, (slice(rows[k].start, rows[last].stop), range(k, last + 1))
-
-    def is_cut_like(self, other: Any) -> bool:
-        """Whether an array with placement `other` has the same parts."""
-        return isinstance(other, PartedPlacement) and (
-            [part.aval.shape for part in self.parts]
-            == [part.aval.shape for part in other.parts]
-        )
-
-    def lies_like(self, other: Any) -> bool:
-        """Whether an array with placement `other` already has this placement."""
-        return (
-            self.is_cut_like(other)
-            and other.devices is self.devices
-            and all(
-                a.devices.rank_size == 1 or a.spec == b.spec
-                for a, b in zip(self.parts, other.parts, strict=True)
-            )
-        )
 
     def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
         """The whole array, with each part read from its first rank."""

@@ -14,6 +14,7 @@
 
 #include "jaxpp/alloc.h"
 #include "jaxpp/array.h"
+#include "jaxpp/array_argument.h"
 #include "jaxpp/device.h"
 #include "jaxpp/graph.h"
 #include "jaxpp/plan.h"
@@ -111,6 +112,8 @@ typedef enum jpp_py_record {
   JPP_PY_SCHEDULE_TASK,
   JPP_PY_STAGE_COSTS,
   JPP_PY_TASK_RUN,
+  JPP_PY_DECISION,
+  JPP_PY_JOB_PART,
   JPP_PY_RECORD_COUNT
 } jpp_py_record_t;
 
@@ -132,14 +135,14 @@ typedef struct jpp_py_types {
   PyObject* type_error;   // JaxppTypeError
   PyObject* nan_error;    // NanError
   PyTypeObject *graph, *schedule, *staged, *plan, *client, *executable, *value, *runtime;
-  PyTypeObject *network, *callback, *planfile, *store, *params;
+  PyTypeObject *network, *callback, *planfile, *store, *params, *wanted, *given;
 } jpp_py_types_t;
 extern jpp_py_types_t jpp_py_types;
 
 extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
     jpp_py_params_spec, jpp_py_plan_spec, jpp_py_client_spec, jpp_py_executable_spec,
     jpp_py_value_spec, jpp_py_network_spec, jpp_py_runtime_spec, jpp_py_callback_spec,
-    jpp_py_planfile_spec, jpp_py_store_spec;
+    jpp_py_planfile_spec, jpp_py_store_spec, jpp_py_wanted_spec, jpp_py_given_spec;
 
 // runtime.c: the interpreter is about to exit. Does not return to a thread that goes on
 // meanwhile: it is stopped, as Python stops it where it takes the GIL.

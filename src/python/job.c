@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "jaxpp/job_ranks.h"
 #include "jaxpp/option.h"
 #include "python/core.h"
 
@@ -163,7 +164,43 @@ static PyObject* job_await_end(PyObject* module, PyObject* unused) {
   return text ? jpp_py_take_text(text) : PyUnicode_FromString("");
 }
 
+// `owners` are [num_ranks][rank_size], flat.
+static PyObject* job_divide_ranks(PyObject* module, PyObject* args) {
+  (void)module;
+  PyObject* owners = NULL;
+  uint32_t process = 0, count = 0;
+  int on_cpu = 0, shares_devices = 0;
+  jpp_job_mesh_t mesh = {.struct_size = sizeof(mesh)};
+  if (!PyArg_ParseTuple(args, "OO&O&pp:job_divide_ranks", &owners, jpp_py_u32_converter,
+                        &mesh.num_ranks, jpp_py_u32_converter, &process, &on_cpu,
+                        &shares_devices)) {
+    return NULL;
+  }
+  mesh.on_cpu = on_cpu;
+  mesh.shares_devices = shares_devices;
+  uint32_t* numbers = NULL;
+  jpp_job_part_t part = {0};
+  bool ok = jpp_py_to_u32s(owners, &numbers, &count);
+  mesh.owners = numbers;
+  mesh.rank_size = mesh.num_ranks ? count / mesh.num_ranks : 0;
+  ok = ok &&
+       jpp_py_check_count("owners of devices", (uint64_t)mesh.num_ranks * mesh.rank_size,
+                          count) &&
+       jpp_py_check(jpp_job_divide_ranks(&mesh, process, &part));
+  jpp_free(numbers);
+  if (!ok) return NULL;
+  PyObject* record = JPP_PY_RECORD(
+      JPP_PY_JOB_PART, jpp_py_from_u32s(part.rank_process, part.num_ranks),
+      jpp_py_from_u32s(part.places, part.num_places), PyBool_FromLong(part.spans));
+  jpp_job_part_free(&part);
+  return record;
+}
+
 PyMethodDef jpp_py_job_methods[] = {
+    {"job_divide_ranks", job_divide_ranks, METH_VARARGS,
+     "job_divide_ranks($module, owners, num_ranks, process, on_cpu, shares_devices, /)\n"
+     "--\n\n"
+     "The JobPart of a process; `owners`: of each device of each rank, flat."},
     {"job_join", job_join, METH_VARARGS,
      "job_join($module, process, num_processes, address, port, token, /)\n--\n\n"
      "Has the job's processes watch each other; the port that process 0 listens at."},

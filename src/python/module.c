@@ -69,6 +69,8 @@ static int module_exec(PyObject* module) {
             add_type(module, "Executable", &jpp_py_executable_spec, &t->executable) &&
             add_type(module, "Value", &jpp_py_value_spec, &t->value) &&
             add_type(module, "Params", &jpp_py_params_spec, &t->params) &&
+            add_type(module, "Wanted", &jpp_py_wanted_spec, &t->wanted) &&
+            add_type(module, "Given", &jpp_py_given_spec, &t->given) &&
             add_type(module, "Network", &jpp_py_network_spec, &t->network) &&
             add_type(module, "Runtime", &jpp_py_runtime_spec, &t->runtime) &&
             add_type(module, "Callback", &jpp_py_callback_spec, &t->callback) &&

@@ -156,6 +156,23 @@ static PyStructSequence_Field kTaskRun[] = {
     {NULL, NULL},
 };
 
+static PyStructSequence_Field kDecision[] = {
+    {"action", "\"use\", \"borrow\" or \"upload\""},
+    {"part", "to use: the number of the array"},
+    {"ranks", "to borrow: on which ranks the array then is"},
+    {"blocks",
+     "numbers of given blocks: to borrow, of each rank's devices; to upload, those "
+     "needed"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Field kJobPart[] = {
+    {"rank_process", "for each rank the process that this one exchanges values with"},
+    {"places", "positions of this process's devices in each of its ranks"},
+    {"spans", "whether any rank spans processes"},
+    {NULL, NULL},
+};
+
 #define JPP_PY_FIELDS(fields) fields, sizeof(fields) / sizeof(*(fields)) - 1
 
 static PyStructSequence_Desc kRecords[] = {
@@ -195,6 +212,11 @@ static PyStructSequence_Desc kRecords[] = {
                             JPP_PY_FIELDS(kStageCosts)},
     [JPP_PY_TASK_RUN] = {"jaxpp._core.TaskRun", "A task as it ran in a traced step.",
                          JPP_PY_FIELDS(kTaskRun)},
+    [JPP_PY_DECISION] = {"jaxpp._core.Decision", "What becomes of an argument.",
+                         JPP_PY_FIELDS(kDecision)},
+    [JPP_PY_JOB_PART] = {"jaxpp._core.JobPart",
+                         "The ranks of a mesh as a process sees them.",
+                         JPP_PY_FIELDS(kJobPart)},
 };
 
 static PyTypeObject* g_record_types[JPP_PY_RECORD_COUNT];
@@ -254,6 +276,8 @@ static const struct {
     {"TASK_BWD_W", JPP_TASK_BWD_W},
     {"TRIAL_MICROBATCHES", kJppTrialMicrobatches},
     {"NONE", JPP_NONE},               // the module of a task without ops, and the like
+    {"ANY_RANK", JPP_ANY_RANK},       // every device of every rank
+    {"NO_RANK", JPP_NO_RANK},         // none of them
     {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches
     {"LARGEST_LATENCY", UINT16_MAX},  // of a task in a schedule
 };

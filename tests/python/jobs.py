@@ -29,8 +29,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxpp.api as jaxpp
 import models
 from equality import mesh_of, pipelined_step, usual_specs
+from jaxpp import _core
 from jaxpp.placements import Placement, physical_array
 from jaxpp.run import devices, nodes, processes
+from jaxpp.run.arguments import Argument, source_of
 
 STEPS = 3
 MICROBATCHES = 4
@@ -509,9 +511,9 @@ def spread_rank() -> None:
 def nodes_of_a_rank() -> None:
     """What a process knows of ranks in several ones; the plugin has devices alone."""
     mesh = mesh_of(2, {"data": 2})
-    owners = [[d.process_index for d in mesh.devices_of(rank)] for rank in range(2)]
+    owners = [d.process_index for rank in range(2) for d in mesh.devices_of(rank)]
     me = jax.process_index()
-    parts = processes.Processes(*processes.own_part(owners, me), spans=True)
+    parts = processes.Processes(_core.job_divide_ranks(owners, 2, me, False, False))
     client = nodes.client_of_node(os.environ["NODES_PLUGIN"], {"visible_devices": [0]})
     there = devices.NodeDevices(client, mesh, parts)
     numbers = [there.assignment(rank) for rank in range(2)]
@@ -531,7 +533,12 @@ def nodes_of_a_rank() -> None:
         placed = Placement(there, mesh, aval, [0, 1], spec)
         index = [[(s.start, s.stop) for s in part] for part in placed.slices]
         say("spec", spec, placed.local_ranks, index, placed.shard_shape)
-        say("shards", [part.tolist() for part in placed.shards_of(spread)])
+        argument, source = Argument(placed, "x", donated=True), source_of(spread, there, mesh)
+        try:
+            blocks = argument._wanted.decide(source.given, None, False).blocks
+            say("shards", [source.host(block, "float32").tolist() for block in blocks])
+        except jaxpp.JaxppError:
+            say("shards", [])
         try:
             placed._check_whole(0)
         except jaxpp.JaxppError as error:

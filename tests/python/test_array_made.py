@@ -143,7 +143,8 @@ def test_an_array_of_which_this_process_has_nothing() -> None:
     step = jaxpp.mpmd_jit_with_loop(lambda x: x * 2, sharding.mpmd_mesh)
     assert step.eval_shape(array).shape == (8, 4)
     for look in (np.asarray, step, lambda x: x + 1):
-        with pytest.raises(jaxpp.JaxppError, match="which holds no copy of it") as caught:
+        text = "which holds no copy of it|x: expected this process to hold the part"
+        with pytest.raises(jaxpp.JaxppError, match=text) as caught:
             look(array)
         assert caught.value.code == "mesh"
     array.delete()

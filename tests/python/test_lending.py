@@ -4,6 +4,7 @@ lie, arrays of JAX's that steps take where they lie, and that neither ever chang
 from __future__ import annotations
 
 import gc
+import math
 import random
 import threading
 import weakref
@@ -21,6 +22,7 @@ import mistakes as m
 from equality import make_mesh, mesh_of, some_devices
 from jaxpp.api import MpmdArray, MpmdSharding
 from jaxpp.run import lending
+from jaxpp.run.arguments import _given_of_shardings
 from jaxpp.run.devices import LocalDevices
 from jaxpp.run.plugins import platform_of
 
@@ -56,13 +58,19 @@ on_host = pytest.mark.skipif(
 def uploads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The bytes of the shards that are copied to devices meanwhile."""
     sizes: list[int] = []
-    put = LocalDevices.put
+    put, upload = LocalDevices.put, LocalDevices.upload
 
     def counted(self: Any, ranks: Any, indices: Any, shards: Any, dtype: str) -> Any:
         sizes.extend(shard.nbytes for shard in shards)
         return put(self, ranks, indices, shards, dtype)
 
+    def counted_argument(self: Any, wanted: Any, ranks: Any, indices: Any, *rest: Any) -> Any:
+        size = math.prod(wanted.shape) * np.dtype(rest[-1]).itemsize
+        sizes.extend([size] * len(indices))
+        return upload(self, wanted, ranks, indices, *rest)
+
     monkeypatch.setattr(LocalDevices, "put", counted)
+    monkeypatch.setattr(LocalDevices, "upload", counted_argument)
     yield sizes
 
 
@@ -385,10 +393,13 @@ def test_a_training_on_jax_arrays_is_the_same() -> None:
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each device uses only what lies on it."""
     monkeypatch.setattr(lending, "can_share", lambda given, wanted: given == wanted)
     monkeypatch.setattr(LocalDevices, "can_borrow", lambda self, a, b: a == b)
+    _given_of_shardings.cache_clear()
+    yield
+    _given_of_shardings.cache_clear()
 
 
 @pytest.mark.usefixtures("apart")

@@ -18,7 +18,6 @@ import pytest
 import nodes_gpu
 from jaxpp import JaxppError, _core
 from jaxpp.run.plugins import plugin_path
-from jaxpp.run.processes import own_part
 
 PROGRAM = pathlib.Path(__file__).with_name("nodes_gpu.py")
 LIMIT = 120  # seconds
@@ -207,45 +206,3 @@ def test_the_interpreter_ends_while_a_plugin_waits(nodes_plugin: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", EXIT, nodes_plugin]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("owners", "me", "expected"),
-    [
-        ([[0, 1], [2, 3]], 0, ([0, 2], (0,))),
-        ([[0, 1], [2, 3]], 3, ([1, 3], (1,))),
-        ([[0, 1], [0, 1], [0, 1]], 1, ([1, 1, 1], (1,))),
-        ([[0, 0], [1, 1]], 1, ([0, 1], (0, 1))),
-        ([[0, 0], [0, 0], [1, 1]], 1, ([0, 0, 1], (0, 1))),
-        ([[0, 0, 1, 1], [3, 3, 2, 2]], 3, ([0, 3], (0, 1))),
-        ([[0, 1, 0, 1], [2, 3, 2, 3]], 2, ([0, 2], (0, 2))),
-        ([[0, 1, 1], [2, 3, 3]], 3, ([1, 3], (1, 2))),
-        ([[0, 1], [2, 3]], 4, ([0, 2], (0,))),
-    ],
-)
-def test_parts_of_ranks(
-    owners: list[list[int]], me: int, expected: tuple[list[int], tuple[int, ...]]
-) -> None:
-    assert own_part(owners, me) == expected
-
-
-@pytest.mark.parametrize(
-    ("owners", "text"),
-    [
-        ([[0, 1], [1, 0]], "rank 1: expected the devices of process 0 at positions [0]"),
-        ([[0, 1], [2, 2]], "rank 1: expected its devices to be split among processes like"),
-        ([[0, 0, 1, 1], [2, 3, 3, 3]], "like rank 0's, processes [0, 0, 1, 1], found"),
-        (
-            [[0, 1], [0, 1], [2, 3], [2, 3]],
-            "process 0: expected devices of one rank or of all 4, because ranks span "
-            "processes, found devices of ranks [0, 1]",
-        ),
-        ([[0, 1], [0, 0]], "found them at [0, 1]; build the mesh so that each process has the"),
-    ],
-)
-def test_parts_of_ranks_that_differ(owners: list[list[int]], text: str) -> None:
-    for me in range(5):
-        with pytest.raises(JaxppError) as raised:
-            own_part(owners, me)
-        assert raised.value.code == "unsupported"
-        assert text in str(raised.value)

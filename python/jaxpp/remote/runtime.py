@@ -12,10 +12,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, raised_text
+from jaxpp.placements import carrier_of
 from jaxpp.plan.planning import Planned
 from jaxpp.remote.controller import Message, Workers
 from jaxpp.remote.messages import Measure, SetChecks, SetTracing, Step, Upload
@@ -66,6 +68,21 @@ class RemoteDevices(StepDevices):
         }
         workers.upload(value, by_rank)
         return value
+
+    def upload(
+        self,
+        wanted: _core.Wanted,
+        ranks: Sequence[int],
+        indices: Sequence[int],
+        arrays: list[np.ndarray],
+        bounds: np.ndarray,
+        dtype: str,
+    ) -> RemoteValue:
+        carrier = carrier_of(jnp.dtype(dtype))
+        shards = [np.empty(wanted.shape, carrier) for _ in range(self.per_rank)]
+        for device, shard in enumerate(shards):
+            wanted.gather(device, arrays, bounds, shard)
+        return self.put(ranks, indices, shards * len(ranks), dtype)
 
     def flush(self) -> None:
         self._workers.flush()

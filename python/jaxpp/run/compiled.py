@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
-from jaxpp.errors import DELETED, JaxppError, annotate, make_error, warn
+from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.mesh import refuse_memory_kind
 from jaxpp.placements import (
@@ -22,21 +21,26 @@ from jaxpp.placements import (
     PartedValue,
     Placement,
     is_of_runtime,
-    physical_array,
 )
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
+from jaxpp.run.arguments import Argument, Source, source_of
 from jaxpp.run.compiling import explain
 from jaxpp.run.devices import StepDevices
 from jaxpp.run.lowering import Code, TaskLowerer, modules_of_all
 from jaxpp.run.saving import StepLayout, save_step
-from jaxpp.run.spanning import is_spanning, read_rows
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import Bounds, parts_of_leaves
 
 __all__ = ["CompiledStep"]
+
+_ELSEWHERE = (
+    "the sharding {0.sharding}; create or restore the array with "
+    "step.compile(...).in_shardings, or with a copy on each rank, MpmdSharding(mesh, "
+    "range(mesh.mpmd_dim), spec)"
+)
 
 _log = logging.getLogger("jaxpp")
 
@@ -85,9 +89,10 @@ class CompiledStep:
         self._freed = self._freed_by_donation()
         freed = [leaf in self._freed for leaf in range(len(self._argument_groups))]
         self._freed_params = _core.Params(self.argument_names(), freed)
+        self._arguments = [self._arguments_of(*group) for group in self._argument_groups]
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
-            self._take(placement, const, f"constant {k} that the step closes over", False)
+            self._constant(k, placement, const)
             for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
         devices.flush()
@@ -134,93 +139,61 @@ class CompiledStep:
 
     # --- Running ---
 
-    def _take(self, placement: Placement, leaf: Any, name: str, anywhere: bool) -> _core.Value:
-        """Takes a read-only argument: a JAX array in place if possible, otherwise a copy.
-        `anywhere`: also in place on ranks from which the step has to send it."""
-        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
-            value = placement.borrow(leaf, anywhere)
-            if value is not None:
-                return value
-        return self._upload(placement, leaf, name)
+    def _arguments_of(
+        self, first: int, placement: Placement | PartedPlacement
+    ) -> list[Argument]:
+        """The plan's arguments for a leaf: one, or one for each of its parts."""
+        name, donated = f"argument {self._traced.arg_names[first]}", self._traced.donated[first]
+        if isinstance(placement, Placement):
+            return [Argument(placement, name, donated)]
+        name = name.rpartition("[")[0]  # of the leaf, without the rows of a part
+        parts = zip(placement.parts, placement.rows(), strict=True)
+        return [Argument(part, name, donated, rows.start) for part, rows in parts]
 
-    def _upload(self, placement: Placement, leaf: Any, name: str) -> _core.Value:
-        deleted = getattr(leaf, "is_deleted", None)
-        if deleted is not None and deleted():
-            reason = leaf._memory.deletion_reason if type(leaf) is MpmdArray else DELETED
-            raise make_error("donated", f"{name}: expected an array, found one that {reason}")
-        spanning = is_spanning(leaf)
-        if spanning and (shards := placement.shards_of(leaf)):
-            return self._moved(lambda: placement.put_shards(shards), placement, name)
-        if type(leaf) is MpmdArray or spanning:
-            leaf = self._host_of(leaf, placement, name)
-        return self._moved(lambda: placement.put(leaf), placement, name)
+    def _constant(self, number: int, placement: Placement, array: Any) -> _core.Value:
+        name = f"constant {number} that the step closes over"
+        argument = Argument(placement, name, donated=False, can_move=False)
+        return self._take(argument, array, source_of(array, self._devices, self._mesh))
 
-    @staticmethod
-    def _host_of(
-        leaf: jax.Array,
-        wanted: Placement | PartedPlacement,
-        name: str,
-        rows: slice = slice(None),
-    ) -> Any:
-        """The array in host memory; only the needed rows if it spans processes; None if this
-        process needs no part of it."""
-        if not wanted.local_ranks:
-            return None
-        if type(leaf) is not MpmdArray:
-            return read_rows(leaf, rows, name)
+    def _take(self, argument: Argument, leaf: Any, source: Source) -> _core.Value:
         try:
-            return leaf._read()
+            return argument.take(source)
         except JaxppError as error:
-            raise annotate(error, name) from None
-
-    def _moved(
-        self, move: Callable[[], _core.Value], placement: Placement, name: str
-    ) -> _core.Value:
-        try:
-            return move()
-        except JaxppError as error:
-            if error.code != "out-of-memory":
-                raise
-            raise explain(error, self._traced.plan, placement.ranks[0], name) from None
-
-    def _values_of_parts(
-        self, first: int, whole: PartedPlacement, leaf: Any
-    ) -> list[_core.Value]:
-        if type(leaf) is MpmdArray and whole.lies_like(leaf._placement):
-            assert isinstance(leaf._memory, PartedValue)
-            return leaf._memory.values
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            name = self._traced.arg_names[first].rpartition("[")[0]
-            return [self._upload(whole.parts[0], leaf, f"argument {name}")]
-        names = [f"argument {n}" for n in self._traced.arg_names[first:][: len(whole.parts)]]
-        if type(leaf) is not MpmdArray and isinstance(leaf, jax.Array):
-            refuse_memory_kind(leaf.sharding, names[0])
-        leaves: Iterable[Any]
-        if type(leaf) is MpmdArray and whole.is_cut_like(leaf._placement):
-            assert isinstance(leaf._placement, PartedPlacement)
-            assert isinstance(leaf._memory, PartedValue)
-            leaves = map(MpmdArray._of, leaf._placement.parts, leaf._memory.values)
-        elif type(leaf) is MpmdArray:
-            host = self._host_of(leaf, whole, names[0])
-            leaves = [None if host is None else host[rows] for rows in whole.rows()]
-        elif is_spanning(leaf):
-            parts = zip(whole.parts, names, whole.rows(), strict=True)
-            leaves = [self._host_of(leaf, *part) for part in parts]
-        else:
-            host = np.asarray(physical_array(leaf))
-            leaves = [host[rows] for rows in whole.rows()]
-        return list(map(self._upload, whole.parts, leaves, names))
+            if error.code == "out-of-memory":
+                rank = argument.placement.ranks[0]
+                raise explain(error, self._traced.plan, rank, argument.name) from None
+            if error.code == "mesh" and isinstance(leaf, jax.Array):
+                raise make_error("mesh", f"{error}, with {_ELSEWHERE.format(leaf)}") from None
+            raise
 
     def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
-        if not self._by_parts:
-            return [self._value_of(i, leaf) for i, leaf in enumerate(leaves)]
         values: list[_core.Value] = []
-        for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
-            if isinstance(placement, PartedPlacement):
-                values += self._values_of_parts(first, placement, leaf)
-            else:
-                values.append(self._value_of(first, leaf))
+        for arguments, leaf in zip(self._arguments, leaves, strict=True):
+            if type(leaf) is MpmdArray:
+                self._take_over(leaf, arguments)
+            elif isinstance(leaf, jax.Array):
+                refuse_memory_kind(leaf.sharding, arguments[0].name)
+            source = source_of(leaf, self._devices, self._mesh)
+            taken = [self._take(argument, leaf, source) for argument in arguments]
+            if type(leaf) is MpmdArray and is_of_runtime(leaf._memory):
+                if len(taken) == 1 and taken[0] is not leaf._memory:
+                    taken[0].set_origin(leaf._memory)
+            values += taken
         return values
+
+    def _take_over(self, leaf: MpmdArray, arguments: list[Argument]) -> None:
+        """Transfers an array built from JAX arrays to the runtime, in place or, if the step may
+        write to it, as a copy."""
+        made, wanted = leaf._placement, arguments[0]
+        if type(leaf._memory) is not JaxArrayValue or made.mesh != self._mesh:
+            return
+        needed = any(argument.placement.local_ranks for argument in arguments)
+        if leaf.is_deleted() or (needed and not made.local_ranks):
+            return
+        placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
+        own = Argument(placement, wanted.name, wanted.donated, can_move=False)
+        source = source_of(leaf, self._devices, self._mesh)
+        leaf._placement, leaf._memory = placement, self._take(own, leaf, source)
 
     def _arrays_of(self, results: list[_core.Value]) -> list[MpmdArray]:
         if not self._by_parts:
@@ -264,48 +237,6 @@ class CompiledStep:
                 continue
             if isinstance(placement, PartedPlacement) or not is_of_runtime(leaf._memory):
                 leaf.delete()
-
-    def _take_over(self, leaf: MpmdArray, name: str, donated: bool) -> None:
-        """Transfers an array built from JAX arrays to the runtime, in place or, if the step may
-        write to it, as a copy."""
-        made = leaf._placement
-        placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
-        value = None if donated else placement.borrow_made(leaf._memory)
-        if value is None:
-            value = self._moved(lambda: placement.put_made(leaf._memory), placement, name)
-        leaf._placement, leaf._memory = placement, value
-
-    def _value_of(self, position: int, leaf: Any) -> _core.Value:
-        placement = self._inputs[position]
-        name = self._traced.arg_names[position]
-        donated = self._traced.donated[position]
-        if type(leaf) is not MpmdArray and isinstance(leaf, jax.Array):
-            refuse_memory_kind(leaf.sharding, f"argument {name}")
-        if type(leaf) is not MpmdArray and donated:
-            return self._upload(placement, leaf, f"argument {name}")
-        if type(leaf) is not MpmdArray:
-            return self._take(placement, leaf, f"argument {name}", anywhere=True)
-        if (
-            type(leaf._memory) is JaxArrayValue
-            and leaf._placement.mesh == self._mesh
-            and (leaf._placement.local_ranks or not placement.local_ranks)
-            and not leaf.is_deleted()
-        ):
-            self._take_over(leaf, f"argument {name}", donated)
-        given = leaf._placement
-        there = leaf._memory
-        if not is_of_runtime(there):
-            return self._upload(placement, leaf, f"argument {name}")
-        one_device = self._devices.rank_size == 1
-        same_devices = given.devices is self._devices or (
-            given.devices.layout == self._devices.layout
-        )
-        can_move = self._devices.can_move or {*placement.ranks} <= {*given.ranks}
-        if same_devices and can_move and (one_device or given.spec == placement.spec):
-            return there
-        value = self._upload(placement, leaf, f"argument {name}")
-        value.set_origin(there)
-        return value
 
     def run_leaves(
         self,

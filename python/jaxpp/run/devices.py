@@ -92,6 +92,17 @@ class LocalDevices(StepDevices):
     ) -> _core.Value:
         return _core.Value.put(self.client, ranks, self.per_rank, indices, shards, dtype)
 
+    def upload(
+        self,
+        wanted: _core.Wanted,
+        ranks: Sequence[int],
+        indices: Sequence[int],
+        arrays: list[np.ndarray],
+        bounds: np.ndarray,
+        dtype: str,
+    ) -> _core.Value:
+        return wanted.upload(self.client, indices, arrays, bounds)
+
     def borrow(
         self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
     ) -> _core.Value | None:

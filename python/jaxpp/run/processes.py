@@ -24,7 +24,7 @@ from jaxpp.job import own_address
 from jaxpp.mesh import MpmdMesh
 from jaxpp.run.identity import StepIdentity
 
-__all__ = ["Processes", "make_network", "own_part", "processes_of"]
+__all__ = ["Processes", "make_network", "processes_of"]
 
 _TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
 _POLL_MS = 500
@@ -61,15 +61,15 @@ def _key_of(process: int, key: str) -> bytes:
 class Processes:
     """The processes that a mesh spans.
 
-    Args:
-      rank_process: for each rank the process that this one exchanges values with; for a rank
-        that spans processes, the one with the same positions among its devices.
-      places: the positions of this process's devices in a rank that it belongs to. spans:
-      whether any rank spans processes.
+    `rank_process`: for each rank the process that this one exchanges values with; for a rank
+    that spans processes, the one with the same positions among its devices. `places`: the
+    positions of this process's devices in a rank that it belongs to. `spans`: whether any rank
+    spans processes.
     """
 
-    def __init__(self, rank_process: list[int], places: tuple[int, ...], spans: bool) -> None:
-        self.rank_process, self.places, self.spans = rank_process, places, spans
+    def __init__(self, part: _core.JobPart) -> None:
+        self.rank_process, self.spans = part.rank_process, part.spans
+        self.places = tuple(part.places)
         self.me = jax.process_index()
         self.count = jax.process_count()
 
@@ -159,86 +159,6 @@ def _name_ucx() -> None:
             os.environ.setdefault("JPP_UCX", str(library))
 
 
-def _check_order(owners: list[list[int]]) -> None:
-    """Checks that processes that share ranks execute their tasks in the same order; otherwise
-    they could deadlock in collectives.
-
-    The order is fixed within a rank, and among ranks if all transfers stay in a process;
-    otherwise it depends on the order of arrival.
-    """
-    if all(len({*row}) == 1 for row in owners):
-        return
-    for process in sorted({process for row in owners for process in row}):
-        ranks = [rank for rank, row in enumerate(owners) if process in row]
-        if 1 < len(ranks) < len(owners):
-            raise make_error(
-                "unsupported",
-                f"process {process}: expected devices of one rank or of all {len(owners)}, "
-                f"because ranks span processes, found devices of ranks {ranks}; build the "
-                "mesh so that each process has one rank, or all",
-            )
-
-
-def own_part(owners: list[list[int]], me: int) -> tuple[list[int], tuple[int, ...]]:
-    """How ranks are split among processes, as seen by one of them.
-
-    A process owns the devices at the same positions in each of its ranks, so a transfer between
-    ranks connects each process with one other: each shard goes to the same position.
-
-    Args:
-      owners: for each rank the process of each of its devices. me: a process.
-
-    Returns:
-      For each rank the process with the same positions as this one, and these positions.
-
-    Raises:
-      JaxppError: ranks are split differently ("unsupported").
-    """
-    places: dict[int, tuple[int, ...]] = {}
-    parts: list[dict[tuple[int, ...], int]] = []  # for each rank the process at these positions
-    for rank, row in enumerate(owners):
-        part = {tuple(i for i, p in enumerate(row) if p == one): one for one in sorted({*row})}
-        parts.append(part)
-        for where, process in part.items():
-            if places.setdefault(process, where) != where:
-                raise make_error(
-                    "unsupported",
-                    f"rank {rank}: expected the devices of process {process} at positions "
-                    f"{list(places[process])}, as in its other ranks, found them at "
-                    f"{list(where)}; build the mesh so that each process has the same "
-                    "positions in all of its ranks",
-                )
-    for rank, part in enumerate(parts):
-        if part.keys() != parts[0].keys():
-            raise make_error(
-                "unsupported",
-                f"rank {rank}: expected its devices to be split among processes like rank "
-                f"0's, processes {owners[0]}, found processes {owners[rank]}; build the mesh "
-                "so that each process's positions match one process in every other rank",
-            )
-    _check_order(owners)
-    mine = places.get(me, next(iter(parts[0])))
-    return [part[mine] for part in parts], mine
-
-
-def _check_span(mesh: MpmdMesh, owners: list[list[int]]) -> None:
-    """Checks that ranks may span processes, if one does."""
-    rank, row = next((r, row) for r, row in enumerate(owners) if len({*row}) > 1)
-    if mesh.devices_of(rank)[0].platform == "cpu":
-        raise make_error(
-            "unsupported",
-            f"rank {rank}: expected its devices in one process, found them in processes "
-            f"{sorted({*row})}; build the mesh so that each process has whole ranks",
-        )
-    if mesh.ranks_per_device > 1:
-        raise make_error(
-            "unsupported",
-            f"rank {rank}: its devices are in processes {sorted({*row})} and shared with "
-            "other ranks, whose order of execution each process would choose independently; "
-            "expected ranks_per_device=1, or whole ranks in each process",
-        )
-
-
 def processes_of(mesh: MpmdMesh) -> Processes | None:
     """The processes that the mesh spans; None: this one has all of it.
 
@@ -247,9 +167,12 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
     """
     if jax.process_count() == 1:
         return None
-    owners = [[d.process_index for d in mesh.devices_of(r)] for r in range(mesh.mpmd_dim)]
-    spans = any(len({*row}) > 1 for row in owners)
-    if spans:
-        _check_span(mesh, owners)
-    rank_process, places = own_part(owners, jax.process_index())
-    return Processes(rank_process, places, spans)
+    devices = [device for rank in range(mesh.mpmd_dim) for device in mesh.devices_of(rank)]
+    part = _core.job_divide_ranks(
+        [device.process_index for device in devices],
+        mesh.mpmd_dim,
+        jax.process_index(),
+        devices[0].platform == "cpu",
+        mesh.ranks_per_device > 1,
+    )
+    return Processes(part)

@@ -12,6 +12,7 @@ from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.placements import Placement
+from jaxpp.run.arguments import Argument, source_of
 from jaxpp.run.devices import devices_for
 
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
@@ -64,7 +65,8 @@ def spmd_to_mpmd_reshard(
     def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
         aval = jax.typeof(array)
         placement = Placement(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
-        value = placement.put(array)
+        argument = Argument(placement, "spmd_to_mpmd_reshard", donated=False)
+        value = argument.copy(source_of(array, devices, mpmd_mesh))
         if donate and isinstance(array, jax.Array):
             value.wait()
             array.delete()

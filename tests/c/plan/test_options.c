@@ -4,8 +4,10 @@
 #include <stdlib.h>
 
 #include "jaxpp/advise.h"
+#include "jaxpp/array_argument.h"
 #include "jaxpp/device.h"
 #include "jaxpp/device_fake.h"
+#include "jaxpp/job_ranks.h"
 #include "jaxpp/planfile.h"
 #include "jaxpp/runtime.h"
 #include "plan_util.h"
@@ -192,6 +194,31 @@ static jpp_status_t* call_upload(const void* shards) {
   return status;
 }
 
+static jpp_wanted_t g_wanted = {.struct_size = sizeof(g_wanted), .name = "x"};
+
+static jpp_status_t* decide(const jpp_wanted_t* wanted, const jpp_given_t* given) {
+  jpp_decision_t decision;
+  jpp_status_t* status = jpp_argument_decide(wanted, given, &decision);
+  jpp_decision_free(&decision);
+  return status;
+}
+
+static jpp_status_t* call_decide_wanted(const void* wanted) {
+  const jpp_given_t given = {.struct_size = sizeof(given)};
+  return decide(wanted, &given);
+}
+
+static jpp_status_t* call_decide_given(const void* given) {
+  return decide(&g_wanted, given);
+}
+
+static jpp_status_t* call_divide_ranks(const void* mesh) {
+  jpp_job_part_t part;
+  jpp_status_t* status = jpp_job_divide_ranks(mesh, 0, &part);
+  jpp_job_part_free(&part);
+  return status;
+}
+
 static jpp_status_t* call_create_array(const void* layout) {
   jpp_buffer_t* none = NULL;
   jpp_array_t* array = NULL;
@@ -272,6 +299,9 @@ static void test_all_options_are_read_by_their_size(void** state) {
   jpp_host_array_t scalar = {.data = kCosts, .dtype = JPP_DTYPE_F32};
   jpp_array_layout_t layout = {
       .client = g_client, .devices_per_rank = 1, .ranks = &kZero};
+  jpp_wanted_t wanted = {.name = "x"};
+  jpp_given_t given = {.ndim = 0};
+  jpp_job_mesh_t mesh = {.num_ranks = 1, .rank_size = 1, .owners = &kZero};
   jpp_transport_options_t transport = {.driver = "inproc"};
   jpp_channel_spec_t channel = {.slots = 1, .capacity = 1};
 #define ENTRY(type, call, options, code) \
@@ -301,6 +331,9 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_host_array_t, call_from_host, scalar, JPP_OK),
       ENTRY(jpp_host_array_t, call_upload, scalar, JPP_OK),
       ENTRY(jpp_array_layout_t, call_create_array, layout, JPP_OK),
+      ENTRY(jpp_wanted_t, call_decide_wanted, wanted, JPP_OK),
+      ENTRY(jpp_given_t, call_decide_given, given, JPP_OK),
+      ENTRY(jpp_job_mesh_t, call_divide_ranks, mesh, JPP_OK),
       ENTRY(jpp_runtime_options_t, call_runtime, runtime, JPP_DEVICES_ERROR),
   };
 #undef ENTRY

@@ -1,0 +1,361 @@
+"""Arguments of a step: describes arrays for the library, which decides what becomes of each
+(jaxpp/array_argument.h), and carries its decisions out."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from jaxpp import _core
+from jaxpp.array import MpmdArray
+from jaxpp.devices import Devices
+from jaxpp.errors import DELETED
+from jaxpp.mesh import MpmdMesh
+from jaxpp.placements import (
+    JaxArrayPlacement,
+    PartedPlacement,
+    PartedValue,
+    Placement,
+    bounds_of,
+    local_shards,
+    physical_array,
+    physical_type,
+    to_host,
+)
+
+__all__ = ["Argument", "Source", "source_of"]
+
+
+class Source:
+    """An array that a program has: its description, and its contents as they are asked for.
+
+    Its class implements what the library can decide for the home of its memory.
+    """
+
+    __slots__ = ("bounds", "given")
+
+    given: _core.Given
+    bounds: np.ndarray  # [blocks, ndim, 2] of `given`: where each begins and ends
+
+    def deletion_reason(self) -> str | None:
+        """Why the array cannot be used; None if it can."""
+        return None
+
+    def value(self, part: int) -> _core.Value:
+        """The runtime's array of a part, to use."""
+        raise NotImplementedError
+
+    def shards(self, blocks: list[int]) -> list[jax.Array]:
+        """JAX's arrays of these blocks, to borrow."""
+        raise NotImplementedError
+
+    def host(self, block: int, dtype: str) -> np.ndarray:
+        """A block in host memory, to upload."""
+        raise NotImplementedError
+
+
+class Argument:
+    """An argument of a plan: an array, or the rows of one that some stages take.
+
+    Args:
+      placement: where the plan wants it. name: for errors. donated: whether the step may write
+      to it. rows: its first row in the array that it is a part of. can_move: whether the step
+      can bring it from other ranks than it wants; None: as the devices can.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        name: str,
+        donated: bool,
+        rows: int = 0,
+        can_move: bool | None = None,
+    ) -> None:
+        self.placement, self.name, self.donated = placement, name, donated
+        devices = placement.devices
+        shape = placement.physical_shape
+        blocks = [block_in(index, shape, rows) for index in placement.slices]
+        self._wanted = _core.Wanted(
+            name,
+            placement.dtype_name,
+            len(shape),
+            devices.number,
+            placement.ranks,
+            [rank in placement.local_ranks for rank in placement.ranks],
+            devices.per_rank,
+            np.array(blocks, np.int64),
+            donated,
+            devices.can_move if can_move is None else can_move,
+            devices.least_borrowed,
+        )
+        self._used: dict[_core.Given, int] = {}  # the parts of arrays that were used as given
+
+    def take(self, source: Source) -> _core.Value:
+        """The runtime's array for the step: the given one, one in the same memory, or a copy.
+
+        Raises:
+          JaxppError: the array was deleted ("donated"); this process lacks elements that its
+            ranks need ("mesh"); a device has no memory for it ("out-of-memory").
+        """
+        part = self._used.get(source.given)
+        if part is not None:
+            return source.value(part)
+        decision = self._wanted.decide(source.given, source.deletion_reason(), False)
+        if decision.action == "use":
+            self._used[source.given] = decision.part
+            return source.value(decision.part)
+        if decision.action == "borrow":
+            value = self._borrow(source, decision)
+            if value is not None:
+                return value
+            return self.copy(source)
+        return self._upload(source, decision.blocks)
+
+    def copy(self, source: Source) -> _core.Value:
+        """The same, always as a copy."""
+        decision = self._wanted.decide(source.given, source.deletion_reason(), True)
+        return self._upload(source, decision.blocks)
+
+    def _borrow(self, source: Source, decision: _core.Decision) -> _core.Value | None:
+        placement, devices = self.placement, self.placement.devices
+        indices = [d for rank in decision.ranks for d in devices.indices[rank]]
+        shards = source.shards(decision.blocks)
+        value: _core.Value | None = devices.borrow(
+            decision.ranks, indices, shards, placement.dtype_name
+        )
+        return value
+
+    def _upload(self, source: Source, blocks: list[int]) -> _core.Value:
+        placement, dtype = self.placement, self.placement.dtype_name
+        arrays = [source.host(block, dtype) for block in blocks]
+        bounds = source.bounds[blocks]
+        value: _core.Value = placement.devices.upload(
+            self._wanted, placement.local_ranks, placement.device_indices, arrays, bounds, dtype
+        )
+        return value
+
+
+def block_in(
+    index: Sequence[slice], shape: tuple[int, ...], rows: int = 0
+) -> list[tuple[int, int]]:
+    """The bounds of a part of an array that begins at row `rows` of another."""
+    bounds = bounds_of(index, shape)
+    if rows:
+        (start, stop), *others = bounds
+        return [(start + rows, stop + rows), *others]
+    return bounds
+
+
+_Place = tuple[int, int, int, bool]  # part, rank, device, is local: of a block
+
+
+def _given(
+    home: str,
+    dtype: str,
+    devices: int,
+    shape: tuple[int, ...],
+    places: Iterable[_Place],
+    blocks: list[list[tuple[int, int]]],
+) -> tuple[_core.Given, np.ndarray]:
+    bounds = np.array(blocks, np.int64).reshape(len(blocks), len(shape), 2)
+    size = math.prod(shape) * jnp.dtype(dtype).itemsize
+    rows = np.array([*places], np.int64)
+    return _core.Given(
+        home, dtype, len(shape), devices, size, len(blocks), rows, bounds
+    ), bounds
+
+
+# --- Arrays of the runtime --------------------------------------------------------------
+
+
+class _RuntimeSource(Source):
+    """An array of the runtime, in one part or several along axis 0."""
+
+    __slots__ = ("_placement", "_values")
+
+    def __init__(
+        self, placement: Placement | PartedPlacement, values: list[_core.Value]
+    ) -> None:
+        self._placement, self._values = placement, values
+        self.given, self.bounds = _given_of_placement(placement)
+
+    def deletion_reason(self) -> str | None:
+        return next((v.deletion_reason for v in self._values if v.deleted), None)
+
+    def value(self, part: int) -> _core.Value:
+        return self._values[part]
+
+    def host(self, block: int, dtype: str) -> np.ndarray:
+        part, rank, device, _ = _places_of(self._placement)[block]
+        placement = _parts_of(self._placement)[part]
+        return placement.read_shard(self._values[part], rank, device)
+
+
+def _parts_of(placement: Placement | PartedPlacement) -> list[Placement]:
+    return placement.parts if isinstance(placement, PartedPlacement) else [placement]
+
+
+@functools.lru_cache(maxsize=4096)
+def _places_of(placement: Placement | PartedPlacement) -> list[_Place]:
+    return [
+        (number, rank, device, rank in part.local_ranks)
+        for number, part in enumerate(_parts_of(placement))
+        for rank in part.ranks
+        for device in range(len(part.slices))
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _given_of_placement(
+    placement: Placement | PartedPlacement,
+) -> tuple[_core.Given, np.ndarray]:
+    blocks: list[list[tuple[int, int]]] = []
+    rows, parts = 0, _parts_of(placement)
+    shape = parts[0].physical_shape
+    for part in parts:
+        own = [block_in(index, part.physical_shape, rows) for index in part.slices]
+        blocks += own * len(part.ranks)
+        rows += part.physical_shape[0] if len(parts) > 1 else 0
+    if rows:
+        shape = (rows, *shape[1:])
+    number = placement.devices.number
+    return _given("client", placement.dtype_name, number, shape, _places_of(placement), blocks)
+
+
+# --- Arrays of JAX ----------------------------------------------------------------------
+
+
+class _JaxSource(Source):
+    """JAX arrays that hold the same elements, one on each of their ranks or just one."""
+
+    def __init__(
+        self, arrays: list[jax.Array], devices: Devices, mesh: MpmdMesh, ranks: tuple[int, ...]
+    ) -> None:
+        self._arrays = arrays
+        shardings = tuple(array.sharding for array in arrays)
+        self.given, self.bounds, self._shards = _given_of_shardings(
+            devices, mesh, shardings, ranks, arrays[0].shape, str(arrays[0].dtype)
+        )
+
+    def shards(self, blocks: list[int]) -> list[jax.Array]:
+        return [self._shard(block) for block in blocks]
+
+    def host(self, block: int, dtype: str) -> np.ndarray:
+        return to_host(self._shard(block), dtype)
+
+    def _shard(self, block: int) -> jax.Array:
+        number, device = self._shards[block]
+        array = self._arrays[number]
+        if len(array.sharding.device_set) == 1:
+            return array
+        found: jax.Array = next(s.data for s in local_shards(array) if s.device == device)
+        return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _given_of_shardings(
+    devices: Devices,
+    mesh: MpmdMesh,
+    shardings: tuple[Sharding, ...],
+    ranks: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: str,
+) -> tuple[_core.Given, np.ndarray, list[tuple[int, jax.Device]]]:
+    """`ranks`: whose array each is; (): they may be on devices of any ranks."""
+    places, blocks, shards = [], [], []
+    for number, sharding in enumerate(shardings):
+        of_rank = ranks[number] if ranks else None
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            for rank, place in _places_on(devices, mesh, device, of_rank):
+                places.append((0, rank, place, True))
+                blocks.append(bounds_of(index or (), shape))
+                shards.append((number, device))
+    return *_given("foreign", dtype, 0, shape, places, blocks), shards
+
+
+def _places_on(
+    devices: Devices, mesh: MpmdMesh, device: jax.Device, of_rank: int | None
+) -> list[tuple[int, int]]:
+    """The ranks, and the devices of each, that can read the memory of a JAX device."""
+    ranks = range(mesh.mpmd_dim) if of_rank is None else [of_rank]
+    wanted = [
+        (rank, place, own)
+        for rank in ranks
+        if devices.has_rank(rank)
+        for place, own in enumerate(devices.of_rank(mesh, rank))
+    ]
+    able = [(rank, n) for rank, n, own in wanted if devices.can_borrow(device, own)]
+    if of_rank is None and len(able) == len(wanted) > 0:
+        return [(_core.ANY_RANK, 0)]
+    if of_rank is not None:
+        # Each device of the rank has a shard of its own.
+        able = [(rank, n) for rank, n, own in wanted if own == device and (rank, n) in able]
+    return able or [(_core.NO_RANK, 0)]
+
+
+# --- Others -----------------------------------------------------------------------------
+
+
+class _HostSource(Source):
+    """An array or a number in host memory."""
+
+    def __init__(self, leaf: Any, shape: tuple[int, ...]) -> None:
+        self._leaf = leaf
+        self.given, self.bounds = _given_of_shape(shape)
+
+    def host(self, block: int, dtype: str) -> np.ndarray:
+        return to_host(self._leaf, dtype)
+
+
+class _DeletedSource(Source):
+    def __init__(self, leaf: Any, reason: str) -> None:
+        self.given, self.bounds = _given_of_shape(leaf.shape)
+        self._reason = reason
+
+    def deletion_reason(self) -> str | None:
+        return self._reason
+
+
+class _NoSource(Source):
+    """An array of which this process has nothing."""
+
+    def __init__(self, aval: Any) -> None:
+        dtype, shape = physical_type(aval)
+        self.given, self.bounds = _given("foreign", dtype, 0, shape, [], [])
+
+
+@functools.lru_cache(maxsize=4096)
+def _given_of_shape(shape: tuple[int, ...]) -> tuple[_core.Given, np.ndarray]:
+    whole = bounds_of((), shape)
+    return _given("host", "int8", 0, shape, [(0, _core.ANY_RANK, 0, True)], [whole])
+
+
+def source_of(leaf: Any, devices: Devices, mesh: MpmdMesh) -> Source:
+    """Describes anything that a program may pass to a step on these devices."""
+    if type(leaf) is MpmdArray:
+        return _source_of_array(leaf, devices, mesh)
+    if not isinstance(leaf, jax.Array):
+        return _HostSource(leaf, np.shape(leaf))
+    if leaf.is_deleted():
+        return _DeletedSource(leaf, DELETED)
+    return _JaxSource([physical_array(leaf)], devices, mesh, ())
+
+
+def _source_of_array(array: MpmdArray, devices: Devices, mesh: MpmdMesh) -> Source:
+    memory, placement = array._memory, array._placement
+    if not isinstance(placement, JaxArrayPlacement):
+        values = memory.values if isinstance(memory, PartedValue) else [memory]
+        return _RuntimeSource(placement, values)
+    if memory.deleted:
+        return _DeletedSource(array, memory.deletion_reason)
+    if not memory.arrays:
+        return _NoSource(placement.aval)
+    ranks = tuple(memory.arrays) if placement.mesh == mesh else ()
+    return _JaxSource([*map(physical_array, memory.arrays.values())], devices, mesh, ranks)

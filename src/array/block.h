@@ -1,0 +1,36 @@
+// Block: a range of indices along each axis of an array, [ndim][2], each start and stop.
+#ifndef JPP_ARRAY_BLOCK_H_
+#define JPP_ARRAY_BLOCK_H_
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/bytes.h"
+
+static inline bool jpp_block_equal(const int64_t* a, const int64_t* b, uint32_t ndim) {
+  return !ndim || !memcmp(a, b, ndim * 2 * sizeof(*a));
+}
+
+// The number of elements.
+static inline uint64_t jpp_block_size(const int64_t* block, uint32_t ndim) {
+  uint64_t size = 1;
+  for (uint32_t i = 0; i < ndim; ++i) {
+    size = jpp_bytes_multiply(size, (uint64_t)(block[2 * i + 1] - block[2 * i]));
+  }
+  return size;
+}
+
+// What two blocks have in common, into `out`. False if that is nothing.
+static inline bool jpp_block_intersect(const int64_t* a, const int64_t* b, uint32_t ndim,
+                                       int64_t* out) {
+  bool some = true;
+  for (uint32_t i = 0; i < ndim; ++i) {
+    out[2 * i] = a[2 * i] > b[2 * i] ? a[2 * i] : b[2 * i];
+    out[2 * i + 1] = a[2 * i + 1] < b[2 * i + 1] ? a[2 * i + 1] : b[2 * i + 1];
+    some &= out[2 * i] < out[2 * i + 1];
+  }
+  return some;
+}
+
+#endif  // JPP_ARRAY_BLOCK_H_

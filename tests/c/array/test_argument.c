@@ -1,0 +1,434 @@
+// What becomes of each kind of array that a program may have, as a table; blocks gathered
+// at random; and uploads to the fake device.
+#include "jaxpp/alloc.h"
+#include "jaxpp/array_argument.h"
+#include "jaxpp/device_fake.h"
+#include "test_util.h"
+
+// --- Decisions ------------------------------------------------------------------------
+
+// The plan wants f32[4, 6] on rank 1 of 3, whose two devices have two rows each.
+enum { kRanks = 3, kDevices = 2, kPlace = 7 };
+
+static const int64_t kTop[] = {0, 2, 0, 6}, kBottom[] = {2, 4, 0, 6};
+static const int64_t kLeft[] = {0, 4, 0, 3}, kRight[] = {0, 4, 3, 6};
+static const int64_t kWhole[] = {0, 4, 0, 6};
+
+typedef enum cut { BY_ROWS, BY_COLUMNS, WHOLE, TOP_ONLY } cut_t;
+
+static const int64_t* bounds_of(cut_t cut, uint32_t device) {
+  switch (cut) {
+    case BY_ROWS:
+      return device ? kBottom : kTop;
+    case BY_COLUMNS:
+      return device ? kRight : kLeft;
+    case WHOLE:
+      return kWhole;
+    case TOP_ONLY:
+      return kTop;
+  }
+  return NULL;
+}
+
+typedef struct given_row {
+  const char* what;
+  jpp_home_t home;
+  uint32_t rank;  // JPP_ANY_RANK: every device reaches it
+  cut_t cut;
+  uint64_t devices;
+  jpp_dtype_t dtype;
+  uint64_t bytes;
+  bool is_deleted, elsewhere;  // elsewhere: in another process
+  // Expected: U(se), B(orrow), C(opy by way of the host), D(eleted), M(issing); by
+  // can_move * 2 + donated.
+  const char* expected;
+} given_row_t;
+
+static const given_row_t kGiven[] = {
+    {.what = "as wanted", .rank = 1, .devices = kPlace, .expected = "UUUU"},
+    {.what = "on another rank", .rank = 2, .devices = kPlace, .expected = "CCUU"},
+    {.what = "on devices of another client", .rank = 1, .devices = 8, .expected = "CCCC"},
+    {.what = "in another cut",
+     .rank = 1,
+     .devices = kPlace,
+     .cut = BY_COLUMNS,
+     .expected = "CCCC"},
+    {.what = "whole on each device",
+     .rank = 1,
+     .devices = kPlace,
+     .cut = WHOLE,
+     .expected = "CCCC"},
+    {.what = "deleted",
+     .rank = 1,
+     .devices = kPlace,
+     .is_deleted = true,
+     .expected = "DDDD"},
+    {.what = "on a rank of another process",
+     .rank = 2,
+     .devices = kPlace,
+     .elsewhere = true,
+     .expected = "MMUU"},
+    {.what = "foreign, on the rank",
+     .home = JPP_HOME_FOREIGN,
+     .rank = 1,
+     .expected = "BCBC"},
+    {.what = "foreign, on another rank",
+     .home = JPP_HOME_FOREIGN,
+     .rank = 0,
+     .expected = "CCBC"},
+    {.what = "foreign, on a device of no rank",
+     .home = JPP_HOME_FOREIGN,
+     .rank = JPP_NO_RANK,
+     .expected = "CCCC"},
+    {.what = "foreign, in reach of all devices",
+     .home = JPP_HOME_FOREIGN,
+     .rank = JPP_ANY_RANK,
+     .expected = "BCBC"},
+    {.what = "foreign, in another cut",
+     .home = JPP_HOME_FOREIGN,
+     .rank = JPP_ANY_RANK,
+     .cut = BY_COLUMNS,
+     .expected = "CCCC"},
+    {.what = "foreign, whole",
+     .home = JPP_HOME_FOREIGN,
+     .rank = JPP_ANY_RANK,
+     .cut = WHOLE,
+     .expected = "CCCC"},
+    {.what = "foreign, of another type",
+     .home = JPP_HOME_FOREIGN,
+     .rank = 1,
+     .dtype = JPP_DTYPE_F64,
+     .expected = "CCCC"},
+    {.what = "foreign, small",
+     .home = JPP_HOME_FOREIGN,
+     .rank = 1,
+     .bytes = 8,
+     .expected = "CCCC"},
+    {.what = "foreign, deleted",
+     .home = JPP_HOME_FOREIGN,
+     .rank = 1,
+     .is_deleted = true,
+     .expected = "DDDD"},
+    {.what = "foreign, without its second half",
+     .home = JPP_HOME_FOREIGN,
+     .rank = 1,
+     .cut = TOP_ONLY,
+     .expected = "MMMM"},
+    {.what = "on the host",
+     .home = JPP_HOME_HOST,
+     .rank = JPP_ANY_RANK,
+     .cut = WHOLE,
+     .expected = "CCCC"},
+};
+
+static char letter_of(jpp_status_t* status, const jpp_decision_t* decision) {
+  static const char kActions[] = {
+      [JPP_ACTION_USE] = 'U', [JPP_ACTION_BORROW] = 'B', [JPP_ACTION_UPLOAD] = 'C'};
+  if (!status) return kActions[decision->action];
+  char letter = jpp_status_code(status) == JPP_DONATED_ERROR ? 'D'
+                : jpp_status_code(status) == JPP_MESH_ERROR  ? 'M'
+                                                             : '?';
+  jpp_status_free(status);
+  return letter;
+}
+
+static char decide(const given_row_t* row, bool can_move, bool donated) {
+  const int64_t blocks[] = {0, 2, 0, 6, 2, 4, 0, 6};
+  const uint32_t rank = 1;
+  const jpp_wanted_t wanted = {.struct_size = sizeof(wanted),
+                               .name = "argument x",
+                               .dtype = JPP_DTYPE_F32,
+                               .ndim = 2,
+                               .devices = kPlace,
+                               .num_ranks = 1,
+                               .ranks = &rank,
+                               .devices_per_rank = kDevices,
+                               .blocks = blocks,
+                               .donated = donated,
+                               .can_move = can_move,
+                               .least_borrowed = 64};
+  jpp_given_block_t given_blocks[kDevices];
+  for (uint32_t d = 0; d < kDevices; ++d) {
+    given_blocks[d] = (jpp_given_block_t){.rank = row->rank,
+                                          .device = d,
+                                          .is_local = !row->elsewhere,
+                                          .bounds = bounds_of(row->cut, d)};
+  }
+  const jpp_given_t given = {
+      .struct_size = sizeof(given),
+      .home = row->home,
+      .dtype = row->dtype ? row->dtype : JPP_DTYPE_F32,
+      .ndim = 2,
+      .devices = row->devices,
+      .bytes = row->bytes ? row->bytes : 96,
+      .deletion_reason = row->is_deleted ? "was deleted" : NULL,
+      .num_blocks = kDevices,
+      .blocks = given_blocks,
+  };
+  jpp_decision_t decision;
+  char letter = letter_of(jpp_argument_decide(&wanted, &given, &decision), &decision);
+  if (letter == 'B') {
+    assert_int_equal(decision.num_ranks, 1);
+    assert_int_equal(decision.num_blocks, kDevices);
+    assert_int_equal(decision.ranks[0], row->rank == JPP_ANY_RANK ? rank : row->rank);
+    for (uint32_t d = 0; d < kDevices; ++d) assert_int_equal(decision.blocks[d], d);
+  }
+  if (letter == 'C') {
+    bool one = row->cut == WHOLE;  // the second block is the same
+    assert_int_equal(decision.num_blocks, one ? 1 : kDevices);
+  }
+  jpp_decision_free(&decision);
+  return letter;
+}
+
+static void test_each_given_array(void** state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof(kGiven) / sizeof(*kGiven); ++i) {
+    const given_row_t* row = &kGiven[i];
+    char found[] = "....";
+    for (uint32_t k = 0; k < 4; ++k) found[k] = decide(row, k / 2, k % 2);
+    if (strcmp(found, row->expected) != 0) {
+      fail_msg("%s: expected %s, found %s", row->what, row->expected, found);
+    }
+  }
+}
+
+// Rows of an array in parts: each part is an argument of its own.
+static void test_parts(void** state) {
+  (void)state;
+  const jpp_given_block_t parts[] = {
+      {.part = 0, .rank = 0, .is_local = true, .bounds = kTop},
+      {.part = 1, .rank = 1, .is_local = true, .bounds = kBottom}};
+  const jpp_given_t given = {.struct_size = sizeof(given),
+                             .dtype = JPP_DTYPE_F32,
+                             .ndim = 2,
+                             .devices = kPlace,
+                             .bytes = 96,
+                             .num_blocks = 2,
+                             .blocks = parts};
+  const uint32_t rank = 1;
+  const int64_t middle[] = {1, 3, 0, 6};
+  jpp_wanted_t wanted = {.struct_size = sizeof(wanted),
+                         .name = "argument w",
+                         .dtype = JPP_DTYPE_F32,
+                         .ndim = 2,
+                         .devices = kPlace,
+                         .num_ranks = 1,
+                         .ranks = &rank,
+                         .devices_per_rank = 1,
+                         .blocks = kBottom,
+                         .can_move = true};
+  jpp_decision_t decision;
+  ASSERT_OK(jpp_argument_decide(&wanted, &given, &decision));
+  assert_int_equal(decision.action, JPP_ACTION_USE);
+  assert_int_equal(decision.part, 1);
+  wanted.blocks = middle;
+  ASSERT_OK(jpp_argument_decide(&wanted, &given, &decision));
+  assert_int_equal(decision.action, JPP_ACTION_UPLOAD);
+  assert_int_equal(decision.num_blocks, 2);
+  jpp_decision_free(&decision);
+  wanted.blocks = kTop;  // the other block is not needed
+  wanted.devices = 8;
+  ASSERT_OK(jpp_argument_decide(&wanted, &given, &decision));
+  assert_int_equal(decision.num_blocks, 1);
+  assert_int_equal(decision.blocks[0], 0);
+  jpp_decision_free(&decision);
+}
+
+// --- Blocks ---------------------------------------------------------------------------
+
+static uint32_t draw(uint64_t* seed, uint32_t below) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*seed >> 33) % below;
+}
+
+enum { kMostDims = 3, kMostBlocks = 8, kMostElements = 8 * 8 * 8, kRounds = 5000 };
+
+// An array of numbers 0, 1, ..., in blocks, each with memory and strides of its own.
+typedef struct blocks {
+  uint32_t ndim, count;
+  int64_t dims[kMostDims];
+  int64_t bounds[kMostBlocks][kMostDims * 2];
+  int64_t strides[kMostBlocks][kMostDims];
+  int32_t memory[kMostBlocks][kMostElements];
+  jpp_host_block_t host[kMostBlocks];
+} blocks_t;
+
+static int32_t number_at(const blocks_t* blocks, const int64_t* index) {
+  int64_t number = 0;
+  for (uint32_t i = 0; i < blocks->ndim; ++i) {
+    number = number * blocks->dims[i] + index[i];
+  }
+  return (int32_t)number;
+}
+
+// Whether there is a next index of a block, in the order of its elements.
+static bool step_index(const int64_t* bounds, uint32_t ndim, int64_t* index) {
+  for (uint32_t i = ndim; i-- > 0;) {
+    if (++index[i] < bounds[2 * i + 1]) return true;
+    index[i] = bounds[2 * i];
+  }
+  return false;
+}
+
+static void first_index(const int64_t* bounds, uint32_t ndim, int64_t* index) {
+  for (uint32_t i = 0; i < ndim; ++i) index[i] = bounds[2 * i];
+}
+
+// Transposed memory half of the time.
+static void fill_block(blocks_t* blocks, uint32_t b, bool transposed) {
+  const int64_t* bounds = blocks->bounds[b];
+  int64_t stride = sizeof(int32_t);
+  for (uint32_t k = 0; k < blocks->ndim; ++k) {
+    uint32_t i = transposed ? k : blocks->ndim - 1 - k;
+    blocks->strides[b][i] = stride;
+    stride *= bounds[2 * i + 1] - bounds[2 * i];
+  }
+  int64_t index[kMostDims];
+  first_index(bounds, blocks->ndim, index);
+  do {
+    int64_t at = 0;
+    for (uint32_t i = 0; i < blocks->ndim; ++i) {
+      at += (index[i] - bounds[2 * i]) * blocks->strides[b][i];
+    }
+    blocks->memory[b][at / (int64_t)sizeof(int32_t)] = number_at(blocks, index);
+  } while (step_index(bounds, blocks->ndim, index));
+  blocks->host[b] = (jpp_host_block_t){
+      .data = blocks->memory[b], .bounds = bounds, .byte_strides = blocks->strides[b]};
+}
+
+// Cuts blocks in two until there are enough.
+static void make_blocks(uint64_t* seed, blocks_t* blocks) {
+  blocks->ndim = draw(seed, kMostDims + 1);
+  for (uint32_t i = 0; i < blocks->ndim; ++i) {
+    blocks->dims[i] = 1 + draw(seed, 8);
+    blocks->bounds[0][2 * i] = 0;
+    blocks->bounds[0][2 * i + 1] = blocks->dims[i];
+  }
+  blocks->count = 1;
+  uint32_t cuts = blocks->ndim ? draw(seed, kMostBlocks) : 0;
+  for (uint32_t k = 0; k < cuts; ++k) {
+    uint32_t b = draw(seed, blocks->count), axis = draw(seed, blocks->ndim);
+    int64_t* bounds = blocks->bounds[b];
+    int64_t length = bounds[2 * axis + 1] - bounds[2 * axis];
+    if (length < 2) continue;
+    int64_t middle = bounds[2 * axis] + 1 + draw(seed, (uint32_t)length - 1);
+    int64_t* added = blocks->bounds[blocks->count++];
+    memcpy(added, bounds, sizeof(blocks->bounds[0]));
+    bounds[2 * axis + 1] = added[2 * axis] = middle;
+  }
+  for (uint32_t b = 0; b < blocks->count; ++b) fill_block(blocks, b, draw(seed, 2));
+}
+
+static size_t draw_block(uint64_t* seed, const blocks_t* blocks, int64_t* bounds) {
+  size_t size = 1;
+  for (uint32_t i = 0; i < blocks->ndim; ++i) {
+    bounds[2 * i] = draw(seed, (uint32_t)blocks->dims[i]);
+    bounds[2 * i + 1] =
+        bounds[2 * i] + 1 + draw(seed, (uint32_t)(blocks->dims[i] - bounds[2 * i]));
+    size *= (size_t)(bounds[2 * i + 1] - bounds[2 * i]);
+  }
+  return size;
+}
+
+static void expect_numbers(const blocks_t* blocks, const int64_t* bounds,
+                           const int32_t* found) {
+  int64_t index[kMostDims];
+  first_index(bounds, blocks->ndim, index);
+  do {
+    assert_int_equal(*found++, number_at(blocks, index));
+  } while (step_index(bounds, blocks->ndim, index));
+}
+
+static jpp_wanted_t wanted_of(const blocks_t* blocks, const uint32_t* ranks,
+                              uint32_t num_ranks, uint32_t devices,
+                              const int64_t* bounds) {
+  return (jpp_wanted_t){.struct_size = sizeof(jpp_wanted_t),
+                        .name = "argument x",
+                        .dtype = JPP_DTYPE_S32,
+                        .ndim = blocks->ndim,
+                        .num_ranks = num_ranks,
+                        .ranks = ranks,
+                        .devices_per_rank = devices,
+                        .blocks = bounds};
+}
+
+static void test_random_blocks(void** state) {
+  (void)state;
+  uint64_t seed = 24;
+  for (int round = 0; round < kRounds; ++round) {
+    blocks_t blocks;
+    int64_t bounds[kMostDims * 2];
+    int32_t found[kMostElements];
+    make_blocks(&seed, &blocks);
+    size_t size = draw_block(&seed, &blocks, bounds) * sizeof(*found);
+    const jpp_wanted_t wanted = wanted_of(&blocks, NULL, 0, 1, bounds);
+    ASSERT_OK(jpp_argument_gather(&wanted, 0, blocks.host, blocks.count, found, size));
+    expect_numbers(&blocks, bounds, found);
+  }
+}
+
+static void test_a_missing_block(void** state) {
+  (void)state;
+  const int64_t strides[] = {24, 4};
+  const int32_t memory[12] = {0};
+  const jpp_host_block_t top = {.data = memory, .bounds = kTop, .byte_strides = strides};
+  blocks_t blocks = {.ndim = 2};
+  const jpp_wanted_t wanted = wanted_of(&blocks, NULL, 0, 1, kWhole);
+  int32_t found[24];
+  ASSERT_FAILS(jpp_argument_gather(&wanted, 0, &top, 1, found, sizeof(found)),
+               JPP_MESH_ERROR,
+               "argument x: expected this process to hold the part that its ranks need, "
+               "[0:4, 0:6], found 12 of its 24 elements");
+}
+
+// Each device of each rank gets its block, assembled or in place.
+static void test_uploads(void** state) {
+  (void)state;
+  jpp_client_t* client = NULL;
+  const jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = 4};
+  ASSERT_OK(jpp_client_create_fake(&options, &client));
+  uint64_t seed = 25;
+  const uint32_t ranks[] = {0, 2, 5}, devices[] = {0, 1, 2, 3};
+  const bool is_local[] = {true, false, true};
+  for (int round = 0; round < 50; ++round) {
+    blocks_t blocks;
+    int64_t bounds[2][kMostDims * 2], flat[2 * kMostDims * 2];
+    int32_t found[kMostElements];
+    make_blocks(&seed, &blocks);
+    size_t size = draw_block(&seed, &blocks, bounds[0]);
+    // Shards of one shape: the second is the first, moved where there is room.
+    memcpy(bounds[1], bounds[0], sizeof(bounds[0]));
+    for (uint32_t i = 0; i < blocks.ndim; ++i) {
+      int64_t room = blocks.dims[i] - bounds[0][2 * i + 1];
+      bounds[1][2 * i] += room;
+      bounds[1][2 * i + 1] += room;
+    }
+    for (uint32_t d = 0; d < 2; ++d) {
+      memcpy(flat + (size_t)d * blocks.ndim * 2, bounds[d],
+             blocks.ndim * 2 * sizeof(int64_t));
+    }
+    jpp_wanted_t wanted = wanted_of(&blocks, ranks, 3, 2, flat);
+    wanted.is_local = is_local;
+    jpp_array_t* array = NULL;
+    ASSERT_OK(
+        jpp_argument_upload(&wanted, client, devices, blocks.host, blocks.count, &array));
+    assert_int_equal(jpp_array_layout(array)->num_ranks, 2);
+    for (uint32_t k = 0; k < 4; ++k) {
+      ASSERT_OK(jpp_array_read(array, k / 2 ? 5 : 0, k % 2, found, size * sizeof(*found),
+                               NULL));
+      expect_numbers(&blocks, bounds[k % 2], found);
+    }
+    jpp_array_release(array);
+  }
+  jpp_client_destroy(client);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_each_given_array), cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_random_blocks),    cmocka_unit_test(test_a_missing_block),
+      cmocka_unit_test(test_uploads),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
