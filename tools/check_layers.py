@@ -61,7 +61,7 @@ BLANKED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 def layer_of_header(stem: str) -> str | None:
-    """`device_fake` belongs to device; None for no layer's header."""
+    """`schedule_csv` belongs to schedule; None for no layer's header."""
     if stem in BASE_HEADERS:
         return "base"
     return next((name for name in ALLOWED if stem.split("_")[0] == name), None)

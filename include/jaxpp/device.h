@@ -1,4 +1,4 @@
-// Device: one client object over a PJRT plugin (or the fake of device_fake.h).
+// Device: one client object over a PJRT plugin.
 //
 // Buffers, executables and events are opaque handles that belong to the client that made
 // them: pass them to that client's calls only. The caller destroys each handle, also that
@@ -126,7 +126,7 @@ typedef struct jpp_global_device {
 } jpp_global_device_t;
 
 typedef struct jpp_client_info {
-  const char* driver;            // "pjrt" or "fake"
+  const char* driver;            // "pjrt"
   const char* platform_name;     // e.g. "cpu", "cuda"
   const char* platform_version;  // for people to read
   uint32_t device_count;         // addressable devices
@@ -146,9 +146,9 @@ typedef struct jpp_compile_request {
   size_t struct_size;  // sizeof(jpp_compile_request_t)
   const char* code;
   size_t code_size;    // bytes
-  const char* format;  // "mlir": StableHLO as text or bytecode; the fake takes "fake"
-  // A serialized CompileOptionsProto; the fake ignores it. NULL: a program for one
-  // device, which is chosen when it is executed.
+  const char* format;  // "mlir": StableHLO as text or bytecode
+  // A serialized CompileOptionsProto. NULL: a program for one device, which is chosen
+  // when it is executed.
   const void* options;
   size_t options_size;  // bytes
   // [device_count] Where each partition of the program runs, as indices of the client's

@@ -28,7 +28,6 @@
 
 // What runs a plan.
 #include "jaxpp/device.h"
-#include "jaxpp/device_fake.h"
 #include "jaxpp/array.h"
 #include "jaxpp/transport.h"
 #include "jaxpp/transport_fake.h"

@@ -1,4 +1,4 @@
-// What a device driver implements. pjrt/ and fake/ are the drivers.
+// What a device driver implements: pjrt/, and the fake device of the tests.
 #ifndef JPP_DEVICE_DRIVER_H_
 #define JPP_DEVICE_DRIVER_H_
 

@@ -32,7 +32,7 @@ def project() -> check_docs.Project:
         ("`moved.py`", "no file or folder moved.py"),
         ("`src/gone/`", "no file or folder src/gone/"),
         ("`trace/lowering.py`", "no file or folder trace/lowering.py"),
-        ("the file `program.c`", "program.c may be src/device/fake/program.c or"),
+        ("the file `program.c`", "program.c may be src/program/program.c or"),
         ("    python tools/moved.py", "no file or folder tools/moved.py"),
         ("`test_docs.py::test_gone`", "no test test_gone in test_docs.py"),
         ("`make gone`", "no target make gone"),

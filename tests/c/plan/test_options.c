@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "fake/device.h"
 #include "jaxpp/advise.h"
 #include "jaxpp/device.h"
-#include "jaxpp/device_fake.h"
 #include "jaxpp/planfile.h"
 #include "jaxpp/runtime.h"
 #include "plan_util.h"
