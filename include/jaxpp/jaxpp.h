@@ -30,7 +30,6 @@
 #include "jaxpp/device.h"
 #include "jaxpp/array.h"
 #include "jaxpp/transport.h"
-#include "jaxpp/transport_fake.h"
 #include "jaxpp/job.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/planfile.h"

@@ -45,9 +45,8 @@ typedef struct jpp_transport_memory jpp_transport_memory_t;
 //===-- Transport ------------------------------------------------------------------===//
 
 // The drivers by name: "inproc" (handles, within a process), "ucx" (bytes, over shared
-// memory, TCP or RDMA), "nccl" (as "ucx", and shards in the memory of NVIDIA's GPUs over
-// NCCL), "fake" (bytes, within a process, for tests; transport_fake.h), "nccl-fake" (as
-// "nccl", over "fake") and "null" (a skeleton: every call fails with JPP_UNSUPPORTED).
+// memory, TCP or RDMA) and "nccl" (as "ucx", and shards in the memory of NVIDIA's GPUs
+// over NCCL).
 
 typedef struct jpp_transport_options {
   size_t struct_size;      // sizeof(jpp_transport_options_t)

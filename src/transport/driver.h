@@ -1,4 +1,4 @@
-// What a transport driver implements; null.c is the one to copy. transport.c lists them.
+// What a transport driver implements. transport.c lists the drivers.
 #ifndef JPP_TRANSPORT_DRIVER_H_
 #define JPP_TRANSPORT_DRIVER_H_
 
@@ -85,11 +85,14 @@ jpp_status_t* jpp_transport_no_notes(jpp_transport_t* transport, uint32_t size,
                                      void* user) JPP_MUST_USE;
 const void* jpp_transport_no_note(const jpp_transport_t* transport, uint32_t process);
 
+// jpp_transport_create() with a driver that transport.c does not list: those of the
+// tests.
+jpp_status_t* jpp_transport_create_with(const jpp_transport_vtable_t* driver,
+                                        const jpp_transport_options_t* options,
+                                        jpp_transport_t** out_transport) JPP_MUST_USE;
+
 extern const jpp_transport_vtable_t jpp_transport_inproc;
-extern const jpp_transport_vtable_t jpp_transport_fake;
 extern const jpp_transport_vtable_t jpp_transport_nccl;
-extern const jpp_transport_vtable_t jpp_transport_nccl_fake;
-extern const jpp_transport_vtable_t jpp_transport_null;
 extern const jpp_transport_vtable_t jpp_transport_ucx;
 
 #endif  // JPP_TRANSPORT_DRIVER_H_

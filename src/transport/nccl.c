@@ -266,9 +266,9 @@ static void free_nccl(jpp_nccl_t* nccl) {
   jpp_free(nccl);
 }
 
-static jpp_status_t* create_over(const jpp_transport_vtable_t* wire,
-                                 const jpp_transport_options_t* options,
-                                 jpp_transport_t** out_transport) {
+jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
+                                   const jpp_transport_options_t* options,
+                                   jpp_transport_t** out_transport) {
   jpp_nccl_t* nccl = NULL;
   jpp_transport_t* base = NULL;
   const jpp_nccl_library_t* library = NULL;
@@ -290,12 +290,7 @@ static jpp_status_t* create_over(const jpp_transport_vtable_t* wire,
 
 static jpp_status_t* nccl_create(const jpp_transport_options_t* options,
                                  jpp_transport_t** out_transport) {
-  return create_over(&jpp_transport_ucx, options, out_transport);
-}
-
-static jpp_status_t* nccl_fake_create(const jpp_transport_options_t* options,
-                                      jpp_transport_t** out_transport) {
-  return create_over(&jpp_transport_fake, options, out_transport);
+  return jpp_nccl_create_over(&jpp_transport_ucx, options, out_transport);
 }
 
 static void nccl_destroy(jpp_transport_t* base) {
@@ -304,13 +299,15 @@ static void nccl_destroy(jpp_transport_t* base) {
   free_nccl(nccl);
 }
 
-#define NCCL_ROWS                                                                \
-  .takes_device_memory = true, .destroy = nccl_destroy, .connect = nccl_connect, \
-  .progress = nccl_progress, .arm = nccl_arm, .register_memory = nccl_register,  \
-  .unregister_memory = nccl_unregister
-
 const jpp_transport_vtable_t jpp_transport_nccl = {
-    .name = "nccl", .create = nccl_create, NCCL_ROWS, JPP_NET_ROWS};
-
-const jpp_transport_vtable_t jpp_transport_nccl_fake = {
-    .name = "nccl-fake", .create = nccl_fake_create, NCCL_ROWS, JPP_NET_ROWS};
+    .name = "nccl",
+    .takes_device_memory = true,
+    .create = nccl_create,
+    .destroy = nccl_destroy,
+    .connect = nccl_connect,
+    .progress = nccl_progress,
+    .arm = nccl_arm,
+    .register_memory = nccl_register,
+    .unregister_memory = nccl_unregister,
+    JPP_NET_ROWS,
+};

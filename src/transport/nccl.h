@@ -1,6 +1,6 @@
 // NCCL under channels of bytes, for nccl*.c alone.
 //
-// The driver is laid over another one, its wire (UCX; the fake one in tests). Packets,
+// The driver is laid over another one, its wire (UCX; a fake network in tests). Packets,
 // credits, tags, releases, aborts and shards in host memory go over the wire as they do
 // without NCCL. A shard in device memory goes by ncclSend() and ncclRecv(); its packet
 // announces it, with a number that says which ncclSend() of this direction it is.
@@ -84,6 +84,11 @@ struct jpp_nccl {
   size_t scratch_size;
   bool stuck;  // a stream did not stop: its memory is not freed
 };
+
+// The driver's `create`, over this wire.
+jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
+                                   const jpp_transport_options_t* options,
+                                   jpp_transport_t** out_transport) JPP_MUST_USE;
 
 // All with the device's context current, but for send and fetch.
 

@@ -1,7 +1,7 @@
 // Channels of bytes between processes, for drivers that can carry packets from one
-// process to another: ucx.c and fake.c. Slots, credits, epochs, the order of messages,
-// the checks of all that a peer sends, aborts and leave-taking are here, once for all of
-// them.
+// process to another: ucx.c, and the fake network of the tests. Slots, credits, epochs,
+// the order of messages, the checks of all that a peer sends, aborts and leave-taking are
+// implemented here once for all of them.
 //
 // A packet is a head of fixed size and perhaps data. A driver may deliver packets in any
 // order, each once, until the peer fails. The packets between the two ends of a channel:

@@ -10,9 +10,7 @@
 #include "transport/driver.h"
 
 static const jpp_transport_vtable_t* const kDrivers[] = {
-    &jpp_transport_inproc, &jpp_transport_ucx,       &jpp_transport_nccl,
-    &jpp_transport_fake,   &jpp_transport_nccl_fake, &jpp_transport_null,
-};
+    &jpp_transport_inproc, &jpp_transport_ucx, &jpp_transport_nccl};
 #define DRIVER_COUNT (sizeof(kDrivers) / sizeof(kDrivers[0]))
 
 // --- Transport ------------------------------------------------------------------------
@@ -30,6 +28,29 @@ static jpp_status_t* unknown_driver(const char* name) {
   return status;
 }
 
+jpp_status_t* jpp_transport_create_with(const jpp_transport_vtable_t* driver,
+                                        const jpp_transport_options_t* options,
+                                        jpp_transport_t** out_transport) {
+  jpp_transport_options_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, options, &full));
+  if (full.token_size) JPP_RETURN_IF_NULL(full.token);
+  if (full.num_processes == 0) full.num_processes = 1;
+  if (full.peer_timeout_ms == 0) full.peer_timeout_ms = 10000;
+  if (full.process >= full.num_processes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "transport %s: expected a process below %u, the processes of "
+                           "the job; found %u",
+                           driver->name, full.num_processes, full.process);
+  }
+  JPP_RETURN_IF_ERROR_IN(driver->create(&full, out_transport), "transport %s",
+                         driver->name);
+  (*out_transport)->vtable = driver;
+  (*out_transport)->process = full.process;
+  (*out_transport)->num_processes = full.num_processes;
+  return NULL;
+}
+
 jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
                                    jpp_transport_t** out_transport) {
   JPP_RETURN_IF_NULL(options, out_transport);
@@ -38,23 +59,9 @@ jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, options, &full));
   JPP_RETURN_IF_NULL(full.driver);
-  if (full.token_size) JPP_RETURN_IF_NULL(full.token);
-  if (full.num_processes == 0) full.num_processes = 1;
-  if (full.peer_timeout_ms == 0) full.peer_timeout_ms = 10000;
-  if (full.process >= full.num_processes) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "transport %s: expected a process below %u, the processes of "
-                           "the job; found %u",
-                           full.driver, full.num_processes, full.process);
-  }
   for (size_t i = 0; i < DRIVER_COUNT; ++i) {
     if (strcmp(kDrivers[i]->name, full.driver) != 0) continue;
-    JPP_RETURN_IF_ERROR_IN(kDrivers[i]->create(&full, out_transport), "transport %s",
-                           full.driver);
-    (*out_transport)->vtable = kDrivers[i];
-    (*out_transport)->process = full.process;
-    (*out_transport)->num_processes = full.num_processes;
-    return NULL;
+    return jpp_transport_create_with(kDrivers[i], &full, out_transport);
   }
   return unknown_driver(full.driver);
 }

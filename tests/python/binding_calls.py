@@ -242,9 +242,9 @@ def cases(step: Step) -> list[Case]:
     value, number = value_of(step.client), ("number", 1)
     params = _core.Params(["x"], [True])
     token = b"a token of the tests"
-    network = _core.Network("fake", 0, 2, "binding", token, 0)
-    other = _core.Network("fake", 1, 2, "other", token, 0)
-    new_network = lambda: _core.Network("fake", 0, 2, "binding", token, 0)  # noqa: E731
+    network = _core.Network("ucx", 0, 2, "127.0.0.1", token, 0)
+    other = _core.Network("ucx", 1, 2, "127.0.0.1", token, 0)
+    new_network = lambda: _core.Network("ucx", 0, 2, "127.0.0.1", token, 0)  # noqa: E731
     new = lambda: _core.Graph("g", 1)  # noqa: E731
     return [
         Case("Graph", lambda: _core.Graph, ("text", "g"), number),
@@ -546,10 +546,10 @@ def cases(step: Step) -> list[Case]:
         Case(
             "Network",
             lambda: _core.Network,
-            ("text, not None", "fake"),
+            ("text, not None", "ucx"),
             ("number", 0),
             ("number", 2),
-            ("text, not None", "a"),
+            ("text, not None", "127.0.0.1"),
             ("bytes", token),
             ("number", 0),
         ),
