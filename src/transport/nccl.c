@@ -123,7 +123,7 @@ static void nccl_progress(jpp_transport_t* base, bool* out_some) {
     }
     leave_context(nccl);
   }
-  nccl->wire->progress(base, out_some);
+  nccl->wire->bytes->progress(base, out_some);
 }
 
 // There is no descriptor for what NCCL does.
@@ -135,7 +135,7 @@ static jpp_status_t* nccl_arm(jpp_transport_t* base, int* out_descriptor,
     bool idle = comm->state == JPP_NCCL_IDLE || comm->state == JPP_NCCL_ENDED;
     if (!idle || comm->transfers.count) return NULL;
   }
-  return nccl->wire->arm(base, out_descriptor, out_armed);
+  return nccl->wire->bytes->arm(base, out_descriptor, out_armed);
 }
 
 static bool has_ended(const jpp_nccl_t* nccl) {
@@ -196,16 +196,16 @@ static jpp_status_t* nccl_connect(jpp_transport_t* base, uint32_t process,
                                   const void* address, size_t size) {
   const jpp_nccl_t* nccl = nccl_of(base);
   JPP_RETURN_IF_ERROR(check_version(nccl, process, address, size));
-  return nccl->wire->connect(base, process, address, size);
+  return nccl->wire->bytes->connect(base, process, address, size);
 }
 
 static jpp_status_t* nccl_register(jpp_transport_t* base, void* data, size_t size,
                                    jpp_transport_memory_t** out_memory) {
-  return nccl_of(base)->wire->register_memory(base, data, size, out_memory);
+  return nccl_of(base)->wire->bytes->register_memory(base, data, size, out_memory);
 }
 
 static void nccl_unregister(jpp_transport_t* base, jpp_transport_memory_t* memory) {
-  nccl_of(base)->wire->unregister_memory(base, memory);
+  nccl_of(base)->wire->bytes->unregister_memory(base, memory);
 }
 
 // --- Create and destroy ---------------------------------------------------------------
@@ -299,15 +299,20 @@ static void nccl_destroy(jpp_transport_t* base) {
   free_nccl(nccl);
 }
 
-const jpp_transport_vtable_t jpp_transport_nccl = {
-    .name = "nccl",
+static const jpp_bytes_vtable_t kBytes = {
     .takes_device_memory = true,
-    .create = nccl_create,
-    .destroy = nccl_destroy,
     .connect = nccl_connect,
     .progress = nccl_progress,
     .arm = nccl_arm,
     .register_memory = nccl_register,
     .unregister_memory = nccl_unregister,
+    JPP_NET_BYTES_ROWS,
+};
+
+const jpp_transport_vtable_t jpp_transport_nccl = {
+    .name = "nccl",
+    .bytes = &kBytes,
+    .create = nccl_create,
+    .destroy = nccl_destroy,
     JPP_NET_ROWS,
 };

@@ -394,7 +394,7 @@ static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_
       holds = condition(&net->peers[i]);
     }
     if (!holds) return;
-    net->base.vtable->progress(&net->base, &some);
+    net->base.vtable->bytes->progress(&net->base, &some);
     if (!some) nanosleep(&nap, NULL);
   }
 }

@@ -231,17 +231,16 @@ const char* jpp_net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
 
 // --- Channels (net_channel.c) ---------------------------------------------------------
 
-// The rows of jpp_transport_vtable_t that are the same for all drivers of packets.
-#define JPP_NET_ROWS                                                                  \
-  .form = JPP_TRANSPORT_BYTES, .address = jpp_net_get_address,                        \
-  .peer_status = jpp_net_peer_status, .peer_name = jpp_net_peer_name,                 \
-  .open_notes = jpp_net_open_notes, .note = jpp_net_note,                             \
-  .open_channel = jpp_net_open_channel, .warm_up = jpp_net_warm_up,                   \
-  .channel_status = jpp_net_status_of, .credits = jpp_net_credits,                    \
-  .set_abort = jpp_net_set_abort, .reset = jpp_net_reset, .close = jpp_net_close,     \
-  .try_send = jpp_transport_no_send, .try_recv = jpp_transport_no_recv,               \
-  .try_send_bytes = jpp_net_try_send_bytes, .try_recv_bytes = jpp_net_try_recv_bytes, \
-  .release = jpp_net_release
+// The rows of the two tables that are the same for all drivers of packets.
+#define JPP_NET_ROWS                                                   \
+  .open_channel = jpp_net_open_channel, .credits = jpp_net_credits,    \
+  .channel_status = jpp_net_status_of, .set_abort = jpp_net_set_abort, \
+  .reset = jpp_net_reset, .close = jpp_net_close
+#define JPP_NET_BYTES_ROWS                                                        \
+  .address = jpp_net_get_address, .peer_status = jpp_net_peer_status,             \
+  .peer_name = jpp_net_peer_name, .open_notes = jpp_net_open_notes,               \
+  .note = jpp_net_note, .warm_up = jpp_net_warm_up, .try_send = jpp_net_try_send, \
+  .try_recv = jpp_net_try_recv, .release = jpp_net_release
 
 jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
                                    const jpp_channel_spec_t* spec,
@@ -252,11 +251,11 @@ uint32_t jpp_net_credits(jpp_channel_t* base);
 void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
 void jpp_net_reset(jpp_channel_t* base);
 void jpp_net_close(jpp_channel_t* base);
-jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
-                                     const jpp_shard_t* shards, uint32_t count,
-                                     void* cookie, bool* out_done);
-jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* base, jpp_received_t* out_received,
-                                     bool* out_done);
+jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
+                               const jpp_shard_t* shards, uint32_t count, void* cookie,
+                               bool* out_done);
+jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
+                               bool* out_done);
 void jpp_net_release(jpp_channel_t* base, uint32_t slot);
 
 #endif  // JPP_TRANSPORT_NET_H_

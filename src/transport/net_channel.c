@@ -426,9 +426,9 @@ static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
   return NULL;
 }
 
-jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
-                                     const jpp_shard_t* shards, uint32_t count,
-                                     void* cookie, bool* out_done) {
+jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
+                               const jpp_shard_t* shards, uint32_t count, void* cookie,
+                               bool* out_done) {
   return try_send((jpp_net_channel_t*)base, tag, shards, count, cookie, false, out_done);
 }
 
@@ -474,7 +474,7 @@ static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done
     return NULL;
   }
   JPP_RETURN_IF_ERROR(
-      jpp_net_try_recv_bytes(&channel->base, &received, &channel->warm_up_sent));
+      jpp_net_try_recv(&channel->base, &received, &channel->warm_up_sent));
   if (!channel->warm_up_sent) return NULL;
   jpp_net_release(&channel->base, received.slot);
   if (received.tag == kWarmUpTag) return NULL;

@@ -52,8 +52,8 @@ static jpp_status_t* allocate_blocks(jpp_net_channel_t* channel) {
   }
   char* host = (char*)receiver->block + (-(uintptr_t)receiver->block & (kAlignment - 1));
   place_slots(channel, host, device);
-  return net->base.vtable->register_memory(&net->base, receiver->block, size,
-                                           &receiver->memory);
+  return net->base.vtable->bytes->register_memory(&net->base, receiver->block, size,
+                                                  &receiver->memory);
 }
 
 static jpp_status_t* allocate_slot(jpp_net_channel_t* channel, jpp_net_slot_t* slot) {
@@ -88,7 +88,8 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
 void jpp_net_receiver_close(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   if (receiver->memory) {
-    channel->net->base.vtable->unregister_memory(&channel->net->base, receiver->memory);
+    channel->net->base.vtable->bytes->unregister_memory(&channel->net->base,
+                                                        receiver->memory);
   }
   for (uint32_t s = 0; receiver->slots && s < channel->base.spec.slots; ++s) {
     jpp_free(receiver->slots[s].data);
@@ -228,8 +229,8 @@ bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel) {
 
 // --- Receive --------------------------------------------------------------------------
 
-jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* base, jpp_received_t* out_received,
-                                     bool* out_done) {
+jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
+                               bool* out_done) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
   if (channel->sends) {

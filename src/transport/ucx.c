@@ -351,14 +351,19 @@ static void ucx_destroy(jpp_transport_t* base) {
   ucx_free(transport);
 }
 
-const jpp_transport_vtable_t jpp_transport_ucx = {
-    .name = "ucx",
-    .create = ucx_create,
-    .destroy = ucx_destroy,
+static const jpp_bytes_vtable_t kBytes = {
     .connect = ucx_connect,
     .progress = ucx_progress,
     .arm = ucx_arm,
     .register_memory = ucx_register,
     .unregister_memory = ucx_unregister,
+    JPP_NET_BYTES_ROWS,
+};
+
+const jpp_transport_vtable_t jpp_transport_ucx = {
+    .name = "ucx",
+    .bytes = &kBytes,
+    .create = ucx_create,
+    .destroy = ucx_destroy,
     JPP_NET_ROWS,
 };

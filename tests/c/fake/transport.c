@@ -317,15 +317,20 @@ static void fake_unregister(jpp_transport_t* transport, jpp_transport_memory_t* 
   (void)transport, (void)memory;
 }
 
-static const jpp_transport_vtable_t kFake = {
-    .name = "fake",
-    .create = fake_create,
-    .destroy = fake_destroy,
+static const jpp_bytes_vtable_t kBytes = {
     .connect = fake_connect,
     .progress = fake_progress,
     .arm = fake_arm,
     .register_memory = fake_register,
     .unregister_memory = fake_unregister,
+    JPP_NET_BYTES_ROWS,
+};
+
+static const jpp_transport_vtable_t kFake = {
+    .name = "fake",
+    .bytes = &kBytes,
+    .create = fake_create,
+    .destroy = fake_destroy,
     JPP_NET_ROWS,
 };
 
