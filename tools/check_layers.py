@@ -43,8 +43,6 @@ ALLOWED = {
 # Who stands outside sees the public headers and its own folder, as anybody's program does.
 OUTSIDE = ["cli", "python", "examples"]
 LAYERS = [*ALLOWED, *OUTSIDE]
-# The bare loop that runtimes are compared to: no part of the library, and made by Python.
-YARDSTICK = "benchmarks"
 BASE_HEADERS = ["alloc", "dtype", "export", "file", "log", "option", "status", "str", "version"]
 # Includes every public header and belongs to no layer: the sources do not use it.
 UMBRELLA = "jaxpp"
@@ -72,7 +70,7 @@ def layer_of_include(target: str) -> str | None:
     parts = pathlib.PurePath(target).parts
     if parts[0] == "jaxpp":
         return layer_of_header(pathlib.PurePath(target).stem)
-    known = len(parts) > 1 and parts[0] in [*LAYERS, YARDSTICK]
+    known = len(parts) > 1 and parts[0] in LAYERS
     return parts[0] if known else None
 
 
@@ -82,7 +80,7 @@ def may_include(layer: str, target: str) -> bool:
     if included in (None, layer):
         return True
     if layer in OUTSIDE:
-        return target.startswith("jaxpp/") or (layer, included) == ("python", YARDSTICK)
+        return target.startswith("jaxpp/")
     return included in ALLOWED[layer]
 
 

@@ -56,10 +56,6 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR:INODE", "none",
                            "where processes tell jaxpp launch that another one has "
                            "failed; set by it"},
-    [JPP_OPTION_BENCHMARK] =
-        {"JPP_BENCHMARK", "1", "off",
-         "runtimes also offer the bare loop that benchmarks compare them with",
-         .for_tests = true},
     [JPP_OPTION_COORDINATOR] = {"JAX_COORDINATOR_ADDRESS", "HOST:PORT", "none",
                                 "JAX's own: where a job's processes meet; set by jaxpp "
                                 "launch"},

@@ -68,7 +68,7 @@ def test_what_does_not_exist_is_named(
         "`src/program` has `program.c`",
         "`make demo`, `make test-jax VERSION=0.10.2`, but they make the mesh again",
         "`jaxpp schedule search --seconds 5`, `jaxpp launch -- python train.py --gone`",
-        "`JPP_LOG=info`, `JPP_OK`, `jpp_plan_graph()`, `jpp_transport_no_...`, `kDrivers`",
+        "`JPP_LOG=info`, `JPP_OK`, `jpp_plan_graph()`, `jpp_channel_...`, `kDrivers`",
         "`jaxpp.Auto(seconds=2)`, `jaxpp.orbax.register()`, `compile_all` (`run/compiling.py`)",
         "[the page itself](#page), [another](guide.md#3-layers-stacked-for-a-scan)",
     ],
