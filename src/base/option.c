@@ -69,22 +69,8 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_SHARE_MEMORY] = {"JPP_SHARE_MEMORY", "0|1", "1 on CPUs and CUDA",
                                  "share memory between JAX's arrays and steps, or copy "
                                  "on the device; 0: copy through the host"},
-    [JPP_OPTION_UPDATE_GOLDEN] = {"JPP_UPDATE_GOLDEN", "1", "off",
-                                  "C tests write tests/golden anew", .for_tests = true},
-    [JPP_OPTION_UPDATE_DOCS] = {"JPP_UPDATE_DOCS", "1", "off",
-                                "Python tests write docs/errors.md anew",
-                                .for_tests = true},
-    [JPP_OPTION_TEST_PLUGIN] = {"JPP_TEST_PLUGIN", "PATH", "none",
-                                "the plugin that C tests of devices run on",
-                                .for_tests = true},
-    [JPP_OPTION_TEST_SEED] = {"JPP_TEST_SEED", "NUMBER", "all",
-                              "the only random model that C tests make",
-                              .for_tests = true},
-    [JPP_OPTION_TEST_TIMES] = {"JPP_TEST_TIMES", "NUMBER", "2000",
-                               "how many random models C tests make", .for_tests = true},
     [JPP_OPTION_CUDA] = {"JPP_CUDA", "PATH", "the system's",
-                         "libcuda.so.1, the driver that the transport nccl uses",
-                         .for_tests = true},
+                         "libcuda.so.1, the driver that the transport nccl uses"},
 };
 
 const jpp_option_info_t* jpp_option_info(jpp_option_t option) {
