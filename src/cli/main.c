@@ -75,12 +75,6 @@ static void append_help(jpp_str_t* out) {
                  "plan or schedule cannot run; 2 bad flags, file or text.\n");
 }
 
-static void append_command_help(const jpp_cli_command_t* command, jpp_str_t* out) {
-  append_usage(command, out);
-  jpp_str_appendf(out, " [FLAGS]: %s\n\n", command->help);
-  jpp_cli_flags_help(command->flags | JPP_FLAG_HELP, out);
-}
-
 // How many words of the command line the command's name takes up; 0 if it is another.
 static int match_command(const jpp_cli_command_t* command, int count,
                          char* const* words) {
@@ -155,7 +149,9 @@ static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
   jpp_cli_options_t options;
   JPP_RETURN_IF_ERROR(jpp_cli_parse(command, count, words, &options));
   if (!options.help) return command->run(&options, out);
-  append_command_help(command, out);
+  append_usage(command, out);
+  jpp_str_appendf(out, " [FLAGS]: %s\n\n", command->help);
+  jpp_cli_flags_help(command->flags | JPP_FLAG_HELP, out);
   return NULL;
 }
 

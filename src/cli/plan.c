@@ -64,11 +64,6 @@ typedef struct tables {
   jpp_loop_schedule_t* loops;  // [loops]; NULL without --schedule
 } tables_t;
 
-static void tables_deinit(tables_t* tables) {
-  jpp_schedule_destroy(tables->schedule);
-  jpp_free(tables->loops);
-}
-
 // The same schedule for every loop. On failure what was made stays in `tables`.
 static jpp_status_t* tables_init(const jpp_cli_options_t* options,
                                  const jpp_graph_t* graph, tables_t* tables) {
@@ -129,7 +124,8 @@ static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
   if (!status) status = plan_and_limit(options, &tables, last, graph, &planned);
   if (!status) status = print_part(options, part, planned, out);
   jpp_planned_destroy(planned);
-  tables_deinit(&tables);
+  jpp_schedule_destroy(tables.schedule);
+  jpp_free(tables.loops);
   return status;
 }
 

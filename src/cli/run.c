@@ -206,15 +206,6 @@ static jpp_status_t* call_step(run_t* run) {
   return jpp_planfile_step_call(run->step, &call);
 }
 
-static jpp_status_t* allocate_arrays(run_t* run) {
-  uint32_t outputs = run->graph->num_outputs;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->replaced));
-  for (uint32_t o = 0; o < outputs; ++o) run->replaced[o] = replaced_by(run, o);
-  return NULL;
-}
-
 static jpp_status_t* run_steps(run_t* run) {
   jpp_runtime_t* runtime = jpp_planfile_step_runtime(run->step);
   double begin = jpp_cli_now_ms();
@@ -240,7 +231,12 @@ static jpp_status_t* prepare_step(run_t* run) {
   jpp_free(devices);
   JPP_RETURN_IF_ERROR(status);
   run->compile_ms = jpp_cli_now_ms() - begin;
-  return allocate_arrays(run);
+  uint32_t outputs = run->graph->num_outputs;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->replaced));
+  for (uint32_t o = 0; o < outputs; ++o) run->replaced[o] = replaced_by(run, o);
+  return NULL;
 }
 
 // --- Printing -------------------------------------------------------------------------
@@ -393,23 +389,19 @@ static jpp_status_t* run_file(run_t* run, jpp_str_t* out) {
   return run->options->json ? print_json(run, out) : print_text(run, out);
 }
 
-static void end_run(run_t* run) {
-  drop_results(run);
-  for (uint32_t a = 0; run->args && a < run->num_args; ++a) {
-    jpp_array_release(run->args[a]);
-  }
-  jpp_free(run->args);
-  jpp_free(run->results);
-  jpp_free(run->replaced);
-  jpp_planfile_step_destroy(run->step);
-  jpp_client_destroy(run->client);
-  jpp_planfile_destroy(run->file);
-}
-
 jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) {
   run_t run = {.options = options,
                .steps = options->steps ? options->steps : kDefaultSteps};
   jpp_status_t* status = run_file(&run, out);
-  end_run(&run);
+  drop_results(&run);
+  for (uint32_t a = 0; run.args && a < run.num_args; ++a) {
+    jpp_array_release(run.args[a]);
+  }
+  jpp_free(run.args);
+  jpp_free(run.results);
+  jpp_free(run.replaced);
+  jpp_planfile_step_destroy(run.step);
+  jpp_client_destroy(run.client);
+  jpp_planfile_destroy(run.file);
   return status;
 }

@@ -68,14 +68,6 @@ static jpp_status_t* open_connections(const jpp_job_options_t* options,
   return NULL;
 }
 
-static jpp_status_t* keep_secret(const jpp_job_options_t* options) {
-  void* token = NULL;
-  JPP_RETURN_IF_ERROR(jpp_alloc(options->token_size, &token));
-  memcpy(token, options->token, options->token_size);
-  jpp_the_job.secret = (jpp_job_secret_t){token, options->token_size};
-  return NULL;
-}
-
 static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) {
   jpp_job_t* job = &jpp_the_job;
   pthread_condattr_t monotonic;
@@ -89,7 +81,10 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
       options->peer_timeout_ms ? options->peer_timeout_ms : kPeerTimeoutMs;
   job->grace_ms = options->grace_ms;
   job->report = options->report;
-  JPP_RETURN_IF_ERROR(keep_secret(options));
+  void* token = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc(options->token_size, &token));
+  memcpy(token, options->token, options->token_size);
+  jpp_the_job.secret = (jpp_job_secret_t){token, options->token_size};
   JPP_RETURN_IF_ERROR(open_connections(options, out_port));
   pthread_atfork(NULL, NULL, close_in_child);
   job->welcome = job->process == 0;

@@ -173,12 +173,6 @@ static jpp_status_t* make_draft(const jpp_planfile_contents_t* contents, draft_t
   return make_header(draft);
 }
 
-static void drop_draft(draft_t* draft) {
-  jpp_free(draft->graph);
-  jpp_str_deinit(&draft->numbers);
-  jpp_str_deinit(&draft->header);
-}
-
 // --- The file -------------------------------------------------------------------------
 
 // Hashes what it writes. After a failure, which errno names, the rest is left out.
@@ -231,15 +225,6 @@ static void write_head(writer_t* writer, const draft_t* draft) {
   write_bytes(writer, head + JPP_PLANFILE_HEADER_SIZE_AT, 8);
 }
 
-static void write_hash(writer_t* writer) {
-  unsigned char hash[8];
-  jpp_planfile_put(hash, 8, writer->hash);
-  if (!writer->failed) {
-    writer->failed = fseek(writer->file, JPP_PLANFILE_HASH_AT, SEEK_SET) != 0;
-  }
-  write_bytes(writer, hash, sizeof(hash));
-}
-
 static bool write_draft(FILE* file, const draft_t* draft) {
   const jpp_planfile_contents_t* contents = draft->contents;
   writer_t writer = {.file = file, .hash = JPP_HASH_START};
@@ -251,7 +236,12 @@ static bool write_draft(FILE* file, const draft_t* draft) {
   write_blobs(&writer, contents->modules, contents->num_modules);
   write_blobs(&writer, contents->constants, contents->num_constants);
   write_blobs(&writer, &contents->front, 1);
-  write_hash(&writer);
+  unsigned char hash[8];
+  jpp_planfile_put(hash, 8, writer.hash);
+  if (!writer.failed) {
+    writer.failed = fseek(writer.file, JPP_PLANFILE_HASH_AT, SEEK_SET) != 0;
+  }
+  write_bytes(&writer, hash, sizeof(hash));
   return !writer.failed && fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
@@ -317,6 +307,8 @@ jpp_status_t* jpp_planfile_save(const jpp_planfile_contents_t* contents,
   draft_t draft;
   jpp_status_t* status = make_draft(&full, &draft);
   if (!status) status = write_file(&draft, path);
-  drop_draft(&draft);
+  jpp_free(draft.graph);
+  jpp_str_deinit(&draft.numbers);
+  jpp_str_deinit(&draft.header);
   return status;
 }

@@ -91,9 +91,16 @@ static bool is_portable(const jpp_planfile_step_t* step) {
   return step->file->contents.devices_per_rank == 1;
 }
 
-// The job of each pair of module and rank, [num_modules][ranks], or of each module alone.
-static void find_jobs(jpp_planfile_step_t* step, uint32_t* job_of) {
+static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
+  uint32_t tasks = staged_of(step)->num_tasks, *job_of = NULL;
+  uint32_t ranks = is_portable(step) ? 1 : contents->planned->ranks;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->task_jobs));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->jobs));
+  JPP_RETURN_IF_ERROR(
+      JPP_ALLOC_ARRAY(jpp_bytes_multiply(contents->num_modules, ranks), &job_of));
+  // The job of each pair of module and rank, [num_modules][ranks], or of each module
+  // alone.
   for (uint32_t t = 0; t < staged_of(step)->num_tasks; ++t) {
     uint32_t module = contents->task_modules[t];
     step->task_jobs[t] = JPP_NONE;
@@ -108,17 +115,6 @@ static void find_jobs(jpp_planfile_step_t* step, uint32_t* job_of) {
     }
     step->task_jobs[t] = job_of[at] - 1;
   }
-}
-
-static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
-  const jpp_planfile_contents_t* contents = &step->file->contents;
-  uint32_t tasks = staged_of(step)->num_tasks, *job_of = NULL;
-  uint32_t ranks = is_portable(step) ? 1 : contents->planned->ranks;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->task_jobs));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->jobs));
-  JPP_RETURN_IF_ERROR(
-      JPP_ALLOC_ARRAY(jpp_bytes_multiply(contents->num_modules, ranks), &job_of));
-  find_jobs(step, job_of);
   jpp_free(job_of);
   return NULL;
 }
@@ -388,16 +384,6 @@ static uint32_t count_args(const jpp_planfile_step_t* step) {
          step->file->contents.num_constants;
 }
 
-static jpp_status_t* upload_constants(jpp_planfile_step_t* step) {
-  const jpp_planfile_contents_t* contents = &step->file->contents;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
-  for (uint32_t c = 0; c < contents->num_constants; ++c) {
-    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
-        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
-  }
-  return NULL;
-}
-
 // --- Create and destroy ---------------------------------------------------------------
 
 static jpp_status_t* check_platform(const jpp_planfile_t* file,
@@ -417,7 +403,11 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count_devices(step->file), &step->devices));
   memcpy(step->devices, devices, count_devices(step->file) * sizeof(*devices));
   JPP_RETURN_IF_ERROR(compile_tasks(step));
-  JPP_RETURN_IF_ERROR(upload_constants(step));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
+  for (uint32_t c = 0; c < contents->num_constants; ++c) {
+    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
+        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
+  }
   jpp_runtime_options_t options = {.struct_size = sizeof(options),
                                    .client = step->client,
                                    .plan = contents->planned->plan,

@@ -140,23 +140,21 @@ static void append_lines(const jpp_profile_session_t* session, jpp_str_t* plane)
 // Viewers show planes of this prefix as they are.
 static const char kPlane[] = "/device:CUSTOM:pipeline (jaxpp)";
 
-static void append_plane(const jpp_profile_session_t* session, jpp_str_t* space) {
-  jpp_str_t plane = {0};
-  append_number(&plane, kPlaneId, 1);
-  append_text(&plane, kPlaneName, kPlane);
-  append_lines(session, &plane);
-  for (size_t i = 0; i < session->names.count; ++i) {
-    append_metadata(&plane, kPlaneEventMetadata, i + 1, session->names.data[i]);
-  }
-  append_metadata(&plane, kPlaneStatMetadata, kMicrobatch, "microbatch");
-  append_metadata(&plane, kPlaneStatMetadata, kStep, "step");
-  append_message(space, kSpacePlanes, &plane);
-}
-
 jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
                                     char** out_bytes, size_t* out_size) {
   jpp_str_t space = {0};
-  if (session->events.count) append_plane(session, &space);
+  if (session->events.count) {
+    jpp_str_t plane = {0};
+    append_number(&plane, kPlaneId, 1);
+    append_text(&plane, kPlaneName, kPlane);
+    append_lines(session, &plane);
+    for (size_t i = 0; i < session->names.count; ++i) {
+      append_metadata(&plane, kPlaneEventMetadata, i + 1, session->names.data[i]);
+    }
+    append_metadata(&plane, kPlaneStatMetadata, kMicrobatch, "microbatch");
+    append_metadata(&plane, kPlaneStatMetadata, kStep, "step");
+    append_message(&space, kSpacePlanes, &plane);
+  }
   if (session->steps_lost) {
     jpp_str_t warning = {0};
     jpp_str_appendf(&warning,

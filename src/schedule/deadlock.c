@@ -144,18 +144,6 @@ static void search_shortest(search_t* search) {
   }
 }
 
-static jpp_status_t* prepare_search(search_t* search, jpp_arena_t* scratch) {
-  const jpp_schedule_t* schedule = search->order->index->schedule;
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    search->capacity += 2 * (uint64_t)(schedule->rows[r].count - search->order->done[r]);
-  }
-  if (search->capacity > kMostLooks) search->capacity = kMostLooks;
-  search->length = schedule->ranks + 1;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, search->capacity, &search->queue));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search->reach));
-  return JPP_ARENA_ARRAY(scratch, schedule->ranks, &search->cycle);
-}
-
 // --- As text --------------------------------------------------------------------------
 
 static const jpp_schedule_task_t* task_of(const search_t* search, const wait_t* wait) {
@@ -249,7 +237,15 @@ static void print_cycle(const search_t* search, jpp_str_t* str) {
 
 jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   search_t search = {.order = order};
-  JPP_RETURN_IF_ERROR(prepare_search(&search, scratch));
+  const jpp_schedule_t* schedule = search.order->index->schedule;
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    search.capacity += 2 * (uint64_t)(schedule->rows[r].count - search.order->done[r]);
+  }
+  if (search.capacity > kMostLooks) search.capacity = kMostLooks;
+  search.length = schedule->ranks + 1;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, search.capacity, &search.queue));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search.reach));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search.cycle));
   search_shortest(&search);
   if (!has_cycle(&search)) {
     return jpp_status_make(JPP_INTERNAL_ERROR, "schedule %s stops without a cycle",

@@ -143,17 +143,6 @@ static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
 
 // --- Setting up -----------------------------------------------------------------------
 
-static jpp_status_t* prepare_channels(simulator_t* sim, jpp_arena_t* scratch) {
-  if (!(sim->options->transfer > 0)) return NULL;
-  size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
-  for (uint32_t way = 0; way < 2; ++way) {
-    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
-  }
-  jpp_schedule_channels_t* channels = &sim->channels;
-  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(sim->schedule, scratch, channels));
-  return JPP_ARENA_ARRAY(scratch, channels->count, &sim->channel_free);
-}
-
 static jpp_status_t* prepare_streams(simulator_t* sim, jpp_arena_t* arena,
                                      jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = sim->schedule;
@@ -177,7 +166,14 @@ static jpp_status_t* prepare_simulator(simulator_t* sim, jpp_arena_t* arena,
   }
   JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &sim->run));
   JPP_RETURN_IF_ERROR(prepare_streams(sim, arena, scratch));
-  return prepare_channels(sim, scratch);
+  if (!(sim->options->transfer > 0)) return NULL;
+  size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
+  for (uint32_t way = 0; way < 2; ++way) {
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
+  }
+  jpp_schedule_channels_t* channels = &sim->channels;
+  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(sim->schedule, scratch, channels));
+  return JPP_ARENA_ARRAY(scratch, channels->count, &sim->channel_free);
 }
 
 enum { kMostStreams = 64 };

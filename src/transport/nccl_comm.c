@@ -279,15 +279,6 @@ void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm) {
 
 // --- End ------------------------------------------------------------------------------
 
-// The stream stops by itself, after what it was given before.
-static void await_stream(jpp_nccl_comm_t* comm) {
-  comm->state = JPP_NCCL_ABORTED;
-  if (!comm->batch ||
-      comm->nccl->library->cuEventRecord(comm->event, comm->stream) != JPP_CUDA_SUCCESS) {
-    release(comm);
-  }
-}
-
 static bool is_at_work(const jpp_nccl_comm_t* comm) {
   return comm->state == JPP_NCCL_ISSUING || comm->state == JPP_NCCL_RUNNING;
 }
@@ -310,7 +301,14 @@ void jpp_nccl_comms_abort(jpp_nccl_t* nccl) {
   nccl->library->ncclGroupEnd();
   for (size_t i = 0; i < nccl->used.count; ++i) {
     jpp_nccl_comm_t* comm = nccl->used.data[i];
-    if (comm->state == JPP_NCCL_DOOMED) await_stream(comm);
+    if (comm->state == JPP_NCCL_DOOMED) {
+      // The stream stops by itself, after what it was given before.
+      comm->state = JPP_NCCL_ABORTED;
+      if (!comm->batch || comm->nccl->library->cuEventRecord(comm->event, comm->stream) !=
+                              JPP_CUDA_SUCCESS) {
+        release(comm);
+      }
+    }
   }
 }
 

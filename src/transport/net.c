@@ -410,19 +410,16 @@ void jpp_net_leave(jpp_net_t* net) {
   if (net->device) net->device->end(net, until);
 }
 
-static void free_peer(jpp_net_peer_t* peer) {
-  jpp_vec_deinit(&peer->ends);
-  jpp_status_free(peer->status);
-  jpp_status_free(peer->last_words);
-  jpp_free(peer->name);
-}
-
 void jpp_net_deinit(jpp_net_t* net) {
   if (net->device) net->device->end(net, 0);
   while (net->closing.count) jpp_net_channel_free(net->closing.data[0]);
   jpp_vec_deinit(&net->closing);
   for (uint32_t i = 0; net->peers && i < net->base.num_processes; ++i) {
-    free_peer(&net->peers[i]);
+    jpp_net_peer_t* peer = &net->peers[i];
+    jpp_vec_deinit(&peer->ends);
+    jpp_status_free(peer->status);
+    jpp_status_free(peer->last_words);
+    jpp_free(peer->name);
   }
   jpp_net_notes_deinit(net);
   jpp_free(net->peers);

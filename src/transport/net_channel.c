@@ -387,9 +387,16 @@ static jpp_status_t* check_shards(const jpp_net_channel_t* channel, uint64_t tag
   return NULL;
 }
 
-static void send_message(jpp_net_channel_t* channel, uint64_t tag,
-                         const jpp_shard_t* shards, uint32_t count,
-                         jpp_net_message_t* message) {
+static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
+                              const jpp_shard_t* shards, uint32_t count, void* cookie,
+                              bool warms_up, bool* out_done) {
+  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+  JPP_RETURN_IF_ERROR(check_shards(channel, tag, shards, count));
+  if (channel->peer->left) return jpp_net_left_status(channel->peer);
+  if (!can_send(channel)) return NULL;
+  jpp_net_message_t* message = &channel->sender.messages[channel->sender.turn];
+  message->cookie = cookie;
+  message->warms_up = warms_up;
   static const jpp_shard_t kNoShard = {0};
   jpp_net_sender_t* sender = &channel->sender;
   uint32_t packets = count ? count : 1;
@@ -409,19 +416,6 @@ static void send_message(jpp_net_channel_t* channel, uint64_t tag,
   ++sender->sent;
   sender->turn = sender->turn + 1 == channel->base.spec.slots ? 0 : sender->turn + 1;
   jpp_net_message_done(channel, message);
-}
-
-static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
-                              const jpp_shard_t* shards, uint32_t count, void* cookie,
-                              bool warms_up, bool* out_done) {
-  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
-  JPP_RETURN_IF_ERROR(check_shards(channel, tag, shards, count));
-  if (channel->peer->left) return jpp_net_left_status(channel->peer);
-  if (!can_send(channel)) return NULL;
-  jpp_net_message_t* message = &channel->sender.messages[channel->sender.turn];
-  message->cookie = cookie;
-  message->warms_up = warms_up;
-  send_message(channel, tag, shards, count, message);
   *out_done = true;
   return NULL;
 }

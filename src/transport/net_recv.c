@@ -56,16 +56,6 @@ static jpp_status_t* allocate_blocks(jpp_net_channel_t* channel) {
                                                   &receiver->memory);
 }
 
-static jpp_status_t* allocate_slot(jpp_net_channel_t* channel, jpp_net_slot_t* slot) {
-  uint32_t capacity = channel->base.spec.capacity;
-  slot->channel = channel;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->data));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->sizes));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->shards));
-  for (uint32_t i = 0; i < capacity; ++i) slot->shards[i].slot = slot;
-  return NULL;
-}
-
 jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   uint32_t slots = channel->base.spec.slots;
@@ -75,7 +65,13 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(slots, &receiver->free_slots));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(slots, &receiver->slot_of));
   for (uint32_t s = 0; s < slots; ++s) {
-    JPP_RETURN_IF_ERROR(allocate_slot(channel, &receiver->slots[s]));
+    jpp_net_slot_t* slot = &receiver->slots[s];
+    uint32_t capacity = channel->base.spec.capacity;
+    slot->channel = channel;
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->data));
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->sizes));
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->shards));
+    for (uint32_t i = 0; i < capacity; ++i) slot->shards[i].slot = slot;
     receiver->free_slots[receiver->num_free++] = s;
     receiver->slot_of[s] = JPP_NET_NO_SLOT;
   }

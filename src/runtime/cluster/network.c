@@ -198,19 +198,16 @@ static void say_goodbye(jpp_runtime_t* runtime) {
   }
 }
 
-static void close_link(jpp_link_t* link) {
-  if (link->outbox) jpp_outbox_drop(link->outbox);
-  if (link->inbox) jpp_inbox_close(link->inbox);
-  jpp_channel_close(link->channel);
-  link->channel = NULL;
-  if (link->outbox) jpp_outbox_close(link->outbox);
-}
-
 void jpp_network_close(jpp_runtime_t* runtime) {
   if (!runtime->network) return;
   if (runtime->num_remote_links) say_goodbye(runtime);
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
-    close_link(runtime->remote_links[i]);
+    jpp_link_t* link = runtime->remote_links[i];
+    if (link->outbox) jpp_outbox_drop(link->outbox);
+    if (link->inbox) jpp_inbox_close(link->inbox);
+    jpp_channel_close(link->channel);
+    link->channel = NULL;
+    if (link->outbox) jpp_outbox_close(link->outbox);
   }
   jpp_transport_destroy(runtime->network);
   jpp_wakeup_close(&runtime->wakeup);

@@ -96,7 +96,9 @@ jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
 
 // --- Reuse ----------------------------------------------------------------------------
 
-static void drop_copies(parcel_t* parcel) {
+void jpp_outbox_sent(void* user, void* cookie) {
+  (void)user;
+  parcel_t* parcel = cookie;
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
     jpp_buffer_t* copy = parcel->copies[d];
@@ -105,12 +107,6 @@ static void drop_copies(parcel_t* parcel) {
     parcel->copies[d] = NULL;
   }
   parcel->lent = 0;
-}
-
-void jpp_outbox_sent(void* user, void* cookie) {
-  (void)user;
-  parcel_t* parcel = cookie;
-  drop_copies(parcel);
   parcel->busy = false;
   --parcel->outbox->busy;
 }

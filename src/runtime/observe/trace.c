@@ -109,7 +109,15 @@ static void number_messages(jpp_actor_t* actor) {
   }
 }
 
-static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
+jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
+  jpp_tracer_t* tracer = &runtime->tracer;
+  uint64_t runs = 0;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
+  tracer->count = 2 * runtime->queue.count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, tracer->count, &tracer->steps));
+  for (uint32_t i = 0; i < tracer->count; ++i) {
+    JPP_RETURN_IF_ERROR(allocate_step(runtime, runs, &tracer->steps[i]));
+  }
   uint32_t registers = 0, messages = 0;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     uint32_t count = runtime->actors[r].program->num_registers;
@@ -121,22 +129,9 @@ static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
     link->first_message = messages;
     messages += link->sends > link->recvs ? link->sends : link->recvs;
   }
-  jpp_tracer_t* tracer = &runtime->tracer;
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&runtime->arena, registers, &tracer->register_ends));
   return JPP_ARENA_ARRAY(&runtime->arena, messages, &tracer->message_ends);
-}
-
-jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
-  jpp_tracer_t* tracer = &runtime->tracer;
-  uint64_t runs = 0;
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
-  tracer->count = 2 * runtime->queue.count;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, tracer->count, &tracer->steps));
-  for (uint32_t i = 0; i < tracer->count; ++i) {
-    JPP_RETURN_IF_ERROR(allocate_step(runtime, runs, &tracer->steps[i]));
-  }
-  return allocate_scratch(runtime);
 }
 
 // --- While a step is issued -----------------------------------------------------------

@@ -232,19 +232,6 @@ static uint64_t constant_bytes(const jpp_actor_t* actor, uint32_t reg) {
   return 0;
 }
 
-static void count_given_bytes(jpp_actor_t* actor) {
-  const jpp_program_t* program = actor->program;
-  const jpp_plan_t* plan = actor->runtime->plan;
-  actor->given_bytes = program->reserved_bytes;
-  for (uint32_t i = 0; i < program->num_inputs; ++i) {
-    uint32_t arg = program->inputs[i].arg;
-    actor->given_bytes += plan->value_bytes[plan->staged->graph->args[arg].value];
-  }
-  for (uint32_t i = 0; i < program->num_constants; ++i) {
-    actor->given_bytes += constant_bytes(actor, program->constants[i].reg);
-  }
-}
-
 bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
   return !runtime->rank_process || runtime->rank_process[rank] == runtime->process;
 }
@@ -263,6 +250,17 @@ jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
   jpp_free(checked);
   if (!status) status = allocate_actor(actor);
   if (!status) status = find_output_events(actor);
-  if (!status) count_given_bytes(actor);
+  if (!status) {
+    const jpp_program_t* program = actor->program;
+    const jpp_plan_t* plan = actor->runtime->plan;
+    actor->given_bytes = program->reserved_bytes;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      uint32_t arg = program->inputs[i].arg;
+      actor->given_bytes += plan->value_bytes[plan->staged->graph->args[arg].value];
+    }
+    for (uint32_t i = 0; i < program->num_constants; ++i) {
+      actor->given_bytes += constant_bytes(actor, program->constants[i].reg);
+    }
+  }
   return status;
 }

@@ -41,7 +41,15 @@ bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
          step->halt != JPP_HALT_NO || is_cancelled(runtime, step);
 }
 
-static void fill_registers(jpp_actor_t* actor) {
+static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
+  // What a rank came to before the job failed is not to be lost.
+  bool broken = atomic_load(&actor->runtime->broken);
+  if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
+  actor->step = step;
+  actor->at = 0;
+  actor->done = false;
+  actor->waits_since = 0;
+  step->runs = 0;
   const jpp_program_t* program = actor->program;
   size_t devices = actor->runtime->devices_per_rank;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -56,18 +64,6 @@ static void fill_registers(jpp_actor_t* actor) {
           actor->constants[i * devices + d];
     }
   }
-}
-
-static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
-  // What a rank came to before the job failed is not to be lost.
-  bool broken = atomic_load(&actor->runtime->broken);
-  if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
-  actor->step = step;
-  actor->at = 0;
-  actor->done = false;
-  actor->waits_since = 0;
-  step->runs = 0;
-  fill_registers(actor);
 }
 
 static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {

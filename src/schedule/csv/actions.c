@@ -192,16 +192,6 @@ static jpp_status_t* check_action(const prover_t* p, uint32_t rank,
 
 // --- Both ends of each message --------------------------------------------------------
 
-// A computation whose result another rank needs has its SEND.
-static jpp_status_t* check_sent(const prover_t* p, uint32_t rank,
-                                const jpp_action_t* action) {
-  if (action->task == JPP_TASK_BWD_W || receiver_of(p, action) == rank) return NULL;
-  bool forward = jpp_action_is_forward(action);
-  if (*done_of(p, action) & (forward ? kSentF : kSentB)) return NULL;
-  return action_error(p, rank, action,
-                      forward ? "its SEND_F is missing" : "its SEND_B is missing");
-}
-
 // Every RECV has a SEND.
 static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
@@ -219,7 +209,14 @@ static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
 
 static jpp_status_t* check_ends(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
-  if (action->kind == JPP_ACTION_COMPUTE) return check_sent(p, rank, action);
+  if (action->kind == JPP_ACTION_COMPUTE) {
+    // A computation whose result another rank needs has its SEND.
+    if (action->task == JPP_TASK_BWD_W || receiver_of(p, action) == rank) return NULL;
+    bool forward = jpp_action_is_forward(action);
+    if (*done_of(p, action) & (forward ? kSentF : kSentB)) return NULL;
+    return action_error(p, rank, action,
+                        forward ? "its SEND_F is missing" : "its SEND_B is missing");
+  }
   return jpp_action_is_recv(action) ? check_is_sent(p, rank, action) : NULL;
 }
 

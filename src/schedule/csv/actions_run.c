@@ -231,19 +231,6 @@ static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* ou
   return NULL;
 }
 
-// Numbers the messages of each channel in the order of the receiver's RECVs, which is the
-// order in which it takes them out.
-static void number_messages(runner_t* run) {
-  for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
-    const jpp_action_list_t* list = &run->actions->lists[r];
-    for (uint32_t i = 0; i < list->count; ++i) {
-      if (!jpp_action_is_recv(&list->actions[i])) continue;
-      message_t message = message_of(run, &list->actions[i]);
-      *number_of(run, message) = run->posted[channel_of(run, message)]++;
-    }
-  }
-}
-
 // Checks that the n-th SEND of every channel is of message n. `out_most`: the messages of
 // the busiest channel, at least 1.
 static jpp_status_t* check_send_order(runner_t* run, uint32_t* out_most) {
@@ -280,7 +267,16 @@ jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * pairs, &run.number));
   JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &run.dry));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &run.seen));
-  number_messages(&run);
+  // Numbers the messages of each channel in the order of the receiver's RECVs, which is
+  // the order in which it takes them out.
+  for (uint32_t r = 0; r < run.schedule->ranks; ++r) {
+    const jpp_action_list_t* list = &run.actions->lists[r];
+    for (uint32_t i = 0; i < list->count; ++i) {
+      if (!jpp_action_is_recv(&list->actions[i])) continue;
+      message_t message = message_of(&run, &list->actions[i]);
+      *number_of(&run, message) = run.posted[channel_of(&run, message)]++;
+    }
+  }
   JPP_RETURN_IF_ERROR(check_send_order(&run, &most));
   return find_least_slots(&run, most, out_slots);
 }
