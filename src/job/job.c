@@ -321,20 +321,14 @@ void jpp_job_hurry(void) {
   unlock();
 }
 
-static bool others_are_there(void) {
-  for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
-    if (jpp_the_job.connections[i].descriptor >= 0) return true;
-  }
-  return false;
-}
-
 void jpp_job_end(void) {
   jpp_job_t* job = &jpp_the_job;
   if (!is_joined()) return;
   lock();
   if (job->failure && job->process == 0) {
     job->lingers = true;
-    while ((others_are_there() || !all_have_joined()) && !job->expired) wait_a_while();
+    while ((jpp_job_is_connected() || !all_have_joined()) && !job->expired)
+      wait_a_while();
   }
   job->ended = true;
   if (!job->failure) job->deadline_ms = 0;

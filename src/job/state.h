@@ -55,6 +55,8 @@ extern jpp_job_t jpp_the_job;
 
 // watch.c. The thread; `unused` is NULL.
 void* jpp_job_watch(void* unused);
+// With the mutex held: whether a connection to another process is open.
+bool jpp_job_is_connected(void);
 // With the mutex held, in process 0: to all that have joined.
 void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text);
 // With the mutex held, in process 0: decides that the job has failed, and tells all.

@@ -234,11 +234,11 @@ static void check_waits(int64_t now) {
   }
 }
 
-static bool others_are_gone(void) {
+bool jpp_job_is_connected(void) {
   for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
-    if (jpp_the_job.connections[i].descriptor >= 0) return false;
+    if (jpp_the_job.connections[i].descriptor >= 0) return true;
   }
-  return true;
+  return false;
 }
 
 // JAX ends all others with process 0, which is therefore the last.
@@ -246,7 +246,7 @@ static void keep_deadline(int64_t now) {
   jpp_job_t* job = &jpp_the_job;
   if (!job->deadline_ms || now < job->deadline_ms) return;
   int64_t late = now - job->deadline_ms;
-  bool is_last = job->process == 0 && (job->lingers || !others_are_gone());
+  bool is_last = job->process == 0 && (job->lingers || jpp_job_is_connected());
   if (is_last && late < kLastMs) return;
   if (!job->expired) {
     job->expired = true;

@@ -284,11 +284,6 @@ static jpp_status_t* name_task(const leveler_t* l, jpp_task_t* task) {
   return status;
 }
 
-static int compare_ids(const void* a, const void* b) {
-  uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
-  return x < y ? -1 : x > y;
-}
-
 // Fills l->ops and l->inputs for a task of these ops.
 static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t count) {
   begin_visit(l);
@@ -307,7 +302,7 @@ static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->placed.data[l->at[l->ops.data[i]]].order;
   }
-  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), compare_ids);
+  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), jpp_ids_compare);
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->p->outer.data[l->ops.data[i]];
   }

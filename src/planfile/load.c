@@ -394,13 +394,6 @@ static jpp_status_t* read_devices(reader_t* r) {
   return NULL;
 }
 
-static uint32_t dims_of(const jpp_graph_t* graph, uint32_t number) {
-  uint32_t value = number < graph->num_args
-                       ? graph->args[number].value
-                       : graph->outputs[number - graph->num_args].value;
-  return graph->values[value].type.ndim;
-}
-
 static jpp_status_t* read_layouts(reader_t* r) {
   const jpp_graph_t* graph = r->storage->graph;
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
@@ -409,7 +402,7 @@ static jpp_status_t* read_layouts(reader_t* r) {
   uint64_t count = (uint64_t)graph->num_args + graph->num_outputs;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, count, &layouts));
   for (uint32_t i = 0; i < count; ++i) {
-    uint64_t ndim = dims_of(graph, i);
+    uint64_t ndim = jpp_planfile_type(graph, i)->ndim;
     JPP_RETURN_IF_ERROR(take_i64s(r, ndim, &layouts[i].dims));
     JPP_RETURN_IF_ERROR(
         take_i64s(r, ndim * contents->devices_per_rank, &layouts[i].starts));

@@ -62,14 +62,9 @@ static void append_numbers(const jpp_planfile_contents_t* contents, jpp_str_t* s
     append_schedule(str, planned->schedules[l]);
   }
   if (!contents->layouts) return;
-  const jpp_planfile_layout_t* layout = contents->layouts;
-  uint32_t devices = contents->devices_per_rank;
-  for (uint32_t a = 0; a < graph->num_args; ++a) {
-    append_layout(str, layout++, devices, graph->values[graph->args[a].value].type.ndim);
-  }
-  for (uint32_t o = 0; o < graph->num_outputs; ++o) {
-    append_layout(str, layout++, devices,
-                  graph->values[graph->outputs[o].value].type.ndim);
+  for (uint32_t i = 0; i < graph->num_args + graph->num_outputs; ++i) {
+    append_layout(str, &contents->layouts[i], contents->devices_per_rank,
+                  jpp_planfile_type(graph, i)->ndim);
   }
 }
 

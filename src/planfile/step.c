@@ -266,7 +266,7 @@ static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
                                   jpp_array_t** out_array) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
   const jpp_graph_t* graph = contents->planned->graph;
-  const jpp_type_t* type = &graph->values[graph->args[arg].value].type;
+  const jpp_type_t* type = jpp_planfile_type(graph, arg);
   const jpp_planfile_layout_t* box = contents->layouts ? &contents->layouts[arg] : NULL;
   int64_t stride = jpp_dtype_bits(type->dtype) / 8;
   for (uint32_t i = type->ndim; i-- > 0; stride *= type->dims[i]) strides[i] = stride;
@@ -368,7 +368,7 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
                            "expected the number of a result, below %u, found %u",
                            graph->num_outputs, output);
   }
-  const jpp_type_t* type = &graph->values[graph->outputs[output].value].type;
+  const jpp_type_t* type = jpp_planfile_type(graph, graph->num_args + output);
   if (contents->layouts && type->ndim && type->ndim <= JPP_BUFFER_MAX_RANK) {
     const jpp_planfile_layout_t* layout = &contents->layouts[graph->num_args + output];
     return read_boxes(step, type, layout, array, data);
