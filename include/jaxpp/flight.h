@@ -9,8 +9,8 @@
 // In: the folder, with the files of all processes; they may be copied there from several
 // hosts. Out: a text that lines them up. Per rank: the last instruction that it issued
 // and when, and the one that it has come to; if that is a transfer, whether the other
-// rank has done its part. At the end: who waits for whom, down to a rank that waits for
-// nobody.
+// rank has done its part. At the end: which rank waits for which, down to a rank that
+// waits for no other.
 //
 // Threads: any thread.
 #ifndef JAXPP_FLIGHT_H_

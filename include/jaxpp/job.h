@@ -83,9 +83,9 @@ JPP_API void jpp_job_hurry(void);
 // the others are gone, since JAX ends them with it, or their time is over.
 JPP_API void jpp_job_end(void);
 
-// Waits until this process' time to end is over, and gives what is to be said about it,
-// NULL if all was said; false: jpp_job_end() was called. The caller has a second to end
-// the process. Free the text with jpp_text_free().
+// Waits until this process' time to end is over, and gives a text about it for the user,
+// NULL if the user has been told already; false: jpp_job_end() was called. The caller has
+// a second to end the process. Free the text with jpp_text_free().
 JPP_API bool jpp_job_await_end(char** out_text);
 
 #endif  // JAXPP_JOB_H_

@@ -9,7 +9,7 @@
 // steps, so that waiting takes no memory; what people read counts these steps one by one.
 //
 // Threads: any thread, several at once, also on the same schedule, which is only read;
-// destroy it when nobody reads it. Callbacks are called on the caller's thread.
+// destroy it when no thread reads it. Callbacks are called on the caller's thread.
 #ifndef JAXPP_SCHEDULE_H_
 #define JAXPP_SCHEDULE_H_
 

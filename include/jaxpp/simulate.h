@@ -14,7 +14,7 @@
 // before it in the list that run on other streams.
 //
 // Threads: any thread, several at once, also on the same schedule or simulation, which
-// are only read; destroy a simulation when nobody reads it.
+// are only read; destroy a simulation when no thread reads it.
 #ifndef JAXPP_SIMULATE_H_
 #define JAXPP_SIMULATE_H_
 
@@ -69,14 +69,14 @@ JPP_API jpp_status_t* jpp_schedule_simulate(
 // The same stages as one SPMD program, as `vmap` and a shift over a stage axis make it.
 // All ranks do the same in lockstep: a turn takes as long as the slowest stage, and each
 // stage hands a microbatch on at its end; where a rank has several stages, the
-// microbatches go round. While the pipeline fills and drains, ranks compute what nobody
-// uses. The backward pass is the loop's transpose, so all forwards come first.
+// microbatches go round. While the pipeline fills and drains, ranks compute what
+// is not used. The backward pass is the loop's transpose, so all forwards come first.
 typedef struct jpp_spmd_simulation {
   uint64_t turns;         // forward; as many back
   double forward_turn;    // one of them, the transfer included
   double backward_turn;   // with what it computes again
   double makespan;        // turns * (forward_turn + backward_turn)
-  double lost;            // part of the makespan: turns in which a rank works for nobody
+  double lost;            // part of the makespan: turns in which a rank's work is wasted
   double rematerialised;  // part of the makespan: what is computed again
   double utilisation;     // all work of the schedule's tasks / (ranks * makespan)
   double peak;            // microbatches whose activations a rank keeps: a turn each, of

@@ -64,7 +64,7 @@ typedef struct jpp_transport_options {
   // A peer that is silent for this long counts as dead; jpp_transport_destroy() waits no
   // longer. 0: 10000.
   uint32_t peer_timeout_ms;
-  // CUDA's number of the device whose memory shards may lie in, for drivers that take
+  // CUDA's number of the device whose memory may hold shards, for drivers that take
   // device memory.
   uint64_t device;
 } jpp_transport_options_t;
@@ -89,7 +89,7 @@ JPP_API jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport
 // Of the job; 1 where the transport carries handles.
 JPP_API uint32_t jpp_transport_num_processes(const jpp_transport_t* transport);
 
-// Whether shards may lie in the memory of a device (jpp_channel_spec_t.on_device).
+// Whether the memory of a device may hold shards (jpp_channel_spec_t.on_device).
 JPP_API bool jpp_transport_takes_device_memory(const jpp_transport_t* transport);
 
 // What the other processes need to reach this one, with a proof of the token. The caller
@@ -156,7 +156,7 @@ JPP_API const void* jpp_transport_note(const jpp_transport_t* transport,
 
 //===-- Channels -------------------------------------------------------------------===//
 
-// Handles: frees a buffer that nobody will receive. Called by reset and close, on their
+// Handles: frees a buffer that will not be received. Called by reset and close, on their
 // thread.
 typedef void (*jpp_channel_release_t)(void* user, void* buffer);
 
@@ -179,7 +179,7 @@ typedef struct jpp_channel_spec {
   jpp_channel_release_t release;  // handles; NULL: dropped buffers are not released
   jpp_channel_sent_t sent;        // bytes; NULL: the caller does not need it
   void* user;                     // of both
-  // [capacity] Bytes: which shards lie in the memory of the transport's device, at both
+  // [capacity] Bytes: which shards are in the memory of the transport's device, at both
   // ends, and have their slots there; all work that writes one has ended when it is sent.
   // NULL: none, the only choice where the transport takes no device memory. Channels with
   // such shards are opened before the first progress, or later where there is one between
@@ -214,14 +214,14 @@ JPP_API jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) JPP_MUST_
 // with this one's name in front. The first abort stays. `status` is only read.
 JPP_API void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status);
 
-// Drops what waits and clears the abort, so that the channel is as new. Nobody else may
-// use the channel meanwhile. Bytes: both ends must be reset, each by its process; the
-// sender has no credit until the other end is. Slots that are not released stay the
-// receiver's, and `sent` is still called for what is under way.
+// Drops what waits and clears the abort, so that the channel is as new. No other
+// thread may use the channel meanwhile. Bytes: both ends must be reset, each by its
+// process; the sender has no credit until the other end is. Slots that are not released
+// stay the receiver's, and `sent` is still called for what is under way.
 JPP_API void jpp_channel_reset(jpp_channel_t* channel);
 
-// Drops what waits and frees the channel. Nobody else may use it. Bytes: memory that is
-// being sent must stay until `sent` was called for it, at the latest by
+// Drops what waits and frees the channel. No other thread may use it. Bytes: memory that
+// is being sent must stay until `sent` was called for it, at the latest by
 // jpp_transport_destroy(); slots are gone, also those that were not released. NULL is
 // fine.
 JPP_API void jpp_channel_close(jpp_channel_t* channel);

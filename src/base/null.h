@@ -8,7 +8,7 @@
 
 #include "jaxpp/status.h"
 
-// `names` is a list with commas, of which entry `index` is NULL.
+// `names` is a list with commas; the argument named by entry `index` is NULL.
 jpp_status_t* jpp_null_error(const char* function, const char* names,
                              size_t index) JPP_MUST_USE;
 

@@ -1,4 +1,4 @@
-// Proves a plan from its instructions alone: each actor's list by itself, then both ends
+// Proves a plan from its instructions alone: each actor's list on its own, then both ends
 // of every channel, then all actors together for deadlock. It shares no code with the
 // planner, so a mistake there cannot hide itself.
 #include "base/null.h"

@@ -135,7 +135,7 @@ jpp_status_t* jpp_cli_read_traces(const char* const* files, uint32_t count,
                                   jpp_spans_t** out_spans) JPP_MUST_USE;
 
 // The costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says whether it
-// is a trace with whole backwards, of which half is taken for each kind of gradient.
+// is a trace with whole backwards: half of a backward counts for each kind of gradient.
 jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
                                  jpp_cost_t** out_costs, bool* out_halved) JPP_MUST_USE;
 // Says so on standard error.

@@ -151,7 +151,7 @@ static void name_culprit(launch_job_t* job) {
   if (!job->result) {
     job->result = culprit && !culprit->ended ? 128 + SIGKILL : result_of_first(job);
   }
-  // One that does not answer will not end by itself.
+  // A process that does not answer does not end when it is asked to.
   if (culprit && culprit->pid) kill(-culprit->pid, SIGKILL);
   end_all(job, SIGTERM, grace_ms(job, kFailureMs) + kBeyondMs);
 }

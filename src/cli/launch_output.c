@@ -32,8 +32,8 @@ static void drop(launch_output_t* output, size_t length) {
   memmove(output->line, output->line + length, output->length);
 }
 
-// A progress bar returns to the start of its line and draws itself anew: it is shown now
-// and then.
+// A progress bar returns to the start of its line and redraws itself; only some of the
+// redraws are shown.
 static void redraw(const launch_child_t* child, launch_output_t* output, size_t length) {
   double now = jpp_cli_now_ms();
   if (!length || now - output->redrawn_ms < kRedrawMs) return;

@@ -75,7 +75,7 @@ static void append_help(jpp_str_t* out) {
                  "plan or schedule cannot run; 2 bad flags, file or text.\n");
 }
 
-// How many words of the command line the command's name takes up; 0 if it is another.
+// How many words of the command line the command's name takes up; 0 if they do not match.
 static int match_command(const jpp_cli_command_t* command, int count,
                          char* const* words) {
   const char* name = command->name;
@@ -196,7 +196,7 @@ static int exit_status(const jpp_status_t* status) {
   }
 }
 
-// Files and their names hold any bytes; who reads errors expects UTF-8.
+// Files and their names hold any bytes; readers of errors expect UTF-8.
 static void print_error(const jpp_status_t* status) {
   const char* message = jpp_status_message(status);
   jpp_str_t text = {0};

@@ -93,7 +93,7 @@ static jpp_status_t* open_client(run_t* run) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// In [0, 0.1), of which an optimizer's state may take roots; splitmix64,
+// In [0, 0.1): not negative, since an optimizer may take roots of its state. splitmix64,
 // https://prng.di.unimi.it/splitmix64.c
 static double next_random(uint64_t* state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15);

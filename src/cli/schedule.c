@@ -62,7 +62,7 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t*
   return status;
 }
 
-// Listing every message of a schedule beyond this takes long, and no plan is that large.
+// Listing every message of a larger schedule takes long, and no plan is that large.
 enum { kMostPairs = 1 << 21 };
 
 static bool has_backward(const jpp_schedule_t* schedule) {

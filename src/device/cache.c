@@ -167,7 +167,7 @@ static jpp_cache_outcome_t keep_program(jpp_client_t* client,
   return outcome;
 }
 
-// Its nodes compile it together: one that had it from a folder would be missed.
+// All nodes compile such a program together, so none may take it from a folder.
 static bool spans_nodes(const jpp_client_t* client,
                         const jpp_compile_request_t* request) {
   for (uint32_t i = 0; i < request->device_count; ++i) {

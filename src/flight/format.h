@@ -32,7 +32,7 @@ typedef struct jpp_flight_head {
   char failure[kJppFlightFailure];  // NUL-ended
 } jpp_flight_head_t;
 
-// What an instruction does, as far as another rank takes part in it.
+// The part of an instruction that involves another rank.
 typedef enum jpp_flight_kind {
   JPP_FLIGHT_LOCAL,
   JPP_FLIGHT_SEND,

@@ -15,7 +15,7 @@ typedef struct jpp_flight {
   jpp_flight_row_t* rows;
 } jpp_flight_t;
 
-// What is to be recorded of a rank; `texts` has one line an instruction.
+// What a record says of a rank; `texts` has one line for each instruction.
 typedef struct jpp_flight_rank {
   uint32_t rank;
   uint32_t num_instrs;

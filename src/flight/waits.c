@@ -67,7 +67,7 @@ bool jpp_flight_is_full(const jpp_flight_place_t* sender,
   return sent >= received + send->slots;
 }
 
-// Whether a send waits for those before it, which wait for its own device.
+// Whether a send waits for earlier sends that wait for its own device.
 static bool waits_for_itself(const jpp_flight_place_t* place,
                              const jpp_flight_instr_t* send) {
   return place->unsent_step && place->unsent < place->num_instrs &&
@@ -90,8 +90,8 @@ const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
   return waits ? peer : NULL;
 }
 
-// Whether the way of waits ends at `peer`, which `place` waits for: its device is what
-// makes them wait, wherever it has come to itself.
+// Whether the chain of waits ends at `peer`, which `place` waits for: then its device
+// makes them wait, wherever its own program is.
 static bool is_end(const jpp_flight_place_t* place, const jpp_flight_place_t* peer) {
   const jpp_flight_instr_t* instr = jpp_flight_next_instr(place);
   return instr->kind == JPP_FLIGHT_RECV && is_owed(peer, instr, place->step);

@@ -316,7 +316,7 @@ void jpp_job_hurry(void) {
   if (!is_joined()) return;
   lock();
   begin_deadline();
-  // One that is silent is to be named.
+  // A process that is silent must be noticed first, so that it can be named.
   if (job->deadline_ms && !job->failure) job->deadline_ms += job->peer_timeout_ms;
   unlock();
 }

@@ -184,7 +184,7 @@ static void check_silence(jpp_job_connection_t* connection, int64_t now) {
   jpp_job_close(connection);
 }
 
-// A thread that did not run itself, as that of a process that was stopped, can tell
+// A thread that did not run itself, because its process was stopped, can tell
 // nothing of others.
 static void keep_time(int64_t now) {
   jpp_job_t* job = &jpp_the_job;

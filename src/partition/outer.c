@@ -6,9 +6,10 @@
 // same inputs and hands out the same outputs, as one module. jpp_task_t.repeats says
 // which tasks these are.
 //
-// Arrays that depend on no loop and that only smaller groups use are an exception, such
-// as all layers of a new model, of which each rank cuts its rows. Each task that uses one
-// makes it: XLA then computes no more than the rows, and no rank holds the whole.
+// Arrays that depend on no loop and that only smaller groups use are an exception: for
+// example all layers of a new model, from which each rank cuts its rows. Each task that
+// uses one makes it: XLA then computes no more than the rows, and no rank holds the
+// whole.
 //
 // Level n of a phase uses what other groups made at lower levels. Ops run as late as
 // their users allow, so that few values cross from one task to the next.

@@ -102,7 +102,7 @@ typedef struct reader {
   size_t at;  // of the next blob
 } reader_t;
 
-// The checksum is right: another program wrote the file.
+// The checksum is right, so another program wrote the file.
 static jpp_status_t* malformed(const reader_t* r, const char* what,
                                const char* expected) {
   return jpp_status_make(JPP_PARSE_ERROR, "plan file %s: %s: expected %s", r->path, what,

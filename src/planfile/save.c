@@ -240,7 +240,7 @@ static bool write_draft(FILE* file, const draft_t* draft) {
   return !writer.failed && fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
-// A new file beside `path`, whose name is to be freed; NULL with errno.
+// Creates a file beside `path`; the caller frees its name. NULL with errno.
 static FILE* open_scratch(const char* path, char** out_name) {
   static atomic_uint count;
   for (int tries = 0; tries < 100; ++tries) {

@@ -74,7 +74,7 @@ struct jpp_planfile_step {
   jpp_client_t* client;
   uint32_t* devices;    // [ranks * devices_per_rank]
   uint32_t* task_jobs;  // [num_tasks] JPP_NONE for a task without ops
-  job_t* jobs;          // [num_tasks], of which the first num_jobs are used
+  job_t* jobs;          // [num_tasks], the first num_jobs are used
   uint32_t num_jobs;
   atomic_uint next_job;  // for the threads that compile
   atomic_bool failed;

@@ -1,5 +1,5 @@
 // A profiler as JAX drives it: made, started, stopped, asked for what it has, destroyed.
-// While it is started it observes all steps.
+// Once started, it observes all steps.
 #include "profile/plugin.h"
 
 #include <string.h>

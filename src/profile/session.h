@@ -45,7 +45,7 @@ void jpp_profile_deinit(jpp_profile_session_t* session);
 void jpp_profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace);
 
 // A serialized XSpace, as JAX reads profiles (tsl/profiler/protobuf/xplane.proto): one
-// plane, whose lines are those of the ranks. Bytes to be freed with jpp_text_free().
+// plane with a line for each rank. Free the bytes with jpp_text_free().
 jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
                                     char** out_bytes, size_t* out_size) JPP_MUST_USE;
 

@@ -53,7 +53,7 @@ static jpp_status_t* list_occurrences(const jpp_staged_t* staged,
   return NULL;
 }
 
-// Merges an occurrence into the value's site on that rank, which is made if it is the
+// Merges an occurrence into the value's site on that rank, which is created if it is the
 // first there.
 static void note_site(jpp_program_builder_t* b, const occurrence_t* occurrence,
                       uint32_t* used) {

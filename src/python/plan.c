@@ -35,7 +35,7 @@ static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
   return m->raised ? jpp_status_make(JPP_CANCELLED, "an exception in Python") : NULL;
 }
 
-// The Staged that Python has seen lives as long as somebody holds it.
+// Python may still hold the Staged that it was given.
 static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
   jpp_py_staged_t* staged = (jpp_py_staged_t*)m->staged;
   if (!staged) return;

@@ -12,7 +12,7 @@ enum { kMostLooks = 1 << 25 };
 typedef struct wait {
   uint32_t rank, entry;            // of the task
   uint32_t need_rank, need_entry;  // the rank runs all before that entry first
-  uint32_t parent;  // the wait because of which the search came here; JPP_NONE: the start
+  uint32_t parent;  // the wait that led the search here; JPP_NONE: the start
   uint32_t length;  // of the way from the start
 } wait_t;
 

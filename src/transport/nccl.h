@@ -18,10 +18,10 @@
 // communicator is aborted when its peer has failed.
 //
 // Making and freeing communicators allocates device memory, and CUDA may make that wait
-// for all kernels on the device; were one of those waiting for a peer that does the same,
-// neither would go on. So nothing is issued while a communicator of this process is to be
-// made, what must be aborted is aborted together, when the others are idle, and device
-// memory is freed at the end.
+// for all kernels on the device; if one of those waited for a peer that does the same,
+// neither would go on. Therefore nothing is issued while this process still has to make a
+// communicator, all aborts happen together when the other communicators are idle, and
+// device memory is freed at the end.
 #ifndef JPP_TRANSPORT_NCCL_H_
 #define JPP_TRANSPORT_NCCL_H_
 

@@ -302,7 +302,7 @@ void jpp_nccl_comms_abort(jpp_nccl_t* nccl) {
   for (size_t i = 0; i < nccl->used.count; ++i) {
     jpp_nccl_comm_t* comm = nccl->used.data[i];
     if (comm->state == JPP_NCCL_DOOMED) {
-      // The stream stops by itself, after what it was given before.
+      // The stream stops after the work that it was given before.
       comm->state = JPP_NCCL_ABORTED;
       if (!comm->batch || comm->nccl->library->cuEventRecord(comm->event, comm->stream) !=
                               JPP_CUDA_SUCCESS) {

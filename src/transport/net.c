@@ -242,7 +242,7 @@ static const char* take_channel_packet(jpp_net_channel_t* channel,
   }
 }
 
-// The data of a shard in device memory go their own way, also when they are dropped.
+// nccl.c carries the data of a shard in device memory, also when they are dropped.
 static const char* take_turn(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                              jpp_net_channel_t* channel) {
   jpp_net_place_t place = {0};

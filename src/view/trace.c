@@ -21,7 +21,7 @@ static const char* run_name(const jpp_trace_t* trace, const jpp_trace_run_t* run
   return buffer;
 }
 
-// From the start of the first trace to that of this one, nanoseconds.
+// Nanoseconds from the start of the first trace to the start of this one.
 static int64_t offset_of(const jpp_trace_t* const* traces, uint32_t trace) {
   return traces[trace]->start - traces[0]->start;
 }

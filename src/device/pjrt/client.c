@@ -147,7 +147,7 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
   return NULL;
 }
 
-// The plugin's file as it was when it was loaded.
+// Identifies the version of the plugin's file.
 static uint64_t hash_file(const char* path) {
   struct stat info;
   if (stat(path, &info) != 0) return 0;

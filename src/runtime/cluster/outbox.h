@@ -2,7 +2,7 @@
 //
 // A value is sent when it exists: it is copied to a parcel as soon as the device has made
 // it, and the parcel goes when the receiver has a slot. The sender's program does not
-// wait for either, only for a free parcel, of which there are as many as the channel has
+// wait for either, only for a free parcel; there are as many parcels as the channel has
 // slots.
 //
 // A parcel is host memory; or, where the transport takes device memory, copies on the

@@ -42,7 +42,7 @@ bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
 }
 
 static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
-  // What a rank came to before the job failed is not to be lost.
+  // Keeps the record of how far the rank was when the job failed.
   bool broken = atomic_load(&actor->runtime->broken);
   if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
   actor->step = step;
@@ -270,7 +270,7 @@ typedef struct cancellation {
   const jpp_step_t* step;
 } cancellation_t;
 
-// What the devices have is soon done, unless they hang: that may be why the job failed.
+// Devices finish their work soon unless they hang, which may be why the job failed.
 static bool is_hopeless(const jpp_runtime_t* runtime) {
   int64_t failed_at = atomic_load_explicit(&runtime->failed_at, memory_order_relaxed);
   uint32_t grace_ms = runtime->step_timeout_ms;

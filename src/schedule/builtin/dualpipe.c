@@ -77,7 +77,7 @@ static void dualpipe_row(const jpp_schedule_params_t* params, uint32_t rank,
     jpp_row_put(writer, row.down, JPP_TASK_BWD_I);
     if (rank == 0) jpp_row_put(writer, row.down, JPP_TASK_BWD_W);
   }
-  // The weight gradients that were put off, by microbatch, then stage.
+  // The postponed weight gradients, by microbatch, then stage.
   bool more = true;
   while (more) {
     uint32_t down = jpp_row_next(row.writer, row.down, JPP_TASK_BWD_W);

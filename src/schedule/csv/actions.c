@@ -1,4 +1,4 @@
-// Proves a schedule's communication, first part: each rank's list by itself, then that
+// Proves a schedule's communication, first part: each rank's list on its own, then that
 // every message has both ends. actions_run.c then runs all ranks together.
 #include "schedule/csv/actions.h"
 
@@ -73,7 +73,7 @@ static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
       ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, !forward)];
 }
 
-// --- Each rank by itself ---------------------------------------------------------------
+// --- Each rank on its own ------------------------------------------------------------
 
 static jpp_status_t* check_compute(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
