@@ -81,19 +81,6 @@ static jpp_status_t* tables_init(const jpp_cli_options_t* options,
   return NULL;
 }
 
-// The same limit for every rank.
-static jpp_status_t* check_limit(const jpp_cli_options_t* options,
-                                 const jpp_planned_t* planned) {
-  uint64_t* bytes = NULL;
-  if (!options->memory_limit) return NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &bytes));
-  for (uint32_t r = 0; r < planned->ranks; ++r) bytes[r] = options->memory_limit;
-  jpp_memory_limits_t limits = {.bytes = bytes};
-  jpp_status_t* status = jpp_advise_fit(planned, &limits);
-  jpp_free(bytes);
-  return status;
-}
-
 static jpp_status_t* plan_and_limit(const jpp_cli_options_t* options,
                                     const tables_t* tables, jpp_plan_part_t last,
                                     const jpp_graph_t* graph,
@@ -106,7 +93,16 @@ static jpp_status_t* plan_and_limit(const jpp_cli_options_t* options,
                                  .channel_slots = options->slots,
                                  .last = options->memory_limit ? JPP_PART_CHECK : last};
   JPP_RETURN_IF_ERROR(jpp_plan_graph(graph, &planning, out_planned));
-  return check_limit(options, *out_planned);
+  // The same limit for every rank.
+  const jpp_planned_t* planned = *out_planned;
+  uint64_t* bytes = NULL;
+  if (!options->memory_limit) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &bytes));
+  for (uint32_t r = 0; r < planned->ranks; ++r) bytes[r] = options->memory_limit;
+  jpp_memory_limits_t limits = {.bytes = bytes};
+  jpp_status_t* status = jpp_advise_fit(planned, &limits);
+  jpp_free(bytes);
+  return status;
 }
 
 static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,

@@ -169,13 +169,6 @@ static jpp_status_t* get_hash(const reader_t* r, const char* key, uint64_t* out_
   return end && !*end ? NULL : malformed(r, "hashes", "numbers of 16 digits");
 }
 
-static jpp_status_t* get_hashes(const reader_t* r, jpp_plan_hashes_t* out_hashes) {
-  JPP_RETURN_IF_ERROR(get_hash(r, "arguments", &out_hashes->arguments));
-  JPP_RETURN_IF_ERROR(get_hash(r, "graph", &out_hashes->graph));
-  JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &out_hashes->schedule));
-  return get_hash(r, "program", &out_hashes->program);
-}
-
 // --- Blobs ----------------------------------------------------------------------------
 
 static jpp_status_t* take_blob(reader_t* r, const char* what, uint64_t size,
@@ -359,7 +352,11 @@ static jpp_status_t* read_plan(reader_t* r) {
   storage_t* storage = r->storage;
   jpp_planfile_bytes_t text, values;
   measured_t measured = {.reader = r};
-  JPP_RETURN_IF_ERROR(get_hashes(r, &storage->file.hashes));
+  jpp_plan_hashes_t* out_hashes = &storage->file.hashes;
+  JPP_RETURN_IF_ERROR(get_hash(r, "arguments", &out_hashes->arguments));
+  JPP_RETURN_IF_ERROR(get_hash(r, "graph", &out_hashes->graph));
+  JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &out_hashes->schedule));
+  JPP_RETURN_IF_ERROR(get_hash(r, "program", &out_hashes->program));
   JPP_RETURN_IF_ERROR(
       get_u32(r, r->header, "channel_slots", &storage->file.contents.channel_slots));
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "values", &measured.count));

@@ -147,25 +147,19 @@ static json_t* header_to_json(const draft_t* draft) {
                    "front", (json_int_t)contents->front.size);
 }
 
-static jpp_status_t* make_header(draft_t* draft) {
-  jpp_json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
-  jpp_str_append(&draft->header, "\n");
-  jpp_status_t* error = draft->header.error;
-  draft->header.error = NULL;
-  return error;
-}
-
 static jpp_status_t* make_draft(const jpp_planfile_contents_t* contents, draft_t* draft) {
   *draft = (draft_t){.contents = contents};
   jpp_planned_hash(contents->planned, &draft->hashes);
   JPP_RETURN_IF_ERROR(jpp_graph_print(contents->planned->graph, &draft->graph));
   append_numbers(contents, &draft->numbers);
-  if (draft->numbers.error) {
-    jpp_status_t* error = draft->numbers.error;
-    draft->numbers.error = NULL;
-    return error;
-  }
-  return make_header(draft);
+  jpp_status_t* error = draft->numbers.error;
+  draft->numbers.error = NULL;
+  JPP_RETURN_IF_ERROR(error);
+  jpp_json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
+  jpp_str_append(&draft->header, "\n");
+  error = draft->header.error;
+  draft->header.error = NULL;
+  return error;
 }
 
 // --- The file -------------------------------------------------------------------------

@@ -179,17 +179,6 @@ static bool advance(printer_t* p, uint32_t rank) {
   return p->at[rank] > first;
 }
 
-static void append_step_args(printer_t* p) {
-  const jpp_staged_t* staged = p->plan->staged;
-  p->num_names = staged->graph->num_args;
-  jpp_str_append(&p->str, "{ lambda ;");
-  for (uint32_t i = 0; i < p->num_names; ++i) {
-    jpp_str_append(&p->str, " ");
-    append_new(p, i, staged->args[i].value);
-  }
-  jpp_str_append(&p->str, ". let\n");
-}
-
 // NULL: another rank has the output.
 static const jpp_program_output_t* find_output(const jpp_program_t* program,
                                                uint32_t output) {
@@ -249,7 +238,14 @@ static jpp_status_t* make_tables(printer_t* p, jpp_arena_t* arena) {
 
 static jpp_status_t* print_all(printer_t* p, jpp_arena_t* arena) {
   JPP_RETURN_IF_ERROR(make_tables(p, arena));
-  append_step_args(p);
+  const jpp_staged_t* staged = p->plan->staged;
+  p->num_names = staged->graph->num_args;
+  jpp_str_append(&p->str, "{ lambda ;");
+  for (uint32_t i = 0; i < p->num_names; ++i) {
+    jpp_str_append(&p->str, " ");
+    append_new(p, i, staged->args[i].value);
+  }
+  jpp_str_append(&p->str, ". let\n");
   for (bool moved = true; moved;) {
     moved = false;
     for (uint32_t r = 0; r < p->plan->ranks; ++r) moved = advance(p, r) || moved;

@@ -371,8 +371,9 @@ static PyObject* task_to_record(const jpp_schedule_task_t* task) {
                        PyLong_FromUnsignedLong(idle ? 0 : task->microbatch));
 }
 
-// Idle steps one by one.
-static PyObject* row_to_list(const jpp_schedule_row_t* row) {
+static PyObject* make_row(const void* rows, uint64_t rank) {
+  // Idle steps one by one.
+  const jpp_schedule_row_t* row = &((const jpp_schedule_row_t*)rows)[rank];
   PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {
     PyObject* item = task_to_record(&row->tasks[i]);
@@ -383,10 +384,6 @@ static PyObject* row_to_list(const jpp_schedule_row_t* row) {
     Py_XDECREF(item);
   }
   return list;
-}
-
-static PyObject* make_row(const void* rows, uint64_t rank) {
-  return row_to_list(&((const jpp_schedule_row_t*)rows)[rank]);
 }
 
 static PyObject* schedule_rows(PyObject* object, PyObject* unused) {

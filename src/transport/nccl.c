@@ -217,22 +217,6 @@ static const jpp_net_device_t kDevice = {.open = nccl_open,
                                          .meet = jpp_nccl_meet,
                                          .end = nccl_end};
 
-// The wire's address, with the version of NCCL.
-static jpp_status_t* publish_version(jpp_net_t* net, uint32_t version) {
-  jpp_address_t address;
-  void* sealed = NULL;
-  size_t size = 0;
-  JPP_RETURN_IF_ERROR(jpp_address_open(net->address, net->address_size, net->token,
-                                       net->token_size, &address));
-  address.device_version = version;
-  JPP_RETURN_IF_ERROR(
-      jpp_address_seal(&address, net->token, net->token_size, &sealed, &size));
-  jpp_free(net->address);
-  net->address = sealed;
-  net->address_size = size;
-  return NULL;
-}
-
 static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   size_t count = (size_t)net->base.num_processes * 2;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &nccl->comms));
@@ -245,7 +229,19 @@ static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   nccl->net = net;
   net->device = &kDevice;
   net->device_state = nccl;
-  return publish_version(net, nccl->library->version);
+  // The wire's address, with the version of NCCL.
+  jpp_address_t address;
+  void* sealed = NULL;
+  size_t size = 0;
+  JPP_RETURN_IF_ERROR(jpp_address_open(net->address, net->address_size, net->token,
+                                       net->token_size, &address));
+  address.device_version = nccl->library->version;
+  JPP_RETURN_IF_ERROR(
+      jpp_address_seal(&address, net->token, net->token_size, &sealed, &size));
+  jpp_free(net->address);
+  net->address = sealed;
+  net->address_size = size;
+  return NULL;
 }
 
 static void free_nccl(jpp_nccl_t* nccl) {

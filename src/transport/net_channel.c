@@ -208,18 +208,6 @@ void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
   atomic_store(&channel->net->work, true);
 }
 
-static void tell_abort(jpp_net_channel_t* channel, const jpp_status_t* aborted) {
-  const char* text = jpp_status_message(aborted);
-  size_t size = strnlen(text, kJppMostAbortText);
-  memcpy(channel->abort_text, text, size);
-  channel->abort.packet = (jpp_packet_t){.channel = channel->base.spec.id,
-                                         .epoch = channel->epoch,
-                                         .number = jpp_status_code(aborted),
-                                         .size = size};
-  channel->abort_told = true;
-  jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
-}
-
 static const char* check_abort(const jpp_packet_t* packet, const char* text) {
   if (packet->number == JPP_OK || packet->number >= JPP_STATUS_CODE_COUNT) {
     return "there is no such error";
@@ -331,7 +319,17 @@ void jpp_net_channel_progress(jpp_net_channel_t* channel) {
   bool busy = false;
   if (aborted && !channel->abort_told) {
     busy = channel->abort.busy;
-    if (!busy) tell_abort(channel, aborted);
+    if (!busy) {
+      const char* text = jpp_status_message(aborted);
+      size_t size = strnlen(text, kJppMostAbortText);
+      memcpy(channel->abort_text, text, size);
+      channel->abort.packet = (jpp_packet_t){.channel = channel->base.spec.id,
+                                             .epoch = channel->epoch,
+                                             .number = jpp_status_code(aborted),
+                                             .size = size};
+      channel->abort_told = true;
+      jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
+    }
   }
   if (!channel->sends) {
     jpp_net_receiver_t* receiver = &channel->receiver;

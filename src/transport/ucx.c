@@ -163,19 +163,17 @@ static void ucx_close_endpoint(ucx_transport_t* transport, jpp_net_peer_t* peer)
   if (!UCS_PTR_IS_PTR(request)) --transport->closing;
 }
 
-static void ucx_close_failed(ucx_transport_t* transport) {
-  transport->net.failed = false;
-  for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
-    jpp_net_peer_t* peer = &transport->net.peers[i];
-    if (peer->endpoint && peer->status) ucx_close_endpoint(transport, peer);
-  }
-}
-
 static void ucx_progress(jpp_transport_t* base, bool* out_some) {
   ucx_transport_t* transport = (ucx_transport_t*)base;
   *out_some = transport->ucx->ucp_worker_progress(transport->worker) != 0;
   jpp_net_progress(&transport->net, out_some);
-  if (transport->net.failed) ucx_close_failed(transport);
+  if (transport->net.failed) {
+    transport->net.failed = false;
+    for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
+      jpp_net_peer_t* peer = &transport->net.peers[i];
+      if (peer->endpoint && peer->status) ucx_close_endpoint(transport, peer);
+    }
+  }
 }
 
 static jpp_status_t* ucx_arm(jpp_transport_t* base, int* out_descriptor,

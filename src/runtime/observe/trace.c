@@ -57,17 +57,6 @@ static void end_observed_step(const jpp_trace_t* trace) {
 
 // --- Memory for traces ----------------------------------------------------------------
 
-static void name_runs(const jpp_actor_t* actor, jpp_trace_run_t* runs) {
-  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
-    const jpp_actor_instr_t* instr = &actor->instrs[i];
-    if (instr->kind != JPP_INSTR_RUN) continue;
-    const jpp_instr_t* source = &actor->program->instrs[instr->source];
-    runs[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
-                                         .task = source->target,
-                                         .microbatch = source->microbatch};
-  }
-}
-
 static jpp_status_t* allocate_step(jpp_runtime_t* runtime, uint64_t num_runs,
                                    jpp_step_trace_t* step) {
   jpp_arena_t* arena = &runtime->arena;
@@ -84,7 +73,14 @@ static jpp_status_t* allocate_step(jpp_runtime_t* runtime, uint64_t num_runs,
     const jpp_actor_t* actor = &runtime->actors[r];
     size_t waiters = (size_t)actor->num_runs * runtime->devices_per_rank;
     step->actors[r].runs = runs;
-    name_runs(actor, runs);
+    for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+      const jpp_actor_instr_t* instr = &actor->instrs[i];
+      if (instr->kind != JPP_INSTR_RUN) continue;
+      const jpp_instr_t* source = &actor->program->instrs[instr->source];
+      runs[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
+                                           .task = source->target,
+                                           .microbatch = source->microbatch};
+    }
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, waiters, &step->actors[r].waiters));
     runs += actor->num_runs;
   }

@@ -171,14 +171,6 @@ static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
   return actor->output_needs_event[output] ? watch_output(actor, output) : NULL;
 }
 
-static jpp_status_t* finish_outputs(jpp_actor_t* actor) {
-  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
-    jpp_status_t* status = finish_output(actor, i);
-    if (status) return jpp_failure_locate_output(actor, i, status);
-  }
-  return NULL;
-}
-
 // --- The loop -------------------------------------------------------------------------
 
 static jpp_status_t* issue_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
@@ -218,8 +210,11 @@ static void show(jpp_actor_t* actor, uint32_t at) {
 
 static jpp_advance_t issue_end(jpp_actor_t* actor) {
   uint64_t order = actor->runtime->order++;
-  jpp_status_t* status = finish_outputs(actor);
-  if (status) return stop_actor(actor, order, status);
+  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
+    jpp_status_t* status = finish_output(actor, i);
+    if (!status) continue;
+    return stop_actor(actor, order, jpp_failure_locate_output(actor, i, status));
+  }
   actor->done = true;
   show(actor, actor->program->num_instrs);
   return JPP_ADVANCE_SOME;

@@ -105,21 +105,17 @@ static jpp_status_t* prepare_rows(filler_t* filler, jpp_arena_t* scratch) {
   return NULL;
 }
 
-static void run_steps(filler_t* filler) {
-  for (bool more = true; more;) {
-    more = false;
-    ++filler->step;
-    for (uint32_t r = 0; r < filler->schedule->ranks; ++r) {
-      more |= step_rank(filler, &filler->ranks[r]);
-    }
-  }
-}
-
 jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
                                          jpp_arena_t* scratch) {
   filler_t filler = {.schedule = draft->schedule, .limit = limit};
   JPP_RETURN_IF_ERROR(prepare_rows(&filler, scratch));
-  run_steps(&filler);
+  for (bool more = true; more;) {
+    more = false;
+    ++filler.step;
+    for (uint32_t r = 0; r < filler.schedule->ranks; ++r) {
+      more |= step_rank(&filler, &filler.ranks[r]);
+    }
+  }
   for (uint32_t r = 0; r < draft->schedule->ranks; ++r) {
     rank_state_t* rank = &filler.ranks[r];
     if (rank->next < rank->row->count) {
