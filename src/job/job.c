@@ -1,4 +1,4 @@
-// What the program calls: joining, failing, leaving and the end.
+// The functions that programs call: joining, failing, leaving and the end.
 #include "jaxpp/job.h"
 
 #include <stdio.h>
@@ -90,7 +90,7 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
   job->welcome = job->process == 0;
   JPP_RETURN_IF_ERROR(
       jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread"));
-  // What is sent before the proof would be taken for a stranger's.
+  // Process 0 would treat frames sent before the proof as a stranger's.
   int64_t until = jpp_clock_now_ms() + job->peer_timeout_ms;
   lock();
   while (!job->welcome && !job->failure && jpp_clock_now_ms() < until) wait_a_while();
@@ -128,7 +128,7 @@ static void begin_deadline(void) {
   job->deadline_ms = jpp_clock_now_ms() + job->grace_ms;
 }
 
-// Tells the launcher, which takes the first report that it gets.
+// Tells the launcher, which uses the first report that it gets.
 static void report(int32_t culprit) {
   const jpp_job_t* job = &jpp_the_job;
   if (!job->report || culprit == job->process) return;

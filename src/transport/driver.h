@@ -3,7 +3,8 @@
 //
 // transport.c lists the drivers. It has checked options, specs, counts and sizes, and has
 // set what `out_` points to to NULL, 0 or false; jaxpp/transport.h has the contract. A
-// driver for a network fills few of these rows itself: net.h has the channels of bytes.
+// driver for a network fills few of these rows itself, because net.h implements the
+// channels of bytes.
 #ifndef JPP_TRANSPORT_DRIVER_H_
 #define JPP_TRANSPORT_DRIVER_H_
 
@@ -43,7 +44,7 @@ typedef struct jpp_bytes_vtable {
   jpp_status_t* (*open_notes)(jpp_transport_t* transport, uint32_t size,
                               jpp_transport_write_note_t write, void* user);
   const void* (*note)(const jpp_transport_t* transport, uint32_t process);
-  // Makes memory known to the devices that will send from it. *out_memory stays NULL
+  // Registers memory with the devices that will send from it. *out_memory stays NULL
   // where the processor sends.
   jpp_status_t* (*register_memory)(jpp_transport_t* transport, void* data, size_t size,
                                    jpp_transport_memory_t** out_memory);
@@ -84,7 +85,7 @@ typedef struct jpp_transport_vtable {
                                 jpp_channel_t** out_channel);
   // The sender's end: how many of the receiver's slots are free, as far as it knows.
   uint32_t (*credits)(jpp_channel_t* channel);
-  // Why the channel is of no more use.
+  // Why the channel can no longer be used.
   jpp_status_t* (*channel_status)(const jpp_channel_t* channel);
   // Any thread. Keeps a copy of the status, unless one is kept already, where both ends
   // see it at their next call; a driver between processes tells the peer.

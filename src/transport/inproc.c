@@ -1,11 +1,11 @@
 // Actors of one process: a channel is a ring of slots between one sender and one
 // receiver.
 //
-// `sent` and `received` count messages for ever; their difference is what waits. Each is
-// written by one side only, with release, after the slot was filled or emptied, and read
-// by the other with acquire: that orders the slot's contents. Each side keeps its own
-// copy of the other's counter and reads the shared one only when the copy says full or
-// empty.
+// `sent` and `received` only ever grow; their difference is the number of waiting
+// messages. Each is written by one side only, with release, after the slot was filled or
+// emptied, and read by the other with acquire: that orders the slot's contents. Each side
+// keeps its own copy of the other's counter and reads the shared one only when the copy
+// says full or empty.
 #include <stdatomic.h>
 
 #include "base/alloc.h"
@@ -123,7 +123,7 @@ static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* m
   return NULL;
 }
 
-// Takes a message whether aborted or not.
+// Takes a message even if the channel is aborted.
 static bool inproc_take(inproc_channel_t* channel, jpp_message_t* message) {
   uint64_t received = atomic_load_explicit(&channel->received, memory_order_relaxed);
   if (received == channel->sent_seen) {

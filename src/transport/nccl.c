@@ -1,11 +1,10 @@
-// The driver for NCCL: another driver, with a way of its own for shards in device memory
-// (nccl.h). Here are the device, its memory, and the order in which communicators are
-// made.
+// The driver for NCCL: another driver, plus NCCL for shards in device memory (nccl.h).
+// This file has the device, its memory, and the order in which communicators are created.
 //
-// A process makes one communicator at a time, in the order of the lowest numbers of the
-// channels that need them. The plan numbers channels the same in all processes; of those
-// communicators that are not made yet, the one with the lowest number is then the next
-// one at both of its ends, and no processes wait for each other in a circle.
+// A process creates one communicator at a time, in the order of the lowest numbers of the
+// channels that need them. The plan numbers channels the same in all processes. The
+// missing communicator with the lowest number is therefore the next one at both of its
+// ends, and processes cannot wait for each other in a cycle.
 #include "transport/nccl.h"
 
 #include <time.h>
@@ -42,7 +41,7 @@ static jpp_status_t* open_device(jpp_nccl_t* nccl, uint64_t number) {
                         "cuDevicePrimaryCtxRetain");
 }
 
-// Freed at the end alone: CUDA may wait for all kernels before it frees.
+// Freed only at the end, because CUDA may wait for all kernels before it frees.
 static jpp_status_t* nccl_allocate(jpp_net_t* net, size_t size, void** out_data) {
   jpp_nccl_t* nccl = net->device_state;
   jpp_cuda_pointer_t pointer = 0;
@@ -90,13 +89,13 @@ static jpp_status_t* nccl_open(jpp_net_peer_t* peer, const jpp_channel_spec_t* s
 
 // --- Progress -------------------------------------------------------------------------
 
-// Not once its channels are closed, unless something was sent before.
+// False once its channels are closed, unless something was sent before.
 static bool is_wanted(const jpp_nccl_comm_t* comm) {
   return comm->state == JPP_NCCL_WANTED &&
          (comm->peer->ends.count || comm->transfers.count);
 }
 
-// Whether there is no communicator left to be made.
+// True if every communicator is created.
 static bool make_next(const jpp_nccl_t* nccl) {
   jpp_nccl_comm_t* next = NULL;
   for (size_t i = 0; i < nccl->used.count; ++i) {
@@ -126,7 +125,7 @@ static void nccl_progress(jpp_transport_t* base, bool* out_some) {
   nccl->wire->bytes->progress(base, out_some);
 }
 
-// There is no descriptor for what NCCL does.
+// NCCL has no descriptor to poll.
 static jpp_status_t* nccl_arm(jpp_transport_t* base, int* out_descriptor,
                               bool* out_armed) {
   const jpp_nccl_t* nccl = nccl_of(base);
@@ -229,7 +228,7 @@ static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   nccl->net = net;
   net->device = &kDevice;
   net->device_state = nccl;
-  // The wire's address, with the version of NCCL.
+  // Adds the version of NCCL to the wire's address.
   jpp_address_t address;
   void* sealed = NULL;
   size_t size = 0;

@@ -1,4 +1,5 @@
-// Processes and their packets: who is connected, what a packet is for, who has failed.
+// Processes and their packets: which peers are connected, what a packet is for, which
+// peers have failed.
 #include "transport/net.h"
 
 #include <errno.h>
@@ -338,8 +339,9 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
                       (double)timeout / 1000);
 }
 
-// A process that lives is heard of, whatever its program does: its runtime makes progress
-// also between steps. One that does not look for long itself can tell nothing of others.
+// A living process sends heartbeats whatever its program does, because its runtime makes
+// progress between steps too. A process that has not polled for long itself cannot judge
+// others.
 static void watch_peers(jpp_net_t* net) {
   int64_t now = jpp_clock_coarse_ms(), since = now - net->looked_ms;
   uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;

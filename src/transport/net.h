@@ -21,8 +21,8 @@
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
 // the channel's are dropped; data of a later one cannot arrive, since there was no GRANT.
 //
-// Threads: everything here belongs to the one thread that uses the transport, but for
-// what is atomic.
+// Threads: everything here belongs to the one thread that uses the transport, except
+// atomics.
 #ifndef JPP_TRANSPORT_NET_H_
 #define JPP_TRANSPORT_NET_H_
 
@@ -84,7 +84,7 @@ typedef struct jpp_net_place {
   void* shard;  // for jpp_net_received()
 } jpp_net_place_t;
 
-// What a driver does for this file.
+// What a driver implements for this file.
 typedef struct jpp_net_port {
   // Sends a packet to op->peer. True: done with at once, also when it failed and
   // jpp_net_peer_failed() was called; false: jpp_net_op_done() will be called.
@@ -92,9 +92,9 @@ typedef struct jpp_net_port {
                const jpp_transport_memory_t* memory);
 } jpp_net_port_t;
 
-// What carries shards in device memory, beside the packets of the driver that it
-// is laid over: nccl.c. A packet of such a shard has a turn and no data. At both ends the
-// data are sent and received in the order of the turns, also those that are dropped.
+// Carries shards in device memory, beside the packets of another driver: nccl.c. A packet
+// of such a shard has a turn and no data. At both ends the data are sent and received in
+// the order of the turns, also those that are dropped.
 typedef struct jpp_net_device {
   // Called last when a channel with such shards is opened.
   jpp_status_t* (*open)(jpp_net_peer_t* peer, const jpp_channel_spec_t* spec);
@@ -154,7 +154,7 @@ struct jpp_net {
   void* token;
   size_t token_size;
   uint32_t peer_timeout_ms;
-  int64_t looked_ms;  // when the peers' hearts were last listened to
+  int64_t looked_ms;  // when the peers' heartbeats were last checked
   jpp_net_notes_t notes;
   uint8_t nonce[kJppNonceSize];
   void* address;
@@ -162,9 +162,9 @@ struct jpp_net {
   jpp_net_peer_t* peers;  // [num_processes]; this process' own row is not used
   JPP_VEC(jpp_net_channel_t*) closing;  // closed, with operations under way
   _Atomic bool work;                    // a channel has something for jpp_net_progress()
-  uint32_t idle;     // calls of progress in a row in which nothing happened
+  uint32_t idle;     // consecutive calls of progress in which nothing happened
   bool some;         // something happened since the last progress
-  bool failed;       // a peer did; for the driver, which closes its endpoint
+  bool failed;       // a peer failed; the driver then closes its endpoint
   uint64_t refused;  // packets without proof
   const jpp_net_device_t* device;  // NULL: there is only host memory
   void* device_state;              // its own
@@ -200,13 +200,13 @@ void jpp_net_progress(jpp_net_t* net, bool* out_some);
 
 // --- For drivers' callbacks (net.c) ---------------------------------------------------
 
-// A packet has come, from wherever. `data` NULL: they are still at the peer, and the
-// driver fetches them to `out_place`; otherwise this call has done all.
+// A packet has arrived from any sender. `data` NULL: the data are still at the peer, and
+// the driver fetches them to `out_place`; otherwise this call consumes them.
 void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const void* data,
                      size_t size, jpp_net_place_t* out_place);
 // The data are fetched, or could not be.
 void jpp_net_received(void* shard, bool success);
-// Whose data they are.
+// The peer that sent the shard's data.
 jpp_net_peer_t* jpp_net_shard_peer(const void* shard);
 void jpp_net_op_done(jpp_net_op_t* op);
 // The first failure stays. A peer that has left is not failed.

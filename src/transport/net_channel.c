@@ -114,7 +114,7 @@ static jpp_status_t* open_channel(jpp_net_channel_t* channel) {
     memcpy(channel->on_device, spec->on_device, spec->capacity);
   }
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kJppMostAbortText, &channel->abort_text));
-  // So that nothing that is closed needs memory for it.
+  // Reserved here, so that closing a channel needs no memory.
   size_t open = 1;
   for (uint32_t p = 0; p < net->base.num_processes; ++p) open += net->peers[p].ends.count;
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&net->closing, open));
@@ -266,7 +266,7 @@ void jpp_net_reset(jpp_channel_t* base) {
 
 // --- What comes from the peer ---------------------------------------------------------
 
-// Both ends are opened from the same plan, or nothing goes over the channel.
+// Both ends must be opened from the same plan.
 static bool check_agreement(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
   if (packet->size == channel->spec_hash) return true;
   const jpp_channel_spec_t* spec = &channel->base.spec;
@@ -426,7 +426,7 @@ jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
 
 // --- Warm up --------------------------------------------------------------------------
 
-// Each shard as large as it may be, up to kMostWarmUp; all of one kind of the same
+// Each shard has its largest size, up to kMostWarmUp; all shards of one kind share
 // memory.
 static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
   uint32_t capacity = channel->base.spec.capacity;

@@ -1,5 +1,5 @@
-// The list of drivers and the public transport API, which checks what every driver would
-// have to check, then calls the driver's function table.
+// The list of drivers, and the public transport API: it does the checks that all drivers
+// need and then calls the driver's function table.
 #include "jaxpp/transport.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-// In place of ucx.c where the headers of UCX were not found when this library was built.
+// Replaces ucx.c in builds without the headers of UCX.
 #include "transport/driver.h"
 
 static jpp_status_t* missing_create(const jpp_transport_options_t* options,

@@ -1,5 +1,5 @@
-// Uses medians: one step that waited for a checkpoint does not move them, and a step that
-// is somewhat slower than usual stays below a multiple of them.
+// Uses medians: one step that waited for a checkpoint does not change them, and a step
+// that is somewhat slower than usual stays below a multiple of them.
 #include "runtime/cluster/deadline.h"
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 // Records when every task ran. While a step is issued, only two times of each run are
-// stored: when it was issued and when its results were ready. Their meaning is worked out
+// stored: when it was issued and when its results were ready. Everything else is computed
 // afterwards.
 #include <pthread.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 
 // --- Whoever looks on -----------------------------------------------------------------
 
-// An observer that leaves waits so long for the steps under way.
+// How long an observer that is removed waits for the steps under way.
 enum { kLastStepsMs = 2000 };
 
 static atomic_bool g_observed;  // lets steps skip the lock without an observer
@@ -157,7 +157,7 @@ void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   if (actor->live_bytes > *peak) *peak = actor->live_bytes;
 }
 
-// Any thread, no lock held. The waiter is the runtime's again once `pending` is lower.
+// Any thread, no lock held. The runtime may reuse the waiter once `pending` is lower.
 static void run_ended(void* user, jpp_status_t* status) {
   jpp_run_waiter_t* waiter = user;
   waiter->end = jpp_clock_now();
