@@ -8,7 +8,7 @@
 #include "base/null.h"
 #include "base/str.h"
 
-// More than any schedule, graph or trace has, and less than memory.
+// Larger than any schedule, graph or trace, and smaller than memory.
 enum { kMostBytes = 1 << 30 };
 
 // Stops at kMostBytes or without memory: a device such as /dev/zero never ends.

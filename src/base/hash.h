@@ -18,7 +18,7 @@ static inline uint64_t jpp_hash_bytes(uint64_t hash, const void* bytes, size_t s
   return hash;
 }
 
-// Goes on with a number, the same on machines of any byte order.
+// Extends a hash by a number; the same for any byte order.
 static inline uint64_t jpp_hash_u64(uint64_t hash, uint64_t number) {
   for (int i = 0; i < 8; ++i) {
     unsigned char byte = (unsigned char)(number >> 8 * i);

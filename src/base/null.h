@@ -1,5 +1,5 @@
-// Checks at the door of each public function: status.h's rule about NULL, and the lengths
-// of a caller's lists.
+// Checks at the start of each public function: status.h's rule about NULL, and the
+// lengths of a caller's lists.
 #ifndef JPP_BASE_NULL_H_
 #define JPP_BASE_NULL_H_
 

@@ -126,11 +126,11 @@ static uint32_t edit_distance(const char* a, size_t a_length, const char* b) {
   return row[a_length];
 }
 
-// The option that a variable of the environment, "NAME=value", is a misspelling of;
+// The option that a variable of the environment, "NAME=value", misspells;
 // JPP_OPTION_COUNT for none.
 static jpp_option_t find_alike(const char* name, size_t length) {
   jpp_option_t alike = JPP_OPTION_COUNT;
-  uint32_t nearest = 3;  // more than two letters: another name
+  uint32_t nearest = 3;  // more than two letters: a different name
   if (length > kLongestName || strncmp(name, "JPP_", 4) != 0) return alike;
   for (int option = 0; option < JPP_OPTION_COUNT; ++option) {
     uint32_t distance = edit_distance(name, length, kOptions[option].name);

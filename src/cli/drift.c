@@ -1,4 +1,4 @@
-// jaxpp drift: where a predicted step and a measured one part.
+// jaxpp drift: where a predicted step and a measured one differ.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// jaxpp options: the table of environment variables; and what is misspelt in it.
+// jaxpp options: the table of environment variables, and warnings about misspelt ones.
 #include <stdio.h>
 
 #include "base/json.h"

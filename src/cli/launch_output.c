@@ -46,7 +46,8 @@ static char* find_end(const launch_output_t* output) {
   for (size_t i = 0; i < output->length; ++i) {
     char* at = (char*)output->line + i;
     if (*at == '\n') return at;
-    // The one in front of a line feed, which may be on its way, ends no drawing.
+    // A carriage return before a line feed, which may not have arrived yet, ends no
+    // drawing.
     if (*at == '\r' && i + 1 < output->length && at[1] != '\n' && at[1] != '\r')
       return at;
   }

@@ -1,4 +1,4 @@
-// jaxpp: finds the command, runs it, writes what it made.
+// jaxpp: finds the command, runs it, and writes its output.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -119,7 +119,7 @@ static void append_group_help(const char* word, jpp_str_t* out) {
   jpp_str_appendf(out, "\n  jaxpp %s COMMAND --help    a command's flags\n", word);
 }
 
-// `words` begins with a group and no command of it follows.
+// `words` begins with a group that none of its commands follows.
 static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
   if (count == 1 || is_help(words[1])) {
     append_group_help(words[0], out);

@@ -57,7 +57,7 @@ struct jpp_client {
   uint64_t build;  // differs from that of another build of the same version; 0: unknown
 };
 
-// A caller's request, of whatever version, as this version's.
+// Converts a caller's request of any version to this version.
 jpp_status_t* jpp_compile_request_read(const jpp_compile_request_t* given,
                                        jpp_compile_request_t* out_request) JPP_MUST_USE;
 

@@ -7,8 +7,8 @@
 
 #include "device/pjrt/pjrt.h"
 
-// Before 0.57 the table of functions had another order; every function this driver calls
-// is in it since then (xla/pjrt/c/CHANGELOG.md).
+// Before 0.57 the table of functions had another order; since then it has every function
+// that this driver calls (xla/pjrt/c/CHANGELOG.md).
 #define PJRT_MINOR_NEEDED 57
 // The table up to the last function that this driver needs.
 #define PJRT_API_BYTES_NEEDED \
