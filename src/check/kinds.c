@@ -1,6 +1,6 @@
 // Classifies each value's bytes (weights, gradients, activations, ...; see
-// jpp_bytes_kind_t). Only the graph is used: what counts is how the loops read a value or
-// make it.
+// jpp_bytes_kind_t). Only the graph is used: the kind depends on how the loops read or
+// make the value.
 #include "check/checker.h"
 
 // How a value depends on the loops; an op's outputs depend as its most dependent input.

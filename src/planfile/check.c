@@ -1,4 +1,5 @@
-// What must hold between the parts of a plan file's contents, whoever made them.
+// Checks that the parts of a plan file's contents agree, whether they are saved or
+// loaded.
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "planfile/format.h"

@@ -11,8 +11,8 @@
 //                      a schedule for each loop, layouts, compile options, modules,
 //                      constants, the front end's
 //
-// Magic, format and maker stay where they are in every later format, so that each version
-// can say what it was given.
+// Magic, format and maker keep their places in every later format, so that each version
+// can name the format that it was given.
 #ifndef JPP_PLANFILE_FORMAT_H_
 #define JPP_PLANFILE_FORMAT_H_
 

@@ -1,6 +1,6 @@
-// Reads a plan file. Whatever it contains, nothing is allocated that the file's size
-// does not bound, and nothing is believed: the graph goes through the parser, the
-// schedules through their proof, and all of it through the planner and the checker.
+// Reads a plan file. The file's size bounds every allocation, and nothing in it is
+// trusted: the graph goes through the parser, the schedules through their proof, and the
+// result through the planner and the checker.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -237,8 +237,8 @@ static jpp_status_t* read_entries(reader_t* r, uint64_t count,
   return NULL;
 }
 
-// Each stage has at least an entry for each microbatch: so the entries, which are in the
-// file, bound both.
+// Each stage has at least one entry for each microbatch, so the number of entries in the
+// file bounds both.
 static jpp_status_t* check_sizes(const reader_t* r, const jpp_schedule_rows_t* rows,
                                  uint64_t entries) {
   uint64_t pairs = jpp_bytes_multiply(rows->stages, rows->microbatches);
@@ -372,7 +372,7 @@ static jpp_status_t* read_plan(reader_t* r) {
 
 // --- What is beside the plan ----------------------------------------------------------
 
-// Before the plan is made: as many ranks as the file has devices for, and no more.
+// Checked before the plan is made: exactly as many ranks as the file has devices for.
 static jpp_status_t* read_devices(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   uint32_t ranks = 0, count = 0, *ids = NULL;
@@ -518,7 +518,7 @@ static jpp_status_t* not_readable(const char* path, const char* why) {
                          why);
 }
 
-// The head first: a large file of another kind is not read whole.
+// Reads the head first, so that a large file of another kind is not read whole.
 static jpp_status_t* read_file(FILE* stream, const char* path, storage_t** out_storage) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE];
   struct stat info;

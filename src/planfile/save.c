@@ -1,6 +1,6 @@
 // Writes a plan file: a head and a JSON header with all sizes, then the blobs, streamed
-// so that constants are not copied. The file is written beside its place, read back, and
-// renamed when it is sound.
+// so that constants are not copied. The file is written under another name, read back,
+// and renamed if it is correct.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -198,7 +198,7 @@ static uint64_t file_size(const draft_t* draft) {
          sum_sizes(contents->constants, contents->num_constants) + contents->front.size;
 }
 
-// All but the hash, for which room is left.
+// Writes everything but the hash, for which it leaves room.
 static void write_head(writer_t* writer, const draft_t* draft) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE] = {0};
   memcpy(head, JPP_PLANFILE_MAGIC, JPP_PLANFILE_MAGIC_SIZE);

@@ -1,4 +1,4 @@
-// From a plan file to a step that runs: devices, executables, constants, a runtime.
+// Makes a step that runs from a plan file: devices, executables, constants, a runtime.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers
   return distinct;
 }
 
-// By the ids of the file, if all are there; otherwise the first devices that are.
+// Finds devices by the ids of the file if all exist; otherwise takes the first ones.
 jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
                                    uint32_t count, uint32_t* out_devices) {
   JPP_RETURN_IF_NULL(file, client, out_devices);
@@ -119,7 +119,8 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   return NULL;
 }
 
-// Takes over the status: a plugin says which library is missing, not who has it.
+// Takes over the status. A plugin names the missing function but not who could register
+// it.
 static jpp_status_t* say_who_has_it(jpp_status_t* status) {
   if (!status || !strstr(jpp_status_message(status), "No FFI handler registered")) {
     return status;
@@ -182,7 +183,7 @@ static void compile_in_parallel(jpp_planfile_step_t* step) {
   for (int i = 0; i < started; ++i) pthread_join(threads[i], NULL);
 }
 
-// The first failure; the others are dropped.
+// Returns the first failure and drops the others.
 static jpp_status_t* take_failure(jpp_planfile_step_t* step) {
   jpp_status_t* first = NULL;
   for (uint32_t i = 0; i < step->num_jobs; ++i) {
@@ -213,7 +214,7 @@ static jpp_status_t* compile_tasks(jpp_planfile_step_t* step) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// An array in host memory and where its parts go.
+// An array in host memory and the devices of its parts.
 typedef struct upload {
   const jpp_planfile_step_t* step;
   jpp_host_array_t host;  // of the part on one device
@@ -260,7 +261,7 @@ static jpp_status_t* upload_ranks(upload_t* upload, const jpp_array_layout_t* la
   return status;
 }
 
-// Sorts out which ranks need the array. `strides` and `ranks` have room for all.
+// Finds the ranks that need the array. `strides` and `ranks` have room for all.
 static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
                                   const void* data, int64_t* strides, uint32_t* ranks,
                                   jpp_array_t** out_array) {

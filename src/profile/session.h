@@ -1,4 +1,5 @@
-// Session: what was recorded while a profile is taken. There is one at a time, as in JAX.
+// Session: the events recorded while a profile is taken. There is one at a time, as in
+// JAX.
 #ifndef JPP_PROFILE_SESSION_H_
 #define JPP_PROFILE_SESSION_H_
 
@@ -33,7 +34,7 @@ typedef struct jpp_profile_session {
   jpp_map_t numbers;    // of the names
   jpp_arena_t arena;    // the names
   int64_t since_1970;   // minus what CLOCK_MONOTONIC says, nanoseconds
-  uint64_t steps_lost;  // for want of memory, or beyond kJppProfileMaxEvents
+  uint64_t steps_lost;  // without memory, or beyond kJppProfileMaxEvents
 } jpp_profile_session_t;
 
 // What a person can look at, and viewers open.

@@ -1,5 +1,5 @@
-// Writes a session as a protocol buffer of type XSpace. A message within a message is
-// written to a text of its own first, since its length comes before it.
+// Writes a session as a protocol buffer of type XSpace. A nested message is first written
+// to a text of its own, because its length precedes it.
 #include <stdio.h>
 #include <string.h>
 
@@ -69,7 +69,7 @@ static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
   jpp_str_deinit(message);
 }
 
-// An entry of a map from numbers to names, which have their number once more.
+// An entry of a map from numbers to names; the value repeats the number.
 static void append_metadata(jpp_str_t* plane, uint32_t field, uint64_t id,
                             const char* name) {
   jpp_str_t metadata = {0}, entry = {0};
