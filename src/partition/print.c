@@ -51,7 +51,7 @@ static bool hands_out(const jpp_task_t* task, uint32_t value) {
   return false;
 }
 
-// Where the copies of an output come from: a task that one rank runs, or several.
+// The origin of an output's copies: a task that one or several ranks run.
 static void append_makers(jpp_str_t* str, const jpp_staged_t* staged, uint32_t value) {
   const jpp_task_t* first = NULL;
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {

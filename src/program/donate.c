@@ -74,8 +74,8 @@ static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
          d->b->value_bytes[input] == d->b->value_bytes[output];
 }
 
-// The nearest free input of the output's type among what the output is made from: writing
-// over it needs no copy.
+// The nearest free input of the output's type among the inputs that the output is
+// computed from: overwriting it needs no copy.
 static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output,
                                    uint32_t* out_input) {
   *out_input = JPP_NONE;
@@ -116,8 +116,7 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   return NULL;
 }
 
-// First fit for the inputs and outputs that are left, which after match_nearest() are
-// few.
+// First fit for the remaining inputs and outputs, which are few after match_nearest().
 static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
   const jpp_task_t* task = &d->b->staged->tasks[id];
   d->queue.count = 0;

@@ -117,8 +117,8 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
   return push_instr(&b->actors[dst], instr, &received);
 }
 
-// A value is received right before its first use, and with it what came before it through
-// the same channel: until then it waits in the channel's slots.
+// A value is received right before its first use, together with the earlier messages of
+// its channel: until then it waits in the channel's slots.
 static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
                                    uint32_t value, uint32_t microbatch) {
   const jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);

@@ -60,7 +60,7 @@ static bool is_entry_of(const jpp_schedule_task_t* entry, const jpp_task_t* task
          entry->stage == task->stage && entry->microbatch == microbatch;
 }
 
-// As the schedule has it. Tasks come in the order of their row.
+// The latency in the schedule. Tasks are printed in the order of their row.
 static uint32_t latency_of(printer_t* p, const jpp_task_t* task, uint32_t microbatch) {
   if (p->schedules) {
     const jpp_schedule_row_t* row = &p->schedules[task->loop]->rows[task->rank];
@@ -117,7 +117,8 @@ static void append_end(printer_t* p, const char* which, uint32_t rank, uint32_t 
   jpp_str_append(&p->str, "]\n");
 }
 
-// Stands where the value is sent, which may be deleted there before it is received.
+// Printed where the value is sent, because the sender may delete it before it is
+// received.
 static void append_transfer(printer_t* p, const jpp_program_t* program,
                             const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channel = &p->plan->channels[instr->target];

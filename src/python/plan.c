@@ -7,7 +7,7 @@
 
 // --- Planning -------------------------------------------------------------------------
 
-// Asks Python, from within the planning, how many bytes values take on a device.
+// Asks Python, during planning, how many bytes values take on a device.
 typedef struct measuring {
   PyObject* measure;  // (Staged) -> bytes of every value, or None
   PyObject* staged;   // the Staged that it was asked with
@@ -271,7 +271,7 @@ static PyObject* plan_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-// After an exception it is called no more.
+// It is not called again after an exception.
 static void append_sharding(void* user, uint32_t value, jpp_str_t* str) {
   if (PyErr_Occurred()) return;
   PyObject* text = PyObject_CallFunction(user, "I", value);
@@ -351,7 +351,7 @@ static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* cost
   return ok ? found_to_record(&result) : NULL;
 }
 
-// The plan is of a trial of the graph, with fewer microbatches but the same values.
+// The plan is one of a trial of the graph, with fewer microbatches but the same values.
 static bool check_like(const jpp_advise_search_t* step) {
   const jpp_graph_t* like = step->like->staged->graph;
   const jpp_graph_t* graph = step->graph;

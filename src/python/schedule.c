@@ -1,5 +1,5 @@
-// jaxpp._core.Schedule: a built-in schedule, a user's rows or CSV file, or what a search
-// found. Whatever Python holds as a Schedule has passed its proof.
+// jaxpp._core.Schedule: a built-in schedule, a user's rows or CSV file, or the result of
+// a search. Every Schedule in Python has passed its proof.
 #include <string.h>
 
 #include "jaxpp/advise.h"
@@ -266,7 +266,7 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
-// Puts a JaxppError in the place of a TypeError; others, as Ctrl-C, stay.
+// Replaces a TypeError by a JaxppError; other exceptions, such as Ctrl-C, stay.
 static void refuse_costs(PyObject* item, uint32_t stage) {
   if (!item || !PyErr_ExceptionMatches(PyExc_TypeError)) return;
   PyErr_Clear();

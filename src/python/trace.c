@@ -1,4 +1,4 @@
-// Traces of several processes, which are texts: joined, and drawn.
+// Joins and draws the traces of several processes, which are texts.
 #include <stdio.h>
 #include <string.h>
 

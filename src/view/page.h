@@ -1,6 +1,6 @@
 // Page: the start of an SVG picture, and an HTML page of one file around it, without
-// network: the wheel zooms,
-// dragging moves, and the <title> of the shape under the pointer describes it.
+// network. The wheel zooms, dragging moves, and the page shows the <title> of the shape
+// under the pointer.
 #ifndef JPP_VIEW_PAGE_H_
 #define JPP_VIEW_PAGE_H_
 

@@ -1,4 +1,5 @@
-// A simulated schedule as SVG: what each rank runs, and what it keeps, over time.
+// A simulated schedule as SVG: the tasks of each rank and the activations that it keeps,
+// over time.
 #include <math.h>
 #include <stdio.h>
 
@@ -188,7 +189,7 @@ static void append_axis(const plot_t* plot) {
   }
 }
 
-// The narrowest task is to hold its number, as far as the width allows.
+// Wide enough for the number of the narrowest task, within the limits of the width.
 static void measure_plot(plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   double makespan = simulation->makespan > 0 ? simulation->makespan : 1;

@@ -1,4 +1,4 @@
-// Resolves an actor's program: each instruction with the executable, the channel and the
+// Resolves an actor's program: each instruction gets the executable, the channel and the
 // registers that it uses, so that a step looks nothing up.
 #include "runtime/step/state.h"
 
@@ -106,9 +106,9 @@ static void mark_needed_at_end(const jpp_program_t* program, bool* needed) {
   }
 }
 
-// Between ranks on the same devices, a value that its sender needs no more moves: the
-// buffers change hands and nothing is copied. From the end to the start, `needed` says of
-// each register whether an instruction further down reads what it holds.
+// Between ranks on the same devices, a value that its sender no longer needs moves
+// without a copy: the receiver gets the buffers. This walks from the end to the start;
+// `needed` says for each register whether a later instruction reads it.
 static jpp_status_t* find_moves(jpp_actor_t* actor, jpp_actor_instr_t* instrs) {
   const jpp_program_t* program = actor->program;
   bool* needed = NULL;
@@ -199,8 +199,8 @@ jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor, jpp_actor_step_t
 
 // --- What the end of a step must know -------------------------------------------------
 
-// The event of a run covers all its results. A value that came through a channel or is
-// copied at the end is on its own.
+// The event of a run covers all its results. A value that was received, or that is copied
+// at the end, needs an event of its own.
 static jpp_status_t* find_output_events(jpp_actor_t* actor) {
   const jpp_program_t* program = actor->program;
   bool* needs_event = NULL;

@@ -202,7 +202,7 @@ static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
   return JPP_ADVANCE_FAILED;
 }
 
-// For the processes that wait for this one.
+// Shows the actor's position to the processes that wait for this one.
 static void show(jpp_actor_t* actor, uint32_t at) {
   if (!actor->runtime->network) return;
   atomic_store_explicit(&actor->shown, at, memory_order_relaxed);

@@ -14,7 +14,7 @@ void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs) {
   atomic_store(&runtime->checks_wanted, what);
 }
 
-// Which of the task's ops makes the value; num_ops: none, it is passed on.
+// The op of the task that makes the value; num_ops: none, the task passes it on.
 static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
                          uint32_t value) {
   uint32_t i = 0;

@@ -17,8 +17,8 @@ static const jpp_schedule_params_t kFourStages = {
 static const jpp_schedule_params_t kEightStages = {
     .struct_size = sizeof(kEightStages), .stages = 8, .ranks = 4, .microbatches = 8};
 
-// All that is said of a schedule outside its own file. Tests ask for the golden file, the
-// docs and the Python class of every row.
+// Everything about a schedule outside its own file. Tests check that every row has a
+// golden file, documentation and a Python class.
 static const built_in_t kBuiltIns[] = {
     {.info = {.name = "gpipe",
               .class_name = "GPipe",

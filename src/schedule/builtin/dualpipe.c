@@ -40,7 +40,7 @@ static void write_steady(const jpp_schedule_params_t* params, const v_row_t* row
   }
 }
 
-// In the second half the weight gradients of one of the two stages are put off.
+// In the second half, the weight gradients of one of the two stages are postponed.
 static void write_cooldown(const v_row_t* row) {
   uint32_t rank = row->down;
   for (uint32_t i = 0; i <= rank; ++i) {

@@ -1,5 +1,5 @@
-// Puts weight gradients where ranks would wait: the step that turns an order of forwards
-// and input gradients into a zero-bubble schedule (Qi et al. 2023, arXiv 2401.10241).
+// Puts weight gradients where ranks would wait, which turns an order of forwards and
+// input gradients into a zero-bubble schedule (Qi et al. 2023, arXiv 2401.10241).
 //
 // All tasks take one step here, as in the papers' figures. Each step, a rank runs the
 // next forward or input gradient of its row if what it needs is there and a forward finds
@@ -78,7 +78,7 @@ static bool step_rank(filler_t* filler, rank_state_t* rank) {
   return run_weight(rank);
 }
 
-// What a row needs when weight gradients follow their input gradients at once.
+// The activations of a row whose weight gradients directly follow their input gradients.
 static uint32_t row_need(const jpp_schedule_row_t* row) {
   uint32_t kept = 0, need = 0;
   for (uint32_t i = 0; i < row->count; ++i) {

@@ -18,7 +18,7 @@ enum {
   kWaitedB = 1 << 7,
 };
 
-// What the actions so far have done with a stage's weights.
+// The state of a stage's weights after the actions so far.
 typedef enum weights_state {
   WEIGHTS_UNSAID,  // no such action yet: they are assumed to be here
   WEIGHTS_UNSHARDED,
@@ -57,16 +57,14 @@ bool jpp_action_is_forward(const jpp_action_t* action) {
                    action->kind == JPP_ACTION_WAIT_SEND_F;
 }
 
-// The rank that needs what the action's stage makes; the stage's own where none other
-// does.
+// The rank that needs the result of the action's stage; the stage's own if no other does.
 static uint32_t receiver_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   return p->schedule
       ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, forward)];
 }
 
-// The rank that makes what the action's stage needs; the stage's own where none other
-// does.
+// The rank that makes the input of the action's stage; the stage's own if no other does.
 static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   return p->schedule
