@@ -88,11 +88,6 @@ static int match_command(const jpp_cli_command_t* command, int count,
   return 0;
 }
 
-static jpp_status_t* unknown_command(const char* word) {
-  return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "unknown command '%s'; jaxpp --help lists the commands", word);
-}
-
 static bool is_help(const char* word) {
   return !strcmp(word, "--help") || !strcmp(word, "-h") || !strcmp(word, "help");
 }
@@ -168,7 +163,10 @@ static jpp_status_t* run_words(int count, char* const* words, jpp_str_t* out) {
     int used = match_command(&kCommands[i], count, words);
     if (used) return run_command(&kCommands[i], count - used, words + used, out);
   }
-  return count_group(words[0]) ? run_group(count, words, out) : unknown_command(words[0]);
+  if (count_group(words[0])) return run_group(count, words, out);
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "unknown command '%s'; jaxpp --help lists the commands",
+                         words[0]);
 }
 
 static jpp_status_t* write_out(const char* text, size_t length) {

@@ -73,12 +73,6 @@ static uint32_t latency_of(printer_t* p, const jpp_task_t* task, uint32_t microb
   return jpp_task_default_latency((jpp_task_kind_t)task->kind);
 }
 
-static void append_task_info(printer_t* p, const jpp_task_t* task, uint32_t microbatch) {
-  if (task->stage == JPP_NONE) return;
-  jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n      latency=%u\n",
-                  task->stage, task_type(task), latency_of(p, task, microbatch));
-}
-
 static void append_task(printer_t* p, const jpp_program_t* program,
                         const jpp_instr_t* instr) {
   const jpp_task_t* task = &p->plan->staged->tasks[instr->target];
@@ -91,7 +85,10 @@ static void append_task(printer_t* p, const jpp_program_t* program,
     append_new(p, first_name + i, program->operand_values[first_result + i]);
   }
   jpp_str_append(&p->str, instr->num_results ? " = task[\n" : "task[\n");
-  append_task_info(p, task, instr->microbatch);
+  if (task->stage != JPP_NONE) {
+    jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n      latency=%u\n",
+                    task->stage, task_type(task), latency_of(p, task, instr->microbatch));
+  }
   jpp_str_appendf(&p->str, "      mpmd_idx=%u\n", program->rank);
   if (instr->microbatch != JPP_NONE) {
     jpp_str_appendf(&p->str, "      call_counter=%u\n", instr->microbatch);

@@ -216,13 +216,6 @@ static void refuse_packet(jpp_net_t* net) {
           net->base.process);
 }
 
-static void take_bye(jpp_net_peer_t* peer) {
-  peer->left = true;
-  if (peer->endpoint && !peer->gone.busy && !peer->status) {
-    jpp_net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
-  }
-}
-
 static const char* take_channel_packet(jpp_net_channel_t* channel,
                                        const jpp_packet_t* packet, const void* data,
                                        jpp_net_place_t* out_place) {
@@ -267,7 +260,10 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     case JPP_PACKET_BEAT:
       return jpp_net_take_notes(peer->net, packet, data);
     case JPP_PACKET_BYE:
-      take_bye(peer);
+      peer->left = true;
+      if (peer->endpoint && !peer->gone.busy && !peer->status) {
+        jpp_net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
+      }
       return NULL;
     case JPP_PACKET_GONE:
       peer->knows_we_left = true;
@@ -320,17 +316,14 @@ static bool is_watched(const jpp_net_peer_t* peer) {
   return peer->endpoint && peer->ends.count && !peer->status && !peer->left;
 }
 
-static void send_beat(jpp_net_peer_t* peer) {
-  size_t size = 0;
-  if (peer->beat.busy) return;
-  peer->beat.packet.count = jpp_net_pack_notes(peer, &size);
-  peer->beat.packet.size = size;
-  jpp_net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
-}
-
 static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
   if (!is_watched(peer)) return;
-  send_beat(peer);
+  if (!peer->beat.busy) {
+    size_t size = 0;
+    peer->beat.packet.count = jpp_net_pack_notes(peer, &size);
+    peer->beat.packet.size = size;
+    jpp_net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
+  }
   uint32_t timeout = peer->net->peer_timeout_ms;
   if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
   jpp_net_peer_failed(peer,
