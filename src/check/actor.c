@@ -391,13 +391,12 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   }
   uint8_t* handed = NULL;
   walk.instr = NULL;
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&walk.c->scratch, walk.program->num_registers, &handed));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &handed));
   JPP_RETURN_IF_ERROR(check_outputs(&walk, handed));
   JPP_RETURN_IF_ERROR(check_nothing_left(&walk, handed));
-  if (walk.actor->peak_bytes == walk.program->peak_bytes) return NULL;
-  return jpp_walk_fail(
-      &walk, "peak of %llu bytes at instruction %u; the plan says %llu at %u",
-      (unsigned long long)walk.actor->peak_bytes, walk.actor->peak_instr,
-      (unsigned long long)walk.program->peak_bytes, walk.program->peak_instr);
+  if (walk.actor->peak_bytes == program->peak_bytes) return NULL;
+  return jpp_walk_fail(&walk,
+                       "peak of %llu bytes at instruction %u; the plan says %llu at %u",
+                       (unsigned long long)walk.actor->peak_bytes, walk.actor->peak_instr,
+                       (unsigned long long)program->peak_bytes, program->peak_instr);
 }

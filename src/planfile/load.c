@@ -352,11 +352,11 @@ static jpp_status_t* read_plan(reader_t* r) {
   storage_t* storage = r->storage;
   jpp_planfile_bytes_t text, values;
   measured_t measured = {.reader = r};
-  jpp_plan_hashes_t* out_hashes = &storage->file.hashes;
-  JPP_RETURN_IF_ERROR(get_hash(r, "arguments", &out_hashes->arguments));
-  JPP_RETURN_IF_ERROR(get_hash(r, "graph", &out_hashes->graph));
-  JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &out_hashes->schedule));
-  JPP_RETURN_IF_ERROR(get_hash(r, "program", &out_hashes->program));
+  jpp_plan_hashes_t* hashes = &storage->file.hashes;
+  JPP_RETURN_IF_ERROR(get_hash(r, "arguments", &hashes->arguments));
+  JPP_RETURN_IF_ERROR(get_hash(r, "graph", &hashes->graph));
+  JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &hashes->schedule));
+  JPP_RETURN_IF_ERROR(get_hash(r, "program", &hashes->program));
   JPP_RETURN_IF_ERROR(
       get_u32(r, r->header, "channel_slots", &storage->file.contents.channel_slots));
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "values", &measured.count));

@@ -238,9 +238,9 @@ static void print_cycle(const search_t* search, jpp_str_t* str) {
 
 jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   search_t search = {.order = order};
-  const jpp_schedule_t* schedule = search.order->index->schedule;
+  const jpp_schedule_t* schedule = order->index->schedule;
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    search.capacity += 2 * (uint64_t)(schedule->rows[r].count - search.order->done[r]);
+    search.capacity += 2 * (uint64_t)(schedule->rows[r].count - order->done[r]);
   }
   if (search.capacity > kMostLooks) search.capacity = kMostLooks;
   search.length = schedule->ranks + 1;

@@ -112,7 +112,7 @@ jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t l
   for (bool more = true; more;) {
     more = false;
     ++filler.step;
-    for (uint32_t r = 0; r < filler.schedule->ranks; ++r) {
+    for (uint32_t r = 0; r < draft->schedule->ranks; ++r) {
       more |= step_rank(&filler, &filler.ranks[r]);
     }
   }

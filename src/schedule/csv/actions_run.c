@@ -269,8 +269,8 @@ jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &run.seen));
   // The messages of each channel are numbered in the order of the receiver's RECVs, in
   // which it takes them out.
-  for (uint32_t r = 0; r < run.schedule->ranks; ++r) {
-    const jpp_action_list_t* list = &run.actions->lists[r];
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    const jpp_action_list_t* list = &actions->lists[r];
     for (uint32_t i = 0; i < list->count; ++i) {
       if (!jpp_action_is_recv(&list->actions[i])) continue;
       message_t message = message_of(&run, &list->actions[i]);
