@@ -1,4 +1,4 @@
-// Program: what each actor does, instruction by instruction.
+// Program: the instructions of each actor.
 //
 // In: a staged graph, a schedule for each loop, the bytes of every value on one device.
 // Out: one flat instruction list an actor. All tasks are put in one order that can run;
