@@ -63,7 +63,9 @@ test-jax: ## VERSION=0.10.2 INTERPRETER=python3: the Python tests on another JAX
 	@$(OTHER)/bin/python tools/run_tests.py pytest
 
 bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C loop
-	@$(PYTHON) benchmarks/steps.py
+	@test -e build-bench || PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-bench --buildtype=release -Dpython=false
+	@PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) compile -C build-bench bench_plan
+	@$(PYTHON) benchmarks/steps.py --bench-plan build-bench/tests/c/runtime/bench_plan
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
 

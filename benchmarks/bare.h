@@ -1,6 +1,6 @@
-// Bare loop: the yardstick of benchmarks. It makes the same client calls as a step, in
-// the same order, for ranks of one device, and nothing else: no channels, no events, no
-// way to say what failed. Not for use.
+// Bare loop: what benchmarks compare the runtime with. It makes the same client calls as
+// a step, in the same order, for ranks of one device, and nothing else: no channels, no
+// events, no way to say what failed. Not for use.
 #ifndef BENCHMARKS_BARE_H_
 #define BENCHMARKS_BARE_H_
 

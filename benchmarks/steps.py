@@ -1,10 +1,13 @@
-"""Step times of two models: the pipeline, a bare C loop that makes the same PJRT calls, and
-plain `jax.jit` of the same step. The three take turns, so that a machine whose speed drifts
-slows them alike; times are medians, ratios are medians of ratios within a turn. Then the
-time of a loop that prepares batches meanwhile, with all cores in the step's reach and, in a
-process of its own, with one; and of a call whose step has nothing to run.
+"""Step times of two models: the pipeline against plain `jax.jit` of the same step; and, in a
+C program, the runtime against a bare loop that makes the same PJRT calls. The two of a pair
+take turns, so that a machine whose speed drifts slows them alike; times are medians, ratios
+are medians of ratios within a turn. Then the time of a loop that prepares batches meanwhile,
+with all cores in the step's reach and, in a process of its own, with one; and of a call whose
+step has nothing to run.
 
-    python benchmarks/steps.py [--turns N]
+    python benchmarks/steps.py [--turns N] [--bench-plan PROGRAM]
+
+PROGRAM is built from benchmarks/plan_steps.c, which `make bench` does.
 """
 
 from __future__ import annotations
@@ -12,17 +15,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["JPP_BENCHMARK"] = "1"  # the runtime brings its yardstick along
 
 import jax
 import jax.numpy as jnp
+import lammps_jax_pjrt_cpu
 import numpy as np
 
 import jaxpp.api as jaxpp
@@ -45,40 +50,44 @@ class State:
         return time.perf_counter() - start
 
 
-def bare_step(compiled: Any) -> Callable[..., Any]:
-    """The same call from Python, with the bare loop in the runtime's place."""
-    step = compiled.compiled
-
-    def run(params: Any, *batch: Any) -> Any:
-        return step.run_leaves(jax.tree.leaves((params, *batch)), step._runtime.bare_step)
-
-    return run
-
-
-def measure(model: Model, turns: int) -> None:
+def measure(model: Model, turns: int, program: str | None) -> None:
     params, batch = model.params(), model.batch()
     compiled = model.pipeline().compile(params, *batch)
     ways = (
         State(compiled, params),
-        State(bare_step(compiled), jax.tree.map(jnp.copy, params)),
         State(model.plain(), jax.tree.map(jnp.copy, params)),
     )
     for way in ways:
         way.time(batch)
     times = np.array([[way.time(batch) for way in ways] for _ in range(turns)])
-    report(model, times, compiled.compiled._runtime.bare_instructions())
+    print(f"\n{model.name}")
+    for name, ms in zip(
+        ("pipeline", "plain jax.jit"), np.median(times, axis=0) * 1e3, strict=True
+    ):
+        print(f"  {name:15} {ms:9.3f} ms/step")
+    print(
+        f"  pipeline / plain jax.jit  {np.median(times[:, 0] / times[:, 1]):6.2f}", flush=True
+    )
+    if program:
+        measure_bare(compiled, turns, program)
 
 
-def report(model: Model, times: np.ndarray, instructions: int) -> None:
-    ours, bare, plain = np.median(times, axis=0) * 1e3
-    against_bare = np.median(times[:, 0] / times[:, 1])
-    against_plain = np.median(times[:, 0] / times[:, 2])
-    print(f"\n{model.name} ({instructions} runs, sends and deletions a step)")
-    for name, ms in (("pipeline", ours), ("bare C loop", bare)):
-        print(f"  {name:15} {ms:9.3f} ms/step  {ms * 1e3 / instructions:7.2f} us/instruction")
-    print(f"  {'plain jax.jit':15} {plain:9.3f} ms/step")
-    print(f"  pipeline / bare C loop    {against_bare:6.2f}")
-    print(f"  pipeline / plain jax.jit  {against_plain:6.2f}", flush=True)
+def measure_bare(compiled: Any, turns: int, program: str) -> None:
+    """The same step from C: by the runtime, and by the bare loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(pathlib.Path(folder) / "step.plan")
+        compiled.save(path)
+        command = [program, path, lammps_jax_pjrt_cpu.PLUGIN_PATH, str(turns)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    first, *rows = done.stdout.splitlines()
+    times = np.array([[float(us) for us in row.split()] for row in rows])
+    calls = int(first)
+    print(f"  from C, {calls} runs, sends and deletions a step")
+    for name, us in zip(("runtime", "bare loop"), np.median(times, axis=0), strict=True):
+        print(f"  {name:15} {us / 1e3:9.3f} ms/step  {us / calls:7.2f} us/instruction")
+    print(
+        f"  runtime / bare loop       {np.median(times[:, 0] / times[:, 1]):6.2f}", flush=True
+    )
 
 
 def prepare(pieces: int) -> float:
@@ -134,6 +143,7 @@ def measure_idle(turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--bench-plan", metavar="PROGRAM")
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)  # a child
     options = parser.parse_args()
     turns = options.turns
@@ -143,7 +153,7 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 4)
     print(f"jax {jax.__version__}, {os.cpu_count()} cores, medians of {turns} turns")
     for model in MODELS:
-        measure(model, turns)
+        measure(model, turns, options.bench_plan)
         measure_overlap(model, turns)
     measure_overlap_on_one_core(turns)
     measure_idle(turns)

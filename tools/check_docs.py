@@ -111,6 +111,10 @@ class Project:
         options = self.text("src/base/option.c")
         self.variables = set(re.findall(r"\{\"(\w+)\",", options))
         self.variables |= set(re.findall(r"=\s*\{\"(\w+)\",", options))
+        tests = [f for f in self.files if re.match(r"tests/.*\.(c|h|py)$", f)]
+        reads = r"(?:test_variable|environ\.get)\(\"(JPP_\w+)\"|\"(JPP_\w+)\" in os\.environ"
+        for pair in re.findall(reads, "".join(map(self.text, tests))):
+            self.variables |= {*pair} - {""}
         sources = [f for f in self.files if re.match(r"(src|include|tests/c)/.*\.(c|h|in)$", f)]
         self.symbols = set(
             re.findall(r"\b(?:jpp_|JPP_|k[A-Z])\w+", "\n".join(map(self.text, sources)))

@@ -5,6 +5,7 @@
 The installation is moved to another folder first, which must not matter. Both programs of
 examples/c are built there as C and as C++, and what they print is compared to the same
 training in plain Python. A CMake project is built against the shared and the static library.
+Nothing that only tests and benchmarks use may be there.
 Exit status 1 with a line for each thing that is wrong.
 """
 
@@ -58,6 +59,9 @@ target_link_libraries(by_config jaxpp::jaxpp)
 add_executable(by_static ask.c)
 target_link_libraries(by_static jaxpp::static)
 """
+# The fake device, the fake network and the bare loop, by their files and by what they hold.
+ONLY_TESTS = re.compile(rb"jpp_fake_|jpp_client_create_fake|nccl-fake|jpp_bare_|JPP_TEST_")
+ONLY_TESTS_NAME = re.compile(r"fake|bare|bench")
 STEPS, RATE, MICROBATCHES, WIDTH = 20, 0.125, 4, 8
 
 
@@ -189,6 +193,16 @@ def cmake_complaints(
     return found
 
 
+def only_tests_complaints(root: pathlib.Path) -> list[str]:
+    """Files that only tests and benchmarks use, and files that hold such code."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return [
+        f"{path.relative_to(root)} is for tests and benchmarks only"
+        for path in files
+        if ONLY_TESTS_NAME.search(path.name) or ONLY_TESTS.search(path.read_bytes())
+    ]
+
+
 CHECKS = {"plan_and_run": plan_and_run_complaints, "own_schedule": own_schedule_complaints}
 
 
@@ -203,6 +217,7 @@ def complaints(folder: pathlib.Path) -> list[str]:
     said = call(root / "bin/jaxpp", "--version").split()
     if said != ["jaxpp", version]:
         found.append(f"expected the command to be jaxpp {version}, found {said}")
+    found += only_tests_complaints(root)
     found += other_version_complaints(folder, root, flags, version)
     found += cmake_complaints(folder, root, search, version)
     for language, compiler in LANGUAGES.items():

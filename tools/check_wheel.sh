@@ -5,11 +5,12 @@
 #   tools/check_wheel.sh WHEEL FOLDER     as root: on a bare Debian 12 with Python, in FOLDER
 #
 # Checks that the wheel's libraries and command need no library but those that every Linux
-# has, installs it, runs the command, trains the step of the README.
+# has and hold nothing that only tests use, installs it, runs the command, trains the step
+# of the README.
 set -eu
 . "$(dirname "$0")/debian_root.sh"
 
-[ $# = 1 ] || [ $# = 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 1 ] || [ $# = 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# = 1 ] || own_mounts "$@"
 [ -f "$1" ] || fail "no wheel $1"
 source=$(cd "$(dirname "$0")/.." && pwd)
@@ -27,6 +28,9 @@ for library in $needed; do
 done
 other=$(echo "$needed" | grep -vxE 'lib(c|m|dl|pthread|rt)\.so\.[0-9]+|ld-linux-x86-64\.so\.2' || true)
 [ -z "$other" ] || fail "the wheel needs $other of the system"
+
+found=$(grep -rlE 'jpp_fake_|jpp_client_create_fake|nccl-fake|jpp_bare_|JPP_TEST_' "$place/files" || true)
+[ -z "$found" ] || fail "what only tests use is in $found"
 
 mkdir "$place/try"
 cp "$1" "$place/try"

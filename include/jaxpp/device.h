@@ -1,9 +1,9 @@
-// Device: one client object over a PJRT plugin (or the fake of device_fake.h).
+// Device: one client object over a PJRT plugin.
 //
 // Buffers, executables and events are opaque handles that belong to the client that made
-// them: pass them to that client's calls only. The caller destroys each handle, also that
-// of a buffer which a program has donated, and all of them before the client. A device is
-// named by its index in jpp_client_info()->devices.
+// them: pass them to that client's calls only. The caller destroys each handle, including
+// the handle of a donated buffer, and all of them before the client. A device is named by
+// its index in jpp_client_info()->devices.
 //
 // Threads: any thread may make any call at any time, several at once, on different
 // handles or the same ones; only the destroy calls need exclusive use of their handle.
@@ -32,7 +32,7 @@
 typedef struct jpp_client jpp_client_t;
 typedef struct jpp_buffer jpp_buffer_t;  // an array, or its promise, on one device
 typedef struct jpp_executable jpp_executable_t;  // a compiled and loaded program
-typedef struct jpp_event jpp_event_t;            // becomes ready once, fine or failed
+typedef struct jpp_event jpp_event_t;  // becomes ready once, successful or failed
 
 //===-- Client ---------------------------------------------------------------------===//
 
@@ -65,8 +65,8 @@ typedef struct jpp_client_option {
 } jpp_client_option_t;
 
 // Nodes: several clients, usually one per process, that run programs over the devices of
-// all of them. They exchange what they need to know through this store: each finds what
-// any of them has put. The store keeps the keys of a job's clients apart from all others.
+// all of them. They exchange information through this store: each client finds what any
+// of them has put. The store keeps the keys of a job's clients apart from all others.
 //
 // Threads: any thread, including the plugin's own, makes the calls, several at once and
 // without a lock of this library: while the client is made, and later when a program runs
@@ -106,8 +106,8 @@ JPP_API jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
 // runtime first. Takes NULL.
 JPP_API void jpp_client_destroy(jpp_client_t* client);
 
-// JPP_UNSUPPORTED in a process forked after a client was made: what every call on a
-// client gives there.
+// JPP_UNSUPPORTED in a process forked after a client was made, as from every call on a
+// client there.
 JPP_API jpp_status_t* jpp_process_check(void) JPP_MUST_USE;
 
 typedef struct jpp_device_info {
@@ -118,7 +118,7 @@ typedef struct jpp_device_info {
   int32_t hardware_id;
 } jpp_device_info_t;
 
-// A device of the client or of another node's.
+// A device of this client or of another node's client.
 typedef struct jpp_global_device {
   int32_t id;        // the same in all clients
   uint32_t node;     // the client that can address it
@@ -126,7 +126,7 @@ typedef struct jpp_global_device {
 } jpp_global_device_t;
 
 typedef struct jpp_client_info {
-  const char* driver;            // "pjrt" or "fake"
+  const char* driver;            // "pjrt"
   const char* platform_name;     // e.g. "cpu", "cuda"
   const char* platform_version;  // for people to read
   uint32_t device_count;         // addressable devices
@@ -146,17 +146,17 @@ typedef struct jpp_compile_request {
   size_t struct_size;  // sizeof(jpp_compile_request_t)
   const char* code;
   size_t code_size;    // bytes
-  const char* format;  // "mlir": StableHLO as text or bytecode; the fake takes "fake"
-  // A serialized CompileOptionsProto; the fake ignores it. NULL: a program for one
-  // device, which is chosen when it is executed.
+  const char* format;  // "mlir": StableHLO as text or bytecode
+  // A serialized CompileOptionsProto. NULL: a program for one device, which is chosen
+  // when it is executed.
   const void* options;
   size_t options_size;  // bytes
   // [device_count] Where each partition of the program runs, as indices of the client's
   // global devices; the options have no device assignment then. 0: as the options say.
   const uint32_t* devices;
   uint32_t device_count;
-  // What stands for `code` in the key of a cache: the program as text without source
-  // locations, so that a line added above a step does not compile it again. NULL: `code`.
+  // Replaces `code` in the key of a cache: the program as text without source locations,
+  // so that a line added above a step does not compile it again. NULL: `code`.
   const char* identity;
   size_t identity_size;  // bytes
 } jpp_compile_request_t;
@@ -164,8 +164,8 @@ typedef struct jpp_compile_request {
 // Compiles and loads. Blocks; calls from several threads compile in parallel. The caller
 // owns the executable. JPP_INVALID_ARGUMENT when the compiler refuses the program.
 //
-// A program over devices of several nodes is compiled by each of them, with the same
-// request but for how they number devices; the call may wait for the others.
+// Each node compiles a program over devices of several nodes, with the same request
+// except for its numbering of devices; the call may wait for the others.
 // JPP_DEVICES_ERROR when none of the devices is the client's own.
 JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                          const jpp_compile_request_t* request,
@@ -180,21 +180,21 @@ typedef enum jpp_cache_outcome {
 
 enum { kJppCacheKeySize = 65 };
 
-// The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of all
-// that its code depends on, which is the program, its options, the ids of its devices,
-// the plugin's version and file, this machine's processor, and what XLA_FLAGS says.
-// `out_key` has room for kJppCacheKeySize bytes.
+// The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of
+// everything that its code depends on: the program, its options, the ids of its devices,
+// the plugin's version and file, this machine's processor, and XLA_FLAGS. `out_key` has
+// room for kJppCacheKeySize bytes.
 JPP_API jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
                                            const jpp_compile_request_t* request,
                                            char* out_key) JPP_MUST_USE;
 
-// The same as compile through a folder of compiled programs: loads what an earlier call,
-// maybe of another process, left there under `key`, or else compiles and leaves it. `key`
-// is part of a file's name; NULL: that of jpp_client_cache_key(). A file that is damaged,
-// that names another key or that the plugin refuses is compiled again and replaced, as is
-// what is no regular file; any number of processes may use a folder. A program over
-// devices of several nodes is always compiled and never left, since its nodes compile it
-// together.
+// Like jpp_client_compile(), with a folder of compiled programs: loads the program that
+// an earlier call, maybe of another process, stored there under `key`, or else compiles
+// and stores it. `key` is part of a file's name; NULL: the key of jpp_client_cache_key().
+// A file that is damaged, that names another key or that the plugin refuses is replaced
+// by a new compilation, as is anything but a regular file; any number of processes may
+// use a folder. A program over devices of several nodes is always compiled and never
+// stored, because its nodes compile it together.
 JPP_API jpp_status_t* jpp_client_compile_cached(
     jpp_client_t* client, const jpp_compile_request_t* request, const char* folder,
     JPP_OPTIONAL const char* key, jpp_executable_t** out_executable,
@@ -227,14 +227,13 @@ typedef struct jpp_execute {
                                      // owned by the caller; NULL: do not ask
 } jpp_execute_t;
 
-// Issues one execution. The step loop's call: adds no allocation, lock or copy to what
-// the plugin does. The program may donate arguments: the call deletes such a buffer, and
-// the caller still destroys its handle. The caller owns results and events.
+// Issues one execution. The step loop calls this: it adds no allocation, lock or copy to
+// those of the plugin. The program may donate arguments: the call deletes such a buffer,
+// and the caller still destroys its handle. The caller owns results and events.
 //
-// Of a program over several nodes each one executes its own part: a row for each
-// partition on a device of its own, in the order of the partitions. All nodes are to
-// execute the same of these programs in the same order, as far as they share devices or
-// nodes.
+// Each node executes its own part of a program over several nodes: a row for each
+// partition on a device of its own, in the order of the partitions. Nodes must execute
+// the programs that they share in the same order.
 JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
                                          const jpp_execute_t* execute) JPP_MUST_USE;
 
@@ -266,8 +265,8 @@ JPP_API jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client,
                                                 jpp_event_t** out_event) JPP_MUST_USE;
 
 // The same, and waits for it. A plugin may hand the copy to another thread, which costs
-// tens of microseconds: for a small value on the CPU look at it with
-// jpp_client_buffer_lend() instead.
+// tens of microseconds: read a small value on the CPU with jpp_client_buffer_lend()
+// instead.
 JPP_API jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
                                              void* data, size_t size) JPP_MUST_USE;
 
@@ -279,7 +278,7 @@ JPP_API jpp_status_t* jpp_client_buffer_copy_to_device(
 // Work already issued on the buffer still finishes. Takes NULL.
 JPP_API void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer);
 
-// Ready when the contents are, or failed with what kept them from being made.
+// Becomes ready when the contents are, or fails with the error that prevented them.
 JPP_API jpp_status_t* jpp_client_buffer_ready_event(jpp_client_t* client,
                                                     jpp_buffer_t* buffer,
                                                     jpp_event_t** out_event) JPP_MUST_USE;
@@ -296,8 +295,8 @@ JPP_API jpp_status_t* jpp_client_buffer_shape(jpp_client_t* client, jpp_buffer_t
 
 // Lends the contents to another reader, such as another framework: *out_pointer is their
 // address in the device's memory. They stay there, dense with the last dimension fastest,
-// until jpp_client_buffer_reclaim() has been called as often. Until then the buffer may
-// be neither destroyed nor donated, and it holds data only once it is ready.
+// until jpp_client_buffer_reclaim() has been called once for each loan. Until then the
+// buffer may be neither destroyed nor donated, and it holds data only once it is ready.
 // JPP_UNSUPPORTED for contents in another layout, or for a plugin without loans.
 JPP_API jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t* buffer,
                                              void** out_pointer) JPP_MUST_USE;
@@ -320,21 +319,20 @@ typedef struct jpp_foreign_memory {
 // read during the call. The plugin calls `release` once, after the buffer is destroyed;
 // after an error it is not called. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for memory
 // that the plugin cannot use, for example because of its alignment: copy it then. A
-// plugin may call `release` before work that it has issued on the memory is done: wait
-// for what uses the buffer as well.
+// plugin may call `release` before work that it has issued on the memory is done: also
+// wait for everything that uses the buffer.
 JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
                                                const jpp_foreign_memory_t* foreign,
                                                jpp_buffer_t** out_buffer) JPP_MUST_USE;
 
 //===-- Events ---------------------------------------------------------------------===//
 
-// Blocks until the event is ready and returns how it went.
+// Blocks until the event is ready and returns its status.
 JPP_API jpp_status_t* jpp_client_event_await(jpp_client_t* client,
                                              jpp_event_t* event) JPP_MUST_USE;
 
-// Asked about 20 times a second while a call waits; true ends the wait, and what was
-// waited for goes on. No lock of this library is held meanwhile.
-// Its layout is final.
+// Asked about 20 times a second while a call waits; true ends the wait, but not the work
+// that was waited for. No lock of this library is held meanwhile. Its layout is final.
 typedef struct jpp_interrupt {
   bool (*requested)(void* user);
   void* user;

@@ -1,16 +1,16 @@
-// Flight recorder: where every rank of a job was last, for when the job stands still or
-// has died.
+// Flight recorder: the last position of every rank of a job, for jobs that hang or have
+// died.
 //
-// With JPP_FLIGHT=FOLDER every runtime keeps a file there, mapped to memory, in which it
-// notes each instruction as it is issued. Nothing has to be written when a process dies:
-// what it noted is in the file, also after SIGKILL. A note costs a clock's reading and
-// two stores.
+// With JPP_FLIGHT=FOLDER, every runtime keeps a file there, mapped to memory, and records
+// each instruction in it as it is issued. Nothing has to be written when a process dies:
+// its records are in the file even after SIGKILL. A record costs one reading of the clock
+// and two stores.
 //
 // In: the folder, with the files of all processes; they may be copied there from several
-// hosts. Out: a text that lines them up. Per rank: the last instruction that it issued
-// and when, and the one that it has come to; if that is a transfer, whether the other
-// rank has done its part. At the end: who waits for whom, down to a rank that waits for
-// nobody.
+// hosts. Out: a text that aligns them. Per rank: the last instruction that it issued and
+// when, and the one that it has reached; if that is a transfer, whether the other rank
+// has done its part. At the end: which rank waits for which, down to a rank that waits
+// for no other.
 //
 // Threads: any thread.
 #ifndef JAXPP_FLIGHT_H_

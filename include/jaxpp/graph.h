@@ -2,9 +2,8 @@
 //
 // Flat SSA. A value has a type and a producer; an op has a name, inputs, outputs, a cost
 // and a kind. The planner does not know what an op computes: only stage marks, sums and
-// loops mean anything to it. Ids are dense and ops stand in an order in which every op
-// comes after what it uses. The ops of a loop's body stand right before the loop's own
-// op.
+// loops mean anything to it. Ids are dense, and every op comes after the ops that it
+// uses. The ops of a loop's body come right before the loop's own op.
 //
 // A graph is immutable once made, and lives in one arena. The builder, which the parser
 // uses too, checks every invariant as soon as it can be broken: JPP_GRAPH_ERROR names the
@@ -37,7 +36,7 @@ typedef struct jpp_type {
 
 // Bytes of a dense array of this type, all shards together.
 JPP_API uint64_t jpp_type_bytes(const jpp_type_t* type);
-// Shards are no part of what is compared.
+// Shards are not compared.
 JPP_API bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b);
 
 typedef struct jpp_value {
@@ -72,14 +71,14 @@ enum {
   JPP_OP_CHEAP = 1,     // may be computed again wherever it is needed
   JPP_OP_BACKWARD = 2,  // written by autodiff, not by the user
   JPP_OP_EFFECT = 4,    // seen from outside (a callback): runs once a microbatch, outside
-                        // a loop once a step, whether what it makes is used or not
+                        // a loop once a step, whether its results are used or not
 };
 
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
   uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT
   uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index
-  uint32_t loop;  // the loop whose body it stands in; JPP_NONE outside
+  uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside
   uint32_t num_inputs;
   const uint32_t* inputs;
   uint32_t first_output;  // outputs are first_output .. + num_outputs - 1
@@ -127,10 +126,10 @@ typedef struct jpp_graph_arg {
 typedef struct jpp_graph_output {
   uint32_t value;
   const char* name;  // "[0].params['w']"; may be NULL
-  // The argument, of its type, that the next step gets it as; JPP_NONE: none. It is left
-  // wherever that argument must be given, if nothing is said of its ranks.
+  // The argument, of the same type, as which the next step gets it; JPP_NONE: none.
+  // Without `ranks`, it is left wherever that argument must be given.
   uint32_t next;
-  // The ranks that it is left on, ascending; none: where it comes to be.
+  // The ranks that it is left on, ascending; none: where it is made.
   uint32_t num_ranks;
   const uint32_t* ranks;
 } jpp_graph_output_t;
@@ -203,8 +202,8 @@ JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
                                                    uint32_t value,
                                                    JPP_OPTIONAL const char* name,
                                                    uint32_t next) JPP_MUST_USE;
-// The output that was added last is left on these ranks, ascending, and no others. What
-// depends on no loop is made there; other values are sent.
+// The output that was added last is left on these ranks, ascending, and no others. A
+// value that depends on no loop is made there; other values are sent.
 JPP_API jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,
                                                      const uint32_t* ranks,
                                                      uint32_t num_ranks) JPP_MUST_USE;
@@ -234,8 +233,8 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,
                                       char** out_text) JPP_MUST_USE;
 // The same with the shards that follow from `device_bytes`, [graph->num_values] bytes of
-// each value on one device; 0 where that is not known. Equal pieces only: of types of
-// less than a byte an element the bytes may not tell.
+// each value on one device; 0 where that is not known. Equal pieces only; the bytes may
+// not determine the shards of types smaller than a byte.
 JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
                                               const uint64_t* device_bytes,
                                               char** out_text) JPP_MUST_USE;

@@ -28,11 +28,9 @@
 
 // What runs a plan.
 #include "jaxpp/device.h"
-#include "jaxpp/device_fake.h"
 #include "jaxpp/array.h"
 #include "jaxpp/array_argument.h"
 #include "jaxpp/transport.h"
-#include "jaxpp/transport_fake.h"
 #include "jaxpp/job.h"
 #include "jaxpp/job_ranks.h"
 #include "jaxpp/runtime.h"

@@ -28,17 +28,11 @@ typedef enum jpp_option {
   JPP_OPTION_PROCESS_ID,
   JPP_OPTION_RESTART,
   JPP_OPTION_UCX,
-  JPP_OPTION_BENCHMARK,
   JPP_OPTION_COORDINATOR,
   JPP_OPTION_XLA_FLAGS,
   JPP_OPTION_TF_LOG,
   JPP_OPTION_PREALLOCATE,
   JPP_OPTION_SHARE_MEMORY,
-  JPP_OPTION_UPDATE_GOLDEN,
-  JPP_OPTION_UPDATE_DOCS,
-  JPP_OPTION_TEST_PLUGIN,
-  JPP_OPTION_TEST_SEED,
-  JPP_OPTION_TEST_TIMES,
   JPP_OPTION_NCCL,
   JPP_OPTION_CUDA,
   JPP_OPTION_GRACE,
@@ -52,7 +46,6 @@ typedef struct jpp_option_info {
   const char* values;         // "LEVEL"
   const char* default_value;  // what holds when it is not set
   const char* help;           // one line
-  bool for_tests;             // only this project's tests and benchmarks read it
 } jpp_option_info_t;
 
 // Of an option below JPP_OPTION_COUNT.

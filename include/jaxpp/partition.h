@@ -1,4 +1,4 @@
-// Partition: which task does each op of the step belong to, and where does it run.
+// Partition: assigns each op of the step to a task, and each task to ranks.
 //
 // In: a graph, and which rank each stage runs on. Out: a staged graph, whose tasks are
 //
@@ -53,7 +53,7 @@ typedef struct jpp_task {
 } jpp_task_t;
 
 // One running reduction of a loop result. `task` turns `state` into `next` once per
-// microbatch; it begins as `init` and what it ends as is `final`.
+// microbatch; its first value is `init` and its last one `final`.
 typedef struct jpp_accumulator {
   uint32_t loop, result, task;
   uint32_t init, state, next, final;  // value ids
@@ -84,7 +84,7 @@ typedef struct jpp_staged_loop {
   const uint32_t* weight;      // [stages] task ids of bwd_w
 } jpp_staged_loop_t;
 
-// What a partition costs that a user may not expect, and may want to change.
+// A cost of a partition that a user may not expect, and may want to change.
 typedef enum jpp_partition_note_kind {
   JPP_NOTE_MOVES,    // an op outside the loops uses arrays of several ranks: `bytes` move
   JPP_NOTE_UNSPLIT,  // input and weight gradients come from one op, so that those of the
@@ -125,7 +125,7 @@ typedef struct jpp_partition_options {
   size_t struct_size;  // sizeof(jpp_partition_options_t)
   uint32_t ranks;
   const jpp_loop_placement_t* loops;  // [graph->num_loops]
-  uint64_t small_bytes;               // what "small" means in rule 5; 0: 4096
+  uint64_t small_bytes;               // the limit of "small" in rule 5; 0: 4096
 } jpp_partition_options_t;
 
 // The graph is borrowed and must outlive the result.

@@ -27,7 +27,7 @@ typedef struct jpp_planfile_bytes {
   size_t size;
 } jpp_planfile_bytes_t;
 
-// How an argument or result lies on the devices of a rank, each of which has a box of it.
+// How the devices of a rank share an argument or result: each device has a box of it.
 // Its layout is final.
 typedef struct jpp_planfile_layout {
   const int64_t* dims;    // [ndim] of a box
@@ -48,7 +48,7 @@ typedef struct jpp_planfile_contents {
   uint32_t num_modules;
   const jpp_planfile_bytes_t* modules;  // StableHLO
   const uint32_t* task_modules;         // [num_tasks] JPP_NONE for a task without ops
-  // The last arguments, of which the caller of the step knows nothing: dense host arrays.
+  // The last arguments, which the caller of the step does not pass: dense host arrays.
   uint32_t num_constants;
   const jpp_planfile_bytes_t* constants;
   // [num_args + num_outputs], arguments first. NULL: every device has all of each.

@@ -1,11 +1,10 @@
 // Profile: steps in the profiles that JAX takes.
 //
 // While a profile is being taken (`jax.profiler.start_trace`, `trace`, the profile
-// server), every step of every runtime is traced, and what its ranks did stands in the
-// profile beside JAX's own events: a line a rank with its tasks, and two more with the
-// times in which it waited and with what it sent. JAX takes profiles of PJRT plugins
-// through an extension of their API; this library has that extension, and no other part
-// of the API.
+// server), every step of every runtime is traced, and the profile shows the work of its
+// ranks beside JAX's own events: for each rank a line with its tasks, one with its waits
+// and one with its sends. JAX takes profiles of PJRT plugins through an extension of
+// their API; this library has that extension, and no other part of the API.
 //
 // Threads: any thread.
 #ifndef JAXPP_PROFILE_H_
@@ -13,8 +12,8 @@
 
 #include "jaxpp/export.h"
 
-// A PJRT_Api that has no function but a profiler extension: for jaxlib's
-// register_plugin_profiler(). The same at every call; lives as long as the process.
+// A PJRT_Api that has only a profiler extension, for jaxlib's register_plugin_profiler().
+// The same at every call; lives as long as the process.
 JPP_API const void* jpp_profile_plugin(void);
 
 #endif  // JAXPP_PROFILE_H_

@@ -1,4 +1,4 @@
-// Program: what each actor does, instruction by instruction.
+// Program: the instructions of each actor.
 //
 // In: a staged graph, a schedule for each loop, the bytes of every value on one device.
 // Out: one flat instruction list an actor. All tasks are put in one order that can run;
@@ -59,7 +59,7 @@ typedef struct jpp_program_constant {
 typedef struct jpp_program_output {
   uint32_t reg;
   uint32_t output;  // which output of the step
-  bool copy;        // the register stays somebody else's: hand out a copy
+  bool copy;        // the register keeps its owner: hand out a copy
 } jpp_program_output_t;
 
 typedef struct jpp_program {
@@ -135,8 +135,8 @@ JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
 // All actors' instructions in one order in which they can run, in the manner of a jaxpr:
 // `task[... task_name=fwd_0 ...]`, `transfer[...]`, `delete[...]`. Free as above.
 // `schedules` [loops] are the plan's, for the latencies of their tasks; NULL: tasks have
-// that of their kind. `append_sharding` says how a value that ranks transfer lies on each
-// of them, on one line; NULL: that is not shown.
+// the latency of their kind. `append_sharding` says on one line how a transferred value
+// is laid out on each rank; NULL: that is not shown.
 JPP_API jpp_status_t* jpp_plan_print_jaxpr(
     const jpp_plan_t* plan, JPP_OPTIONAL const jpp_schedule_t* const* schedules,
     JPP_OPTIONAL jpp_append_sharding_t append_sharding, JPP_OPTIONAL void* user,

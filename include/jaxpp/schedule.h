@@ -5,11 +5,11 @@
 // jpp_schedule_build(), lists that a user wrote from jpp_schedule_from_rows(). Whatever
 // its origin, a schedule is immutable, and jpp_schedule_verify() proves it before
 // anything is planned from it. An "entry" is a place in a row, counted from 0; a
-// FusedTask of n tasks takes n entries. An idle entry stands for any number of idle
-// steps, so that waiting takes no memory; what people read counts these steps one by one.
+// FusedTask of n tasks takes n entries. An idle entry represents any number of idle
+// steps, so that waiting takes no memory; texts for people count these steps one by one.
 //
 // Threads: any thread, several at once, also on the same schedule, which is only read;
-// destroy it when nobody reads it. Callbacks are called on the caller's thread.
+// destroy it when no thread reads it. Callbacks are called on the caller's thread.
 #ifndef JAXPP_SCHEDULE_H_
 #define JAXPP_SCHEDULE_H_
 
@@ -72,14 +72,14 @@ typedef struct jpp_schedule_params {
 // it with jpp_schedule_destroy(). Built schedules always pass jpp_schedule_verify().
 //
 // JPP_INVALID_ARGUMENT: no name or an unknown one, a size of 0 or too large (stages *
-// microbatches over 2^28, ranks over 2^20), fuse_steady_state where it means nothing.
+// microbatches over 2^28, ranks over 2^20), fuse_steady_state where it has no meaning.
 // JPP_MESH_ERROR: stages and ranks do not fit each other. JPP_MICROBATCH_ERROR:
 // dualpipe-v with fewer microbatches than stages.
 JPP_API jpp_status_t* jpp_schedule_build(JPP_OPTIONAL const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
-// Whether a built-in schedule of so many stages on so many ranks can be, given enough
+// Whether a built-in schedule supports these numbers of stages and ranks, given enough
 // microbatches: NULL, or the error of jpp_schedule_build().
 JPP_API jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages,
                                          uint32_t ranks) JPP_MUST_USE;
@@ -95,7 +95,7 @@ typedef struct jpp_schedule_info {
   const char* help;                      // one line
   const char* paper;                     // "2104.04473" of arXiv, or who and when
   uint32_t stages_a_rank;                // 0: any
-  bool can_fuse;                         // fuse_steady_state means something
+  bool can_fuse;                         // fuse_steady_state has a meaning
   const jpp_schedule_params_t* example;  // sizes that it serves, as in the docs' figures
 } jpp_schedule_info_t;
 
@@ -125,14 +125,15 @@ JPP_API jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
 typedef bool (*jpp_schedule_next_t)(void* context, uint32_t rank,
                                     jpp_schedule_task_t* out_task);
 
-// A schedule whose rows a callback makes; the rest as jpp_schedule_from_rows(), to which
-// `rows` says everything but the rows. JPP_INVALID_ARGUMENT for a row that does not end.
+// A schedule whose rows a callback makes. Everything else is as for
+// jpp_schedule_from_rows(); `rows` has everything but the rows. JPP_INVALID_ARGUMENT for
+// a row that does not end.
 JPP_API jpp_status_t* jpp_schedule_from_callback(
     const jpp_schedule_rows_t* rows, jpp_schedule_next_t next, JPP_OPTIONAL void* context,
     jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // One microbatch after the other, each forward through all stages and back, stage s on
-// rank s mod ranks; nothing overlaps. With `split_backward` weight gradients come behind
+// rank s mod ranks; nothing overlaps. With `split_backward`, the weight gradients follow
 // all input gradients of the microbatch. `fuse_steady_state` is not read. Needs no proof.
 // JPP_INVALID_ARGUMENT for a size of 0 or too large.
 JPP_API jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
@@ -183,9 +184,8 @@ typedef struct jpp_schedule_timeline {
 
 typedef struct jpp_schedule_timeline_options {
   size_t struct_size;  // sizeof(jpp_schedule_timeline_options_t)
-  // A FusedTask runs as one program: it starts when all that its tasks need from
-  // elsewhere is there, and its tasks share its start and end. Otherwise they run one by
-  // one.
+  // A FusedTask runs as one program: it starts when all external needs of its tasks are
+  // met, and its tasks share its start and end. Otherwise they run one by one.
   bool fused_as_one;
 } jpp_schedule_timeline_options_t;
 

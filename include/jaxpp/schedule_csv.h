@@ -40,10 +40,10 @@ JPP_API jpp_status_t* jpp_schedule_from_csv(const char* file, const char* text,
                                             jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // Writes it with CRLF; FusedTasks of a forward and a backward become pairs. With
-// `communication` each SEND follows its computation and RECVs stand before the
-// computation that needs the last of them. What is written is proved first:
-// JPP_SCHEDULE_ERROR where the schedule is wrong, or a pair could not start because one
-// half needs what the other makes elsewhere. Free with jpp_text_free().
+// `communication`, each SEND follows its computation and RECVs precede the computation
+// that needs the last of them. The text is proved first: JPP_SCHEDULE_ERROR if the
+// schedule is wrong, or a pair could not start because one half needs a result of the
+// other. Free with jpp_text_free().
 JPP_API jpp_status_t* jpp_schedule_print_csv(const jpp_schedule_t* schedule,
                                              bool communication,
                                              char** out_text) JPP_MUST_USE;

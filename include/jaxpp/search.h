@@ -1,9 +1,9 @@
-// Search: a schedule for stages that are not alike, under a memory limit.
+// Search: a schedule for stages with different costs, under a memory limit.
 //
 // Tries every built-in schedule of these sizes, then list schedules (greedy.h) over stage
-// placements, limits and priorities, and goes on from the best one until the time is
-// over. What it finds is proved and simulated, and never longer than the best built-in
-// one that fits.
+// placements, limits and priorities, and improves the best one until the time is over.
+// The result is proved and simulated, and never longer than the best built-in schedule
+// that fits.
 //
 // Threads: any thread, several searches at once. A search stays on its caller's thread,
 // and calls back on it.

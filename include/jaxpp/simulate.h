@@ -1,20 +1,20 @@
 // Simulation: when every task of a schedule runs, and what that costs in time and memory.
 //
 // Each rank runs its list in order, one task at a time; a task starts when its rank is
-// free and what it needs is there. A need on another rank is there `latency` after the
-// channel carried it; a channel (sender, receiver) carries one message at a time, in the
-// order of the sender's list, for `transfer` each. Times have the unit of the costs.
+// free and its needs are met. A need on another rank is met `latency` after the channel
+// carried it; a channel (sender, receiver) carries one message at a time, in the order of
+// the sender's list, for `transfer` each. Times have the unit of the costs.
 //
-// With several streams a rank runs that many tasks at once, and none slows another: what
-// comes out is a bound on what overlapping can win. Stream 0 takes forwards, whole
-// backwards and input gradients; the others take weight gradients and the later members
-// of FusedTasks (the second of a pair that overlaps), each on the stream that is free
-// first, the lowest of these. Tasks of one stream run in the order of the list; a task
-// waits for its stream and for what it needs, on its own rank too, but not for tasks
-// before it in the list that run on other streams.
+// With several streams a rank runs that many tasks at once, and none slows another: the
+// result is a bound on the gain of overlapping. Stream 0 takes forwards, whole backwards
+// and input gradients; the others take weight gradients and the later members of
+// FusedTasks (the second of a pair that overlaps), each on the stream that is free first,
+// the lowest of these. Tasks of one stream run in the order of the list; a task waits for
+// its stream and for what it needs, on its own rank too, but not for tasks before it in
+// the list that run on other streams.
 //
 // Threads: any thread, several at once, also on the same schedule or simulation, which
-// are only read; destroy a simulation when nobody reads it.
+// are only read; destroy a simulation when no thread reads it.
 #ifndef JAXPP_SIMULATE_H_
 #define JAXPP_SIMULATE_H_
 
@@ -29,7 +29,7 @@ typedef struct jpp_simulate_options {
   bool no_overlap;   // a rank (its stream) stands still while it sends
   uint32_t streams;  // of each rank, up to 64; 0: 1
   double optimizer;
-  // Ranks update when their own gradients are there, instead of all together; the next
+  // Ranks update when their own gradients are ready, instead of all together; the next
   // step follows at once (post-validation, arXiv 2401.10241, section 4).
   bool optimizer_free;
 } jpp_simulate_options_t;
@@ -54,7 +54,7 @@ typedef struct jpp_simulation {
   uint64_t tasks;
   double makespan;       // end of the last task
   double bubble_global;  // makespan less the work of the rank that works most
-  double bubble_span;    // the most that a rank waits between its first and last task
+  double bubble_span;    // the longest wait of a rank between its first and last task
   double utilisation;    // all work / (ranks * makespan)
   double step;  // time from step to step: makespan + optimizer, or, when free, the
                 // longest rank's begin to end + optimizer
@@ -69,14 +69,14 @@ JPP_API jpp_status_t* jpp_schedule_simulate(
 // The same stages as one SPMD program, as `vmap` and a shift over a stage axis make it.
 // All ranks do the same in lockstep: a turn takes as long as the slowest stage, and each
 // stage hands a microbatch on at its end; where a rank has several stages, the
-// microbatches go round. While the pipeline fills and drains, ranks compute what nobody
-// uses. The backward pass is the loop's transpose, so all forwards come first.
+// microbatches go round. While the pipeline fills and drains, ranks compute what
+// is not used. The backward pass is the loop's transpose, so all forwards come first.
 typedef struct jpp_spmd_simulation {
   uint64_t turns;         // forward; as many back
   double forward_turn;    // one of them, the transfer included
   double backward_turn;   // with what it computes again
   double makespan;        // turns * (forward_turn + backward_turn)
-  double lost;            // part of the makespan: turns in which a rank works for nobody
+  double lost;            // part of the makespan: turns in which a rank's work is wasted
   double rematerialised;  // part of the makespan: what is computed again
   double utilisation;     // all work of the schedule's tasks / (ranks * makespan)
   double peak;            // microbatches whose activations a rank keeps: a turn each, of
@@ -84,9 +84,9 @@ typedef struct jpp_spmd_simulation {
 } jpp_spmd_simulation_t;
 
 // Of the simulation's stages, ranks, microbatches and costs; `transfer` after each turn.
-// With `rematerialise` a stage keeps its input, and runs again for its backward. Needs as
-// many stages on each rank; with several of them, microbatches in groups of as many as
-// there are ranks: JPP_INVALID_ARGUMENT else.
+// With `rematerialise` a stage keeps its input, and runs again for its backward.
+// JPP_INVALID_ARGUMENT unless every rank has the same number of stages and, if that is
+// more than one, the number of microbatches is a multiple of the ranks.
 JPP_API jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation,
                                         double transfer, bool rematerialise,
                                         jpp_spmd_simulation_t* out_spmd) JPP_MUST_USE;

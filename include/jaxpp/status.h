@@ -1,4 +1,4 @@
-// Status: how every fallible call of this library answers.
+// Status: the result of every call of this library that can fail.
 //
 // NULL means success. Anything else is an owned object with a code and a message; the
 // caller frees it with jpp_status_free() or hands it up with JPP_RETURN_IF_ERROR(), which
@@ -14,8 +14,8 @@
 
 #include "jaxpp/export.h"
 
-// What went wrong, as a user would sort it. The Python exception carries the name that
-// jpp_status_code_name() gives.
+// The kind of an error, as a user would classify it. The Python exception carries the
+// name that jpp_status_code_name() gives.
 typedef enum jpp_status_code {
   JPP_OK = 0,
   JPP_INVALID_ARGUMENT,  // an argument outside every other row
@@ -27,14 +27,14 @@ typedef enum jpp_status_code {
   JPP_MICROBATCH_ERROR,  // microbatch axes differ or are missing
   JPP_OPERATION_ERROR,   // a loop's result tree does not match its operation
   JPP_SHARDING_ERROR,    // a spec names an unknown axis or does not divide
-  JPP_PLUGIN_ERROR,      // a PJRT plugin is missing, not one, or too old
+  JPP_PLUGIN_ERROR,      // a PJRT plugin is missing, invalid or too old
   JPP_DEVICES_ERROR,     // not enough devices
   JPP_DONATED_ERROR,     // a donated array used again
   JPP_PROGRAM_ERROR,     // a program fails its proof
   JPP_EXECUTION_ERROR,   // a device failed while a step ran
   JPP_NAN_ERROR,         // a task made a NaN or an infinity and was being watched for it
   JPP_OUT_OF_MEMORY,     // host or device memory, or a memory limit
-  JPP_UNSUPPORTED,       // understood, and not built
+  JPP_UNSUPPORTED,       // understood but not implemented
   JPP_PEER_ERROR,        // another process of the job died, left or sent nonsense
   JPP_CANCELLED,         // stopped because something else failed or the user asked
   JPP_INTERNAL_ERROR,    // a bug in this library
@@ -84,8 +84,8 @@ JPP_API void jpp_text_free(char* text);
 // fields of a struct of options or of a call, unless their comments say what NULL means
 // there.
 //
-// Functions that destroy, free, release or close take NULL. All others, which return no
-// status, must be given what they ask for; so must those of this header.
+// Functions that destroy, free, release or close take NULL. All other functions that
+// return no status, and those of this header, must not be given NULL.
 //
 // --- Structs ---
 //
@@ -94,14 +94,14 @@ JPP_API void jpp_text_free(char* text);
 //
 //   jpp_plan_options_t options = {.struct_size = sizeof(options), .ranks = 2};
 //
-// The library takes fields that the caller's version lacks for 0, which is the default
-// of each field; where a comment does not say what 0 means, it means zero. Fields that
-// the library lacks must be 0. It answers JPP_INVALID_ARGUMENT where they are not, and
-// where struct_size is not set. In a list of such structs each element carries its size.
-// A NULL in the place of options, where JPP_OPTIONAL permits it, means all fields 0.
+// Fields that the caller's version lacks count as 0, which is the default of each field;
+// if a comment does not say what 0 means, it means zero. Fields that the library lacks
+// must be 0. The library returns JPP_INVALID_ARGUMENT if they are not, or if struct_size
+// is not set. In a list of such structs each element carries its size. A NULL in the
+// place of options, where JPP_OPTIONAL permits it, means all fields 0.
 //
 // A list that a function fills for the caller has a count beside it, and the function
-// answers JPP_INVALID_ARGUMENT unless that is the number of elements it would write.
+// returns JPP_INVALID_ARGUMENT unless that is the number of elements that it would write.
 //
 // A struct whose comment says that its layout is final never gets another field. All
 // others, such as the parts of a plan, may get fields in a version with another soname

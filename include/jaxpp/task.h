@@ -1,5 +1,5 @@
-// Task: the words that schedules, partitions, programs and the runtime share about a
-// stage's work for one microbatch: its kind, its cost, and the rank that a stage runs on.
+// Task: types that schedules, partitions, programs and the runtime share for a stage's
+// work on one microbatch: its kind, its cost, and the rank that a stage runs on.
 //
 // Threads: any thread; nothing here changes.
 #ifndef JAXPP_TASK_H_
@@ -10,7 +10,7 @@
 
 #include "jaxpp/export.h"
 
-// The id, stage, loop or microbatch of what has none.
+// No id, stage, loop or microbatch.
 #define JPP_NONE UINT32_MAX
 
 typedef enum jpp_task_kind {
@@ -38,10 +38,10 @@ typedef struct jpp_loop_placement {
   bool split_backward;         // bwd_i and bwd_w instead of bwd
 } jpp_loop_placement_t;
 
-// What a stage takes for one microbatch: a FWD forward, a BWD_I backward, a BWD_W weight,
-// a BWD backward + weight. None is negative. Times are 0 or from JPP_SHORTEST_TIME to
-// JPP_LONGEST_TIME: so sums stay finite, and shares do not vanish. The struct's layout is
-// final.
+// The times of a stage for one microbatch: a FWD takes `forward`, a BWD_I `backward`, a
+// BWD_W `weight`, and a BWD `backward` + `weight`. None is negative. Times are 0 or from
+// JPP_SHORTEST_TIME to JPP_LONGEST_TIME: so sums stay finite, and shares do not vanish.
+// The struct's layout is final.
 #define JPP_SHORTEST_TIME 1e-100
 #define JPP_LONGEST_TIME 1e100
 typedef struct jpp_cost {
@@ -50,7 +50,7 @@ typedef struct jpp_cost {
   double weight;
 } jpp_cost_t;
 
-// 0 for kinds that are no stage's.
+// 0 for kinds that belong to no stage.
 JPP_API double jpp_task_cost(const jpp_cost_t* cost, jpp_task_kind_t kind);
 
 #endif  // JAXPP_TASK_H_

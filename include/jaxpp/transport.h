@@ -18,9 +18,9 @@
 // plan bounds what is in flight.
 //
 // Ownership. A message of handles belongs to its sender until jpp_channel_try_send() says
-// done, and to its receiver from jpp_channel_try_recv() on; in between to the channel,
-// which calls `release` for each buffer that reset or close drop. The memory of a message
-// of bytes stays its owner's, who must not change it until `sent`.
+// done, and to its receiver from jpp_channel_try_recv() on; in between it belongs to the
+// channel, which calls `release` for each buffer that reset or close drop. The memory of
+// a message of bytes keeps its owner, who must not change it until `sent`.
 //
 // Only jpp_transport_destroy() waits for a peer, for a bounded time. If a process dies,
 // leaves, or sends something that the plan does not allow, the calls on its channels fail
@@ -45,9 +45,8 @@ typedef struct jpp_transport_memory jpp_transport_memory_t;
 //===-- Transport ------------------------------------------------------------------===//
 
 // The drivers by name: "inproc" (handles, within a process), "ucx" (bytes, over shared
-// memory, TCP or RDMA), "nccl" (as "ucx", and shards in the memory of NVIDIA's GPUs over
-// NCCL), "fake" (bytes, within a process, for tests; transport_fake.h), "nccl-fake" (as
-// "nccl", over "fake") and "null" (a skeleton: every call fails with JPP_UNSUPPORTED).
+// memory, TCP or RDMA) and "nccl" (as "ucx", and shards in the memory of NVIDIA's GPUs
+// over NCCL).
 
 typedef struct jpp_transport_options {
   size_t struct_size;      // sizeof(jpp_transport_options_t)
@@ -65,7 +64,7 @@ typedef struct jpp_transport_options {
   // A peer that is silent for this long counts as dead; jpp_transport_destroy() waits no
   // longer. 0: 10000.
   uint32_t peer_timeout_ms;
-  // CUDA's number of the device whose memory shards may lie in, for drivers that take
+  // CUDA's number of the device whose memory may hold shards, for drivers that take
   // device memory.
   uint64_t device;
 } jpp_transport_options_t;
@@ -90,12 +89,12 @@ JPP_API jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport
 // Of the job; 1 where the transport carries handles.
 JPP_API uint32_t jpp_transport_num_processes(const jpp_transport_t* transport);
 
-// Whether shards may lie in the memory of a device (jpp_channel_spec_t.on_device).
+// Whether the memory of a device may hold shards (jpp_channel_spec_t.on_device).
 JPP_API bool jpp_transport_takes_device_memory(const jpp_transport_t* transport);
 
-// What the other processes need to reach this one, with a proof of the token. The caller
-// brings it to them. Borrowed for the lifetime of the transport; transports of handles
-// have none: size 0.
+// The data that other processes need to reach this one, with a proof of the token. The
+// caller brings it to them. Borrowed for the lifetime of the transport; transports of
+// handles have none: size 0.
 JPP_API void jpp_transport_address(const jpp_transport_t* transport,
                                    const void** out_address, size_t* out_size);
 
@@ -137,10 +136,10 @@ JPP_API void jpp_transport_unregister(jpp_transport_t* transport,
 
 //===-- Notes ----------------------------------------------------------------------===//
 
-// A process can tell all others how far it is. Its note, of a fixed size, goes with its
-// heartbeats to the processes that it has channels with, and with theirs to the rest of
-// the job. What one reads of another is older than that by a few heartbeats, each a tenth
-// of peer_timeout_ms, or more in a large job.
+// A process can tell all others its progress. Its note, of a fixed size, travels with its
+// heartbeats to the processes that it has channels with, and with their heartbeats to the
+// rest of the job. A note is a few heartbeats old when it is read, or more in a large
+// job; heartbeats are a tenth of peer_timeout_ms apart.
 
 // Fills the note. Called by progress, on its thread, before each heartbeat.
 typedef void (*jpp_transport_write_note_t)(void* user, void* note);
@@ -157,13 +156,13 @@ JPP_API const void* jpp_transport_note(const jpp_transport_t* transport,
 
 //===-- Channels -------------------------------------------------------------------===//
 
-// Handles: frees a buffer that nobody will receive. Called by reset and close, on their
+// Handles: frees a buffer that will not be received. Called by reset and close, on their
 // thread.
 typedef void (*jpp_channel_release_t)(void* user, void* buffer);
 
 // Bytes: the memory of a message may be reused. Called once for each message that was
-// sent, whatever became of it, with its cookie; by try_send, progress, close or destroy,
-// on their thread, not always in order. Must not call the transport.
+// sent, even if it was not delivered, with its cookie; by try_send, progress, close or
+// destroy, on their thread, not always in order. Must not call the transport.
 typedef void (*jpp_channel_sent_t)(void* user, void* cookie);
 
 // Both ends of a channel have the same numbers; a transport of bytes compares them.
@@ -173,18 +172,18 @@ typedef struct jpp_channel_spec {
   uint32_t src_actor;             // the sending rank
   uint32_t dst_actor;             // the receiving rank
   uint32_t src_process;           // whose ranks they are: at least one is this process
-  uint32_t dst_process;           // with handles they do not count
+  uint32_t dst_process;           // not used with handles
   uint32_t slots;                 // messages that may wait; at least 1
   uint32_t capacity;              // shards that a message may have; at least 1
   const uint64_t* bytes;          // [capacity] the most that a shard may have; bytes only
   jpp_channel_release_t release;  // handles; NULL: dropped buffers are not released
   jpp_channel_sent_t sent;        // bytes; NULL: the caller does not need it
   void* user;                     // of both
-  // [capacity] Bytes: which shards lie in the memory of the transport's device, at both
+  // [capacity] Bytes: which shards are in the memory of the transport's device, at both
   // ends, and have their slots there; all work that writes one has ended when it is sent.
-  // NULL: none, the only choice where the transport takes no device memory. Channels with
-  // such shards are opened before the first progress, or later where there is one between
-  // the same processes in the same direction already.
+  // NULL: none, the only choice where the transport takes no device memory. Open channels
+  // with such shards before the first progress, or later if another one exists between
+  // the same processes in the same direction.
   const bool* on_device;
 } jpp_channel_spec_t;
 
@@ -197,32 +196,32 @@ JPP_API jpp_status_t* jpp_transport_open_channel(
     jpp_channel_t** out_channel) JPP_MUST_USE;
 
 // Bytes: sends a message from end to end, so that connections are made, memory is
-// registered and the route is known to work before it counts. Both ends call it, with
+// registered and the route is proved before the first step. Both ends call it, with
 // progress in between, until `out_done` is true; nothing may be sent before. Handles:
 // done at once.
 JPP_API jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel,
                                           bool* out_done) JPP_MUST_USE;
 
-// How many messages can be sent now, at least; 0 only when none can. After an abort or a
-// failure not 0: a send need not wait, it returns the error. Sender's thread.
+// At least how many messages can be sent now; 0 only when none can. Not 0 after an abort
+// or a failure: a send then returns the error at once. Sender's thread.
 JPP_API uint32_t jpp_channel_credits(jpp_channel_t* channel);
 
-// Why nothing can be sent or received any more; NULL: nothing is known of that.
+// Why nothing can be sent or received any more; NULL: no known reason.
 JPP_API jpp_status_t* jpp_channel_status(const jpp_channel_t* channel) JPP_MUST_USE;
 
-// Any thread, at any time: from now on both ends get a copy of `status`, also the
-// receiver for whom messages still wait; the other process' as soon as it hears of it,
-// with this one's name in front. The first abort stays. `status` is only read.
+// Any thread, at any time: from now on both ends get a copy of `status`, even a receiver
+// with waiting messages. An end in another process gets it when the abort arrives, with
+// this process' name in front. Later aborts are ignored. `status` is only read.
 JPP_API void jpp_channel_abort(jpp_channel_t* channel, const jpp_status_t* status);
 
-// Drops what waits and clears the abort, so that the channel is as new. Nobody else may
-// use the channel meanwhile. Bytes: both ends must be reset, each by its process; the
+// Drops what waits and clears the abort, so that the channel is like new. No other thread
+// may use the channel meanwhile. Bytes: both ends must be reset, each by its process; the
 // sender has no credit until the other end is. Slots that are not released stay the
 // receiver's, and `sent` is still called for what is under way.
 JPP_API void jpp_channel_reset(jpp_channel_t* channel);
 
-// Drops what waits and frees the channel. Nobody else may use it. Bytes: memory that is
-// being sent must stay until `sent` was called for it, at the latest by
+// Drops what waits and frees the channel. No other thread may use it. Bytes: memory that
+// is being sent must stay until `sent` was called for it, at the latest by
 // jpp_transport_destroy(); slots are gone, also those that were not released. NULL is
 // fine.
 JPP_API void jpp_channel_close(jpp_channel_t* channel);
@@ -255,7 +254,7 @@ JPP_API jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t
 // Its layout is final.
 typedef struct jpp_shard {
   const void* data;
-  size_t size;                           // 0: `data` is not looked at
+  size_t size;                           // 0: `data` is not read
   const jpp_transport_memory_t* memory;  // that `data` is in; NULL: not registered
 } jpp_shard_t;
 
@@ -269,9 +268,8 @@ JPP_API jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_
                                                  JPP_OPTIONAL void* cookie,
                                                  bool* out_done) JPP_MUST_USE;
 
-// A message in a slot. The shards' memory begins at multiples of 64 bytes and is the
-// caller's, to write as well, until the slot is released.
-// Its layout is final.
+// A message in a slot. The shards' memory begins at multiples of 64 bytes. The caller may
+// read and write it until the slot is released. Its layout is final.
 typedef struct jpp_received {
   uint64_t tag;
   uint32_t slot;
@@ -286,7 +284,7 @@ JPP_API jpp_status_t* jpp_channel_try_recv_bytes(jpp_channel_t* channel,
                                                  jpp_received_t* out_received,
                                                  bool* out_done) JPP_MUST_USE;
 
-// Any thread, once for each message that was taken, in any order: the slot is free, which
+// Any thread, once for each message that was taken, in any order: the slot is free, and
 // the next jpp_transport_progress() tells the sender.
 JPP_API void jpp_channel_release(jpp_channel_t* channel, uint32_t slot);
 

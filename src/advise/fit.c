@@ -13,7 +13,7 @@ typedef struct fitter {
   double own;                    // its simulated time
   const char* best_name;         // of what fits; NULL: nothing does
   double best;                   // its simulated time
-  uint64_t best_peak;            // on the devices that have to hold most
+  uint64_t best_peak;            // on the devices with the largest peak
 } fitter_t;
 
 // --- Simulated time -------------------------------------------------------------------
@@ -129,7 +129,8 @@ static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
                   schedule->microbatches == 1 ? "" : "es");
 }
 
-// Whether the ranks that are over by most would be within the limit without activations.
+// Whether the ranks with the largest excess would be within the limit without
+// activations.
 static bool activations_exceed(const jpp_check_report_t* report,
                                const jpp_memory_limits_t* limits) {
   jpp_excess_t excess;

@@ -1,5 +1,5 @@
-// The only door to the heap: jaxpp/alloc.h, and what containers and tests need besides. A
-// test can make the n-th allocation fail.
+// The only access to the heap: jaxpp/alloc.h, and what containers and tests need in
+// addition. A test can make the n-th allocation fail.
 #ifndef JPP_BASE_ALLOC_H_
 #define JPP_BASE_ALLOC_H_
 

@@ -1,6 +1,6 @@
-// A bump allocator: blocks of doubling size, carved up from the front and released only
-// all together. Memory is zeroed because every block comes zeroed and no part of one is
-// handed out twice.
+// A bump allocator: blocks of doubling size, used from the front and released only
+// together. Memory is zeroed because every block is allocated zeroed and no part of one
+// is returned twice.
 #include "base/arena.h"
 
 #include <string.h>

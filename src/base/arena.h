@@ -1,4 +1,4 @@
-// Arena: memory that is given back all at once. One arena holds one artefact.
+// Arena: memory that is freed all at once. One arena holds one artefact.
 #ifndef JPP_BASE_ARENA_H_
 #define JPP_BASE_ARENA_H_
 

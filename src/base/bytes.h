@@ -1,5 +1,5 @@
-// Numbers of bytes that do not wrap: sums and products beyond the largest number stay at
-// it. What reaches it is refused where it would be taken for the truth.
+// Numbers of bytes that saturate: sums and products beyond the largest number stay at it.
+// Callers refuse a saturated number where the exact value matters.
 #ifndef JPP_BASE_BYTES_H_
 #define JPP_BASE_BYTES_H_
 
@@ -20,7 +20,7 @@ static inline uint64_t jpp_bytes_multiply(uint64_t a, uint64_t b) {
   return product < JPP_MOST_BYTES ? product : JPP_MOST_BYTES;
 }
 
-// False for what is as large as the largest number, or was larger.
+// False for a saturated number.
 static inline bool jpp_bytes_fit(uint64_t bytes) { return bytes < JPP_MOST_BYTES; }
 
 #endif  // JPP_BASE_BYTES_H_

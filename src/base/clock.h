@@ -1,4 +1,4 @@
-// The clock for durations and deadlines, and the one that hosts share.
+// The clock for durations and deadlines, and the clock that hosts share.
 #ifndef JPP_BASE_CLOCK_H_
 #define JPP_BASE_CLOCK_H_
 
@@ -25,7 +25,7 @@ static inline int64_t jpp_clock_now_ms(void) {
   return jpp_clock_now() / JPP_NANOSECONDS_OF_MS;
 }
 
-// The same to within a few milliseconds, in half the time: for what is asked in loops.
+// The same to within a few milliseconds, in half the time: for calls in loops.
 static inline int64_t jpp_clock_coarse_ms(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

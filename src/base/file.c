@@ -8,7 +8,7 @@
 #include "base/null.h"
 #include "base/str.h"
 
-// More than any schedule, graph or trace has, and less than memory.
+// Larger than any schedule, graph or trace, and smaller than memory.
 enum { kMostBytes = 1 << 30 };
 
 // Stops at kMostBytes or without memory: a device such as /dev/zero never ends.
@@ -36,7 +36,7 @@ static jpp_status_t* read_named(const char* file, jpp_str_t* text) {
   return status;
 }
 
-// Some editors begin a file with the mark U+FEFF.
+// Some editors begin a file with a byte order mark, U+FEFF.
 static void skip_byte_order_mark(char* text, size_t* length) {
   if (*length < 3 || memcmp(text, "\xef\xbb\xbf", 3) != 0) return;
   *length -= 3;

@@ -1,4 +1,4 @@
-// Which bits of a floating type are no number.
+// Finds the elements of a floating type that are NaN or infinite.
 #ifndef JPP_BASE_FINITE_H_
 #define JPP_BASE_FINITE_H_
 
@@ -10,8 +10,8 @@ enum { JPP_FIND_NANS = 1, JPP_FIND_INFS = 2 };
 
 // Floating or complex.
 bool jpp_dtype_is_floating(jpp_dtype_t dtype);
-// The first of `count` elements that is one of `what`; `count` when none is, as with any
-// type that is not floating. A complex element counts when either part does.
+// The first of `count` elements that is one of `what`; `count` if there is none, as for
+// any type that is not floating. A complex element counts if either part does.
 size_t jpp_find_nonfinite(jpp_dtype_t dtype, const void* data, size_t count,
                           unsigned what);
 

@@ -1,5 +1,6 @@
-// Hash: 64 bits over bytes, FNV-1a. It finds damage and differences, not forgeries. Every
-// step of it is a bijection, so texts of one length that differ in one byte never agree.
+// Hash: 64 bits over bytes, FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv/). It finds
+// damage and differences, not forgeries. Every step of it is a bijection, so texts of one
+// length that differ in one byte never agree.
 #ifndef JPP_BASE_HASH_H_
 #define JPP_BASE_HASH_H_
 
@@ -17,7 +18,7 @@ static inline uint64_t jpp_hash_bytes(uint64_t hash, const void* bytes, size_t s
   return hash;
 }
 
-// Goes on with a number, the same on machines of any byte order.
+// Extends a hash by a number; the same for any byte order.
 static inline uint64_t jpp_hash_u64(uint64_t hash, uint64_t number) {
   for (int i = 0; i < 8; ++i) {
     unsigned char byte = (unsigned char)(number >> 8 * i);

@@ -31,7 +31,7 @@ static int append_chunk(const char* chunk, size_t size, void* user) {
 }
 
 void jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
-  // What can be made can be written, but for the memory that writing takes.
+  // A value that could be created can be written, unless memory runs out.
   bool failed = !value || json_dump_callback(value, append_chunk, out, flags) < 0;
   json_decref(value);
   if (failed && !out->error) out->error = out_of_memory();

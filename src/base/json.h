@@ -12,9 +12,8 @@ jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
                             json_t** out_value) JPP_MUST_USE;
 
 // Appends the value's text and frees the value; flags: jansson's JSON_INDENT(1) and the
-// like. JPP_OUT_OF_MEMORY, which sticks to the text, for NULL, which is what the
-// functions here and jansson's give when memory is out: texts are UTF-8 and numbers
-// finite by then.
+// like. NULL, which the functions here and jansson's return without memory, becomes
+// JPP_OUT_OF_MEMORY, kept in the text. Texts must be UTF-8 and numbers finite.
 void jpp_json_take(json_t* value, size_t flags, jpp_str_t* out);
 // Appends to an array and takes over the value. The array becomes NULL when either is.
 void jpp_json_append(json_t** list, json_t* value);

@@ -47,7 +47,7 @@ void jpp_log_read_level(void) {
   }
 }
 
-// "plan/plan.c" of whatever path the compiler was given.
+// "plan/plan.c" from any path that the compiler was given.
 static const char* short_path(const char* file) {
   const char* found = strstr(file, "src/");
   return found ? found + strlen("src/") : file;

@@ -4,15 +4,11 @@
 
 #include <string.h>
 
-// FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/
-static uint32_t map_hash(const char* key, uint32_t length) {
-  uint32_t hash = 2166136261u;
-  for (uint32_t i = 0; i < length; ++i) hash = (hash ^ (unsigned char)key[i]) * 16777619u;
-  return hash;
-}
+#include "base/hash.h"
 
 static jpp_map_entry_t* map_slot(const jpp_map_t* map, const char* key, uint32_t length) {
-  uint32_t i = map_hash(key, length) & (map->capacity - 1);
+  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, key, length);
+  uint32_t i = (uint32_t)hash & (map->capacity - 1);
   for (;; i = (i + 1) & (map->capacity - 1)) {
     jpp_map_entry_t* entry = &map->entries[i];
     if (!entry->key) return entry;

@@ -1,5 +1,5 @@
-// The errors for a NULL, by the names that the macro has seen, and for a list of another
-// length.
+// The errors for a NULL argument, by the names that the macro has seen, and for a list of
+// the wrong length.
 #include "base/null.h"
 
 #include <inttypes.h>

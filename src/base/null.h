@@ -1,5 +1,5 @@
-// Checks at the door of each public function: status.h's rule about NULL, and the lengths
-// of a caller's lists.
+// Checks at the start of each public function: status.h's rule about NULL, and the
+// lengths of a caller's lists.
 #ifndef JPP_BASE_NULL_H_
 #define JPP_BASE_NULL_H_
 
@@ -8,7 +8,7 @@
 
 #include "jaxpp/status.h"
 
-// `names` is a list with commas, of which entry `index` is NULL.
+// `names` is a list with commas; the argument named by entry `index` is NULL.
 jpp_status_t* jpp_null_error(const char* function, const char* names,
                              size_t index) JPP_MUST_USE;
 

@@ -56,10 +56,6 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR:INODE", "none",
                            "where processes tell jaxpp launch that another one has "
                            "failed; set by it"},
-    [JPP_OPTION_BENCHMARK] =
-        {"JPP_BENCHMARK", "1", "off",
-         "runtimes also offer the bare loop that benchmarks compare them with",
-         .for_tests = true},
     [JPP_OPTION_COORDINATOR] = {"JAX_COORDINATOR_ADDRESS", "HOST:PORT", "none",
                                 "JAX's own: where a job's processes meet; set by jaxpp "
                                 "launch"},
@@ -73,22 +69,8 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
     [JPP_OPTION_SHARE_MEMORY] = {"JPP_SHARE_MEMORY", "0|1", "1 on CPUs and CUDA",
                                  "share memory between JAX's arrays and steps, or copy "
                                  "on the device; 0: copy through the host"},
-    [JPP_OPTION_UPDATE_GOLDEN] = {"JPP_UPDATE_GOLDEN", "1", "off",
-                                  "C tests write tests/golden anew", .for_tests = true},
-    [JPP_OPTION_UPDATE_DOCS] = {"JPP_UPDATE_DOCS", "1", "off",
-                                "Python tests write docs/errors.md anew",
-                                .for_tests = true},
-    [JPP_OPTION_TEST_PLUGIN] = {"JPP_TEST_PLUGIN", "PATH", "none",
-                                "the plugin that C tests of devices run on",
-                                .for_tests = true},
-    [JPP_OPTION_TEST_SEED] = {"JPP_TEST_SEED", "NUMBER", "all",
-                              "the only random model that C tests make",
-                              .for_tests = true},
-    [JPP_OPTION_TEST_TIMES] = {"JPP_TEST_TIMES", "NUMBER", "2000",
-                               "how many random models C tests make", .for_tests = true},
     [JPP_OPTION_CUDA] = {"JPP_CUDA", "PATH", "the system's",
-                         "libcuda.so.1, the driver that the transport nccl uses",
-                         .for_tests = true},
+                         "libcuda.so.1, the driver that the transport nccl uses"},
 };
 
 const jpp_option_info_t* jpp_option_info(jpp_option_t option) {
@@ -128,8 +110,8 @@ enum { kLongestName = 31 };
 
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// How many letters are to be changed, added or left out to make one of the other
-// (Levenshtein's distance); `a` has at most kLongestName.
+// How many letters must be changed, added or left out to turn one into the other
+// (Levenshtein distance); `a` has at most kLongestName.
 static uint32_t edit_distance(const char* a, size_t a_length, const char* b) {
   uint32_t row[kLongestName + 1];  // from the first i letters of `a` to those of `b`
   for (uint32_t i = 0; i <= a_length; ++i) row[i] = i;
@@ -144,11 +126,11 @@ static uint32_t edit_distance(const char* a, size_t a_length, const char* b) {
   return row[a_length];
 }
 
-// The option that a variable of the environment, "NAME=value", is a misspelling of;
+// The option that a variable of the environment, "NAME=value", misspells;
 // JPP_OPTION_COUNT for none.
 static jpp_option_t find_alike(const char* name, size_t length) {
   jpp_option_t alike = JPP_OPTION_COUNT;
-  uint32_t nearest = 3;  // more than two letters: another name
+  uint32_t nearest = 3;  // more than two letters: a different name
   if (length > kLongestName || strncmp(name, "JPP_", 4) != 0) return alike;
   for (int option = 0; option < JPP_OPTION_COUNT; ++option) {
     uint32_t distance = edit_distance(name, length, kOptions[option].name);

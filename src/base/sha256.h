@@ -1,6 +1,6 @@
 // SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104): names of compiled code in its cache,
-// and the proof that a peer has the job's token. Here because the library has no other
-// use for a cryptographic library.
+// and the proof that a peer has the job's token. Implemented here because the library has
+// no other use for a cryptographic library.
 #ifndef JPP_BASE_SHA256_H_
 #define JPP_BASE_SHA256_H_
 
@@ -23,7 +23,7 @@ void jpp_sha256_end(jpp_sha256_t* hash, uint8_t out_digest[kJppSha256Size]);
 void jpp_hmac_sha256(const void* key, size_t key_size, const void* data, size_t size,
                      uint8_t out_digest[kJppSha256Size]);
 
-// In the same time wherever they differ.
+// Constant time, wherever they differ.
 bool jpp_bytes_equal_in_constant_time(const void* a, const void* b, size_t size);
 
 #endif  // JPP_BASE_SHA256_H_

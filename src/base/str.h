@@ -10,8 +10,7 @@
 // A quoted string with \" \\ \n \t and \xNN escapes, as the text forms read it back.
 void jpp_str_append_quoted(jpp_str_t* str, const char* text);
 
-// jpp_str_finish() where writing the text may have failed: an error is returned as it is,
-// and the text dropped.
+// jpp_str_finish(), unless `error` is one: then it is returned and the text is dropped.
 jpp_status_t* jpp_str_finish_unless(jpp_status_t* error, jpp_str_t* str,
                                     char** out_text) JPP_MUST_USE;
 

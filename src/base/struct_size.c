@@ -1,4 +1,4 @@
-// Converts options of any version to those of this one: zeros fill the fields that the
+// Converts options of any version to the current one: zeros fill the fields that the
 // caller did not have, and zeros alone are accepted where the library does not have the
 // field.
 #include "base/struct_size.h"

@@ -1,8 +1,8 @@
 // Struct size: how a library reads options that a caller of another version filled in.
 //
-// A field is only ever added behind the last one, and not into the padding there, which
-// an older caller may have left with anything in it. Such a struct is never embedded in
-// another one, nor returned by value: a call returns a pointer to the library's own.
+// A field is only ever added after the last one, and not into the padding there, because
+// an older caller may have left garbage in it. Such a struct is never embedded in another
+// one, nor returned by value: a call returns a pointer to the library's own.
 #ifndef JPP_BASE_STRUCT_SIZE_H_
 #define JPP_BASE_STRUCT_SIZE_H_
 

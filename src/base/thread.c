@@ -1,4 +1,4 @@
-// A thread inherits the signals that its maker blocks.
+// A thread inherits the signals that its creator blocks.
 #include "base/thread.h"
 
 #include <signal.h>

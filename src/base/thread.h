@@ -1,5 +1,5 @@
-// Threads of the library. They take no signals: these are for the application, whose own
-// threads take them.
+// Threads of the library. They block all signals, so that the application's threads get
+// them.
 #ifndef JPP_BASE_THREAD_H_
 #define JPP_BASE_THREAD_H_
 

@@ -47,7 +47,7 @@ typedef const char* (*escape_t)(char c);
 
 static void append_escaped(jpp_str_t* str, const char* text, size_t length,
                            escape_t escape) {
-  size_t plain = 0;  // what is before `at` and not appended yet begins here
+  size_t plain = 0;  // the part before `at` that is not appended yet begins here
   for (size_t at = 0; at < length;) {
     size_t size = jpp_utf8_character(text + at, length - at);
     const char* other = size ? escape(text[at]) : kReplacement;

@@ -1,5 +1,5 @@
-// Texts that leave the library: names and files may hold any bytes, JSON, SVG and Python
-// take UTF-8 only.
+// Texts that leave the library: names and files may hold any bytes, but JSON, SVG and
+// Python accept only UTF-8.
 #ifndef JPP_BASE_UTF8_H_
 #define JPP_BASE_UTF8_H_
 

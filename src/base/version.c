@@ -1,5 +1,5 @@
-// The version of the loaded library, whose patch level may differ from that of the header
-// that a program was compiled with.
+// The version of the loaded library. Its patch level may differ from the one in the
+// header that a program was compiled with.
 #include "jaxpp/version.h"
 
 const char* jpp_version(void) { return JPP_VERSION; }

@@ -374,20 +374,6 @@ static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* hand
   return NULL;
 }
 
-static jpp_status_t* end_walk(jpp_walk_t* w) {
-  uint8_t* handed = NULL;
-  w->instr = NULL;
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&w->c->scratch, w->program->num_registers, &handed));
-  JPP_RETURN_IF_ERROR(check_outputs(w, handed));
-  JPP_RETURN_IF_ERROR(check_nothing_left(w, handed));
-  if (w->actor->peak_bytes == w->program->peak_bytes) return NULL;
-  return jpp_walk_fail(
-      w, "peak of %llu bytes at instruction %u; the plan says %llu at %u",
-      (unsigned long long)w->actor->peak_bytes, w->actor->peak_instr,
-      (unsigned long long)w->program->peak_bytes, w->program->peak_instr);
-}
-
 jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   const jpp_program_t* program = &c->plan->programs[rank];
   jpp_walk_t walk = {.c = c, .program = program, .actor = &c->actors[rank]};
@@ -403,5 +389,14 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
     JPP_RETURN_IF_ERROR(check_instr(&walk));
     note_live(&walk, walk.at + 1);
   }
-  return end_walk(&walk);
+  uint8_t* handed = NULL;
+  walk.instr = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &handed));
+  JPP_RETURN_IF_ERROR(check_outputs(&walk, handed));
+  JPP_RETURN_IF_ERROR(check_nothing_left(&walk, handed));
+  if (walk.actor->peak_bytes == program->peak_bytes) return NULL;
+  return jpp_walk_fail(&walk,
+                       "peak of %llu bytes at instruction %u; the plan says %llu at %u",
+                       (unsigned long long)walk.actor->peak_bytes, walk.actor->peak_instr,
+                       (unsigned long long)program->peak_bytes, program->peak_instr);
 }

@@ -1,6 +1,6 @@
 // Pairs the sends and receives of each channel: both ends must see the same messages in
-// the same order. It also compares the plan's message count and largest message with what
-// was seen.
+// the same order. It also compares the plan's message count and largest message with the
+// actual ones.
 #include "check/checker.h"
 
 static jpp_status_t* check_pair(const jpp_checker_t* c, uint32_t id,

@@ -1,11 +1,11 @@
-// Proves a plan from its instructions alone: each actor's list by itself, then both ends
+// Proves a plan from its instructions alone: each actor's list on its own, then both ends
 // of every channel, then all actors together for deadlock. It shares no code with the
 // planner, so a mistake there cannot hide itself.
 #include "base/null.h"
 #include "check/checker.h"
 #include "task/ids.h"
 
-static jpp_status_t* note_accumulators(jpp_checker_t* c) {
+static jpp_status_t* prepare_checker(jpp_checker_t* c) {
   const jpp_staged_t* staged = c->staged;
   JPP_RETURN_IF_ERROR(
       jpp_ids_create(&c->scratch, staged->num_values, &c->accumulator_of));
@@ -15,11 +15,6 @@ static jpp_status_t* note_accumulators(jpp_checker_t* c) {
     c->accumulator_of[acc->init] = c->accumulator_of[acc->state] = i;
     c->accumulator_of[acc->next] = c->accumulator_of[acc->final] = i;
   }
-  return NULL;
-}
-
-static jpp_status_t* make_run_flags(jpp_checker_t* c) {
-  const jpp_staged_t* staged = c->staged;
   uint64_t total = 0;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_tasks, &c->first_run));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_tasks, &c->runs));
@@ -28,12 +23,7 @@ static jpp_status_t* make_run_flags(jpp_checker_t* c) {
     c->first_run[t] = total;
     total += loop == JPP_NONE ? 1 : staged->graph->loops[loop].microbatches;
   }
-  return JPP_ARENA_ARRAY(&c->scratch, total, &c->ran);
-}
-
-static jpp_status_t* prepare_checker(jpp_checker_t* c) {
-  JPP_RETURN_IF_ERROR(note_accumulators(c));
-  JPP_RETURN_IF_ERROR(make_run_flags(c));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, total, &c->ran));
   return jpp_check_kinds(c);
 }
 

@@ -119,24 +119,25 @@ uint32_t jpp_limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks
 uint32_t jpp_limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
                                 uint32_t rank);
 
-// By how much ranks are over a limit.
+// An excess of ranks over a limit.
 typedef struct jpp_excess {
   uint32_t first;    // the first of the ranks that share the devices
   uint32_t largest;  // of these ranks, the one with the highest peak
   uint32_t sharers;  // how many they are
   uint64_t peak;     // bytes on each device, all their peaks
-  uint32_t others;   // groups of ranks that are over as well, by less
+  uint32_t others;   // other groups of ranks with a smaller excess
 } jpp_excess_t;
 
-// The excess that is largest. False when no limit is exceeded.
+// The largest excess. False when no limit is exceeded.
 bool jpp_check_find_excess(const jpp_check_report_t* report,
                            const jpp_memory_limits_t* limits, jpp_excess_t* out_excess);
 
-// What jpp_check_memory_limit() says. False, and nothing, when no limit is exceeded.
+// Appends the message of jpp_check_memory_limit(). False, and no text, when no limit is
+// exceeded.
 bool jpp_check_append_excess(const jpp_check_report_t* report,
                              const jpp_memory_limits_t* limits, jpp_str_t* str);
 
-// limit.c: what a further step in flight adds on the rank; c->kinds is known.
+// limit.c: the bytes that a further step in flight adds on the rank; c->kinds is known.
 void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank);
 // "weights 256, activations 64"; nothing for kinds without bytes.
 void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);

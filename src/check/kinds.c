@@ -1,6 +1,6 @@
 // Classifies each value's bytes (weights, gradients, activations, ...; see
-// jpp_bytes_kind_t). Only the graph is used: what counts is how the loops read a value or
-// make it.
+// jpp_bytes_kind_t). Only the graph is used: the kind depends on how the loops read or
+// make the value.
 #include "check/checker.h"
 
 // How a value depends on the loops; an op's outputs depend as its most dependent input.
@@ -82,17 +82,14 @@ static uint8_t step_kind(const kinds_t* k, uint32_t value) {
   return k->graph->num_loops ? JPP_BYTES_OPTIMIZER_STATE : JPP_BYTES_WEIGHTS;
 }
 
-static uint8_t accumulator_kind(const jpp_staged_t* staged,
-                                const jpp_accumulator_t* acc) {
-  const jpp_loop_t* loop = &staged->graph->loops[acc->loop];
-  bool sum = loop->results[acc->result].reduce == JPP_REDUCE_ADD;
-  bool gradient = sum && staged->loops[acc->loop].has_backward;
-  return gradient ? JPP_BYTES_GRADIENTS : JPP_BYTES_LOOP_RESULTS;
-}
-
 static uint8_t kind_of(const jpp_checker_t* c, const kinds_t* k, uint32_t value) {
   const jpp_accumulator_t* acc = jpp_check_accumulator(c, value);
-  if (acc) return accumulator_kind(c->staged, acc);
+  if (acc) {
+    const jpp_loop_t* loop = &c->staged->graph->loops[acc->loop];
+    bool sum = loop->results[acc->result].reduce == JPP_REDUCE_ADD;
+    bool gradient = sum && c->staged->loops[acc->loop].has_backward;
+    return gradient ? JPP_BYTES_GRADIENTS : JPP_BYTES_LOOP_RESULTS;
+  }
   if (c->staged->scopes[value] == JPP_SCOPE_MICROBATCH) return JPP_BYTES_ACTIVATIONS;
   bool of_graph = value < k->graph->num_values;
   return of_graph ? step_kind(k, value) : JPP_BYTES_STEP_VALUES;

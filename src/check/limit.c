@@ -1,6 +1,6 @@
-// Compares the proved peaks of ranks with their memory limits, those of ranks on the same
-// devices together; the error describes the largest excess. What is below the limit has
-// room for more steps.
+// Compares the proved peaks of ranks with their memory limits, adding up ranks on the
+// same devices; the error describes the largest excess. Memory below the limit has room
+// for more steps.
 #include "base/null.h"
 #include "check/checker.h"
 

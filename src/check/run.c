@@ -116,21 +116,17 @@ static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index, uint32_t output) 
   return NULL;
 }
 
-static jpp_status_t* donate_args(jpp_walk_t* w) {
+jpp_status_t* jpp_check_run(jpp_walk_t* w) {
+  JPP_RETURN_IF_ERROR(check_task(w));
+  JPP_RETURN_IF_ERROR(count_run(w));
+  JPP_RETURN_IF_ERROR(check_args(w));
+  JPP_RETURN_IF_ERROR(define_results(w));
   const uint32_t* donated_to = w->c->plan->bindings[w->instr->target].donated_to;
   for (uint32_t i = 0; i < w->instr->num_args; ++i) {
     if (donated_to[i] == JPP_NONE) continue;
     JPP_RETURN_IF_ERROR(donate_arg(w, i, donated_to[i]));
   }
   return NULL;
-}
-
-jpp_status_t* jpp_check_run(jpp_walk_t* w) {
-  JPP_RETURN_IF_ERROR(check_task(w));
-  JPP_RETURN_IF_ERROR(count_run(w));
-  JPP_RETURN_IF_ERROR(check_args(w));
-  JPP_RETURN_IF_ERROR(define_results(w));
-  return donate_args(w);
 }
 
 // --- All runs of a task ---------------------------------------------------------------

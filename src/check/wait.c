@@ -58,7 +58,7 @@ static void run_ready(waiting_t* w) {
   }
 }
 
-// The rank that a stuck one waits for.
+// The rank that a stuck rank waits for.
 static uint32_t waits_for(const waiting_t* w, uint32_t rank) {
   const jpp_instr_t* instr = instr_at(w, rank);
   const jpp_plan_channel_t* channel = &w->c->plan->channels[instr->target];

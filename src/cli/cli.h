@@ -1,6 +1,6 @@
 // The jaxpp command: thin over the library. Every command fills `out`, which main()
-// writes to standard output in one go; what goes wrong is a status, which main() turns
-// into one line on standard error and an exit status.
+// writes to standard output in one go; an error is a status, which main() turns into one
+// line on standard error and an exit status.
 #ifndef JPP_CLI_CLI_H_
 #define JPP_CLI_CLI_H_
 
@@ -13,7 +13,7 @@
 
 enum { JPP_CLI_MAX_WORDS = 1024 };
 
-// What the command line says. 0 and NULL: not given.
+// The command line. 0 and NULL: not given.
 typedef struct jpp_cli_options {
   const char* words[JPP_CLI_MAX_WORDS];  // that are no flags, behind the command
   uint32_t num_words;
@@ -114,7 +114,7 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options,
 jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_slots,
                                jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
-// What --transfer says, or --message-bytes and --bandwidth.
+// The time of --transfer, or of --message-bytes and --bandwidth.
 jpp_status_t* jpp_cli_transfer(const jpp_cli_options_t* options,
                                double* out_transfer) JPP_MUST_USE;
 // Simulates with --cost or --costs (1,1,1 without) and the flags for times.
@@ -135,20 +135,20 @@ jpp_status_t* jpp_cli_read_traces(const char* const* files, uint32_t count,
                                   jpp_spans_t** out_spans) JPP_MUST_USE;
 
 // The costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says whether it
-// is a trace with whole backwards, of which half is taken for each kind of gradient.
+// is a trace with whole backwards: half of a backward counts for each kind of gradient.
 jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
                                  jpp_cost_t** out_costs, bool* out_halved) JPP_MUST_USE;
 // Says so on standard error.
 void jpp_cli_note_halves(const char* file);
 
-// Milliseconds of a clock that only goes forward, from some moment on.
+// Milliseconds of a monotonic clock.
 static inline double jpp_cli_now_ms(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
 }
 
-// Names on standard error what looks like a misspelt option in the environment.
+// Warns on standard error about variables that look like misspelt options.
 jpp_status_t* jpp_cli_warn_of_options(void) JPP_MUST_USE;
 
 #endif  // JPP_CLI_CLI_H_

@@ -1,4 +1,4 @@
-// --costs FILE: what a stage's tasks take, from lines or from a measured step.
+// --costs FILE: the times of a stage's tasks, from lines or from a measured step.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,7 +109,7 @@ typedef struct stage_means {
   mean_t forward, whole, input, weight;
 } stage_means_t;
 
-// NULL for what is no stage's task.
+// NULL for a task that belongs to no stage.
 static mean_t* mean_of(stage_means_t* means, jpp_task_kind_t kind) {
   switch (kind) {
     case JPP_TASK_FWD:

@@ -1,4 +1,4 @@
-// jaxpp drift: where a predicted step and a measured one part.
+// jaxpp drift: where a predicted step and a measured one differ.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,20 +129,6 @@ static void append_ranks(const jpp_spans_t* predicted, const jpp_spans_t* measur
   }
 }
 
-static void append_drift(const jpp_spans_t* predicted, const jpp_spans_t* measured,
-                         pairs_t* pairs, jpp_str_t* out) {
-  double before = predicted->end - predicted->begin;
-  double after = measured->end - measured->begin;
-  jpp_str_appendf(out,
-                  "makespan: predicted %.3f ms, measured %.3f ms, drift %+.3f ms "
-                  "(%+.1f%%)\n%zu of %zu predicted tasks were measured\n",
-                  before, after, after - before,
-                  before > 0 ? 100 * (after / before - 1) : 0, pairs->count,
-                  predicted->count);
-  append_ranks(predicted, measured, out);
-  append_tasks(pairs, out);
-}
-
 jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_spans_t *predicted = NULL, *measured = NULL;
   pairs_t pairs = {0};
@@ -152,7 +138,18 @@ jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
     status = jpp_cli_read_traces(files + 1, options->num_words - 1, &measured);
   }
   if (!status) status = match_names(predicted, measured, &pairs);
-  if (!status) append_drift(predicted, measured, &pairs, out);
+  if (!status) {
+    double before = predicted->end - predicted->begin;
+    double after = measured->end - measured->begin;
+    jpp_str_appendf(out,
+                    "makespan: predicted %.3f ms, measured %.3f ms, drift %+.3f ms "
+                    "(%+.1f%%)\n%zu of %zu predicted tasks were measured\n",
+                    before, after, after - before,
+                    before > 0 ? 100 * (after / before - 1) : 0, pairs.count,
+                    predicted->count);
+    append_ranks(predicted, measured, out);
+    append_tasks(&pairs, out);
+  }
   jpp_free(pairs.data);
   jpp_spans_destroy(measured);
   jpp_spans_destroy(predicted);

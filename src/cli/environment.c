@@ -1,36 +1,30 @@
-// jaxpp options: the table of environment variables; and what is misspelt in it.
+// jaxpp options: the table of environment variables, and warnings about misspelt ones.
 #include <stdio.h>
 
+#include "base/json.h"
 #include "cli/cli.h"
-#include "cli/json.h"
 #include "jaxpp/option.h"
 
 static jpp_status_t* options_json(jpp_str_t* out) {
   json_t* list = json_array();
   for (int i = 0; i < JPP_OPTION_COUNT; ++i) {
     const jpp_option_info_t* info = jpp_option_info((jpp_option_t)i);
-    jpp_cli_json_append(
-        &list, json_pack("{s:s, s:s, s:s, s:s, s:b}", "name", info->name, "values",
-                         info->values, "default", info->default_value, "help", info->help,
-                         "for_tests", info->for_tests));
+    jpp_json_append(&list, json_pack("{s:s, s:s, s:s, s:s}", "name", info->name, "values",
+                                     info->values, "default", info->default_value, "help",
+                                     info->help));
   }
-  return jpp_cli_json_print(list, 0, out);
-}
-
-static void append_options(bool for_tests, jpp_str_t* out) {
-  for (int i = 0; i < JPP_OPTION_COUNT; ++i) {
-    const jpp_option_info_t* info = jpp_option_info((jpp_option_t)i);
-    if (info->for_tests != for_tests) continue;
-    jpp_str_appendf(out, "%s=%s\n    %s; default: %s\n", info->name, info->values,
-                    info->help, info->default_value);
-  }
+  jpp_json_take(list, JSON_INDENT(1), out);
+  jpp_str_append(out, "\n");
+  return NULL;
 }
 
 jpp_status_t* jpp_cli_environment(const jpp_cli_options_t* options, jpp_str_t* out) {
   if (options->json) return options_json(out);
-  append_options(false, out);
-  jpp_str_append(out, "\nOnly this project's tests and benchmarks read:\n\n");
-  append_options(true, out);
+  for (int i = 0; i < JPP_OPTION_COUNT; ++i) {
+    const jpp_option_info_t* info = jpp_option_info((jpp_option_t)i);
+    jpp_str_appendf(out, "%s=%s\n    %s; default: %s\n", info->name, info->values,
+                    info->help, info->default_value);
+  }
   return NULL;
 }
 

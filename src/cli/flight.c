@@ -1,4 +1,4 @@
-// jaxpp flight: what the flight recorders of a job have to say.
+// jaxpp flight: a report on the flight recorders of a job.
 #include "jaxpp/flight.h"
 
 #include "cli/cli.h"

@@ -1,4 +1,4 @@
-// What commands on schedules read: the schedule, by name or as a file, and costs.
+// The input of commands on schedules: the schedule, by name or as a file, and costs.
 #include <stdio.h>
 #include <string.h>
 
@@ -106,7 +106,7 @@ static jpp_status_t* parse_cost(const char* text, jpp_cost_t* out_cost) {
   return NULL;
 }
 
-// --message-bytes and --bandwidth are another way to say --transfer.
+// --message-bytes and --bandwidth together replace --transfer.
 jpp_status_t* jpp_cli_transfer(const jpp_cli_options_t* options, double* out_transfer) {
   *out_transfer = options->transfer;
   bool size = options->message_bytes, speed = options->bandwidth > 0;

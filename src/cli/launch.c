@@ -1,9 +1,9 @@
 // jaxpp launch: the processes of a job on this host.
 //
-// The first process that fails ends all: the others are told to end, and what is left
-// when their time is over is killed. Processes that end because of another one say so, as
-// jaxpp/job.h has it, so that the launcher names the one that failed, not a survivor that
-// ended before it.
+// The first failure ends the job: the other processes are told to end, and those that
+// remain after a grace period are killed. Processes that end because of another one
+// report it, as jaxpp/job.h describes, so that the launcher names the process that failed
+// and not a survivor that ended before it.
 #include "cli/launch.h"
 
 #include <arpa/inet.h>
@@ -89,8 +89,8 @@ static bool has_failed(const launch_child_t* child) {
   return child->ended && result_of(child->wait_status);
 }
 
-// The process that failed first. Where none has named it, one that a signal has ended
-// rather than one that JAX aborts, as it does when process 0 is gone.
+// The process that failed first. If no process has named it, one that a signal has ended
+// is preferred to one that JAX aborted, as it does when process 0 is gone.
 static launch_child_t* find_culprit(const launch_job_t* job) {
   launch_child_t* culprit = NULL;
   if (job->blamed >= 0) return find_child(job, job->blamed);
@@ -151,7 +151,7 @@ static void name_culprit(launch_job_t* job) {
   if (!job->result) {
     job->result = culprit && !culprit->ended ? 128 + SIGKILL : result_of_first(job);
   }
-  // One that does not answer will not end by itself.
+  // A process that does not answer does not end when it is asked to.
   if (culprit && culprit->pid) kill(-culprit->pid, SIGKILL);
   end_all(job, SIGTERM, grace_ms(job, kFailureMs) + kBeyondMs);
 }
@@ -166,7 +166,7 @@ static void collect_ends(launch_job_t* job) {
     }
     jpp_launch_check_group(job, child);
   }
-  // Others may have handled its failure and be done.
+  // Others may have handled its failure and ended successfully.
   const launch_child_t* blamed = job->blamed < 0 ? NULL : find_child(job, job->blamed);
   bool is_last = blamed && blamed->pid && count_alive(job) == 1;
   if (is_last && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
@@ -190,7 +190,7 @@ static void blame_stopped(launch_job_t* job) {
 
 // --- The loop -------------------------------------------------------------------------
 
-// "2 because of 1": lines that are short enough to come whole.
+// "2 because of 1": lines are short enough to arrive in one piece.
 static void read_reports(launch_job_t* job) {
   char text[4096];
   ssize_t count = read(job->report[0], text, sizeof(text) - 1);
@@ -201,7 +201,8 @@ static void read_reports(launch_job_t* job) {
   if (blamed >= 0 && blamed < (int32_t)job->total) job->blamed = blamed;
 }
 
-// Reads what has come, or comes within a tenth of a second if it waits; false: nothing.
+// Reads available output; if `wait`, for up to a tenth of a second. False: there was
+// none.
 static bool read_outputs(launch_job_t* job, const sigset_t* waiting_mask, bool wait) {
   struct timespec slice = {.tv_nsec = wait ? 100000000 : 0};
   uint32_t count = 2 * job->count;
@@ -275,7 +276,7 @@ static jpp_status_t* run_once(launch_job_t* job, const sigset_t* waiting_mask) {
   return status;
 }
 
-// Signals come in ppoll() alone.
+// Signals are delivered only in ppoll().
 static void hold_signals(sigset_t* out_waiting_mask) {
   static const int kSignals[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
   struct sigaction action = {.sa_handler = note_signal};

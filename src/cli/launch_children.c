@@ -1,8 +1,9 @@
 // The processes of a job: their environment, their cores, and their end.
 //
-// Each is a process group, so that what it starts ends with it. The kernel ends the
-// process itself when this one is killed; a shell's children it does not, so another
-// process, the guard, waits for the end of this one and kills the groups that are left.
+// Each is a process group, so that the processes that it starts end with it. When this
+// process is killed, the kernel ends its children but not the children of a shell.
+// Therefore another process, the guard, waits for the end of this one and kills the
+// remaining groups.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -26,8 +27,8 @@ jpp_status_t* jpp_launch_error(const char* what) {
 
 // --- The guard ------------------------------------------------------------------------
 
-// Reads the groups that begin, and those that have ended as negative numbers, until the
-// writer is gone.
+// Reads the groups that begin, as positive numbers, and those that have ended, as
+// negative ones, until the writer is gone.
 static void guard(int pipe_end, uint32_t count) {
   pid_t* groups = NULL;
   jpp_status_t* status = JPP_ALLOC_ARRAY(count, &groups);
@@ -177,7 +178,7 @@ jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) {
   child->ended = false;
   child->pid = child->last_pid = child->group = pid > 0 ? pid : 0;
   if (pid < 0) return jpp_launch_error("a process could not be started");
-  setpgid(pid, pid);  // the child does so, too: whoever comes first
+  setpgid(pid, pid);  // the child does so too; either may be first
   tell_guard(job, pid);
   return NULL;
 }

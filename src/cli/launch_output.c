@@ -32,8 +32,8 @@ static void drop(launch_output_t* output, size_t length) {
   memmove(output->line, output->line + length, output->length);
 }
 
-// A progress bar returns to the start of its line and draws itself anew: it is shown now
-// and then.
+// A progress bar returns to the start of its line and redraws itself; only some of the
+// redraws are shown.
 static void redraw(const launch_child_t* child, launch_output_t* output, size_t length) {
   double now = jpp_cli_now_ms();
   if (!length || now - output->redrawn_ms < kRedrawMs) return;
@@ -46,7 +46,8 @@ static char* find_end(const launch_output_t* output) {
   for (size_t i = 0; i < output->length; ++i) {
     char* at = (char*)output->line + i;
     if (*at == '\n') return at;
-    // The one in front of a line feed, which may be on its way, ends no drawing.
+    // A carriage return before a line feed, which may not have arrived yet, ends no
+    // drawing.
     if (*at == '\r' && i + 1 < output->length && at[1] != '\n' && at[1] != '\r')
       return at;
   }

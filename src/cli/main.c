@@ -1,4 +1,4 @@
-// jaxpp: finds the command, runs it, writes what it made.
+// jaxpp: finds the command, runs it, and writes its output.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,13 +75,7 @@ static void append_help(jpp_str_t* out) {
                  "plan or schedule cannot run; 2 bad flags, file or text.\n");
 }
 
-static void append_command_help(const jpp_cli_command_t* command, jpp_str_t* out) {
-  append_usage(command, out);
-  jpp_str_appendf(out, " [FLAGS]: %s\n\n", command->help);
-  jpp_cli_flags_help(command->flags | JPP_FLAG_HELP, out);
-}
-
-// How many words of the command line the command's name takes up; 0 if it is another.
+// How many words of the command line the command's name takes up; 0 if they do not match.
 static int match_command(const jpp_cli_command_t* command, int count,
                          char* const* words) {
   const char* name = command->name;
@@ -92,11 +86,6 @@ static int match_command(const jpp_cli_command_t* command, int count,
     name += length + 1;
   }
   return 0;
-}
-
-static jpp_status_t* unknown_command(const char* word) {
-  return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "unknown command '%s'; jaxpp --help lists the commands", word);
 }
 
 static bool is_help(const char* word) {
@@ -125,7 +114,7 @@ static void append_group_help(const char* word, jpp_str_t* out) {
   jpp_str_appendf(out, "\n  jaxpp %s COMMAND --help    a command's flags\n", word);
 }
 
-// `words` begins with a group and no command of it follows.
+// `words` begins with a group that none of its commands follows.
 static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
   if (count == 1 || is_help(words[1])) {
     append_group_help(words[0], out);
@@ -155,7 +144,9 @@ static jpp_status_t* run_command(const jpp_cli_command_t* command, int count,
   jpp_cli_options_t options;
   JPP_RETURN_IF_ERROR(jpp_cli_parse(command, count, words, &options));
   if (!options.help) return command->run(&options, out);
-  append_command_help(command, out);
+  append_usage(command, out);
+  jpp_str_appendf(out, " [FLAGS]: %s\n\n", command->help);
+  jpp_cli_flags_help(command->flags | JPP_FLAG_HELP, out);
   return NULL;
 }
 
@@ -172,7 +163,10 @@ static jpp_status_t* run_words(int count, char* const* words, jpp_str_t* out) {
     int used = match_command(&kCommands[i], count, words);
     if (used) return run_command(&kCommands[i], count - used, words + used, out);
   }
-  return count_group(words[0]) ? run_group(count, words, out) : unknown_command(words[0]);
+  if (count_group(words[0])) return run_group(count, words, out);
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "unknown command '%s'; jaxpp --help lists the commands",
+                         words[0]);
 }
 
 static jpp_status_t* write_out(const char* text, size_t length) {
@@ -200,7 +194,7 @@ static int exit_status(const jpp_status_t* status) {
   }
 }
 
-// Files and their names hold any bytes; who reads errors expects UTF-8.
+// Files and their names hold any bytes; readers of errors expect UTF-8.
 static void print_error(const jpp_status_t* status) {
   const char* message = jpp_status_message(status);
   jpp_str_t text = {0};

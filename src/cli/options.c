@@ -184,12 +184,6 @@ static jpp_status_t* set_flag(const flag_t* flag, const char* value,
   return NULL;
 }
 
-static jpp_status_t* unknown_flag(const jpp_cli_command_t* command, const char* word) {
-  return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "jaxpp %s has no flag '%s'; jaxpp %s --help lists its flags",
-                         command->name, word, command->name);
-}
-
 // Reads the flag at words[*at], "--name value" or "--name=value"; *at moves to its end.
 static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
                                 char* const* words, int* at, jpp_cli_options_t* options) {
@@ -197,7 +191,11 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
   size_t length = strcspn(word, "=");
   const char* value = word[length] ? word + length + 1 : NULL;
   const flag_t* flag = find_flag(command->flags | JPP_FLAG_HELP, word, length);
-  if (!flag) return unknown_flag(command, word);
+  if (!flag) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "jaxpp %s has no flag '%s'; jaxpp %s --help lists its flags",
+                           command->name, word, command->name);
+  }
   if (!flag->value && value) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "%s takes no value, found '%s'",
                            flag->name, value);

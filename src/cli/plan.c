@@ -64,11 +64,6 @@ typedef struct tables {
   jpp_loop_schedule_t* loops;  // [loops]; NULL without --schedule
 } tables_t;
 
-static void tables_deinit(tables_t* tables) {
-  jpp_schedule_destroy(tables->schedule);
-  jpp_free(tables->loops);
-}
-
 // The same schedule for every loop. On failure what was made stays in `tables`.
 static jpp_status_t* tables_init(const jpp_cli_options_t* options,
                                  const jpp_graph_t* graph, tables_t* tables) {
@@ -86,19 +81,6 @@ static jpp_status_t* tables_init(const jpp_cli_options_t* options,
   return NULL;
 }
 
-// The same limit for every rank.
-static jpp_status_t* check_limit(const jpp_cli_options_t* options,
-                                 const jpp_planned_t* planned) {
-  uint64_t* bytes = NULL;
-  if (!options->memory_limit) return NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &bytes));
-  for (uint32_t r = 0; r < planned->ranks; ++r) bytes[r] = options->memory_limit;
-  jpp_memory_limits_t limits = {.bytes = bytes};
-  jpp_status_t* status = jpp_advise_fit(planned, &limits);
-  jpp_free(bytes);
-  return status;
-}
-
 static jpp_status_t* plan_and_limit(const jpp_cli_options_t* options,
                                     const tables_t* tables, jpp_plan_part_t last,
                                     const jpp_graph_t* graph,
@@ -111,7 +93,16 @@ static jpp_status_t* plan_and_limit(const jpp_cli_options_t* options,
                                  .channel_slots = options->slots,
                                  .last = options->memory_limit ? JPP_PART_CHECK : last};
   JPP_RETURN_IF_ERROR(jpp_plan_graph(graph, &planning, out_planned));
-  return check_limit(options, *out_planned);
+  // The same limit for every rank.
+  const jpp_planned_t* planned = *out_planned;
+  uint64_t* bytes = NULL;
+  if (!options->memory_limit) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &bytes));
+  for (uint32_t r = 0; r < planned->ranks; ++r) bytes[r] = options->memory_limit;
+  jpp_memory_limits_t limits = {.bytes = bytes};
+  jpp_status_t* status = jpp_advise_fit(planned, &limits);
+  jpp_free(bytes);
+  return status;
 }
 
 static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
@@ -129,7 +120,8 @@ static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
   if (!status) status = plan_and_limit(options, &tables, last, graph, &planned);
   if (!status) status = print_part(options, part, planned, out);
   jpp_planned_destroy(planned);
-  tables_deinit(&tables);
+  jpp_schedule_destroy(tables.schedule);
+  jpp_free(tables.loops);
   return status;
 }
 

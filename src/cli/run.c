@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "cli/cli.h"
-#include "cli/json.h"
 #include "jaxpp/option.h"
 #include "jaxpp/planfile.h"
 
@@ -93,7 +93,7 @@ static jpp_status_t* open_client(run_t* run) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// In [0, 0.1), of which an optimizer's state may take roots; splitmix64,
+// In [0, 0.1): not negative, since an optimizer may take roots of its state. splitmix64,
 // https://prng.di.unimi.it/splitmix64.c
 static double next_random(uint64_t* state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15);
@@ -206,15 +206,6 @@ static jpp_status_t* call_step(run_t* run) {
   return jpp_planfile_step_call(run->step, &call);
 }
 
-static jpp_status_t* allocate_arrays(run_t* run) {
-  uint32_t outputs = run->graph->num_outputs;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->replaced));
-  for (uint32_t o = 0; o < outputs; ++o) run->replaced[o] = replaced_by(run, o);
-  return NULL;
-}
-
 static jpp_status_t* run_steps(run_t* run) {
   jpp_runtime_t* runtime = jpp_planfile_step_runtime(run->step);
   double begin = jpp_cli_now_ms();
@@ -240,7 +231,12 @@ static jpp_status_t* prepare_step(run_t* run) {
   jpp_free(devices);
   JPP_RETURN_IF_ERROR(status);
   run->compile_ms = jpp_cli_now_ms() - begin;
-  return allocate_arrays(run);
+  uint32_t outputs = run->graph->num_outputs;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->replaced));
+  for (uint32_t o = 0; o < outputs; ++o) run->replaced[o] = replaced_by(run, o);
+  return NULL;
 }
 
 // --- Printing -------------------------------------------------------------------------
@@ -339,14 +335,13 @@ static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
     double number = 0;
     bool known = false;
     for (uint32_t i = 0; i < type->ndim; ++i) {
-      jpp_cli_json_append(&shape, json_integer(type->dims[i]));
+      jpp_json_append(&shape, json_integer(type->dims[i]));
     }
     jpp_status_t* status = read_scalar(run, o, &number, &known);
     json_t* value = known && number - number == 0 ? json_real(number) : json_null();
-    jpp_cli_json_append(
-        out_list,
-        json_pack("{so ss so so}", "name", jpp_cli_json_text(output->name), "dtype",
-                  jpp_dtype_name(type->dtype), "shape", shape, "value", value));
+    jpp_json_append(
+        out_list, json_pack("{so ss so so}", "name", jpp_json_text(output->name), "dtype",
+                            jpp_dtype_name(type->dtype), "shape", shape, "value", value));
     JPP_RETURN_IF_ERROR(status);
   }
   return NULL;
@@ -359,12 +354,12 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
   jpp_status_t* status = results_to_json(run, &results);
   for (uint32_t r = 0; r < planned->ranks; ++r) {
     json_int_t peak = (json_int_t)planned->report->actors[r].peak_bytes;
-    jpp_cli_json_append(&peaks, json_integer(peak));
+    jpp_json_append(&peaks, json_integer(peak));
   }
   json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so}",                     //
-                          "name", jpp_cli_json_text(planned->graph->name),             //
-                          "maker", jpp_cli_json_text(run->file->maker),                //
-                          "platform", jpp_cli_json_text(contents->platform),           //
+                          "name", jpp_json_text(planned->graph->name),                 //
+                          "maker", jpp_json_text(run->file->maker),                    //
+                          "platform", jpp_json_text(contents->platform),               //
                           "ranks", (json_int_t)planned->ranks,                         //
                           "devices_per_rank", (json_int_t)contents->devices_per_rank,  //
                           "modules", (json_int_t)contents->num_modules,                //
@@ -377,7 +372,9 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
     json_decref(all);
     return status;
   }
-  return jpp_cli_json_print(all, 9, out);
+  jpp_json_take(all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), out);
+  jpp_str_append(out, "\n");
+  return NULL;
 }
 
 // --- All ------------------------------------------------------------------------------
@@ -392,23 +389,19 @@ static jpp_status_t* run_file(run_t* run, jpp_str_t* out) {
   return run->options->json ? print_json(run, out) : print_text(run, out);
 }
 
-static void end_run(run_t* run) {
-  drop_results(run);
-  for (uint32_t a = 0; run->args && a < run->num_args; ++a) {
-    jpp_array_release(run->args[a]);
-  }
-  jpp_free(run->args);
-  jpp_free(run->results);
-  jpp_free(run->replaced);
-  jpp_planfile_step_destroy(run->step);
-  jpp_client_destroy(run->client);
-  jpp_planfile_destroy(run->file);
-}
-
 jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) {
   run_t run = {.options = options,
                .steps = options->steps ? options->steps : kDefaultSteps};
   jpp_status_t* status = run_file(&run, out);
-  end_run(&run);
+  drop_results(&run);
+  for (uint32_t a = 0; run.args && a < run.num_args; ++a) {
+    jpp_array_release(run.args[a]);
+  }
+  jpp_free(run.args);
+  jpp_free(run.results);
+  jpp_free(run.replaced);
+  jpp_planfile_step_destroy(run.step);
+  jpp_client_destroy(run.client);
+  jpp_planfile_destroy(run.file);
   return status;
 }

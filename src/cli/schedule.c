@@ -1,8 +1,8 @@
 // jaxpp schedule list, jaxpp schedule show, jaxpp verify and jaxpp simulate.
 #include "jaxpp/schedule.h"
 
+#include "base/json.h"
 #include "cli/cli.h"
-#include "cli/json.h"
 #include "jaxpp/schedule_csv.h"
 #include "jaxpp/view.h"
 
@@ -16,10 +16,12 @@ static jpp_status_t* list_json(jpp_str_t* out) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
-    jpp_cli_json_append(&list, json_pack("{s:s, s:s, s:s}", "name", info->name, "class",
-                                         info->class_name, "help", info->help));
+    jpp_json_append(&list, json_pack("{s:s, s:s, s:s}", "name", info->name, "class",
+                                     info->class_name, "help", info->help));
   }
-  return jpp_cli_json_print(list, 0, out);
+  jpp_json_take(list, JSON_INDENT(1), out);
+  jpp_str_append(out, "\n");
+  return NULL;
 }
 
 jpp_status_t* jpp_cli_schedule_list(const jpp_cli_options_t* options, jpp_str_t* out) {
@@ -60,7 +62,7 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t*
   return status;
 }
 
-// Listing every message of a schedule beyond this takes long, and no plan is that large.
+// Listing every message of a larger schedule takes long, and no plan is that large.
 enum { kMostPairs = 1 << 21 };
 
 static bool has_backward(const jpp_schedule_t* schedule) {

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
+#include "base/json.h"
 #include "cli/cli.h"
-#include "cli/json.h"
 #include "jaxpp/schedule_csv.h"
 
 // By how many percent a makespan is over the lower bound.
@@ -34,7 +34,9 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
         "{s:f, s:f, s:s, s:f, s:I}", "makespan", result->makespan, "bound", result->bound,
         "built_in", result->built_in ? result->built_in : "", "built_in_makespan",
         result->built_in_makespan, "tried", (json_int_t)result->tried);
-    return jpp_cli_json_print(found, 12, out);
+    jpp_json_take(found, JSON_INDENT(1) | JSON_REAL_PRECISION(12), out);
+    jpp_str_append(out, "\n");
+    return NULL;
   }
   jpp_str_appendf(out, "makespan %.6g, %.1f%% over the lower bound %.6g; %llu tried\n",
                   result->makespan, percent_over(result->makespan, result->bound),

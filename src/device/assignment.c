@@ -1,8 +1,8 @@
 // Adds a device assignment to a serialized CompileOptionsProto, without taking it apart:
-// messages of protocol buffers that are put one behind another read as one, whose
-// embedded messages are merged (protobuf.dev, "Encoding: Last One Wins"). So the
-// assignment alone is written as a second CompileOptionsProto. The numbers of the fields
-// are those of XLA's compile_options.proto and xla_data.proto.
+// concatenated messages of protocol buffers parse as one message with merged embedded
+// messages (protobuf.dev, "Encoding: Last One Wins"). The assignment is therefore written
+// as a second CompileOptionsProto. The field numbers come from XLA's
+// compile_options.proto and xla_data.proto.
 #include "device/assignment.h"
 
 enum {

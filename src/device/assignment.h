@@ -1,4 +1,4 @@
-// Compile options for other devices than those they were made for.
+// Compile options for devices other than those they were made for.
 #ifndef JPP_DEVICE_ASSIGNMENT_H_
 #define JPP_DEVICE_ASSIGNMENT_H_
 

@@ -25,7 +25,7 @@ typedef struct file_head {
   uint64_t hash;  // of key and code
 } file_head_t;
 
-// A program in memory, or what is to become one.
+// A program in memory and its key.
 typedef struct entry {
   const char* key;
   const void* code;
@@ -39,7 +39,7 @@ static uint64_t hash_entry(const entry_t* entry) {
 
 // --- Reading --------------------------------------------------------------------------
 
-// NULL for what is no regular file. Opening a pipe would wait for its writer.
+// NULL for anything but a regular file. Opening a pipe would wait for its writer.
 static FILE* open_regular(const char* path) {
   int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) return NULL;
@@ -83,7 +83,7 @@ static bool read_code(FILE* file, const char* key, void** out_bytes, size_t* out
          hash_entry(&entry) == head.hash;
 }
 
-// NULL if there is no such file, or none that can be used.
+// NULL if there is no such file, or it cannot be used.
 static jpp_executable_t* load_program(jpp_client_t* client, const char* path,
                                       const char* key) {
   FILE* file = open_regular(path);
@@ -149,7 +149,7 @@ static jpp_status_t* keep_entry(const char* folder, const char* path,
   return NULL;
 }
 
-// Stores the program in the folder. It is no error if that fails.
+// Stores the program in the folder. A failure is not an error.
 static jpp_cache_outcome_t keep_program(jpp_client_t* client,
                                         jpp_executable_t* executable, const char* folder,
                                         const char* key, const char* path) {
@@ -167,7 +167,7 @@ static jpp_cache_outcome_t keep_program(jpp_client_t* client,
   return outcome;
 }
 
-// Its nodes compile it together: one that had it from a folder would be missed.
+// All nodes compile such a program together, so none may take it from a folder.
 static bool spans_nodes(const jpp_client_t* client,
                         const jpp_compile_request_t* request) {
   for (uint32_t i = 0; i < request->device_count; ++i) {

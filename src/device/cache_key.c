@@ -1,4 +1,5 @@
-// Under which name compiled code is kept: a digest of all that the code depends on.
+// The name under which compiled code is kept: a digest of everything that the code
+// depends on.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,8 +24,8 @@ static void add_text(jpp_sha256_t* hash, const char* text) {
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
 static uint8_t g_processor[kJppSha256Size];
 
-// What code compiled for this machine's CPU may use: model and features of its
-// processors. A line that many processors share counts once.
+// The model and features of the processors that code compiled for this machine may use. A
+// line that many processors share counts once.
 static void add_processors(jpp_sha256_t* hash) {
   static const char* const kNames[] = {"model name", "flags", "Features", "CPU part"};
   enum { kMostKinds = 64 };

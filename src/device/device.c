@@ -1,4 +1,4 @@
-// The public device API: checks what every driver would have to check, then calls the
+// The public device API: it does the checks that all drivers need and then calls the
 // driver's function table.
 #include "jaxpp/device.h"
 
@@ -42,7 +42,7 @@ static jpp_status_t* check_assignment(const jpp_client_t* client,
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
     has_own |= device < info->device_count;
-    // Without other nodes, in the words of all calls that name a device.
+    // Without other nodes, with the same message as all calls that name a device.
     if (info->global_device_count == info->device_count) {
       JPP_RETURN_IF_ERROR(client_check_device(client, device));
     } else if (device >= info->global_device_count) {

@@ -1,4 +1,4 @@
-// What a device driver implements. pjrt/ and fake/ are the drivers.
+// What a device driver implements: pjrt/, and the fake device of the tests.
 #ifndef JPP_DEVICE_DRIVER_H_
 #define JPP_DEVICE_DRIVER_H_
 
@@ -57,7 +57,7 @@ struct jpp_client {
   uint64_t build;  // differs from that of another build of the same version; 0: unknown
 };
 
-// A caller's request, of whatever version, as this version's.
+// Converts a caller's request of any version to this version.
 jpp_status_t* jpp_compile_request_read(const jpp_compile_request_t* given,
                                        jpp_compile_request_t* out_request) JPP_MUST_USE;
 

@@ -1,5 +1,5 @@
-// Interruptible waits: a wait of 50 ms, a question, and so on. Work that a device already
-// has is not touched when its waiter leaves.
+// Interruptible waits: they wait 50 ms, ask the caller, and repeat. Work that a device
+// already has continues when its waiter leaves.
 #include "device/wait.h"
 
 #include "base/alloc.h"
@@ -49,7 +49,7 @@ void jpp_wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanose
 
 // --- Events ---------------------------------------------------------------------------
 
-// Rings when an event is ready. One that its waiter has left frees itself then.
+// Rings when an event is ready. An alarm without its waiter then frees itself.
 typedef struct wait_alarm {
   jpp_event_waiter_t waiter;
   pthread_mutex_t mutex;  // of the rest
@@ -63,8 +63,7 @@ static void alarm_destroy(wait_alarm_t* alarm) {
   jpp_free(alarm);
 }
 
-// Any thread, possibly the one that registers; takes only the alarm's lock, for an
-// instant.
+// Any thread, possibly the one that registers; holds only the alarm's lock, briefly.
 static void alarm_ring(void* user, jpp_status_t* status) {
   wait_alarm_t* alarm = user;
   jpp_status_free(status);
@@ -113,7 +112,7 @@ bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
   if (event) status = jpp_client_event_is_ready(client, event, &ready);
   if (!status && !ready) status = set_alarm(client, event, &alarm);
   if (alarm) return await_alarm(alarm, interrupt);
-  if (status) {  // no way to ask: wait without
+  if (status) {  // no way to ask, so the wait cannot be interrupted
     jpp_status_free(status);
     jpp_status_free(jpp_client_event_await(client, event));
   }

@@ -1,9 +1,9 @@
 // The file of a flight recorder: a head, a row for each rank of the process, the rows'
-// instructions and last notes, and texts. All of it is laid out when the file is made and
-// then only stored to, in memory that the kernel writes back, so the file of a process
-// that was killed is as good as any other.
+// instructions and last notes, and texts. Everything is laid out when the file is
+// created; after that the process only stores to mapped memory, which the kernel writes
+// back. The file of a killed process is therefore as complete as any other.
 //
-// Numbers are as on the machine that wrote them, which kJppFlightMagic tells.
+// Numbers are in the byte order of the writing machine, which kJppFlightMagic shows.
 #ifndef JPP_FLIGHT_FORMAT_H_
 #define JPP_FLIGHT_FORMAT_H_
 
@@ -20,19 +20,19 @@ typedef struct jpp_flight_head {
   int64_t begun;     // times are CLOCK_MONOTONIC, nanoseconds
   uint32_t process;  // of the job
   uint32_t pid;
-  uint32_t runtime;   // the how-manieth of its process, from 0
+  uint32_t runtime;   // counts the runtimes of its process, from 0
   uint32_t num_rows;  // ranks of this process
   uint64_t texts_size;
   char host[kJppFlightHost];  // NUL-ended
   // What changes.
-  int64_t alive;                    // when a thread of the runtime last looked around
+  int64_t alive;                    // when a thread of the runtime was last active
   uint64_t submitted, finished;     // steps that were called, and that are done
   int64_t ended;                    // when the runtime was destroyed; 0: not
   int64_t failed;                   // when the job failed; 0: not
   char failure[kJppFlightFailure];  // NUL-ended
 } jpp_flight_head_t;
 
-// What an instruction does, as far as another rank takes part in it.
+// The part of an instruction that involves another rank.
 typedef enum jpp_flight_kind {
   JPP_FLIGHT_LOCAL,
   JPP_FLIGHT_SEND,

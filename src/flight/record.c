@@ -19,15 +19,6 @@ static size_t count_instrs(const jpp_flight_rank_t* ranks, uint32_t num_ranks) {
   return count;
 }
 
-static void fill_head(jpp_flight_head_t* head, uint32_t process, uint32_t runtime) {
-  head->begun = head->alive = jpp_clock_now();
-  head->realtime = jpp_clock_real_now() - head->begun;
-  head->process = process;
-  head->pid = (uint32_t)getpid();
-  head->runtime = runtime;
-  gethostname(head->host, sizeof(head->host) - 1);
-}
-
 static void fill_rows(char* at, const jpp_flight_rank_t* ranks, uint32_t num_ranks) {
   jpp_flight_row_t* rows = (jpp_flight_row_t*)at;
   jpp_flight_instr_t* instrs = (jpp_flight_instr_t*)(rows + num_ranks);
@@ -42,8 +33,8 @@ static void fill_rows(char* at, const jpp_flight_rank_t* ranks, uint32_t num_ran
   }
 }
 
-// Zeros, `size` of them, of which each has its place on the disk: a store to a file with
-// holes ends the process when the disk is full.
+// Maps `size` zeros and reserves their blocks on the disk: a store to a file with holes
+// ends the process when the disk is full.
 static jpp_status_t* map_file(int descriptor, size_t size, char** out_memory) {
   int error = posix_fallocate(descriptor, 0, (off_t)size);
   void* memory = MAP_FAILED;
@@ -65,16 +56,6 @@ static jpp_status_t* make_file(const char* path, size_t size, char** out_memory)
   return status;
 }
 
-// By process and runtime, which say what belongs together, and by what tells this
-// process from an earlier one of the same number.
-static jpp_status_t* make_path(const char* folder, uint32_t process, uint32_t runtime,
-                               char** out_path) {
-  jpp_str_t str = {0};
-  jpp_str_appendf(&str, "%s/process%u-runtime%u-%lld-%d.flight", folder, process, runtime,
-                  (long long)time(NULL), (int)getpid());
-  return jpp_str_finish(&str, out_path);
-}
-
 jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
                               const jpp_flight_rank_t* ranks, uint32_t num_ranks,
                               const char* texts, size_t texts_size,
@@ -86,13 +67,23 @@ jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
   char *path = NULL, *memory = NULL;
   *out_flight = (jpp_flight_t){0};
   mkdir(folder, 0777);
-  JPP_RETURN_IF_ERROR(make_path(folder, process, runtime, &path));
+  // Process and runtime say which files belong together; time and process id tell this
+  // process from an earlier one with the same number.
+  jpp_str_t str = {0};
+  jpp_str_appendf(&str, "%s/process%u-runtime%u-%lld-%d.flight", folder, process, runtime,
+                  (long long)time(NULL), (int)getpid());
+  JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &path));
   jpp_status_t* status = make_file(path, before + texts_size, &memory);
   if (status) status = jpp_status_annotate(status, "JPP_FLIGHT: %s", path);
   jpp_free(path);
   if (status) return status;
   jpp_flight_head_t* head = (jpp_flight_head_t*)memory;
-  fill_head(head, process, runtime);
+  head->begun = head->alive = jpp_clock_now();
+  head->realtime = jpp_clock_real_now() - head->begun;
+  head->process = process;
+  head->pid = (uint32_t)getpid();
+  head->runtime = runtime;
+  gethostname(head->host, sizeof(head->host) - 1);
   head->num_rows = num_ranks;
   head->texts_size = texts_size;
   head->size = before + texts_size;

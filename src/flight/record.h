@@ -1,7 +1,7 @@
 // Record: a runtime's side of the flight recorder.
 //
 // Threads: a row belongs to the thread that issues for its rank; `alive` to the one that
-// moves the network on. failed() and finished() may come from any.
+// drives the network. Any thread may call failed() and finished().
 #ifndef JPP_FLIGHT_RECORD_H_
 #define JPP_FLIGHT_RECORD_H_
 
@@ -15,15 +15,15 @@ typedef struct jpp_flight {
   jpp_flight_row_t* rows;
 } jpp_flight_t;
 
-// What is to be recorded of a rank; `texts` has one line an instruction.
+// What a record says of a rank; `texts` has one line for each instruction.
 typedef struct jpp_flight_rank {
   uint32_t rank;
   uint32_t num_instrs;
   const jpp_flight_instr_t* instrs;  // [num_instrs] `text` is an offset in `texts`
 } jpp_flight_rank_t;
 
-// Makes the file of this process' next runtime in the folder, which is made if it is not
-// there. `texts`: NUL-ended one after another. JPP_INVALID_ARGUMENT if it cannot.
+// Creates the file of this process' next runtime in the folder, and the folder if needed.
+// `texts`: NUL-ended one after another. JPP_INVALID_ARGUMENT if it cannot.
 jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
                               const jpp_flight_rank_t* ranks, uint32_t num_ranks,
                               const char* texts, size_t texts_size,

@@ -1,4 +1,4 @@
-// Lines up the files of a flight recorder and says who waits for whom.
+// Aligns the files of a flight recorder and reports which rank waits for which.
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -15,8 +15,8 @@
 #include "flight/waits.h"
 #include "jaxpp/flight.h"
 
-// Nanoseconds after which a process, which notes many times a second that it is alive,
-// counts as silent.
+// Nanoseconds after which a process counts as silent; a living one records that it is
+// alive many times a second.
 static const int64_t kSilent = 1000000000;
 
 // A file in memory.
@@ -31,7 +31,7 @@ typedef struct flight_file {
 
 typedef JPP_VEC(flight_file_t) files_t;
 
-// Where a rank's place comes from.
+// The source of a rank's place.
 typedef struct source {
   const flight_file_t* file;  // NULL: none
   const jpp_flight_row_t* row;
@@ -319,7 +319,7 @@ static void append_way(const report_t* report, const jpp_flight_place_t* place) 
   jpp_str_append(report->out, ")\n");
 }
 
-// Ways that are part of another one are left out.
+// Chains of waits that are part of another one are left out.
 static bool is_waited_for(const jpp_flight_job_t* job, const jpp_flight_place_t* place) {
   for (size_t r = 0; r < job->count; ++r) {
     const jpp_flight_place_t* other = &job->places[r];

@@ -42,8 +42,8 @@ bool jpp_flight_has_sent(const jpp_flight_place_t* sender,
   return is_past_send(sender, receive, step) && !is_owed(sender, receive, step);
 }
 
-// How many transfers of the channel the rank has done in its step, and how many there
-// are in one.
+// How many transfers of the channel the rank has done in its step, and how many a step
+// has.
 static uint64_t count_transfers(const jpp_flight_place_t* place, uint32_t channel,
                                 uint64_t* out_of_step) {
   uint64_t done = 0;
@@ -67,7 +67,7 @@ bool jpp_flight_is_full(const jpp_flight_place_t* sender,
   return sent >= received + send->slots;
 }
 
-// Whether a send waits for those before it, which wait for its own device.
+// Whether a send waits for earlier sends that wait for its own device.
 static bool waits_for_itself(const jpp_flight_place_t* place,
                              const jpp_flight_instr_t* send) {
   return place->unsent_step && place->unsent < place->num_instrs &&
@@ -80,7 +80,7 @@ const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
   if (!instr || instr->kind == JPP_FLIGHT_LOCAL || instr->peer >= job->count) return NULL;
   const jpp_flight_place_t* peer = &job->places[instr->peer];
   if (!peer->known) return NULL;
-  // What a process has sent that was stopped may not have left it.
+  // Messages that a stopped process has sent may not have left it.
   bool waits = peer->silent;
   if (instr->kind == JPP_FLIGHT_RECV) {
     waits |= !jpp_flight_has_sent(peer, instr, place->step);
@@ -90,14 +90,14 @@ const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
   return waits ? peer : NULL;
 }
 
-// Whether the way of waits ends at `peer`, which `place` waits for: its device is what
-// makes them wait, wherever it has come to itself.
+// Whether the chain of waits ends at `peer`, which `place` waits for: then its device
+// makes them wait, wherever its own program is.
 static bool is_end(const jpp_flight_place_t* place, const jpp_flight_place_t* peer) {
   const jpp_flight_instr_t* instr = jpp_flight_next_instr(place);
   return instr->kind == JPP_FLIGHT_RECV && is_owed(peer, instr, place->step);
 }
 
-// The next rank on the way; NULL: `place` is its end.
+// The next rank of the chain; NULL: `place` is its end.
 static const jpp_flight_place_t* next_on_way(const jpp_flight_job_t* job,
                                              const jpp_flight_place_t* place,
                                              bool* ends) {

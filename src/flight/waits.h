@@ -1,24 +1,24 @@
-// Who waits for whom among the ranks of a job.
+// Which rank of a job waits for which.
 //
 // A rank at a transfer waits for the rank at the other end if that rank has not reached
 // its side of the transfer, or if its device has not computed the value. The chain of
-// waits ends at a rank that waits for no other: this rank is the cause, or the closest to
-// it that is known.
+// waits ends at a rank that waits for no other: this rank is the cause, or the closest
+// known rank to it.
 #ifndef JPP_FLIGHT_WAITS_H_
 #define JPP_FLIGHT_WAITS_H_
 
 #include "base/str.h"
 #include "flight/format.h"
 
-// How far a rank is. Ranks are numbered by their place in an array.
+// The progress of a rank. Ranks are numbered by their place in an array.
 typedef struct jpp_flight_place {
-  bool known;   // else the rest says nothing
+  bool known;   // else the rest is not set
   bool silent;  // its process gives no sign of life
   uint32_t num_instrs;
   const jpp_flight_instr_t* instrs;
   uint64_t step;  // from 1; 0: none yet
   uint32_t at;    // the next instruction; num_instrs: all are issued
-  // The first SEND that is issued and has not left; of step 0: none that is known.
+  // The first SEND that is issued and has not left; step 0: none is known.
   uint64_t unsent_step;
   uint32_t unsent;
 } jpp_flight_place_t;
@@ -28,7 +28,7 @@ typedef struct jpp_flight_job {
   size_t count;
 } jpp_flight_job_t;
 
-// The instruction that the rank has come to; NULL: it has issued all of them.
+// The instruction that the rank has reached; NULL: it has issued all of them.
 const jpp_flight_instr_t* jpp_flight_next_instr(const jpp_flight_place_t* place);
 // Whether the sender has done its part of a receive of this step, its device included.
 bool jpp_flight_has_sent(const jpp_flight_place_t* sender,
@@ -37,10 +37,11 @@ bool jpp_flight_has_sent(const jpp_flight_place_t* sender,
 bool jpp_flight_is_full(const jpp_flight_place_t* sender,
                         const jpp_flight_place_t* receiver,
                         const jpp_flight_instr_t* send);
-// The rank that this one waits for; NULL: none that is known.
+// The rank that this one waits for; NULL: none is known.
 const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
                                                const jpp_flight_place_t* place);
-// The rank at which the waits that begin at this one end; NULL: they go in a circle.
+// The last rank of the chain of waits that begins at this one; NULL: the chain is a
+// cycle.
 const jpp_flight_place_t* jpp_flight_follow(const jpp_flight_job_t* job,
                                             const jpp_flight_place_t* place);
 // "rank 0 waits for rank 1, that for rank 2", and the end of the way as above.

@@ -1,5 +1,6 @@
-// Builds a graph call by call, each checked as it comes: what the builder takes, the text
-// form can say, and the parser, which calls the builder, takes it back.
+// Builds a graph call by call and checks each call at once. The text form can express
+// everything that the builder accepts, and the parser, which calls the builder, accepts
+// that text.
 #include <ctype.h>
 #include <string.h>
 
@@ -24,7 +25,7 @@ enum {
   kAllFlags = JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT,
 };
 
-// Values, ops and numbers that a text form holds too.
+// Limits of the text form on values, ops and numbers.
 static const double kLargestCost = 1e28;  // sums of 2^32 of them are floats
 
 static jpp_arena_t* builder_arena(jpp_graph_builder_t* builder) {
@@ -67,7 +68,7 @@ void jpp_graph_builder_destroy(jpp_graph_builder_t* builder) {
   jpp_free(builder);
 }
 
-// What has been added so far, for a look at it.
+// The graph as built so far.
 static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
   return (jpp_graph_t){.ranks = builder->storage->graph.ranks,
                        .num_values = (uint32_t)builder->values.count,

@@ -16,8 +16,8 @@ typedef struct jpp_graph_storage {
   jpp_arena_t arena;
 } jpp_graph_storage_t;
 
-// What holds for every op: uses after definitions, types of marks and sums, results of
-// loops in range. Looks at ops up to this one. JPP_GRAPH_ERROR names the op.
+// Checks every op: uses after definitions, types of marks and sums, results of loops in
+// range. Looks at ops up to this one. JPP_GRAPH_ERROR names the op.
 jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) JPP_MUST_USE;
 jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph,
                                       uint32_t index) JPP_MUST_USE;

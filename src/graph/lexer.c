@@ -9,10 +9,6 @@ static bool is_word_char(char c) {
   return isalnum((unsigned char)c) || c == '_' || c == '.' || c == '-' || c == '+';
 }
 
-static uint32_t lexer_column(const jpp_lexer_t* lexer) {
-  return (uint32_t)(lexer->at - lexer->line_start) + 1;
-}
-
 jpp_status_t* jpp_lexer_error(const jpp_lexer_t* lexer, const jpp_token_t* token,
                               const char* message) {
   return jpp_status_make(JPP_PARSE_ERROR, "%s:%u:%u: %s", lexer->file, token->line,
@@ -113,7 +109,7 @@ jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
   lexer->token = (jpp_token_t){.kind = JPP_TOKEN_END,
                                .text = lexer->at,
                                .line = lexer->line,
-                               .column = lexer_column(lexer)};
+                               .column = (uint32_t)(lexer->at - lexer->line_start) + 1};
   if (lexer->at == lexer->end) return NULL;
   char c = *lexer->at;
   if (is_word_char(c)) {

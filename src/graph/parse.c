@@ -223,7 +223,7 @@ static jpp_status_t* parse_op_inputs(parser_t* p) {
   return jpp_lexer_next(&p->lexer);
 }
 
-// 0 for a word that is no flag.
+// 0 if the word is not a flag.
 static uint8_t flag_at(const parser_t* p) {
   if (at_word(p, "cheap")) return JPP_OP_CHEAP;
   if (at_word(p, "backward")) return JPP_OP_BACKWARD;
@@ -324,8 +324,8 @@ static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
   return jpp_lexer_expected(&p->lexer, "add, max, concat or custom");
 }
 
-// "} %6:f32[8] = add %5, %7:f32[32] = concat %4". The first result stands on the line of
-// the brace: what begins the next line is the next statement.
+// "} %6:f32[8] = add %5, %7:f32[32] = concat %4". The first result must be on the line of
+// the brace; the next line begins the next statement.
 static jpp_status_t* parse_loop_tail(parser_t* p) {
   clear_statement(p);
   if (!p->in_loop) return jpp_lexer_expected(&p->lexer, "a statement");

@@ -1,7 +1,7 @@
 // Connection: frames of one size between a process and process 0, over TCP, in order.
 //
-// Process 0 sends a random number first, and looks at nothing before the answer has
-// proved that it comes from who knows the job's token.
+// Process 0 first sends a random number. It reads nothing else until the answer has
+// proved that its sender knows the job's token.
 #ifndef JPP_JOB_CONNECTION_H_
 #define JPP_JOB_CONNECTION_H_
 
@@ -50,15 +50,15 @@ typedef struct jpp_job_secret {
   size_t size;
 } jpp_job_secret_t;
 
-// A socket that listens at the address, at a port of the system's choice.
+// A socket that listens at the address, on a port that the system chooses.
 jpp_status_t* jpp_job_listen(const char* address, int* out_descriptor,
                              uint16_t* out_port) JPP_MUST_USE;
 // Connects to process 0, for ten seconds at most.
 jpp_status_t* jpp_job_connect(const char* address, uint16_t port,
                               jpp_job_connection_t* out_connection) JPP_MUST_USE;
-// Accepts what has connected and sends the random number. False: there was nothing.
+// Accepts a new connection and sends the random number. False: there was none.
 bool jpp_job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_connection);
-// Answers it, as `process`.
+// Answers the random number, as `process`.
 void jpp_job_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret,
                     int32_t process);
 // Whether a frame is a good answer; it is the process' connection then.
@@ -66,7 +66,7 @@ bool jpp_job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t sec
 // "host node2, process id 2179" of this process.
 void jpp_job_name_self(char* out_text, size_t size);
 
-// Does not wait: a process that takes nothing any more is seen by its silence.
+// Does not wait: a process that reads nothing any more is detected by its silence.
 void jpp_job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
                   int32_t process, const char* text);
 typedef enum jpp_job_arrival {
@@ -74,7 +74,7 @@ typedef enum jpp_job_arrival {
   JPP_JOB_FRAME,
   JPP_JOB_LOST
 } jpp_job_arrival_t;
-// Reads what is there of the next frame; JPP_JOB_FRAME: `frame` has it all.
+// Reads the available part of the next frame; JPP_JOB_FRAME: `frame` is complete.
 jpp_job_arrival_t jpp_job_receive(jpp_job_connection_t* connection, int64_t now_ms);
 void jpp_job_close(jpp_job_connection_t* connection);
 

@@ -1,4 +1,4 @@
-// What the program calls: joining, failing, leaving and the end.
+// The functions that programs call: joining, failing, leaving and the end.
 #include "jaxpp/job.h"
 
 #include <stdio.h>
@@ -68,14 +68,6 @@ static jpp_status_t* open_connections(const jpp_job_options_t* options,
   return NULL;
 }
 
-static jpp_status_t* keep_secret(const jpp_job_options_t* options) {
-  void* token = NULL;
-  JPP_RETURN_IF_ERROR(jpp_alloc(options->token_size, &token));
-  memcpy(token, options->token, options->token_size);
-  jpp_the_job.secret = (jpp_job_secret_t){token, options->token_size};
-  return NULL;
-}
-
 static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) {
   jpp_job_t* job = &jpp_the_job;
   pthread_condattr_t monotonic;
@@ -89,13 +81,16 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
       options->peer_timeout_ms ? options->peer_timeout_ms : kPeerTimeoutMs;
   job->grace_ms = options->grace_ms;
   job->report = options->report;
-  JPP_RETURN_IF_ERROR(keep_secret(options));
+  void* token = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc(options->token_size, &token));
+  memcpy(token, options->token, options->token_size);
+  jpp_the_job.secret = (jpp_job_secret_t){token, options->token_size};
   JPP_RETURN_IF_ERROR(open_connections(options, out_port));
   pthread_atfork(NULL, NULL, close_in_child);
   job->welcome = job->process == 0;
   JPP_RETURN_IF_ERROR(
       jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread"));
-  // What is sent before the proof would be taken for a stranger's.
+  // Process 0 would treat frames sent before the proof as a stranger's.
   int64_t until = jpp_clock_now_ms() + job->peer_timeout_ms;
   lock();
   while (!job->welcome && !job->failure && jpp_clock_now_ms() < until) wait_a_while();
@@ -133,7 +128,7 @@ static void begin_deadline(void) {
   job->deadline_ms = jpp_clock_now_ms() + job->grace_ms;
 }
 
-// Tells the launcher, which takes the first report that it gets.
+// Tells the launcher, which uses the first report that it gets.
 static void report(int32_t culprit) {
   const jpp_job_t* job = &jpp_the_job;
   if (!job->report || culprit == job->process) return;
@@ -321,16 +316,9 @@ void jpp_job_hurry(void) {
   if (!is_joined()) return;
   lock();
   begin_deadline();
-  // One that is silent is to be named.
+  // A process that is silent must be noticed first, so that it can be named.
   if (job->deadline_ms && !job->failure) job->deadline_ms += job->peer_timeout_ms;
   unlock();
-}
-
-static bool others_are_there(void) {
-  for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
-    if (jpp_the_job.connections[i].descriptor >= 0) return true;
-  }
-  return false;
 }
 
 void jpp_job_end(void) {
@@ -339,7 +327,8 @@ void jpp_job_end(void) {
   lock();
   if (job->failure && job->process == 0) {
     job->lingers = true;
-    while ((others_are_there() || !all_have_joined()) && !job->expired) wait_a_while();
+    while ((jpp_job_is_connected() || !all_have_joined()) && !job->expired)
+      wait_a_while();
   }
   job->ended = true;
   if (!job->failure) job->deadline_ms = 0;

@@ -46,7 +46,8 @@ void jpp_job_note_left(void) {
 
 // --- What comes in --------------------------------------------------------------------
 
-// A connection is closed, or silent. Once all have left, they end in any order.
+// Handles a connection that is closed or silent. Once all processes have left, they end
+// in any order.
 static void note_lost(const jpp_job_connection_t* connection, bool closed,
                       const char* how) {
   jpp_job_t* job = &jpp_the_job;
@@ -80,7 +81,7 @@ static void welcome(const jpp_job_connection_t* connection) {
                jpp_status_message(job->failure));
 }
 
-// Process 0 takes a frame; false: the sender is not one of the job.
+// Process 0 handles a frame; false: the sender does not belong to the job.
 static bool take_in_center(jpp_job_connection_t* connection) {
   jpp_job_t* job = &jpp_the_job;
   const jpp_job_frame_t* frame = &connection->frame;
@@ -108,7 +109,7 @@ static bool take_in_center(jpp_job_connection_t* connection) {
   return true;
 }
 
-// Another process takes a frame of process 0.
+// Another process handles a frame from process 0.
 static void take_from_center(jpp_job_connection_t* connection) {
   jpp_job_t* job = &jpp_the_job;
   const jpp_job_frame_t* frame = &connection->frame;
@@ -184,8 +185,8 @@ static void check_silence(jpp_job_connection_t* connection, int64_t now) {
   jpp_job_close(connection);
 }
 
-// A thread that did not run itself, as that of a process that was stopped, can tell
-// nothing of others.
+// A thread that did not run itself, because its process was stopped, cannot judge the
+// silence of others.
 static void keep_time(int64_t now) {
   jpp_job_t* job = &jpp_the_job;
   bool looked_away = now - job->looked_ms > job->peer_timeout_ms / 2;
@@ -211,9 +212,8 @@ static int32_t find_absent(const jpp_job_wait_t* wait) {
   return kJppJobUnknown;
 }
 
-// A process leaves a barrier when all have reached it, and not before: one that has left
-// the job will not come, and those that wait for it would do so until the barrier's own
-// limit, which is minutes.
+// A process that has left the job will not reach a barrier any more. Without this check,
+// the processes at the barrier would wait for its own limit, which is minutes.
 static void check_waits(int64_t now) {
   jpp_job_t* job = &jpp_the_job;
   for (jpp_job_wait_t* wait = job->waits; wait && !job->failure; wait = wait->next) {
@@ -234,19 +234,19 @@ static void check_waits(int64_t now) {
   }
 }
 
-static bool others_are_gone(void) {
+bool jpp_job_is_connected(void) {
   for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
-    if (jpp_the_job.connections[i].descriptor >= 0) return false;
+    if (jpp_the_job.connections[i].descriptor >= 0) return true;
   }
-  return true;
+  return false;
 }
 
-// JAX ends all others with process 0, which is therefore the last.
+// When process 0 ends, JAX ends all others; process 0 is therefore the last.
 static void keep_deadline(int64_t now) {
   jpp_job_t* job = &jpp_the_job;
   if (!job->deadline_ms || now < job->deadline_ms) return;
   int64_t late = now - job->deadline_ms;
-  bool is_last = job->process == 0 && (job->lingers || !others_are_gone());
+  bool is_last = job->process == 0 && (job->lingers || jpp_job_is_connected());
   if (is_last && late < kLastMs) return;
   if (!job->expired) {
     job->expired = true;

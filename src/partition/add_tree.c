@@ -2,8 +2,8 @@
 // therefore regroup.
 #include "partition/partitioner.h"
 
-// The addition that makes `value`, if it is in the same body as the tree's root (or
-// outside, as that is); else JPP_NONE.
+// The addition that makes `value`, if it is in the same body as the tree's root, or
+// outside all bodies like the root; else JPP_NONE.
 static uint32_t add_beside(const jpp_partitioner_t* p, uint32_t value, uint32_t loop) {
   uint32_t id = p->values.data[value].producer;
   if (id == JPP_NONE || id >= p->graph->num_ops) return JPP_NONE;

@@ -1,4 +1,4 @@
-// Stage marks are identities: from here on, every use names the value behind the mark.
+// Stage marks are identities: after this pass, every use names the value behind the mark.
 #include "partition/partitioner.h"
 
 static void alias_mark(jpp_partitioner_t* p, const jpp_op_t* op) {

@@ -11,8 +11,8 @@ static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
   return result;
 }
 
-// Nothing is hoisted out of a loop that runs once: that would save nothing, and all of
-// the body is the stages' work.
+// Nothing is hoisted out of a loop that runs once: that would save nothing, and the
+// stages do all the work of the body.
 static uint32_t classify_body_op(bool cheap, bool runs_once, uint8_t* knowledge) {
   if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
   if ((*knowledge & kInvariant) && !runs_once) {
@@ -84,7 +84,7 @@ jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) {
   for (uint32_t i = 0; i < graph->num_loops; ++i) {
     known[graph->loops[i].index] = kAvailable;
   }
-  bool* ends_stage = NULL;  // [graph ops] a mark takes what the op makes
+  bool* ends_stage = NULL;  // [graph ops] a mark takes a result of the op
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &ends_stage));
   find_stage_ends(p, ends_stage);
   for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(p, id, ends_stage, known);

@@ -68,7 +68,7 @@ static void find_uses(const jpp_partitioner_t* p, uint32_t loop_id, uint8_t* use
   }
 }
 
-// Does the op, of the input-gradient part, make weight gradients too?
+// Whether an op of the input-gradient part also makes weight gradients.
 static bool gives_both(const jpp_partitioner_t* p, uint32_t loop, uint32_t id,
                        const uint8_t* uses) {
   if (!is_backward(p, loop, id) || p->weight_part[id]) return false;

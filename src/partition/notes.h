@@ -1,4 +1,4 @@
-// Notes of the partitioner as text.
+// Formats the notes of the partitioner.
 #ifndef JPP_PARTITION_NOTES_H_
 #define JPP_PARTITION_NOTES_H_
 

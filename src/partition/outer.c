@@ -1,17 +1,18 @@
 // The tasks outside the loops.
 //
-// A value that several ranks make must have the same bits on all of them, and XLA rounds
-// differently when it fuses differently. So the ops that the same ranks run form a group,
-// and a task has ops of one group only: each rank of the group runs the same ops on the
-// same inputs and hands out the same outputs, as one module. jpp_task_t.repeats says
-// which tasks these are.
+// A value that several ranks make must have the same bits on all of them, but XLA rounds
+// differently when it fuses differently. Therefore the ops that the same ranks run form a
+// group, and a task has ops of one group only: each rank of the group runs the same ops
+// on the same inputs with the same outputs, as one module. jpp_task_t.repeats identifies
+// these tasks.
 //
-// Arrays that depend on no loop and that only smaller groups use are an exception, such
-// as all layers of a new model, of which each rank cuts its rows. Each task that uses one
-// makes it: XLA then computes no more than the rows, and no rank holds the whole.
+// Arrays that depend on no loop and that only smaller groups use are an exception: for
+// example all layers of a new model, from which each rank cuts its rows. Each task that
+// uses one makes it: XLA then computes no more than the rows, and no rank holds the
+// whole.
 //
-// Level n of a phase uses what other groups made at lower levels. Ops run as late as
-// their users allow, so that few values cross from one task to the next.
+// Level n of a phase uses values that other groups made at lower levels. Ops run as late
+// as their users allow, so that few values cross between tasks.
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,9 +35,9 @@ typedef struct leveler {
   placed_op_t* lowest;          // [placed] as `placed`, by phase, group and lowest level
   uint32_t* tasks_of_rank;      // [ranks] tasks of the phase at hand
   uint32_t num_visits;
-  uint32_t *op_visit, *value_visit;  // [ops], [values] the last visit that came there
-  // What a visit of some ops found: these and the remade ones behind them, and the values
-  // that none of them makes.
+  uint32_t *op_visit, *value_visit;  // [ops], [values] the last visit that reached it
+  // The result of visiting some ops: these ops and the remade ones that they need, and
+  // the values that none of them makes.
   jpp_u32_vec_t ops, inputs;
 } leveler_t;
 
@@ -44,8 +45,8 @@ static const uint64_t* ranks_of(const leveler_t* l, const placed_op_t* placed) {
   return jpp_run_at(l->p, placed->op);
 }
 
-// The op that makes `value` in the same phase outside; NULL for arguments, results of
-// loops and what an earlier phase made.
+// The op outside that makes `value` in the same phase; NULL for arguments, results of
+// loops and values of earlier phases.
 static placed_op_t* producer_in_phase(const leveler_t* l, uint32_t value,
                                       uint32_t phase) {
   uint32_t op = l->p->values.data[value].producer;
@@ -154,7 +155,7 @@ static void begin_visit(leveler_t* l) {
   l->ops.count = l->inputs.count = 0;
 }
 
-// Adds an op, and the remade ones behind it, to the visit.
+// Adds an op, and the remade ones that it needs, to the visit.
 static jpp_status_t* visit_op(leveler_t* l, uint32_t op, uint32_t phase) {
   if (l->op_visit[op] == l->num_visits) return NULL;
   l->op_visit[op] = l->num_visits;
@@ -200,8 +201,8 @@ static int compare_levels(const void* a, const void* b) {
   return x->level < y->level ? -1 : x->level > y->level;
 }
 
-// The highest level up to `most` that is the lowest of some op of the group: so a group
-// gets no more tasks than it needs. There is one, the op's own.
+// The highest level up to `most` that is the lowest of some op of the group: a group then
+// gets no more tasks than it needs. The op's own level always qualifies.
 static uint32_t latest_level(const leveler_t* l, const placed_op_t* placed,
                              uint32_t most) {
   placed_op_t key = {.phase = placed->phase, .group = placed->group, .level = most};
@@ -217,8 +218,8 @@ static uint32_t latest_level(const leveler_t* l, const placed_op_t* placed,
   return l->lowest[low - 1].level;
 }
 
-// Lowers the limits of an op's operands to what this user of them allows. The user's own
-// level must be final.
+// Lowers the limits of an op's operands to the level that this user allows. The user's
+// own level must be final.
 static jpp_status_t* limit_operands(leveler_t* l, const placed_op_t* placed,
                                     uint32_t* limits) {
   begin_visit(l);
@@ -284,11 +285,6 @@ static jpp_status_t* name_task(const leveler_t* l, jpp_task_t* task) {
   return status;
 }
 
-static int compare_ids(const void* a, const void* b) {
-  uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
-  return x < y ? -1 : x > y;
-}
-
 // Fills l->ops and l->inputs for a task of these ops.
 static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t count) {
   begin_visit(l);
@@ -307,7 +303,7 @@ static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->placed.data[l->at[l->ops.data[i]]].order;
   }
-  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), compare_ids);
+  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), jpp_ids_compare);
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->p->outer.data[l->ops.data[i]];
   }

@@ -13,7 +13,7 @@ static uint64_t* taken_at(const finder_t* f, uint32_t value) {
   return f->taken + (size_t)value * f->p->words;
 }
 
-// Tasks that repeat each other hand out the same values, whichever of their ranks needs
+// Tasks that repeat each other have the same outputs, whichever of their ranks needs
 // them.
 static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
                       uint32_t value) {

@@ -1,5 +1,5 @@
-// Runs the partitioner's passes in order and hands their tables over as an immutable
-// staged graph.
+// Runs the partitioner's passes in order and returns their tables as an immutable staged
+// graph.
 #include "base/null.h"
 #include "base/struct_size.h"
 #include "partition/partitioner.h"
@@ -146,7 +146,7 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   return fill_staged(p, staged);
 }
 
-// The text of a graph need not say how many ranks there are.
+// The graph may have been built without a number of ranks, so outputs are checked here.
 static jpp_status_t* check_outputs(const jpp_graph_t* graph, uint32_t ranks) {
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &graph->outputs[i];

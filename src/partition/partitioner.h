@@ -54,7 +54,8 @@ typedef struct jpp_partitioner {
   uint64_t* need;   // [values * words] ranks that use the value
   uint64_t* run;    // [ops * words] ranks that run the op
   uint32_t* phase;  // [ops]
-  bool* arrays;  // [ops] makes arrays of more than a few numbers from no loop's results
+  bool* arrays;  // [ops] makes arrays of more than a few numbers, and not from results of
+                 // loops
 } jpp_partitioner_t;
 
 // --- Passes, in order -----------------------------------------------------------------
@@ -94,7 +95,7 @@ uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op);
 // Inputs are copied.
 jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
                                    uint32_t* out_op) JPP_MUST_USE;
-// A value of the type of value `like`, and sharded as that one is.
+// A value with the type and sharding of `like`.
 jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
                                       uint32_t producer,
                                       uint32_t* out_value) JPP_MUST_USE;
@@ -144,7 +145,7 @@ static inline void jpp_ranks_intersect(uint64_t* set, const uint64_t* other,
 static inline void jpp_ranks_add(uint64_t* set, uint32_t rank) {
   set[rank / 64] |= UINT64_C(1) << (rank % 64);
 }
-// Those on which the user wants an output.
+// The ranks on which the user wants an output.
 static inline void jpp_ranks_add_left(uint64_t* set, const jpp_graph_output_t* output) {
   for (uint32_t i = 0; i < output->num_ranks; ++i) jpp_ranks_add(set, output->ranks[i]);
 }

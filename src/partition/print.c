@@ -44,14 +44,6 @@ static void append_task(jpp_str_t* str, const jpp_staged_t* staged,
   }
 }
 
-static void append_accumulator(jpp_str_t* str, const jpp_staged_t* staged,
-                               const jpp_accumulator_t* acc) {
-  jpp_str_appendf(
-      str, "accumulator loop %u result %u task %s: %%%u -> (%%%u -> %%%u) -> %%%u\n",
-      acc->loop, acc->result, staged->tasks[acc->task].name, acc->init, acc->state,
-      acc->next, acc->final);
-}
-
 static bool hands_out(const jpp_task_t* task, uint32_t value) {
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
     if (task->outputs[i] == value) return true;
@@ -59,7 +51,7 @@ static bool hands_out(const jpp_task_t* task, uint32_t value) {
   return false;
 }
 
-// Where the copies of an output come from: a task that one rank runs, or several.
+// The origin of an output's copies: a task that one or several ranks run.
 static void append_makers(jpp_str_t* str, const jpp_staged_t* staged, uint32_t value) {
   const jpp_task_t* first = NULL;
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
@@ -103,7 +95,11 @@ jpp_status_t* jpp_staged_print(const jpp_staged_t* staged, char** out_text) {
     append_task(&str, staged, &staged->tasks[i]);
   }
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
-    append_accumulator(&str, staged, &staged->accumulators[i]);
+    const jpp_accumulator_t* acc = &staged->accumulators[i];
+    jpp_str_appendf(
+        &str, "accumulator loop %u result %u task %s: %%%u -> (%%%u -> %%%u) -> %%%u\n",
+        acc->loop, acc->result, staged->tasks[acc->task].name, acc->init, acc->state,
+        acc->next, acc->final);
   }
   append_ends(&str, staged);
   for (uint32_t i = 0; i < staged->num_notes; ++i) {

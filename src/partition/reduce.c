@@ -29,8 +29,8 @@ static jpp_op_t sum_of(const jpp_u32_vec_t* terms, uint32_t loop) {
 }
 
 // Accumulates `value` in `task`: before the loop `init` makes the state, in each
-// microbatch an update op takes the state in and makes the next one, and what the last
-// microbatch leaves is `final`.
+// microbatch an update op takes the state in and makes the next one, and the state after
+// the last microbatch is `final`.
 static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t task,
                                      uint32_t value, uint32_t final) {
   jpp_partitioner_t* p = r->p;

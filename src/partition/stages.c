@@ -1,6 +1,6 @@
 // Rule 1 of partition.h: assigns each op of a loop's body to a stage's forward or
-// backward. Marks claim their ancestors first; what no mark needs then goes where its
-// latest operand is made.
+// backward. Marks claim their ancestors first; the remaining ops go to the stage of their
+// latest operand.
 #include <stdio.h>
 
 #include "base/str.h"
@@ -25,7 +25,7 @@ static uint32_t open_producer(const assigner_t* a, uint32_t value) {
   return op;
 }
 
-// Everything still open that `mark` needs goes to `segment`.
+// Assigns every open op that `mark` needs to `segment`.
 static jpp_status_t* claim_ancestors(assigner_t* a, const jpp_op_t* mark,
                                      uint32_t segment) {
   const jpp_op_t* op = mark;
@@ -97,9 +97,9 @@ static jpp_status_t* claim_forward(assigner_t* a) {
   return NULL;
 }
 
-// What the backward mark of stage k takes is computed by the backward of stage k + 1.
-// What the first such mark takes comes from the loss, which runs with the last stage's
-// backward, so that none of its values are kept.
+// The backward of stage k + 1 computes the operands of stage k's backward mark. The first
+// such mark takes values of the loss, which runs with the last stage's backward, so that
+// none of its values are kept.
 static jpp_status_t* claim_backward(assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     const jpp_op_t* op = &a->p->ops.data[id];
@@ -187,8 +187,8 @@ static uint32_t segment_by_operands(const assigner_t* a, uint32_t id) {
   if (uses_backward && latest < segment) segment = latest;
   bool in_last_stage = segment == last_forward || segment == last_backward;
   if (!a->last_is_unmarked || !in_last_stage) return segment;
-  // No mark separates the forward of this stage from its backward: what autodiff did not
-  // write, and uses nothing of the backward, is the forward.
+  // No mark separates the forward of this stage from its backward: ops that autodiff did
+  // not write and that use nothing of the backward are the forward.
   bool backward = a->p->ops.data[id].flags & JPP_OP_BACKWARD;
   return backward || uses_backward ? last_backward : last_forward;
 }
@@ -246,7 +246,7 @@ static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
 //  - An op of the loop index alone goes with its first user, or to stage 0 without any.
 //  - An op of a stage's forward that no mark claimed and only the backward of the same
 //    stage uses moves there: keeping its operands until then is enough.
-// A loop result counts as a use in stage 0, so that what it is made from does not move.
+// A loop result counts as a use in stage 0, so that its operands do not move.
 static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used
   uint32_t first = a->loop->first_op;
@@ -273,7 +273,7 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   return NULL;
 }
 
-// A backward op is of the input-gradient part if a mark or another task needs it.
+// A backward op belongs to the input-gradient part if a mark or another task needs it.
 static void split_backward_parts(assigner_t* a) {
   bool* weight_part = a->p->weight_part;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {

@@ -103,11 +103,6 @@ static jpp_status_t* group_ops_by_task(filler_t* f) {
   return NULL;
 }
 
-static int compare_u32(const void* a, const void* b) {
-  uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
-  return x < y ? -1 : x > y;
-}
-
 static bool is_clone(const jpp_partitioner_t* p, uint32_t op) {
   return op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
 }
@@ -129,7 +124,7 @@ static jpp_status_t* gather_ops(filler_t* f, uint32_t task) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->ops, producer));
     }
   }
-  if (f->ops.count) qsort(f->ops.data, f->ops.count, sizeof(uint32_t), compare_u32);
+  if (f->ops.count) qsort(f->ops.data, f->ops.count, sizeof(uint32_t), jpp_ids_compare);
   return NULL;
 }
 

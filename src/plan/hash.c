@@ -1,5 +1,5 @@
-// Hashes of a plan, from its structs: what the planner was given and what it made of it,
-// each part for itself, so that a difference can be named.
+// Hashes of a plan, from its structs: the planner's input and its results, each part on
+// its own, so that an error can name the part that differs.
 #include "base/hash.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-// The planner's passes in order, each of which reads only what the earlier ones made; the
-// result owns all of it.
+// Runs the planner's passes in order. Each pass reads only what the earlier ones made,
+// and the result owns all of it.
 #include "jaxpp/plan.h"
 
 #include "base/alloc.h"

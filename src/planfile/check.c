@@ -1,4 +1,5 @@
-// What must hold between the parts of a plan file's contents, whoever made them.
+// Checks that the parts of a plan file's contents agree, whether they are saved or
+// loaded.
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "planfile/format.h"
@@ -16,14 +17,6 @@ uint64_t jpp_planfile_host_bytes(const jpp_type_t* type) {
     bytes = jpp_bytes_multiply(bytes, (uint64_t)type->dims[i]);
   }
   return bytes;
-}
-
-static const jpp_type_t* type_of_arg(const jpp_graph_t* graph, uint32_t arg) {
-  return &graph->values[graph->args[arg].value].type;
-}
-
-static const jpp_type_t* type_of_output(const jpp_graph_t* graph, uint32_t output) {
-  return &graph->values[graph->outputs[output].value].type;
 }
 
 static jpp_status_t* check_modules(const jpp_planfile_contents_t* contents) {
@@ -51,7 +44,7 @@ static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   }
   uint32_t first = graph->num_args - contents->num_constants;
   for (uint32_t c = 0; c < contents->num_constants; ++c) {
-    uint64_t expected = jpp_planfile_host_bytes(type_of_arg(graph, first + c));
+    uint64_t expected = jpp_planfile_host_bytes(jpp_planfile_type(graph, first + c));
     if (contents->constants[c].size == expected) continue;
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "constant %u: expected %llu bytes, found %zu", c,
@@ -75,8 +68,7 @@ static jpp_status_t* check_layouts(const jpp_planfile_contents_t* contents) {
   uint32_t count = graph->num_args + graph->num_outputs;
   for (uint32_t i = 0; contents->layouts && i < count; ++i) {
     bool is_arg = i < graph->num_args;
-    const jpp_type_t* type =
-        is_arg ? type_of_arg(graph, i) : type_of_output(graph, i - graph->num_args);
+    const jpp_type_t* type = jpp_planfile_type(graph, i);
     if (is_inside(type, &contents->layouts[i], contents->devices_per_rank)) continue;
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,

@@ -11,8 +11,8 @@
 //                      a schedule for each loop, layouts, compile options, modules,
 //                      constants, the front end's
 //
-// Magic, format and maker stay where they are in every later format, so that each version
-// can say what it was given.
+// Magic, format and maker keep their places in every later format, so that each version
+// can name the format that it was given.
 #ifndef JPP_PLANFILE_FORMAT_H_
 #define JPP_PLANFILE_FORMAT_H_
 
@@ -47,6 +47,16 @@ static inline void jpp_planfile_put(unsigned char* at, uint32_t bytes, uint64_t 
 
 // The hash of a file of at least JPP_PLANFILE_HEAD_SIZE bytes; its hash field is skipped.
 uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size);
+
+// Of the argument or, behind the arguments, the result with this number, as layouts are
+// numbered.
+static inline const jpp_type_t* jpp_planfile_type(const jpp_graph_t* graph,
+                                                  uint32_t number) {
+  uint32_t value = number < graph->num_args
+                       ? graph->args[number].value
+                       : graph->outputs[number - graph->num_args].value;
+  return &graph->values[value].type;
+}
 
 // Checks that the parts of the contents agree, before they are saved and after they are
 // loaded; JPP_INVALID_ARGUMENT says which do not.

@@ -1,6 +1,6 @@
-// Reads a plan file. Whatever it contains, nothing is allocated that the file's size
-// does not bound, and nothing is believed: the graph goes through the parser, the
-// schedules through their proof, and all of it through the planner and the checker.
+// Reads a plan file. The file's size bounds every allocation, and nothing in it is
+// trusted: the graph goes through the parser, the schedules through their proof, and the
+// result through the planner and the checker.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -102,7 +102,7 @@ typedef struct reader {
   size_t at;  // of the next blob
 } reader_t;
 
-// The checksum is right: another program wrote the file.
+// The checksum is right, so another program wrote the file.
 static jpp_status_t* malformed(const reader_t* r, const char* what,
                                const char* expected) {
   return jpp_status_make(JPP_PARSE_ERROR, "plan file %s: %s: expected %s", r->path, what,
@@ -167,13 +167,6 @@ static jpp_status_t* get_hash(const reader_t* r, const char* key, uint64_t* out_
   char* end = NULL;
   *out_hash = text && strlen(text) == 16 ? strtoull(text, &end, 16) : 0;
   return end && !*end ? NULL : malformed(r, "hashes", "numbers of 16 digits");
-}
-
-static jpp_status_t* get_hashes(const reader_t* r, jpp_plan_hashes_t* out_hashes) {
-  JPP_RETURN_IF_ERROR(get_hash(r, "arguments", &out_hashes->arguments));
-  JPP_RETURN_IF_ERROR(get_hash(r, "graph", &out_hashes->graph));
-  JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &out_hashes->schedule));
-  return get_hash(r, "program", &out_hashes->program);
 }
 
 // --- Blobs ----------------------------------------------------------------------------
@@ -244,8 +237,8 @@ static jpp_status_t* read_entries(reader_t* r, uint64_t count,
   return NULL;
 }
 
-// Each stage has at least an entry for each microbatch: so the entries, which are in the
-// file, bound both.
+// Each stage has at least one entry for each microbatch, so the number of entries in the
+// file bounds both.
 static jpp_status_t* check_sizes(const reader_t* r, const jpp_schedule_rows_t* rows,
                                  uint64_t entries) {
   uint64_t pairs = jpp_bytes_multiply(rows->stages, rows->microbatches);
@@ -359,7 +352,11 @@ static jpp_status_t* read_plan(reader_t* r) {
   storage_t* storage = r->storage;
   jpp_planfile_bytes_t text, values;
   measured_t measured = {.reader = r};
-  JPP_RETURN_IF_ERROR(get_hashes(r, &storage->file.hashes));
+  jpp_plan_hashes_t* hashes = &storage->file.hashes;
+  JPP_RETURN_IF_ERROR(get_hash(r, "arguments", &hashes->arguments));
+  JPP_RETURN_IF_ERROR(get_hash(r, "graph", &hashes->graph));
+  JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &hashes->schedule));
+  JPP_RETURN_IF_ERROR(get_hash(r, "program", &hashes->program));
   JPP_RETURN_IF_ERROR(
       get_u32(r, r->header, "channel_slots", &storage->file.contents.channel_slots));
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "values", &measured.count));
@@ -375,7 +372,7 @@ static jpp_status_t* read_plan(reader_t* r) {
 
 // --- What is beside the plan ----------------------------------------------------------
 
-// Before the plan is made: as many ranks as the file has devices for, and no more.
+// Checked before the plan is made: exactly as many ranks as the file has devices for.
 static jpp_status_t* read_devices(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   uint32_t ranks = 0, count = 0, *ids = NULL;
@@ -394,13 +391,6 @@ static jpp_status_t* read_devices(reader_t* r) {
   return NULL;
 }
 
-static uint32_t dims_of(const jpp_graph_t* graph, uint32_t number) {
-  uint32_t value = number < graph->num_args
-                       ? graph->args[number].value
-                       : graph->outputs[number - graph->num_args].value;
-  return graph->values[value].type.ndim;
-}
-
 static jpp_status_t* read_layouts(reader_t* r) {
   const jpp_graph_t* graph = r->storage->graph;
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
@@ -409,7 +399,7 @@ static jpp_status_t* read_layouts(reader_t* r) {
   uint64_t count = (uint64_t)graph->num_args + graph->num_outputs;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, count, &layouts));
   for (uint32_t i = 0; i < count; ++i) {
-    uint64_t ndim = dims_of(graph, i);
+    uint64_t ndim = jpp_planfile_type(graph, i)->ndim;
     JPP_RETURN_IF_ERROR(take_i64s(r, ndim, &layouts[i].dims));
     JPP_RETURN_IF_ERROR(
         take_i64s(r, ndim * contents->devices_per_rank, &layouts[i].starts));
@@ -528,7 +518,7 @@ static jpp_status_t* not_readable(const char* path, const char* why) {
                          why);
 }
 
-// The head first: a large file of another kind is not read whole.
+// Reads the head first, so that a large file of another kind is not read whole.
 static jpp_status_t* read_file(FILE* stream, const char* path, storage_t** out_storage) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE];
   struct stat info;

@@ -1,6 +1,6 @@
 // Writes a plan file: a head and a JSON header with all sizes, then the blobs, streamed
-// so that constants are not copied. The file is written beside its place, read back, and
-// renamed when it is sound.
+// so that constants are not copied. The file is written under another name, read back,
+// and renamed if it is correct.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -62,14 +62,9 @@ static void append_numbers(const jpp_planfile_contents_t* contents, jpp_str_t* s
     append_schedule(str, planned->schedules[l]);
   }
   if (!contents->layouts) return;
-  const jpp_planfile_layout_t* layout = contents->layouts;
-  uint32_t devices = contents->devices_per_rank;
-  for (uint32_t a = 0; a < graph->num_args; ++a) {
-    append_layout(str, layout++, devices, graph->values[graph->args[a].value].type.ndim);
-  }
-  for (uint32_t o = 0; o < graph->num_outputs; ++o) {
-    append_layout(str, layout++, devices,
-                  graph->values[graph->outputs[o].value].type.ndim);
+  for (uint32_t i = 0; i < graph->num_args + graph->num_outputs; ++i) {
+    append_layout(str, &contents->layouts[i], contents->devices_per_rank,
+                  jpp_planfile_type(graph, i)->ndim);
   }
 }
 
@@ -152,31 +147,19 @@ static json_t* header_to_json(const draft_t* draft) {
                    "front", (json_int_t)contents->front.size);
 }
 
-static jpp_status_t* make_header(draft_t* draft) {
-  jpp_json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
-  jpp_str_append(&draft->header, "\n");
-  jpp_status_t* error = draft->header.error;
-  draft->header.error = NULL;
-  return error;
-}
-
 static jpp_status_t* make_draft(const jpp_planfile_contents_t* contents, draft_t* draft) {
   *draft = (draft_t){.contents = contents};
   jpp_planned_hash(contents->planned, &draft->hashes);
   JPP_RETURN_IF_ERROR(jpp_graph_print(contents->planned->graph, &draft->graph));
   append_numbers(contents, &draft->numbers);
-  if (draft->numbers.error) {
-    jpp_status_t* error = draft->numbers.error;
-    draft->numbers.error = NULL;
-    return error;
-  }
-  return make_header(draft);
-}
-
-static void drop_draft(draft_t* draft) {
-  jpp_free(draft->graph);
-  jpp_str_deinit(&draft->numbers);
-  jpp_str_deinit(&draft->header);
+  jpp_status_t* error = draft->numbers.error;
+  draft->numbers.error = NULL;
+  JPP_RETURN_IF_ERROR(error);
+  jpp_json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
+  jpp_str_append(&draft->header, "\n");
+  error = draft->header.error;
+  draft->header.error = NULL;
+  return error;
 }
 
 // --- The file -------------------------------------------------------------------------
@@ -215,7 +198,7 @@ static uint64_t file_size(const draft_t* draft) {
          sum_sizes(contents->constants, contents->num_constants) + contents->front.size;
 }
 
-// All but the hash, for which room is left.
+// Writes everything but the hash, for which it leaves room.
 static void write_head(writer_t* writer, const draft_t* draft) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE] = {0};
   memcpy(head, JPP_PLANFILE_MAGIC, JPP_PLANFILE_MAGIC_SIZE);
@@ -231,15 +214,6 @@ static void write_head(writer_t* writer, const draft_t* draft) {
   write_bytes(writer, head + JPP_PLANFILE_HEADER_SIZE_AT, 8);
 }
 
-static void write_hash(writer_t* writer) {
-  unsigned char hash[8];
-  jpp_planfile_put(hash, 8, writer->hash);
-  if (!writer->failed) {
-    writer->failed = fseek(writer->file, JPP_PLANFILE_HASH_AT, SEEK_SET) != 0;
-  }
-  write_bytes(writer, hash, sizeof(hash));
-}
-
 static bool write_draft(FILE* file, const draft_t* draft) {
   const jpp_planfile_contents_t* contents = draft->contents;
   writer_t writer = {.file = file, .hash = JPP_HASH_START};
@@ -251,11 +225,16 @@ static bool write_draft(FILE* file, const draft_t* draft) {
   write_blobs(&writer, contents->modules, contents->num_modules);
   write_blobs(&writer, contents->constants, contents->num_constants);
   write_blobs(&writer, &contents->front, 1);
-  write_hash(&writer);
+  unsigned char hash[8];
+  jpp_planfile_put(hash, 8, writer.hash);
+  if (!writer.failed) {
+    writer.failed = fseek(writer.file, JPP_PLANFILE_HASH_AT, SEEK_SET) != 0;
+  }
+  write_bytes(&writer, hash, sizeof(hash));
   return !writer.failed && fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
-// A new file beside `path`, whose name is to be freed; NULL with errno.
+// Creates a file beside `path`; the caller frees its name. NULL with errno.
 static FILE* open_scratch(const char* path, char** out_name) {
   static atomic_uint count;
   for (int tries = 0; tries < 100; ++tries) {
@@ -317,6 +296,8 @@ jpp_status_t* jpp_planfile_save(const jpp_planfile_contents_t* contents,
   draft_t draft;
   jpp_status_t* status = make_draft(&full, &draft);
   if (!status) status = write_file(&draft, path);
-  drop_draft(&draft);
+  jpp_free(draft.graph);
+  jpp_str_deinit(&draft.numbers);
+  jpp_str_deinit(&draft.header);
   return status;
 }

@@ -1,4 +1,4 @@
-// From a plan file to a step that runs: devices, executables, constants, a runtime.
+// Makes a step that runs from a plan file: devices, executables, constants, a runtime.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers
   return distinct;
 }
 
-// By the ids of the file, if all are there; otherwise the first devices that are.
+// Finds devices by the ids of the file if all exist; otherwise takes the first ones.
 jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
                                    uint32_t count, uint32_t* out_devices) {
   JPP_RETURN_IF_NULL(file, client, out_devices);
@@ -74,7 +74,7 @@ struct jpp_planfile_step {
   jpp_client_t* client;
   uint32_t* devices;    // [ranks * devices_per_rank]
   uint32_t* task_jobs;  // [num_tasks] JPP_NONE for a task without ops
-  job_t* jobs;          // [num_tasks], of which the first num_jobs are used
+  job_t* jobs;          // [num_tasks], the first num_jobs are used
   uint32_t num_jobs;
   atomic_uint next_job;  // for the threads that compile
   atomic_bool failed;
@@ -91,9 +91,16 @@ static bool is_portable(const jpp_planfile_step_t* step) {
   return step->file->contents.devices_per_rank == 1;
 }
 
-// The job of each pair of module and rank, [num_modules][ranks], or of each module alone.
-static void find_jobs(jpp_planfile_step_t* step, uint32_t* job_of) {
+static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
+  uint32_t tasks = staged_of(step)->num_tasks, *job_of = NULL;
+  uint32_t ranks = is_portable(step) ? 1 : contents->planned->ranks;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->task_jobs));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->jobs));
+  JPP_RETURN_IF_ERROR(
+      JPP_ALLOC_ARRAY(jpp_bytes_multiply(contents->num_modules, ranks), &job_of));
+  // The job of each pair of module and rank, [num_modules][ranks], or of each module
+  // alone.
   for (uint32_t t = 0; t < staged_of(step)->num_tasks; ++t) {
     uint32_t module = contents->task_modules[t];
     step->task_jobs[t] = JPP_NONE;
@@ -108,22 +115,12 @@ static void find_jobs(jpp_planfile_step_t* step, uint32_t* job_of) {
     }
     step->task_jobs[t] = job_of[at] - 1;
   }
-}
-
-static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
-  const jpp_planfile_contents_t* contents = &step->file->contents;
-  uint32_t tasks = staged_of(step)->num_tasks, *job_of = NULL;
-  uint32_t ranks = is_portable(step) ? 1 : contents->planned->ranks;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->task_jobs));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->jobs));
-  JPP_RETURN_IF_ERROR(
-      JPP_ALLOC_ARRAY(jpp_bytes_multiply(contents->num_modules, ranks), &job_of));
-  find_jobs(step, job_of);
   jpp_free(job_of);
   return NULL;
 }
 
-// Takes over the status: a plugin says which library is missing, not who has it.
+// Takes over the status. A plugin names the missing function but not who could register
+// it.
 static jpp_status_t* say_who_has_it(jpp_status_t* status) {
   if (!status || !strstr(jpp_status_message(status), "No FFI handler registered")) {
     return status;
@@ -186,7 +183,7 @@ static void compile_in_parallel(jpp_planfile_step_t* step) {
   for (int i = 0; i < started; ++i) pthread_join(threads[i], NULL);
 }
 
-// The first failure; the others are dropped.
+// Returns the first failure and drops the others.
 static jpp_status_t* take_failure(jpp_planfile_step_t* step) {
   jpp_status_t* first = NULL;
   for (uint32_t i = 0; i < step->num_jobs; ++i) {
@@ -217,7 +214,7 @@ static jpp_status_t* compile_tasks(jpp_planfile_step_t* step) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// An array in host memory and where its parts go.
+// An array in host memory and the devices of its parts.
 typedef struct upload {
   const jpp_planfile_step_t* step;
   jpp_host_array_t host;  // of the part on one device
@@ -264,13 +261,13 @@ static jpp_status_t* upload_ranks(upload_t* upload, const jpp_array_layout_t* la
   return status;
 }
 
-// Sorts out which ranks need the array. `strides` and `ranks` have room for all.
+// Finds the ranks that need the array. `strides` and `ranks` have room for all.
 static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
                                   const void* data, int64_t* strides, uint32_t* ranks,
                                   jpp_array_t** out_array) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
   const jpp_graph_t* graph = contents->planned->graph;
-  const jpp_type_t* type = &graph->values[graph->args[arg].value].type;
+  const jpp_type_t* type = jpp_planfile_type(graph, arg);
   const jpp_planfile_layout_t* box = contents->layouts ? &contents->layouts[arg] : NULL;
   int64_t stride = jpp_dtype_bits(type->dtype) / 8;
   for (uint32_t i = type->ndim; i-- > 0; stride *= type->dims[i]) strides[i] = stride;
@@ -372,7 +369,7 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
                            "expected the number of a result, below %u, found %u",
                            graph->num_outputs, output);
   }
-  const jpp_type_t* type = &graph->values[graph->outputs[output].value].type;
+  const jpp_type_t* type = jpp_planfile_type(graph, graph->num_args + output);
   if (contents->layouts && type->ndim && type->ndim <= JPP_BUFFER_MAX_RANK) {
     const jpp_planfile_layout_t* layout = &contents->layouts[graph->num_args + output];
     return read_boxes(step, type, layout, array, data);
@@ -386,16 +383,6 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
 static uint32_t count_args(const jpp_planfile_step_t* step) {
   return step->file->contents.planned->graph->num_args -
          step->file->contents.num_constants;
-}
-
-static jpp_status_t* upload_constants(jpp_planfile_step_t* step) {
-  const jpp_planfile_contents_t* contents = &step->file->contents;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
-  for (uint32_t c = 0; c < contents->num_constants; ++c) {
-    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
-        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
-  }
-  return NULL;
 }
 
 // --- Create and destroy ---------------------------------------------------------------
@@ -417,7 +404,11 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count_devices(step->file), &step->devices));
   memcpy(step->devices, devices, count_devices(step->file) * sizeof(*devices));
   JPP_RETURN_IF_ERROR(compile_tasks(step));
-  JPP_RETURN_IF_ERROR(upload_constants(step));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
+  for (uint32_t c = 0; c < contents->num_constants; ++c) {
+    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
+        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
+  }
   jpp_runtime_options_t options = {.struct_size = sizeof(options),
                                    .client = step->client,
                                    .plan = contents->planned->plan,

@@ -1,5 +1,5 @@
-// A profiler as JAX drives it: made, started, stopped, asked for what it has, destroyed.
-// While it is started it observes all steps.
+// A profiler as JAX drives it: created, started, stopped, asked for its data, destroyed.
+// Once started, it observes all steps.
 #include "profile/plugin.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static void get_message(jpp_profiler_message_t* args) {
   args->message_size = strlen(args->message);
 }
 
-// Nothing but memory can be short here.
+// The only possible failure here is of memory.
 static jpp_status_t* get_code(jpp_profiler_code_t* args) {
   args->code = kAbslResourceExhausted;
   return NULL;
@@ -63,8 +63,8 @@ static jpp_status_t* start_profiler(jpp_profiler_call_t* args) {
   return NULL;
 }
 
-// Asked once for the size, and for the bytes where JAX does not take those of the
-// profiler.
+// Called once for the size, and once more for the bytes if JAX wants them in memory of
+// its own.
 static jpp_status_t* collect_data(jpp_profiler_collect_t* args) {
   jpp_profiler_t* profiler = args->profiler;
   if (!profiler->bytes) {

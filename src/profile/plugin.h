@@ -1,6 +1,6 @@
 // The profiler of a PJRT plugin, as JAX calls it. The types are those of XLA's
-// profiler_c_api.h and pjrt_c_api_profiler_extension.h, which no package brings; only
-// what is used of them stands here, and an error is a jpp_status_t.
+// profiler_c_api.h and pjrt_c_api_profiler_extension.h, which no package contains. Only
+// the used parts are declared here, and an error is a jpp_status_t.
 #ifndef JPP_PROFILE_PLUGIN_H_
 #define JPP_PROFILE_PLUGIN_H_
 

@@ -1,5 +1,5 @@
-// Turns traced steps into events of a profile. A step's trace has its runs only: a wait
-// is the time between two of them, and a send is shown where the run before it ended.
+// Turns traced steps into events of a profile. A step's trace has only its runs: a wait
+// is the time between two of them, and a send is shown at the end of the run before it.
 #include "profile/session.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-// Session: what was recorded while a profile is taken. There is one at a time, as in JAX.
+// Session: the events recorded while a profile is taken. There is one at a time, as in
+// JAX.
 #ifndef JPP_PROFILE_SESSION_H_
 #define JPP_PROFILE_SESSION_H_
 
@@ -33,7 +34,7 @@ typedef struct jpp_profile_session {
   jpp_map_t numbers;    // of the names
   jpp_arena_t arena;    // the names
   int64_t since_1970;   // minus what CLOCK_MONOTONIC says, nanoseconds
-  uint64_t steps_lost;  // for want of memory, or beyond kJppProfileMaxEvents
+  uint64_t steps_lost;  // without memory, or beyond kJppProfileMaxEvents
 } jpp_profile_session_t;
 
 // What a person can look at, and viewers open.
@@ -45,7 +46,7 @@ void jpp_profile_deinit(jpp_profile_session_t* session);
 void jpp_profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace);
 
 // A serialized XSpace, as JAX reads profiles (tsl/profiler/protobuf/xplane.proto): one
-// plane, whose lines are those of the ranks. Bytes to be freed with jpp_text_free().
+// plane with a line for each rank. Free the bytes with jpp_text_free().
 jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
                                     char** out_bytes, size_t* out_size) JPP_MUST_USE;
 

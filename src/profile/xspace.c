@@ -1,5 +1,5 @@
-// Writes a session as a protocol buffer of type XSpace. A message within a message is
-// written to a text of its own first, since its length comes before it.
+// Writes a session as a protocol buffer of type XSpace. A nested message is first written
+// to a text of its own, because its length precedes it.
 #include <stdio.h>
 #include <string.h>
 
@@ -69,7 +69,7 @@ static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
   jpp_str_deinit(message);
 }
 
-// An entry of a map from numbers to names, which have their number once more.
+// An entry of a map from numbers to names; the value repeats the number.
 static void append_metadata(jpp_str_t* plane, uint32_t field, uint64_t id,
                             const char* name) {
   jpp_str_t metadata = {0}, entry = {0};
@@ -140,23 +140,21 @@ static void append_lines(const jpp_profile_session_t* session, jpp_str_t* plane)
 // Viewers show planes of this prefix as they are.
 static const char kPlane[] = "/device:CUSTOM:pipeline (jaxpp)";
 
-static void append_plane(const jpp_profile_session_t* session, jpp_str_t* space) {
-  jpp_str_t plane = {0};
-  append_number(&plane, kPlaneId, 1);
-  append_text(&plane, kPlaneName, kPlane);
-  append_lines(session, &plane);
-  for (size_t i = 0; i < session->names.count; ++i) {
-    append_metadata(&plane, kPlaneEventMetadata, i + 1, session->names.data[i]);
-  }
-  append_metadata(&plane, kPlaneStatMetadata, kMicrobatch, "microbatch");
-  append_metadata(&plane, kPlaneStatMetadata, kStep, "step");
-  append_message(space, kSpacePlanes, &plane);
-}
-
 jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
                                     char** out_bytes, size_t* out_size) {
   jpp_str_t space = {0};
-  if (session->events.count) append_plane(session, &space);
+  if (session->events.count) {
+    jpp_str_t plane = {0};
+    append_number(&plane, kPlaneId, 1);
+    append_text(&plane, kPlaneName, kPlane);
+    append_lines(session, &plane);
+    for (size_t i = 0; i < session->names.count; ++i) {
+      append_metadata(&plane, kPlaneEventMetadata, i + 1, session->names.data[i]);
+    }
+    append_metadata(&plane, kPlaneStatMetadata, kMicrobatch, "microbatch");
+    append_metadata(&plane, kPlaneStatMetadata, kStep, "step");
+    append_message(&space, kSpacePlanes, &plane);
+  }
   if (session->steps_lost) {
     jpp_str_t warning = {0};
     jpp_str_appendf(&warning,

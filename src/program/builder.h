@@ -44,7 +44,7 @@ typedef struct jpp_virtual {
   uint32_t last_use;  // instruction; JPP_NONE: never used
   bool borrowed;      // an argument that the caller keeps
   bool constant;
-  bool output;  // left to the caller at the end
+  bool output;  // left for the caller at the end
 } jpp_virtual_t;
 
 // A message that is sent and not yet received.
@@ -98,7 +98,7 @@ uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value);
 jpp_instance_t* jpp_program_instance(const jpp_program_builder_t* b, uint32_t rank,
                                      uint32_t value, uint32_t microbatch);
 
-// log.c: what the finished plan came to.
+// log.c: logs the finished plan.
 void jpp_program_log(const jpp_plan_t* plan, const jpp_program_options_t* options);
 
 #endif  // JPP_PROGRAM_BUILDER_H_

@@ -16,25 +16,6 @@ typedef struct donor {
 // How many values the search behind an output visits: enough for an optimizer's update.
 enum { kSearchOps = 24 };
 
-static jpp_status_t* allocate_donor(donor_t* d) {
-  const jpp_staged_t* staged = d->b->staged;
-  jpp_arena_t* scratch = &d->b->scratch;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &d->dies));
-  JPP_RETURN_IF_ERROR(jpp_ids_create(scratch, staged->num_values, &d->input_at));
-  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
-    const jpp_task_t* task = &staged->tasks[t];
-    uint32_t* donated_to = NULL;
-    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, task->num_inputs, &d->dies[t]));
-    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(d->b->arena, task->num_inputs, &donated_to));
-    for (uint32_t i = 0; i < task->num_inputs; ++i) {
-      d->dies[t][i] = d->b->bindings[t].runs > 0;
-      donated_to[i] = JPP_NONE;
-    }
-    d->b->bindings[t].donated_to = donated_to;
-  }
-  return NULL;
-}
-
 static void find_deaths(donor_t* d) {
   for (uint32_t r = 0; r < d->b->staged->ranks; ++r) {
     const jpp_actor_draft_t* actor = &d->b->actors[r];
@@ -74,8 +55,8 @@ static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
          d->b->value_bytes[input] == d->b->value_bytes[output];
 }
 
-// The nearest free input of the output's type among what the output is made from: writing
-// over it needs no copy.
+// The nearest free input of the output's type among the inputs that the output is
+// computed from: overwriting it needs no copy.
 static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output,
                                    uint32_t* out_input) {
   *out_input = JPP_NONE;
@@ -116,8 +97,7 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   return NULL;
 }
 
-// First fit for the inputs and outputs that are left, which after match_nearest() are
-// few.
+// First fit for the remaining inputs and outputs, which are few after match_nearest().
 static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
   const jpp_task_t* task = &d->b->staged->tasks[id];
   d->queue.count = 0;
@@ -151,7 +131,21 @@ static jpp_status_t* match_task(donor_t* d, uint32_t id) {
 
 jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) {
   donor_t donor = {.b = b};
-  JPP_RETURN_IF_ERROR(allocate_donor(&donor));
+  const jpp_staged_t* staged = b->staged;
+  jpp_arena_t* scratch = &b->scratch;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &donor.dies));
+  JPP_RETURN_IF_ERROR(jpp_ids_create(scratch, staged->num_values, &donor.input_at));
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    uint32_t* donated_to = NULL;
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, task->num_inputs, &donor.dies[t]));
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, task->num_inputs, &donated_to));
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      donor.dies[t][i] = b->bindings[t].runs > 0;
+      donated_to[i] = JPP_NONE;
+    }
+    b->bindings[t].donated_to = donated_to;
+  }
   find_deaths(&donor);
   agree_on_deaths(&donor);
   jpp_status_t* status = NULL;

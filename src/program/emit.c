@@ -53,15 +53,6 @@ static bool is_loop_index(const jpp_program_builder_t* b, uint32_t value) {
   return loop != JPP_NONE && b->staged->graph->loops[loop].index == value;
 }
 
-static jpp_status_t* define_index(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
-                                  uint32_t microbatch, uint32_t* out_virtual) {
-  JPP_RETURN_IF_ERROR(define_value(b, rank, value, microbatch, out_virtual));
-  jpp_actor_draft_t* actor = &b->actors[rank];
-  actor->virtuals.data[*out_virtual].constant = true;
-  jpp_program_constant_t constant = {.reg = *out_virtual, .microbatch = microbatch};
-  return JPP_VEC_PUSH(&actor->constants, constant);
-}
-
 // --- Instructions ---------------------------------------------------------------------
 
 static jpp_status_t* push_instr(jpp_actor_draft_t* actor, jpp_instr_t instr,
@@ -126,8 +117,8 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
   return push_instr(&b->actors[dst], instr, &received);
 }
 
-// A value is received right before its first use, and with it what came before it through
-// the same channel: until then it waits in the channel's slots.
+// A value is received right before its first use, together with the earlier messages of
+// its channel: until then it waits in the channel's slots.
 static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
                                    uint32_t value, uint32_t microbatch) {
   const jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
@@ -178,7 +169,10 @@ static jpp_status_t* use_input(jpp_program_builder_t* b, const jpp_task_t* task,
   uint32_t id = find_register(b, task->rank, value, microbatch);
   if (id == JPP_NONE) {
     if (!is_loop_index(b, value)) return missing_input(b, task, microbatch, value);
-    JPP_RETURN_IF_ERROR(define_index(b, task->rank, value, microbatch, &id));
+    JPP_RETURN_IF_ERROR(define_value(b, task->rank, value, microbatch, &id));
+    actor->virtuals.data[id].constant = true;
+    jpp_program_constant_t constant = {.reg = id, .microbatch = microbatch};
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&actor->constants, constant));
   }
   actor->virtuals.data[id].last_use = (uint32_t)actor->instrs.count - 1;
   return JPP_VEC_PUSH(&actor->operands, id);

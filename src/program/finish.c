@@ -73,7 +73,7 @@ static jpp_status_t* delete_dead(finisher_t* f) {
   return JPP_VEC_PUSH(&f->instrs, instr);
 }
 
-// What becomes of a dying operand: the memory of a donated arg lives on in a result.
+// Ends the life of an operand: the memory of a donated arg lives on in a result.
 static jpp_status_t* retire_operand(finisher_t* f, const jpp_instr_t* instr,
                                     uint32_t index, uint32_t id) {
   bool arg_of_run = instr->kind == JPP_INSTR_RUN && index < instr->num_args;

@@ -1,4 +1,4 @@
-// Logs what a plan came to: schedules, ranks, channels and donations.
+// Logs the result of planning: schedules, ranks, channels and donations.
 #include "base/log.h"
 
 #include "program/builder.h"

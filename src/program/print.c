@@ -13,16 +13,12 @@ static void append_operands(jpp_str_t* str, const jpp_program_t* program, uint32
   }
 }
 
-static void append_microbatch(jpp_str_t* str, const jpp_instr_t* instr) {
-  if (instr->microbatch != JPP_NONE) jpp_str_appendf(str, "__%u", instr->microbatch);
-}
-
 static void append_run(jpp_str_t* str, const jpp_plan_t* plan,
                        const jpp_program_t* program, const jpp_instr_t* instr) {
   const jpp_task_t* task = &plan->staged->tasks[instr->target];
   const uint32_t* donated_to = plan->bindings[instr->target].donated_to;
   jpp_str_appendf(str, "run %s", task->name);
-  append_microbatch(str, instr);
+  if (instr->microbatch != JPP_NONE) jpp_str_appendf(str, "__%u", instr->microbatch);
   jpp_str_append(str, " (");
   for (uint32_t i = 0; i < instr->num_args; ++i) {
     if (i) jpp_str_append(str, " ");

@@ -60,7 +60,7 @@ static bool is_entry_of(const jpp_schedule_task_t* entry, const jpp_task_t* task
          entry->stage == task->stage && entry->microbatch == microbatch;
 }
 
-// As the schedule has it. Tasks come in the order of their row.
+// The latency in the schedule. Tasks are printed in the order of their row.
 static uint32_t latency_of(printer_t* p, const jpp_task_t* task, uint32_t microbatch) {
   if (p->schedules) {
     const jpp_schedule_row_t* row = &p->schedules[task->loop]->rows[task->rank];
@@ -71,12 +71,6 @@ static uint32_t latency_of(printer_t* p, const jpp_task_t* task, uint32_t microb
     }
   }
   return jpp_task_default_latency((jpp_task_kind_t)task->kind);
-}
-
-static void append_task_info(printer_t* p, const jpp_task_t* task, uint32_t microbatch) {
-  if (task->stage == JPP_NONE) return;
-  jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n      latency=%u\n",
-                  task->stage, task_type(task), latency_of(p, task, microbatch));
 }
 
 static void append_task(printer_t* p, const jpp_program_t* program,
@@ -91,7 +85,10 @@ static void append_task(printer_t* p, const jpp_program_t* program,
     append_new(p, first_name + i, program->operand_values[first_result + i]);
   }
   jpp_str_append(&p->str, instr->num_results ? " = task[\n" : "task[\n");
-  append_task_info(p, task, instr->microbatch);
+  if (task->stage != JPP_NONE) {
+    jpp_str_appendf(&p->str, "      task_info=(%u, TaskType.%s)\n      latency=%u\n",
+                    task->stage, task_type(task), latency_of(p, task, instr->microbatch));
+  }
   jpp_str_appendf(&p->str, "      mpmd_idx=%u\n", program->rank);
   if (instr->microbatch != JPP_NONE) {
     jpp_str_appendf(&p->str, "      call_counter=%u\n", instr->microbatch);
@@ -117,7 +114,8 @@ static void append_end(printer_t* p, const char* which, uint32_t rank, uint32_t 
   jpp_str_append(&p->str, "]\n");
 }
 
-// Stands where the value is sent, which may be deleted there before it is received.
+// Printed where the value is sent, because the sender may delete it before it is
+// received.
 static void append_transfer(printer_t* p, const jpp_program_t* program,
                             const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channel = &p->plan->channels[instr->target];
@@ -179,17 +177,6 @@ static bool advance(printer_t* p, uint32_t rank) {
   return p->at[rank] > first;
 }
 
-static void append_step_args(printer_t* p) {
-  const jpp_staged_t* staged = p->plan->staged;
-  p->num_names = staged->graph->num_args;
-  jpp_str_append(&p->str, "{ lambda ;");
-  for (uint32_t i = 0; i < p->num_names; ++i) {
-    jpp_str_append(&p->str, " ");
-    append_new(p, i, staged->args[i].value);
-  }
-  jpp_str_append(&p->str, ". let\n");
-}
-
 // NULL: another rank has the output.
 static const jpp_program_output_t* find_output(const jpp_program_t* program,
                                                uint32_t output) {
@@ -249,7 +236,14 @@ static jpp_status_t* make_tables(printer_t* p, jpp_arena_t* arena) {
 
 static jpp_status_t* print_all(printer_t* p, jpp_arena_t* arena) {
   JPP_RETURN_IF_ERROR(make_tables(p, arena));
-  append_step_args(p);
+  const jpp_staged_t* staged = p->plan->staged;
+  p->num_names = staged->graph->num_args;
+  jpp_str_append(&p->str, "{ lambda ;");
+  for (uint32_t i = 0; i < p->num_names; ++i) {
+    jpp_str_append(&p->str, " ");
+    append_new(p, i, staged->args[i].value);
+  }
+  jpp_str_append(&p->str, ". let\n");
   for (bool moved = true; moved;) {
     moved = false;
     for (uint32_t r = 0; r < p->plan->ranks; ++r) moved = advance(p, r) || moved;

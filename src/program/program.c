@@ -15,7 +15,9 @@ const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {
   return (unsigned)kind < JPP_INSTR_KIND_COUNT ? kNames[kind] : NULL;
 }
 
-static jpp_status_t* copy_value_bytes(jpp_program_builder_t* b) {
+static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) {
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->ranks, &b->actors));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->num_tasks, &b->bindings));
   uint32_t values = b->staged->num_values;
   uint64_t* bytes = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, values, &bytes));
@@ -24,13 +26,6 @@ static jpp_status_t* copy_value_bytes(jpp_program_builder_t* b) {
                                        : jpp_value_device_bytes(&b->staged->values[v]);
   }
   b->value_bytes = bytes;
-  return NULL;
-}
-
-static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) {
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->ranks, &b->actors));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->num_tasks, &b->bindings));
-  JPP_RETURN_IF_ERROR(copy_value_bytes(b));
   JPP_RETURN_IF_ERROR(jpp_program_order(b));
   JPP_RETURN_IF_ERROR(jpp_program_find_sites(b));
   JPP_RETURN_IF_ERROR(jpp_program_emit(b));

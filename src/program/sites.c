@@ -41,7 +41,7 @@ static jpp_status_t* list_occurrences(const jpp_staged_t* staged,
           add_occurrence(occurrences, task->outputs[i], task->rank, true));
     }
   }
-  // What an accumulator ends as is made by its task's rank when the loop ends.
+  // The rank of an accumulator's task makes its final value when the loop ends.
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
     JPP_RETURN_IF_ERROR(
@@ -53,7 +53,7 @@ static jpp_status_t* list_occurrences(const jpp_staged_t* staged,
   return NULL;
 }
 
-// Merges an occurrence into the value's site on that rank, which is made if it is the
+// Merges an occurrence into the value's site on that rank, which is created if it is the
 // first there.
 static void note_site(jpp_program_builder_t* b, const occurrence_t* occurrence,
                       uint32_t* used) {

@@ -1,4 +1,4 @@
-// What a step costs in numbers that are known before it runs: tasks, operations, bytes.
+// The costs of a step that are known before it runs: tasks, operations, bytes.
 #include "jaxpp/program.h"
 
 jpp_rank_totals_t jpp_plan_rank_totals(const jpp_plan_t* plan, uint32_t rank) {

@@ -99,9 +99,8 @@ static PyObject* make_views(const call_t* call) {
   return views;
 }
 
-// What was raised is told as an error of the device. A Ctrl-C that came while this thread
-// was in the callback, or issued the step that called it, is the step's: it comes again,
-// and who ran the step sees it.
+// What the callback raised becomes an error of the device. A Ctrl-C during the callback
+// belongs to the thread that called the step, so the signal is raised again for it.
 static const char* text_of_raised(void) {
   bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
   PyErr_Clear();

@@ -250,7 +250,7 @@ static int executable_traverse(PyObject* object, visitproc visit, void* arg) {
   return 0;
 }
 
-// Nobody can run it any more.
+// No caller can run it any more.
 static int executable_clear(PyObject* object) {
   Py_CLEAR(((jpp_py_executable_t*)object)->kept);
   return 0;

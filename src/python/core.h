@@ -120,7 +120,7 @@ typedef enum jpp_py_record {
 // Makes the types and adds them to the module. False if it raised.
 bool jpp_py_add_records(PyObject* module);
 // A record with these fields, as many as its type has; takes over the references. NULL if
-// one of them is NULL, for which somebody has raised.
+// one of them is NULL, because its call has raised.
 PyObject* jpp_py_make_record(jpp_py_record_t record, PyObject* const* fields);
 #define JPP_PY_RECORD(record, ...) jpp_py_make_record(record, (PyObject*[]){__VA_ARGS__})
 // Adds the library's enums and limits to the module, as ints. False if it raised.
@@ -201,7 +201,7 @@ typedef struct jpp_py_store {
   PyObject *get, *put;  // NULL once it is in no use
 } jpp_py_store_t;
 
-// The calls of a KeyValueStore, which is to be kept alive as long as they are in use.
+// The calls of a KeyValueStore. Keep it alive as long as they are in use.
 jpp_key_value_store_t jpp_py_store_calls(PyObject* store);
 // A module function.
 PyObject* jpp_py_stores_close(PyObject* module, PyObject* unused);
@@ -235,8 +235,8 @@ typedef struct jpp_py_value {
 
 // Takes over `array`, which is released if it raised.
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array);
-// What a Value is to be made of: (client, ranks, devices_per_rank, devices, shards,
-// dtype), with devices and shards as [rank][device], flat.
+// The arguments from which a Value is made: (client, ranks, devices_per_rank, devices,
+// shards, dtype), with devices and shards as [rank][device], flat.
 typedef struct jpp_py_shards {
   PyObject* client;  // borrowed
   PyObject* list;    // borrowed; as long as it must be

@@ -6,14 +6,14 @@
 #include <stddef.h>
 
 // Both are for a thread whose current context is the device's, as a handler of XLA's
-// finds it. They queue the copy on `stream`, a CUstream, behind what computes `device`.
-// NULL, or what failed, a constant text.
+// finds it. They queue the copy on `stream`, a CUstream, behind the computation of
+// `device`. NULL, or what failed, a constant text.
 const char* jpp_py_cuda_to_host(void* stream, void* host, const void* device,
                                 size_t bytes);
 // `host` must stay as it is until jpp_py_cuda_wait().
 const char* jpp_py_cuda_to_device(void* stream, void* device, const void* host,
                                   size_t bytes);
-// Until all that is queued on the stream is done.
+// Waits until all work queued on the stream is done.
 const char* jpp_py_cuda_wait(void* stream);
 
 #endif

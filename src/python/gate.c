@@ -1,5 +1,5 @@
-// A count of those inside, who look at the flag after they are counted: whoever closes
-// the gate sees them, or they see that it is closed.
+// A thread first counts itself and then checks the flag: either the thread that closes
+// the gate sees it in the count, or it sees that the gate is closed.
 #include "python/gate.h"
 
 #include <time.h>

@@ -1,4 +1,4 @@
-// jaxpp._core.Graph: the builder of jaxpp/graph.h, and once it is finished the graph.
+// jaxpp._core.Graph: the builder of jaxpp/graph.h, and the graph once it is finished.
 #include "python/core.h"
 
 static PyObject* graph_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -187,7 +187,7 @@ static bool read_results(PyObject* reduces, PyObject* values,
             jpp_py_check_count("kinds of reductions", *out_count, kind_count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(*out_count, out_results));
   for (uint32_t i = 0; ok && i < *out_count; ++i) {
-    // What is no kind stays none in 8 bits.
+    // An invalid kind must stay invalid in 8 bits.
     uint8_t kind = kinds[i] <= UINT8_MAX ? (uint8_t)kinds[i] : UINT8_MAX;
     (*out_results)[i] = (jpp_loop_result_t){.reduce = kind, .value = ids[i]};
   }

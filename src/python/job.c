@@ -25,15 +25,6 @@ static int find_report(void) {
   return same ? descriptor : 0;
 }
 
-static jpp_status_t* read_options(jpp_job_options_t* options) {
-  options->report = find_report();
-  JPP_RETURN_IF_ERROR(
-      jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &options->peer_timeout_ms));
-  JPP_RETURN_IF_ERROR(jpp_option_get_ms(JPP_OPTION_GRACE, &options->grace_ms));
-  if (!options->grace_ms) options->grace_ms = kGraceMs;
-  return NULL;
-}
-
 static PyObject* job_join(PyObject* module, PyObject* args) {
   (void)module;
   jpp_py_utf8_t address = {0};
@@ -51,7 +42,11 @@ static PyObject* job_join(PyObject* module, PyObject* args) {
   options.port = (uint16_t)port;
   options.token = token.buf;
   options.token_size = (size_t)token.len;
-  jpp_status_t* status = read_options(&options);
+  options.report = find_report();
+  jpp_status_t* status =
+      jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &options.peer_timeout_ms);
+  if (!status) status = jpp_option_get_ms(JPP_OPTION_GRACE, &options.grace_ms);
+  if (!options.grace_ms) options.grace_ms = kGraceMs;
   Py_BEGIN_ALLOW_THREADS
     if (!status) status = jpp_job_join(&options, &listens_at);
   Py_END_ALLOW_THREADS

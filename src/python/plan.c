@@ -7,7 +7,7 @@
 
 // --- Planning -------------------------------------------------------------------------
 
-// Asks Python, from within the planning, how many bytes values take on a device.
+// Asks Python, during planning, how many bytes values take on a device.
 typedef struct measuring {
   PyObject* measure;  // (Staged) -> bytes of every value, or None
   PyObject* staged;   // the Staged that it was asked with
@@ -35,7 +35,7 @@ static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
   return m->raised ? jpp_status_make(JPP_CANCELLED, "an exception in Python") : NULL;
 }
 
-// The Staged that Python has seen lives as long as somebody holds it.
+// Python may still hold the Staged that it was given.
 static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
   jpp_py_staged_t* staged = (jpp_py_staged_t*)m->staged;
   if (!staged) return;
@@ -271,7 +271,7 @@ static PyObject* plan_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-// After an exception it is called no more.
+// It is not called again after an exception.
 static void append_sharding(void* user, uint32_t value, jpp_str_t* str) {
   if (PyErr_Occurred()) return;
   PyObject* text = PyObject_CallFunction(user, "I", value);
@@ -351,7 +351,7 @@ static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* cost
   return ok ? found_to_record(&result) : NULL;
 }
 
-// The plan is of a trial of the graph, with fewer microbatches but the same values.
+// The plan is one of a trial of the graph, with fewer microbatches but the same values.
 static bool check_like(const jpp_advise_search_t* step) {
   const jpp_graph_t* like = step->like->staged->graph;
   const jpp_graph_t* graph = step->graph;

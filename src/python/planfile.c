@@ -7,7 +7,7 @@
 
 // --- Saving ---------------------------------------------------------------------------
 
-// What the contents point to, on its way to the library.
+// The memory that the contents point to while they are passed to the library.
 typedef struct saving {
   PyObject* path;
   jpp_py_utf8_t platform;

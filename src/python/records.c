@@ -1,6 +1,6 @@
-// What methods of jaxpp._core return and what they count with: a record type for each
-// kind of row, so that Python reads fields by name, and the library's enums as ints, so
-// that Python copies none of them by hand.
+// The values that methods of jaxpp._core return: a record type for each kind of row, so
+// that Python reads fields by name; and the library's enums as ints, so that Python does
+// not copy them by hand.
 #include <string.h>
 
 #include "jaxpp/advise.h"

@@ -2,7 +2,6 @@
 // promises.
 #include <unistd.h>
 
-#include "benchmarks/bare.h"
 #include "jaxpp/view.h"
 #include "python/core.h"
 
@@ -10,7 +9,6 @@ typedef struct runtime_object {
   PyObject ob_base;
   struct runtime_object *next, *before;  // of all that live
   jpp_runtime_t* runtime;
-  jpp_bare_t* bare;        // NULL but for benchmarks
   const jpp_plan_t* plan;  // of plan_object
   PyObject *client, *plan_object;
   PyObject* executables;  // a tuple, [tasks]: an Executable or None
@@ -81,7 +79,7 @@ static jpp_status_t* create_runtime(const jpp_runtime_options_t* options,
 }
 
 static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
-                         uint32_t steps_in_flight, int bare, PyObject* processes,
+                         uint32_t steps_in_flight, PyObject* processes,
                          PyObject* network) {
   jpp_runtime_options_t options = {
       .struct_size = sizeof(options),
@@ -100,8 +98,7 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
             read_processes(self, processes, network, &process_ids, &options);
   options.devices = device_ids;
   options.executables = table;
-  ok = ok && jpp_py_check(create_runtime(&options, network, &self->runtime)) &&
-       (!bare || options.network || jpp_py_check(jpp_bare_create(&options, &self->bare)));
+  ok = ok && jpp_py_check(create_runtime(&options, network, &self->runtime));
   jpp_free(device_ids);
   jpp_free(process_ids);
   jpp_free(table);
@@ -113,11 +110,11 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
   PyObject *processes = NULL, *network = NULL;
   uint32_t per_rank = 0, steps_in_flight = 0;
-  int portable = 0, bare = 0;
-  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&pOO:Runtime", jpp_py_types.client, &client,
+  int portable = 0;
+  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&OO:Runtime", jpp_py_types.client, &client,
                         jpp_py_types.plan, &plan, jpp_py_u32_converter, &per_rank,
                         &devices, &executables, &portable, jpp_py_u32_converter,
-                        &steps_in_flight, &bare, &processes, &network)) {
+                        &steps_in_flight, &processes, &network)) {
     return NULL;
   }
   runtime_object_t* self = jpp_py_new(type);
@@ -130,7 +127,7 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   self->waits = steps_in_flight == 0;
   self->networked = network != Py_None;
   if (self->executables &&
-      make_runtime(self, devices, portable, steps_in_flight, bare, processes, network)) {
+      make_runtime(self, devices, portable, steps_in_flight, processes, network)) {
     self->next = g_runtimes;
     if (g_runtimes) g_runtimes->before = self;
     g_runtimes = self;
@@ -169,8 +166,6 @@ static int runtime_clear(PyObject* object) {
   Py_BEGIN_ALLOW_THREADS
     jpp_runtime_destroy(runtime);
   Py_END_ALLOW_THREADS
-  jpp_bare_destroy(self->bare);
-  self->bare = NULL;
   Py_CLEAR(self->executables);
   return 0;
 }
@@ -390,34 +385,6 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   return PyBool_FromLong(broken);
 }
 
-static PyObject* runtime_bare_step(PyObject* object, PyObject* list) {
-  call_t call = {.self = (runtime_object_t*)object};
-  PyObject* results = NULL;
-  if (!call.self->bare) {
-    return PyErr_Format(PyExc_RuntimeError, "the runtime was made without a bare loop");
-  }
-  if (open_call(&call, list)) {
-    jpp_call_t request = {.struct_size = sizeof(request),
-                          .args = call.args,
-                          .num_args = call.num_args,
-                          .results = call.results,
-                          .num_results = call.num_results};
-    jpp_status_t* status = NULL;
-    Py_BEGIN_ALLOW_THREADS
-      status = jpp_bare_call(call.self->bare, &request);
-    Py_END_ALLOW_THREADS
-    if (jpp_py_check(status)) results = results_to_list(&call);
-  }
-  close_call(&call);
-  return results;
-}
-
-static PyObject* runtime_instructions(PyObject* object, PyObject* unused) {
-  (void)unused;
-  const jpp_bare_t* bare = ((runtime_object_t*)object)->bare;
-  return PyLong_FromUnsignedLongLong(bare ? jpp_bare_instructions(bare) : 0);
-}
-
 // --- What happened --------------------------------------------------------------------
 
 static PyObject* runtime_set_checks(PyObject* object, PyObject* args) {
@@ -567,11 +534,6 @@ static PyMethodDef kMethods[] = {
      "Until the first `count` steps are done; raises a failure that nobody has seen."},
     {"num_steps", runtime_num_steps, METH_NOARGS,
      "num_steps($self, /)\n--\n\nHow many steps were called so far."},
-    {"bare_step", runtime_bare_step, METH_O,
-     "bare_step($self, values, /)\n--\n\nThe yardstick of benchmarks."},
-    {"bare_instructions", runtime_instructions, METH_NOARGS,
-     "bare_instructions($self, /)\n--\n\n"
-     "Runs, sends and deletions of a step, as the bare loop makes them."},
     {"set_checks", runtime_set_checks, METH_VARARGS,
      "set_checks($self, nans, infs, /)\n--\n\n"
      "Refuses such results, from the next step on."},
@@ -594,7 +556,7 @@ static PyMethodDef kMethods[] = {
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Runtime(client, plan, devices_per_rank, devices, executables, portable, "
-     "steps_in_flight, bare, processes, network, /)\n--\n\n"
+     "steps_in_flight, processes, network, /)\n--\n\n"
      "A plan ready to run; steps_in_flight 0: a call returns when the step is done; "
      "processes: whose each rank is, and the Network between them, or None twice; "
      "`executables`: of every task, None where it has no "

@@ -1,5 +1,5 @@
-// jaxpp._core.Schedule: a built-in schedule, a user's rows or CSV file, or what a search
-// found. Whatever Python holds as a Schedule has passed its proof.
+// jaxpp._core.Schedule: a built-in schedule, a user's rows or CSV file, or the result of
+// a search. Every Schedule in Python has passed its proof.
 #include <string.h>
 
 #include "jaxpp/advise.h"
@@ -266,7 +266,7 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
-// Puts a JaxppError in the place of a TypeError; others, as Ctrl-C, stay.
+// Replaces a TypeError by a JaxppError; other exceptions, such as Ctrl-C, stay.
 static void refuse_costs(PyObject* item, uint32_t stage) {
   if (!item || !PyErr_ExceptionMatches(PyExc_TypeError)) return;
   PyErr_Clear();
@@ -371,8 +371,9 @@ static PyObject* task_to_record(const jpp_schedule_task_t* task) {
                        PyLong_FromUnsignedLong(idle ? 0 : task->microbatch));
 }
 
-// Idle steps one by one.
-static PyObject* row_to_list(const jpp_schedule_row_t* row) {
+static PyObject* make_row(const void* rows, uint64_t rank) {
+  // Idle steps one by one.
+  const jpp_schedule_row_t* row = &((const jpp_schedule_row_t*)rows)[rank];
   PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {
     PyObject* item = task_to_record(&row->tasks[i]);
@@ -383,10 +384,6 @@ static PyObject* row_to_list(const jpp_schedule_row_t* row) {
     Py_XDECREF(item);
   }
   return list;
-}
-
-static PyObject* make_row(const void* rows, uint64_t rank) {
-  return row_to_list(&((const jpp_schedule_row_t*)rows)[rank]);
 }
 
 static PyObject* schedule_rows(PyObject* object, PyObject* unused) {

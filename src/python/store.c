@@ -1,5 +1,5 @@
-// jaxpp._core.KeyValueStore: how the clients of several nodes reach a store that Python
-// has, such as that of jax.distributed.
+// jaxpp._core.KeyValueStore: connects the clients of several nodes to a store in Python,
+// such as the one of jax.distributed.
 //
 // `get` takes a key and milliseconds and returns bytes, or None if the key is not there
 // in that time; `put` takes a key and bytes. Any thread of the plugin may call them, also
@@ -9,7 +9,7 @@
 #include "python/core.h"
 #include "python/gate.h"
 
-// So long may the interpreter's exit have to wait for a thread that waits for a key.
+// The longest time that the interpreter's exit waits for a thread that waits for a key.
 enum { kSliceMs = 250 };
 
 static jpp_py_gate_t g_gate;
@@ -38,7 +38,8 @@ PyObject* jpp_py_stores_close(PyObject* module, PyObject* unused) {
 
 // --- The calls ------------------------------------------------------------------------
 
-// What was raised, as an error of the store. A Ctrl-C comes again in the main thread.
+// The raised exception, as an error of the store. A Ctrl-C is raised again in the main
+// thread.
 static jpp_status_t* take_raised(const char* key) {
   bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
   PyObject *type = NULL, *value = NULL, *trace = NULL;

@@ -1,4 +1,4 @@
-// Traces of several processes, which are texts: joined, and drawn.
+// Joins and draws the traces of several processes, which are texts.
 #include <stdio.h>
 #include <string.h>
 
@@ -14,15 +14,6 @@ typedef struct texts {
   char (*names)[kNameSize];  // [count] "trace 3"
   uint32_t count;
 } texts_t;
-
-static void release_texts(texts_t* texts) {
-  for (uint32_t i = 0; texts->utf8 && i < texts->count; ++i) {
-    jpp_py_utf8_release(&texts->utf8[i]);
-  }
-  jpp_free(texts->texts);
-  jpp_free(texts->utf8);
-  jpp_free(texts->names);
-}
 
 static bool fill_text(PyObject* list, uint32_t index, texts_t* texts) {
   jpp_py_utf8_t* utf8 = &texts->utf8[index];
@@ -59,7 +50,12 @@ static jpp_spans_t* read_texts(PyObject* list) {
   if (borrow_texts(list, &texts)) {
     (void)jpp_py_check(jpp_spans_read(texts.texts, texts.count, &spans));
   }
-  release_texts(&texts);
+  for (uint32_t i = 0; texts.utf8 && i < texts.count; ++i) {
+    jpp_py_utf8_release(&texts.utf8[i]);
+  }
+  jpp_free(texts.texts);
+  jpp_free(texts.utf8);
+  jpp_free(texts.names);
   return spans;
 }
 

@@ -1,6 +1,6 @@
 // Numbers the channels of a schedule, one for each pair of ranks between which it sends.
-// Going through the stages by sending rank, it is enough to remember, for each receiver,
-// its latest channel and whose that is.
+// The stages are visited by sending rank, so it is enough to remember the latest channel
+// of each receiver and its sender.
 #include "schedule/channels.h"
 
 // The stages of rank 0, then those of rank 1, and so on.
@@ -23,8 +23,8 @@ typedef struct latest_channel {
   uint32_t number;
 } latest_channel_t;
 
-// The channel from `sender` to the receiver that `latest` is of. Senders come one after
-// another, so if there is one already it is the latest.
+// The channel from `sender` to the receiver of `latest`. Senders are visited one after
+// another, so an existing channel is the latest one.
 static uint32_t number_channel(latest_channel_t* latest, uint32_t sender,
                                uint32_t* count) {
   if (latest->sender != sender) *latest = (latest_channel_t){sender, (*count)++};

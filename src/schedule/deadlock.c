@@ -1,5 +1,5 @@
-// Explains a deadlock by its shortest cycle: a breadth-first search over what each task
-// that never starts waits for.
+// Explains a deadlock by its shortest cycle, with a breadth-first search over the waits
+// of the tasks that never start.
 #include "base/str.h"
 #include "schedule/order.h"
 
@@ -8,17 +8,17 @@ enum { kLongestListing = 9 };  // longer cycles are cut in the middle
 // Limit on the tasks examined; beyond it the shortest cycle found so far is reported.
 enum { kMostLooks = 1 << 25 };
 
-// A task that never starts, and what it needs, which never starts either.
+// A task that never starts, and one that it needs, which never starts either.
 typedef struct wait {
   uint32_t rank, entry;            // of the task
   uint32_t need_rank, need_entry;  // the rank runs all before that entry first
-  uint32_t parent;  // the wait because of which the search came here; JPP_NONE: the start
+  uint32_t parent;  // the wait that led the search here; JPP_NONE: the start
   uint32_t length;  // of the way from the start
 } wait_t;
 
-// Breadth first over waits: from a task to what it needs, and from there to all that the
-// same rank runs before. A rank is on a shortest cycle once at most: where it comes up
-// twice, one of the two ways between is a shorter cycle.
+// Breadth first over waits: from a task to a task that it needs, and from there to all
+// tasks that the same rank runs before. A rank is on a shortest cycle at most once: if it
+// occurred twice, one of the two paths between would be a shorter cycle.
 typedef struct search {
   const jpp_schedule_order_t* order;
   wait_t* queue;  // [capacity]; each adds at least one task that is within reach
@@ -69,7 +69,7 @@ static void add_wait(search_t* search, const wait_t* start, const wait_t* wait) 
   }
 }
 
-// What a task of the unit waits for.
+// Adds the waits of a task of the unit.
 static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
                       uint32_t entry, uint32_t parent, uint32_t length) {
   const jpp_schedule_order_t* order = search->order;
@@ -144,18 +144,6 @@ static void search_shortest(search_t* search) {
   }
 }
 
-static jpp_status_t* prepare_search(search_t* search, jpp_arena_t* scratch) {
-  const jpp_schedule_t* schedule = search->order->index->schedule;
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    search->capacity += 2 * (uint64_t)(schedule->rows[r].count - search->order->done[r]);
-  }
-  if (search->capacity > kMostLooks) search->capacity = kMostLooks;
-  search->length = schedule->ranks + 1;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, search->capacity, &search->queue));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search->reach));
-  return JPP_ARENA_ARRAY(scratch, schedule->ranks, &search->cycle);
-}
-
 // --- As text --------------------------------------------------------------------------
 
 static const jpp_schedule_task_t* task_of(const search_t* search, const wait_t* wait) {
@@ -198,7 +186,8 @@ static void print_wait(const search_t* search, const wait_t* wait, jpp_str_t* st
                   need_position_of(search, wait));
 }
 
-// How late a task comes in the chain of its microbatch: all forwards, then all backwards.
+// The position of a task in the chain of its microbatch: all forwards, then all
+// backwards.
 static uint64_t chain_depth(const search_t* search, const jpp_schedule_task_t* task) {
   uint64_t stages = search->order->index->schedule->stages;
   return task->kind == JPP_TASK_FWD ? task->stage : 2 * stages - task->stage;
@@ -211,8 +200,8 @@ static bool depends_on(const search_t* search, const jpp_schedule_task_t* late,
          chain_depth(search, early) <= chain_depth(search, late);
 }
 
-// A task that can be moved ahead of one that its rank does not get past. There is one on
-// every cycle: needs alone do not form a cycle.
+// Suggests a task that can be moved ahead of the one at which its rank stops. Every cycle
+// has one, because needs alone do not form a cycle.
 static void print_hint(const search_t* search, jpp_str_t* str) {
   if (search->order->fused_as_one) {
     jpp_str_append(str, "\nto break this cycle, take a FusedTask on it apart");
@@ -249,7 +238,15 @@ static void print_cycle(const search_t* search, jpp_str_t* str) {
 
 jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   search_t search = {.order = order};
-  JPP_RETURN_IF_ERROR(prepare_search(&search, scratch));
+  const jpp_schedule_t* schedule = order->index->schedule;
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    search.capacity += 2 * (uint64_t)(schedule->rows[r].count - order->done[r]);
+  }
+  if (search.capacity > kMostLooks) search.capacity = kMostLooks;
+  search.length = schedule->ranks + 1;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, search.capacity, &search.queue));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search.reach));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &search.cycle));
   search_shortest(&search);
   if (!has_cycle(&search)) {
     return jpp_status_make(JPP_INTERNAL_ERROR, "schedule %s stops without a cycle",

@@ -1,13 +1,13 @@
-// The skeleton of a dry run. Each rank runs its list in order as far as what it waits for
-// allows; whatever it does wakes the ranks that may have waited for that:
+// The skeleton of a dry run. Each rank runs its list in order until it has to wait, and
+// wakes the ranks that may have waited for what it ran:
 //
 //   for (uint32_t rank; (rank = jpp_dry_run_take(&run)) != JPP_NONE;) {
 //     // Run what can run from run.done[rank] on, and wake others.
 //   }
 //
-// In the end, a rank whose list is not done never gets further. It serves runs in which
-// nothing that one rank does can stop another: then the outcome does not depend on the
-// order in which ranks are taken.
+// In the end, a rank whose list is not done is stuck for ever. This requires that no
+// action of a rank can block another one: then the outcome does not depend on the order
+// in which ranks are taken.
 #ifndef JPP_SCHEDULE_DRYRUN_H_
 #define JPP_SCHEDULE_DRYRUN_H_
 
@@ -17,7 +17,7 @@
 typedef struct jpp_dry_run {
   uint32_t ranks;
   uint32_t* done;  // [ranks] entries of the rank's list that have run
-  // A stack of ranks to look at, each in it once at most.
+  // A stack of ranks to visit, each at most once.
   uint32_t* worklist;  // [ranks]
   bool* listed;        // [ranks]
   uint32_t num_listed;

@@ -1,9 +1,9 @@
 // Builds the index of a schedule, which finds each task's entry in constant time.
-// Building it checks everything about the rows but their order: ranges, placement,
+// Building it checks everything about the rows except their order: ranges, placement,
 // duplicates, missing tasks.
 #include "schedule/index.h"
 
-// Where a check is: one entry of one rank's row.
+// The place of a check: one entry of one rank's row.
 typedef struct place {
   const jpp_schedule_t* schedule;
   const jpp_schedule_task_t* task;

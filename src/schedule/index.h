@@ -1,5 +1,5 @@
-// Index: the place of each task in a schedule. Making one checks everything about the
-// rows but their order.
+// Index: the place of each task in a schedule. Building one checks everything about the
+// rows except their order.
 #ifndef JPP_SCHEDULE_INDEX_H_
 #define JPP_SCHEDULE_INDEX_H_
 

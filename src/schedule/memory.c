@@ -44,7 +44,7 @@ jpp_status_t* jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
   return NULL;
 }
 
-// The rank that keeps most, and how much that is.
+// The rank that keeps the most activations, and their number.
 static jpp_status_t* find_peak(const jpp_schedule_t* schedule, uint32_t* out_rank,
                                uint32_t* out_peak) {
   uint32_t* peaks = NULL;
@@ -70,7 +70,7 @@ static uint32_t peak_entry(const jpp_schedule_row_t* row, uint32_t peak) {
   return 0;
 }
 
-// The built-in schedule of these sizes that keeps least.
+// The built-in schedule of these sizes that keeps the fewest activations.
 static jpp_status_t* find_smallest(const jpp_schedule_t* schedule, const char** out_name,
                                    uint32_t* out_peak) {
   jpp_schedule_params_t params = {.struct_size = sizeof(params),

@@ -1,6 +1,6 @@
 // The sequential schedule: microbatch after microbatch, each forward through all stages
-// and then back. It serves a single pass through a model, and measuring each stage by
-// itself.
+// and then back. Its uses are a single pass through a model, and measuring each stage
+// alone.
 #include "base/null.h"
 #include "base/struct_size.h"
 #include "jaxpp/schedule.h"

@@ -62,8 +62,8 @@ static uint64_t end_of(const jpp_schedule_order_t* order,
   return order->end[rank][jpp_schedule_index_entry_of(order->index, task)];
 }
 
-// Whether all that the unit needs from outside has run; if so, raises `start` to when it
-// has.
+// Whether all tasks that the unit needs from outside have run; if so, raises `start` to
+// the time when they end.
 static bool unit_ready(const jpp_schedule_order_t* order, const unit_t* unit,
                        uint64_t* start) {
   const jpp_schedule_task_t* tasks = order->index->schedule->rows[unit->rank].tasks;
@@ -104,7 +104,7 @@ static void wake_receivers(const jpp_schedule_order_t* order, const unit_t* unit
   }
 }
 
-// Runs a rank as far as it gets.
+// Runs a rank until it has to wait.
 static void advance_rank(jpp_schedule_order_t* order, uint32_t rank, jpp_dry_run_t* run) {
   const jpp_schedule_row_t* row = &order->index->schedule->rows[rank];
   uint32_t* done = &run->done[rank];

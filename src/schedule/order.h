@@ -1,11 +1,11 @@
-// Order: dry-runs a schedule. If some rank never gets to the end of its row, the schedule
+// Order: dry-runs a schedule. If some rank never reaches the end of its row, the schedule
 // deadlocks.
 #ifndef JPP_SCHEDULE_ORDER_H_
 #define JPP_SCHEDULE_ORDER_H_
 
 #include "schedule/index.h"
 
-// What a task needs before it may start: at most two others.
+// The tasks that must run before a task: at most two.
 typedef struct jpp_task_needs {
   jpp_schedule_task_t tasks[2];  // kind, stage and microbatch only
   uint32_t count;
@@ -44,8 +44,8 @@ jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule, bool fus
                                         jpp_schedule_fault_t* out_fault) JPP_MUST_USE;
 
 // The error for an order that stopped short: the shortest cycle of needs and row orders
-// among all tasks that never start. Where finding that would take too long, the shortest
-// one found within a limit.
+// among all tasks that never start. If finding that would take too long, it is the
+// shortest one found within a limit.
 jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order,
                                     jpp_arena_t* scratch) JPP_MUST_USE;
 

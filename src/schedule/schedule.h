@@ -1,5 +1,5 @@
-// What the files of the schedule layer share about making a schedule: how schedules and
-// timelines are stored, the public struct first, its arena behind it.
+// Declarations that the files of the schedule layer share: schedules and timelines are
+// stored with the public struct first and its arena after it.
 #ifndef JPP_SCHEDULE_SCHEDULE_H_
 #define JPP_SCHEDULE_SCHEDULE_H_
 

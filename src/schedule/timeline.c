@@ -1,5 +1,5 @@
-// The dry run with times: gives each task its start, then merges the rows, each sorted
-// already, into one list by a heap of ranks.
+// The dry run with times: computes the start of each task, then merges the rows, which
+// are sorted, into one list with a heap of ranks.
 #include "base/null.h"
 #include "base/struct_size.h"
 #include "schedule/order.h"

@@ -1,4 +1,4 @@
-// Verifies a schedule: its index can be built, which checks each task by itself, and its
+// Verifies a schedule: its index can be built, which checks each task on its own, and its
 // dry run reaches the end of every row. For a loop with sums, the tasks that add to them
 // must also take their microbatches in order.
 #include "base/arena.h"

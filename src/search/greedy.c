@@ -83,8 +83,8 @@ static bool can_start(const greedy_t* g, const rank_state_t* rank, uint32_t turn
          has_arrived(g, g->backward_end, stage + 1, stage, m, now);
 }
 
-// The first that can start: backwards of later stages, forwards of later stages, weight
-// gradients; options turn this around. False if none can.
+// The most urgent task that can start: backwards of later stages, then forwards of later
+// stages, then weight gradients; options reverse this order. False if none can start.
 static bool pick_task(const greedy_t* g, const rank_state_t* rank, uint64_t now,
                       uint32_t* out_turn, uint32_t* out_what) {
   bool forward_first = g->options->forward_first;
@@ -101,8 +101,8 @@ static bool pick_task(const greedy_t* g, const rank_state_t* rank, uint64_t now,
   return false;
 }
 
-// Wakes the rank that may wait for the task's result, when that arrives: the next stage's
-// for a forward, the one before for a backward.
+// Wakes the rank that may wait for the task's result when it arrives: the rank of the
+// next stage for a forward, of the previous one for a backward.
 static void wake_receiver(greedy_t* g, uint32_t stage, uint32_t what, uint64_t end) {
   const uint32_t* stage_rank = g->schedule->stage_rank;
   if (what == FORWARD && stage + 1 < g->schedule->stages) {

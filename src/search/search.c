@@ -13,7 +13,7 @@
 #include "search/greedy.h"
 #include "simulate/simulation.h"
 
-// What a list schedule is made from.
+// The parameters of a list schedule.
 typedef struct recipe {
   uint32_t* stage_rank;  // [stages]
   uint32_t* limits;      // [ranks]
@@ -266,7 +266,8 @@ static jpp_status_t* try_placements(search_t* search) {
   return NULL;
 }
 
-// A random change: one stage to another rank, two stages swapped, a limit, a priority.
+// Makes a random change: moves a stage to another rank, swaps two stages, or changes a
+// limit or a priority.
 static void mutate_trial(search_t* search) {
   const jpp_search_options_t* options = search->options;
   recipe_t* trial = &search->trial;

@@ -10,7 +10,7 @@
 #include "schedule/order.h"
 #include "simulate/simulation.h"
 
-// In place of a time: what is needed has not run yet.
+// In place of a time: the needed task has not run yet.
 static const double kNotRun = -1;
 
 typedef struct simulator {
@@ -62,7 +62,7 @@ static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
   return sim->starts[rank][own] + jpp_task_cost(&sim->costs[done->stage], done->kind);
 }
 
-// When all that a task needs is there; kNotRun if something has not run.
+// When all needs of a task are met; kNotRun if one has not run.
 static double ready_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
                          const jpp_schedule_task_t* task) {
   uint32_t stage = task->stage, m = task->microbatch;
@@ -88,7 +88,7 @@ static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t en
   return first;
 }
 
-// Sends the result of a task on; returns how long its stream is busy with that.
+// Sends the result of a task; returns how long that keeps its stream busy.
 static double send_result(simulator_t* sim, uint32_t rank,
                           const jpp_schedule_task_t* task, double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
@@ -107,7 +107,7 @@ static double send_result(simulator_t* sim, uint32_t rank,
   return sim->options->no_overlap ? sent - end : 0;
 }
 
-// False if what the task needs has not run yet.
+// False if a need of the task has not run yet.
 static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   const jpp_schedule_task_t* task = &sim->schedule->rows[rank].tasks[entry];
   double* free_at = &sim->free_at[(size_t)rank * sim->streams];
@@ -125,8 +125,8 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   return true;
 }
 
-// Gives every task its start. A schedule that stops short is dry-run once more, without
-// times, for the error.
+// Gives every task its start. If the schedule deadlocks, a second dry run without times
+// makes the error.
 static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
   for (uint32_t rank; (rank = jpp_dry_run_take(&sim->run)) != JPP_NONE;) {
     uint32_t count = sim->schedule->rows[rank].count;
@@ -142,17 +142,6 @@ static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
 }
 
 // --- Setting up -----------------------------------------------------------------------
-
-static jpp_status_t* prepare_channels(simulator_t* sim, jpp_arena_t* scratch) {
-  if (!(sim->options->transfer > 0)) return NULL;
-  size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
-  for (uint32_t way = 0; way < 2; ++way) {
-    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
-  }
-  jpp_schedule_channels_t* channels = &sim->channels;
-  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(sim->schedule, scratch, channels));
-  return JPP_ARENA_ARRAY(scratch, channels->count, &sim->channel_free);
-}
 
 static jpp_status_t* prepare_streams(simulator_t* sim, jpp_arena_t* arena,
                                      jpp_arena_t* scratch) {
@@ -177,7 +166,14 @@ static jpp_status_t* prepare_simulator(simulator_t* sim, jpp_arena_t* arena,
   }
   JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &sim->run));
   JPP_RETURN_IF_ERROR(prepare_streams(sim, arena, scratch));
-  return prepare_channels(sim, scratch);
+  if (!(sim->options->transfer > 0)) return NULL;
+  size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
+  for (uint32_t way = 0; way < 2; ++way) {
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
+  }
+  jpp_schedule_channels_t* channels = &sim->channels;
+  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(sim->schedule, scratch, channels));
+  return JPP_ARENA_ARRAY(scratch, channels->count, &sim->channel_free);
 }
 
 enum { kMostStreams = 64 };

@@ -1,4 +1,5 @@
-// Times a pipeline in one SPMD program, by formula: in lockstep every turn is alike.
+// Computes the time of a pipeline in one SPMD program by formula, because all turns of a
+// lockstep are equal.
 #include "base/null.h"
 #include "jaxpp/simulate.h"
 

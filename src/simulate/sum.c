@@ -145,7 +145,18 @@ static jpp_status_t* sum_rank(jpp_simulation_t* simulation, uint32_t r, uint32_t
   return NULL;
 }
 
-static void sum_all(const jpp_simulate_options_t* options, jpp_simulation_t* out) {
+jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
+                                 const jpp_simulate_options_t* options,
+                                 const uint32_t* stages_of, jpp_arena_t* scratch) {
+  jpp_simulation_t* out = &storage->simulation;
+  uint32_t count = out->schedule->ranks;
+  jpp_simulated_rank_t* ranks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, count, &ranks));
+  bool backward = has_backward(out);
+  for (uint32_t r = 0; r < count; ++r) {
+    JPP_RETURN_IF_ERROR(sum_rank(out, r, stages_of[r], backward, scratch, &ranks[r]));
+  }
+  out->ranks = ranks;
   double most = 0, all = 0, longest = 0;
   for (uint32_t r = 0; r < out->schedule->ranks; ++r) {
     const jpp_simulated_rank_t* rank = &out->ranks[r];
@@ -160,20 +171,5 @@ static void sum_all(const jpp_simulate_options_t* options, jpp_simulation_t* out
   double capacity = out->makespan * out->schedule->ranks;
   out->utilisation = capacity > 0 ? all / capacity : 1;
   out->step = (options->optimizer_free ? longest : out->makespan) + options->optimizer;
-}
-
-jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
-                                 const jpp_simulate_options_t* options,
-                                 const uint32_t* stages_of, jpp_arena_t* scratch) {
-  jpp_simulation_t* out = &storage->simulation;
-  uint32_t count = out->schedule->ranks;
-  jpp_simulated_rank_t* ranks = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, count, &ranks));
-  bool backward = has_backward(out);
-  for (uint32_t r = 0; r < count; ++r) {
-    JPP_RETURN_IF_ERROR(sum_rank(out, r, stages_of[r], backward, scratch, &ranks[r]));
-  }
-  out->ranks = ranks;
-  sum_all(options, out);
   return NULL;
 }

@@ -1,4 +1,4 @@
-// Arrays of ids in which nothing is set yet.
+// Arrays of ids: those in which nothing is set yet, and how to sort them.
 #ifndef JPP_TASK_IDS_H_
 #define JPP_TASK_IDS_H_
 
@@ -14,6 +14,12 @@ static inline jpp_status_t* jpp_ids_create(jpp_arena_t* arena, size_t count,
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, count, out_ids));
   memset(*out_ids, 0xff, count * sizeof(**out_ids));
   return NULL;
+}
+
+// For qsort().
+static inline int jpp_ids_compare(const void* a, const void* b) {
+  uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
+  return x < y ? -1 : x > y;
 }
 
 #endif  // JPP_TASK_IDS_H_

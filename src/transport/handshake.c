@@ -1,6 +1,6 @@
 // Proofs that a process has the job's token: an address is sealed with an HMAC of it, and
 // every packet begins with one over the receiver's random number. Nothing that follows a
-// proof is looked at before the proof is good.
+// proof is read before the proof is verified.
 #include "transport/handshake.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/sha256.h"
 
 // The head of a sealed address; name and route follow it. Both processes have the same
-// byte order, or the magic number is another one.
+// byte order; otherwise the magic number does not match.
 typedef struct address_head {
   uint8_t seal[kJppSha256Size];  // HMAC of all that follows
   uint64_t magic;

@@ -1,15 +1,15 @@
-// What two processes prove to each other before either looks at what the other sends.
+// What two processes prove to each other before either reads what the other sends.
 //
-// Each transport draws a random number when it is made. Its address, which the caller
-// carries to the peers, has that number and is sealed with an HMAC of the job's token: an
-// address that was made without the token, or changed on its way, is refused unread. A
-// packet from process i to process j begins with a proof of i, which only who has the
-// token and j's address can compute, and which is of no use for another i, another j, or
-// j's next transport.
+// Each transport draws a random number when it is created. Its address, which the caller
+// carries to the peers, contains that number and is sealed with an HMAC of the job's
+// token: an address that was made without the token, or changed on its way, is refused
+// unread. A packet from process i to process j begins with a proof of i. Only a process
+// that has the token and j's address can compute it, and it is not valid for another i,
+// another j, or j's next transport.
 //
-// This keeps strangers out who can reach the ports. It does not hide what is sent from
-// those who can read the network, who could then also pretend to be a peer: for that the
-// network itself must be trusted, or encrypted below.
+// This keeps out strangers who can reach the ports. It does not hide the data from those
+// who can read the network, and they could then also pretend to be a peer: against them,
+// the network itself must be trusted or encrypted at a lower layer.
 #ifndef JPP_TRANSPORT_HANDSHAKE_H_
 #define JPP_TRANSPORT_HANDSHAKE_H_
 
@@ -23,7 +23,8 @@ enum {
   kJppLeastTokenSize = 16,
 };
 
-// The parts of an address. Read ones borrow from the bytes they were read from.
+// The parts of an address. After reading, they borrow from the bytes that they were read
+// from.
 typedef struct jpp_address {
   uint32_t process, num_processes;
   uint32_t device_version;  // of what carries device memory; 0: nothing does
@@ -39,8 +40,8 @@ jpp_status_t* jpp_address_seal(const jpp_address_t* address, const void* token,
                                size_t token_size, void** out_bytes,
                                size_t* out_size) JPP_MUST_USE;
 
-// Checks the seal first. JPP_PEER_ERROR for one of another token, and for what a sealed
-// address of this version cannot have.
+// Checks the seal first. JPP_PEER_ERROR for an address made with another token, and for
+// contents that a sealed address of this version cannot have.
 jpp_status_t* jpp_address_open(const void* bytes, size_t size, const void* token,
                                size_t token_size,
                                jpp_address_t* out_address) JPP_MUST_USE;

@@ -1,11 +1,11 @@
 // Actors of one process: a channel is a ring of slots between one sender and one
 // receiver.
 //
-// `sent` and `received` count messages for ever; their difference is what waits. Each is
-// written by one side only, with release, after the slot was filled or emptied, and read
-// by the other with acquire: that orders the slot's contents. Each side keeps its own
-// copy of the other's counter and reads the shared one only when the copy says full or
-// empty.
+// `sent` and `received` only ever grow; their difference is the number of waiting
+// messages. Each is written by one side only, with release, after the slot was filled or
+// emptied, and read by the other with acquire: that orders the slot's contents. Each side
+// keeps its own copy of the other's counter and reads the shared one only when the copy
+// says full or empty.
 #include <stdatomic.h>
 
 #include "base/alloc.h"
@@ -45,49 +45,6 @@ static jpp_status_t* inproc_create(const jpp_transport_options_t* options,
 
 static void inproc_destroy(jpp_transport_t* transport) { jpp_free(transport); }
 
-static void inproc_address(const jpp_transport_t* transport, const void** out_address,
-                           size_t* out_size) {
-  (void)transport, (void)out_address, (void)out_size;
-}
-
-static jpp_status_t* inproc_connect(jpp_transport_t* transport, uint32_t process,
-                                    const void* address, size_t size) {
-  (void)transport, (void)address, (void)size;
-  return jpp_status_make(JPP_UNSUPPORTED,
-                         "transport inproc stays within a process and does not connect "
-                         "to process %u",
-                         process);
-}
-
-static void inproc_progress(jpp_transport_t* transport, bool* out_some) {
-  (void)transport, (void)out_some;
-}
-
-static jpp_status_t* inproc_arm(jpp_transport_t* transport, int* out_descriptor,
-                                bool* out_armed) {
-  (void)transport, (void)out_descriptor;
-  *out_armed = true;
-  return NULL;
-}
-
-static jpp_status_t* inproc_peer_status(const jpp_transport_t* transport,
-                                        uint32_t process) {
-  (void)transport, (void)process;
-  return NULL;
-}
-
-// Nothing reads the memory of handles.
-static jpp_status_t* inproc_register(jpp_transport_t* transport, void* data, size_t size,
-                                     jpp_transport_memory_t** out_memory) {
-  (void)transport, (void)data, (void)size, (void)out_memory;
-  return NULL;
-}
-
-static void inproc_unregister(jpp_transport_t* transport,
-                              jpp_transport_memory_t* memory) {
-  (void)transport, (void)memory;
-}
-
 // --- Channels -------------------------------------------------------------------------
 
 static void inproc_free(inproc_channel_t* channel) {
@@ -121,12 +78,6 @@ static jpp_status_t* inproc_open_channel(jpp_transport_t* transport,
     return status;
   }
   *out_channel = &channel->base;
-  return NULL;
-}
-
-static jpp_status_t* inproc_warm_up(jpp_channel_t* channel, bool* out_done) {
-  (void)channel;
-  *out_done = true;
   return NULL;
 }
 
@@ -172,7 +123,7 @@ static jpp_status_t* inproc_try_send(jpp_channel_t* base, const jpp_message_t* m
   return NULL;
 }
 
-// Takes a message whether aborted or not.
+// Takes a message even if the channel is aborted.
 static bool inproc_take(inproc_channel_t* channel, jpp_message_t* message) {
   uint64_t received = atomic_load_explicit(&channel->received, memory_order_relaxed);
   if (received == channel->sent_seen) {
@@ -233,31 +184,20 @@ static void inproc_close(jpp_channel_t* base) {
   inproc_free(channel);
 }
 
+static const jpp_handles_vtable_t kHandles = {
+    .try_send = inproc_try_send,
+    .try_recv = inproc_try_recv,
+};
+
 const jpp_transport_vtable_t jpp_transport_inproc = {
     .name = "inproc",
-    .form = JPP_TRANSPORT_HANDLES,
+    .handles = &kHandles,
     .create = inproc_create,
     .destroy = inproc_destroy,
-    .address = inproc_address,
-    .connect = inproc_connect,
-    .progress = inproc_progress,
-    .arm = inproc_arm,
-    .peer_status = inproc_peer_status,
-    .peer_name = jpp_transport_no_peer_name,
-    .open_notes = jpp_transport_no_notes,
-    .note = jpp_transport_no_note,
-    .register_memory = inproc_register,
-    .unregister_memory = inproc_unregister,
     .open_channel = inproc_open_channel,
-    .warm_up = inproc_warm_up,
     .credits = inproc_credits,
     .channel_status = inproc_channel_status,
     .set_abort = inproc_set_abort,
     .reset = inproc_reset,
     .close = inproc_close,
-    .try_send = inproc_try_send,
-    .try_recv = inproc_try_recv,
-    .try_send_bytes = jpp_transport_no_send_bytes,
-    .try_recv_bytes = jpp_transport_no_recv_bytes,
-    .release = jpp_transport_no_release,
 };

@@ -1,4 +1,5 @@
-// Where a library is looked for, in which order, and what is said when it is nowhere.
+// The places where a library is searched, their order, and the error when it is not
+// found.
 #include "transport/library.h"
 
 #include <dlfcn.h>
@@ -9,7 +10,7 @@
 #include "base/log.h"
 #include "base/str.h"
 
-// UCX' constructor takes signals over that are the application's.
+// UCX's constructor takes over signals that belong to the application.
 static const int kSignals[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
 enum { kSignalCount = sizeof(kSignals) / sizeof(*kSignals) };
 

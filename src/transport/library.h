@@ -1,5 +1,6 @@
 // Finds a library that is loaded at run time: the file that an option names, else the one
-// of a Python package beside this library, else the system's. Once loaded it stays.
+// of a Python package beside this library, else the system's. Once loaded, it stays
+// loaded.
 #ifndef JPP_TRANSPORT_LIBRARY_H_
 #define JPP_TRANSPORT_LIBRARY_H_
 
@@ -13,8 +14,8 @@ typedef struct jpp_library {
   const char* install;  // for messages: what to install
 } jpp_library_t;
 
-// A handle for dlsym(). JPP_UNSUPPORTED says what to install. The caller sees to it that
-// one thread at a time does this.
+// A handle for dlsym(). JPP_UNSUPPORTED says what to install. One thread at a time may
+// call this.
 jpp_status_t* jpp_library_open(const jpp_library_t* library,
                                void** out_handle) JPP_MUST_USE;
 

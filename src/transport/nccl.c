@@ -1,11 +1,10 @@
-// The driver for NCCL: another driver, with a way of its own for shards in device memory
-// (nccl.h). Here are the device, its memory, and the order in which communicators are
-// made.
+// The driver for NCCL: another driver, plus NCCL for shards in device memory (nccl.h).
+// This file has the device, its memory, and the order in which communicators are created.
 //
-// A process makes one communicator at a time, in the order of the lowest numbers of the
-// channels that need them. The plan numbers channels the same in all processes; of those
-// communicators that are not made yet, the one with the lowest number is then the next
-// one at both of its ends, and no processes wait for each other in a circle.
+// A process creates one communicator at a time, in the order of the lowest numbers of the
+// channels that need them. The plan numbers channels the same in all processes. The
+// missing communicator with the lowest number is therefore the next one at both of its
+// ends, and processes cannot wait for each other in a cycle.
 #include "transport/nccl.h"
 
 #include <time.h>
@@ -42,7 +41,7 @@ static jpp_status_t* open_device(jpp_nccl_t* nccl, uint64_t number) {
                         "cuDevicePrimaryCtxRetain");
 }
 
-// Freed at the end alone: CUDA may wait for all kernels before it frees.
+// Freed only at the end, because CUDA may wait for all kernels before it frees.
 static jpp_status_t* nccl_allocate(jpp_net_t* net, size_t size, void** out_data) {
   jpp_nccl_t* nccl = net->device_state;
   jpp_cuda_pointer_t pointer = 0;
@@ -90,13 +89,13 @@ static jpp_status_t* nccl_open(jpp_net_peer_t* peer, const jpp_channel_spec_t* s
 
 // --- Progress -------------------------------------------------------------------------
 
-// Not once its channels are closed, unless something was sent before.
+// False once its channels are closed, unless something was sent before.
 static bool is_wanted(const jpp_nccl_comm_t* comm) {
   return comm->state == JPP_NCCL_WANTED &&
          (comm->peer->ends.count || comm->transfers.count);
 }
 
-// Whether there is no communicator left to be made.
+// True if every communicator is created.
 static bool make_next(const jpp_nccl_t* nccl) {
   jpp_nccl_comm_t* next = NULL;
   for (size_t i = 0; i < nccl->used.count; ++i) {
@@ -123,10 +122,10 @@ static void nccl_progress(jpp_transport_t* base, bool* out_some) {
     }
     leave_context(nccl);
   }
-  nccl->wire->progress(base, out_some);
+  nccl->wire->bytes->progress(base, out_some);
 }
 
-// There is no descriptor for what NCCL does.
+// NCCL has no descriptor to poll.
 static jpp_status_t* nccl_arm(jpp_transport_t* base, int* out_descriptor,
                               bool* out_armed) {
   const jpp_nccl_t* nccl = nccl_of(base);
@@ -135,7 +134,7 @@ static jpp_status_t* nccl_arm(jpp_transport_t* base, int* out_descriptor,
     bool idle = comm->state == JPP_NCCL_IDLE || comm->state == JPP_NCCL_ENDED;
     if (!idle || comm->transfers.count) return NULL;
   }
-  return nccl->wire->arm(base, out_descriptor, out_armed);
+  return nccl->wire->bytes->arm(base, out_descriptor, out_armed);
 }
 
 static bool has_ended(const jpp_nccl_t* nccl) {
@@ -196,16 +195,16 @@ static jpp_status_t* nccl_connect(jpp_transport_t* base, uint32_t process,
                                   const void* address, size_t size) {
   const jpp_nccl_t* nccl = nccl_of(base);
   JPP_RETURN_IF_ERROR(check_version(nccl, process, address, size));
-  return nccl->wire->connect(base, process, address, size);
+  return nccl->wire->bytes->connect(base, process, address, size);
 }
 
 static jpp_status_t* nccl_register(jpp_transport_t* base, void* data, size_t size,
                                    jpp_transport_memory_t** out_memory) {
-  return nccl_of(base)->wire->register_memory(base, data, size, out_memory);
+  return nccl_of(base)->wire->bytes->register_memory(base, data, size, out_memory);
 }
 
 static void nccl_unregister(jpp_transport_t* base, jpp_transport_memory_t* memory) {
-  nccl_of(base)->wire->unregister_memory(base, memory);
+  nccl_of(base)->wire->bytes->unregister_memory(base, memory);
 }
 
 // --- Create and destroy ---------------------------------------------------------------
@@ -216,22 +215,6 @@ static const jpp_net_device_t kDevice = {.open = nccl_open,
                                          .fetch = jpp_nccl_fetch,
                                          .meet = jpp_nccl_meet,
                                          .end = nccl_end};
-
-// The wire's address, with the version of NCCL.
-static jpp_status_t* publish_version(jpp_net_t* net, uint32_t version) {
-  jpp_address_t address;
-  void* sealed = NULL;
-  size_t size = 0;
-  JPP_RETURN_IF_ERROR(jpp_address_open(net->address, net->address_size, net->token,
-                                       net->token_size, &address));
-  address.device_version = version;
-  JPP_RETURN_IF_ERROR(
-      jpp_address_seal(&address, net->token, net->token_size, &sealed, &size));
-  jpp_free(net->address);
-  net->address = sealed;
-  net->address_size = size;
-  return NULL;
-}
 
 static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   size_t count = (size_t)net->base.num_processes * 2;
@@ -245,7 +228,19 @@ static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   nccl->net = net;
   net->device = &kDevice;
   net->device_state = nccl;
-  return publish_version(net, nccl->library->version);
+  // Adds the version of NCCL to the wire's address.
+  jpp_address_t address;
+  void* sealed = NULL;
+  size_t size = 0;
+  JPP_RETURN_IF_ERROR(jpp_address_open(net->address, net->address_size, net->token,
+                                       net->token_size, &address));
+  address.device_version = nccl->library->version;
+  JPP_RETURN_IF_ERROR(
+      jpp_address_seal(&address, net->token, net->token_size, &sealed, &size));
+  jpp_free(net->address);
+  net->address = sealed;
+  net->address_size = size;
+  return NULL;
 }
 
 static void free_nccl(jpp_nccl_t* nccl) {
@@ -266,9 +261,9 @@ static void free_nccl(jpp_nccl_t* nccl) {
   jpp_free(nccl);
 }
 
-static jpp_status_t* create_over(const jpp_transport_vtable_t* wire,
-                                 const jpp_transport_options_t* options,
-                                 jpp_transport_t** out_transport) {
+jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
+                                   const jpp_transport_options_t* options,
+                                   jpp_transport_t** out_transport) {
   jpp_nccl_t* nccl = NULL;
   jpp_transport_t* base = NULL;
   const jpp_nccl_library_t* library = NULL;
@@ -290,12 +285,7 @@ static jpp_status_t* create_over(const jpp_transport_vtable_t* wire,
 
 static jpp_status_t* nccl_create(const jpp_transport_options_t* options,
                                  jpp_transport_t** out_transport) {
-  return create_over(&jpp_transport_ucx, options, out_transport);
-}
-
-static jpp_status_t* nccl_fake_create(const jpp_transport_options_t* options,
-                                      jpp_transport_t** out_transport) {
-  return create_over(&jpp_transport_fake, options, out_transport);
+  return jpp_nccl_create_over(&jpp_transport_ucx, options, out_transport);
 }
 
 static void nccl_destroy(jpp_transport_t* base) {
@@ -304,13 +294,20 @@ static void nccl_destroy(jpp_transport_t* base) {
   free_nccl(nccl);
 }
 
-#define NCCL_ROWS                                                                \
-  .takes_device_memory = true, .destroy = nccl_destroy, .connect = nccl_connect, \
-  .progress = nccl_progress, .arm = nccl_arm, .register_memory = nccl_register,  \
-  .unregister_memory = nccl_unregister
+static const jpp_bytes_vtable_t kBytes = {
+    .takes_device_memory = true,
+    .connect = nccl_connect,
+    .progress = nccl_progress,
+    .arm = nccl_arm,
+    .register_memory = nccl_register,
+    .unregister_memory = nccl_unregister,
+    JPP_NET_BYTES_ROWS,
+};
 
 const jpp_transport_vtable_t jpp_transport_nccl = {
-    .name = "nccl", .create = nccl_create, NCCL_ROWS, JPP_NET_ROWS};
-
-const jpp_transport_vtable_t jpp_transport_nccl_fake = {
-    .name = "nccl-fake", .create = nccl_fake_create, NCCL_ROWS, JPP_NET_ROWS};
+    .name = "nccl",
+    .bytes = &kBytes,
+    .create = nccl_create,
+    .destroy = nccl_destroy,
+    JPP_NET_ROWS,
+};

@@ -1,27 +1,28 @@
 // NCCL under channels of bytes, for nccl*.c alone.
 //
-// The driver is laid over another one, its wire (UCX; the fake one in tests). Packets,
-// credits, tags, releases, aborts and shards in host memory go over the wire as they do
-// without NCCL. A shard in device memory goes by ncclSend() and ncclRecv(); its packet
-// announces it, with a number that says which ncclSend() of this direction it is.
+// The driver uses another driver, its wire (UCX; a fake network in tests). The wire
+// carries packets, credits, tags, releases, aborts and shards in host memory, as it does
+// without NCCL. ncclSend() and ncclRecv() carry shards in device memory; the packet of
+// such a shard announces it, with a number that says which ncclSend() of this direction
+// it is.
 //
 // A communicator has two processes and one direction. NCCL matches sends and receives in
-// the order in which each process issues them, and one that has no partner yet keeps
-// those behind it waiting; if both directions shared a communicator, two processes that
-// send each other would have to agree on an order first. In one direction the sender's
-// order is the order: the receiver follows the numbers in the packets.
+// the order in which each process issues them, and an operation without a partner blocks
+// those behind it. If both directions shared a communicator, two processes that send to
+// each other would have to agree on an order first. In one direction the sender decides:
+// the receiver follows the numbers in the packets.
 //
-// A receive is issued only once its send is announced, and never skipped: what a reset or
-// a closed channel drops is received into scratch memory. So a kernel of NCCL, which
-// keeps a part of the device busy until its partner comes, waits for nothing but the
+// A receive is issued only once its send is announced, and never skipped: data that a
+// reset or a closed channel drops is received into scratch memory. Therefore a kernel of
+// NCCL, which occupies a part of the device until its partner runs, only waits for the
 // progress of the other process, and an abort of a channel leaves nothing behind. A
 // communicator is aborted when its peer has failed.
 //
 // Making and freeing communicators allocates device memory, and CUDA may make that wait
-// for all kernels on the device; were one of those waiting for a peer that does the same,
-// neither would go on. So nothing is issued while a communicator of this process is to be
-// made, what must be aborted is aborted together, when the others are idle, and device
-// memory is freed at the end.
+// for all kernels on the device; if one of those waited for a peer that does the same,
+// neither would go on. Therefore nothing is issued while this process still has to make a
+// communicator, all aborts happen together when the other communicators are idle, and
+// device memory is freed at the end.
 #ifndef JPP_TRANSPORT_NCCL_H_
 #define JPP_TRANSPORT_NCCL_H_
 
@@ -85,21 +86,27 @@ struct jpp_nccl {
   bool stuck;  // a stream did not stop: its memory is not freed
 };
 
+// The driver's `create`, over this wire.
+jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
+                                   const jpp_transport_options_t* options,
+                                   jpp_transport_t** out_transport) JPP_MUST_USE;
+
 // All with the device's context current, but for send and fetch.
 
-// Begins to make it: the receiver's end once the sender's id has come.
+// Begins to create it; at the receiver's end, once the sender's id has arrived.
 void jpp_nccl_comm_make(jpp_nccl_comm_t* comm);
-// Looks how far NCCL and the stream are.
+// Checks the state of NCCL and of the stream.
 void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm);
 // Hands NCCL the transfers whose turn it is.
 void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm);
-// Aborts all that are doomed, if none of the others is at work.
+// Aborts all doomed communicators, if none of the others is active.
 void jpp_nccl_comms_abort(jpp_nccl_t* nccl);
-// Begins to end it: at once where something is left, else when the peer has all it sent.
+// Begins to end it: at once if transfers are left, else when the peer has received
+// everything.
 void jpp_nccl_comm_finalize(jpp_nccl_comm_t* comm);
-// Waits no longer for the peer.
+// Stops waiting for the peer.
 void jpp_nccl_comm_doom(jpp_nccl_comm_t* comm);
-// Calls back for what is left, whatever the stream does.
+// Calls back for the remaining transfers, whatever the stream does.
 void jpp_nccl_comm_give_up(jpp_nccl_comm_t* comm);
 
 // Rows of jpp_net_device_t.

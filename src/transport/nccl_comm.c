@@ -1,6 +1,6 @@
-// One communicator: how it is made, how batches of sends or receives go through it, how
-// it ends. NCCL's calls return at once, and progress asks how far they are; but an abort
-// returns when NCCL's kernels have stopped, which they do once they are told.
+// One communicator: its creation, its batches of sends or receives, and its end. NCCL's
+// calls return at once, and progress polls them. Only an abort blocks, until NCCL's
+// kernels have noticed it and stopped.
 #include <string.h>
 
 #include "base/log.h"
@@ -32,7 +32,7 @@ static bool cuda_did(jpp_nccl_comm_t* comm, const char* call, jpp_cuda_result_t 
   return false;
 }
 
-// Whether NCCL has done what it was asked last.
+// Whether NCCL has finished its last operation.
 static bool has_settled(jpp_nccl_comm_t* comm, const char* call) {
   jpp_nccl_result_t result = JPP_NCCL_SUCCESS;
   jpp_nccl_result_t asked =
@@ -114,7 +114,7 @@ void jpp_nccl_send(jpp_net_op_t* op, const void* data) {
     jpp_net_op_done(op);
     return;
   }
-  // The room was promised when the channel was opened.
+  // The room was reserved when the channel was opened.
   comm->transfers.data[comm->transfers.count++] =
       (jpp_nccl_transfer_t){.turn = op->packet.turn,
                             .data = (void*)(uintptr_t)data,
@@ -169,7 +169,7 @@ static jpp_nccl_result_t issue_transfer(jpp_nccl_comm_t* comm,
   return result == JPP_NCCL_IN_PROGRESS ? JPP_NCCL_SUCCESS : result;
 }
 
-// Those at the front whose turn it is.
+// The number of transfers at the front whose turn has come.
 static size_t count_ready(const jpp_nccl_comm_t* comm) {
   size_t count = 0;
   while (count < comm->transfers.count &&
@@ -214,7 +214,7 @@ static void finish(jpp_nccl_comm_t* comm, size_t count, bool success) {
 
 // --- Advance --------------------------------------------------------------------------
 
-// Whether the stream is past the event; that it failed counts.
+// Whether the stream has passed the event, or has failed.
 static bool has_stopped(jpp_nccl_comm_t* comm, jpp_cuda_result_t* out_result) {
   *out_result = comm->nccl->library->cuEventQuery(comm->event);
   return *out_result != JPP_CUDA_NOT_READY;
@@ -279,15 +279,6 @@ void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm) {
 
 // --- End ------------------------------------------------------------------------------
 
-// The stream stops by itself, after what it was given before.
-static void await_stream(jpp_nccl_comm_t* comm) {
-  comm->state = JPP_NCCL_ABORTED;
-  if (!comm->batch ||
-      comm->nccl->library->cuEventRecord(comm->event, comm->stream) != JPP_CUDA_SUCCESS) {
-    release(comm);
-  }
-}
-
 static bool is_at_work(const jpp_nccl_comm_t* comm) {
   return comm->state == JPP_NCCL_ISSUING || comm->state == JPP_NCCL_RUNNING;
 }
@@ -310,7 +301,14 @@ void jpp_nccl_comms_abort(jpp_nccl_t* nccl) {
   nccl->library->ncclGroupEnd();
   for (size_t i = 0; i < nccl->used.count; ++i) {
     jpp_nccl_comm_t* comm = nccl->used.data[i];
-    if (comm->state == JPP_NCCL_DOOMED) await_stream(comm);
+    if (comm->state == JPP_NCCL_DOOMED) {
+      // The stream stops after the work that it was given before.
+      comm->state = JPP_NCCL_ABORTED;
+      if (!comm->batch || comm->nccl->library->cuEventRecord(comm->event, comm->stream) !=
+                              JPP_CUDA_SUCCESS) {
+        release(comm);
+      }
+    }
   }
 }
 

@@ -1,4 +1,5 @@
-// Processes and their packets: who is connected, what a packet is for, who has failed.
+// Processes and their packets: which peers are connected, what a packet is for, which
+// peers have failed.
 #include "transport/net.h"
 
 #include <errno.h>
@@ -215,13 +216,6 @@ static void refuse_packet(jpp_net_t* net) {
           net->base.process);
 }
 
-static void take_bye(jpp_net_peer_t* peer) {
-  peer->left = true;
-  if (peer->endpoint && !peer->gone.busy && !peer->status) {
-    jpp_net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
-  }
-}
-
 static const char* take_channel_packet(jpp_net_channel_t* channel,
                                        const jpp_packet_t* packet, const void* data,
                                        jpp_net_place_t* out_place) {
@@ -242,7 +236,7 @@ static const char* take_channel_packet(jpp_net_channel_t* channel,
   }
 }
 
-// The data of a shard in device memory go their own way, also when they are dropped.
+// nccl.c carries the data of a shard in device memory, also when they are dropped.
 static const char* take_turn(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                              jpp_net_channel_t* channel) {
   jpp_net_place_t place = {0};
@@ -266,7 +260,10 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     case JPP_PACKET_BEAT:
       return jpp_net_take_notes(peer->net, packet, data);
     case JPP_PACKET_BYE:
-      take_bye(peer);
+      peer->left = true;
+      if (peer->endpoint && !peer->gone.busy && !peer->status) {
+        jpp_net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
+      }
       return NULL;
     case JPP_PACKET_GONE:
       peer->knows_we_left = true;
@@ -319,17 +316,14 @@ static bool is_watched(const jpp_net_peer_t* peer) {
   return peer->endpoint && peer->ends.count && !peer->status && !peer->left;
 }
 
-static void send_beat(jpp_net_peer_t* peer) {
-  size_t size = 0;
-  if (peer->beat.busy) return;
-  peer->beat.packet.count = jpp_net_pack_notes(peer, &size);
-  peer->beat.packet.size = size;
-  jpp_net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
-}
-
 static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
   if (!is_watched(peer)) return;
-  send_beat(peer);
+  if (!peer->beat.busy) {
+    size_t size = 0;
+    peer->beat.packet.count = jpp_net_pack_notes(peer, &size);
+    peer->beat.packet.size = size;
+    jpp_net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
+  }
   uint32_t timeout = peer->net->peer_timeout_ms;
   if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
   jpp_net_peer_failed(peer,
@@ -338,8 +332,9 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
                       (double)timeout / 1000);
 }
 
-// A process that lives is heard of, whatever its program does: its runtime makes progress
-// also between steps. One that does not look for long itself can tell nothing of others.
+// A living process sends heartbeats whatever its program does, because its runtime makes
+// progress between steps too. A process that has not polled for long itself cannot judge
+// others.
 static void watch_peers(jpp_net_t* net) {
   int64_t now = jpp_clock_coarse_ms(), since = now - net->looked_ms;
   uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;
@@ -394,7 +389,7 @@ static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_
       holds = condition(&net->peers[i]);
     }
     if (!holds) return;
-    net->base.vtable->progress(&net->base, &some);
+    net->base.vtable->bytes->progress(&net->base, &some);
     if (!some) nanosleep(&nap, NULL);
   }
 }
@@ -410,19 +405,16 @@ void jpp_net_leave(jpp_net_t* net) {
   if (net->device) net->device->end(net, until);
 }
 
-static void free_peer(jpp_net_peer_t* peer) {
-  jpp_vec_deinit(&peer->ends);
-  jpp_status_free(peer->status);
-  jpp_status_free(peer->last_words);
-  jpp_free(peer->name);
-}
-
 void jpp_net_deinit(jpp_net_t* net) {
   if (net->device) net->device->end(net, 0);
   while (net->closing.count) jpp_net_channel_free(net->closing.data[0]);
   jpp_vec_deinit(&net->closing);
   for (uint32_t i = 0; net->peers && i < net->base.num_processes; ++i) {
-    free_peer(&net->peers[i]);
+    jpp_net_peer_t* peer = &net->peers[i];
+    jpp_vec_deinit(&peer->ends);
+    jpp_status_free(peer->status);
+    jpp_status_free(peer->last_words);
+    jpp_free(peer->name);
   }
   jpp_net_notes_deinit(net);
   jpp_free(net->peers);

@@ -1,7 +1,7 @@
 // Channels of bytes between processes, for drivers that can carry packets from one
-// process to another: ucx.c and fake.c. Slots, credits, epochs, the order of messages,
-// the checks of all that a peer sends, aborts and leave-taking are here, once for all of
-// them.
+// process to another: ucx.c, and the fake network of the tests. Slots, credits, epochs,
+// the order of messages, the checks of all that a peer sends, aborts and leave-taking are
+// implemented here once for all of them.
 //
 // A packet is a head of fixed size and perhaps data. A driver may deliver packets in any
 // order, each once, until the peer fails. The packets between the two ends of a channel:
@@ -21,8 +21,8 @@
 // An epoch is the time between two resets of a channel. Packets of an earlier epoch than
 // the channel's are dropped; data of a later one cannot arrive, since there was no GRANT.
 //
-// Threads: everything here belongs to the one thread that uses the transport, but for
-// what is atomic.
+// Threads: everything here belongs to the one thread that uses the transport, except
+// atomics.
 #ifndef JPP_TRANSPORT_NET_H_
 #define JPP_TRANSPORT_NET_H_
 
@@ -84,7 +84,7 @@ typedef struct jpp_net_place {
   void* shard;  // for jpp_net_received()
 } jpp_net_place_t;
 
-// What a driver does for this file.
+// What a driver implements for this file.
 typedef struct jpp_net_port {
   // Sends a packet to op->peer. True: done with at once, also when it failed and
   // jpp_net_peer_failed() was called; false: jpp_net_op_done() will be called.
@@ -92,9 +92,9 @@ typedef struct jpp_net_port {
                const jpp_transport_memory_t* memory);
 } jpp_net_port_t;
 
-// What carries shards in device memory, beside the packets of the driver that it
-// is laid over: nccl.c. A packet of such a shard has a turn and no data. At both ends the
-// data are sent and received in the order of the turns, also those that are dropped.
+// Carries shards in device memory, beside the packets of another driver: nccl.c. A packet
+// of such a shard has a turn and no data. At both ends the data are sent and received in
+// the order of the turns, also those that are dropped.
 typedef struct jpp_net_device {
   // Called last when a channel with such shards is opened.
   jpp_status_t* (*open)(jpp_net_peer_t* peer, const jpp_channel_spec_t* spec);
@@ -154,7 +154,7 @@ struct jpp_net {
   void* token;
   size_t token_size;
   uint32_t peer_timeout_ms;
-  int64_t looked_ms;  // when the peers' hearts were last listened to
+  int64_t looked_ms;  // when the peers' heartbeats were last checked
   jpp_net_notes_t notes;
   uint8_t nonce[kJppNonceSize];
   void* address;
@@ -162,9 +162,9 @@ struct jpp_net {
   jpp_net_peer_t* peers;  // [num_processes]; this process' own row is not used
   JPP_VEC(jpp_net_channel_t*) closing;  // closed, with operations under way
   _Atomic bool work;                    // a channel has something for jpp_net_progress()
-  uint32_t idle;     // calls of progress in a row in which nothing happened
+  uint32_t idle;     // consecutive calls of progress in which nothing happened
   bool some;         // something happened since the last progress
-  bool failed;       // a peer did; for the driver, which closes its endpoint
+  bool failed;       // a peer failed; the driver then closes its endpoint
   uint64_t refused;  // packets without proof
   const jpp_net_device_t* device;  // NULL: there is only host memory
   void* device_state;              // its own
@@ -200,13 +200,13 @@ void jpp_net_progress(jpp_net_t* net, bool* out_some);
 
 // --- For drivers' callbacks (net.c) ---------------------------------------------------
 
-// A packet has come, from wherever. `data` NULL: they are still at the peer, and the
-// driver fetches them to `out_place`; otherwise this call has done all.
+// A packet has arrived from any sender. `data` NULL: the data are still at the peer, and
+// the driver fetches them to `out_place`; otherwise this call consumes them.
 void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const void* data,
                      size_t size, jpp_net_place_t* out_place);
 // The data are fetched, or could not be.
 void jpp_net_received(void* shard, bool success);
-// Whose data they are.
+// The peer that sent the shard's data.
 jpp_net_peer_t* jpp_net_shard_peer(const void* shard);
 void jpp_net_op_done(jpp_net_op_t* op);
 // The first failure stays. A peer that has left is not failed.
@@ -231,17 +231,16 @@ const char* jpp_net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
 
 // --- Channels (net_channel.c) ---------------------------------------------------------
 
-// The rows of jpp_transport_vtable_t that are the same for all drivers of packets.
-#define JPP_NET_ROWS                                                                  \
-  .form = JPP_TRANSPORT_BYTES, .address = jpp_net_get_address,                        \
-  .peer_status = jpp_net_peer_status, .peer_name = jpp_net_peer_name,                 \
-  .open_notes = jpp_net_open_notes, .note = jpp_net_note,                             \
-  .open_channel = jpp_net_open_channel, .warm_up = jpp_net_warm_up,                   \
-  .channel_status = jpp_net_status_of, .credits = jpp_net_credits,                    \
-  .set_abort = jpp_net_set_abort, .reset = jpp_net_reset, .close = jpp_net_close,     \
-  .try_send = jpp_transport_no_send, .try_recv = jpp_transport_no_recv,               \
-  .try_send_bytes = jpp_net_try_send_bytes, .try_recv_bytes = jpp_net_try_recv_bytes, \
-  .release = jpp_net_release
+// The rows of the two tables that are the same for all drivers of packets.
+#define JPP_NET_ROWS                                                   \
+  .open_channel = jpp_net_open_channel, .credits = jpp_net_credits,    \
+  .channel_status = jpp_net_status_of, .set_abort = jpp_net_set_abort, \
+  .reset = jpp_net_reset, .close = jpp_net_close
+#define JPP_NET_BYTES_ROWS                                                        \
+  .address = jpp_net_get_address, .peer_status = jpp_net_peer_status,             \
+  .peer_name = jpp_net_peer_name, .open_notes = jpp_net_open_notes,               \
+  .note = jpp_net_note, .warm_up = jpp_net_warm_up, .try_send = jpp_net_try_send, \
+  .try_recv = jpp_net_try_recv, .release = jpp_net_release
 
 jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
                                    const jpp_channel_spec_t* spec,
@@ -252,11 +251,11 @@ uint32_t jpp_net_credits(jpp_channel_t* base);
 void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
 void jpp_net_reset(jpp_channel_t* base);
 void jpp_net_close(jpp_channel_t* base);
-jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
-                                     const jpp_shard_t* shards, uint32_t count,
-                                     void* cookie, bool* out_done);
-jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* base, jpp_received_t* out_received,
-                                     bool* out_done);
+jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
+                               const jpp_shard_t* shards, uint32_t count, void* cookie,
+                               bool* out_done);
+jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
+                               bool* out_done);
 void jpp_net_release(jpp_channel_t* base, uint32_t slot);
 
 #endif  // JPP_TRANSPORT_NET_H_

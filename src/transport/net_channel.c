@@ -114,7 +114,7 @@ static jpp_status_t* open_channel(jpp_net_channel_t* channel) {
     memcpy(channel->on_device, spec->on_device, spec->capacity);
   }
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kJppMostAbortText, &channel->abort_text));
-  // So that nothing that is closed needs memory for it.
+  // Reserved here, so that closing a channel needs no memory.
   size_t open = 1;
   for (uint32_t p = 0; p < net->base.num_processes; ++p) open += net->peers[p].ends.count;
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&net->closing, open));
@@ -208,18 +208,6 @@ void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
   atomic_store(&channel->net->work, true);
 }
 
-static void tell_abort(jpp_net_channel_t* channel, const jpp_status_t* aborted) {
-  const char* text = jpp_status_message(aborted);
-  size_t size = strnlen(text, kJppMostAbortText);
-  memcpy(channel->abort_text, text, size);
-  channel->abort.packet = (jpp_packet_t){.channel = channel->base.spec.id,
-                                         .epoch = channel->epoch,
-                                         .number = jpp_status_code(aborted),
-                                         .size = size};
-  channel->abort_told = true;
-  jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
-}
-
 static const char* check_abort(const jpp_packet_t* packet, const char* text) {
   if (packet->number == JPP_OK || packet->number >= JPP_STATUS_CODE_COUNT) {
     return "there is no such error";
@@ -278,7 +266,7 @@ void jpp_net_reset(jpp_channel_t* base) {
 
 // --- What comes from the peer ---------------------------------------------------------
 
-// Both ends are opened from the same plan, or nothing goes over the channel.
+// Both ends must be opened from the same plan.
 static bool check_agreement(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
   if (packet->size == channel->spec_hash) return true;
   const jpp_channel_spec_t* spec = &channel->base.spec;
@@ -331,7 +319,17 @@ void jpp_net_channel_progress(jpp_net_channel_t* channel) {
   bool busy = false;
   if (aborted && !channel->abort_told) {
     busy = channel->abort.busy;
-    if (!busy) tell_abort(channel, aborted);
+    if (!busy) {
+      const char* text = jpp_status_message(aborted);
+      size_t size = strnlen(text, kJppMostAbortText);
+      memcpy(channel->abort_text, text, size);
+      channel->abort.packet = (jpp_packet_t){.channel = channel->base.spec.id,
+                                             .epoch = channel->epoch,
+                                             .number = jpp_status_code(aborted),
+                                             .size = size};
+      channel->abort_told = true;
+      jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
+    }
   }
   if (!channel->sends) {
     jpp_net_receiver_t* receiver = &channel->receiver;
@@ -387,9 +385,16 @@ static jpp_status_t* check_shards(const jpp_net_channel_t* channel, uint64_t tag
   return NULL;
 }
 
-static void send_message(jpp_net_channel_t* channel, uint64_t tag,
-                         const jpp_shard_t* shards, uint32_t count,
-                         jpp_net_message_t* message) {
+static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
+                              const jpp_shard_t* shards, uint32_t count, void* cookie,
+                              bool warms_up, bool* out_done) {
+  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+  JPP_RETURN_IF_ERROR(check_shards(channel, tag, shards, count));
+  if (channel->peer->left) return jpp_net_left_status(channel->peer);
+  if (!can_send(channel)) return NULL;
+  jpp_net_message_t* message = &channel->sender.messages[channel->sender.turn];
+  message->cookie = cookie;
+  message->warms_up = warms_up;
   static const jpp_shard_t kNoShard = {0};
   jpp_net_sender_t* sender = &channel->sender;
   uint32_t packets = count ? count : 1;
@@ -409,32 +414,19 @@ static void send_message(jpp_net_channel_t* channel, uint64_t tag,
   ++sender->sent;
   sender->turn = sender->turn + 1 == channel->base.spec.slots ? 0 : sender->turn + 1;
   jpp_net_message_done(channel, message);
-}
-
-static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
-                              const jpp_shard_t* shards, uint32_t count, void* cookie,
-                              bool warms_up, bool* out_done) {
-  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
-  JPP_RETURN_IF_ERROR(check_shards(channel, tag, shards, count));
-  if (channel->peer->left) return jpp_net_left_status(channel->peer);
-  if (!can_send(channel)) return NULL;
-  jpp_net_message_t* message = &channel->sender.messages[channel->sender.turn];
-  message->cookie = cookie;
-  message->warms_up = warms_up;
-  send_message(channel, tag, shards, count, message);
   *out_done = true;
   return NULL;
 }
 
-jpp_status_t* jpp_net_try_send_bytes(jpp_channel_t* base, uint64_t tag,
-                                     const jpp_shard_t* shards, uint32_t count,
-                                     void* cookie, bool* out_done) {
+jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
+                               const jpp_shard_t* shards, uint32_t count, void* cookie,
+                               bool* out_done) {
   return try_send((jpp_net_channel_t*)base, tag, shards, count, cookie, false, out_done);
 }
 
 // --- Warm up --------------------------------------------------------------------------
 
-// Each shard as large as it may be, up to kMostWarmUp; all of one kind of the same
+// Each shard has its largest size, up to kMostWarmUp; all shards of one kind share
 // memory.
 static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
   uint32_t capacity = channel->base.spec.capacity;
@@ -474,7 +466,7 @@ static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done
     return NULL;
   }
   JPP_RETURN_IF_ERROR(
-      jpp_net_try_recv_bytes(&channel->base, &received, &channel->warm_up_sent));
+      jpp_net_try_recv(&channel->base, &received, &channel->warm_up_sent));
   if (!channel->warm_up_sent) return NULL;
   jpp_net_release(&channel->base, received.slot);
   if (received.tag == kWarmUpTag) return NULL;

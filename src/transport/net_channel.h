@@ -95,11 +95,11 @@ struct jpp_net_channel {
 // Whether a shard's data is in device memory; empty shards have no data.
 bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
                           uint64_t size);
-// Why nothing can be sent or received any more; NULL: nothing known.
+// Why nothing can be sent or received any more; NULL: no known reason.
 jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) JPP_MUST_USE;
 jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) JPP_MUST_USE;
 
-// What came for the channel, from its peer. A text of what is wrong with it, or NULL.
+// Takes a packet for the channel from its peer. Returns what is wrong with it, or NULL.
 void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet);
 const char* jpp_net_channel_grant(jpp_net_channel_t* channel,
                                   const jpp_packet_t* packet) JPP_MUST_USE;

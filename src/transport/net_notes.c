@@ -1,6 +1,6 @@
-// Notes: how far each process is, told from neighbour to neighbour. A heartbeat carries
-// some of the notes that its sender knows, its own among them; whoever gets it keeps the
-// newer ones and tells them on. A note has a version, the how-manieth of its process.
+// Notes: the progress of each process, passed from neighbour to neighbour. A heartbeat
+// carries some of the notes that its sender knows, including its own; the receiver keeps
+// the newer ones and passes them on. A note's version counts the notes of its process.
 #include <string.h>
 
 #include "transport/net.h"
@@ -77,7 +77,7 @@ static void pack_entry(const jpp_net_notes_t* notes, uint32_t process, char* to)
   memcpy(to + sizeof(head), note_of(notes, process), padded(notes->size));
 }
 
-// The own note, which is the newest, and others in turn.
+// Packs this process' own note, which is the newest, and others in rotation.
 uint32_t jpp_net_pack_notes(jpp_net_peer_t* peer, size_t* out_size) {
   const jpp_net_notes_t* notes = &peer->net->notes;
   uint32_t count = 0, processes = peer->net->base.num_processes;
@@ -102,7 +102,7 @@ static const char* take_entry(jpp_net_t* net, const char* from) {
   entry_head_t head;
   memcpy(&head, from, sizeof(head));
   if (head.process >= net->base.num_processes) return "its note belongs to no process";
-  // A process knows best about itself.
+  // A process ignores notes about itself.
   if (head.process == net->base.process) return NULL;
   if (head.version <= notes->versions[head.process]) return NULL;
   notes->versions[head.process] = head.version;

@@ -1,10 +1,11 @@
-// The receiver's end of a channel of bytes: which slot a message goes to, what it must
-// look like, and when the slot is free again.
+// The receiver's end of a channel of bytes: the slot for each message, the checks on it,
+// and when the slot is free again.
 #include <string.h>
 
 #include "transport/net_channel.h"
 
-// Slots are given to PJRT as host memory, which it takes without a copy from this on.
+// Slots are passed to PJRT as host memory, which it uses without a copy from this
+// alignment on.
 enum { kAlignment = 64, kIdleCalls = 32 };
 
 static uint64_t aligned(uint64_t bytes) {
@@ -13,8 +14,8 @@ static uint64_t aligned(uint64_t bytes) {
 
 // --- Open and close -------------------------------------------------------------------
 
-// Sets out_sizes[true] to what a message takes of device memory, out_sizes[false] to what
-// it takes of the host's.
+// Sets out_sizes[true] to the bytes of a message in device memory, and out_sizes[false]
+// to those in host memory.
 static void measure_message(const jpp_net_channel_t* channel, uint64_t out_sizes[2]) {
   out_sizes[false] = out_sizes[true] = 0;
   for (uint32_t i = 0; i < channel->base.spec.capacity; ++i) {
@@ -52,18 +53,8 @@ static jpp_status_t* allocate_blocks(jpp_net_channel_t* channel) {
   }
   char* host = (char*)receiver->block + (-(uintptr_t)receiver->block & (kAlignment - 1));
   place_slots(channel, host, device);
-  return net->base.vtable->register_memory(&net->base, receiver->block, size,
-                                           &receiver->memory);
-}
-
-static jpp_status_t* allocate_slot(jpp_net_channel_t* channel, jpp_net_slot_t* slot) {
-  uint32_t capacity = channel->base.spec.capacity;
-  slot->channel = channel;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->data));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->sizes));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->shards));
-  for (uint32_t i = 0; i < capacity; ++i) slot->shards[i].slot = slot;
-  return NULL;
+  return net->base.vtable->bytes->register_memory(&net->base, receiver->block, size,
+                                                  &receiver->memory);
 }
 
 jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
@@ -75,7 +66,13 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(slots, &receiver->free_slots));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(slots, &receiver->slot_of));
   for (uint32_t s = 0; s < slots; ++s) {
-    JPP_RETURN_IF_ERROR(allocate_slot(channel, &receiver->slots[s]));
+    jpp_net_slot_t* slot = &receiver->slots[s];
+    uint32_t capacity = channel->base.spec.capacity;
+    slot->channel = channel;
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->data));
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->sizes));
+    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(capacity, &slot->shards));
+    for (uint32_t i = 0; i < capacity; ++i) slot->shards[i].slot = slot;
     receiver->free_slots[receiver->num_free++] = s;
     receiver->slot_of[s] = JPP_NET_NO_SLOT;
   }
@@ -88,7 +85,8 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
 void jpp_net_receiver_close(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   if (receiver->memory) {
-    channel->net->base.vtable->unregister_memory(&channel->net->base, receiver->memory);
+    channel->net->base.vtable->bytes->unregister_memory(&channel->net->base,
+                                                        receiver->memory);
   }
   for (uint32_t s = 0; receiver->slots && s < channel->base.spec.slots; ++s) {
     jpp_free(receiver->slots[s].data);
@@ -177,7 +175,7 @@ jpp_net_peer_t* jpp_net_shard_peer(const void* shard) {
   return ((const jpp_net_shard_t*)shard)->slot->channel->peer;
 }
 
-// A slot whose message was dropped while it came is free when nothing writes to it.
+// A slot whose message was dropped on arrival is free once nothing writes to it.
 void jpp_net_received(void* shard, bool success) {
   jpp_net_slot_t* slot = ((jpp_net_shard_t*)shard)->slot;
   jpp_net_channel_t* channel = slot->channel;
@@ -217,8 +215,8 @@ void jpp_net_receiver_collect(jpp_net_channel_t* channel) {
   }
 }
 
-// Grants are saved up, so that not each message has one: the sender hears of them when
-// half of the slots are free again, and before that when this process has nothing to do.
+// Grants are batched, so that not every message causes one: the sender gets them when
+// half of the slots are free again, or earlier when this process is idle.
 bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel) {
   const jpp_net_receiver_t* receiver = &channel->receiver;
   uint64_t due = receiver->granted - receiver->told;
@@ -228,8 +226,8 @@ bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel) {
 
 // --- Receive --------------------------------------------------------------------------
 
-jpp_status_t* jpp_net_try_recv_bytes(jpp_channel_t* base, jpp_received_t* out_received,
-                                     bool* out_done) {
+jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
+                               bool* out_done) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
   if (channel->sends) {

@@ -1,5 +1,5 @@
-// The list of drivers and the public transport API, which checks what every driver would
-// have to check, then calls the driver's function table.
+// The list of drivers, and the public transport API: it does the checks that all drivers
+// need and then calls the driver's function table.
 #include "jaxpp/transport.h"
 
 #include <string.h>
@@ -10,9 +10,7 @@
 #include "transport/driver.h"
 
 static const jpp_transport_vtable_t* const kDrivers[] = {
-    &jpp_transport_inproc, &jpp_transport_ucx,       &jpp_transport_nccl,
-    &jpp_transport_fake,   &jpp_transport_nccl_fake, &jpp_transport_null,
-};
+    &jpp_transport_inproc, &jpp_transport_ucx, &jpp_transport_nccl};
 #define DRIVER_COUNT (sizeof(kDrivers) / sizeof(kDrivers[0]))
 
 // --- Transport ------------------------------------------------------------------------
@@ -30,6 +28,29 @@ static jpp_status_t* unknown_driver(const char* name) {
   return status;
 }
 
+jpp_status_t* jpp_transport_create_with(const jpp_transport_vtable_t* driver,
+                                        const jpp_transport_options_t* options,
+                                        jpp_transport_t** out_transport) {
+  jpp_transport_options_t full;
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, options, &full));
+  if (full.token_size) JPP_RETURN_IF_NULL(full.token);
+  if (full.num_processes == 0) full.num_processes = 1;
+  if (full.peer_timeout_ms == 0) full.peer_timeout_ms = 10000;
+  if (full.process >= full.num_processes) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "transport %s: expected a process below %u, the processes of "
+                           "the job; found %u",
+                           driver->name, full.num_processes, full.process);
+  }
+  JPP_RETURN_IF_ERROR_IN(driver->create(&full, out_transport), "transport %s",
+                         driver->name);
+  (*out_transport)->vtable = driver;
+  (*out_transport)->process = full.process;
+  (*out_transport)->num_processes = full.num_processes;
+  return NULL;
+}
+
 jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
                                    jpp_transport_t** out_transport) {
   JPP_RETURN_IF_NULL(options, out_transport);
@@ -38,23 +59,9 @@ jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, options, &full));
   JPP_RETURN_IF_NULL(full.driver);
-  if (full.token_size) JPP_RETURN_IF_NULL(full.token);
-  if (full.num_processes == 0) full.num_processes = 1;
-  if (full.peer_timeout_ms == 0) full.peer_timeout_ms = 10000;
-  if (full.process >= full.num_processes) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "transport %s: expected a process below %u, the processes of "
-                           "the job; found %u",
-                           full.driver, full.num_processes, full.process);
-  }
   for (size_t i = 0; i < DRIVER_COUNT; ++i) {
     if (strcmp(kDrivers[i]->name, full.driver) != 0) continue;
-    JPP_RETURN_IF_ERROR_IN(kDrivers[i]->create(&full, out_transport), "transport %s",
-                           full.driver);
-    (*out_transport)->vtable = kDrivers[i];
-    (*out_transport)->process = full.process;
-    (*out_transport)->num_processes = full.num_processes;
-    return NULL;
+    return jpp_transport_create_with(kDrivers[i], &full, out_transport);
   }
   return unknown_driver(full.driver);
 }
@@ -63,8 +70,13 @@ void jpp_transport_destroy(jpp_transport_t* transport) {
   if (transport) transport->vtable->destroy(transport);
 }
 
+// NULL for a driver of handles, which has no other processes and no memory to register.
+static const jpp_bytes_vtable_t* bytes_of(const jpp_transport_t* transport) {
+  return transport->vtable->bytes;
+}
+
 jpp_transport_form_t jpp_transport_form(const jpp_transport_t* transport) {
-  return transport->vtable->form;
+  return bytes_of(transport) ? JPP_TRANSPORT_BYTES : JPP_TRANSPORT_HANDLES;
 }
 
 uint32_t jpp_transport_num_processes(const jpp_transport_t* transport) {
@@ -72,14 +84,14 @@ uint32_t jpp_transport_num_processes(const jpp_transport_t* transport) {
 }
 
 bool jpp_transport_takes_device_memory(const jpp_transport_t* transport) {
-  return transport->vtable->takes_device_memory;
+  return bytes_of(transport) && bytes_of(transport)->takes_device_memory;
 }
 
 void jpp_transport_address(const jpp_transport_t* transport, const void** out_address,
                            size_t* out_size) {
   *out_address = NULL;
   *out_size = 0;
-  transport->vtable->address(transport, out_address, out_size);
+  if (bytes_of(transport)) bytes_of(transport)->address(transport, out_address, out_size);
 }
 
 jpp_status_t* jpp_transport_connect(jpp_transport_t* transport, uint32_t process,
@@ -92,30 +104,39 @@ jpp_status_t* jpp_transport_connect(jpp_transport_t* transport, uint32_t process
                            transport->vtable->name, transport->process,
                            transport->num_processes, process);
   }
-  return transport->vtable->connect(transport, process, address, size);
+  if (bytes_of(transport)) {
+    return bytes_of(transport)->connect(transport, process, address, size);
+  }
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "transport %s stays within a process and does not connect to "
+                         "process %u",
+                         transport->vtable->name, process);
 }
 
 void jpp_transport_progress(jpp_transport_t* transport, bool* out_some) {
   *out_some = false;
-  transport->vtable->progress(transport, out_some);
+  if (bytes_of(transport)) bytes_of(transport)->progress(transport, out_some);
 }
 
 jpp_status_t* jpp_transport_arm(jpp_transport_t* transport, int* out_descriptor,
                                 bool* out_armed) {
   JPP_RETURN_IF_NULL(transport, out_descriptor, out_armed);
   *out_descriptor = -1;
-  *out_armed = false;
-  return transport->vtable->arm(transport, out_descriptor, out_armed);
+  *out_armed = !bytes_of(transport);
+  return *out_armed ? NULL
+                    : bytes_of(transport)->arm(transport, out_descriptor, out_armed);
 }
 
 jpp_status_t* jpp_transport_peer_status(const jpp_transport_t* transport,
                                         uint32_t process) {
   JPP_RETURN_IF_NULL(transport);
-  return transport->vtable->peer_status(transport, process);
+  return bytes_of(transport) ? bytes_of(transport)->peer_status(transport, process)
+                             : NULL;
 }
 
 const char* jpp_transport_peer_name(const jpp_transport_t* transport, uint32_t process) {
-  const char* name = transport->vtable->peer_name(transport, process);
+  const char* name = NULL;
+  if (bytes_of(transport)) name = bytes_of(transport)->peer_name(transport, process);
   return name ? name : "an unknown address";
 }
 
@@ -123,23 +144,29 @@ jpp_status_t* jpp_transport_open_notes(jpp_transport_t* transport, uint32_t size
                                        jpp_transport_write_note_t write, void* user) {
   JPP_RETURN_IF_NULL(transport);
   if (!write) return jpp_null_error(__func__, "write", 0);
-  return transport->vtable->open_notes(transport, size, write, user);
+  if (bytes_of(transport)) {
+    return bytes_of(transport)->open_notes(transport, size, write, user);
+  }
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "transport %s connects no processes, so there are no notes",
+                         transport->vtable->name);
 }
 
 const void* jpp_transport_note(const jpp_transport_t* transport, uint32_t process) {
-  return transport->vtable->note(transport, process);
+  return bytes_of(transport) ? bytes_of(transport)->note(transport, process) : NULL;
 }
 
 jpp_status_t* jpp_transport_register(jpp_transport_t* transport, void* data, size_t size,
                                      jpp_transport_memory_t** out_memory) {
   JPP_RETURN_IF_NULL(transport, data, out_memory);
   *out_memory = NULL;
-  return transport->vtable->register_memory(transport, data, size, out_memory);
+  if (!bytes_of(transport)) return NULL;
+  return bytes_of(transport)->register_memory(transport, data, size, out_memory);
 }
 
 void jpp_transport_unregister(jpp_transport_t* transport,
                               jpp_transport_memory_t* memory) {
-  if (memory) transport->vtable->unregister_memory(transport, memory);
+  if (memory) bytes_of(transport)->unregister_memory(transport, memory);
 }
 
 // --- Channels -------------------------------------------------------------------------
@@ -152,7 +179,7 @@ static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
                            "and %u",
                            spec->slots, spec->capacity);
   }
-  if (transport->vtable->form == JPP_TRANSPORT_HANDLES) return NULL;
+  if (!bytes_of(transport)) return NULL;
   uint32_t here = transport->process, processes = transport->num_processes;
   if (spec->src_process >= processes || spec->dst_process >= processes ||
       (spec->src_process == here) == (spec->dst_process == here)) {
@@ -165,7 +192,7 @@ static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected the most bytes of each shard, found none");
   }
-  if (!spec->on_device || transport->vtable->takes_device_memory) return NULL;
+  if (!spec->on_device || bytes_of(transport)->takes_device_memory) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED,
                          "transport %s takes shards in host memory, found some in device "
                          "memory",
@@ -194,8 +221,9 @@ jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
 
 jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel, bool* out_done) {
   JPP_RETURN_IF_NULL(channel, out_done);
-  *out_done = false;
-  return channel->vtable->warm_up(channel, out_done);
+  const jpp_bytes_vtable_t* bytes = channel->vtable->bytes;
+  *out_done = !bytes;  // there is nothing to prove within a process
+  return bytes ? bytes->warm_up(channel, out_done) : NULL;
 }
 
 uint32_t jpp_channel_credits(jpp_channel_t* channel) {
@@ -229,13 +257,21 @@ static jpp_status_t* check_count(const jpp_channel_t* channel, uint64_t tag,
                          channel->spec.capacity, count, (unsigned long long)tag);
 }
 
+static jpp_status_t* wrong_form(const jpp_channel_t* channel, const char* expected) {
+  return jpp_status_make(JPP_UNSUPPORTED, "transport %s carries %s, not %s",
+                         channel->vtable->name,
+                         channel->vtable->bytes ? "bytes" : "handles", expected);
+}
+
 jpp_status_t* jpp_channel_try_send(jpp_channel_t* channel, const jpp_message_t* message,
                                    bool* out_done) {
   JPP_RETURN_IF_NULL(channel, message, out_done);
   if (message->count) JPP_RETURN_IF_NULL(message->buffers);
   *out_done = false;
   JPP_RETURN_IF_ERROR(check_count(channel, message->tag, message->count));
-  return channel->vtable->try_send(channel, message, out_done);
+  const jpp_handles_vtable_t* handles = channel->vtable->handles;
+  return handles ? handles->try_send(channel, message, out_done)
+                 : wrong_form(channel, "handles");
 }
 
 jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* message,
@@ -243,7 +279,9 @@ jpp_status_t* jpp_channel_try_recv(jpp_channel_t* channel, jpp_message_t* messag
   JPP_RETURN_IF_NULL(channel, message, out_done);
   JPP_RETURN_IF_NULL(message->buffers);
   *out_done = false;
-  return channel->vtable->try_recv(channel, message, out_done);
+  const jpp_handles_vtable_t* handles = channel->vtable->handles;
+  return handles ? handles->try_recv(channel, message, out_done)
+                 : wrong_form(channel, "handles");
 }
 
 jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
@@ -253,74 +291,20 @@ jpp_status_t* jpp_channel_try_send_bytes(jpp_channel_t* channel, uint64_t tag,
   if (count) JPP_RETURN_IF_NULL(shards);
   *out_done = false;
   JPP_RETURN_IF_ERROR(check_count(channel, tag, count));
-  return channel->vtable->try_send_bytes(channel, tag, shards, count, cookie, out_done);
+  const jpp_bytes_vtable_t* bytes = channel->vtable->bytes;
+  return bytes ? bytes->try_send(channel, tag, shards, count, cookie, out_done)
+               : wrong_form(channel, "bytes");
 }
 
 jpp_status_t* jpp_channel_try_recv_bytes(jpp_channel_t* channel,
                                          jpp_received_t* out_received, bool* out_done) {
   JPP_RETURN_IF_NULL(channel, out_received, out_done);
   *out_done = false;
-  return channel->vtable->try_recv_bytes(channel, out_received, out_done);
+  const jpp_bytes_vtable_t* bytes = channel->vtable->bytes;
+  return bytes ? bytes->try_recv(channel, out_received, out_done)
+               : wrong_form(channel, "bytes");
 }
 
 void jpp_channel_release(jpp_channel_t* channel, uint32_t slot) {
-  channel->vtable->release(channel, slot);
-}
-
-// --- Rows that a form does not have ---------------------------------------------------
-
-static jpp_status_t* wrong_form(const jpp_channel_t* channel, const char* expected) {
-  return jpp_status_make(
-      JPP_UNSUPPORTED, "transport %s carries %s, not %s", channel->vtable->name,
-      channel->vtable->form == JPP_TRANSPORT_HANDLES ? "handles" : "bytes", expected);
-}
-
-jpp_status_t* jpp_transport_no_send(jpp_channel_t* channel, const jpp_message_t* message,
-                                    bool* out_done) {
-  (void)message, (void)out_done;
-  return wrong_form(channel, "handles");
-}
-
-jpp_status_t* jpp_transport_no_recv(jpp_channel_t* channel, jpp_message_t* message,
-                                    bool* out_done) {
-  (void)message, (void)out_done;
-  return wrong_form(channel, "handles");
-}
-
-jpp_status_t* jpp_transport_no_send_bytes(jpp_channel_t* channel, uint64_t tag,
-                                          const jpp_shard_t* shards, uint32_t count,
-                                          void* cookie, bool* out_done) {
-  (void)tag, (void)shards, (void)count, (void)cookie, (void)out_done;
-  return wrong_form(channel, "bytes");
-}
-
-jpp_status_t* jpp_transport_no_recv_bytes(jpp_channel_t* channel,
-                                          jpp_received_t* out_received, bool* out_done) {
-  (void)out_received, (void)out_done;
-  return wrong_form(channel, "bytes");
-}
-
-void jpp_transport_no_release(jpp_channel_t* channel, uint32_t slot) {
-  (void)channel, (void)slot;
-}
-
-// --- Rows that a driver within a process does not have --------------------------------
-
-const char* jpp_transport_no_peer_name(const jpp_transport_t* transport,
-                                       uint32_t process) {
-  (void)transport, (void)process;
-  return NULL;
-}
-
-jpp_status_t* jpp_transport_no_notes(jpp_transport_t* transport, uint32_t size,
-                                     jpp_transport_write_note_t write, void* user) {
-  (void)size, (void)write, (void)user;
-  return jpp_status_make(JPP_UNSUPPORTED,
-                         "transport %s connects no processes, so there are no notes",
-                         transport->vtable->name);
-}
-
-const void* jpp_transport_no_note(const jpp_transport_t* transport, uint32_t process) {
-  (void)transport, (void)process;
-  return NULL;
+  if (channel->vtable->bytes) channel->vtable->bytes->release(channel, slot);
 }

@@ -1,10 +1,10 @@
-// The driver for UCX: packets are active messages of one worker. Small data come with
-// their packet and are copied into the slot; large ones are announced, and UCX fetches
-// them from the sender's memory into the slot, by the fastest way that the two processes
-// have in common: shared memory, RDMA or TCP.
+// The driver for UCX: packets are active messages of one worker. Small data travel with
+// their packet and are copied into the slot. Large data are announced, and UCX fetches
+// them from the sender's memory into the slot over the fastest route that both processes
+// have: shared memory, RDMA or TCP.
 //
-// Endpoints are made in the error mode in which UCX reports a peer that died. It notices
-// by the connection, and by asking from time to time.
+// Endpoints are created in the error mode in which UCX reports dead peers. UCX notices
+// them by the connection and by periodic keepalive requests.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -148,7 +148,7 @@ static void ucx_closed(void* request, ucs_status_t status, void* user) {
   --transport->closing;
 }
 
-// What is under way ends, with an error.
+// Operations under way end with an error.
 static void ucx_close_endpoint(ucx_transport_t* transport, jpp_net_peer_t* peer) {
   ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                UCP_OP_ATTR_FIELD_USER_DATA |
@@ -163,19 +163,17 @@ static void ucx_close_endpoint(ucx_transport_t* transport, jpp_net_peer_t* peer)
   if (!UCS_PTR_IS_PTR(request)) --transport->closing;
 }
 
-static void ucx_close_failed(ucx_transport_t* transport) {
-  transport->net.failed = false;
-  for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
-    jpp_net_peer_t* peer = &transport->net.peers[i];
-    if (peer->endpoint && peer->status) ucx_close_endpoint(transport, peer);
-  }
-}
-
 static void ucx_progress(jpp_transport_t* base, bool* out_some) {
   ucx_transport_t* transport = (ucx_transport_t*)base;
   *out_some = transport->ucx->ucp_worker_progress(transport->worker) != 0;
   jpp_net_progress(&transport->net, out_some);
-  if (transport->net.failed) ucx_close_failed(transport);
+  if (transport->net.failed) {
+    transport->net.failed = false;
+    for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
+      jpp_net_peer_t* peer = &transport->net.peers[i];
+      if (peer->endpoint && peer->status) ucx_close_endpoint(transport, peer);
+    }
+  }
 }
 
 static jpp_status_t* ucx_arm(jpp_transport_t* base, int* out_descriptor,
@@ -219,7 +217,7 @@ static void ucx_unregister(jpp_transport_t* base, jpp_transport_memory_t* memory
 
 // --- Create and destroy ---------------------------------------------------------------
 
-// A dead peer is asked for four times in the time after which it counts as dead.
+// Four keepalive requests fit into the time after which a peer counts as dead.
 static ucs_status_t ucx_configure(const jpp_ucx_t* ucx, ucp_config_t* config,
                                   const char* devices, uint32_t timeout_ms) {
   char interval[32];
@@ -229,7 +227,8 @@ static ucs_status_t ucx_configure(const jpp_ucx_t* ucx, ucp_config_t* config,
   if (status == UCS_OK) {
     status = ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", interval);
   }
-  // Or shared memory is not used: it cannot see a peer die without asking.
+  // Without it UCX would not use shared memory, where only keepalive requests detect a
+  // dead peer.
   if (status == UCS_OK) {
     status = ucx->ucp_config_modify(config, "MM_ERROR_HANDLING", "y");
   }
@@ -246,7 +245,7 @@ static ucs_status_t ucx_make_context(ucx_transport_t* transport, const char* dev
       .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
       .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
       .estimated_num_eps = transport->net.base.num_processes};
-  // The first release with all that is used here; later ones keep to it.
+  // The first release with everything that is used here; later ones are compatible.
   if (status == UCS_OK) {
     status = ucx->ucp_init_version(1, 13, &params, config, &transport->context);
   }
@@ -351,14 +350,19 @@ static void ucx_destroy(jpp_transport_t* base) {
   ucx_free(transport);
 }
 
-const jpp_transport_vtable_t jpp_transport_ucx = {
-    .name = "ucx",
-    .create = ucx_create,
-    .destroy = ucx_destroy,
+static const jpp_bytes_vtable_t kBytes = {
     .connect = ucx_connect,
     .progress = ucx_progress,
     .arm = ucx_arm,
     .register_memory = ucx_register,
     .unregister_memory = ucx_unregister,
+    JPP_NET_BYTES_ROWS,
+};
+
+const jpp_transport_vtable_t jpp_transport_ucx = {
+    .name = "ucx",
+    .bytes = &kBytes,
+    .create = ucx_create,
+    .destroy = ucx_destroy,
     JPP_NET_ROWS,
 };

@@ -1,5 +1,5 @@
-// From addresses to the devices that UCX may use. UCX takes no address to listen at, but
-// the names of interfaces; without names it takes all there are.
+// Translates addresses to the devices that UCX may use. UCX does not take an address to
+// listen at but names of interfaces; without names it uses all of them.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>

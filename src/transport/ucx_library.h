@@ -1,7 +1,7 @@
 // UCX, loaded at run time: the functions of libucp that ucx.c calls. The library is the
 // one that JPP_UCX names, else the one of the Python package libucx-cu13 or libucx-cu12
-// beside this library, else the system's. Once loaded it stays: it hooks the process'
-// memory calls.
+// beside this library, else the system's. Once loaded, it stays loaded, because it hooks
+// the process' memory calls.
 #ifndef JPP_TRANSPORT_UCX_LIBRARY_H_
 #define JPP_TRANSPORT_UCX_LIBRARY_H_
 

@@ -1,4 +1,4 @@
-// In place of ucx.c where the headers of UCX were not found when this library was built.
+// Replaces ucx.c in builds without the headers of UCX.
 #include "transport/driver.h"
 
 static jpp_status_t* missing_create(const jpp_transport_options_t* options,
@@ -10,6 +10,6 @@ static jpp_status_t* missing_create(const jpp_transport_options_t* options,
                          "libucx-dev, and build it again");
 }
 
-// Nothing but create can be called.
-const jpp_transport_vtable_t jpp_transport_ucx = {
-    .name = "ucx", .form = JPP_TRANSPORT_BYTES, .create = missing_create};
+// Without a transport, nothing else can be called.
+const jpp_transport_vtable_t jpp_transport_ucx = {.name = "ucx",
+                                                  .create = missing_create};

@@ -1,8 +1,8 @@
 // Writes Chrome trace events one at a time, so that a trace of millions of tasks needs no
 // more memory than its text. `jaxpp simulate --trace` of a million tasks, 140 MB of text,
 // takes 3.1 s of processor time and 300 MB on two shared cores; as one value of jansson's
-// the events alone would take 1.7 GB. Text put together by hand took 1.6 s and as much
-// memory, which is not worth a second writer of JSON.
+// the events alone would take 1.7 GB. Hand-written text took 1.6 s and as much memory,
+// which is not worth a second JSON writer.
 #include "view/chrome.h"
 
 #include <math.h>
@@ -12,8 +12,8 @@
 // A value, such as one of the list; `separator` precedes it.
 static void append_element(const char* separator, json_t* event, jpp_str_t* str) {
   jpp_str_append(str, separator);
-  // With 15 digits a time of three decimals is written with those: 1.234, which no double
-  // is, and not 1.2339999999999999.
+  // With 15 digits, a time with three decimals is written as 1.234, which no double
+  // equals exactly, and not as 1.2339999999999999.
   jpp_json_take(event, JSON_COMPACT | JSON_REAL_PRECISION(15), str);
 }
 

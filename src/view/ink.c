@@ -1,4 +1,4 @@
-// The one table of colours and characters by which pictures tell tasks apart.
+// The one table of colours and characters that distinguish tasks in pictures.
 #include "view/ink.h"
 
 static const jpp_ink_t kInks[] = {

@@ -1,4 +1,4 @@
-// Ink: how each kind of work looks, the same in every picture and trace.
+// Ink: the appearance of each kind of work, the same in every picture and trace.
 #ifndef JPP_VIEW_INK_H_
 #define JPP_VIEW_INK_H_
 

@@ -1,9 +1,13 @@
-// Page: an HTML page of one file around an SVG picture, without network: the wheel zooms,
-// dragging moves, and the <title> of the shape under the pointer describes it.
+// Page: the start of an SVG picture, and an HTML page of one file around it, without
+// network. The wheel zooms, dragging moves, and the page shows the <title> of the shape
+// under the pointer.
 #ifndef JPP_VIEW_PAGE_H_
 #define JPP_VIEW_PAGE_H_
 
 #include "base/str.h"
+
+// The start of a picture of this size in pixels, with a white background.
+void jpp_svg_begin(double width, double height, jpp_str_t* str);
 
 void jpp_page_begin(jpp_str_t* str);
 void jpp_page_end(jpp_str_t* str);

@@ -1,5 +1,5 @@
-// Each part of a plan as JSON. A value that could not be allocated is NULL and makes NULL
-// of everything that was to contain it, so only the last value is checked.
+// Each part of a plan as JSON. A value that could not be allocated is NULL, and so is
+// every value that would contain it; therefore only the last value is checked.
 #include "base/json.h"
 #include "base/null.h"
 #include "jaxpp/view.h"

@@ -1,4 +1,4 @@
-// What the views of a plan share.
+// Declarations that the views of a plan share.
 #ifndef JPP_VIEW_PLANNED_H_
 #define JPP_VIEW_PLANNED_H_
 

@@ -6,7 +6,7 @@
 #include "jaxpp/view.h"
 #include "view/chrome.h"
 
-// Sums of fractions as 1/3 miss the round number by rounding errors.
+// Sums of fractions such as 1/3 differ from a round number by rounding errors.
 static double rounded(double value) {
   double near = nearbyint(value * 1e9) / 1e9;
   return fabs(near - value) <= 1e-12 * (1 + fabs(value)) ? near : value;

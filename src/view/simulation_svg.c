@@ -1,4 +1,5 @@
-// A simulated schedule as SVG: what each rank runs, and what it keeps, over time.
+// A simulated schedule as SVG: the tasks of each rank and the activations that it keeps,
+// over time.
 #include <math.h>
 #include <stdio.h>
 
@@ -188,7 +189,7 @@ static void append_axis(const plot_t* plot) {
   }
 }
 
-// The narrowest task is to hold its number, as far as the width allows.
+// Wide enough for the number of the narrowest task, within the limits of the width.
 static void measure_plot(plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   double makespan = simulation->makespan > 0 ? simulation->makespan : 1;
@@ -229,12 +230,7 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
   }
   plot_t plot = {.simulation = simulation, .str = str};
   measure_plot(&plot);
-  jpp_str_appendf(str,
-                  "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" "
-                  "height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" "
-                  "font-size=\"11\" fill=\"#222\">\n",
-                  plot.width, plot.height, plot.width, plot.height);
-  jpp_str_append(str, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n");
+  jpp_svg_begin(plot.width, plot.height, str);
   append_title(&plot);
   append_legend(&plot);
   jpp_arena_t scratch;

@@ -154,21 +154,6 @@ static void append_span(const jpp_spans_t* spans, const jpp_span_t* span, double
                   x + width / 2, top + kRow / 2.0 + 4, span->microbatch);
 }
 
-static void append_frame(const jpp_spans_t* spans, uint32_t rows, jpp_str_t* str) {
-  int width = kLeft + kWidth + 20;
-  double height = kTop + (double)rows * (kRow + kGap) + kBottom;
-  jpp_str_appendf(str,
-                  "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" "
-                  "height=\"%.0f\" viewBox=\"0 0 %d %.0f\" font-family=\"sans-serif\" "
-                  "font-size=\"11\" fill=\"#222\">\n"
-                  "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
-                  "<text x=\"12\" y=\"20\" font-size=\"14\">",
-                  width, height, width, height);
-  jpp_str_append_xml(str, spans->title);
-  jpp_str_appendf(str, ": %.3f ms, %zu task runs</text>\n", length_of(spans),
-                  spans->count);
-}
-
 static uint32_t count_rows(const jpp_spans_t* spans) {
   uint32_t rows = 0;
   size_t first = 0;
@@ -188,7 +173,12 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
                            "it in the terminal, or trace fewer microbatches",
                            kMostSpans, spans->count);
   }
-  append_frame(spans, count_rows(spans), str);
+  jpp_svg_begin(kLeft + kWidth + 20,
+                kTop + (double)count_rows(spans) * (kRow + kGap) + kBottom, str);
+  jpp_str_append(str, "<text x=\"12\" y=\"20\" font-size=\"14\">");
+  jpp_str_append_xml(str, spans->title);
+  jpp_str_appendf(str, ": %.3f ms, %zu task runs</text>\n", length_of(spans),
+                  spans->count);
   double top = kTop;
   size_t first = 0;
   for (uint32_t r = rank_from(spans, 0, 0); r != JPP_NONE;

@@ -1,4 +1,4 @@
-// Terminal: rows of characters, a column a share of the time.
+// Terminal: drawings as rows of characters; each column is an equal share of the time.
 #ifndef JPP_VIEW_TERMINAL_H_
 #define JPP_VIEW_TERMINAL_H_
 

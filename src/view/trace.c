@@ -21,11 +21,7 @@ static const char* run_name(const jpp_trace_t* trace, const jpp_trace_run_t* run
   return buffer;
 }
 
-// From the start of the first trace to that of this one, nanoseconds.
-static int64_t offset_of(const jpp_trace_t* const* traces, uint32_t trace) {
-  return traces[trace]->start - traces[0]->start;
-}
-
+// `offset`: nanoseconds from the start of the first trace to the start of this one.
 static void append_events(const jpp_trace_t* trace, int64_t offset, jpp_str_t* str) {
   const jpp_staged_t* staged = trace->plan->staged;
   for (uint64_t i = 0; i < trace->num_runs; ++i) {
@@ -51,7 +47,7 @@ jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count
   jpp_chrome_append_process(plan->staged->graph->name, 0, &str);
   for (uint32_t r = 0; r < plan->ranks; ++r) jpp_chrome_append_rank(0, r, &str);
   for (uint32_t t = 0; t < count; ++t) {
-    append_events(traces[t], offset_of(traces, t), &str);
+    append_events(traces[t], traces[t]->start - traces[0]->start, &str);
   }
   jpp_chrome_end(&str);
   return jpp_str_finish(&str, out_text);

@@ -51,8 +51,8 @@ static bool has_phase(const json_t* event, const char* wanted) {
   return phase && !strcmp(phase, wanted);
 }
 
-// Adds the event `index` of a text, if it is a run of a task; `offset` microseconds lie
-// between the axis and the text's times.
+// Adds the event `index` of a text, if it is a run of a task; `offset`, in microseconds,
+// is added to the text's times.
 static jpp_status_t* add_event(const char* file, size_t index, const json_t* event,
                                double offset, read_spans_t* read) {
   const char* name = json_string_value(json_object_get(event, "name"));

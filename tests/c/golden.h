@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "jaxpp/option.h"
 #include "test_util.h"
 
 static inline void golden_write(const char* path, const char* text) {
@@ -53,7 +52,7 @@ static inline void golden_compare(const char* path, const char* expected,
 static inline void assert_golden(const char* name, const char* text) {
   char path[1024];
   snprintf(path, sizeof(path), "%s/%s", GOLDEN_DIR, name);
-  if (jpp_option_get(JPP_OPTION_UPDATE_GOLDEN)) golden_write(path, text);
+  if (test_variable("JPP_UPDATE_GOLDEN")) golden_write(path, text);
   char* expected = golden_read(path);
   if (!expected) fail_msg("no golden file %s (JPP_UPDATE_GOLDEN=1 makes it)", path);
   golden_compare(path, expected, text);

@@ -9,9 +9,16 @@
 #include <setjmp.h>
 #include <cmocka.h>
 // clang-format on
+#include <stdlib.h>
 #include <string.h>
 
 #include "jaxpp/status.h"
+
+// A variable of the environment that only tests read; NULL when not set or empty.
+static inline const char* test_variable(const char* name) {
+  const char* value = getenv(name);
+  return value && *value ? value : NULL;
+}
 
 #define ASSERT_OK(expr)                                                 \
   do {                                                                  \

@@ -3,8 +3,8 @@
 // list of packets that arrive at both ends of channels of a transport on the driver
 // "fake".
 #include "base/sha256.h"
+#include "fake/transport.h"
 #include "fuzz.h"
-#include "jaxpp/transport_fake.h"
 #include "transport/net.h"
 
 static const char kToken[] = "a token of the fuzzer";
@@ -41,7 +41,7 @@ static jpp_transport_t* make_transport(uint32_t process) {
                                      .token_size = sizeof(kToken),
                                      .peer_timeout_ms = 1};
   jpp_transport_t* transport = NULL;
-  FUZZ_CHECK(fuzz_ok(jpp_transport_create(&options, &transport)));
+  FUZZ_CHECK(fuzz_ok(test_transport_create(&options, &transport)));
   return transport;
 }
 

@@ -198,7 +198,6 @@ class Step:
             executables,
             True,
             0,
-            False,
             None,
             None,
         )
@@ -242,9 +241,9 @@ def cases(step: Step) -> list[Case]:
     value, number = value_of(step.client), ("number", 1)
     params = _core.Params(["x"], [True])
     token = b"a token of the tests"
-    network = _core.Network("fake", 0, 2, "binding", token, 0)
-    other = _core.Network("fake", 1, 2, "other", token, 0)
-    new_network = lambda: _core.Network("fake", 0, 2, "binding", token, 0)  # noqa: E731
+    network = _core.Network("ucx", 0, 2, "127.0.0.1", token, 0)
+    other = _core.Network("ucx", 1, 2, "127.0.0.1", token, 0)
+    new_network = lambda: _core.Network("ucx", 0, 2, "127.0.0.1", token, 0)  # noqa: E731
     new = lambda: _core.Graph("g", 1)  # noqa: E731
     return [
         Case("Graph", lambda: _core.Graph, ("text", "g"), number),
@@ -486,7 +485,6 @@ def cases(step: Step) -> list[Case]:
             ("no objects", executables),
             ("anything", True),
             ("number", 0),
-            ("anything", False),
             ("anything", None),
             ("object or None", None),
         ),
@@ -498,8 +496,6 @@ def cases(step: Step) -> list[Case]:
         ),
         Case("Runtime.wait", lambda: runtime.wait, ("large number", 1)),
         Case("Runtime.num_steps", lambda: runtime.num_steps),
-        Case("Runtime.bare_step", lambda: runtime.bare_step, ("objects", [])),
-        Case("Runtime.bare_instructions", lambda: runtime.bare_instructions),
         Case(
             "Runtime.set_checks", lambda: runtime.set_checks, ("anything", 0), ("anything", 0)
         ),
@@ -546,10 +542,10 @@ def cases(step: Step) -> list[Case]:
         Case(
             "Network",
             lambda: _core.Network,
-            ("text, not None", "fake"),
+            ("text, not None", "ucx"),
             ("number", 0),
             ("number", 2),
-            ("text, not None", "a"),
+            ("text, not None", "127.0.0.1"),
             ("bytes", token),
             ("number", 0),
         ),
@@ -605,7 +601,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     values, executables = step.values(), step.executables(None)
     runtime = step.runtime(executables)
     new_runtime = lambda *devices: _core.Runtime(  # noqa: E731
-        step.client, step.plan, 1, list(devices), executables, True, 0, False, None, None
+        step.client, step.plan, 1, list(devices), executables, True, 0, None, None
     )
     gone = value_of(step.client)
     gone.delete()
@@ -629,7 +625,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "too few devices": lambda: new_runtime(0),
         "a device that is not there": lambda: new_runtime(0, 99),
         "no devices a rank": lambda: _core.Runtime(
-            step.client, step.plan, 0, [], executables, True, 0, False, None, None
+            step.client, step.plan, 0, [], executables, True, 0, None, None
         ),
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),
@@ -644,7 +640,6 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "a step of too few values": lambda: runtime.step(values[:-1], False),
         "a step of values of another shape": lambda: runtime.step(small * len(values), True),
         "a step of values on no rank": lambda: runtime.step([nowhere] * len(values), False),
-        "a bare step without a bare loop": lambda: runtime.bare_step(values),
         "a shard that is not there": lambda: values[0].read(0, 1, bytearray(16)),
         "a buffer that is too small": lambda: value_of(step.client).read(0, 0, bytearray(1)),
         "a loan of a shard that is not there": lambda: values[0].lend(0, 1, 1, 0, True),

@@ -161,7 +161,6 @@ class LocalDevices(StepDevices):
             executables,
             self.rank_size == 1,
             in_flight,
-            _core.option("JPP_BENCHMARK") is not None,
             self.processes.rank_process if self.processes else None,
             network,
         )

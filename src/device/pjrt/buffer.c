@@ -1,5 +1,5 @@
-// Buffers through PJRT: copies from and to the host and between devices, and what is
-// known of a buffer.
+// Buffers through PJRT: copies from and to the host and between devices, and the shape of
+// a buffer.
 #include "device/pjrt/pjrt.h"
 
 jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,
@@ -18,8 +18,8 @@ jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array
   JPP_RETURN_IF_ERROR(
       jpp_pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
                       JPP_INVALID_ARGUMENT, "copy from host"));
-  // With these semantics the plugin needs the data no longer when the call returns, so
-  // the event says nothing.
+  // With these semantics the plugin no longer needs the data when the call returns, so
+  // the event is of no use.
   jpp_pjrt_event_destroy(base, (jpp_event_t*)args.done_with_host_buffer);
   *out_buffer = (jpp_buffer_t*)args.buffer;
   return NULL;
@@ -45,8 +45,8 @@ jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
                          "%s: the buffer was donated or deleted before", doing);
 }
 
-// A program may have been compiled to give its results in another order of dimensions;
-// the host gets the last dimension fastest.
+// A program may have been compiled to return its results with another order of
+// dimensions; on the host, the last dimension varies fastest.
 static jpp_status_t* buffer_host_layout(const PJRT_Api* api, PJRT_Buffer* buffer,
                                         int64_t minor_to_major[JPP_BUFFER_MAX_RANK],
                                         PJRT_Buffer_MemoryLayout* out_layout) {

@@ -95,7 +95,7 @@ static jpp_status_t* check_nodes(const jpp_pjrt_options_t* options) {
                          options->plugin_path, num_nodes);
 }
 
-// The caller's options, and those by which plugins know the nodes.
+// The caller's options, and those that tell the plugin about the nodes.
 static jpp_status_t* make_named_values(jpp_pjrt_client_t* client,
                                        const jpp_pjrt_options_t* options,
                                        PJRT_Client_Create_Args* args) {
@@ -116,7 +116,7 @@ static jpp_status_t* make_named_values(jpp_pjrt_client_t* client,
   return NULL;
 }
 
-// A plugin that knows no nodes names the option that it does not know. Owns `status`.
+// A plugin without nodes reports the option as unknown. Owns `status`.
 static jpp_status_t* explain_nodes(jpp_status_t* status) {
   const char* text = jpp_status_message(status);
   if (!strstr(text, "num_nodes") && !strstr(text, "node_id")) return status;
@@ -147,7 +147,7 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
   return NULL;
 }
 
-// The plugin's file as it was when it was loaded.
+// Identifies the version of the plugin's file.
 static uint64_t hash_file(const char* path) {
   struct stat info;
   if (stat(path, &info) != 0) return 0;

@@ -1,8 +1,8 @@
 // Custom calls through PJRT's FFI extension. Its header does not ship with pjrt_c_api.h,
 // so its layout is declared here: xla/pjrt/c/pjrt_c_api_ffi_extension.h. Older plugins
-// have an api_version before the handler and no way to tell; given this layout, some of
-// them register garbage and report success. So only versions known to have it are
-// trusted.
+// have an api_version before the handler, which cannot be detected; given this layout,
+// some of them register garbage and report success. Therefore only versions known to have
+// this layout are used.
 #include <string.h>
 
 #include "base/null.h"

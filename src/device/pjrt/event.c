@@ -1,5 +1,5 @@
-// Events through PJRT. A plugin calls back from a thread of its own, and owns nothing of
-// the waiter that it calls.
+// Events through PJRT. A plugin calls back from a thread of its own, and does not own the
+// waiter that it calls.
 #include "device/pjrt/pjrt.h"
 
 jpp_status_t* jpp_pjrt_event_await(jpp_client_t* base, jpp_event_t* event) {

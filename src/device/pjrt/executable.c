@@ -31,7 +31,7 @@ jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* 
   return NULL;
 }
 
-// The program behind a loaded one; give it to release_program().
+// The program of a loaded executable; free it with release_program().
 static jpp_status_t* borrow_program(const PJRT_Api* api, jpp_executable_t* executable,
                                     PJRT_Executable** out_program) {
   JPP_PJRT_ARGS(LoadedExecutable_GetExecutable, get);
@@ -116,8 +116,9 @@ static bool buffer_is_deleted(const PJRT_Api* api, jpp_buffer_t* buffer) {
   return !error && args.is_deleted;
 }
 
-// Plugins have no code of their own for a donated argument: look for one afterwards. Only
-// when the execution was refused: one that failed at work has taken its own donations.
+// Plugins have no error code for a deleted argument, so this searches for one afterwards.
+// Only if the execution was refused: one that failed while running has consumed its own
+// donations.
 static jpp_status_t* execute_explain(const PJRT_Api* api, const jpp_execute_t* execute,
                                      jpp_status_t* status) {
   for (uint32_t i = 0; i < execute->device_count; ++i) {
@@ -150,7 +151,8 @@ jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute)
   };
   PJRT_Error* error = client->api->PJRT_LoadedExecutable_Execute(&args);
   if (!error) return NULL;
-  // A plugin may run small programs inside the call, so this may be a failure at work.
+  // A plugin may run small programs inside the call, so the program itself may have
+  // failed.
   bool refused =
       jpp_pjrt_error_code(client->api, error) == PJRT_Error_Code_INVALID_ARGUMENT;
   jpp_status_code_t code = refused ? JPP_INVALID_ARGUMENT : JPP_EXECUTION_ERROR;

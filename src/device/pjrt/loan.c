@@ -1,6 +1,6 @@
-// Memory that two clients use, without a copy: what is lent stays where it is by an
-// external reference, which also keeps a plugin from giving it to a program that would
-// write there; what is borrowed is a view.
+// Memory that two clients use without a copy. An external reference keeps lent memory in
+// place and prevents the plugin from donating it to a program that would write there;
+// borrowed memory is a view.
 #include "device/pjrt/pjrt.h"
 
 // Whether the last dimension varies fastest, as a reader without a layout assumes.
@@ -67,7 +67,7 @@ jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
                                      const jpp_foreign_memory_t* foreign,
                                      jpp_buffer_t** out_buffer) {
   jpp_pjrt_client_t* client = jpp_pjrt_client(base);
-  // Behind what each plugin must have.
+  // These functions come after those that every plugin must have.
   if (client->api->struct_size <
           PJRT_STRUCT_SIZE(PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer) ||
       !client->api->PJRT_Client_CreateViewOfDeviceBuffer) {

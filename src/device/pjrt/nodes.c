@@ -25,7 +25,7 @@ static bool is_own(const jpp_client_info_t* info, int32_t id) {
   return false;
 }
 
-// Puts `device` in its place by id among the `count` in front of it.
+// Inserts `device` by id into the `count` sorted devices.
 static void insert_by_id(jpp_global_device_t* devices, uint32_t count,
                          jpp_global_device_t device) {
   uint32_t at = count;
@@ -51,7 +51,7 @@ static jpp_status_t* fill_devices(jpp_pjrt_client_t* client, PJRT_Device* const*
   return NULL;
 }
 
-// A plugin that knows no nodes ignores what it was told of them.
+// A plugin without nodes ignores the options about them.
 static jpp_status_t* check_nodes(const jpp_client_info_t* info,
                                  const jpp_pjrt_options_t* options) {
   bool as_told = info->node_id == options->node_id;
@@ -87,7 +87,7 @@ jpp_status_t* jpp_pjrt_nodes_read(jpp_pjrt_client_t* client,
   JPP_RETURN_IF_ERROR(
       jpp_pjrt_status(api, api->PJRT_Client_Devices(&all), JPP_PLUGIN_ERROR, "devices"));
   jpp_global_device_t* devices = NULL;
-  // Room for all even if a plugin leaves its own out of the list.
+  // There is room for all, even if a plugin omits its own devices from the list.
   size_t room = all.num_devices + client->base.info.device_count;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&client->arena, room, &devices));
   client->base.info.node_id = (uint32_t)process.process_index;

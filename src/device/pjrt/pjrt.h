@@ -1,6 +1,6 @@
 // What the files of the PJRT driver share. Handles are the plugin's own: a jpp_buffer_t*
 // is a PJRT_Buffer*, a jpp_executable_t* a PJRT_LoadedExecutable*, a jpp_event_t* a
-// PJRT_Event*, so nothing is wrapped and nothing is allocated a call.
+// PJRT_Event*, so nothing is wrapped and no call allocates.
 #ifndef JPP_DEVICE_PJRT_PJRT_H_
 #define JPP_DEVICE_PJRT_PJRT_H_
 
@@ -41,7 +41,7 @@ PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error
 // For calls whose failure the caller cannot handle.
 void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
 
-// store.c: has the plugin use the store, which stays where it is.
+// store.c: makes the plugin use the store, whose address must not change.
 void jpp_pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args);
 
 // nodes.c: reads the devices of all nodes; the client's own are read already.

@@ -7,8 +7,8 @@
 
 #include "device/pjrt/pjrt.h"
 
-// Before 0.57 the table of functions had another order; every function this driver calls
-// is in it since then (xla/pjrt/c/CHANGELOG.md).
+// Before 0.57 the table of functions had another order; since then it has every function
+// that this driver calls (xla/pjrt/c/CHANGELOG.md).
 #define PJRT_MINOR_NEEDED 57
 // The table up to the last function that this driver needs.
 #define PJRT_API_BYTES_NEEDED \
@@ -68,14 +68,6 @@ static jpp_status_t* plugin_open(const char* path, const PJRT_Api** out_api) {
   return jpp_status_make(JPP_PLUGIN_ERROR, "plugin %s: GetPjrtApi gave NULL", path);
 }
 
-static jpp_status_t* plugin_initialize(const char* path, const PJRT_Api* api) {
-  JPP_PJRT_ARGS(Plugin_Initialize, args);
-  JPP_RETURN_IF_ERROR_IN(jpp_pjrt_status(api, api->PJRT_Plugin_Initialize(&args),
-                                         JPP_PLUGIN_ERROR, "cannot be initialised"),
-                         "plugin %s", path);
-  return NULL;
-}
-
 static jpp_status_t* plugin_load_new(const char* path, const struct stat* file,
                                      const PJRT_Api** out_api) {
   const PJRT_Api* api = NULL;
@@ -83,10 +75,12 @@ static jpp_status_t* plugin_load_new(const char* path, const struct stat* file,
   JPP_RETURN_IF_ERROR(plugin_open(path, &api));
   JPP_RETURN_IF_ERROR(plugin_check_version(path, api));
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*plugin), (void**)&plugin));
-  jpp_status_t* status = plugin_initialize(path, api);
+  JPP_PJRT_ARGS(Plugin_Initialize, args);
+  jpp_status_t* status = jpp_pjrt_status(api, api->PJRT_Plugin_Initialize(&args),
+                                         JPP_PLUGIN_ERROR, "cannot be initialised");
   if (status) {
     jpp_free(plugin);
-    return status;
+    return jpp_status_annotate(status, "plugin %s", path);
   }
   *plugin = (loaded_plugin_t){
       .next = g_plugins, .api = api, .device = file->st_dev, .inode = file->st_ino};

@@ -1,4 +1,4 @@
-// A plugin's way to the key-value store: PJRT's callbacks over the store's two calls.
+// Connects a plugin to the key-value store: PJRT's callbacks over the store's two calls.
 #include <string.h>
 
 #include "base/alloc.h"

@@ -1,5 +1,5 @@
-// Uses medians: one step that waited for a checkpoint does not move them, and a step that
-// is somewhat slower than usual stays below a multiple of them.
+// Uses medians: one step that waited for a checkpoint does not change them, and a step
+// that is somewhat slower than usual stays below a multiple of them.
 #include "runtime/cluster/deadline.h"
 
 #include <stdbool.h>
@@ -46,7 +46,7 @@ int64_t jpp_deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64
   return deadline->all_begun ? now - larger(since, deadline->all_begun) : 0;
 }
 
-// For a short wait it is unknown whether all processes were in the step.
+// After a short wait it is not known whether all processes were in the step.
 static int64_t noted(const jpp_deadline_t* deadline, int64_t since, int64_t now) {
   if (!since) return 0;
   bool is_short = now - since <= kJppDeadlineQuiet;

@@ -1,5 +1,5 @@
-// Follows each rank as far as it gets with what has been sent, again and again until none
-// gets any further. A channel remembers when each of its messages was sent and received.
+// Advances each rank as far as the sent messages allow, until no rank can advance. A
+// channel remembers when each of its messages was sent and received.
 #include "runtime/cluster/forecast.h"
 
 typedef struct crossing {
@@ -54,7 +54,7 @@ static bool find_message(const walk_t* w, uint32_t channel, double* out_since) {
   return true;
 }
 
-// Until `since`, if that is still to come.
+// Waits until `since`, if that is in the future.
 static void wait_until(walk_t* w, uint32_t rank, double since) {
   if (since <= w->now[rank]) return;
   w->waits[rank][w->at[rank]] = since - w->now[rank];

@@ -1,6 +1,6 @@
 // Heartbeat: a thread that drives the network while the issuing thread cannot. A plugin
 // may run a whole task inside the call that issues it; without this thread, the other
-// processes would take the silence for a dead process.
+// processes would take this one for dead.
 #ifndef JPP_RUNTIME_HEARTBEAT_H_
 #define JPP_RUNTIME_HEARTBEAT_H_
 

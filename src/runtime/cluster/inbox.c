@@ -40,7 +40,7 @@ static arrival_t* oldest(const jpp_inbox_t* inbox) {
   return &inbox->arrivals[inbox->returned % inbox->link->plan->slots];
 }
 
-// A copy that failed is a value that tasks fail of.
+// A failed copy is a failed value: tasks that take it fail.
 static bool is_copied(const jpp_inbox_t* inbox, const arrival_t* arrival) {
   for (uint32_t d = 0; d < inbox->runtime->devices_per_rank; ++d) {
     bool ready = true;
@@ -79,7 +79,8 @@ void jpp_inbox_close(jpp_inbox_t* inbox) {
   while (inbox->returned < inbox->taken) return_oldest(inbox);
 }
 
-// The slot is this inbox' until its copy is made, whenever the plugin lets go of it.
+// The inbox keeps the slot until its copy is done, even if the plugin releases it
+// earlier.
 static void leave_slot(void* memory, void* user) { (void)memory, (void)user; }
 
 static jpp_status_t* copy_on_device(jpp_client_t* client, const jpp_wire_shape_t* shape,

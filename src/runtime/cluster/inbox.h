@@ -1,14 +1,14 @@
 // Inbox: what a channel's receiver keeps of messages from a rank of another process.
 //
-// A receive copies from the slot to the device. From a slot in host memory that is done
-// when the call returns, and the slot is given back at once; from one in device memory
-// the device copies later, and the slot waits for that.
+// A receive copies from the slot to the device. A slot in host memory is copied when the
+// call returns and released at once. The device copies a slot in device memory later, and
+// the slot waits for that.
 #ifndef JPP_RUNTIME_INBOX_H_
 #define JPP_RUNTIME_INBOX_H_
 
 #include "runtime/step/actor.h"
 
-// It is of the runtime's arena.
+// Allocated in the runtime's arena.
 jpp_status_t* jpp_inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) JPP_MUST_USE;
 // Waits for the devices' copies out of slots.
 void jpp_inbox_close(jpp_inbox_t* inbox);

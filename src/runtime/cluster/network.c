@@ -69,14 +69,6 @@ static jpp_status_t* open_link(jpp_runtime_t* runtime, jpp_link_t* link, uint64_
   return jpp_transport_open_channel(runtime->network, &spec, &link->channel);
 }
 
-static jpp_status_t* open_links(jpp_runtime_t* runtime, uint64_t* bytes,
-                                bool* on_device) {
-  for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
-    JPP_RETURN_IF_ERROR(open_link(runtime, runtime->remote_links[i], bytes, on_device));
-  }
-  return NULL;
-}
-
 // A transport knows the memory of one device.
 static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
   if (!runtime->device_messages) return NULL;
@@ -134,7 +126,9 @@ jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) {
   JPP_RETURN_IF_ERROR(open_all_waits(runtime));
   jpp_status_t* status = JPP_ALLOC_ARRAY(shards, &bytes);
   if (!status) status = JPP_ALLOC_ARRAY(shards, &on_device);
-  if (!status) status = open_links(runtime, bytes, on_device);
+  for (uint32_t i = 0; i < runtime->num_remote_links && !status; ++i) {
+    status = open_link(runtime, runtime->remote_links[i], bytes, on_device);
+  }
   jpp_free(bytes);
   jpp_free(on_device);
   return status;
@@ -198,19 +192,16 @@ static void say_goodbye(jpp_runtime_t* runtime) {
   }
 }
 
-static void close_link(jpp_link_t* link) {
-  if (link->outbox) jpp_outbox_drop(link->outbox);
-  if (link->inbox) jpp_inbox_close(link->inbox);
-  jpp_channel_close(link->channel);
-  link->channel = NULL;
-  if (link->outbox) jpp_outbox_close(link->outbox);
-}
-
 void jpp_network_close(jpp_runtime_t* runtime) {
   if (!runtime->network) return;
   if (runtime->num_remote_links) say_goodbye(runtime);
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
-    close_link(runtime->remote_links[i]);
+    jpp_link_t* link = runtime->remote_links[i];
+    if (link->outbox) jpp_outbox_drop(link->outbox);
+    if (link->inbox) jpp_inbox_close(link->inbox);
+    jpp_channel_close(link->channel);
+    link->channel = NULL;
+    if (link->outbox) jpp_outbox_close(link->outbox);
   }
   jpp_transport_destroy(runtime->network);
   jpp_wakeup_close(&runtime->wakeup);
@@ -267,14 +258,6 @@ void jpp_network_wait(jpp_runtime_t* runtime) {
   jpp_wakeup_end(&runtime->wakeup);
 }
 
-static jpp_status_t* find_failed_link(const jpp_runtime_t* runtime) {
-  for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
-    const jpp_link_t* link = runtime->remote_links[i];
-    JPP_RETURN_IF_ERROR(jpp_channel_status(link->channel));
-  }
-  return NULL;
-}
-
 void jpp_network_beat(jpp_runtime_t* runtime) {
   pthread_mutex_lock(&runtime->network_mutex);
   progress_locked(runtime);
@@ -282,8 +265,11 @@ void jpp_network_beat(jpp_runtime_t* runtime) {
 }
 
 void jpp_network_check(jpp_runtime_t* runtime) {
+  jpp_status_t* status = NULL;
   pthread_mutex_lock(&runtime->network_mutex);
-  jpp_status_t* status = find_failed_link(runtime);
+  for (uint32_t i = 0; i < runtime->num_remote_links && !status; ++i) {
+    status = jpp_channel_status(runtime->remote_links[i]->channel);
+  }
   pthread_mutex_unlock(&runtime->network_mutex);
   if (status) status = jpp_job_explain(status);
   if (status) jpp_runtime_break(runtime, status);

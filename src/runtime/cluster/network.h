@@ -1,5 +1,5 @@
-// Network: messages to and from the ranks of other processes. What is under way at either
-// end is in outbox.h and inbox.h.
+// Network: messages to and from the ranks of other processes. outbox.h and inbox.h have
+// the messages under way.
 #ifndef JPP_RUNTIME_NETWORK_H_
 #define JPP_RUNTIME_NETWORK_H_
 
@@ -10,17 +10,16 @@ jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Until all routes are known to work; JPP_PEER_ERROR after `timeout_ms`.
 jpp_status_t* jpp_network_warm_up(jpp_runtime_t* runtime,
                                   uint32_t timeout_ms) JPP_MUST_USE;
-// Lets parcels go, closes the channels and destroys the transport.
+// Delivers parcels, closes the channels and destroys the transport.
 void jpp_network_close(jpp_runtime_t* runtime);
 
-// Sends what is ready and moves the transport on. Issuing thread. True: something
-// happened.
+// Sends what is ready and drives the transport. Issuing thread. True: something happened.
 bool jpp_network_progress(jpp_runtime_t* runtime);
-// The same, by another thread, for want of the issuing one.
+// The same, on another thread while the issuing one is busy.
 void jpp_network_beat(jpp_runtime_t* runtime);
 // Sleeps until the transport has something, a millisecond at most.
 void jpp_network_wait(jpp_runtime_t* runtime);
-// Breaks the runtime if a channel has failed. Issuing thread, when it uses none.
+// Breaks the runtime if a channel has failed. Issuing thread, while it uses no channel.
 void jpp_network_check(jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.
 void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);

@@ -96,7 +96,9 @@ jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
 
 // --- Reuse ----------------------------------------------------------------------------
 
-static void drop_copies(parcel_t* parcel) {
+void jpp_outbox_sent(void* user, void* cookie) {
+  (void)user;
+  parcel_t* parcel = cookie;
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
     jpp_buffer_t* copy = parcel->copies[d];
@@ -105,17 +107,11 @@ static void drop_copies(parcel_t* parcel) {
     parcel->copies[d] = NULL;
   }
   parcel->lent = 0;
-}
-
-void jpp_outbox_sent(void* user, void* cookie) {
-  (void)user;
-  parcel_t* parcel = cookie;
-  drop_copies(parcel);
   parcel->busy = false;
   --parcel->outbox->busy;
 }
 
-// The transport never had it.
+// It was never handed to the transport.
 static void drop_parcel(parcel_t* parcel) {
   jpp_client_t* client = parcel->outbox->runtime->client;
   for (uint32_t d = 0; d < parcel->outbox->runtime->devices_per_rank; ++d) {
@@ -134,7 +130,7 @@ void jpp_outbox_close(jpp_outbox_t* outbox) {
   for (uint32_t i = 0; i < outbox->link->plan->slots; ++i) {
     while (atomic_load(&outbox->parcels[i].watched)) sched_yield();
   }
-  // What the transport still reads is known to it until it is destroyed.
+  // Memory that the transport still reads stays registered until it is destroyed.
   if (!outbox->busy) {
     jpp_transport_unregister(outbox->runtime->network, outbox->registered);
   }
@@ -156,8 +152,8 @@ bool jpp_outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
 
 // --- Fill -----------------------------------------------------------------------------
 
-// What the host's device has made already, as it does with small tasks, is copied at
-// once: the plugin's own copy is done by another thread, which has to wake up first.
+// If a device of the host has already made the value, as with small tasks, it is copied
+// here: the plugin would copy it on another thread, which has to wake up first.
 static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
                                         const jpp_buffer_shape_t* shape,
                                         jpp_buffer_t* buffer, bool* out_copied) {
@@ -172,7 +168,7 @@ static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
   JPP_RETURN_IF_ERROR(jpp_wait_buffer(client, buffer, "send", NULL));
   jpp_status_t* status = jpp_client_buffer_lend(client, buffer, &contents);
   *out_copied = !status;
-  jpp_status_free(status);  // the plugin's copy says it better
+  jpp_status_free(status);  // the plugin's own copy reports the error better
   if (!*out_copied) return NULL;
   if (bytes) memcpy(parcel->data[device], contents, bytes);
   jpp_client_buffer_reclaim(client, buffer);
@@ -198,7 +194,7 @@ static jpp_status_t* copy_on_device(const jpp_actor_t* actor, parcel_t* parcel,
                                        &parcel->events[device]);
 }
 
-// Any thread. The parcel is its owner's again when `watched` is lower.
+// Any thread. Its owner may use the parcel again once `watched` is lower.
 static void copy_is_made(void* user, jpp_status_t* status) {
   parcel_t* parcel = user;
   jpp_status_free(status);  // the event has it, too
@@ -206,7 +202,7 @@ static void copy_is_made(void* user, jpp_status_t* status) {
   atomic_fetch_sub(&parcel->watched, 1);
 }
 
-// Has the issuing thread woken up when a copy is made.
+// Wakes the issuing thread when a copy is done.
 static jpp_status_t* watch_copy(parcel_t* parcel, uint32_t device) {
   if (!parcel->events[device]) return NULL;
   parcel->waiters[device] =
@@ -306,8 +302,8 @@ static jpp_status_t* let_go(jpp_outbox_t* outbox, bool* out_done) {
   return NULL;
 }
 
-// A parcel that cannot be sent: its step fails for the same reason, or the channel is
-// broken, which the next send tells.
+// Breaks the runtime if a parcel cannot be sent: its step fails for the same reason, or
+// the channel is broken and the next send reports that.
 bool jpp_outbox_progress(jpp_outbox_t* outbox) {
   bool some = false, done = true;
   while (outbox->gone < outbox->filled && done) {

@@ -1,9 +1,8 @@
 // Outbox: what a channel's sender keeps of messages to a rank of another process.
 //
-// A value is sent when it exists: it is copied to a parcel as soon as the device has made
-// it, and the parcel goes when the receiver has a slot. The sender's program does not
-// wait for either, only for a free parcel, of which there are as many as the channel has
-// slots.
+// A value is copied to a parcel as soon as the device has made it, and the parcel is sent
+// when the receiver has a slot. The sender's program does not wait for either, only for a
+// free parcel; there are as many parcels as the channel has slots.
 //
 // A parcel is host memory; or, where the transport takes device memory, copies on the
 // devices, since a later task may be given the value's own memory.
@@ -16,8 +15,8 @@
 // runtime's arena. Close it after the channel.
 jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
                                 uint64_t most_bytes) JPP_MUST_USE;
-// Forgets what has not left. The transport may still read what has: `jpp_outbox_sent` is
-// called for that.
+// Drops parcels that have not left. The transport may still read the others and calls
+// `jpp_outbox_sent` for them.
 void jpp_outbox_drop(jpp_outbox_t* outbox);
 void jpp_outbox_close(jpp_outbox_t* outbox);
 
@@ -26,7 +25,8 @@ jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
                               bool* out_done) JPP_MUST_USE;
 // Sends what is ready. True: something happened.
 bool jpp_outbox_progress(jpp_outbox_t* outbox);
-// The channel's jpp_channel_sent_t: the transport needs a parcel, the cookie, no longer.
+// The channel's jpp_channel_sent_t: the transport no longer needs a parcel, which is the
+// cookie.
 void jpp_outbox_sent(void* user, void* cookie);
 
 // Whether there are parcels that are filled or that the transport still needs.

@@ -86,19 +86,6 @@ bool jpp_peer_state_all_begun(jpp_runtime_t* runtime, uint64_t step) {
 
 // --- Who waits for whom ---------------------------------------------------------------
 
-static jpp_status_t* describe_program(const jpp_plan_t* plan, uint32_t rank,
-                                      jpp_arena_t* arena, jpp_flight_place_t* place) {
-  const jpp_program_t* program = &plan->programs[rank];
-  jpp_flight_instr_t* instrs = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_instrs, &instrs));
-  for (uint32_t i = 0; i < program->num_instrs; ++i) {
-    instrs[i] = jpp_recorder_instr(plan, program, &program->instrs[i]);
-  }
-  place->instrs = instrs;
-  place->num_instrs = program->num_instrs;
-  return NULL;
-}
-
 static jpp_status_t* find_place(const jpp_runtime_t* runtime, uint32_t rank,
                                 jpp_arena_t* arena, jpp_flight_place_t* place) {
   rank_note_t row;
@@ -114,7 +101,15 @@ static jpp_status_t* find_place(const jpp_runtime_t* runtime, uint32_t rank,
   place->at = row.at;
   place->unsent_step = row.unsent_step;
   place->unsent = row.unsent;
-  return describe_program(runtime->plan, rank, arena, place);
+  const jpp_program_t* program = &runtime->plan->programs[rank];
+  jpp_flight_instr_t* instrs = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_instrs, &instrs));
+  for (uint32_t i = 0; i < program->num_instrs; ++i) {
+    instrs[i] = jpp_recorder_instr(runtime->plan, program, &program->instrs[i]);
+  }
+  place->instrs = instrs;
+  place->num_instrs = program->num_instrs;
+  return NULL;
 }
 
 // "instruction 6, fwd_1 of microbatch 2"

@@ -1,6 +1,6 @@
 // Peer state: how far the ranks of every process have come. Processes send it with their
-// heartbeats (notes in jaxpp/transport.h), so that a process that waits in vain can name
-// the rank that all of them wait for.
+// heartbeats (notes in jaxpp/transport.h), so that a process whose wait times out can
+// name the rank that all of them wait for.
 #ifndef JPP_RUNTIME_PEER_STATE_H_
 #define JPP_RUNTIME_PEER_STATE_H_
 

@@ -35,7 +35,7 @@ void jpp_wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds)
   struct timespec limit = {.tv_sec = nanoseconds / 1000000000,
                            .tv_nsec = nanoseconds % 1000000000};
   ppoll(found, descriptor < 0 ? 1 : 2, &limit, NULL);
-  // A call that comes too late for this one shortens the next sleep, no more.
+  // A call that is too late for this sleep only shortens the next one.
   uint64_t calls = 0;
   if (found[0].revents) (void)!read(wakeup->descriptor, &calls, sizeof(calls));
 }

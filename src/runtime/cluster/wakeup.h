@@ -25,7 +25,7 @@ void jpp_wakeup_call(jpp_wakeup_t* wakeup);
 void jpp_wakeup_begin(jpp_wakeup_t* wakeup);
 // Sleeps until a call, until `descriptor` is readable (-1: none), or for the given time.
 void jpp_wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds);
-// Ends what begin() began, whether or not the thread slept.
+// Matches jpp_wakeup_begin(), whether or not the thread slept.
 void jpp_wakeup_end(jpp_wakeup_t* wakeup);
 
 #endif  // JPP_RUNTIME_WAKEUP_H_

@@ -1,14 +1,14 @@
-// Wire: what a message between processes is made of. Its first shard, in host memory,
-// says what the others are, one for each device of a rank: a shard's shape is known to
-// the program that made it, not to the plan.
+// Wire: the contents of a message between processes. Its first shard, in host memory,
+// describes the others, one for each device of a rank, because only the program that made
+// a shard knows its shape, not the plan.
 #ifndef JPP_RUNTIME_WIRE_H_
 #define JPP_RUNTIME_WIRE_H_
 
 #include "base/bytes.h"
 #include "jaxpp/device.h"
 
-// What a shard is, as it goes over the wire: processes of a job run on machines of one
-// byte order, which the transport's handshake compares.
+// The description of a shard on the wire: processes of a job run on machines of one byte
+// order, which the transport's handshake compares.
 typedef struct jpp_wire_shape {
   uint32_t dtype;  // jpp_dtype_t
   uint32_t rank;

@@ -4,7 +4,7 @@
 
 #include "runtime/step/actor.h"
 
-// What an instruction does, as far as another rank takes part in it; without its text.
+// The part of an instruction that involves another rank; without its text.
 jpp_flight_instr_t jpp_recorder_instr(const jpp_plan_t* plan,
                                       const jpp_program_t* program,
                                       const jpp_instr_t* instr);

@@ -1,5 +1,5 @@
 // Records when every task ran. While a step is issued, only two times of each run are
-// stored: when it was issued and when its results were ready. Their meaning is worked out
+// stored: when it was issued and when its results were ready. Everything else is computed
 // afterwards.
 #include <pthread.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 
 // --- Whoever looks on -----------------------------------------------------------------
 
-// An observer that leaves waits so long for the steps under way.
+// How long an observer that is removed waits for the steps under way.
 enum { kLastStepsMs = 2000 };
 
 static atomic_bool g_observed;  // lets steps skip the lock without an observer
@@ -57,17 +57,6 @@ static void end_observed_step(const jpp_trace_t* trace) {
 
 // --- Memory for traces ----------------------------------------------------------------
 
-static void name_runs(const jpp_actor_t* actor, jpp_trace_run_t* runs) {
-  for (uint32_t i = 0; i < actor->num_instrs; ++i) {
-    const jpp_actor_instr_t* instr = &actor->instrs[i];
-    if (instr->kind != JPP_INSTR_RUN) continue;
-    const jpp_instr_t* source = &actor->program->instrs[instr->source];
-    runs[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
-                                         .task = source->target,
-                                         .microbatch = source->microbatch};
-  }
-}
-
 static jpp_status_t* allocate_step(jpp_runtime_t* runtime, uint64_t num_runs,
                                    jpp_step_trace_t* step) {
   jpp_arena_t* arena = &runtime->arena;
@@ -84,7 +73,14 @@ static jpp_status_t* allocate_step(jpp_runtime_t* runtime, uint64_t num_runs,
     const jpp_actor_t* actor = &runtime->actors[r];
     size_t waiters = (size_t)actor->num_runs * runtime->devices_per_rank;
     step->actors[r].runs = runs;
-    name_runs(actor, runs);
+    for (uint32_t i = 0; i < actor->num_instrs; ++i) {
+      const jpp_actor_instr_t* instr = &actor->instrs[i];
+      if (instr->kind != JPP_INSTR_RUN) continue;
+      const jpp_instr_t* source = &actor->program->instrs[instr->source];
+      runs[instr->run] = (jpp_trace_run_t){.rank = actor->program->rank,
+                                           .task = source->target,
+                                           .microbatch = source->microbatch};
+    }
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, waiters, &step->actors[r].waiters));
     runs += actor->num_runs;
   }
@@ -109,7 +105,15 @@ static void number_messages(jpp_actor_t* actor) {
   }
 }
 
-static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
+jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
+  jpp_tracer_t* tracer = &runtime->tracer;
+  uint64_t runs = 0;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
+  tracer->count = 2 * runtime->queue.count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, tracer->count, &tracer->steps));
+  for (uint32_t i = 0; i < tracer->count; ++i) {
+    JPP_RETURN_IF_ERROR(allocate_step(runtime, runs, &tracer->steps[i]));
+  }
   uint32_t registers = 0, messages = 0;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     uint32_t count = runtime->actors[r].program->num_registers;
@@ -121,22 +125,9 @@ static jpp_status_t* allocate_scratch(jpp_runtime_t* runtime) {
     link->first_message = messages;
     messages += link->sends > link->recvs ? link->sends : link->recvs;
   }
-  jpp_tracer_t* tracer = &runtime->tracer;
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&runtime->arena, registers, &tracer->register_ends));
   return JPP_ARENA_ARRAY(&runtime->arena, messages, &tracer->message_ends);
-}
-
-jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
-  jpp_tracer_t* tracer = &runtime->tracer;
-  uint64_t runs = 0;
-  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
-  tracer->count = 2 * runtime->queue.count;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, tracer->count, &tracer->steps));
-  for (uint32_t i = 0; i < tracer->count; ++i) {
-    JPP_RETURN_IF_ERROR(allocate_step(runtime, runs, &tracer->steps[i]));
-  }
-  return allocate_scratch(runtime);
 }
 
 // --- While a step is issued -----------------------------------------------------------
@@ -166,7 +157,7 @@ void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   if (actor->live_bytes > *peak) *peak = actor->live_bytes;
 }
 
-// Any thread, no lock held. The waiter is the runtime's again once `pending` is lower.
+// Any thread, no lock held. The runtime may reuse the waiter once `pending` is lower.
 static void run_ended(void* user, jpp_status_t* status) {
   jpp_run_waiter_t* waiter = user;
   waiter->end = jpp_clock_now();

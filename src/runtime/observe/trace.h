@@ -23,8 +23,8 @@ typedef struct jpp_actor_trace {
   int64_t last_end;  // of its last run: CLOCK_MONOTONIC, nanoseconds
 } jpp_actor_trace_t;
 
-// The trace of one step. There are as many as steps in flight, and as many again of steps
-// that are done.
+// The trace of one step. There is one for each step in flight, and as many again for
+// steps that are done.
 typedef struct jpp_step_trace {
   jpp_trace_t trace;
   jpp_actor_trace_t* actors;  // [ranks]
@@ -48,7 +48,7 @@ jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
 void jpp_trace_begin(jpp_runtime_t* runtime, struct jpp_step* step);
 // Adds what the instruction adds to the live bytes.
 void jpp_trace_count(struct jpp_actor* actor, const struct jpp_actor_instr* instr);
-// Has the end of a run noted, which was issued at `issued`.
+// Records the end of a run that was issued at `issued`.
 jpp_status_t* jpp_trace_watch(struct jpp_actor* actor, uint32_t run,
                               int64_t issued) JPP_MUST_USE;
 // All events are ready: waits for their callbacks.

@@ -1,5 +1,5 @@
-// Estimates the stages' costs from traced steps, as the simulator and the search take
-// them.
+// Estimates the stages' costs from traced steps, in the form that the simulator and the
+// search take.
 #include "base/alloc.h"
 #include "base/null.h"
 #include "jaxpp/runtime.h"

@@ -1,4 +1,4 @@
-// Resolves an actor's program: each instruction with the executable, the channel and the
+// Resolves an actor's program: each instruction gets the executable, the channel and the
 // registers that it uses, so that a step looks nothing up.
 #include "runtime/step/state.h"
 
@@ -106,9 +106,9 @@ static void mark_needed_at_end(const jpp_program_t* program, bool* needed) {
   }
 }
 
-// Between ranks on the same devices, a value that its sender needs no more moves: the
-// buffers change hands and nothing is copied. From the end to the start, `needed` says of
-// each register whether an instruction further down reads what it holds.
+// Between ranks on the same devices, a value that its sender no longer needs moves
+// without a copy: the receiver gets the buffers. This walks from the end to the start;
+// `needed` says for each register whether a later instruction reads it.
 static jpp_status_t* find_moves(jpp_actor_t* actor, jpp_actor_instr_t* instrs) {
   const jpp_program_t* program = actor->program;
   bool* needed = NULL;
@@ -199,8 +199,8 @@ jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor, jpp_actor_step_t
 
 // --- What the end of a step must know -------------------------------------------------
 
-// The event of a run covers all its results. A value that came through a channel or is
-// copied at the end is on its own.
+// The event of a run covers all its results. A value that was received, or that is copied
+// at the end, needs an event of its own.
 static jpp_status_t* find_output_events(jpp_actor_t* actor) {
   const jpp_program_t* program = actor->program;
   bool* needs_event = NULL;
@@ -232,19 +232,6 @@ static uint64_t constant_bytes(const jpp_actor_t* actor, uint32_t reg) {
   return 0;
 }
 
-static void count_given_bytes(jpp_actor_t* actor) {
-  const jpp_program_t* program = actor->program;
-  const jpp_plan_t* plan = actor->runtime->plan;
-  actor->given_bytes = program->reserved_bytes;
-  for (uint32_t i = 0; i < program->num_inputs; ++i) {
-    uint32_t arg = program->inputs[i].arg;
-    actor->given_bytes += plan->value_bytes[plan->staged->graph->args[arg].value];
-  }
-  for (uint32_t i = 0; i < program->num_constants; ++i) {
-    actor->given_bytes += constant_bytes(actor, program->constants[i].reg);
-  }
-}
-
 bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
   return !runtime->rank_process || runtime->rank_process[rank] == runtime->process;
 }
@@ -263,6 +250,17 @@ jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
   jpp_free(checked);
   if (!status) status = allocate_actor(actor);
   if (!status) status = find_output_events(actor);
-  if (!status) count_given_bytes(actor);
+  if (!status) {
+    const jpp_program_t* program = actor->program;
+    const jpp_plan_t* plan = actor->runtime->plan;
+    actor->given_bytes = program->reserved_bytes;
+    for (uint32_t i = 0; i < program->num_inputs; ++i) {
+      uint32_t arg = program->inputs[i].arg;
+      actor->given_bytes += plan->value_bytes[plan->staged->graph->args[arg].value];
+    }
+    for (uint32_t i = 0; i < program->num_constants; ++i) {
+      actor->given_bytes += constant_bytes(actor, program->constants[i].reg);
+    }
+  }
   return status;
 }

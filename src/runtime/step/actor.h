@@ -9,7 +9,7 @@
 #include "runtime/cluster/deadline.h"
 #include "runtime/observe/trace.h"
 
-// What all runs of a task share.
+// The part that all runs of a task share.
 typedef struct jpp_task_call {
   jpp_executable_t* executable;
   int32_t device;           // as jpp_execute_t has it
@@ -20,7 +20,7 @@ typedef struct jpp_task_call {
 typedef struct jpp_outbox jpp_outbox_t;
 typedef struct jpp_inbox jpp_inbox_t;
 
-// A channel with what both ends know about it.
+// A channel, with the state of both ends.
 typedef struct jpp_link {
   jpp_channel_t* channel;
   const jpp_plan_channel_t* plan;
@@ -50,8 +50,8 @@ typedef struct jpp_actor_instr {
   int64_t live_bytes;  // what the instruction adds to the live bytes of each device
 } jpp_actor_instr_t;
 
-// What an actor keeps of one step until that is done; steps in flight have one each.
-// Arrays of buffers and events are [index][device], one row after another.
+// The state that an actor keeps for one step until it is done; each step in flight has
+// one. Arrays of buffers and events are [index][device], one row after another.
 typedef struct jpp_actor_step {
   jpp_buffer_t** inputs;        // [num_inputs]
   bool* is_copy;                // [num_inputs] made for this step
@@ -86,7 +86,8 @@ typedef struct jpp_actor {
   uint32_t at;          // next instruction
   bool done;            // all instructions are issued and the outputs copied
   int64_t waits_since;  // `at` does, for another process; 0: it does not
-  // Where it is in its program, for others to see; written if there is a network.
+  // Its position in its program, which other processes see; written if there is a
+  // network.
   _Atomic uint32_t shown;
   uint64_t live_bytes;  // when tracing
 } jpp_actor_t;
@@ -94,11 +95,11 @@ typedef struct jpp_actor {
 // The parts that need no device; actor.c.
 jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) JPP_MUST_USE;
 
-// What a message is called on both ends: value << 32 | microbatch.
+// The tag of a message, the same on both ends: value << 32 | microbatch.
 uint64_t jpp_plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
                               const jpp_instr_t* instr);
 
-// What a resolved actor needs for one more step in flight.
+// Allocates what a resolved actor needs for one more step in flight.
 jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor,
                                       jpp_actor_step_t* step) JPP_MUST_USE;
 

@@ -1,4 +1,4 @@
-// Failure: what failed and where, in words.
+// Failure: error messages that say what failed and where.
 #ifndef JPP_RUNTIME_FAILURE_H_
 #define JPP_RUNTIME_FAILURE_H_
 
@@ -19,13 +19,14 @@ jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
 // "rank 2, output 3 ('loss')".
 jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,
                                         jpp_status_t* status);
-// A message that is not the one the receiver was to get. Not located yet.
+// A message other than the one that the receiver expected. Not located yet.
 jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
                                    const jpp_actor_instr_t* instr, uint64_t found_tag);
-// What every actor that is not done waits for: for ever, or of other processes.
+// What every actor that is not done waits for: in a deadlock, or from other processes.
 jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime);
 jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime);
-// The same, all of them being in the step, which this one has waited in for too long.
+// The same for an actor that has waited for too long although all processes are in the
+// step.
 jpp_status_t* jpp_failure_late(const jpp_actor_t* actor);
 
 #endif  // JPP_RUNTIME_FAILURE_H_

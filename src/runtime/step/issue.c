@@ -7,16 +7,6 @@
 
 // --- RUN ------------------------------------------------------------------------------
 
-static void gather_args(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
-  uint32_t devices = actor->runtime->devices_per_rank;
-  for (uint32_t d = 0; d < devices; ++d) {
-    jpp_buffer_t** row = actor->args[d];
-    for (uint32_t i = 0; i < instr->num_args; ++i) {
-      row[i] = actor->regs[(size_t)instr->operands[i] * devices + d];
-    }
-  }
-}
-
 static void keep_results(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
   const uint32_t* registers = instr->operands + instr->num_args;
@@ -37,24 +27,15 @@ static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
   }
 }
 
-// A failure after the call shows only in the run's results, which may be deleted before
-// the step ends; hence an event. The ready event of a result is cheaper than the event
-// that jpp_client_execute() can give.
-static jpp_status_t* take_events(const jpp_actor_t* actor,
-                                 const jpp_actor_instr_t* instr) {
-  uint32_t devices = actor->runtime->devices_per_rank;
-  jpp_event_t** events = actor->step->events + (size_t)instr->run * devices;
-  for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
-    JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
-                                                      actor->results[d][0], &events[d]));
-  }
-  return NULL;
-}
-
 static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   const jpp_task_call_t* call = instr->call;
   uint32_t devices = actor->runtime->devices_per_rank;
-  gather_args(actor, instr);
+  for (uint32_t d = 0; d < devices; ++d) {
+    jpp_buffer_t** row = actor->args[d];
+    for (uint32_t i = 0; i < instr->num_args; ++i) {
+      row[i] = actor->regs[(size_t)instr->operands[i] * devices + d];
+    }
+  }
   jpp_execute_t execute = {
       .struct_size = sizeof(execute),
       .executable = call->executable,
@@ -71,7 +52,15 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
   for (uint32_t i = 0; i < call->num_donated; ++i) {
     destroy_register(actor, instr->operands[call->donated[i]]);
   }
-  return take_events(actor, instr);
+  // A failure after the call shows only in the run's results, which may be deleted before
+  // the step ends; hence an event. The ready event of a result is cheaper than the event
+  // that jpp_client_execute() can give.
+  jpp_event_t** events = actor->step->events + (size_t)instr->run * devices;
+  for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
+                                                      actor->results[d][0], &events[d]));
+  }
+  return NULL;
 }
 
 static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
@@ -85,13 +74,6 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
 }
 
 // --- SEND and RECV --------------------------------------------------------------------
-
-static void destroy_message(const jpp_actor_t* actor) {
-  for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
-    jpp_client_buffer_destroy(actor->runtime->client, actor->message[d]);
-    actor->message[d] = NULL;
-  }
-}
 
 // The message owns what it holds: copies on the receiver's devices, or the register's
 // buffers themselves.
@@ -132,7 +114,10 @@ static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
   jpp_status_t* status = fill_message(actor, instr);
   if (!status) status = hand_over(actor, instr);
   if (status) {
-    destroy_message(actor);
+    for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
+      jpp_client_buffer_destroy(actor->runtime->client, actor->message[d]);
+      actor->message[d] = NULL;
+    }
     return status;
   }
   for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
@@ -159,17 +144,6 @@ static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr
 
 // --- The end of the program -----------------------------------------------------------
 
-static jpp_status_t* copy_output(const jpp_actor_t* actor, uint32_t output) {
-  uint32_t devices = actor->runtime->devices_per_rank;
-  size_t from = (size_t)actor->program->outputs[output].reg * devices;
-  for (uint32_t d = 0; d < devices; ++d) {
-    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
-        actor->runtime->client, actor->regs[from + d], actor->devices[d],
-        &actor->step->outputs[(size_t)output * devices + d]));
-  }
-  return NULL;
-}
-
 // Ready events of the outputs that no run's event covers.
 static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
   uint32_t devices = actor->runtime->devices_per_rank;
@@ -186,17 +160,15 @@ static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
 
 static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
   if (actor->program->outputs[output].copy) {
-    JPP_RETURN_IF_ERROR(copy_output(actor, output));
+    uint32_t devices = actor->runtime->devices_per_rank;
+    size_t from = (size_t)actor->program->outputs[output].reg * devices;
+    for (uint32_t d = 0; d < devices; ++d) {
+      JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
+          actor->runtime->client, actor->regs[from + d], actor->devices[d],
+          &actor->step->outputs[(size_t)output * devices + d]));
+    }
   }
   return actor->output_needs_event[output] ? watch_output(actor, output) : NULL;
-}
-
-static jpp_status_t* finish_outputs(jpp_actor_t* actor) {
-  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
-    jpp_status_t* status = finish_output(actor, i);
-    if (status) return jpp_failure_locate_output(actor, i, status);
-  }
-  return NULL;
 }
 
 // --- The loop -------------------------------------------------------------------------
@@ -230,7 +202,7 @@ static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
   return JPP_ADVANCE_FAILED;
 }
 
-// For the processes that wait for this one.
+// Shows the actor's position to the processes that wait for this one.
 static void show(jpp_actor_t* actor, uint32_t at) {
   if (!actor->runtime->network) return;
   atomic_store_explicit(&actor->shown, at, memory_order_relaxed);
@@ -238,18 +210,14 @@ static void show(jpp_actor_t* actor, uint32_t at) {
 
 static jpp_advance_t issue_end(jpp_actor_t* actor) {
   uint64_t order = actor->runtime->order++;
-  jpp_status_t* status = finish_outputs(actor);
-  if (status) return stop_actor(actor, order, status);
+  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
+    jpp_status_t* status = finish_output(actor, i);
+    if (!status) continue;
+    return stop_actor(actor, order, jpp_failure_locate_output(actor, i, status));
+  }
   actor->done = true;
   show(actor, actor->program->num_instrs);
   return JPP_ADVANCE_SOME;
-}
-
-static jpp_advance_t fail_instr(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                                jpp_status_t* status) {
-  bool run = instr->kind == JPP_INSTR_RUN;
-  uint64_t order = run ? actor->step->order[instr->run] : actor->runtime->order++;
-  return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
 }
 
 static void note_wait(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool done) {
@@ -274,7 +242,11 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
     }
     show(actor, instr->source);
     jpp_status_t* status = issue_instr(actor, instr, &done);
-    if (status) return fail_instr(actor, instr, status);
+    if (status) {
+      bool run = instr->kind == JPP_INSTR_RUN;
+      uint64_t order = run ? actor->step->order[instr->run] : actor->runtime->order++;
+      return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
+    }
     if (instr->wait) note_wait(actor, instr, done);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
     if (actor->step->trace) jpp_trace_count(actor, instr);

@@ -1,6 +1,6 @@
-// Visits each actor in turn until all are done. An actor that cannot go on may wait for
-// another one of this process, or for another process: within a process, a round in which
-// no actor goes on proves a deadlock; about other processes, only time can tell.
+// Visits each actor in turn until all are done. A blocked actor may wait for another one
+// of this process, or for another process. Within a process, a round in which no actor
+// advances proves a deadlock; for other processes, only a timeout can decide.
 #include "runtime/step/issuer.h"
 
 #include <sched.h>
@@ -10,11 +10,11 @@
 #include "runtime/cluster/peer_state.h"
 #include "runtime/step/state.h"
 
-// What comes from another process comes soon: a hop costs tens of microseconds. Where
-// processes share cores, though, each yield takes one from a process that has work.
+// Messages of other processes arrive soon: a hop costs tens of microseconds. If processes
+// share cores, however, spinning takes a core from a process that has work.
 enum { kNetworkYields = 200 };
 
-// One visit to each actor that is not done; whether one of them went on.
+// Visits each actor that is not done once; whether one of them advanced.
 static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
   bool some = false;
   *out_all_done = true;
@@ -30,9 +30,9 @@ static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
   return some;
 }
 
-// An actor whose instruction may wait for another process for less long than this one has
-// had nothing to do, all of them being in the step; NULL: none. What a process does
-// itself may be what the others wait for.
+// An actor whose wait for another process exceeds its limit; NULL: none. Only the time
+// counts during which this process was idle and all processes were in the step, because
+// its own work may be what the others wait for.
 static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
                                     int64_t now) {
   jpp_deadline_t* deadline = &runtime->deadline;

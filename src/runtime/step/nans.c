@@ -14,7 +14,7 @@ void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs) {
   atomic_store(&runtime->checks_wanted, what);
 }
 
-// Which of the task's ops makes the value; num_ops: none, it is passed on.
+// The op of the task that makes the value; num_ops: none, the task passes it on.
 static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
                          uint32_t value) {
   uint32_t i = 0;
@@ -76,17 +76,6 @@ static size_t count_elements(const result_ref_t* ref) {
   return count;
 }
 
-static jpp_status_t* nonfinite_error(const result_ref_t* ref, size_t element,
-                                     bool is_nan) {
-  char maker[256];
-  describe_maker(ref->actor->runtime->plan->staged, task_of(ref), ref->maker, maker,
-                 sizeof(maker));
-  return jpp_status_make(JPP_NAN_ERROR,
-                         "expected numbers, found %s: element %zu of %zu of %%%u (%s)%s",
-                         is_nan ? "a NaN" : "an infinity", element, count_elements(ref),
-                         ref->value, jpp_dtype_name(ref->shape.dtype), maker);
-}
-
 static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   const jpp_runtime_t* runtime = ref->actor->runtime;
   jpp_dtype_t dtype = ref->shape.dtype;
@@ -97,7 +86,13 @@ static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   size_t found = jpp_find_nonfinite(dtype, data, count, runtime->step->checks);
   if (found == count) return NULL;
   bool is_nan = jpp_find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
-  return nonfinite_error(ref, found, is_nan);
+  char maker[256];
+  describe_maker(ref->actor->runtime->plan->staged, task_of(ref), ref->maker, maker,
+                 sizeof(maker));
+  return jpp_status_make(JPP_NAN_ERROR,
+                         "expected numbers, found %s: element %zu of %zu of %%%u (%s)%s",
+                         is_nan ? "a NaN" : "an infinity", found, count_elements(ref),
+                         ref->value, jpp_dtype_name(ref->shape.dtype), maker);
 }
 
 static jpp_status_t* check_result(result_ref_t* ref) {

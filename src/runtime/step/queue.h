@@ -1,9 +1,9 @@
 // Queue: steps on their way from the caller to the thread that issues them, and from
 // there to the one that waits for them.
 //
-// Step n uses slot n % steps_in_flight, which is free again when it is finished. Two
-// threads, since issuing may wait for other processes: a step that is done, or has
-// failed, is told at once.
+// Step n uses slot n % steps_in_flight, which is free again when it is finished. There
+// are two threads because issuing may wait for other processes: the end of a step, or its
+// failure, is still reported at once.
 #ifndef JPP_RUNTIME_QUEUE_H_
 #define JPP_RUNTIME_QUEUE_H_
 
@@ -33,7 +33,7 @@ jpp_status_t* jpp_queue_start(jpp_runtime_t* runtime) JPP_MUST_USE;
 void jpp_queue_stop(jpp_runtime_t* runtime);
 void jpp_queue_deinit(jpp_queue_t* queue);
 
-// Waits for a free slot and makes the caller the one who fills it; NULL: interrupted.
+// Waits for a free slot and reserves it for the caller; NULL: interrupted.
 struct jpp_step* jpp_queue_reserve(jpp_runtime_t* runtime,
                                    const jpp_interrupt_t* interrupt);
 // The slot stays unused.

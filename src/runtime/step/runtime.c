@@ -272,8 +272,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
     return status;
   }
   runtime->network = full.network;
-  const char* platform = jpp_client_info(full.client)->platform_name;
-  runtime->on_host = strcmp(platform, "cpu") == 0 || strcmp(platform, "fake") == 0;
+  runtime->on_host = strcmp(jpp_client_info(full.client)->platform_name, "cpu") == 0;
   runtime->wakeup.descriptor = -1;
   runtime->client = full.client;
   runtime->plan = full.plan;

@@ -1,16 +1,17 @@
 // One step. The issuing thread puts the arguments into registers, issues the instructions
-// and takes the results out; the finishing thread waits for what was issued, and says
-// what failed first.
+// and takes the results out; the finishing thread waits for the issued work, and reports
+// the first failure.
 #include "base/clock.h"
 #include "base/null.h"
 #include "device/wait.h"
 #include "runtime/step/failure.h"
 #include "runtime/step/state.h"
 
-// How long devices have to end their work once the job has failed.
+// The time that devices have to end their work once the job has failed.
 enum { kMostGraceMs = 5000 };
 
-// The failure that was issued first: what depends on it fails later, with its message.
+// The failure that was issued first: work that depends on it fails later, with its
+// message.
 typedef struct first_failure {
   uint64_t order;
   jpp_status_t* status;
@@ -41,7 +42,15 @@ bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
          step->halt != JPP_HALT_NO || is_cancelled(runtime, step);
 }
 
-static void fill_registers(jpp_actor_t* actor) {
+static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
+  // Keeps the record of how far the rank was when the job failed.
+  bool broken = atomic_load(&actor->runtime->broken);
+  if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
+  actor->step = step;
+  actor->at = 0;
+  actor->done = false;
+  actor->waits_since = 0;
+  step->runs = 0;
   const jpp_program_t* program = actor->program;
   size_t devices = actor->runtime->devices_per_rank;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -56,18 +65,6 @@ static void fill_registers(jpp_actor_t* actor) {
           actor->constants[i * devices + d];
     }
   }
-}
-
-static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
-  // What a rank came to before the job failed is not to be lost.
-  bool broken = atomic_load(&actor->runtime->broken);
-  if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
-  actor->step = step;
-  actor->at = 0;
-  actor->done = false;
-  actor->waits_since = 0;
-  step->runs = 0;
-  fill_registers(actor);
 }
 
 static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
@@ -91,13 +88,14 @@ static jpp_status_t* cancelled_error(void) {
   return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
 }
 
-// Says why not all was issued, where no actor knows it.
+// Issues the step. Returns why it was not issued completely, unless an actor has the
+// error.
 static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
   const jpp_actor_t* late = jpp_issuer_run(runtime);
   if (step->halt == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
   if (late || step->halt == JPP_HALT_STALLED) {
     jpp_status_t* status = late ? jpp_failure_late(late) : jpp_failure_stalled(runtime);
-    // Not only when all that was issued is done: that may be what hangs.
+    // Done before the issued work ends, because that may hang.
     jpp_runtime_break(runtime, status);
     return status;
   }
@@ -247,7 +245,7 @@ static void take_issue_error(jpp_actor_step_t* step, first_failure_t* first) {
   step->error = NULL;
 }
 
-// Waits until all that was issued is done; what failed first.
+// Waits until all issued work is done; returns the first failure.
 static jpp_status_t* await_all(const jpp_runtime_t* runtime, jpp_step_t* step) {
   first_failure_t first = {0};
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -274,7 +272,7 @@ typedef struct cancellation {
   const jpp_step_t* step;
 } cancellation_t;
 
-// What the devices have is soon done, unless they hang: that may be why the job failed.
+// Devices finish their work soon unless they hang, which may be why the job failed.
 static bool is_hopeless(const jpp_runtime_t* runtime) {
   int64_t failed_at = atomic_load_explicit(&runtime->failed_at, memory_order_relaxed);
   uint32_t grace_ms = runtime->step_timeout_ms;
@@ -291,14 +289,14 @@ static bool cancel_requested(void* user) {
 
 static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t count,
                       const jpp_interrupt_t* interrupt) {
-  // The last one first: when it is done, the others mostly are.
+  // Waits for the last one first: when it is done, the others usually are.
   while (count-- > 0) {
     if (!jpp_wait_event(runtime->client, events[count], interrupt)) return false;
   }
   return true;
 }
 
-// Until all events of the step are ready; false: it was cancelled, or is hopeless.
+// Waits until all events of the step are ready; false: it was cancelled, or is hopeless.
 static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step) {
   cancellation_t cancellation = {.runtime = runtime, .step = step};
   jpp_interrupt_t interrupt = {.requested = cancel_requested, .user = &cancellation};
@@ -323,8 +321,8 @@ static void drop_events(const jpp_runtime_t* runtime, jpp_event_t** events,
   }
 }
 
-// Drops the events of a cancelled or hopeless step without waiting for them. What failed
-// first while it was issued, if anything did; more is not known of its outcome.
+// Drops the events of a cancelled or hopeless step without waiting for them. Returns the
+// first failure while it was issued, if any; nothing more is known of its outcome.
 static jpp_status_t* abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
   first_failure_t first = {0};
   size_t devices = runtime->devices_per_rank;
@@ -340,14 +338,15 @@ static jpp_status_t* abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
 
 // --- Finish ---------------------------------------------------------------------------
 
-// Owns both: the first says more.
+// Owns both and returns the first, which says more.
 static jpp_status_t* either(jpp_status_t* first, jpp_status_t* second) {
   if (!first) return second;
   jpp_status_free(second);
   return first;
 }
 
-// A traced step is awaited also when it is cancelled: its callbacks write to the trace.
+// A traced step is awaited even if it is cancelled, because its callbacks write to the
+// trace.
 static jpp_status_t* await_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_status_t* known = step->failure;
   step->failure = NULL;

@@ -1,5 +1,5 @@
-// What a built-in schedule is made of: the functions that write its rows. What is said of
-// it (name, class, help, paper, sizes) is its row of the table in build.c.
+// The functions that write the rows of a built-in schedule. Its name, class, help, paper
+// and sizes are a row of the table in build.c.
 #ifndef JPP_SCHEDULE_BUILTIN_BUILDER_H_
 #define JPP_SCHEDULE_BUILTIN_BUILDER_H_
 

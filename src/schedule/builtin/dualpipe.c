@@ -40,7 +40,7 @@ static void write_steady(const jpp_schedule_params_t* params, const v_row_t* row
   }
 }
 
-// In the second half the weight gradients of one of the two stages are put off.
+// In the second half, the weight gradients of one of the two stages are postponed.
 static void write_cooldown(const v_row_t* row) {
   uint32_t rank = row->down;
   for (uint32_t i = 0; i <= rank; ++i) {
@@ -51,16 +51,6 @@ static void write_cooldown(const v_row_t* row) {
     if (!(put_off && rank % 2 == 0 && rank > 0)) {
       jpp_row_put(row->writer, row->down, JPP_TASK_BWD_W);
     }
-  }
-}
-
-// The weight gradients that were put off, by microbatch, then stage.
-static void write_rest(const v_row_t* row) {
-  bool more = true;
-  while (more) {
-    uint32_t down = jpp_row_next(row->writer, row->down, JPP_TASK_BWD_W);
-    uint32_t up = jpp_row_next(row->writer, row->up, JPP_TASK_BWD_W);
-    more = jpp_row_put(row->writer, down <= up ? row->down : row->up, JPP_TASK_BWD_W);
   }
 }
 
@@ -87,7 +77,13 @@ static void dualpipe_row(const jpp_schedule_params_t* params, uint32_t rank,
     jpp_row_put(writer, row.down, JPP_TASK_BWD_I);
     if (rank == 0) jpp_row_put(writer, row.down, JPP_TASK_BWD_W);
   }
-  write_rest(&row);
+  // The postponed weight gradients, by microbatch, then stage.
+  bool more = true;
+  while (more) {
+    uint32_t down = jpp_row_next(row.writer, row.down, JPP_TASK_BWD_W);
+    uint32_t up = jpp_row_next(row.writer, row.up, JPP_TASK_BWD_W);
+    more = jpp_row_put(row.writer, down <= up ? row.down : row.up, JPP_TASK_BWD_W);
+  }
 }
 
 static jpp_status_t* check_dualpipe(const char* name,

@@ -113,7 +113,7 @@ static void zero_bubble_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_row(params, rank, &row, writer);
 }
 
-// What rank 0, which keeps most, keeps under interleaved 1F1B.
+// The activations that rank 0, which keeps the most, keeps under interleaved 1F1B.
 static uint32_t zero_bubble_limit(const jpp_schedule_params_t* params) {
   return (uint32_t)plan_row(params, 0, 1).warmup;
 }

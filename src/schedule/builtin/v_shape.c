@@ -31,8 +31,8 @@ static uint64_t four_tasks_each(const jpp_schedule_params_t* params) {
 
 // --- ZB-V, 1F1B -----------------------------------------------------------------------
 
-// The order for at least 2P microbatches; with fewer, jpp_row_put() leaves out those that
-// there are not, and an order stays right without some of its microbatches.
+// The order for at least 2P microbatches; with fewer, jpp_row_put() skips the missing
+// ones, and an order remains valid without some of its microbatches.
 static void write_v(const jpp_schedule_params_t* params, uint32_t rank,
                     jpp_task_kind_t backward, jpp_row_writer_t* writer) {
   uint32_t ranks = params->ranks, down = rank, up = params->stages - 1 - rank;

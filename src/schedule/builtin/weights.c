@@ -1,5 +1,5 @@
-// Puts weight gradients where ranks would wait: the step that turns an order of forwards
-// and input gradients into a zero-bubble schedule (Qi et al. 2023, arXiv 2401.10241).
+// Puts weight gradients where ranks would wait, which turns an order of forwards and
+// input gradients into a zero-bubble schedule (Qi et al. 2023, arXiv 2401.10241).
 //
 // All tasks take one step here, as in the papers' figures. Each step, a rank runs the
 // next forward or input gradient of its row if what it needs is there and a forward finds
@@ -78,7 +78,7 @@ static bool step_rank(filler_t* filler, rank_state_t* rank) {
   return run_weight(rank);
 }
 
-// What a row needs when weight gradients follow their input gradients at once.
+// The activations of a row whose weight gradients directly follow their input gradients.
 static uint32_t row_need(const jpp_schedule_row_t* row) {
   uint32_t kept = 0, need = 0;
   for (uint32_t i = 0; i < row->count; ++i) {
@@ -105,21 +105,17 @@ static jpp_status_t* prepare_rows(filler_t* filler, jpp_arena_t* scratch) {
   return NULL;
 }
 
-static void run_steps(filler_t* filler) {
-  for (bool more = true; more;) {
-    more = false;
-    ++filler->step;
-    for (uint32_t r = 0; r < filler->schedule->ranks; ++r) {
-      more |= step_rank(filler, &filler->ranks[r]);
-    }
-  }
-}
-
 jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
                                          jpp_arena_t* scratch) {
   filler_t filler = {.schedule = draft->schedule, .limit = limit};
   JPP_RETURN_IF_ERROR(prepare_rows(&filler, scratch));
-  run_steps(&filler);
+  for (bool more = true; more;) {
+    more = false;
+    ++filler.step;
+    for (uint32_t r = 0; r < draft->schedule->ranks; ++r) {
+      more |= step_rank(&filler, &filler.ranks[r]);
+    }
+  }
   for (uint32_t r = 0; r < draft->schedule->ranks; ++r) {
     rank_state_t* rank = &filler.ranks[r];
     if (rank->next < rank->row->count) {

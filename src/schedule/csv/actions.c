@@ -1,4 +1,4 @@
-// Proves a schedule's communication, first part: each rank's list by itself, then that
+// Proves a schedule's communication, first part: each rank's list on its own, then that
 // every message has both ends. actions_run.c then runs all ranks together.
 #include "schedule/csv/actions.h"
 
@@ -18,7 +18,7 @@ enum {
   kWaitedB = 1 << 7,
 };
 
-// What the actions so far have done with a stage's weights.
+// The state of a stage's weights after the actions so far.
 typedef enum weights_state {
   WEIGHTS_UNSAID,  // no such action yet: they are assumed to be here
   WEIGHTS_UNSHARDED,
@@ -57,23 +57,21 @@ bool jpp_action_is_forward(const jpp_action_t* action) {
                    action->kind == JPP_ACTION_WAIT_SEND_F;
 }
 
-// The rank that needs what the action's stage makes; the stage's own where none other
-// does.
+// The rank that needs the result of the action's stage; the stage's own if no other does.
 static uint32_t receiver_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   return p->schedule
       ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, forward)];
 }
 
-// The rank that makes what the action's stage needs; the stage's own where none other
-// does.
+// The rank that makes the input of the action's stage; the stage's own if no other does.
 static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp_action_is_forward(action);
   return p->schedule
       ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, !forward)];
 }
 
-// --- Each rank by itself ---------------------------------------------------------------
+// --- Each rank on its own ------------------------------------------------------------
 
 static jpp_status_t* check_compute(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
@@ -192,16 +190,6 @@ static jpp_status_t* check_action(const prover_t* p, uint32_t rank,
 
 // --- Both ends of each message --------------------------------------------------------
 
-// A computation whose result another rank needs has its SEND.
-static jpp_status_t* check_sent(const prover_t* p, uint32_t rank,
-                                const jpp_action_t* action) {
-  if (action->task == JPP_TASK_BWD_W || receiver_of(p, action) == rank) return NULL;
-  bool forward = jpp_action_is_forward(action);
-  if (*done_of(p, action) & (forward ? kSentF : kSentB)) return NULL;
-  return action_error(p, rank, action,
-                      forward ? "its SEND_F is missing" : "its SEND_B is missing");
-}
-
 // Every RECV has a SEND.
 static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
@@ -219,7 +207,14 @@ static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
 
 static jpp_status_t* check_ends(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
-  if (action->kind == JPP_ACTION_COMPUTE) return check_sent(p, rank, action);
+  if (action->kind == JPP_ACTION_COMPUTE) {
+    // A computation whose result another rank needs has its SEND.
+    if (action->task == JPP_TASK_BWD_W || receiver_of(p, action) == rank) return NULL;
+    bool forward = jpp_action_is_forward(action);
+    if (*done_of(p, action) & (forward ? kSentF : kSentB)) return NULL;
+    return action_error(p, rank, action,
+                        forward ? "its SEND_F is missing" : "its SEND_B is missing");
+  }
   return jpp_action_is_recv(action) ? check_is_sent(p, rank, action) : NULL;
 }
 

@@ -71,7 +71,7 @@ jpp_status_t* jpp_actions_verify(const jpp_actions_t* actions, jpp_arena_t* scra
 jpp_status_t* jpp_actions_fail(const jpp_actions_t* actions, uint32_t rank,
                                const jpp_action_t* action, const char* why) JPP_MUST_USE;
 
-// The part of jpp_actions_verify() that looks at all ranks together, for lists in which
+// The part of jpp_actions_verify() that checks all ranks together, for lists in which
 // every SEND has its RECV: channels deliver in order, no rank waits for ever, and the
 // least number of slots with which that holds.
 jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,

@@ -1,10 +1,10 @@
-// The ranks of a schedule with communication run together: finds out whether some wait
-// for each other for ever, and how many slots a channel needs.
+// Runs all ranks of a schedule with communication together: finds deadlocks, and the
+// number of slots that a channel needs.
 //
 // A SEND puts its message into one of the channel's slots and waits for a free one; a
 // RECV is only posted, and takes the oldest message out of its slot once there is one. A
-// computation waits for its message, a pair for those of both halves: it starts when both
-// may. A WAIT_SEND waits until the message has left its slot.
+// computation waits for its message; a pair waits for the messages of both halves and
+// starts when both may. A WAIT_SEND waits until the message has left its slot.
 #include "base/str.h"
 #include "schedule/channels.h"
 #include "schedule/csv/actions.h"
@@ -73,8 +73,8 @@ static bool lacks_message(const runner_t* run, uint32_t rank,
   return run->sent[channel_of(run, message)] <= *number_of(run, message);
 }
 
-// The first action from the rank's next one on, of the same pair, that has to wait; NULL
-// when none has.
+// The rank's next action, or the first one of the pair that begins there, if it has to
+// wait; NULL if none has to.
 static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
   const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
@@ -98,7 +98,7 @@ static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
   }
 }
 
-// Takes the rank's next action, which need not wait.
+// Runs the rank's next action, which need not wait.
 static void take_next(runner_t* run, uint32_t rank) {
   const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
@@ -120,7 +120,7 @@ static bool is_done(const runner_t* run, uint32_t rank) {
   return run->dry.done[rank] == run->actions->lists[rank].count;
 }
 
-// A rank that is not done, once none gets any further; JPP_NONE when all are done.
+// Runs all ranks as far as possible. Returns one that is not done; JPP_NONE when all are.
 static uint32_t run_with(runner_t* run, uint32_t slots) {
   uint32_t ranks = run->schedule->ranks;
   run->slots = slots;
@@ -213,7 +213,7 @@ static jpp_status_t* deadlock_error(runner_t* run, uint32_t stuck) {
 // --- Slots ----------------------------------------------------------------------------
 
 // With slots for all messages of a channel no SEND waits, so no more are ever needed. A
-// rank that goes on with some number of slots goes on with more, so binary search finds
+// rank that can run with some number of slots can run with more, so binary search finds
 // the least number.
 static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* out_slots) {
   uint32_t stuck = run_with(run, most);
@@ -229,19 +229,6 @@ static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* ou
   }
   *out_slots = enough;
   return NULL;
-}
-
-// Numbers the messages of each channel in the order of the receiver's RECVs, which is the
-// order in which it takes them out.
-static void number_messages(runner_t* run) {
-  for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
-    const jpp_action_list_t* list = &run->actions->lists[r];
-    for (uint32_t i = 0; i < list->count; ++i) {
-      if (!jpp_action_is_recv(&list->actions[i])) continue;
-      message_t message = message_of(run, &list->actions[i]);
-      *number_of(run, message) = run->posted[channel_of(run, message)]++;
-    }
-  }
 }
 
 // Checks that the n-th SEND of every channel is of message n. `out_most`: the messages of
@@ -280,7 +267,16 @@ jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * pairs, &run.number));
   JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &run.dry));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &run.seen));
-  number_messages(&run);
+  // The messages of each channel are numbered in the order of the receiver's RECVs, in
+  // which it takes them out.
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    const jpp_action_list_t* list = &actions->lists[r];
+    for (uint32_t i = 0; i < list->count; ++i) {
+      if (!jpp_action_is_recv(&list->actions[i])) continue;
+      message_t message = message_of(&run, &list->actions[i]);
+      *number_of(&run, message) = run.posted[channel_of(&run, message)]++;
+    }
+  }
   JPP_RETURN_IF_ERROR(check_send_order(&run, &most));
   return find_least_slots(&run, most, out_slots);
 }

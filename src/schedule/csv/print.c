@@ -11,7 +11,7 @@
 
 typedef JPP_VEC(jpp_action_t) action_vec_t;
 
-// What a rank gets from another one, in the order of the sender's list.
+// The messages that a rank gets from another one, in the order of the sender's list.
 typedef struct inbox {
   uint32_t sender;
   action_vec_t messages;  // the RECVs
@@ -20,7 +20,7 @@ typedef struct inbox {
 
 typedef JPP_VEC(inbox_t) inbox_vec_t;
 
-// The rank at hand.
+// The current rank.
 typedef struct placer {
   const jpp_schedule_t* schedule;
   uint32_t rank;
@@ -262,8 +262,8 @@ static bool has_pairs(const jpp_schedule_t* schedule) {
   return false;
 }
 
-// What is written is proved as a reader would prove it: where the tasks of a pair have to
-// run one after another, no list with the pair runs.
+// The text is proved as a reader would prove it: if the tasks of a pair have to run one
+// after another, no list with the pair can run.
 static jpp_status_t* append_rows(const jpp_schedule_t* schedule, bool communication,
                                  jpp_arena_t* scratch, jpp_str_t* str) {
   jpp_actions_t actions;

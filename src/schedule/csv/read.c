@@ -185,8 +185,8 @@ static jpp_status_t* read_cell(reader_t* reader, range_t cell) {
   return add_action(reader, action);
 }
 
-// Cuts off what is before the next separator, or all that is left; false if there was no
-// separator.
+// Cuts off the text before the next separator, or all remaining text; false if there was
+// no separator.
 static bool cut_field(range_t* rest, char separator, range_t* out_field) {
   const char* end = memchr(rest->at, separator, (size_t)(rest->end - rest->at));
   *out_field = (range_t){rest->at, end ? end : rest->end};

@@ -1,8 +1,8 @@
 // What becomes of each kind of array that a program may have, as a table; blocks gathered
 // at random; and uploads to the fake device.
+#include "fake/device.h"
 #include "jaxpp/alloc.h"
 #include "jaxpp/array_argument.h"
-#include "jaxpp/device_fake.h"
 #include "test_util.h"
 
 // --- Decisions ------------------------------------------------------------------------

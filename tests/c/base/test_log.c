@@ -150,7 +150,7 @@ static void test_misspelt_options_are_named(void** state) {
   assert_alike("JPP_LOGG", "JPP_LOG");
   assert_alike("JPP_PUGLIN", "JPP_PLUGIN");
   assert_alike("JPP_PLUGINS", "JPP_PLUGIN");
-  assert_alike("JPP_TEST_SED", "JPP_TEST_SEED");
+  assert_alike("JPP_RESTRAT", "JPP_RESTART");
   assert_alike("JPP_DUMP", NULL);
   assert_alike("JPP_SOMETHING_ELSE", NULL);
   assert_alike("JPP_A_NAME_THAT_IS_LONGER_THAN_ANY_OPTION", NULL);

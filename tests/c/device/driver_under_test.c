@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "jaxpp/option.h"
-
 typedef struct program_text {
   const char* fake;
   const char* mlir;
@@ -49,10 +47,7 @@ static const program_text_t kPrograms[TEST_PROGRAM_COUNT] = {
     [TEST_BROKEN] = {"no program", "no program", OPTIONS(ONE_DEVICE)},
 };
 
-const char* test_plugin_path(void) {
-  const char* path = jpp_option_get(JPP_OPTION_TEST_PLUGIN);
-  return path && *path ? path : NULL;
-}
+const char* test_plugin_path(void) { return test_variable("JPP_TEST_PLUGIN"); }
 
 bool test_skip_without_plugin(void) {
   if (test_plugin_path()) return false;

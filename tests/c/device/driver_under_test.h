@@ -3,8 +3,8 @@
 #ifndef TESTS_C_DEVICE_DRIVER_UNDER_TEST_H_
 #define TESTS_C_DEVICE_DRIVER_UNDER_TEST_H_
 
+#include "fake/device.h"
 #include "jaxpp/device.h"
-#include "jaxpp/device_fake.h"
 #include "test_util.h"
 
 // All work on f32[4] unless said otherwise.

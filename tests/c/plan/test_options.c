@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "fake/device.h"
 #include "jaxpp/advise.h"
 #include "jaxpp/array_argument.h"
 #include "jaxpp/device.h"
-#include "jaxpp/device_fake.h"
 #include "jaxpp/job_ranks.h"
 #include "jaxpp/planfile.h"
 #include "jaxpp/runtime.h"

@@ -82,7 +82,7 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   if (devices_per_rank > 1) make_layouts(&made, devices_per_rank);
   contents->struct_size = sizeof(*contents);
   contents->steps_in_flight = 3;
-  contents->platform = "fake";
+  contents->platform = "cpu";
   contents->format = "fake";
   contents->devices_per_rank = devices_per_rank;
   contents->device_ids = made.device_ids;

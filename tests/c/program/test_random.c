@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "interpreter.h"
-#include "jaxpp/option.h"
 #include "random_step.h"
 #include "test_util.h"
 
@@ -35,8 +34,8 @@ static void try_seed(uint64_t seed) {
 
 static void test_random_steps_compute_what_their_graphs_say(void** state) {
   (void)state;
-  const char* only = jpp_option_get(JPP_OPTION_TEST_SEED);
-  const char* times = jpp_option_get(JPP_OPTION_TEST_TIMES);
+  const char* only = test_variable("JPP_TEST_SEED");
+  const char* times = test_variable("JPP_TEST_TIMES");
   if (only) {
     try_seed(strtoull(only, NULL, 10));
     return;

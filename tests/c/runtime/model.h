@@ -7,7 +7,7 @@
 #ifndef TESTS_C_RUNTIME_MODEL_H_
 #define TESTS_C_RUNTIME_MODEL_H_
 
-#include "jaxpp/device_fake.h"
+#include "fake/device.h"
 #include "jaxpp/plan.h"
 #include "jaxpp/runtime.h"
 #include "test_util.h"

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "jaxpp/option.h"
 #include "jaxpp/simulate.h"
 #include "random_step.h"
 #include "runtime/cluster/forecast.h"
@@ -41,7 +40,7 @@ static void check_forecast(const jpp_plan_t* plan, const jpp_forecast_t* forecas
 
 static void test_of_random_steps_ranks_work_or_wait(void** state) {
   (void)state;
-  const char* times = jpp_option_get(JPP_OPTION_TEST_TIMES);
+  const char* times = test_variable("JPP_TEST_TIMES");
   uint64_t count = times ? strtoull(times, NULL, 10) : 500;
   double waited = 0;
   for (uint64_t seed = 1; seed <= count; ++seed) {

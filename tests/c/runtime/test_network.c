@@ -10,7 +10,7 @@
 
 #include "device/driver_under_test.h"
 #include "device/test_store.h"
-#include "jaxpp/transport_fake.h"
+#include "fake/transport.h"
 #include "model.h"
 
 enum { kProcesses = 3, kSlices = 2, kOutputs = 16, kSteps = 8, kHangAt = 6 };
@@ -63,7 +63,7 @@ static void connect_in(process_t* processes, uint32_t count, uint32_t peer_ms) {
                                        .token_size = sizeof(kToken),
                                        .peer_timeout_ms = peer_ms,
                                        .device = p % kStubDevices};
-    ASSERT_OK(jpp_transport_create(&options, &processes[p].network));
+    ASSERT_OK(test_transport_create(&options, &processes[p].network));
   }
   for (uint32_t p = 0; p < count * count; ++p) {
     uint32_t from = p / count, to = p % count;

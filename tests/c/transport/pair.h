@@ -4,7 +4,7 @@
 #define TESTS_C_TRANSPORT_PAIR_H_
 
 #include "base/clock.h"
-#include "jaxpp/transport_fake.h"
+#include "fake/transport.h"
 #include "test_util.h"
 
 enum { kPairMostShards = 4 };

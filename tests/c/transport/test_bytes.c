@@ -315,7 +315,7 @@ static jpp_status_t* open_all(const char* driver, pair_t* pair) {
   jpp_transport_options_t options = pair_options(driver, 0, 1);
   const void* address = NULL;
   size_t size = 0;
-  JPP_RETURN_IF_ERROR(jpp_transport_create(&options, &pair->sender));
+  JPP_RETURN_IF_ERROR(test_transport_create(&options, &pair->sender));
   jpp_transport_address(pair->receiver, &address, &size);
   JPP_RETURN_IF_ERROR(jpp_transport_connect(pair->sender, 1, address, size));
   jpp_channel_spec_t spec = pair_spec(pair, 1, 2, 2, kBytes);
@@ -329,7 +329,7 @@ static jpp_status_t* open_all(const char* driver, pair_t* pair) {
 static void test_open_survives_every_failed_allocation(void** state) {
   pair_t pair = {0};
   jpp_transport_options_t options = pair_options(*state, 1, 1);
-  ASSERT_OK(jpp_transport_create(&options, &pair.receiver));
+  ASSERT_OK(test_transport_create(&options, &pair.receiver));
   int failures = 0;
   for (int64_t n = 0; n < 60; ++n) {
     jpp_alloc_fail_after(n);

@@ -51,17 +51,17 @@ static void test_options_are_checked(void** state) {
   jpp_transport_t* transport = NULL;
   jpp_transport_options_t options = pair_options(*state, 0, 0);
   options.token_size = 15;
-  ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
+  ASSERT_FAILS(test_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
                "expected the job's token, of 16 bytes at least; found 15");
   options = pair_options(*state, 0, 0);
   options.address = NULL;
-  ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
+  ASSERT_FAILS(test_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
                "expected the address of the network interface");
   options = pair_options(*state, 2, 0);
-  ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
+  ASSERT_FAILS(test_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
                "expected a process below 2");
   options.struct_size = 0;
-  ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
+  ASSERT_FAILS(test_transport_create(&options, &transport), JPP_INVALID_ARGUMENT,
                "set it to sizeof(jpp_transport_options_t)");
   assert_null(transport);
 }
@@ -70,11 +70,11 @@ static void test_address_of_another_token_or_process_is_refused(void** state) {
   static const char kOther[] = "a token of strangers";
   jpp_transport_t *here = NULL, *stranger = NULL;
   jpp_transport_options_t options = pair_options(*state, 0, 100);
-  ASSERT_OK(jpp_transport_create(&options, &here));
+  ASSERT_OK(test_transport_create(&options, &here));
   options = pair_options(*state, 1, 100);
   options.token = kOther;
   options.token_size = sizeof(kOther);
-  ASSERT_OK(jpp_transport_create(&options, &stranger));
+  ASSERT_OK(test_transport_create(&options, &stranger));
   const void* address = NULL;
   size_t size = 0;
   jpp_transport_address(stranger, &address, &size);
@@ -84,7 +84,7 @@ static void test_address_of_another_token_or_process_is_refused(void** state) {
 
   options = pair_options(*state, 1, 100);
   options.num_processes = 3;
-  ASSERT_OK(jpp_transport_create(&options, &stranger));
+  ASSERT_OK(test_transport_create(&options, &stranger));
   jpp_transport_address(stranger, &address, &size);
   ASSERT_FAILS(jpp_transport_connect(here, 1, address, size), JPP_PEER_ERROR,
                "expected the address of process 1 of 2, found that of 1 of 3");
@@ -99,7 +99,7 @@ static void test_channel_needs_a_connection_and_an_end_here(void** state) {
   jpp_transport_t* transport = NULL;
   jpp_channel_t* channel = NULL;
   jpp_transport_options_t options = pair_options(*state, 0, 100);
-  ASSERT_OK(jpp_transport_create(&options, &transport));
+  ASSERT_OK(test_transport_create(&options, &transport));
   jpp_channel_spec_t spec = pair_spec(NULL, 0, 1, 1, &kBytes);
   ASSERT_FAILS(jpp_transport_open_channel(transport, &spec, &channel),
                JPP_INVALID_ARGUMENT, "process 1 is not connected yet");

@@ -40,7 +40,7 @@ static int end_test(void** state) {
 static void expect_unsupported(const char* text) {
   jpp_transport_t* transport = NULL;
   jpp_transport_options_t options = pair_options("nccl-fake", 0, 100);
-  ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_UNSUPPORTED, text);
+  ASSERT_FAILS(test_transport_create(&options, &transport), JPP_UNSUPPORTED, text);
   assert_null(transport);
 }
 
@@ -68,7 +68,7 @@ static void test_a_device_that_is_not_there_is_named(void** state) {
   jpp_transport_t* transport = NULL;
   jpp_transport_options_t options = pair_options("nccl-fake", 0, 100);
   options.device = kStubDevices;
-  ASSERT_FAILS(jpp_transport_create(&options, &transport), JPP_UNSUPPORTED,
+  ASSERT_FAILS(test_transport_create(&options, &transport), JPP_UNSUPPORTED,
                "device 4: cuDeviceGet: invalid device ordinal");
 }
 
@@ -96,9 +96,9 @@ static void test_processes_with_other_releases_are_refused(void** state) {
   (void)state;
   jpp_transport_t *here = NULL, *there = NULL;
   jpp_transport_options_t options = pair_options("nccl-fake", 0, 100);
-  ASSERT_OK(jpp_transport_create(&options, &here));
+  ASSERT_OK(test_transport_create(&options, &here));
   options = pair_options("fake", 1, 100);
-  ASSERT_OK(jpp_transport_create(&options, &there));
+  ASSERT_OK(test_transport_create(&options, &there));
   const void* address = NULL;
   size_t size = 0;
   jpp_transport_address(there, &address, &size);
@@ -199,7 +199,7 @@ static void job_begin(job_t* job) {
     jpp_transport_options_t options = pair_options("nccl-fake", p, 10000);
     options.num_processes = kProcesses;
     options.device = p;
-    ASSERT_OK(jpp_transport_create(&options, &job->transports[p]));
+    ASSERT_OK(test_transport_create(&options, &job->transports[p]));
   }
   for (uint32_t p = 0; p < kProcesses; ++p) {
     for (uint32_t q = 0; q < kProcesses; ++q) {
@@ -679,7 +679,7 @@ static void test_it_is_armed_only_when_nothing_is_under_way(void** state) {
 static bool has_ucx(void) {
   jpp_transport_t* transport = NULL;
   jpp_transport_options_t options = pair_options("ucx", 0, 100);
-  jpp_status_t* status = jpp_transport_create(&options, &transport);
+  jpp_status_t* status = test_transport_create(&options, &transport);
   bool missing = jpp_status_code(status) == JPP_UNSUPPORTED;
   jpp_status_free(status);
   jpp_transport_destroy(transport);

@@ -30,7 +30,7 @@ static void connect_in_a_row(const char* driver, jpp_transport_t** transports,
   for (uint32_t p = 0; p < kNoteProcesses; ++p) {
     jpp_transport_options_t options = pair_options(driver, p, 500);
     options.num_processes = kNoteProcesses;
-    ASSERT_OK(jpp_transport_create(&options, &transports[p]));
+    ASSERT_OK(test_transport_create(&options, &transports[p]));
   }
   for (uint32_t i = 0; i < kNoteProcesses * kNoteProcesses; ++i) {
     uint32_t from = i / kNoteProcesses, to = i % kNoteProcesses;
@@ -95,7 +95,7 @@ static void test_notes_are_for_processes(void** state) {
   jpp_transport_t* transport = NULL;
   note_writer_t writer = {0};
   jpp_transport_options_t options = {.struct_size = sizeof(options), .driver = "inproc"};
-  ASSERT_OK(jpp_transport_create(&options, &transport));
+  ASSERT_OK(test_transport_create(&options, &transport));
   ASSERT_FAILS(jpp_transport_open_notes(transport, sizeof(note_t), write_note, &writer),
                JPP_UNSUPPORTED, "transport inproc connects no processes");
   assert_null(jpp_transport_note(transport, 0));

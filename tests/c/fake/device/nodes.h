@@ -3,12 +3,12 @@
 //
 // A job and its rendezvous are shared by clients. Lock order: a client's mutex, then that
 // of its job; whoever completes the tasks of a rendezvous holds neither.
-#ifndef JPP_DEVICE_FAKE_NODES_H_
-#define JPP_DEVICE_FAKE_NODES_H_
+#ifndef TESTS_C_FAKE_DEVICE_NODES_H_
+#define TESTS_C_FAKE_DEVICE_NODES_H_
 
 #include <pthread.h>
 
-#include "jaxpp/device_fake.h"
+#include "fake/device.h"
 
 typedef struct fake_task fake_task_t;
 typedef struct fake_client fake_client_t;
@@ -62,4 +62,4 @@ void fake_rendezvous_arrive(fake_task_t* task, jpp_status_t* error);
 void fake_rendezvous_abandon(fake_client_t* client);
 void fake_rendezvous_destroy(fake_rendezvous_t* rendezvous);
 
-#endif  // JPP_DEVICE_FAKE_NODES_H_
+#endif  // TESTS_C_FAKE_DEVICE_NODES_H_

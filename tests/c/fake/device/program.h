@@ -1,6 +1,6 @@
 // The fake's programs: parsed from text once, then immutable.
-#ifndef JPP_DEVICE_FAKE_PROGRAM_H_
-#define JPP_DEVICE_FAKE_PROGRAM_H_
+#ifndef TESTS_C_FAKE_DEVICE_PROGRAM_H_
+#define TESTS_C_FAKE_DEVICE_PROGRAM_H_
 
 #include "base/arena.h"
 #include "jaxpp/device.h"
@@ -58,4 +58,4 @@ jpp_status_t* fake_program_create(const char* text, size_t size,
                                   fake_program_t** out_program);
 void fake_program_destroy(fake_program_t* program);
 
-#endif  // JPP_DEVICE_FAKE_PROGRAM_H_
+#endif  // TESTS_C_FAKE_DEVICE_PROGRAM_H_

@@ -1,7 +1,7 @@
 // The arithmetic of the fake device, element by element in a fixed order, so that a test
 // can tell from the rounding in which order terms were added.
 #include "base/hash.h"
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 // Over the bits of every element, argument by argument.
 static uint64_t hash_args(uint64_t hash, const fake_result_t* result,

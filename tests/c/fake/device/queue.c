@@ -3,7 +3,7 @@
 // run, or waits for one that waits for other nodes.
 #include <time.h>
 
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 jpp_status_t* fake_task_create(uint32_t input_count, uint32_t output_count,
                                fake_task_t** out_task) {

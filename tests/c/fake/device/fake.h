@@ -4,16 +4,16 @@
 // counted references: a task keeps what it works on when the handle is gone. One mutex
 // guards everything but the bytes of values: those belong to the one task that makes them
 // until their completion is done, and are constant afterwards.
-#ifndef JPP_DEVICE_FAKE_FAKE_H_
-#define JPP_DEVICE_FAKE_FAKE_H_
+#ifndef TESTS_C_FAKE_DEVICE_FAKE_H_
+#define TESTS_C_FAKE_DEVICE_FAKE_H_
 
 #include <pthread.h>
 
 #include "device/driver.h"
-#include "device/fake/nodes.h"
-#include "device/fake/program.h"
 #include "device/process.h"
-#include "jaxpp/device_fake.h"
+#include "fake/device.h"
+#include "fake/device/nodes.h"
+#include "fake/device/program.h"
 
 typedef struct fake_completion {
   uint32_t refs;
@@ -175,4 +175,4 @@ jpp_status_t* fake_event_on_ready(jpp_client_t* base, jpp_event_t* event,
                                   jpp_event_waiter_t* waiter);
 void fake_event_destroy(jpp_client_t* base, jpp_event_t* event);
 
-#endif  // JPP_DEVICE_FAKE_FAKE_H_
+#endif  // TESTS_C_FAKE_DEVICE_FAKE_H_

@@ -1,7 +1,7 @@
 // Handles of the fake device and the reference-counted values and completions behind
 // them. A handle keeps an exact account of its bytes and remembers whether it was donated
 // or destroyed.
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 jpp_status_t* fake_completion_create(fake_completion_t** out_completion) {
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(**out_completion), (void**)out_completion));

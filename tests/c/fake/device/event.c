@@ -1,6 +1,6 @@
 // Events of the fake device: handles to a completion, which is shared with the task that
 // will set it.
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 // Takes a reference, so that the event may be destroyed meanwhile.
 static jpp_status_t* event_retain_locked(jpp_event_t* event, const char* what,

@@ -1,5 +1,5 @@
 // Parses the fake device's programs, whose text format device_fake.h describes.
-#include "device/fake/program.h"
+#include "fake/device/program.h"
 
 #include <stdlib.h>
 #include <string.h>

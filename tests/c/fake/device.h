@@ -26,8 +26,8 @@
 // its client.
 //
 // Threads: as device.h says.
-#ifndef JAXPP_DEVICE_FAKE_H_
-#define JAXPP_DEVICE_FAKE_H_
+#ifndef TESTS_C_FAKE_DEVICE_H_
+#define TESTS_C_FAKE_DEVICE_H_
 
 #include "jaxpp/device.h"
 
@@ -57,16 +57,16 @@ typedef struct jpp_fake_options {
 
 // With several nodes JPP_PEER_ERROR when another one does not come in time or leaves
 // something in the store that is no node's.
-JPP_API jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
-                                             jpp_client_t** out_client) JPP_MUST_USE;
+jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
+                                     jpp_client_t** out_client) JPP_MUST_USE;
 
 // Replaces the failure, counting from now.
-JPP_API jpp_status_t* jpp_fake_set_failure(jpp_client_t* client,
-                                           jpp_fake_failure_t failure) JPP_MUST_USE;
+jpp_status_t* jpp_fake_set_failure(jpp_client_t* client,
+                                   jpp_fake_failure_t failure) JPP_MUST_USE;
 
 // While held, workers begin no work, as those of a device that hangs: for a client with
 // `threads`. One that is destroyed is held no longer.
-JPP_API jpp_status_t* jpp_fake_set_held(jpp_client_t* client, bool held) JPP_MUST_USE;
+jpp_status_t* jpp_fake_set_held(jpp_client_t* client, bool held) JPP_MUST_USE;
 
 // Bytes count as if each call took effect when it was made: a destroyed or donated buffer
 // is gone at once, a result is there at once, donations before results. So the figures do
@@ -87,7 +87,7 @@ typedef struct jpp_fake_stats {
 } jpp_fake_stats_t;
 
 // JPP_INVALID_ARGUMENT when the client is not a fake.
-JPP_API jpp_status_t* jpp_fake_stats(jpp_client_t* client,
-                                     jpp_fake_stats_t* out_stats) JPP_MUST_USE;
+jpp_status_t* jpp_fake_stats(jpp_client_t* client,
+                             jpp_fake_stats_t* out_stats) JPP_MUST_USE;
 
-#endif  // JAXPP_DEVICE_FAKE_H_
+#endif  // TESTS_C_FAKE_DEVICE_H_

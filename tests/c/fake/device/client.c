@@ -2,7 +2,7 @@
 // then, so that the use of a dead handle is an error instead of a crash.
 #include "base/null.h"
 #include "base/struct_size.h"
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 static void fake_destroy(jpp_client_t* base) {
   fake_client_t* client = fake_client(base);
@@ -80,7 +80,7 @@ jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
   client->failure = full.failure;
   client->base = (jpp_client_t){.vtable = &kFakeVtable,
                                 .info = {.driver = "fake",
-                                         .platform_name = "fake",
+                                         .platform_name = "cpu",
                                          .platform_version = "1",
                                          .device_count = full.device_count,
                                          .devices = client->devices,

@@ -1,14 +1,16 @@
-// The driver for tests: packets go through lists in memory. Small data are copied when
+// The fake network: packets go through lists in memory. Small data are copied when
 // they are sent; large ones stay at the sender, and are copied to the slot some rounds
 // after the packet has arrived, as a network adapter would.
 //
 // Everything that transports share is under one mutex; what net.h wants called is called
 // without it, by the thread of the transport.
+#include "fake/transport.h"
+
 #include <pthread.h>
 #include <string.h>
 
 #include "base/alloc.h"
-#include "jaxpp/transport_fake.h"
+#include "transport/nccl.h"
 #include "transport/net.h"
 
 enum { kLeastFetched = 4096 };
@@ -315,14 +317,47 @@ static void fake_unregister(jpp_transport_t* transport, jpp_transport_memory_t* 
   (void)transport, (void)memory;
 }
 
-const jpp_transport_vtable_t jpp_transport_fake = {
-    .name = "fake",
-    .create = fake_create,
-    .destroy = fake_destroy,
+static const jpp_bytes_vtable_t kBytes = {
     .connect = fake_connect,
     .progress = fake_progress,
     .arm = fake_arm,
     .register_memory = fake_register,
     .unregister_memory = fake_unregister,
+    JPP_NET_BYTES_ROWS,
+};
+
+static const jpp_transport_vtable_t kFake = {
+    .name = "fake",
+    .bytes = &kBytes,
+    .create = fake_create,
+    .destroy = fake_destroy,
     JPP_NET_ROWS,
 };
+
+// --- By name --------------------------------------------------------------------------
+
+static jpp_status_t* nccl_fake_create(const jpp_transport_options_t* options,
+                                      jpp_transport_t** out_transport) {
+  return jpp_nccl_create_over(&kFake, options, out_transport);
+}
+
+static jpp_transport_vtable_t g_nccl_fake;
+
+static void make_nccl_fake(void) {
+  g_nccl_fake = jpp_transport_nccl;
+  g_nccl_fake.name = "nccl-fake";
+  g_nccl_fake.create = nccl_fake_create;
+}
+
+jpp_status_t* test_transport_create(const jpp_transport_options_t* options,
+                                    jpp_transport_t** out_transport) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, make_nccl_fake);
+  const jpp_transport_vtable_t* const drivers[] = {&kFake, &g_nccl_fake};
+  *out_transport = NULL;
+  for (int i = 0; i < 2; ++i) {
+    if (strcmp(options->driver, drivers[i]->name) != 0) continue;
+    return jpp_transport_create_with(drivers[i], options, out_transport);
+  }
+  return jpp_transport_create(options, out_transport);
+}

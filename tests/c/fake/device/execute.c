@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 // The request's devices, or else the text's, or else the client's first one.
 static jpp_status_t* choose_devices(const fake_client_t* client,

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 enum { kDefaultTimeoutMs = 60000 };
 

@@ -2,7 +2,7 @@
 // a program which reads too early is found out.
 #include <string.h>
 
-#include "device/fake/fake.h"
+#include "fake/device/fake.h"
 
 // Copies one dimension of an array with strides to dense memory; returns the end of the
 // copy.
