@@ -95,7 +95,6 @@ class Argument:
             devices.can_move if can_move is None else can_move,
             devices.least_borrowed,
         )
-        self._used: dict[_core.Given, int] = {}  # the parts of arrays that were used as given
 
     def take(self, source: Source) -> _core.Value:
         """The runtime's array for the step: the given one, one in the same memory, or a copy.
@@ -104,12 +103,8 @@ class Argument:
           JaxppError: the array was deleted ("donated"); this process lacks elements that its
             ranks need ("mesh"); a device has no memory for it ("out-of-memory").
         """
-        part = self._used.get(source.given)
-        if part is not None:
-            return source.value(part)
         decision = self._wanted.decide(source.given, source.deletion_reason(), False)
         if decision.action == "use":
-            self._used[source.given] = decision.part
             return source.value(decision.part)
         if decision.action == "borrow":
             value = self._borrow(source, decision)
@@ -345,7 +340,10 @@ def source_of(leaf: Any, devices: Devices, mesh: MpmdMesh) -> Source:
         return _HostSource(leaf, np.shape(leaf))
     if leaf.is_deleted():
         return _DeletedSource(leaf, DELETED)
-    return _JaxSource([physical_array(leaf)], devices, mesh, ())
+    array = physical_array(leaf)
+    if not array.is_fully_addressable:
+        local_shards(array)  # raises in every process, also in those that need none of them
+    return _JaxSource([array], devices, mesh, ())
 
 
 def _source_of_array(array: MpmdArray, devices: Devices, mesh: MpmdMesh) -> Source:

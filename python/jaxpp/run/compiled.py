@@ -90,6 +90,7 @@ class CompiledStep:
         freed = [leaf in self._freed for leaf in range(len(self._argument_groups))]
         self._freed_params = _core.Params(self.argument_names(), freed)
         self._arguments = [self._arguments_of(*group) for group in self._argument_groups]
+        self._used: list[dict[Any, list[int]]] = [{} for _ in self._arguments]
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
             self._constant(k, placement, const)
@@ -168,18 +169,36 @@ class CompiledStep:
 
     def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
         values: list[_core.Value] = []
-        for arguments, leaf in zip(self._arguments, leaves, strict=True):
-            if type(leaf) is MpmdArray:
-                self._take_over(leaf, arguments)
-            elif isinstance(leaf, jax.Array):
-                refuse_memory_kind(leaf.sharding, arguments[0].name)
-            source = source_of(leaf, self._devices, self._mesh)
-            taken = [self._take(argument, leaf, source) for argument in arguments]
-            if type(leaf) is MpmdArray and is_of_runtime(leaf._memory):
-                if len(taken) == 1 and taken[0] is not leaf._memory:
-                    taken[0].set_origin(leaf._memory)
-            values += taken
+        for arguments, used, leaf in zip(self._arguments, self._used, leaves, strict=True):
+            parts = used.get(leaf._placement) if type(leaf) is MpmdArray else None
+            if parts is None:
+                values += self._take_leaf(arguments, used, leaf)
+            elif type(leaf._memory) is PartedValue:
+                values += [leaf._memory.values[part] for part in parts]
+            else:
+                values.append(leaf._memory)
         return values
+
+    def _take_leaf(
+        self, arguments: list[Argument], used: dict[Any, list[int]], leaf: Any
+    ) -> list[_core.Value]:
+        """The values of a leaf's parts. Adds to `used` what the library always decides about
+        arrays that are placed like this one: which of their parts to use as they are."""
+        if type(leaf) is MpmdArray:
+            self._take_over(leaf, arguments)
+        elif isinstance(leaf, jax.Array):
+            refuse_memory_kind(leaf.sharding, arguments[0].name)
+        source = source_of(leaf, self._devices, self._mesh)
+        taken = [self._take(argument, leaf, source) for argument in arguments]
+        if type(leaf) is not MpmdArray:
+            return taken
+        memory = leaf._memory
+        given = memory.values if type(memory) is PartedValue else [memory]
+        if all(value in given for value in taken):
+            used[leaf._placement] = [given.index(value) for value in taken]
+        elif is_of_runtime(memory) and len(taken) == 1:
+            taken[0].set_origin(memory)
+        return taken
 
     def _take_over(self, leaf: MpmdArray, arguments: list[Argument]) -> None:
         """Transfers an array built from JAX arrays to the runtime, in place or, if the step may
