@@ -1,5 +1,5 @@
 """Two processes make a client of a PJRT plugin together, each as one node, and print the
-devices that they know: `python3 tests/python/nodes_gpu.py`.
+devices that they know: `python3 tests/python/run/nodes_gpu.py`.
 
 On a machine with one GPU both have that one, which is enough for clients to find each other,
 though not for programs over both. `--plugin cpu` shows what a plugin without nodes says.

@@ -5,7 +5,8 @@ import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from locations import ROOT
+
 SCRIPT = ROOT / "benchmarks" / "at_scale.py"
 PAGE = ROOT / "docs" / "at_scale.md"
 

@@ -25,8 +25,9 @@ import checkpoint_jobs as jobs
 from equality import mesh_of
 from jaxpp.placements import physical_array
 from jobs import described
+from locations import ROOT
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "processes.py"
+EXAMPLE = ROOT / "examples" / "processes.py"
 LIMIT = 120  # seconds, so that a hang fails
 
 Launch = Callable[..., set[str]]

@@ -1,12 +1,10 @@
 """The version stands in meson.build; all others are made from it."""
 
 import importlib.metadata
-import pathlib
 import re
 
 import jaxpp
-
-ROOT = pathlib.Path(__file__).parent.parent.parent
+from locations import ROOT
 
 
 def test_version_is_that_of_the_build() -> None:

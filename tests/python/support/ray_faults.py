@@ -1,7 +1,7 @@
 """Faults at random moments: meshes on Ray of which one worker is killed or stopped, while the
 controller compiles, connects or trains.
 
-    python tests/python/ray_faults.py --runs 50 [--seed N]
+    python tests/python/support/ray_faults.py --runs 50 [--seed N]
 
 The controller must get one error that names the worker, within 30 seconds and in the same
 script for every mesh, and no worker may be left.

@@ -2,8 +2,8 @@
 
 Everything follows from one seed, so a case that fails can be run again:
 
-    python tests/python/random_models.py --seed 1234             # one case
-    python tests/python/random_models.py --cases 1000            # or `make random CASES=1000`
+    python tests/python/support/random_models.py --seed 1234    # one case
+    python tests/python/support/random_models.py --cases 1000   # or `make random CASES=1000`
 """
 
 from __future__ import annotations
@@ -568,7 +568,7 @@ def main() -> int:
     failed = run_seeds(range(first, first + options.cases))
     print(f"{options.cases - len(failed)} passed, {len(failed)} failed")
     for case, _ in failed:
-        print(f"  again: python tests/python/random_models.py --seed {case.seed}")
+        print(f"  again: python tests/python/support/random_models.py --seed {case.seed}")
     return 1 if failed else 0
 
 

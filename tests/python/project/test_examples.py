@@ -17,7 +17,9 @@ import jax
 import numpy as np
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+from locations import ROOT
+
+EXAMPLES = ROOT / "examples"
 LIMIT = 600  # seconds; only so that a hang fails
 COMPILE_FASTER = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from locations import ROOT
+
 sys.path.insert(0, str(ROOT / "tools"))
 
 import check_docs  # noqa: E402

@@ -31,8 +31,9 @@ import models
 from array_placements import WHOLE
 from equality import Problem, make_mesh, pipelined_step, plain_step
 from jaxpp.api import MpmdArray
+from locations import ROOT, environment
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
+DOCS = ROOT / "docs" / "checkpoints.md"
 Save = Callable[[pathlib.Path, Any], None]
 Restore = Callable[[pathlib.Path, Any], Any]
 
@@ -299,8 +300,7 @@ def test_a_killed_save_leaves_the_last_checkpoint(way: str, tmp_path: pathlib.Pa
         [sys.executable, "-c", script, way, str(tmp_path / "checkpoint")],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=pathlib.Path(__file__).parent,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env=environment(pathlib.Path(__file__).parent, JAX_PLATFORMS="cpu"),
     )
     assert process.stdout is not None
     complete = -1

@@ -20,10 +20,9 @@ from collections.abc import Iterator
 import pytest
 
 import jobs
-from command import jaxpp_command
 from equality import mesh_of
+from locations import jaxpp_command
 
-JOBS = pathlib.Path(__file__).parent / "jobs.py"
 LIMIT = 120
 PORT = 17799
 
@@ -56,7 +55,7 @@ class Hosts:
         for node, name in enumerate(self.names):
             launch = [jaxpp_command(), "launch", "-n", "1", "--nodes", "2", "--node", str(node)]
             launch += ["--coordinator", f"{self.addresses[0]}:{PORT}", "--"]
-            script = [sys.executable, "-W", "ignore", str(JOBS), job, "1", mark]
+            script = [sys.executable, "-W", "ignore", jobs.__file__, job, "1", mark]
             variables = {**os.environ, "UCX_TLS": "tcp,self", **environment}
             started.append(
                 subprocess.Popen(

@@ -25,12 +25,12 @@ import jaxpp.api as jaxpp
 import mistakes as m
 from cases import CASES, JIT, TWO, WARNINGS, Case, Warned, mesh, state, step_of, train
 from jaxpp.errors import make_error
+from locations import ROOT, SUPPORT
 
 for topic in ("stages", "loops", "arguments", "files", "plugins"):  # as docs/errors.md has them
     plugins = importlib.import_module(f"cases_{topic}")
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
+TESTS = SUPPORT.parent
 DOCS = ROOT / "docs" / "errors.md"
 
 
@@ -105,7 +105,8 @@ def test_warning(wrong: Warned) -> None:
 
 
 def _stable(message: str) -> str:
-    message = message.replace(str(HERE) + os.sep, "").replace(str(plugins.PLUGINS), "/path/to")
+    message = re.sub(rf"{re.escape(str(TESTS))}/\w+/", "", message)
+    message = message.replace(str(plugins.PLUGINS), "/path/to")
     message = message.replace(plugins.libm(), "/usr/lib/libm.so.6")
     # The loader's own words differ between systems.
     message = re.sub(r"(not a loadable library: ).*", r"\1...", message)
@@ -122,8 +123,8 @@ def _document(messages: dict[str, str]) -> str:
         "continue. An exception that your own function raises while it is traced is passed on "
         "unchanged, with a note (`__notes__`) if its microbatches are single examples.",
         "",
-        "`tests/python/test_errors.py` writes this page (with `JPP_UPDATE_DOCS=1`) from the "
-        "steps in `tests/python/mistakes.py`.",
+        "`tests/python/errors/test_errors.py` writes this page (with `JPP_UPDATE_DOCS=1`) from "
+        "the steps in `tests/python/support/mistakes.py`.",
     ]
     for code in sorted({c.code for c in CASES}):
         text += ["", f"## `{code}`"]

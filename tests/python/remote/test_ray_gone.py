@@ -16,6 +16,8 @@ import time
 
 import pytest
 
+from locations import environment
+
 LIMIT = 30  # seconds from the fault to the error
 SERVERS = {"GCS": "gcs_server", "raylet": "raylet/raylet"}
 
@@ -31,13 +33,13 @@ SERVERS = {"GCS": "gcs_server", "raylet": "raylet/raylet"}
 )
 def test_the_error_names_what_is_gone(server: str, fault: str) -> None:
     pytest.importorskip("ray")
-    environment = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    variables = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, server, fault],
         capture_output=True,
         text=True,
         timeout=180,
-        env={**os.environ, **environment},
+        env=environment(**variables),
     )
     told = [line for line in done.stdout.splitlines() if line.startswith("after ")]
     assert len(told) == 1, done.stdout + done.stderr

@@ -6,7 +6,6 @@ The model is the demo's own code, with smaller sizes.
 from __future__ import annotations
 
 import importlib
-import pathlib
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -16,8 +15,8 @@ import pytest
 
 import jaxpp.api as jaxpp
 from equality import make_mesh
+from locations import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 RANKS, STEPS = 2, 3
 SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "RANKS": RANKS}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import jaxpp.api as jaxpp
 import mistakes as m
 import models
 from equality import assert_trains_equal, pipelined_step, usual_specs
+from locations import environment
 
 
 def mesh_on(groups: int, sharing: int, data: int = 1) -> jaxpp.MpmdMesh:
@@ -131,8 +131,7 @@ def test_a_plan_of_ranks_on_one_device_runs_where_there_is_one(tmp_path: pathlib
         [sys.executable, "-c", script, str(tmp_path / "step.plan")],
         capture_output=True,
         text=True,
-        cwd=pathlib.Path(__file__).parent,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+        env=environment(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1"),
     )
     assert done.stdout == f"{float(loss)} [0]\n", done.stderr
 

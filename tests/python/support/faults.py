@@ -1,7 +1,7 @@
 """Faults at every moment of a job of several processes (fault_jobs.py), by every way in which
 jobs are started.
 
-    python tests/python/faults.py --runs 200 [--seed N]
+    python tests/python/support/faults.py --runs 200 [--seed N]
 
 With the default timeouts, every process must be gone within 15 seconds of the fault, or of the
 10 seconds after which a process that is stopped counts as dead; each survivor must end with
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from command import jaxpp_command
+from locations import jaxpp_command
 
 JOBS = pathlib.Path(__file__).with_name("fault_jobs.py")
 LIMIT = 150  # seconds, after which a job hangs

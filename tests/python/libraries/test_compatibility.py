@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 
 import libraries
@@ -12,8 +11,9 @@ import test_hugging_face
 import test_linen
 import test_nnx
 import test_optax
+from locations import ROOT
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs" / "compatibility.md"
+DOCS = ROOT / "docs" / "compatibility.md"
 # In the order of the table.
 MODULES = (test_linen, test_nnx, test_equinox, test_haiku, test_hugging_face, test_optax)
 

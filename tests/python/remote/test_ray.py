@@ -32,6 +32,7 @@ from equality import mesh_of
 from jaxpp.remote import cluster
 from jaxpp.remote.connections import Connection, connect
 from jaxpp.remote.messages import Read, decode_answer, encode
+from locations import ROOT, environment
 
 ray = pytest.importorskip("ray")
 
@@ -140,7 +141,7 @@ def test_trains_as_one_process_does(
 def test_the_demo_trains_as_in_one_process(
     mesh2: jaxpp.RemoteMpmdMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(ROOT / "examples")
     demo = importlib.import_module("demo")
     for name, size in SIZES.items():
         monkeypatch.setattr(demo, name, size)
@@ -500,8 +501,6 @@ def test_workers_end_when_nothing_refers_to_the_mesh(ray_cluster: None) -> None:
 
 
 ENDLESS = """
-import os, sys
-sys.path[:0] = sys.argv[1:]
 import jax, ray
 import jaxpp.api as jaxpp
 import test_ray
@@ -519,13 +518,12 @@ while True:
 
 
 def test_ctrl_c_in_the_controller_leaves_nothing() -> None:
-    folder = str(pathlib.Path(__file__).parent)
     controller = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", ENDLESS, folder],
+        [sys.executable, "-W", "ignore", "-c", ENDLESS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **ENVIRONMENT},
+        env=environment(pathlib.Path(__file__).parent, **ENVIRONMENT),
     )
     try:
         assert controller.stdout is not None

@@ -22,7 +22,6 @@ import jobs
 from equality import mesh_of
 from faults import left_over
 
-JOBS = pathlib.Path(__file__).with_name("jobs.py")
 LIMIT = 120  # seconds
 
 Lines = collections.defaultdict[int, list[str]]
@@ -36,7 +35,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
     ) -> tuple[int, Lines, str]:
         """Exit status, lines of each process, the launcher's own; no process is left."""
         mark = str(tmp_path)
-        script = [sys.executable, "-W", "ignore", str(JOBS), job, str(devices), mark]
+        script = [sys.executable, "-W", "ignore", jobs.__file__, job, str(devices), mark]
         environment = {**os.environ, "JPP_ADDRESS": "127.0.0.1"}
         launcher = subprocess.Popen(
             [command, "launch", "-n", str(processes), *flags, "--", *script],

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 
-DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+from locations import ROOT
+
+DOCS = ROOT / "docs"
 
 
 def output_of(script: pathlib.Path) -> str:

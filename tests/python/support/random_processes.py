@@ -2,8 +2,8 @@
 
 Everything follows from one seed, so a case that fails can be run again:
 
-    python tests/python/random_processes.py --cases 100 [--ray]
-    python tests/python/random_processes.py --first 1234 --cases 1 [--ray]
+    python tests/python/support/random_processes.py --cases 100 [--ray]
+    python tests/python/support/random_processes.py --first 1234 --cases 1 [--ray]
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import jax
 
 import jaxpp.api as jaxpp
 import jobs
-from command import jaxpp_command
 from equality import mesh_of
+from locations import jaxpp_command
 from random_models import Case, make_case, train
 
 LIMIT = 600  # seconds, so that a hang fails

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import copies
-from command import jaxpp_command
 from copies import OPTIMIZERS, make_case, train
 from equality import assert_copies_equal, mesh_of
 from jobs import described
+from locations import jaxpp_command
 from random_processes import LIMIT
 
 
