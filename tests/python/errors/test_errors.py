@@ -6,13 +6,16 @@ docs/errors.md from the messages; otherwise it must already show them.
 
 from __future__ import annotations
 
+import ast
 import concurrent.futures
+import functools
 import importlib
 import os
 import pathlib
 import pickle
 import re
 import shutil
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,12 +28,15 @@ import jaxpp.api as jaxpp
 import mistakes as m
 from cases import CASES, JIT, TWO, WARNINGS, Case, Warned, mesh, state, step_of, train
 from jaxpp.errors import make_error
-from locations import ROOT, SUPPORT
+from locations import ROOT
 
 for topic in ("stages", "loops", "arguments", "files", "plugins"):  # as docs/errors.md has them
     plugins = importlib.import_module(f"cases_{topic}")
 
-TESTS = SUPPORT.parent
+# A line of the tests' own files; every other path in a message would be shown as it is.
+PLACE = re.compile(
+    rf"({re.escape(str(pathlib.Path(m.__file__).parents[1]))}/\w+/(\w+\.py)):(\d+)"
+)
 DOCS = ROOT / "docs" / "errors.md"
 
 
@@ -61,17 +67,20 @@ CLASSES = dict.fromkeys(
 ) | {"nan": jaxpp.NanError}
 
 UPDATES = "JPP_UPDATE_DOCS" in os.environ
+# What the page shows under each title, and what it should show.
 SHOWN = dict(
-    re.findall(r"^\*\*([^\n]*)\*\*\n\n```text\n(.*?)\n```$", DOCS.read_text(), re.M | re.S)
+    re.findall(
+        r"^\*\*([^\n]*)\*\*\n\n(.*?)(?=\n\n(?:\*\*|## )|\n\Z)", DOCS.read_text(), re.M | re.S
+    )
 )
-MESSAGES: dict[str, str] = {}  # what was raised, by title
+ENTRIES: dict[str, str] = {}
 
 
 def compare_to_docs(title: str, message: str) -> None:
-    """The page shows the message under its title."""
-    MESSAGES[title] = _stable(message)
+    """The page shows the message under its title, and the lines of code that it names."""
+    ENTRIES[title] = _entry(message)
     if not UPDATES:
-        shown, raised = map(_without_value_numbers, (SHOWN[title], MESSAGES[title]))
+        shown, raised = map(_without_value_numbers, (SHOWN[title], ENTRIES[title]))
         assert shown == raised, "run the tests with JPP_UPDATE_DOCS=1"
 
 
@@ -104,8 +113,48 @@ def test_warning(wrong: Warned) -> None:
         assert part in message
 
 
+def _entry(message: str) -> str:
+    """The message with letters for line numbers, and the lines."""
+    letters: dict[tuple[str, int], str] = {}
+    for path, _, line in PLACE.findall(message):
+        letters.setdefault((path, int(line)), string.ascii_uppercase[len(letters)])
+    text = PLACE.sub(lambda at: f"{at[2]}:{letters[at[1], int(at[3])]}", _stable(message))
+    code = [_code(*place, letter) for place, letter in letters.items()]
+    return "\n".join(
+        ["```text", text, "```", *(["", "```python", *code, "```"] if code else [])]
+    )
+
+
+@functools.cache
+def _lines_of(path: str) -> list[tuple[str, str]]:
+    """Each line of a file of steps, and the function around it."""
+    source = pathlib.Path(path).read_text()
+    lines = source.splitlines()
+    functions = [""] * len(lines)
+
+    def visit(node: ast.AST, outer: str) -> None:
+        for inner in ast.iter_child_nodes(node):
+            name = outer
+            if isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
+                name = f"{outer}.{inner.name}".lstrip(".")
+                for line in range(inner.lineno, inner.end_lineno or 0):
+                    functions[line] = name
+            visit(inner, name)
+
+    visit(ast.parse(source), "")
+    return [(line.strip(), name) for line, name in zip(lines, functions, strict=True)]
+
+
+def _code(path: str, line: int, letter: str) -> str:
+    """The code of a line and its function, which must tell it from all others of the file."""
+    lines = _lines_of(path)
+    code, function = lines[line - 1]
+    assert lines.count((code, function)) == 1, f"{path} has this line twice: {code}"
+    return f"{code}  # {letter}" + (f", in {function}" if function else "")
+
+
 def _stable(message: str) -> str:
-    message = re.sub(rf"{re.escape(str(TESTS))}/\w+/", "", message)
+    """Without what differs between machines and systems."""
     message = message.replace(str(plugins.PLUGINS), "/path/to")
     message = message.replace(plugins.libm(), "/usr/lib/libm.so.6")
     # The loader's own words differ between systems.
@@ -113,7 +162,7 @@ def _stable(message: str) -> str:
     return message.replace("\0", "\\0")
 
 
-def _document(messages: dict[str, str]) -> str:
+def _document(entries: dict[str, str]) -> str:
     text = [
         "# Errors",
         "",
@@ -124,13 +173,14 @@ def _document(messages: dict[str, str]) -> str:
         "unchanged, with a note (`__notes__`) if its microbatches are single examples.",
         "",
         "`tests/python/errors/test_errors.py` writes this page (with `JPP_UPDATE_DOCS=1`) from "
-        "the steps in `tests/python/support/mistakes.py`.",
+        "the steps in `tests/python/support/mistakes.py`. Letters stand for line numbers; the "
+        "lines are shown below the message.",
     ]
     for code in sorted({c.code for c in CASES}):
         text += ["", f"## `{code}`"]
         for wrong in CASES:
             if wrong.code == code:
-                text += ["", f"**{wrong.title}**", "", "```text", messages[wrong.title], "```"]
+                text += ["", f"**{wrong.title}**", "", entries[wrong.title]]
     text += [
         "",
         "## Warnings",
@@ -138,7 +188,7 @@ def _document(messages: dict[str, str]) -> str:
         "Each is a `UserWarning`, issued once, at the line that it names.",
     ]
     for wrong in WARNINGS:
-        text += ["", f"**{wrong.title}**", "", "```text", messages[wrong.title], "```"]
+        text += ["", f"**{wrong.title}**", "", entries[wrong.title]]
     return "\n".join(text) + "\n"
 
 
@@ -150,7 +200,7 @@ def _without_value_numbers(text: str) -> str:
 def test_docs_show_every_error() -> None:
     """The page is what these messages make; each test above has compared its own."""
     if UPDATES:
-        DOCS.write_text(_document(MESSAGES))  # of one process: all of them were raised
+        DOCS.write_text(_document(ENTRIES))  # of one process: all of them were raised
     else:
         assert DOCS.read_text() == _document(SHOWN), "run the tests with JPP_UPDATE_DOCS=1"
 

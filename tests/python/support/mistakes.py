@@ -1,6 +1,6 @@
 """Steps as users write them, some right, most with a mistake in them.
 
-docs/errors.md shows what each mistake gets; its line numbers are those of this file.
+docs/errors.md shows what each mistake gets, and the lines of this file that the messages name.
 """
 
 from __future__ import annotations
