@@ -1,8 +1,8 @@
 """A training step of some library's models, trained as a pipeline and as plain JAX.
 
 A step is written once, with its loop over microbatches as a parameter. It trains as a pipeline
-and, with the loop a `lax.scan`, as plain JAX; everything must come out the same. Tests that are
-rows of docs/compatibility.md say so with `row`.
+and, with the loop a `lax.scan`, as plain JAX; everything must come out the same. The table of
+docs/compatibility.md names these tests.
 """
 
 from __future__ import annotations
@@ -23,21 +23,6 @@ from equality import difference, make_mesh
 WIDTH, MICROBATCHES, STAGES = 8, 2, 2
 COMPILE_FASTER = {"xla_backend_optimization_level": 0}
 SGD = optax.sgd(0.1, momentum=0.9)  # which does not magnify rounding, as Adam does
-
-
-def row(feature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test is that row of the documentation's table."""
-
-    def note(test: Any) -> Callable[..., None]:
-        test.row = feature
-        return test
-
-    return note
-
-
-def rows_of(module: Any) -> dict[str, str]:
-    """The rows of its tests, by their names, in their order."""
-    return {name: x.row for name, x in vars(module).items() if hasattr(x, "row")}
 
 
 # --- A step, trained twice --------------------------------------------------------------

@@ -22,7 +22,6 @@ from libraries import (
     assert_same_training,
     make_batch,
     mse,
-    row,
 )
 
 
@@ -72,7 +71,6 @@ def eqx_blocks(**options: Any) -> list[EqxBlock]:
     return [EqxBlock(k, **options) for k in jax.random.split(jax.random.key(0), STAGES)]
 
 
-@row("Equinox: `partition`, `combine`, `filter_value_and_grad`")
 def test_equinox_filtered() -> None:
     def apply(blocks: Any, x: Any, key: Any) -> Any:
         for block in blocks:
@@ -83,7 +81,6 @@ def test_equinox_filtered() -> None:
     assert_same_training(eqx_step(static, apply), state, make_batch())
 
 
-@row("Equinox: dropout, `filter_checkpoint`")
 @pytest.mark.soak
 def test_equinox_dropout_and_checkpoint() -> None:
     def apply(blocks: Any, x: Any, key: Any) -> Any:
@@ -96,7 +93,6 @@ def test_equinox_dropout_and_checkpoint() -> None:
     assert_same_training(eqx_step(static, apply), state, make_batch())
 
 
-@row("Equinox: layers made by `filter_vmap`, run by `lax.scan`")
 def test_equinox_scan() -> None:
     layers = eqx.filter_vmap(EqxBlock)(jax.random.split(jax.random.key(0), 2 * STAGES))
 
@@ -112,7 +108,6 @@ def test_equinox_scan() -> None:
     assert_same_training(eqx_step(static, apply), state, make_batch())
 
 
-@row("Equinox: `eqx.nn.State`")
 def test_equinox_state() -> None:
     """The running statistics of BatchNorm, which each microbatch changes."""
     norms, states = [], []

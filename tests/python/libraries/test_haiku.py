@@ -21,7 +21,6 @@ from libraries import (
     make_batch,
     mse,
     random_tree,
-    row,
 )
 
 
@@ -61,7 +60,6 @@ def first_of(init: Callable[..., Any]) -> Any:
     return random_tree(jax.eval_shape(init, jax.random.key(0), jnp.ones((4, 6, WIDTH))))
 
 
-@row("Haiku: `transform`, dropout")
 def test_haiku_dropout() -> None:
     model = hk.transform(stack(dropout=0.3))
 
@@ -85,7 +83,6 @@ def test_haiku_dropout() -> None:
     assert_same_training(step, state, make_batch())
 
 
-@row("Haiku: `transform_with_state`, batch statistics")
 def test_haiku_batch_statistics() -> None:
     model = hk.transform_with_state(stack(batch_norm=True))
 

@@ -12,7 +12,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import jaxpp.api as jaxpp
-from libraries import SGD, STAGES, Loop, assert_same_training, make_batch, random_tree, row
+from libraries import SGD, STAGES, Loop, assert_same_training, make_batch, random_tree
 
 
 def hugging_face() -> Any:
@@ -58,7 +58,6 @@ def check_hugging_face(model: Any, kind: type) -> None:
     assert_same_training(step, state, make_batch(vocabulary=16), tolerance=1e-3)
 
 
-@row("Hugging Face: `FlaxGPT2LMHeadModel`")
 @pytest.mark.soak
 def test_hugging_face_gpt2() -> None:
     transformers = hugging_face()
@@ -71,7 +70,6 @@ def test_hugging_face_gpt2() -> None:
     check_hugging_face(model, module.FlaxGPT2Block)
 
 
-@row("Hugging Face: `FlaxBertForMaskedLM`")
 @pytest.mark.soak
 def test_hugging_face_bert() -> None:
     transformers = hugging_face()

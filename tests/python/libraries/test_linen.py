@@ -25,23 +25,19 @@ from libraries import (
     linen_step,
     make_batch,
     mse,
-    row,
 )
 
 
-@row("Flax linen: `TrainState`")
 def test_linen_train_state() -> None:
     state = assert_same_training(linen_step, linen_state(Stack()), make_batch())
     assert isinstance(state, TrainState) and int(state.step) == 2
 
 
-@row("Flax linen: `nn.remat`, `nn.jit`")
 def test_linen_remat() -> None:
     state = linen_state(Stack(nn.remat(nn.jit(Block))))
     assert_same_training(linen_step, state, make_batch())
 
 
-@row("Flax linen: `nn.scan` over the layers of a stage")
 def test_linen_scan() -> None:
     class Layer(nn.Module):
         @nn.compact
@@ -59,7 +55,6 @@ def test_linen_scan() -> None:
     assert_same_training(linen_step, state, make_batch())
 
 
-@row("Flax linen: dropout")
 def test_linen_dropout() -> None:
     model = Stack(lambda: Block(dropout=0.5))
     train_state = linen_state(model)
@@ -82,7 +77,6 @@ def test_linen_dropout() -> None:
     assert_same_training(step, (jax.random.key(2), train_state), make_batch())
 
 
-@row("Flax linen: batch statistics")
 def test_linen_batch_statistics() -> None:
     model = Stack(lambda: Block(batch_norm=True))
     stats = jax.tree.map(lambda x: jnp.ones(x.shape), linen_shapes(model)["batch_stats"])
@@ -111,7 +105,6 @@ def test_linen_batch_statistics() -> None:
     assert_same_training(step, state, make_batch())
 
 
-@row("Flax linen: logical partitioning")
 def test_linen_logical_partitioning() -> None:
     rules = (("embed", "data"), ("mlp", "model"), ("batch", "data"))
 
@@ -141,7 +134,6 @@ def test_linen_logical_partitioning() -> None:
     assert kernel.sharding.shard_shape(kernel.shape) == (WIDTH // 2, WIDTH)
 
 
-@row("Flax linen: a float16 model under a dynamic loss scale")
 def test_linen_dynamic_loss_scale() -> None:
     """The first steps overflow: their gradients are dropped and the scale is halved."""
 

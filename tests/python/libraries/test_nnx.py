@@ -27,7 +27,6 @@ from libraries import (
     make_batch,
     mse,
     plain_loop,
-    row,
 )
 
 
@@ -75,14 +74,12 @@ def nnx_step(graph: Any, wrt: Any = nnx.Param, copy: bool = False) -> Step:
     return step
 
 
-@row("Flax NNX: `split`, `merge`, `nnx.Optimizer`")
 def test_nnx_split_and_merge() -> None:
     model = NnxStack(NnxBlock)
     graph, state = nnx.split((model, nnx.Optimizer(model, SGD, wrt=nnx.Param)))
     assert_same_training(nnx_step(graph), state, make_batch())
 
 
-@row("Flax NNX: dropout and batch statistics")
 def test_nnx_dropout_and_batch_statistics() -> None:
     """What a microbatch changes in the model is a result of the loop."""
 
@@ -124,7 +121,6 @@ def test_nnx_dropout_and_batch_statistics() -> None:
         jax.eval_shape(without_copy, state, make_batch())
 
 
-@row("Flax NNX: `nnx.scan` over the layers of a stage")
 def test_nnx_scan() -> None:
     class Scanned(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):
@@ -141,7 +137,6 @@ def test_nnx_scan() -> None:
     assert_same_training(nnx_step(graph, copy=True), state, make_batch())
 
 
-@row("Flax NNX: LoRA, all else frozen")
 def test_nnx_lora() -> None:
     class Adapted(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):

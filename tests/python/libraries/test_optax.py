@@ -21,7 +21,6 @@ from libraries import (
     linen_state,
     linen_step,
     make_batch,
-    row,
 )
 
 
@@ -37,13 +36,11 @@ def matrices(params: Any) -> Any:
     return jax.tree.map(lambda x: x.ndim == 2, params)
 
 
-@row("optax: `masked`")
 def test_optax_masked() -> None:
     decay = optax.masked(optax.add_decayed_weights(0.1), matrices)
     check_optimizer(optax.chain(decay, SGD))
 
 
-@row("optax: `multi_transform`")
 def test_optax_multi_transform() -> None:
     labels = lambda params: jax.tree.map(  # noqa: E731
         lambda x: "matrix" if x.ndim == 2 else "bias", params
@@ -52,48 +49,39 @@ def test_optax_multi_transform() -> None:
     check_optimizer(optax.multi_transform(by_label, labels))
 
 
-@row("optax: `MultiSteps`")
 def test_optax_multi_steps() -> None:
     check_optimizer(optax.MultiSteps(SGD, 2).gradient_transformation())
 
 
-@row("optax: `adafactor`")
 def test_optax_adafactor() -> None:
     check_optimizer(optax.adafactor(1e-2, min_dim_size_to_factor=8))
 
 
-@row("optax: `lion`")
 def test_optax_lion() -> None:
     check_optimizer(optax.lion(1e-2))
 
 
-@row("optax: `contrib.muon`")
 def test_optax_muon() -> None:
     check_optimizer(optax.contrib.muon(1e-2, eps=1e-3), tolerance=1e-4)
 
 
-@row("optax: `contrib.schedule_free_adamw`")
 def test_optax_schedule_free() -> None:
     check_optimizer(optax.contrib.schedule_free_adamw(1e-2, warmup_steps=2, eps=1e-3))
 
 
-@row("optax: `apply_if_finite`")
 def test_optax_apply_if_finite() -> None:
     check_optimizer(optax.apply_if_finite(SGD, 3))
 
 
-@row("optax: `ema` of the updates")
 def test_optax_ema() -> None:
     check_optimizer(optax.chain(optax.ema(0.9), optax.sgd(0.1)))
 
 
-@row("optax: clipping by the norm of all gradients, a schedule of learning rates")
 def test_optax_clipping_and_schedule() -> None:
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 8)
     check_optimizer(optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(rate)))
 
 
-@row("optax: an average of the weights by `incremental_update`")
 def test_optax_average_of_weights() -> None:
     def step(loop: Loop, state: Any, batch: Any) -> Any:
         average, train_state = state

@@ -15,32 +15,18 @@ import pytest
 
 import jaxpp.api as jaxpp
 from equality import make_mesh
+from jaxpp import _core
 from locations import ROOT
 
 RANKS, STEPS = 2, 3
 SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "RANKS": RANKS}
 
-ONE_STAGE_A_RANK = [
-    jaxpp.GPipe,
-    jaxpp.Std1F1B,
-    jaxpp.Eager1F1B,
-    jaxpp.ZeroBubble,
-    jaxpp.ZeroBubbleH2,
+SCHEDULES = [
+    getattr(jaxpp, info.class_name)(
+        *((RANKS,) if info.stages_a_rank == 1 else (2 * RANKS, RANKS))
+    )
+    for info in _core.Schedule.built_ins()
 ]
-TWO_STAGES_A_RANK = [
-    jaxpp.Interleaved1F1B,
-    jaxpp.InterleavedGPipe,
-    jaxpp.BreadthFirst,
-    jaxpp.KimiK2,
-    jaxpp.InterleavedZeroBubble,
-    jaxpp.ZeroBubbleV,
-    jaxpp.VHalf,
-    jaxpp.VMin,
-    jaxpp.DualPipeV,
-    jaxpp.V1F1B,
-]
-SCHEDULES = [s(RANKS) for s in ONE_STAGE_A_RANK]
-SCHEDULES += [s(2 * RANKS, RANKS) for s in TWO_STAGES_A_RANK]
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +51,6 @@ def plain_losses(demo: ModuleType) -> dict[int, list[float]]:
             losses[layers].append(float(loss))
         assert losses[layers][-1] < losses[layers][0]
     return losses
-
-
-def test_these_are_all_schedules() -> None:
-    assert len({type(s) for s in SCHEDULES}) == 15
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
