@@ -17,6 +17,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Those whose tests ask for meshes by number of ranks; what needs more devices is skipped.
 TESTS = (
     "step/test_step.py",
+    "trace/test_marks_and_loops.py",
+    "run/test_dumps.py",
+    "run/test_threads.py",
     "plan/test_schedules.py",
     "training/test_training.py",
     "trace/test_operations.py",

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -107,6 +108,14 @@ def any_mesh1(request):
 @pytest.fixture(scope="session")
 def mesh222():
     return make_mesh(2, data=2, model=2)
+
+
+@pytest.fixture(scope="session")
+def after_plain_step() -> Any:
+    """Weights and loss after one step of plain JAX on `mistakes.params()`."""
+    import mistakes
+
+    return mistakes.plain_training_step(mistakes.params(), mistakes.batch())
 
 
 @pytest.fixture(scope="session")

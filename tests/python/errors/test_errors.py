@@ -47,17 +47,12 @@ def plugin_folder() -> Iterator[None]:
     shutil.rmtree(plugins.PLUGINS)
 
 
-@pytest.fixture(scope="module")
-def expected() -> Any:
-    return m.plain_training_step(m.params(), m.batch())
-
-
 @pytest.fixture(autouse=True)
-def goes_on_working(expected: Any) -> Iterator[None]:
+def goes_on_working(after_plain_step: Any) -> Iterator[None]:
     """After each test a step is traced, compiled and run."""
     yield
     ours = JIT(m.training_step(TWO), mesh())(m.params(), m.batch())
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(after_plain_step), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxpp.api as jaxpp
-import jobs
+import trainings
 from equality import mesh_of, pipelined_step
 from jaxpp import _core
 from jaxpp.plan.carried import carried
@@ -63,9 +63,9 @@ def test_parts_of_a_leaf_go_together() -> None:
     assert len(leaves) == 1 and len(outs) == 2
 
 
-@pytest.mark.parametrize("name", jobs.problems(3))
+@pytest.mark.parametrize("name", trainings.problems(3))
 def test_a_training_state_lies_where_the_next_step_needs_it(name: str) -> None:
-    problem, mesh = jobs.problems(3)[name], mesh_of(3, {})
+    problem, mesh = trainings.problems(3)[name], mesh_of(3, {})
     step = jaxpp.mpmd_jit_with_loop(pipelined_step(problem, jaxpp.Std1F1B(3)), mpmd_mesh=mesh)
     state = problem.optimizer.init(problem.params)
     compiled = step.compile(problem.params, state, problem.batch)

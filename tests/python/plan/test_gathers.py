@@ -21,6 +21,7 @@ from equality import mesh_of
 from jaxpp.plan.planning import Traced
 from jaxpp.run.lowering import TaskLowerer
 from random_models import Case, make_case
+from trainings import descent
 
 SEEDS = 2  # of each mesh
 _GATHER = re.compile(r"= \w+\[([\d,]*)\]\S* all-gather(?:-start)?\(")
@@ -120,17 +121,8 @@ def test_a_scan_over_gated_layers_keeps_its_residuals_sharded(axes: dict[str, in
             x = jaxpp.mark_stage_end(jax.lax.scan(gated_layer, x, of_stage)[0])
         return jnp.mean(x**2)
 
-    def train(params: Any, batch: Any) -> Any:
-        value, grads = jaxpp.treduce(
-            lambda tokens: jax.value_and_grad(loss)(params, tokens),
-            batch,
-            jaxpp.Std1F1B(2),
-            operation=jaxpp.Add,
-        )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
     specs = PartitionSpec(), PartitionSpec(None, "data")
-    step = jaxpp.mpmd_jit_with_loop(train, mesh, in_specs=specs)
+    step = jaxpp.mpmd_jit_with_loop(descent(loss, jaxpp.Std1F1B(2)), mesh, in_specs=specs)
     traced = step.trace_and_place(params, np.zeros((4, 8, 12), np.int32))
     check_tasks(traced)
     for task in traced.staged.tasks():

@@ -24,8 +24,8 @@ import pytest
 import checkpoint_jobs as jobs
 from equality import mesh_of
 from jaxpp.placements import physical_array
-from jobs import described
 from locations import ROOT
+from trainings import described
 
 EXAMPLE = ROOT / "examples" / "processes.py"
 LIMIT = 120  # seconds, so that a hang fails

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import pytest
 
 import jobs
+import trainings
 from equality import mesh_of
 from locations import jaxpp_command
 
@@ -114,7 +115,7 @@ def test_trains_over_the_network_as_one_process_does(
     if slow:
         hosts.slow_down()
     found = outputs(hosts.start("train2", str(tmp_path)))
-    expected = set(jobs.train("clipped", mesh_of(2, {})))
+    expected = set(trainings.train("clipped", mesh_of(2, {})))
     assert expected <= set("\n".join(found).splitlines())
 
 

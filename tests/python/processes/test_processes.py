@@ -19,6 +19,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import jobs
+import trainings
 from equality import mesh_of
 from faults import left_over
 
@@ -88,7 +89,9 @@ def test_trains_as_one_process_does(
     assert result == 0, lines
     width = processes * devices // ranks
     mesh = mesh_of(ranks, {} if width == 1 else {"model": width})
-    expected = {line for name in jobs.problems(ranks) for line in jobs.train(name, mesh)}
+    expected = {
+        line for name in trainings.problems(ranks) for line in trainings.train(name, mesh)
+    }
     assert {line for of_process in lines.values() for line in of_process} == expected
     for rank, process in (0, 0), (ranks - 1, processes - 1):
         assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
@@ -100,17 +103,17 @@ def test_values_of_every_type_arrive(launch: Launch, devices: int) -> None:
     result, lines, _ = launch(2, devices, "types")
     assert result == 0, lines
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
-    assert lines[1] == list(jobs.sums_of_types(mesh))
-    assert len(lines[1]) == len(jobs.TYPES)
+    assert lines[1] == list(trainings.sums_of_types(mesh))
+    assert len(lines[1]) == len(trainings.TYPES)
 
 
 def test_stages_that_lay_values_out_differently(launch: Launch) -> None:
     """Also over another number of shards: 4 to 2 and 2 to 4."""
     result, lines, _ = launch(2, 4, "relay_out")
     assert result == 0, lines
-    expected = list(jobs.relaid(mesh_of(2, {"data": 2, "model": 2})))
+    expected = list(trainings.relaid(mesh_of(2, {"data": 2, "model": 2})))
     assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
-    assert len({line.split()[0] for line in expected}) == len(jobs.RELAID)
+    assert len({line.split()[0] for line in expected}) == len(trainings.RELAID)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -120,12 +123,12 @@ def test_a_plan_file_of_a_job(launch: Launch, devices: int, tmp_path: pathlib.Pa
     assert result == 0, lines
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     (tmp_path / "alone").mkdir()
-    expected = list(jobs.saved_and_loaded(mesh, str(tmp_path / "alone")))
+    expected = list(trainings.saved_and_loaded(mesh, str(tmp_path / "alone")))
     assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
-    _, weights, xs = jobs.two_stages(mesh=mesh)
+    _, weights, xs = trainings.two_stages(mesh=mesh)
     for process in range(2):
         step = jaxpp.load(tmp_path / f"step{process}.plan")
-        assert list(jobs.described("loaded", step(weights, xs))) == expected
+        assert list(trainings.described("loaded", step(weights, xs))) == expected
 
 
 def test_a_timeline_of_a_job(launch: Launch, command: str, tmp_path: pathlib.Path) -> None:
@@ -135,7 +138,7 @@ def test_a_timeline_of_a_job(launch: Launch, command: str, tmp_path: pathlib.Pat
     parts = sorted(tmp_path.glob("trace-*.json"))
     joined = tmp_path / "joined.json"
     subprocess.run([command, "plot", *parts, "-o", joined], check=True)
-    jobs.check_order(joined.read_text(), steps=1)
+    trainings.check_order(joined.read_text(), steps=1)
     drawn = subprocess.run(
         [command, "plot", *parts], check=True, capture_output=True, text=True
     ).stdout
@@ -256,7 +259,7 @@ def test_restart_after_a_failure(launch: Launch) -> None:
     assert result == 0, lines
     assert own.endswith("starting all processes again (1 of 1)\n")
     assert "jaxpp.JaxppError" in " ".join(lines[0])  # of the first run
-    expected = set(jobs.train("mlp", mesh_of(2, {})))
+    expected = set(trainings.train("mlp", mesh_of(2, {})))
     assert expected <= {*lines[0], *lines[1]}
 
 
@@ -283,7 +286,9 @@ def test_steps_that_differ(launch: Launch, job: str, differs: tuple[str, ...]) -
         assert f"process {me} and process {other} do not run the same step" in error
         assert text.format(values[me]) in error
         assert values[other] in error
-        assert job != "other_number" or re.search(r"at \S+/jobs.py:\d+:\d+, process", error)
+        assert job != "other_number" or re.search(
+            r"at \S+/trainings.py:\d+:\d+, process", error
+        )
 
 
 def test_a_step_that_the_others_do_not_make(launch: Launch) -> None:

@@ -66,7 +66,7 @@ def train_until_failure(server: str, fault: str) -> None:
     import ray
 
     import jaxpp.api as jaxpp
-    import jobs
+    import trainings
 
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     mesh = jaxpp.RemoteMpmdMesh(2, (1,), ("data",), _env={"JPP_ADDRESS": "127.0.0.1"})
@@ -79,7 +79,7 @@ def train_until_failure(server: str, fault: str) -> None:
         os.kill(victim, getattr(signal, fault))
 
     try:
-        for line in jobs.train("mlp", mesh, steps=10**7):
+        for line in trainings.train("mlp", mesh, steps=10**7):
             if line.startswith("mlp loss 3 "):
                 threading.Thread(target=hit).start()
     except jaxpp.JaxppError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from binding_calls import Step, value_of
+from binding_objects import Step, value_of
 from jaxpp import _core
 
 

@@ -28,7 +28,7 @@ import jaxpp.api as jaxpp
 import jaxpp.orbax
 import models
 from equality import Problem, pipelined_step, usual_specs
-from jobs import MICROBATCHES, described, local_ranks, mesh_of_all, say
+from trainings import MICROBATCHES, described, local_ranks, mesh_of_all, say
 
 LAYERS = 4
 SAVED = 2  # steps before the checkpoint

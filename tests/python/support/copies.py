@@ -19,7 +19,7 @@ import optax
 import jaxpp.api as jaxpp
 import models
 from equality import Problem, pipelined_step, usual_specs
-from jobs import described, mesh_of_all, say
+from trainings import described, mesh_of_all, say
 
 STEPS = 50
 MICROBATCHES = 8

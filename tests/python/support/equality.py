@@ -127,6 +127,23 @@ def assert_close(ours: Any, plain: Any, tolerance: float, what: str) -> None:
     assert found < tolerance, f"{what} differ by {found:.2g}, expected {tolerance:.2g} at most"
 
 
+def assert_equal(ours: Any, plain: Any, tolerance: float = 1e-5) -> None:
+    """That two pytrees have the same structure, shapes and, within the tolerance, elements."""
+    assert jax.tree.structure(ours) == jax.tree.structure(plain)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        assert a.shape == np.shape(b)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=1e-7)
+
+
+def assert_same_as_jax(step: Any, *args: Any, ranks: int = 2, **options: Any) -> Any:
+    """The step pipelined and under plain jax.jit, where its loops run in order."""
+    ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(ranks), **options)
+    copies = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
+    results = ours(*copies)  # some may be donated
+    assert_equal(results, jax.jit(step)(*args))
+    return results
+
+
 def _shards(array: Any) -> dict[str, set[bytes]]:
     """The contents of the shards of all copies of an array, by the part that they hold."""
     found: dict[str, set[bytes]] = {}

@@ -25,7 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import jaxpp.api as jaxpp
-import jobs
+import trainings
 from equality import mesh_of
 from locations import jaxpp_command
 from random_models import Case, make_case, train
@@ -38,7 +38,7 @@ _OF_DEVICES = {"explicit axes", "arrays on the mesh", "context mesh"}
 def digests(case: Case, mesh: Any) -> Iterator[str]:
     """A line for each leaf of each step, with the exact bytes that this process has of it."""
     for n, found in enumerate(train(case, mesh)):
-        yield from jobs.described(f"{case.seed} step {n} ", found)
+        yield from trainings.described(f"{case.seed} step {n} ", found)
 
 
 def _mesh_here(case: Case) -> Any:
@@ -52,7 +52,7 @@ def say_digests(seeds: Sequence[int]) -> None:
         case = make_case(seed)
         assert case.devices == len(jax.devices()), "a process without ranks"
         for line in digests(case, _mesh_here(case)):
-            jobs.say(line)
+            trainings.say(line)
 
 
 def _groups(seeds: Sequence[int]) -> dict[tuple[int, int], list[int]]:

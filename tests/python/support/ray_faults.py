@@ -27,7 +27,7 @@ import ray
 
 import faults
 import jaxpp.api as jaxpp
-import jobs
+import trainings
 
 LIMIT = 30
 ON_PROCESS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -44,7 +44,7 @@ def lives(process: int) -> bool:
 def train_until_failure(mesh: Any) -> str:
     """The error's text, of a training that would go on for minutes."""
     try:
-        for _ in jobs.train("mlp", mesh, steps=100_000):
+        for _ in trainings.train("mlp", mesh, steps=100_000):
             pass
     except jaxpp.JaxppError as error:
         return f"{error.code}: {error}"

@@ -12,9 +12,9 @@ import pytest
 import copies
 from copies import OPTIMIZERS, make_case, train
 from equality import assert_copies_equal, mesh_of
-from jobs import described
 from locations import jaxpp_command
 from random_processes import LIMIT
+from trainings import described
 
 
 @pytest.mark.parametrize("seed", range(len(OPTIMIZERS)))
