@@ -18,10 +18,9 @@ import optax
 from flax.training.train_state import TrainState
 
 import jaxpp.api as jaxpp
-from equality import difference, make_mesh
+from equality import COMPILE_FASTER, difference, make_mesh
 
 WIDTH, MICROBATCHES, STAGES = 8, 2, 2
-COMPILE_FASTER = {"xla_backend_optimization_level": 0}
 SGD = optax.sgd(0.1, momentum=0.9)  # which does not magnify rounding, as Adam does
 
 

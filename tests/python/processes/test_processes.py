@@ -7,6 +7,7 @@ Time limits are there only so that a hang fails.
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import pathlib
 import re
@@ -29,40 +30,80 @@ Lines = collections.defaultdict[int, list[str]]
 Launch = Callable[..., tuple[int, Lines, str]]
 
 
+def run_job(
+    command: str,
+    folder: pathlib.Path,
+    processes: int,
+    devices: int,
+    job: str,
+    *flags: str,
+    interrupt: bool = False,
+) -> tuple[int, Lines, str]:
+    """Exit status, lines of each process, the launcher's own; no process is left."""
+    mark = str(folder)
+    script = [sys.executable, "-W", "ignore", jobs.__file__, job, str(devices), mark]
+    launcher = subprocess.Popen(
+        [command, "launch", "-n", str(processes), *flags, "--", *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "JPP_ADDRESS": "127.0.0.1"},
+    )
+    before = ""
+    if interrupt:  # when one has said that it is on the way
+        assert launcher.stdout is not None
+        before = launcher.stdout.readline()
+        launcher.send_signal(signal.SIGINT)
+    try:
+        output = before + launcher.communicate(timeout=LIMIT)[0]
+    finally:
+        launcher.kill()
+    assert left_over(mark) == []
+    lines, own = Lines(list), ""
+    for line in output.splitlines():
+        of_process = re.fullmatch(r"\[(\d+)\] (.*)", line)
+        if of_process:
+            lines[int(of_process[1])].append(of_process[2])
+        else:
+            own += line + "\n"
+    return launcher.returncode, lines, own
+
+
 @pytest.fixture
 def launch(command: str, tmp_path: pathlib.Path) -> Launch:
-    def run(
-        processes: int, devices: int, job: str, *flags: str, interrupt: bool = False
-    ) -> tuple[int, Lines, str]:
-        """Exit status, lines of each process, the launcher's own; no process is left."""
-        mark = str(tmp_path)
-        script = [sys.executable, "-W", "ignore", jobs.__file__, job, str(devices), mark]
-        environment = {**os.environ, "JPP_ADDRESS": "127.0.0.1"}
-        launcher = subprocess.Popen(
-            [command, "launch", "-n", str(processes), *flags, "--", *script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        before = ""
-        if interrupt:  # when one has said that it is on the way
-            assert launcher.stdout is not None
-            before = launcher.stdout.readline()
-            launcher.send_signal(signal.SIGINT)
-        try:
-            output = before + launcher.communicate(timeout=LIMIT)[0]
-        finally:
-            launcher.kill()
-        assert left_over(mark) == []
-        lines, own = Lines(list), ""
-        for line in output.splitlines():
-            of_process = re.fullmatch(r"\[(\d+)\] (.*)", line)
-            if of_process:
-                lines[int(of_process[1])].append(of_process[2])
-            else:
-                own += line + "\n"
-        return launcher.returncode, lines, own
+    return functools.partial(run_job, command, tmp_path)
+
+
+# Jobs that succeed, by the devices of a process; two processes do one after the other.
+TOGETHER = {
+    1: ["train2", "types", "saved", "left", "traced", "profiled"],
+    2: ["train2", "types", "saved", "left"],
+}
+Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
+
+
+@pytest.fixture(scope="module")
+def together(command: str, tmp_path_factory: pytest.TempPathFactory) -> Together:
+    @functools.cache
+    def run_all(devices: int) -> tuple[pathlib.Path, dict[str, Lines]]:
+        folder = tmp_path_factory.mktemp("together")
+        result, said, _ = run_job(command, folder, 2, devices, ",".join(TOGETHER[devices]))
+        assert result == 0, said
+        found: dict[str, Lines] = {}
+        for process, lines in said.items():
+            for line in lines:
+                word, _, job = line.partition(" ")
+                if word == "job":
+                    of_job = found.setdefault(job, Lines(list))
+                else:
+                    of_job[process].append(line)
+        assert list(found) == TOGETHER[devices]
+        return folder, found
+
+    def run(devices: int, job: str) -> tuple[pathlib.Path, Lines]:
+        """Where it wrote its files, and its lines."""
+        folder, found = run_all(devices)
+        return folder, found[job]
 
     return run
 
@@ -82,11 +123,14 @@ def error_of(lines: list[str]) -> str:
     [(2, 1, 2), (4, 1, 4), (2, 2, 2), (2, 2, 4), pytest.param(8, 1, 8, marks=pytest.mark.soak)],
 )
 def test_trains_as_one_process_does(
-    launch: Launch, processes: int, devices: int, ranks: int
+    launch: Launch, together: Together, processes: int, devices: int, ranks: int
 ) -> None:
     """Losses, parameters and state bit for bit, of tied weights both copies."""
-    result, lines, _ = launch(processes, devices, f"train{ranks}")
-    assert result == 0, lines
+    if processes == ranks == 2:
+        _, lines = together(devices, "train2")
+    else:
+        result, lines, _ = launch(processes, devices, f"train{ranks}")
+        assert result == 0, lines
     width = processes * devices // ranks
     mesh = mesh_of(ranks, {} if width == 1 else {"model": width})
     expected = {
@@ -98,10 +142,9 @@ def test_trains_as_one_process_does(
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_values_of_every_type_arrive(launch: Launch, devices: int) -> None:
+def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
     """Also those that devices pack and the wire does not."""
-    result, lines, _ = launch(2, devices, "types")
-    assert result == 0, lines
+    _, lines = together(devices, "types")
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     assert lines[1] == list(trainings.sums_of_types(mesh))
     assert len(lines[1]) == len(trainings.TYPES)
@@ -117,25 +160,23 @@ def test_stages_that_lay_values_out_differently(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_plan_file_of_a_job(launch: Launch, devices: int, tmp_path: pathlib.Path) -> None:
+def test_a_plan_file_of_a_job(together: Together, devices: int, tmp_path: pathlib.Path) -> None:
     """Each process' file is the whole step, for the job and for one process alone."""
-    result, lines, _ = launch(2, devices, "saved")
-    assert result == 0, lines
+    folder, lines = together(devices, "saved")
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     (tmp_path / "alone").mkdir()
     expected = list(trainings.saved_and_loaded(mesh, str(tmp_path / "alone")))
     assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
     _, weights, xs = trainings.two_stages(mesh=mesh)
     for process in range(2):
-        step = jaxpp.load(tmp_path / f"step{process}.plan")
+        step = jaxpp.load(folder / f"step{process}.plan")
         assert list(trainings.described("loaded", step(weights, xs))) == expected
 
 
-def test_a_timeline_of_a_job(launch: Launch, command: str, tmp_path: pathlib.Path) -> None:
+def test_a_timeline_of_a_job(together: Together, command: str, tmp_path: pathlib.Path) -> None:
     """`jaxpp plot` joins the processes' traces."""
-    result, lines, _ = launch(2, 1, "traced")
-    assert result == 0, lines
-    parts = sorted(tmp_path.glob("trace-*.json"))
+    folder, _ = together(1, "traced")
+    parts = sorted(folder.glob("trace-*.json"))
     joined = tmp_path / "joined.json"
     subprocess.run([command, "plot", *parts, "-o", joined], check=True)
     trainings.check_order(joined.read_text(), steps=1)
@@ -145,12 +186,11 @@ def test_a_timeline_of_a_job(launch: Launch, command: str, tmp_path: pathlib.Pat
     assert "rank   0" in drawn and "rank   1" in drawn
 
 
-def test_profiles_of_a_job(launch: Launch, tmp_path: pathlib.Path) -> None:
+def test_profiles_of_a_job(together: Together) -> None:
     """On one host each process has a file of its own."""
-    result, lines, _ = launch(2, 1, "profiled")
-    assert result == 0, lines
-    found = sorted(tmp_path.rglob("*.xplane.pb"))
-    folders = [file.relative_to(tmp_path).parts[0] for file in found]
+    folder, _ = together(1, "profiled")
+    found = sorted(folder.rglob("*.xplane.pb"))
+    folders = [file.relative_to(folder).parts[0] for file in found]
     assert folders == ["process-0", "process-1"]
 
 
@@ -364,9 +404,8 @@ def test_an_array_that_jax_can_not_take_apart(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_results_are_left_where_they_are_wanted(launch: Launch, devices: int) -> None:
-    result, lines, _ = launch(2, devices, "left")
-    assert result == 0
+def test_results_are_left_where_they_are_wanted(together: Together, devices: int) -> None:
+    _, lines = together(devices, "left")
     assert lines[0][0] == "made on (0,) (1,) True False"
     assert lines[1][0] == "made on (0,) (1,) False True"
     assert len(lines[0]) == 4 and lines[0][1:] == lines[1][1:]

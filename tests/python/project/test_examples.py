@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -17,11 +16,10 @@ import jax
 import numpy as np
 import pytest
 
-from locations import ROOT
+from locations import ROOT, faster_environment
 
 EXAMPLES = ROOT / "examples"
 LIMIT = 600  # seconds; only so that a hang fails
-COMPILE_FASTER = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 SMALL_GPT2 = [
     *("--layers-per-stage=1", "--num-ubatches=2", "--global-batch=8", "--seq-len=8"),
@@ -36,7 +34,7 @@ def start(folder: pathlib.Path, script: str, *flags: str) -> subprocess.Complete
         text=True,
         timeout=LIMIT,
         cwd=folder,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": COMPILE_FASTER},
+        env=faster_environment(),
     )
 
 

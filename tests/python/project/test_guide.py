@@ -1,13 +1,12 @@
 """The blocks of docs/guide.md run, in order, as one script in a process of its own; so does the
 script of examples that docs/api.md shows."""
 
-import os
 import pathlib
 import re
 import subprocess
 import sys
 
-from locations import ROOT
+from locations import ROOT, faster_environment
 
 DOCS = ROOT / "docs"
 
@@ -18,7 +17,7 @@ def output_of(script: pathlib.Path) -> str:
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env=faster_environment(),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

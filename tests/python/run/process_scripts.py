@@ -28,7 +28,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 import jaxpp.api as jaxpp  # noqa: E402
 
-LONG = 5_000_000  # rounds: a task of a twentieth of a second, a step of some eight seconds
+LONG = 3_000_000  # rounds: a step of some five seconds
 SHORT = 10
 XS = np.ones((64, 4), np.float32)
 
@@ -96,7 +96,7 @@ def interrupted_while_waiting() -> None:
     """For a result: the step goes on, and nothing is lost."""
     step = make_step(donate_argnums=0)
     w, before = step(weight(), XS, SHORT)
-    w, total = step(w, XS, LONG // 4)
+    w, total = step(w, XS, LONG // 3)
     interrupt_soon()
     try:
         float(total)
@@ -122,7 +122,7 @@ def handler_that_returns() -> None:
     alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
     alarm.start()
     while not seen:  # the timer may ring between two steps
-        jax.block_until_ready(step(weight(), XS, LONG // 25))
+        jax.block_until_ready(step(weight(), XS, LONG // 15))
     say("seen", len(seen), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
 
@@ -137,7 +137,7 @@ def handler_that_steps() -> None:
 
     signal.signal(signal.SIGINT, handler)
     interrupt_soon()
-    jax.block_until_ready(step(weight(), XS, LONG // 4))
+    jax.block_until_ready(step(weight(), XS, LONG // 3))
     say("seen", seen)
 
 
@@ -194,7 +194,7 @@ def interrupted_and_forgotten() -> None:
     step(weight(), XS, SHORT)
     interrupt_soon()
     try:
-        jax.block_until_ready(step(weight(), XS, LONG // 4))
+        jax.block_until_ready(step(weight(), XS, LONG // 3))
     except KeyboardInterrupt:
         say("interrupted")
     before = len(seen)
@@ -270,7 +270,7 @@ def fork_of_a_user() -> None:
 def fork_during_a_step() -> None:
     step = make_step()
     step(weight(), XS, SHORT)
-    thread = threading.Thread(target=step, args=(weight(), XS, LONG // 4))
+    thread = threading.Thread(target=step, args=(weight(), XS, LONG // 3))
     thread.start()
     time.sleep(0.2)
     say("child", outcome_of(lambda: refused(lambda: step(weight(), XS, SHORT))))
@@ -304,7 +304,7 @@ def exit_at_once() -> None:
     """Results that nobody looked at."""
     step = make_step()
     step(weight(), XS, SHORT)
-    step(weight(), XS, LONG // 250)
+    step(weight(), XS, LONG // 150)
     sys.exit(3)
 
 
@@ -329,7 +329,7 @@ def exit_beside_daemons() -> None:
     steps = [make_step() for _ in range(3)]
     for step in steps:
         step(weight(), XS, SHORT)
-    for step, rounds in zip(steps, (SHORT, LONG // 250, LONG), strict=True):
+    for step, rounds in zip(steps, (SHORT, LONG // 150, LONG), strict=True):
         threading.Thread(target=step_for_ever, args=(step, rounds), daemon=True).start()
     time.sleep(0.5)
     sys.exit(3)
@@ -406,7 +406,7 @@ def exit_with_a_thread() -> None:
     """Python waits for a thread that is no daemon; so its step ends."""
 
     def work() -> None:
-        say("total", float(step(weight(), XS, LONG // 25)[1]) > 0)
+        say("total", float(step(weight(), XS, LONG // 15)[1]) > 0)
 
     step = make_step()
     step(weight(), XS, SHORT)

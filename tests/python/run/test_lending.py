@@ -175,7 +175,9 @@ def test_who_looked_before_costs_no_copy() -> None:
     assert address(w) == there
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, 12))]
+)
 def test_what_is_seen_never_changes(seed: int) -> None:
     """Random steps, looks, ends of looks and deletions."""
     choose = random.Random(seed)

@@ -22,7 +22,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import models
-from equality import Problem, mesh_of, pipelined_step, usual_specs
+from equality import COMPILE_FASTER, Problem, mesh_of, pipelined_step, usual_specs
 
 HERE = pathlib.Path(__file__).parent
 
@@ -33,7 +33,11 @@ def compiled_step(
     if mesh.lowering_mesh().size > 1:
         options["in_specs"] = usual_specs(problem, mesh)
     step = jaxpp.mpmd_jit_with_loop(
-        pipelined_step(problem, schedule), mesh, donate_argnums=(0, 1), **options
+        pipelined_step(problem, schedule),
+        mesh,
+        donate_argnums=(0, 1),
+        compiler_options=COMPILE_FASTER,
+        **options,
     )
     args = (problem.params, problem.optimizer.init(problem.params), problem.batch)
     return step.compile(*args), args

@@ -1,7 +1,8 @@
 """Scripts of several processes: test_processes.py starts them with `jaxpp launch`.
 
-`python jobs.py JOB DEVICES MARK`, with DEVICES a process; MARK is for the test to find the
-processes by. A job prints what its test looks for.
+`python jobs.py JOB[,JOB...] DEVICES MARK`, with DEVICES a process; MARK is for the test to find
+the processes by. A job prints what its test looks for; several jobs run one after the other and
+also print their names.
 """
 
 from __future__ import annotations
@@ -393,4 +394,8 @@ if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
     jax.distributed.initialize()
-    JOBS[sys.argv[1]]()
+    names = sys.argv[1].split(",")
+    for name in names:
+        if len(names) > 1:
+            say("job", name)
+        JOBS[name]()

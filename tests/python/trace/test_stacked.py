@@ -80,7 +80,11 @@ OPTIMIZERS = {
 def test_trains_as_plain_jax(name: str, stage: Any, any_mesh2: Any) -> None:
     problem = problem_of(stage, 2, OPTIMIZERS[name])
     step = assert_trains_equal(
-        problem, jaxpp.ZeroBubble(2), any_mesh2, tolerance=3e-5, in_specs=None
+        problem,
+        jaxpp.ZeroBubble(2),
+        any_mesh2,
+        tolerance=3e-5,
+        in_specs=None,
     )
     moments = 3 if name == "every second" else 2
     assert cut_arguments(step, problem) == 2 * (1 + moments)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import make_mesh
+from equality import COMPILE_FASTER, make_mesh
 from jaxpp import _core
 from locations import ROOT
 
@@ -62,7 +62,7 @@ def test_losses_are_those_of_plain_jax(
         lambda state, batch: demo.pipelined_step(state, batch, schedule),
         mpmd_mesh=make_mesh(RANKS),
         donate_argnums=0,
-        compiler_options={"xla_backend_optimization_level": 0},  # compiles faster
+        compiler_options=COMPILE_FASTER,
     )
     state, batch, losses = demo.init_state(schedule.num_stages), demo.make_batch(), []
     for _ in range(STEPS):

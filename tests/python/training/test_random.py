@@ -8,7 +8,7 @@ import pytest
 from random_models import run_seeds
 from random_processes import run_seeds as run_in_processes
 
-_FIRST, _GROUPS, _CASES = 1000, 3, 5  # 15 cases, always the same
+_FIRST, _GROUPS, _CASES = 1000, 5, 3  # 15 cases, always the same
 
 
 @pytest.mark.parametrize(
