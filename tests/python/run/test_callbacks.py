@@ -43,6 +43,16 @@ def _run(mesh, between, schedule=None, plain=False):
     return jax.tree.map(np.asarray, run(_weights(), _batch()))
 
 
+def _looking(look):
+    """A `between` that calls `look(x)` and changes nothing."""
+
+    def between(x):
+        jax.debug.callback(look, x)
+        return x
+
+    return between
+
+
 def _assert_same(ours, plain):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -55,11 +65,7 @@ def _first_stage():
 def test_debug_callback_sees_each_microbatch_once_and_in_order(mesh2):
     seen = []
 
-    def between(x):
-        jax.debug.callback(lambda x: seen.append(np.asarray(x)), x)
-        return x
-
-    ours = _run(mesh2, between)
+    ours = _run(mesh2, _looking(lambda x: seen.append(np.asarray(x))))
     np.testing.assert_allclose(seen, _first_stage(), rtol=1e-6)
     _assert_same(ours, _run(mesh2, lambda x: x, plain=True))
 
@@ -147,11 +153,7 @@ def test_a_callback_sees_whole_arrays_on_a_rank_of_several_devices():
 def test_what_a_callback_keeps_stays_as_it_was(mesh2):
     kept = []
 
-    def between(x):
-        jax.debug.callback(lambda x: kept.append(x), x)
-        return x
-
-    _run(mesh2, between)
+    _run(mesh2, _looking(lambda x: kept.append(x)))
     _run(mesh2, lambda x: x + 1)  # uses the same memory again
     np.testing.assert_allclose(np.asarray(kept), _first_stage(), rtol=1e-6)
 
@@ -178,10 +180,7 @@ def test_an_exception_in_a_callback_fails_the_step_once_and_the_next_works(mesh2
         if fail[0]:
             raise ZeroDivisionError("no such number")
 
-    def between(x):
-        jax.debug.callback(check, x)
-        return x
-
+    between = _looking(check)
     with pytest.raises(jaxpp.JaxppError) as caught:
         _run(mesh2, between)
     text = str(caught.value)
@@ -195,12 +194,8 @@ def test_what_a_callback_raises_is_any_text(mesh2):
     def check(x):
         raise ValueError("caf\udce9 \ud800")
 
-    def between(x):
-        jax.debug.callback(check, x)
-        return x
-
     with pytest.raises(jaxpp.JaxppError) as caught:
-        _run(mesh2, between)
+        _run(mesh2, _looking(check))
     assert r"ValueError: caf\udce9 \ud800" in str(caught.value)
     str(caught.value).encode()
 

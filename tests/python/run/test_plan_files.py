@@ -22,7 +22,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import models
-from equality import COMPILE_FASTER, Problem, mesh_of, pipelined_step, usual_specs
+from equality import Problem, compiler_options, mesh_of, pipelined_step, usual_specs
 
 HERE = pathlib.Path(__file__).parent
 
@@ -36,7 +36,7 @@ def compiled_step(
         pipelined_step(problem, schedule),
         mesh,
         donate_argnums=(0, 1),
-        compiler_options=COMPILE_FASTER,
+        compiler_options=compiler_options(),
         **options,
     )
     args = (problem.params, problem.optimizer.init(problem.params), problem.batch)

@@ -50,9 +50,16 @@ def mesh_of(ranks: int, axes: dict[str, int], sharing: int | None = None) -> jax
     return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
 
 
-# Half of a training test's time is LLVM's optimisation, which changes numbers only within the
-# tolerances. Tests of equal bits compile as users do.
+# Without LLVM's optimisation, which is half of a training test's time and changes numbers only
+# within the tolerances. Tests of equal bits in different programs compile as users do.
 COMPILE_FASTER = {"xla_backend_optimization_level": 0}
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """COMPILE_FASTER in `make test`. `make soak`, which sets one of these variables, compiles
+    as users do, and so do tests on accelerators."""
+    soak = {"TEST_AXES", "TEST_SHARING"} & os.environ.keys()
+    return None if soak or jax.default_backend() != "cpu" else COMPILE_FASTER
 
 
 def no_mark(x: Any) -> Any:
@@ -97,9 +104,7 @@ def pipelined_step(problem: Problem, schedule: Any) -> Callable[..., Any]:
     return step
 
 
-def plain_step(
-    problem: Problem, compiler_options: dict[str, Any] | None = None
-) -> Callable[..., Any]:
+def plain_step(problem: Problem, options: dict[str, Any] | None = None) -> Callable[..., Any]:
     def step(params, opt_state, batch):
         def one(carry, item):
             mb, i = item
@@ -113,13 +118,7 @@ def plain_step(
         params, opt_state = _apply(problem, params, opt_state, grads)
         return params, opt_state, loss, aux
 
-    return jax.jit(step, compiler_options=compiler_options)
-
-
-def _compiler_options() -> dict[str, Any] | None:
-    """Only `make soak`, which sets TEST_AXES, compiles as users do."""
-    faster = jax.default_backend() == "cpu" and "TEST_AXES" not in os.environ
-    return COMPILE_FASTER if faster else None
+    return jax.jit(step, compiler_options=options)
 
 
 def difference(ours: Any, plain: Any) -> float:
@@ -236,7 +235,7 @@ def assert_trains_equal(
             options = {"in_specs": specs, **options}
         params = _on_one_rank(problem.params, specs[0], mesh)
         batch = _on_one_rank(problem.batch, specs[2], mesh)
-    options.setdefault("compiler_options", _compiler_options())
+    options.setdefault("compiler_options", compiler_options())
     ours = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, schedule), mpmd_mesh=mesh, **options
     )

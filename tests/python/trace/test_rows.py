@@ -20,7 +20,7 @@ import optax
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import COMPILE_FASTER, make_mesh
+from equality import compiler_options, make_mesh
 
 WIDTH = 4
 SEED = int(os.environ.get("JPP_TEST_SEED") or 0)
@@ -170,8 +170,8 @@ def check_takes(
     step = step_of(takes, schedule, optimizer, remat)
     w = jax.random.normal(jax.random.key(0), (layers, WIDTH, WIDTH)).astype(dtype)
     xs = jax.random.normal(jax.random.key(1), (2 * ranks, 2, WIDTH)).astype(dtype)
-    ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(ranks), compiler_options=COMPILE_FASTER)
-    plain = jax.jit(step, compiler_options=COMPILE_FASTER)
+    ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(ranks), compiler_options=compiler_options())
+    plain = jax.jit(step, compiler_options=compiler_options())
     expected, found = [(w, optimizer.init(w))] * 2
     for _ in range(2):
         expected = plain(*expected[:2], xs)
