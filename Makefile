@@ -95,14 +95,14 @@ soak: $(VENV)/.installed ## longer: tests on ranks of 2 and 4 devices, on shared
 
 FAULTS := 200
 faults: $(VENV)/.installed ## FAULTS=200 jobs of several processes, a fourth as many on Ray, hit at random moments
-	@$(PYTHON) tests/python/faults.py --runs $(FAULTS)
-	@$(PYTHON) -W ignore tests/python/ray_faults.py --runs $$(($(FAULTS) / 4))
+	@$(PYTHON) tests/python/support/faults.py --runs $(FAULTS)
+	@$(PYTHON) -W ignore tests/python/support/ray_faults.py --runs $$(($(FAULTS) / 4))
 
 CASES := 100
 random: $(VENV)/.installed ## CASES=100 random models, each also trained by plain JAX, in several processes, on Ray
-	@$(PYTHON) tests/python/random_models.py --cases $(CASES)
-	@$(PYTHON) tests/python/random_processes.py --cases $(CASES)
-	@$(PYTHON) -W ignore tests/python/random_processes.py --cases $$(($(CASES) / 4)) --ray
+	@$(PYTHON) tests/python/support/random_models.py --cases $(CASES)
+	@$(PYTHON) tests/python/support/random_processes.py --cases $(CASES)
+	@$(PYTHON) -W ignore tests/python/support/random_processes.py --cases $$(($(CASES) / 4)) --ray
 
 SECONDS := 300
 fuzz: $(VENV)/.installed ## the readers of text under libFuzzer, each for SECONDS=300

@@ -16,25 +16,28 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Those whose tests ask for meshes by number of ranks; what needs more devices is skipped.
 TESTS = (
-    "test_step.py",
-    "test_schedules.py",
-    "test_training.py",
-    "test_operations.py",
-    "test_stacked.py",
-    "test_cross.py",
-    "test_dtypes.py",
-    "test_numbers.py",
-    "test_array.py",
-    "test_array_jax.py",
-    "test_auto.py",
-    "test_callbacks.py",
-    "test_lending.py",
-    "test_like_jit.py",
-    "test_by_yield.py",
+    "step/test_step.py",
+    "trace/test_marks_and_loops.py",
+    "run/test_dumps.py",
+    "run/test_threads.py",
+    "plan/test_schedules.py",
+    "training/test_training.py",
+    "trace/test_operations.py",
+    "trace/test_stacked.py",
+    "trace/test_cross.py",
+    "training/test_dtypes.py",
+    "run/test_numbers.py",
+    "arrays/test_array.py",
+    "arrays/test_array_jax.py",
+    "plan/test_auto.py",
+    "run/test_callbacks.py",
+    "run/test_lending.py",
+    "step/test_like_jit.py",
+    "step/test_by_yield.py",
 )
 
 # This one is about a plugin for CPUs.
-LEFT_OUT = "tests/python/test_callbacks.py::test_a_plugin_without_callbacks_says_so"
+LEFT_OUT = "tests/python/run/test_callbacks.py::test_a_plugin_without_callbacks_says_so"
 
 # Losses are held against plain JAX's, so that both must multiply in the same precision.
 ENVIRONMENT = {

@@ -202,15 +202,30 @@ static jpp_status_t* upload(const jpp_wanted_t* wanted, const jpp_given_t* given
 
 // --- The decision ---------------------------------------------------------------------
 
+jpp_status_t* jpp_argument_check_block(const jpp_wanted_t* wanted, const int64_t* block) {
+  if (jpp_block_is_valid(block, wanted->ndim)) return NULL;
+  return jpp_status_make(
+      JPP_INVALID_ARGUMENT,
+      "%s: expected a block that begins at 0 or later and does not end "
+      "before it begins",
+      wanted->name);
+}
+
 jpp_status_t* jpp_wanted_read(const jpp_wanted_t* given, jpp_wanted_t* out_wanted) {
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_wanted_t, least_borrowed, given, out_wanted));
   const jpp_wanted_t* wanted = out_wanted;
   JPP_RETURN_IF_NULL(wanted->name);
   if (wanted->num_ranks) JPP_RETURN_IF_NULL(wanted->ranks);
   if (wanted->devices_per_rank) JPP_RETURN_IF_NULL(wanted->blocks);
-  if (wanted->ndim <= JPP_BUFFER_MAX_RANK) return NULL;
-  return jpp_status_make(JPP_UNSUPPORTED, "%s: found %u dimensions, expected at most %d",
-                         wanted->name, wanted->ndim, JPP_BUFFER_MAX_RANK);
+  if (wanted->ndim > JPP_BUFFER_MAX_RANK) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "%s: found %u dimensions, expected at most %d", wanted->name,
+                           wanted->ndim, JPP_BUFFER_MAX_RANK);
+  }
+  for (uint32_t d = 0; d < wanted->devices_per_rank; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_argument_check_block(wanted, jpp_wanted_block(wanted, d)));
+  }
+  return NULL;
 }
 
 static jpp_status_t* read_given(const jpp_wanted_t* wanted, const jpp_given_t* from,
@@ -222,9 +237,15 @@ static jpp_status_t* read_given(const jpp_wanted_t* wanted, const jpp_given_t* f
                            wanted->name, given->deletion_reason);
   }
   if (given->num_blocks) JPP_RETURN_IF_NULL(given->blocks);
-  if (given->ndim == wanted->ndim) return NULL;
-  return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %u dimensions, found %u",
-                         wanted->name, wanted->ndim, given->ndim);
+  if (given->ndim != wanted->ndim) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: expected %u dimensions, found %u",
+                           wanted->name, wanted->ndim, given->ndim);
+  }
+  for (uint32_t b = 0; b < given->num_blocks; ++b) {
+    if (wanted->ndim) JPP_RETURN_IF_NULL(given->blocks[b].bounds);
+    JPP_RETURN_IF_ERROR(jpp_argument_check_block(wanted, given->blocks[b].bounds));
+  }
+  return NULL;
 }
 
 static jpp_status_t* decide(const jpp_wanted_t* wanted, const jpp_given_t* given,

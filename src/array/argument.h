@@ -13,6 +13,9 @@ static inline const int64_t* jpp_wanted_block(const jpp_wanted_t* wanted,
 // A checked copy of what a caller wants.
 jpp_status_t* jpp_wanted_read(const jpp_wanted_t* given,
                               jpp_wanted_t* out_wanted) JPP_MUST_USE;
+// JPP_INVALID_ARGUMENT for a block that no array has.
+jpp_status_t* jpp_argument_check_block(const jpp_wanted_t* wanted,
+                                       const int64_t* block) JPP_MUST_USE;
 // The error that a process lacks elements of a device's block.
 jpp_status_t* jpp_argument_missing(const jpp_wanted_t* wanted, uint32_t device,
                                    uint64_t found) JPP_MUST_USE;

@@ -12,6 +12,13 @@ static inline bool jpp_block_equal(const int64_t* a, const int64_t* b, uint32_t 
   return !ndim || !memcmp(a, b, ndim * 2 * sizeof(*a));
 }
 
+static inline bool jpp_block_is_valid(const int64_t* block, uint32_t ndim) {
+  for (uint32_t i = 0; i < ndim; ++i) {
+    if (block[2 * i] < 0 || block[2 * i] > block[2 * i + 1]) return false;
+  }
+  return true;
+}
+
 // The number of elements.
 static inline uint64_t jpp_block_size(const int64_t* block, uint32_t ndim) {
   uint64_t size = 1;

@@ -97,6 +97,7 @@ static jpp_status_t* check_blocks(const jpp_wanted_t* wanted,
   if (num_blocks) JPP_RETURN_IF_NULL(blocks);
   for (uint32_t b = 0; b < num_blocks && wanted->ndim; ++b) {
     JPP_RETURN_IF_NULL(blocks[b].bounds, blocks[b].byte_strides);
+    JPP_RETURN_IF_ERROR(jpp_argument_check_block(wanted, blocks[b].bounds));
   }
   return NULL;
 }

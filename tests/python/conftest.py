@@ -1,11 +1,11 @@
 """Eight CPU devices for every test; meshes of ranks; the command."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -28,8 +28,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 import pytest  # noqa: E402
 
-from command import jaxpp_command  # noqa: E402
 from equality import make_mesh  # noqa: E402
+from locations import ROOT, jaxpp_command  # noqa: E402
 
 
 def pytest_configure(config):
@@ -111,6 +111,14 @@ def mesh222():
 
 
 @pytest.fixture(scope="session")
+def after_plain_step() -> Any:
+    """Weights and loss after one step of plain JAX on `mistakes.params()`."""
+    import mistakes
+
+    return mistakes.plain_training_step(mistakes.params(), mistakes.batch())
+
+
+@pytest.fixture(scope="session")
 def command() -> str:
     return jaxpp_command()
 
@@ -118,11 +126,10 @@ def command() -> str:
 @pytest.fixture(scope="session")
 def nodes_plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A plugin whose clients are nodes, with devices that can do nothing."""
-    root = pathlib.Path(__file__).parents[2]
-    find = [sys.executable, str(root / "tools/find_headers.py"), "pjrt"]
+    find = [sys.executable, str(ROOT / "tools/find_headers.py"), "pjrt"]
     include = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     library = tmp_path_factory.mktemp("plugin") / "nodes_plugin.so"
-    source = root / "tests/c/device/nodes_plugin.c"
+    source = ROOT / "tests/c/device/nodes_plugin.c"
     build = ["cc", "-shared", "-fPIC", "-isystem", include, "-o", str(library), str(source)]
     subprocess.run(build, check=True)
     return str(library)

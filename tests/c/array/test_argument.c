@@ -235,6 +235,32 @@ static void test_parts(void** state) {
   jpp_decision_free(&decision);
 }
 
+static void test_blocks_that_no_array_has(void** state) {
+  (void)state;
+  const uint32_t rank = 0;
+  const int64_t backwards[] = {2, 1}, negative[] = {-1, 1}, right[] = {0, 1};
+  const jpp_given_block_t block = {.is_local = true, .bounds = negative};
+  const jpp_given_t given = {.struct_size = sizeof(given),
+                             .home = JPP_HOME_HOST,
+                             .ndim = 1,
+                             .num_blocks = 1,
+                             .blocks = &block};
+  jpp_wanted_t wanted = {.struct_size = sizeof(wanted),
+                         .name = "argument x",
+                         .ndim = 1,
+                         .num_ranks = 1,
+                         .ranks = &rank,
+                         .devices_per_rank = 1,
+                         .blocks = backwards};
+  jpp_decision_t decision;
+  const char* text = "argument x: expected a block that begins at 0 or later";
+  ASSERT_FAILS(jpp_argument_decide(&wanted, &given, &decision), JPP_INVALID_ARGUMENT,
+               text);
+  wanted.blocks = right;
+  ASSERT_FAILS(jpp_argument_decide(&wanted, &given, &decision), JPP_INVALID_ARGUMENT,
+               text);
+}
+
 // --- Blocks ---------------------------------------------------------------------------
 
 static uint32_t draw(uint64_t* seed, uint32_t below) {
@@ -426,8 +452,11 @@ static void test_uploads(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_each_given_array), cmocka_unit_test(test_parts),
-      cmocka_unit_test(test_random_blocks),    cmocka_unit_test(test_a_missing_block),
+      cmocka_unit_test(test_each_given_array),
+      cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_blocks_that_no_array_has),
+      cmocka_unit_test(test_random_blocks),
+      cmocka_unit_test(test_a_missing_block),
       cmocka_unit_test(test_uploads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,421 @@
+"""Steps over several processes, which `jaxpp launch` starts (jobs.py): they train exactly as
+one process does, and a failure in one ends all.
+
+Time limits are there only so that a hang fails.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import jaxpp.api as jaxpp
+import jobs
+import trainings
+from equality import mesh_of
+from faults import left_over
+
+LIMIT = 120  # seconds
+
+Lines = collections.defaultdict[int, list[str]]
+Launch = Callable[..., tuple[int, Lines, str]]
+
+
+def run_job(
+    command: str,
+    folder: pathlib.Path,
+    processes: int,
+    devices: int,
+    job: str,
+    *flags: str,
+    interrupt: bool = False,
+) -> tuple[int, Lines, str]:
+    """Exit status, lines of each process, the launcher's own; no process is left."""
+    mark = str(folder)
+    script = [sys.executable, "-W", "ignore", jobs.__file__, job, str(devices), mark]
+    launcher = subprocess.Popen(
+        [command, "launch", "-n", str(processes), *flags, "--", *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "JPP_ADDRESS": "127.0.0.1"},
+    )
+    before = ""
+    if interrupt:  # when one has said that it is on the way
+        assert launcher.stdout is not None
+        before = launcher.stdout.readline()
+        launcher.send_signal(signal.SIGINT)
+    try:
+        output = before + launcher.communicate(timeout=LIMIT)[0]
+    finally:
+        launcher.kill()
+    assert left_over(mark) == []
+    lines, own = Lines(list), ""
+    for line in output.splitlines():
+        of_process = re.fullmatch(r"\[(\d+)\] (.*)", line)
+        if of_process:
+            lines[int(of_process[1])].append(of_process[2])
+        else:
+            own += line + "\n"
+    return launcher.returncode, lines, own
+
+
+@pytest.fixture
+def launch(command: str, tmp_path: pathlib.Path) -> Launch:
+    return functools.partial(run_job, command, tmp_path)
+
+
+# Jobs that succeed, by the devices of a process; two processes do one after the other.
+TOGETHER = {
+    1: ["train2", "types", "saved", "left", "traced", "profiled"],
+    2: ["train2", "types", "saved", "left"],
+}
+Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
+
+
+@pytest.fixture(scope="module")
+def together(command: str, tmp_path_factory: pytest.TempPathFactory) -> Together:
+    @functools.cache
+    def run_all(devices: int) -> tuple[pathlib.Path, dict[str, Lines]]:
+        folder = tmp_path_factory.mktemp("together")
+        result, said, _ = run_job(command, folder, 2, devices, ",".join(TOGETHER[devices]))
+        assert result == 0, said
+        found: dict[str, Lines] = {}
+        for process, lines in said.items():
+            for line in lines:
+                word, _, job = line.partition(" ")
+                if word == "job":
+                    of_job = found.setdefault(job, Lines(list))
+                else:
+                    of_job[process].append(line)
+        assert list(found) == TOGETHER[devices]
+        return folder, found
+
+    def run(devices: int, job: str) -> tuple[pathlib.Path, Lines]:
+        """Where it wrote its files, and its lines."""
+        folder, found = run_all(devices)
+        return folder, found[job]
+
+    return run
+
+
+def error_of(lines: list[str]) -> str:
+    """The one JaxppError that a process ended with."""
+    errors = [line for line in lines if re.match(r"jaxpp\.Jaxpp\w*Error: ", line)]
+    assert len(errors) == 1, lines
+    return errors[0].partition(": ")[2]
+
+
+# --- Training ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "ranks"),
+    [(2, 1, 2), (4, 1, 4), (2, 2, 2), (2, 2, 4), pytest.param(8, 1, 8, marks=pytest.mark.soak)],
+)
+def test_trains_as_one_process_does(
+    launch: Launch, together: Together, processes: int, devices: int, ranks: int
+) -> None:
+    """Losses, parameters and state bit for bit, of tied weights both copies."""
+    if processes == ranks == 2:
+        _, lines = together(devices, "train2")
+    else:
+        result, lines, _ = launch(processes, devices, f"train{ranks}")
+        assert result == 0, lines
+    width = processes * devices // ranks
+    mesh = mesh_of(ranks, {} if width == 1 else {"model": width})
+    expected = {
+        line for name in trainings.problems(ranks) for line in trainings.train(name, mesh)
+    }
+    assert {line for of_process in lines.values() for line in of_process} == expected
+    for rank, process in (0, 0), (ranks - 1, processes - 1):
+        assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
+    """Also those that devices pack and the wire does not."""
+    _, lines = together(devices, "types")
+    mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
+    assert lines[1] == list(trainings.sums_of_types(mesh))
+    assert len(lines[1]) == len(trainings.TYPES)
+
+
+def test_stages_that_lay_values_out_differently(launch: Launch) -> None:
+    """Also over another number of shards: 4 to 2 and 2 to 4."""
+    result, lines, _ = launch(2, 4, "relay_out")
+    assert result == 0, lines
+    expected = list(trainings.relaid(mesh_of(2, {"data": 2, "model": 2})))
+    assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
+    assert len({line.split()[0] for line in expected}) == len(trainings.RELAID)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_plan_file_of_a_job(together: Together, devices: int, tmp_path: pathlib.Path) -> None:
+    """Each process' file is the whole step, for the job and for one process alone."""
+    folder, lines = together(devices, "saved")
+    mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
+    (tmp_path / "alone").mkdir()
+    expected = list(trainings.saved_and_loaded(mesh, str(tmp_path / "alone")))
+    assert sorted(lines[0] + lines[1]) == sorted(expected) and lines[0] and lines[1]
+    _, weights, xs = trainings.two_stages(mesh=mesh)
+    for process in range(2):
+        step = jaxpp.load(folder / f"step{process}.plan")
+        assert list(trainings.described("loaded", step(weights, xs))) == expected
+
+
+def test_a_timeline_of_a_job(together: Together, command: str, tmp_path: pathlib.Path) -> None:
+    """`jaxpp plot` joins the processes' traces."""
+    folder, _ = together(1, "traced")
+    parts = sorted(folder.glob("trace-*.json"))
+    joined = tmp_path / "joined.json"
+    subprocess.run([command, "plot", *parts, "-o", joined], check=True)
+    trainings.check_order(joined.read_text(), steps=1)
+    drawn = subprocess.run(
+        [command, "plot", *parts], check=True, capture_output=True, text=True
+    ).stdout
+    assert "rank   0" in drawn and "rank   1" in drawn
+
+
+def test_profiles_of_a_job(together: Together) -> None:
+    """On one host each process has a file of its own."""
+    folder, _ = together(1, "profiled")
+    found = sorted(folder.rglob("*.xplane.pb"))
+    folders = [file.relative_to(folder).parts[0] for file in found]
+    assert folders == ["process-0", "process-1"]
+
+
+# --- Failures ---------------------------------------------------------------------------
+
+
+def test_a_killed_process_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "killed")
+    assert result == 128 + signal.SIGKILL
+    ended = re.search(r"process 1 \(pid (\d+)\) was ended by signal 9", own)
+    assert ended, own
+    error = error_of(lines[0])
+    assert (
+        f"process 1 at 127.0.0.1 (host {os.uname().nodename}, process id {ended[1]})" in error
+    )
+    assert "the connection was lost" in error
+
+
+def test_a_task_that_hangs_is_named_by_all(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not whoever is the first to have waited for long enough."""
+    monkeypatch.setenv("JPP_STEP_TIMEOUT", "3")
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "5")
+    result, lines, own = launch(3, 1, "hanging")
+    assert result == 128 + signal.SIGKILL
+    assert own.startswith("jaxpp launch: process 1 ")
+    for process in 0, 2:
+        error = error_of(lines[process])
+        assert "(the longest of JPP_STEP_TIMEOUT, 3 s; a step, " in error
+        task = (
+            r"rank 1, which has come to instruction \d+, fwd_1 of microbatch \d \(process 1 at "
+        )
+        assert re.search(task, error), error
+
+
+def test_a_long_task_is_no_silence(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU plugin runs it in the thread that issues it."""
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")
+    result, lines, _ = launch(3, 1, "slow_task")
+    assert result == 0, lines
+    assert [line.partition(" ")[0] for line in lines[2]] == ["trained"]
+
+
+def test_nccl_is_for_cuda(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPP_TRANSPORT", "nccl")
+    result, lines, _ = launch(2, 1, "training")
+    assert result == 1
+    for process in range(2):
+        assert error_of(lines[process]).startswith(
+            "JPP_TRANSPORT=nccl: expected platform cuda, found cpu"
+        )
+
+
+def test_a_stopped_process_ends_all(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
+) -> None:
+    flight = tmp_path / "flight"
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1.5")
+    monkeypatch.setenv("JPP_FLIGHT", str(flight))
+    result, lines, own = launch(3, 1, "stopped_of_three")
+    assert result == 128 + signal.SIGKILL, own
+    assert re.match(r"jaxpp launch: process 2 \(pid \d+\) was stopped \(SIGSTOP\)", own)
+    error = error_of(lines[1])
+    assert "process 2 at 127.0.0.1 (host " in error
+    assert "nothing was heard of it for 1.5 s: it was stopped" in error
+    assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # which it never waited for
+    told = subprocess.run(
+        [command, "flight", str(flight)], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(r"rank 0 waits for rank 1, that for rank 2, which .*, silent: it ", told)
+
+
+def test_a_busy_process_is_not_taken_for_dead(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")
+    result, lines, own = launch(2, 1, "busy")
+    assert result == 0, (lines, own)
+    assert any(line.startswith("trained ") for of in lines.values() for line in of)
+
+
+def test_an_exception_in_one_process_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "raising")
+    assert result == 1, own
+    assert "ValueError: of the user" in lines[1]
+    assert "process 1 at 127.0.0.1" in error_of(lines[0])
+
+
+def test_an_exception_before_the_first_step_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "raising_early")
+    assert result == 1, own
+    assert "ValueError: of the user" in lines[1]
+    failed = r"process 1 at 127.0.0.1 \(host .*\) has failed: ValueError: of the user"
+    assert re.fullmatch(failed, error_of(lines[0]))
+
+
+def test_ctrl_c_ends_all(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "training", interrupt=True)
+    assert (result, own) == (128 + signal.SIGINT, "")
+    assert any(line == "KeyboardInterrupt" for of in lines.values() for line in of), lines
+
+
+def test_restart_after_a_failure(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "killed_once", "--restarts", "1")
+    assert result == 0, lines
+    assert own.endswith("starting all processes again (1 of 1)\n")
+    assert "jaxpp.JaxppError" in " ".join(lines[0])  # of the first run
+    expected = set(trainings.train("mlp", mesh_of(2, {})))
+    assert expected <= {*lines[0], *lines[1]}
+
+
+@pytest.mark.parametrize(
+    ("job", "differs"),
+    [
+        ("other_shape", ("the argument weights[0] is float32[{}", "4,4]", "5,5]")),
+        ("other_number", ("has `{}", "mul 0.1:f32[] ", "mul 0.2:f32[] ")),
+        ("other_constant", ("constant 0 that the step closes over", "", "")),
+        ("other_donation", ("the list of donated arguments is {}", "none", "weights[0]")),
+        (
+            "other_options",
+            ("the compiler_options is {{'xla_cpu_enable_fast_math': {}", "True", "False"),
+        ),
+        ("other_schedule", ("the schedule is {}: 2 stages", "1f1b", "gpipe")),
+    ],
+)
+def test_steps_that_differ(launch: Launch, job: str, differs: tuple[str, ...]) -> None:
+    result, lines, _ = launch(2, 1, job)
+    assert result == 1
+    text, *values = differs
+    for me, other in (0, 1), (1, 0):
+        error = error_of(lines[me])
+        assert f"process {me} and process {other} do not run the same step" in error
+        assert text.format(values[me]) in error
+        assert values[other] in error
+        assert job != "other_number" or re.search(
+            r"at \S+/trainings.py:\d+:\d+, process", error
+        )
+
+
+def test_a_step_that_the_others_do_not_make(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "missing_step")
+    assert result == 1
+    assert error_of(lines[0]).startswith("process 1 has ended without creating the step")
+
+
+def test_a_process_that_is_late(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "late_step")
+    assert result == 1
+    assert error_of(lines[0]).startswith(
+        "process 1 did not create the step that process 0 creates"
+    )
+
+
+def test_a_rank_in_two_processes(launch: Launch) -> None:
+    result, lines, _ = launch(4, 1, "spread_rank")
+    assert result == 1
+    for process in range(4):
+        assert (
+            "rank 0: expected its devices in one process, found them in processes [0, 1]"
+            in (error_of(lines[process]))
+        )
+
+
+def test_what_the_processes_of_a_rank_know(
+    launch: Launch, nodes_plugin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of four has a device of one rank of two: its own device first, the others by id."""
+    monkeypatch.setenv("NODES_PLUGIN", nodes_plugin)
+    result, lines, _ = launch(4, 1, "nodes_of_a_rank")
+    assert result == 1
+    numbers = [[[0, 1], [2, 3]], [[1, 0], [2, 3]], [[1, 2], [0, 3]], [[1, 2], [3, 0]]]
+    for me in range(4):
+        rank, place = divmod(me, 2)
+        here = [[0], [0]]
+        said = "\n".join(lines[me])
+        assert f"processes {[place, 2 + place]} places {[place]}" in said
+        assert f"ids [[0, 10], [20, 30]] numbers {numbers[me]} here {here}" in said
+        assert "sizes 1 2 True" in said
+        rows, columns = [(2 * place, 2 * place + 2)], [(3 * place, 3 * place + 3)]
+        assert f"{(rank,)} [{[*rows, (None, None)]}] (2, 6)" in said
+        assert f"{(rank,)} [{[(None, None), *columns]}] (4, 3)" in said
+        assert f"{(rank,)} [[(None, None), (None, None)]] (4, 6)" in said
+        assert f"(2, 6)\nshards {[[[float(me)] * 6] * 2]}" in said
+        assert said.count("shards []") == 2
+        assert said.count(f"in process {me}, which holds 12 of its 24 elements") == 2
+        assert error_of(lines[me]).startswith("expected a client with JAX's devices, {0: 1,")
+
+
+def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "moved_argument")
+    assert result == 1
+    for process in range(2):
+        assert error_of(lines[process]).startswith(
+            f"argument weights[{process}]: expected an array on rank {process} or another of "
+            "this process"
+        )
+
+
+def test_an_array_that_jax_can_not_take_apart(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "put_from_a_device")
+    assert result == 0
+    for *_, told, last in lines.values():
+        assert last == "went on"
+        assert told == "taken" or (
+            "expected an array whose shards JAX can list, found one of shape (8, 2, 4)" in told
+            and told.endswith(
+                "Pass the same numpy array to jax.device_put in every process to make one"
+            )
+        )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_results_are_left_where_they_are_wanted(together: Together, devices: int) -> None:
+    _, lines = together(devices, "left")
+    assert lines[0][0] == "made on (0,) (1,) True False"
+    assert lines[1][0] == "made on (0,) (1,) False True"
+    assert len(lines[0]) == 4 and lines[0][1:] == lines[1][1:]
+
+
+def test_a_result_that_is_elsewhere(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "no_copy")
+    assert result == 1
+    for me, other in (0, 1), (1, 0):
+        assert lines[me][0] == "ranks (0,) (1,)"
+        assert error_of(lines[me]).startswith(
+            f"an MpmdArray of rank {other} is read in process {me}, which holds no copy"
+        )

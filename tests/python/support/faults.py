@@ -1,0 +1,335 @@
+"""Faults at every moment of a job of several processes (fault_jobs.py), by every way in which
+jobs are started.
+
+    python tests/python/support/faults.py --runs 200 [--seed N]
+
+With the default timeouts, every process must be gone within 15 seconds of the fault, or of the
+10 seconds after which a process that is stopped counts as dead; each survivor must end with
+one error, which names the process that was hit; the launcher must name it as well and exit with
+its status; no process and no segment of shared memory may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from locations import jaxpp_command
+
+JOBS = pathlib.Path(__file__).with_name("fault_jobs.py")
+LIMIT = 150  # seconds, after which a job hangs
+GONE = 15
+SILENCE = 10
+STEPS = 8  # of fault_jobs.py
+MOMENTS = (
+    "import",
+    "compile",
+    "first-step",
+    "steady",
+    "saving",
+    "waiting",
+    "between-steps",
+    "leaving",
+)
+STATUS = {"kill": 128 + signal.SIGKILL, "stop": 128 + signal.SIGKILL, "raise": 1, "exit": 3}
+FAULTS = (*STATUS, "leave")
+ON_LAUNCHER = {
+    "interrupt": signal.SIGINT,
+    "terminate": signal.SIGTERM,
+    "kill the launcher": signal.SIGKILL,
+}
+# Variables that are there within a job of Slurm's, and of Open MPI's, of one task.
+AROUND = {
+    "slurm": {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "node1",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "1",
+    },
+    "ompi": {
+        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://192.0.2.1:34911",
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    },
+}
+WAYS = ("launch", "shell", *AROUND, "plain")
+BY_JAX = "JAX distributed service detected fatal errors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    moment: str
+    fault: str
+    way: str
+    processes: int
+    victim: int
+    delay: float
+    restarts: int = 0
+
+    def is_possible(self) -> bool:
+        if self.fault in ON_LAUNCHER:
+            return self.way != "plain" and self.moment == "steady"
+        if self.moment == "import":  # JAX's initialize() has limits of its own
+            return self.way != "plain" and self.fault not in ("stop", "leave")
+        if self.moment in ("waiting", "leaving"):
+            return self.fault in ("kill", "stop")
+        # Between steps, the others do not need one that has left.
+        return self.moment != "between-steps" or self.fault not in ("exit", "leave")
+
+
+def left_over(mark: str) -> list[str]:
+    """The processes that have the mark among their arguments."""
+    found = []
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = file.read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if mark.encode() in arguments:
+            found.append(file.parent.name)
+    return found
+
+
+def shared_memory() -> set[str]:
+    return {file.name for file in pathlib.Path("/dev/shm").iterdir()}
+
+
+def _script(case: Case, mark: str) -> list[str]:
+    job = [case.moment, case.fault, str(case.victim), f"{case.delay:.3f}", mark]
+    return [sys.executable, "-u", "-W", "ignore", str(JOBS), *job]
+
+
+def _environment(case: Case) -> dict[str, str]:
+    return {**os.environ, "JPP_ADDRESS": "127.0.0.1", **AROUND.get(case.way, {})}
+
+
+def _run_launched(command: str, case: Case, mark: str) -> tuple[int, str, float]:
+    """Exit status, output, and when all were gone."""
+    script = _script(case, mark)
+    if case.way == "shell":
+        script = ["sh", "-c", '"$@"; exit $?', "sh", *script]
+    flags = ["-n", str(case.processes), "--restarts", str(case.restarts)]
+    if not case.restarts:
+        flags = flags[:2]
+    if case.fault in ON_LAUNCHER:
+        flags += ["--grace", "5"]
+    launcher = subprocess.Popen(
+        [command, "launch", *flags, "--", *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=_environment(case),
+    )
+    assert launcher.stdout is not None
+    output = ""
+    try:
+        if case.fault in ON_LAUNCHER:
+            while f"[{case.victim}] at steady" not in output:
+                line = launcher.stdout.readline()
+                assert line, output
+                output += line
+            time.sleep(case.delay)
+            output += f"hit {time.time()}\n"
+            launcher.send_signal(ON_LAUNCHER[case.fault])
+        output += launcher.communicate(timeout=LIMIT)[0]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    while (
+        left_over(mark) and case.fault == "kill the launcher"
+    ):  # whose guard may need a moment
+        time.sleep(0.05)
+        if time.time() - _hit_at(output) > GONE:
+            break
+    return launcher.returncode, output, time.time()
+
+
+def _run_plain(case: Case, mark: str) -> tuple[list[int], str, float]:
+    """Processes that nobody looks after. One that is stopped is killed when the others are
+    gone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with tempfile.TemporaryDirectory() as folder:
+        files = [pathlib.Path(folder, str(i)) for i in range(case.processes)]
+        started = [
+            subprocess.Popen(
+                [*_script(case, mark), address, str(case.processes), str(i)],
+                stdout=file.open("w"),
+                stderr=subprocess.STDOUT,
+                env=_environment(case),
+            )
+            for i, file in enumerate(files)
+        ]
+        try:
+            for i, process in enumerate(started):
+                if case.fault != "stop" or i != case.victim:
+                    process.wait(LIMIT)
+            gone = time.time()
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        output = ""
+        for i, file in enumerate(files):
+            output += "".join(f"[{i}] {line}\n" for line in file.read_text().splitlines())
+    return [process.returncode for process in started], output, gone
+
+
+def _hit_at(output: str) -> float:
+    hit = re.search(r"^(?:\[\d+\] )?hit (\S+)$", output, re.MULTILINE)
+    return float(hit[1]) if hit else 0
+
+
+def _is_named(case: Case, output: str) -> list[str]:
+    """What is wrong with the errors of the survivors."""
+    found = []
+    for i in range(case.processes):
+        if i == case.victim:
+            continue
+        lines = re.findall(rf"^\[{i}\] (.*)$", output, re.MULTILINE)
+        errors = [x for x in lines if re.match(r"jaxpp\.Jaxpp\w*Error: |jaxpp: error: ", x)]
+        by_jax = case.victim == 0 and any(BY_JAX in x for x in lines)
+        ended_well = f"[{i}] step {STEPS} " in output and not errors  # before that
+        if len(errors) != 1 and not by_jax and not ended_well:
+            found.append(f"process {i} has {len(errors)} errors: {errors}")
+        found += [
+            f"process {i} does not name process {case.victim}: {x}"
+            for x in errors
+            if f"process {case.victim} " not in x
+        ]
+    return found
+
+
+def complaints(case: Case, status: int | list[int], output: str, took: float) -> list[str]:
+    found = []
+    if took > GONE + SILENCE * (case.fault == "stop"):
+        found.append(f"gone after {took:.1f} s")
+    if case.fault in ON_LAUNCHER:
+        number = ON_LAUNCHER[case.fault]
+        if status != (-number if number == signal.SIGKILL else 128 + number):
+            found.append(f"the launcher's status is {status}")
+        return found
+    if isinstance(status, list):
+        done = [f"[{i}] step {STEPS} " in output for i in range(case.processes)]  # before that
+        wrong = [i for i, s in enumerate(status) if s == 0 and not done[i] and i != case.victim]
+        if wrong:
+            found.append(f"the statuses are {status}")
+        return found + _is_named(case, output)
+    named = re.findall(r"^jaxpp launch: process (\d+)", output, re.MULTILINE)
+    if named != [str(case.victim)]:
+        found.append(f"the launcher names {named}")
+    expected = STATUS.get(case.fault, status or -1)
+    if status != (0 if case.restarts else expected):
+        found.append(f"the launcher's status is {status}")
+    if case.restarts:
+        return found
+    return found + (_is_named(case, output) if case.moment != "import" else [])
+
+
+def restart_time(output: str) -> float:
+    """From the fault to the first step of the next start."""
+    _, _, again = output.partition("starting all processes again")
+    first = re.search(r"step \d+ (\S+)$", again, re.MULTILINE)
+    return float(first[1]) - _hit_at(output) if first else LIMIT
+
+
+def run_case(command: str, case: Case) -> tuple[list[str], float]:
+    """What is wrong, and how long it took from the fault until all were gone."""
+    before = shared_memory()
+    took = 0.0
+    with tempfile.TemporaryDirectory() as mark:
+        status: int | list[int]
+        try:
+            if case.way == "plain":
+                status, output, gone = _run_plain(case, mark)
+            else:
+                status, output, gone = _run_launched(command, case, mark)
+            took = restart_time(output) if case.restarts else gone - _hit_at(output)
+            found = complaints(case, status, output, took - GONE * (case.restarts > 0))
+            if case.moment == "leaving" and status in (0, [0] * case.processes):
+                found, took = [], 0.0  # it had left by then
+            if found:
+                print(output, file=sys.stderr)
+        except subprocess.TimeoutExpired:
+            found = ["it hangs"]
+        rest = left_over(mark)
+        until = time.monotonic() + 10
+        while rest and time.monotonic() < until:  # the kernel may take a moment
+            time.sleep(0.1)
+            rest = left_over(mark)
+        for number in rest:
+            os.kill(int(number), signal.SIGKILL)
+        if rest:
+            found.append(f"left over: {rest}")
+    # Jobs of other tests may have some meanwhile.
+    while (segments := shared_memory() - before) and time.monotonic() < until + 50:
+        time.sleep(0.1)
+    if segments:
+        found.append(f"left in /dev/shm: {sorted(segments)}")
+    return found, took
+
+
+def random_case(rng: random.Random) -> Case:
+    while True:
+        processes = rng.choice([2, 3, 4])
+        fault = rng.choice([*FAULTS, *FAULTS, *ON_LAUNCHER])
+        case = Case(
+            moment="steady" if fault in ON_LAUNCHER else rng.choice(MOMENTS),
+            fault=fault,
+            way=rng.choice(WAYS),
+            processes=processes,
+            victim=rng.randrange(processes),
+            delay=rng.uniform(0, 0.5),
+        )
+        if not case.is_possible():
+            continue
+        restarts = case.way != "plain" and fault in STATUS and rng.random() < 0.2
+        return dataclasses.replace(case, restarts=1) if restarts else case
+
+
+def run(command: str, rng: random.Random) -> tuple[str, list[str]]:
+    case = random_case(rng)
+    found, took = run_case(command, case)
+    again = ", again in its first step" if case.restarts else ""
+    what = (
+        f"{case.way}, {case.processes} processes, {case.fault} process {case.victim}, "
+        f"{case.moment} + {case.delay:.3f} s{again}, {took:.1f} s"
+    )
+    return what, found
+
+
+Run = Callable[[random.Random], tuple[str, list[str]]]  # what was done, and what is wrong
+
+
+def main(description: str, run: Run, runs: int) -> int:
+    """Runs as often as the command line says, or `runs` times."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=runs)
+    parser.add_argument("--seed", type=int, default=0)
+    flags = parser.parse_args()
+    failed = 0
+    for i in range(flags.runs):
+        what, found = run(random.Random(flags.seed + i))
+        print(f"seed {flags.seed + i}: {what}: {'; '.join(found) or 'fine'}", flush=True)
+        failed += bool(found)
+    print(f"{flags.runs - failed} of {flags.runs} ended as they should")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, functools.partial(run, jaxpp_command()), 200))

@@ -1,0 +1,408 @@
+"""Scripts of several processes: test_processes.py starts them with `jaxpp launch`.
+
+`python jobs.py JOB[,JOB...] DEVICES MARK`, with DEVICES a process; MARK is for the test to find
+the processes by. A job prints what its test looks for; several jobs run one after the other and
+also print their names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxpp.api as jaxpp
+from equality import mesh_of, pipelined_step
+from jaxpp import _core
+from jaxpp.placements import Placement
+from jaxpp.run import devices, nodes, processes
+from jaxpp.run.arguments import Argument, source_of
+from trainings import (
+    descent,
+    local_ranks,
+    mesh_of_all,
+    problems,
+    relaid,
+    saved_and_loaded,
+    say,
+    sums_of_types,
+    train,
+    two_stages,
+)
+
+# --- Training -----------------------------------------------------------------------------
+
+
+def train_all(ranks: int) -> None:
+    mesh = mesh_of_all(ranks)
+    for name in problems(ranks):
+        for line in train(name, mesh):
+            say(line)
+
+
+def saved(folder: str) -> None:
+    for line in saved_and_loaded(mesh_of_all(2), folder):
+        say(line)
+
+
+def types() -> None:
+    for line in sums_of_types(mesh_of_all(2)):
+        say(line)
+
+
+def relay_out() -> None:
+    for line in relaid(mesh_of(2, {"data": 2, "model": 2})):
+        say(line)
+
+
+def traced(folder: str) -> None:
+    """Each process writes its trace of the second step."""
+    step, weights, xs = two_stages()
+    compiled = step.compile(weights, xs)
+    compiled(weights, xs)
+    compiled.set_tracing()
+    compiled(weights, xs)
+    path = pathlib.Path(folder, f"trace-{jax.process_index()}.json")
+    path.write_text(compiled.trace_json())
+
+
+def profiled(folder: str) -> None:
+    """All processes into one folder, at the same time."""
+    step, weights, xs = two_stages()
+    jax.block_until_ready(step(weights, xs))
+    with jax.profiler.trace(folder):
+        jax.block_until_ready(step(weights, xs))
+
+
+def left() -> None:
+    """Weights that a step makes where they belong, and a loss that all processes have."""
+    mesh = mesh_of_all(2)
+    everywhere = jaxpp.MpmdSharding(mesh, range(2), PartitionSpec())
+    step, _, xs = two_stages(out_shardings=(None, everywhere))
+
+    def init(key: Any) -> Any:
+        return [jax.random.normal(k, (4, 4)) for k in jax.random.split(key)]
+
+    key = jax.random.key(0)
+    where = step.compile(jax.eval_shape(init, key), xs).compiled.in_shardings[0][0]
+    weights = jaxpp.mpmd_jit_with_loop(init, mesh, out_shardings=where)(key)
+    say("made on", *(w.mpmd_idxs for w in weights), *(w.is_fully_addressable for w in weights))
+    for _ in range(3):
+        weights, total = step(weights, xs)
+        say("loss", float(total))
+
+
+# --- Failures -----------------------------------------------------------------------------
+
+
+def on_the_way(then: Callable[[], None]) -> None:
+    """Trains without end; the last process does `then` after a few steps."""
+    step, weights, xs = two_stages()
+    i = 0
+    while True:
+        weights, _ = step(weights, xs)
+        i += 1
+        if i == 5:
+            say("training")
+            if jax.process_index() == jax.process_count() - 1:
+                then()
+
+
+def killed() -> None:
+    on_the_way(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stopped_of_three() -> None:
+    """The last process, which has the losses."""
+    for _ in train("mlp", mesh_of_all(3), steps=10000):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def busy() -> None:
+    """The last process lets the others wait for longer than a silent one may be silent."""
+    step, weights, xs = two_stages()
+    for i in range(4):
+        weights, total = step(weights, xs)
+        if i == 1 and jax.process_index() == 1:
+            time.sleep(2.5)
+    if local_ranks(total):
+        say("trained", float(total))
+
+
+def delayed(seconds: float | None, last: int) -> Any:
+    """Trains `last` steps. A task of the middle rank waits in a callback once, for ever if
+    `seconds` is None."""
+    calls = itertools.count()
+
+    def look(_: Any) -> None:
+        if next(calls) == 40:  # of the sixth step
+            threading.Event().wait(seconds)
+
+    def loss(weights: Any, x: Any) -> Any:
+        x = jaxpp.mark_stage_end(jnp.tanh(x @ weights[0]))
+        x = jnp.tanh(x @ weights[1])
+        jax.debug.callback(look, x[0, 0])
+        x = jaxpp.mark_stage_end(x)
+        return jaxpp.mark_stage_end(jnp.tanh(x @ weights[2])).sum()
+
+    step = jaxpp.mpmd_jit_with_loop(descent(loss, jaxpp.Std1F1B(3)), mesh_of_all(3))
+    weights, xs = [np.eye(4, dtype=np.float32)] * 3, np.ones((8, 2, 4), np.float32)
+    for _ in range(last):
+        weights, total = step(weights, xs)
+        if local_ranks(total):
+            float(total)
+    return total
+
+
+def hanging() -> None:
+    delayed(None, 100)
+
+
+def slow_task() -> None:
+    total = delayed(3, 10)
+    if local_ranks(total):
+        say("trained", float(total))
+
+
+def raising() -> None:
+    def fail() -> None:
+        raise ValueError("of the user")
+
+    on_the_way(fail)
+
+
+def training() -> None:
+    on_the_way(lambda: None)
+
+
+def training_all() -> None:
+    """As many ranks as processes; says when it is on the way."""
+    name, ranks = "mlp", jax.process_count()
+    problem, mesh = problems(ranks)[name], mesh_of_all(ranks)
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(ranks)), mpmd_mesh=mesh, donate_argnums=(0, 1)
+    )
+    params, state = problem.params, problem.optimizer.init(problem.params)
+    for i in itertools.count():
+        params, state, _, _ = step(params, state, problem.batch)
+        if i == 3:
+            say("training as", os.getpid())
+
+
+def raising_early() -> None:
+    """Before its first step, for which the others wait."""
+    step, weights, xs = two_stages()
+    if jax.process_index() == 1:
+        raise ValueError("of the user")
+    step(weights, xs)
+
+
+def killed_once() -> None:
+    """Trains to its end when it is started again."""
+    if os.environ["JPP_RESTART"] == "0":
+        killed()
+    for line in train("mlp", mesh_of_all(2)):
+        say(line)
+
+
+def other_shape() -> None:
+    step, weights, xs = two_stages(width=4 + jax.process_index())
+    step(weights, xs)
+
+
+def other_schedule() -> None:
+    schedule = [jaxpp.Std1F1B, jaxpp.GPipe][jax.process_index()](2)
+    step, weights, xs = two_stages(schedule)
+    step(weights, xs)
+
+
+def differing(rate: float = 0.1, captured: float = 1.0, **options: Any) -> None:
+    """A step with a number written in it and an array that it closes over."""
+    scale = np.full(4, captured, np.float32)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w) * scale)
+        return jnp.mean(x)
+
+    step = jaxpp.mpmd_jit_with_loop(
+        descent(loss, jaxpp.Std1F1B(2), rate), mesh_of_all(2), **options
+    )
+    step([np.eye(4, dtype=np.float32)] * 2, np.ones((4, 2, 4), np.float32))
+
+
+def other_number() -> None:
+    differing(rate=[0.1, 0.2][jax.process_index()])
+
+
+def other_constant() -> None:
+    differing(captured=[1.0, 2.0][jax.process_index()])
+
+
+def other_donation() -> None:
+    differing(donate_argnums=[(), 0][jax.process_index()])
+
+
+def other_options() -> None:
+    flag = "xla_cpu_enable_fast_math"
+    differing(compiler_options={flag: [True, False][jax.process_index()]})
+
+
+def missing_step() -> None:
+    """The first process makes a step that the other does not."""
+    step, weights, xs = two_stages()
+    if jax.process_index() == 0:
+        step(weights, xs)
+
+
+def late_step() -> None:
+    """The first process waits for the other, which is busy, for a second only."""
+    processes._TIMEOUT_MS = 1000
+    if jax.process_index() == 1:
+        time.sleep(8)
+        return
+    step, weights, xs = two_stages()
+    step(weights, xs)
+
+
+def moved_argument() -> None:
+    """A result of one rank as the argument that another rank takes."""
+    step, weights, xs = two_stages()
+    (first, second), _ = step(weights, xs)
+    step([second, first], xs)
+
+
+def spread_rank() -> None:
+    step, weights, xs = two_stages()
+    step(weights, xs)
+
+
+def nodes_of_a_rank() -> None:
+    """What a process knows of ranks in several ones; the plugin has devices alone."""
+    mesh = mesh_of(2, {"data": 2})
+    owners = [d.process_index for rank in range(2) for d in mesh.devices_of(rank)]
+    me = jax.process_index()
+    parts = processes.Processes(_core.job_divide_ranks(owners, 2, me, False, False))
+    client = nodes.client_of_node(os.environ["NODES_PLUGIN"], {"visible_devices": [0]})
+    there = devices.NodeDevices(client, mesh, parts)
+    numbers = [there.assignment(rank) for rank in range(2)]
+    say("processes", parts.rank_process, "places", list(there.places))
+    say("ids", there.ids, "numbers", numbers, "here", there.indices)
+    say(
+        "sizes",
+        there.per_rank,
+        there.rank_size,
+        there.of_rank(mesh, me // 2) == mesh.jax_mesh.local_devices,
+    )
+    by_data = NamedSharding(mesh.unstack[me // 2], PartitionSpec("data"))
+    mine = jnp.full((2, 6), float(me))
+    spread = jax.make_array_from_single_device_arrays((4, 6), by_data, [mine])
+    for spec in PartitionSpec("data"), PartitionSpec(None, "data"), PartitionSpec():
+        aval = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+        placed = Placement(there, mesh, aval, [0, 1], spec)
+        index = [[(s.start, s.stop) for s in part] for part in placed.slices]
+        say("spec", spec, placed.local_ranks, index, placed.shard_shape)
+        argument, source = Argument(placed, "x", donated=True), source_of(spread, there, mesh)
+        try:
+            blocks = argument._wanted.decide(source.given, None, False).blocks
+            say("shards", [source.host(block, "float32").tolist() for block in blocks])
+        except jaxpp.JaxppError:
+            say("shards", [])
+        try:
+            placed._check_whole(0)
+        except jaxpp.JaxppError as error:
+            say(error)
+    other = nodes.client_of_node(os.environ["NODES_PLUGIN"], {"visible_devices": [0, 1]})
+    devices.NodeDevices(other, mesh, parts)
+
+
+def no_copy() -> None:
+    step, weights, xs = two_stages()
+    weights, _ = step(weights, xs)
+    first, second = (tuple(w.mpmd_idxs) for w in weights)
+    say("ranks", first, second)
+    here, there = weights if jax.process_index() == 0 else weights[::-1]
+    assert here.is_fully_addressable and not there.is_partially_addressable
+    assert [shard.data is None for shard in there.global_shards] == [True]
+    assert len(here.addressable_shards) == 1 and there.addressable_shards == []
+    assert str(here).startswith("[[") and str(there) == f"{there}" == repr(there)
+    try:
+        np.asarray(there)
+    except jaxpp.JaxppError as error:
+        assert "which holds no copy" in str(error)
+    jax.jit(jnp.sum)(there)
+
+
+def put_from_a_device() -> None:
+    """What JAX 0.10.2 cannot take apart, other versions may."""
+    step, weights, xs = two_stages()
+    everywhere = NamedSharding(mesh_of_all(2).jax_mesh, PartitionSpec())
+    try:
+        weights, _ = step(weights, jax.device_put(jnp.asarray(xs), everywhere))
+        say("taken")
+    except jaxpp.JaxppError as error:
+        say(error)
+    jax.block_until_ready(step([np.eye(4, dtype=np.float32)] * 2, xs))
+    say("went on")
+
+
+JOBS: dict[str, Callable[[], None]] = {
+    "train2": lambda: train_all(2),
+    "train4": lambda: train_all(4),
+    "train8": lambda: train_all(8),
+    "saved": lambda: saved(sys.argv[3]),
+    "traced": lambda: traced(sys.argv[3]),
+    "profiled": lambda: profiled(sys.argv[3]),
+    **{
+        job.__name__: job
+        for job in (
+            types,
+            relay_out,
+            killed,
+            stopped_of_three,
+            busy,
+            hanging,
+            slow_task,
+            raising,
+            raising_early,
+            training,
+            training_all,
+            killed_once,
+            other_shape,
+            other_number,
+            other_constant,
+            other_donation,
+            other_options,
+            other_schedule,
+            missing_step,
+            late_step,
+            spread_rank,
+            nodes_of_a_rank,
+            moved_argument,
+            no_copy,
+            left,
+            put_from_a_device,
+        )
+    },
+}
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
+    jax.distributed.initialize()
+    names = sys.argv[1].split(",")
+    for name in names:
+        if len(names) > 1:
+            say("job", name)
+        JOBS[name]()

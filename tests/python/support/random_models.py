@@ -1,0 +1,576 @@
+"""Random models, schedules and steps, each trained as a pipeline and as plain JAX.
+
+Everything follows from one seed, so a case that fails can be run again:
+
+    python tests/python/support/random_models.py --seed 1234    # one case
+    python tests/python/support/random_models.py --cases 1000   # or `make random CASES=1000`
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", int(os.environ.get("TEST_DEVICES", "8")))
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+import jaxpp.api as jaxpp  # noqa: E402
+from equality import assert_copies_equal, difference, make_mesh  # noqa: E402
+from jaxpp.jax_internals.arrays import key_implementation  # noqa: E402
+from jaxpp.placements import physical_array  # noqa: E402
+
+_WIDTH, _SAMPLES = 16, 4
+
+
+# --- Schedules --------------------------------------------------------------------------
+
+
+class RandomOrder(jaxpp.BaseSchedule):
+    """A list that a user could have written: any rank for any stage, in any order that
+    runs; microbatches in order."""
+
+    def __init__(self, stages: int, ranks: int, seed: int) -> None:
+        super().__init__(stages)
+        self.ranks, self.seed = ranks, seed
+
+    def tasks(self, n_mubatches: int) -> list[list[Any]]:
+        rng = random.Random(self.seed)
+        # Every rank has a stage.
+        rank_of = [*range(self.ranks)]
+        rank_of += [rng.randrange(self.ranks) for _ in range(self.num_stages - self.ranks)]
+        rng.shuffle(rank_of)
+        kind = jaxpp.TaskType
+        backward = [kind.BWD_I, kind.BWD_W] if rng.random() < 0.5 else [kind.BWD]
+        done: dict[tuple[int, Any], int] = {}  # by stage and kind: microbatches
+        rows: list[list[Any]] = [[] for _ in range(self.ranks)]
+
+        def count(stage: int, of: Any) -> int:
+            return done.get((stage, of), 0)
+
+        def ready(stage: int, of: Any) -> bool:
+            m = count(stage, of)
+            if m == n_mubatches:
+                return False
+            if of is kind.FWD:
+                return stage == 0 or count(stage - 1, of) > m
+            if of is kind.BWD_W:
+                return count(stage, kind.BWD_I) > m
+            after = count(stage + 1, of) > m if stage + 1 < self.num_stages else True
+            return count(stage, kind.FWD) > m and after
+
+        while True:
+            stages = range(self.num_stages)
+            can = [(s, k) for s in stages for k in (kind.FWD, *backward) if ready(s, k)]
+            if not can:
+                return rows
+            stage, of = rng.choice(can)
+            rows[rank_of[stage]].append(jaxpp.Task(stage, count(stage, of), of))
+            done[stage, of] = count(stage, of) + 1
+
+
+_ONE_STAGE_A_RANK = ("Std1F1B", "Eager1F1B", "GPipe", "ZeroBubble", "ZeroBubbleH2")
+_LOOPED = (
+    "Interleaved1F1B",
+    "InterleavedGPipe",
+    "KimiK2",
+    "BreadthFirst",
+    "InterleavedZeroBubble",
+)
+_V_SHAPED = ("DualPipeV", "ZeroBubbleV", "VHalf", "VMin", "V1F1B")
+
+
+def _choose_schedule(rng: random.Random, stages: int, ranks: int) -> Any:
+    if stages == ranks and rng.random() < 0.6:
+        return getattr(jaxpp, rng.choice(_ONE_STAGE_A_RANK))(stages)
+    if stages % ranks == 0 and rng.random() < 0.6:
+        names = _LOOPED + (_V_SHAPED if stages == 2 * ranks else ())
+        return getattr(jaxpp, rng.choice(names))(stages, ranks)
+    return RandomOrder(stages, ranks, rng.randrange(10**6))
+
+
+# --- Models -----------------------------------------------------------------------------
+
+
+def _dense(p: Any, x: Any) -> Any:
+    return jnp.tanh(x @ p["w"] + p["b"])
+
+
+def _residual(p: Any, x: Any) -> Any:
+    return x + jax.nn.gelu(x @ p["w"]) * p["b"]
+
+
+def _normalized(p: Any, x: Any) -> Any:
+    x = x - x.mean(-1, keepdims=True)
+    return (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-2)) @ p["w"] + p["b"]
+
+
+def _gated(p: Any, x: Any) -> Any:
+    keep = jnp.mean(x) > -10.0
+    return jax.lax.cond(keep, lambda x: jnp.sin(x @ p["w"]), lambda x: x + p["b"], x)
+
+
+_LAYERS = (_dense, _residual, _normalized, _gated)
+
+
+def _scanned(p: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda x, q: (_dense(q, x), None), x, p)[0]
+
+
+@dataclasses.dataclass
+class Case:
+    """What a seed chose; printed with a failure."""
+
+    seed: int
+    ranks: int
+    axes: dict[str, int]
+    stages: int
+    layers: list[int]  # of each stage
+    schedule: Any
+    microbatches: int
+    optimizer: str
+    dtype: str
+    options: list[str]
+    step: Callable[..., Any] = dataclasses.field(repr=False, default=None)
+    params: Any = dataclasses.field(repr=False, default=None)
+    transform: Any = dataclasses.field(repr=False, default=None)
+    batch: Any = dataclasses.field(repr=False, default=None)
+    extra: Any = dataclasses.field(repr=False, default=None)
+    memory: Any = dataclasses.field(repr=False, default=None)
+
+    @property
+    def devices(self) -> int:
+        return self.ranks * int(np.prod([*self.axes.values()]))
+
+    def state(self) -> Any:
+        """What goes through the steps beside the weights."""
+        return self.transform.init(self.params), self.memory
+
+
+_OPTIONS = (
+    "tied",  # a weight of an early stage in a late one
+    "skip",  # an early activation in a late stage
+    "remat",
+    "jit",
+    "scan",  # a stage that scans over its layers
+    "stacked",  # the weights of all layers in one array
+    "open end",  # no mark behind the last stage
+    "dropout",
+    "constant",  # closed over
+    "aux",  # results of several kinds, one of them dropped
+    "norm",  # the gradients' norm is returned
+    "frozen",  # weights without gradients
+    "memory",  # what stages use and every step changes, the loop or not
+    "memory by stages",  # a leaf of that for each stage
+    "unused",  # an argument that nothing uses
+    "donated",
+    "constraints",
+    "context mesh",
+    "specs",
+    "arrays on the mesh",
+    "passed on",  # a result that is an argument
+    "explicit axes",
+    "left",  # results on ranks that are named
+)
+
+
+def _optimizer(name: str, dtype: str) -> Any:
+    # Adam makes whole steps of gradients above eps, so what rounds them must be below it.
+    adam = optax.adamw(1e-2, eps=1e-3 if dtype == "float32" else 1e-1)
+    clipped = optax.chain(optax.clip_by_global_norm(0.1), adam)
+    return {
+        "sgd": optax.sgd(0.1, momentum=0.9),
+        "adamw": adam,
+        "clipped": clipped,
+        "lion": optax.sgd(optax.linear_schedule(0.1, 0.0, 10)),
+        "if finite": optax.apply_if_finite(clipped, 3),
+        "every second": optax.MultiSteps(adam, 2),
+    }[name]
+
+
+def _make_params(rng: random.Random, case: Case) -> Any:
+    keys = iter(jax.random.split(jax.random.key(case.seed), 200))
+
+    def layer() -> Any:
+        w = jax.random.normal(next(keys), (_WIDTH, _WIDTH)) / np.sqrt(_WIDTH)
+        return {"w": w, "b": 0.1 * jax.random.normal(next(keys), (_WIDTH,))}
+
+    if "stacked" in case.options:
+        layers = [layer() for _ in range(sum(case.layers))]
+        return {"all": jax.tree.map(lambda *ws: jnp.stack(ws), *layers)}
+    if "scan" in case.options:
+        stages = [[layer() for _ in range(n)] for n in case.layers]
+        return {"layers": [jax.tree.map(lambda *ws: jnp.stack(ws), *s) for s in stages]}
+    return {"layers": [[layer() for _ in range(n)] for n in case.layers]}
+
+
+# What the table of a memory may be of.
+_DTYPES = (
+    *("bool", "int4", "uint4", "int8", "uint16", "int32", "float16", "bfloat16", "complex64"),
+    *("float8_e4m3fn", "float8_e5m2"),
+)
+
+
+def _make_memory(rng: random.Random, case: Case) -> Any:
+    if "memory" not in case.options:
+        return {}
+    keys, rows, table = (jax.random.key(case.seed + n) for n in (2, 3, 4))
+    numbers = jax.random.randint(table, (case.stages, rng.choice([1, 300]), _WIDTH), 0, 4)
+    of_stages = {
+        "keys": jax.random.split(keys, (case.stages, rng.choice([1, 300]))),
+        "rows": jax.random.normal(rows, (case.stages, rng.choice([1, 80]), _WIDTH)),
+        "table": numbers.astype(rng.choice(_DTYPES)),
+    }
+    if "memory by stages" in case.options:
+        of_stages = {name: list(leaf) for name, leaf in of_stages.items()}
+    return {**of_stages, "count": np.int32(0), "mean": np.float32(0)}
+
+
+def _next_memory(memory: Any, value: Any) -> Any:
+    if not memory:
+        return {}
+    fold = jnp.vectorize(jax.random.fold_in)
+    return {
+        "keys": jax.tree.map(lambda keys: fold(keys, memory["count"]), memory["keys"]),
+        "rows": jax.tree.map(lambda rows: jnp.roll(rows, 1, -1) * 0.9, memory["rows"]),
+        "table": jax.tree.map(lambda table: jnp.roll(table, 1, -1), memory["table"]),
+        "count": memory["count"] + 1,
+        "mean": 0.9 * memory["mean"] + 0.1 * value,
+    }
+
+
+def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
+    options = case.options
+    kinds = [[rng.choice(_LAYERS) for _ in range(n)] for n in case.layers]
+    tie = (rng.randrange(case.stages), rng.randrange(case.stages))
+    skip = sorted(rng.randrange(case.stages) for _ in range(2))
+    constant = np.linspace(0.5, 1.5, _WIDTH, dtype=np.float32)
+    starts = np.cumsum([0, *case.layers])
+
+    def run_layer(kind: Any, p: Any, x: Any) -> Any:
+        if "jit" in options:
+            kind = jax.jit(kind)
+        if "remat" in options:
+            kind = jax.checkpoint(kind)
+        return kind(p, x)
+
+    def run_stage(s: int, params: Any, x: Any) -> Any:
+        if "stacked" in options:
+            if "scan" in options:
+                part = jax.tree.map(lambda a: a[starts[s] : starts[s + 1]], params["all"])
+                return run_layer(_scanned, part, x)
+            for k, kind in enumerate(kinds[s]):
+                at = int(starts[s]) + k
+                x = run_layer(kind, jax.tree.map(lambda a, at=at: a[at], params["all"]), x)
+            return x
+        if "scan" in options:
+            return run_layer(_scanned, params["layers"][s], x)
+        for kind, p in zip(kinds[s], params["layers"][s], strict=True):
+            x = run_layer(kind, p, x)
+        return x
+
+    def recall(memory: Any, s: int, i: Any, x: Any) -> Any:
+        key = jax.random.fold_in(memory["keys"][s][-1], i)
+        noise = 0.1 * jax.random.normal(key, x.shape)
+        table = jnp.real(memory["table"][s].astype(jnp.complex64)).mean(0)
+        return x + (noise + memory["rows"][s].mean(0) + 0.1 * table).astype(x.dtype)
+
+    def loss(
+        params: Any, mb: Any, i: Any, extra: Any, memory: Any, mark: Any, constrain: Any
+    ) -> Any:
+        compute = jnp.dtype(case.dtype)
+        params = jax.tree.map(lambda p: p.astype(compute), params)
+        if "frozen" in options:
+            params = {**params, "head": extra["frozen"].astype(compute)}
+        x, kept, largest = mb["x"].astype(compute), None, []
+        for s in range(case.stages):
+            x = constrain(run_stage(s, params, x))
+            if "tied" in options and s == tie[1] and "layers" in params:
+                first = jax.tree.leaves(params["layers"][tie[0]])[-1]
+                x = x @ (first[0] if first.ndim == 3 else first)
+            if "constant" in options:
+                x = x * constant.astype(compute)
+            if "dropout" in options:
+                key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), i), s)
+                x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+            if memory:
+                x = recall(memory, s, i, x)
+            if "skip" in options and s == skip[1] and kept is not None:
+                x = x + kept
+            if "skip" in options and s == skip[0]:
+                kept = x
+            largest.append(jnp.abs(x).max())
+            if s + 1 < case.stages or "open end" not in options:
+                x = mark(x)
+        if "frozen" in options:
+            x = x @ params["head"]
+        value = jnp.mean((x.astype(jnp.float32) - mb["y"]) ** 2)
+        aux = {"out": x, "largest": largest, "i": i} if "aux" in options else ()
+        return value, aux
+
+    return loss
+
+
+def _aux_operation(case: Case) -> Any:
+    if "aux" not in case.options:
+        return ()
+    return {"out": jaxpp.Concat(), "largest": jaxpp.Max, "i": jaxpp.Concat()}
+
+
+def _make_step(case: Case, loss: Callable[..., Any]) -> Callable[..., Any]:
+    """step(reduce, mark, constrain) gives the function to run."""
+    options = case.options
+
+    def step(reduce: Any, mark: Any, constrain: Any) -> Callable[..., Any]:
+        def train(params: Any, state: Any, batch: Any, extra: Any) -> Any:
+            state, memory = state
+
+            def one(i: Any) -> Any:
+                mb = jax.tree.map(
+                    lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), batch
+                )
+                fun = jax.value_and_grad(loss, has_aux=True)
+                (value, aux), grads = fun(params, mb, i, extra, memory, mark, constrain)
+                return value, grads, aux
+
+            value, grads, aux = reduce(one)
+            updates, state = case.transform.update(grads, state, params)
+            results = {"loss": value, "params": optax.apply_updates(params, updates)}
+            results["state"] = state, _next_memory(memory, value)
+            if "aux" in options:
+                aux.pop("i")  # dropped
+                results["aux"] = aux
+            if "norm" in options:
+                results["norm"] = optax.global_norm(grads)
+            if "passed on" in options:
+                results["passed on"] = extra["passed on"]
+            return results
+
+        return train
+
+    return step
+
+
+def make_case(seed: int) -> Case:
+    """The case of a seed."""
+    rng = random.Random(seed)
+    axes: dict[str, int] = rng.choice([{}, {"data": 2}, {"data": 2}, {"data": 2, "model": 2}])
+    ranks = rng.choice([n for n in (1, 2, 3, 4) if n * int(np.prod([*axes.values()])) <= 8])
+    stages = ranks * rng.choice([1, 1, 2]) + rng.choice([0, 0, 0, 1])
+    case = Case(
+        seed=seed,
+        ranks=ranks,
+        axes=axes,
+        stages=stages,
+        layers=[rng.choice([1, 1, 2, 3]) for _ in range(stages)],
+        schedule=_choose_schedule(rng, stages, ranks),
+        microbatches=rng.choice([1, 2, 3, 4, 6]),
+        optimizer=rng.choice(
+            ["sgd", "adamw", "adamw", "clipped", "clipped", "lion", "if finite", "every second"]
+        ),
+        dtype=rng.choice(["float32", "float32", "float32", "bfloat16"]),
+        options=[name for name in _OPTIONS if rng.random() < 0.25],
+    )
+    name = type(case.schedule).__name__
+    if name in ("Interleaved1F1B", "KimiK2", "InterleavedZeroBubble"):
+        # These take whole rounds of microbatches.
+        case.microbatches = max(1, case.microbatches // ranks) * ranks
+    if name in ("ZeroBubble", "ZeroBubbleH2", "DualPipeV"):
+        case.microbatches = max(case.microbatches, stages)
+    case.params = _make_params(rng, case)
+    case.transform = _optimizer(case.optimizer, case.dtype)
+    case.step = _make_step(case, _make_loss(rng, case))
+    case.memory = _make_memory(rng, case)
+    keys = jax.random.split(jax.random.key(seed + 1), 3)
+    shape = (case.microbatches, _SAMPLES, _WIDTH)
+    case.batch = {k: jax.random.normal(key, shape) for k, key in zip("xy", keys, strict=False)}
+    case.extra = {}
+    if "frozen" in case.options:
+        case.extra["frozen"] = jax.random.normal(keys[2], (_WIDTH, _WIDTH)) / 4
+    if "unused" in case.options:
+        case.extra["unused"] = np.arange(8.0, dtype=np.float32)
+    if "passed on" in case.options:
+        case.extra["passed on"] = np.arange(6, dtype=np.int32)
+    return case
+
+
+# --- Both ways --------------------------------------------------------------------------
+
+
+def _plain(case: Case) -> Callable[..., Any]:
+    def reduce(one: Any) -> Any:
+        shapes = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[:2]
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+        def body(total: Any, i: Any) -> Any:
+            value, grads, aux = one(i)
+            return jax.tree.map(jnp.add, total, (value, grads)), aux
+
+        index = jnp.arange(case.microbatches, dtype=jnp.int32)
+        (value, grads), aux = jax.lax.scan(body, zeros, index)
+        if aux:
+            aux["largest"] = [jnp.max(v) for v in aux["largest"]]
+        return value, grads, aux
+
+    return jax.jit(case.step(reduce, lambda x: x, lambda x: x))
+
+
+def _specs(case: Case, mesh: Any) -> Any:
+    sizes = mesh.lowering_mesh().shape
+
+    def of(leaf: Any) -> PartitionSpec:
+        axis = "model" if "model" in sizes else "data"
+        return PartitionSpec(*[None] * (np.ndim(leaf) - 1), axis) if np.ndim(leaf) > 1 else None
+
+    return jax.tree.map(of, case.params), None, PartitionSpec(None, "data"), None
+
+
+def left_on(case: Case) -> dict[str, tuple[int, ...]]:
+    """The ranks that results are left on, by their names."""
+    if "left" not in case.options:
+        return {}
+    rng = random.Random(case.seed)
+    names = ["loss", *(name for name in ("aux", "norm", "passed on") if name in case.options)]
+    ranks = range(case.ranks)
+    some = (tuple(sorted(rng.sample(ranks, rng.randint(1, case.ranks)))) for _ in names)
+    return dict(zip(names, some, strict=True))
+
+
+def _out_shardings(case: Case, mesh: Any) -> Any:
+    left = left_on(case)
+    where = {name: jaxpp.MpmdSharding(mesh, left[name], PartitionSpec()) for name in left}
+    return {"params": None, "state": None, **where} if left else None
+
+
+def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]:
+    """The step, with these specs or with those that the case has chosen."""
+    operation = (jaxpp.Add, jaxpp.Add, _aux_operation(case))
+
+    def reduce(one: Any) -> Any:
+        return jaxpp.treduce_i(one, case.microbatches, case.schedule, operation)
+
+    def constrain(x: Any) -> Any:
+        if "constraints" not in case.options or not case.axes:
+            return x
+        if "explicit axes" in case.options:
+            return jax.reshard(jax.reshard(x, PartitionSpec("data")), PartitionSpec())
+        return jax.lax.with_sharding_constraint(x, PartitionSpec("data"))
+
+    options: dict[str, Any] = {"out_shardings": _out_shardings(case, mesh)}
+    if in_specs is None and "specs" in case.options and case.axes:
+        in_specs = _specs(case, mesh)
+    if in_specs is not None:
+        options["in_specs"] = in_specs
+    if "donated" in case.options:
+        options["donate_argnums"] = (0, 1)
+    step = case.step(reduce, jaxpp.mark_stage_end, constrain)
+    return jaxpp.mpmd_jit_with_loop(step, mesh, **options)
+
+
+def _explicit(mesh: Any) -> Any:
+    whole = mesh.jax_mesh
+    types = (AxisType.Explicit,) * len(whole.axis_names)
+    whole = Mesh(whole.devices, whole.axis_names, axis_types=types)
+    return jaxpp.MpmdMesh(whole, mesh.mpmd_axis_name)
+
+
+def _put(leaf: Any, sharding: Any) -> jax.Array:
+    """An array on that, from the host."""
+    data = jax.device_put(np.asarray(physical_array(leaf)), sharding)
+    impl = key_implementation(leaf.dtype)
+    return jax.random.wrap_key_data(data, impl=impl) if impl else data
+
+
+def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
+    """What each step of the pipeline gives."""
+    if "explicit axes" in case.options:
+        mesh = _explicit(mesh)
+    step = pipelined(case, mesh)
+    state = (case.params, case.state())
+    if "arrays on the mesh" in case.options:
+        everywhere = NamedSharding(mesh.jax_mesh, PartitionSpec())
+        state = jax.tree.map(lambda leaf: _put(leaf, everywhere), state)
+    elif "donated" in case.options:
+        state = jax.tree.map(jnp.copy, state)
+    for _ in range(steps):
+        if "context mesh" in case.options:
+            with jax.set_mesh(mesh.jax_mesh):
+                found = step(*state, case.batch, case.extra)
+        else:
+            found = step(*state, case.batch, case.extra)
+        yield found
+        state = found["params"], found["state"]
+
+
+def run_case(case: Case) -> None:
+    """Trains both ways. Raises AssertionError where they differ."""
+    plain = _plain(case)
+    tolerance = 1e-4 if case.dtype == "float32" else 6e-2
+    b = case.params, case.state()
+    for n, found in enumerate(train(case, make_mesh(case.ranks, **case.axes))):
+        expected = plain(*b, case.batch, case.extra)
+        assert_copies_equal(found, f"step {n}: ")
+        for name, ranks in left_on(case).items():
+            assert {x.mpmd_idxs for x in jax.tree.leaves(found[name])} <= {ranks}, name
+        for name in expected:
+            # Squares of gradients that were rounded to bfloat16 say little.
+            if name == "state" and case.dtype == "bfloat16":
+                continue
+            worst = difference(found[name], expected[name])
+            allowed = 3 * tolerance if name == "state" else tolerance
+            assert worst < allowed, f"{name} of step {n} differs by {worst:.3g}"
+        b = expected["params"], expected["state"]
+
+
+def run_seeds(seeds: Sequence[int], verbose: bool = False) -> list[tuple[Case, str]]:
+    """The cases that fail, each with its traceback."""
+    failed = []
+    for seed in seeds:
+        start = time.monotonic()
+        case = make_case(seed)
+        try:
+            run_case(case)
+        except Exception as error:
+            print(f"FAILED {case}\n  {type(error).__name__}: {str(error)[:600]}", flush=True)
+            failed.append((case, traceback.format_exc()))
+        if verbose:
+            print(f"seed {seed}: {time.monotonic() - start:.1f} s", flush=True)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--cases", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, help="only this case")
+    parser.add_argument("--first", type=int, help="the first seed; by default by the time")
+    options = parser.parse_args()
+    if options.seed is not None:
+        case = make_case(options.seed)
+        print(case)
+        run_case(case)
+        return 0
+    first = int(time.time()) % 10**6 * 1000 if options.first is None else options.first
+    print(f"seeds {first} to {first + options.cases - 1}")
+    failed = run_seeds(range(first, first + options.cases))
+    print(f"{options.cases - len(failed)} passed, {len(failed)} failed")
+    for case, _ in failed:
+        print(f"  again: python tests/python/support/random_models.py --seed {case.seed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
