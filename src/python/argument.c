@@ -334,18 +334,19 @@ static bool fill_blocks(given_object_t* self, const int64_t* places) {
 
 static bool read_given(given_object_t* self, PyObject* args) {
   PyObject *places = NULL, *bounds = NULL;
-  const char *home = NULL, *dtype = NULL;
-  Py_ssize_t dtype_length = 0;
+  const char* home = NULL;
+  jpp_py_utf8_t dtype = {0};
   jpp_given_t* g = &self->given;
   g->struct_size = sizeof(*g);
-  if (!PyArg_ParseTuple(args, "ss#O&O&O&O&OO:Given", &home, &dtype, &dtype_length,
+  if (!PyArg_ParseTuple(args, "sO&O&O&O&O&OO:Given", &home, jpp_py_str_converter, &dtype,
                         jpp_py_u32_converter, &g->ndim, jpp_py_u64_converter, &g->devices,
                         jpp_py_u64_converter, &g->bytes, jpp_py_u32_converter,
                         &g->num_blocks, &places, &bounds)) {
     return false;
   }
   // A type that no step has, such as an object's, is converted if it can be.
-  g->dtype = jpp_dtype_parse(dtype, (uint32_t)dtype_length);
+  g->dtype = jpp_dtype_parse(dtype.text, (uint32_t)strlen(dtype.text));
+  jpp_py_utf8_release(&dtype);
   int64_t* numbers = NULL;
   bool ok = check_ndim(g->ndim) && read_home(home, &g->home) &&
             read_numbers(bounds, "bytes of blocks", (uint64_t)g->num_blocks * g->ndim * 2,
