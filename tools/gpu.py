@@ -30,14 +30,14 @@ TESTS = (
     "arrays/test_array.py",
     "arrays/test_array_jax.py",
     "plan/test_auto.py",
-    "run/test_callbacks.py",
-    "run/test_lending.py",
+    "lower/test_callbacks.py",
+    "client/test_lending.py",
     "step/test_like_jit.py",
     "step/test_by_yield.py",
 )
 
 # This one is about a plugin for CPUs.
-LEFT_OUT = "tests/python/run/test_callbacks.py::test_a_plugin_without_callbacks_says_so"
+LEFT_OUT = "tests/python/lower/test_callbacks.py::test_a_plugin_without_callbacks_says_so"
 
 # Losses are held against plain JAX's, so that both must multiply in the same precision.
 ENVIRONMENT = {

@@ -7,7 +7,7 @@ from jaxpp import _core, errors
 from jaxpp._core import __version__ as __version__
 from jaxpp.api import *  # noqa: F403
 from jaxpp.api import __all__  # noqa: F401
-from jaxpp.run.plugins import share_memory_with_jax
+from jaxpp.client.plugins import share_memory_with_jax
 
 if _misspelt := _core.misspelt_options():
     errors.warn(_misspelt)

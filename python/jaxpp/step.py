@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
+from jaxpp.client.devices import devices_for
 from jaxpp.errors import (
     make_error,
     shorten,
@@ -23,7 +24,6 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.planning import Traced, name_of, trace_function, trace_step
 from jaxpp.run.compiled import CompiledStep
-from jaxpp.run.devices import devices_for
 from jaxpp.trace.call import (
     Call,
     Options,

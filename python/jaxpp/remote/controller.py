@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxpp import _core
+from jaxpp.client.devices import StepDevices
 from jaxpp.errors import make_error
 from jaxpp.remote.cluster import RAYLET, Cluster
 from jaxpp.remote.connections import Answers
@@ -34,7 +35,6 @@ from jaxpp.remote.messages import (
     pack,
 )
 from jaxpp.remote.worker import Worker
-from jaxpp.run.devices import StepDevices
 
 __all__ = ["Message", "Numbered", "Workers"]
 

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpp import _core
+from jaxpp.client.devices import StepDevices
 from jaxpp.errors import JaxppError, make_error, raised_text
+from jaxpp.lower.lowering import Code, TaskModules, modules_of_all
 from jaxpp.placements import carrier_of
 from jaxpp.plan.planning import Planned
 from jaxpp.remote.controller import Message, Workers
 from jaxpp.remote.messages import Measure, SetChecks, SetTracing, Step, Upload
 from jaxpp.remote.value import RemoteValue
 from jaxpp.remote.worker import Worker
-from jaxpp.run.devices import StepDevices
-from jaxpp.run.lowering import Code, TaskModules, modules_of_all
 from jaxpp.trace.call import Options
 
 __all__ = ["RemoteDevices", "RemoteRuntime"]

@@ -27,8 +27,13 @@ import numpy as np
 
 import jaxpp
 from jaxpp import _core
+from jaxpp.client.devices import LocalDevices, client_of
+from jaxpp.client.plugins import plugin_path
+from jaxpp.client.processes import make_network
 from jaxpp.devices import Devices
 from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
+from jaxpp.lower.callbacks import Function
+from jaxpp.lower.compiling import Compiler
 from jaxpp.remote.connections import PROBLEM, Connection, Listener, frame_of
 from jaxpp.remote.messages import (
     Action,
@@ -45,12 +50,7 @@ from jaxpp.remote.messages import (
     unpack,
 )
 from jaxpp.remote.ray_monitor import RayMonitor, ask_raylet, raylet_socket
-from jaxpp.run.callbacks import Function
-from jaxpp.run.compiling import Compiler
-from jaxpp.run.devices import LocalDevices, client_of
 from jaxpp.run.loading import FileCode
-from jaxpp.run.plugins import plugin_path
-from jaxpp.run.processes import make_network
 
 __all__ = ["Identity", "Worker", "versions"]
 

@@ -12,8 +12,11 @@ import jax
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
+from jaxpp.client.devices import StepDevices
 from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
+from jaxpp.lower.compiling import explain
+from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
 from jaxpp.mesh import refuse_memory_kind
 from jaxpp.placements import (
     JaxArrayValue,
@@ -26,9 +29,6 @@ from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
-from jaxpp.run.compiling import explain
-from jaxpp.run.devices import StepDevices
-from jaxpp.run.lowering import Code, TaskLowerer, modules_of_all
 from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options

@@ -14,15 +14,15 @@ import numpy as np
 from jax.sharding import AxisType
 
 from jaxpp import _core
+from jaxpp.client.devices import devices_for
 from jaxpp.errors import make_error, shorten, tree_text
+from jaxpp.lower.callbacks import Callback, Function, renew_callbacks
+from jaxpp.lower.lowering import LoweredTask
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import carrier_of
 from jaxpp.plan.planning import Planned
 from jaxpp.plan.sharding import Specs
-from jaxpp.run.callbacks import Callback, Function, renew_callbacks
 from jaxpp.run.compiled import CompiledStep
-from jaxpp.run.devices import devices_for
-from jaxpp.run.lowering import LoweredTask
 from jaxpp.run.trees import decode_tree, decode_value
 from jaxpp.trace.call import (
     Options,

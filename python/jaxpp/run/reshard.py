@@ -8,12 +8,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray
+from jaxpp.client.devices import devices_for
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.placements import Placement
 from jaxpp.run.arguments import Argument, source_of
-from jaxpp.run.devices import devices_for
 
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
 

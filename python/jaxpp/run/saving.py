@@ -16,10 +16,10 @@ import jax
 from jaxpp.devices import Devices
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import key_implementation
+from jaxpp.lower.lowering import TaskModules
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import Placement, to_host
 from jaxpp.plan.planning import Planned
-from jaxpp.run.lowering import TaskModules
 from jaxpp.run.trees import EncodingError, encode_tree, encode_value
 
 __all__ = ["StepLayout", "save_step"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from cases import TWO, case, train
 from jaxpp import _core
-from jaxpp.run import devices, plugins
+from jaxpp.client import devices, plugins
 
 # --- Plugins and devices ----------------------------------------------------------------
 

@@ -236,7 +236,7 @@ def test_out_of_memory_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
         return failed
 
     with monkeypatch.context() as patched:
-        patched.setattr("jaxpp.run.compiling.Compiler._submit", submit)
+        patched.setattr("jaxpp.lower.compiling.Compiler._submit", submit)
         with pytest.raises(jaxpp.JaxppError) as caught:
             train(TWO)
     assert caught.value.code == "out-of-memory"

@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxpp.api as jaxpp
 import random_models
 from equality import COMPILE_FASTER, mesh_of
+from jaxpp.lower.lowering import TaskLowerer
 from jaxpp.plan.planning import Traced
-from jaxpp.run.lowering import TaskLowerer
 from random_models import Case, make_case
 from trainings import descent
 

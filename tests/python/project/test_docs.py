@@ -65,12 +65,12 @@ def test_what_does_not_exist_is_named(
 @pytest.mark.parametrize(
     "text",
     [
-        "`src/plan/plan.c`, `run/lowering.py`, `src/plan`, `tests/golden/graphs/mlp2.jpp`",
-        "`src/program` has `program.c`",
+        "`src/plan/plan.c`, `lower/lowering.py`, `src/plan`, `tests/golden/graphs/mlp2.jpp`",
+        "`src/program` has `program.c`, and `jaxpp.Auto(seconds=2)` searches",
         "`make demo`, `make test-jax VERSION=0.10.2`, but they make the mesh again",
         "`jaxpp schedule search --seconds 5`, `jaxpp launch -- python train.py --gone`",
         "`JPP_LOG=info`, `JPP_OK`, `jpp_plan_graph()`, `jpp_channel_...`, `kDrivers`",
-        "`jaxpp.Auto(seconds=2)`, `jaxpp.orbax.register()`, `compile_all` (`run/compiling.py`)",
+        "`jaxpp.orbax.register()`, `compile_all` (`lower/compiling.py`)",
         "[the page itself](#page), [another](guide.md#3-layers-stacked-for-a-scan)",
     ],
 )

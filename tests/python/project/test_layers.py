@@ -7,7 +7,7 @@ import pathlib
 import jaxpp.api
 
 ROOT = pathlib.Path(jaxpp.api.__file__).parent
-FOLDERS = ["trace", "plan", "run", "remote"]
+FOLDERS = ["trace", "plan", "lower", "client", "run", "remote"]
 # Modules of the package itself: those that all folders use, and those that users call.
 FIRST = {"array", "devices", "errors", "job", "mesh", "operations", "placements", "schedules"}
 INTERNALS = "jax_internals"

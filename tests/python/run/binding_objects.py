@@ -12,9 +12,9 @@ import numpy as np
 
 import jaxpp.api as jaxpp
 from jaxpp import _core
+from jaxpp.client.devices import devices_for
 from jaxpp.jax_internals.client import serialized_compile_options
-from jaxpp.run.devices import devices_for
-from jaxpp.run.lowering import TaskLowerer
+from jaxpp.lower.lowering import TaskLowerer
 
 
 def built_graph() -> _core.Graph:

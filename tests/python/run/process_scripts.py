@@ -365,7 +365,7 @@ def exit_with_shared_memory() -> None:
 
 def shared_memory_outlives_its_owners() -> None:
     """What JAX looks at stays when array, step, mesh and client are let go."""
-    from jaxpp.run import devices
+    from jaxpp.client import devices
 
     step = sharing_step()
     w, total = step(LARGE, jnp.asarray(LARGE))

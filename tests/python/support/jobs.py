@@ -25,8 +25,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxpp.api as jaxpp
 from equality import mesh_of, pipelined_step
 from jaxpp import _core
+from jaxpp.client import devices, nodes, processes
 from jaxpp.placements import Placement
-from jaxpp.run import devices, nodes, processes
 from jaxpp.run.arguments import Argument, source_of
 from trainings import (
     descent,

@@ -1,5 +1,5 @@
 """Two processes make a client of a PJRT plugin together, each as one node, and print the
-devices that they know: `python3 tests/python/run/nodes_gpu.py`.
+devices that they know: `python3 tests/python/client/nodes_gpu.py`.
 
 On a machine with one GPU both have that one, which is enough for clients to find each other,
 though not for programs over both. `--plugin cpu` shows what a plugin without nodes says.
@@ -27,8 +27,8 @@ def show_node(node: int, address: str, plugin: str) -> None:
     import jax
 
     import jaxpp
-    from jaxpp.run.nodes import client_of_node
-    from jaxpp.run.plugins import client_options, plugin_path
+    from jaxpp.client.nodes import client_of_node
+    from jaxpp.client.plugins import client_options, plugin_path
 
     path = plugin_path(plugin, plugin)
     jax.distributed.initialize(address, NODES, node, local_device_ids=[0])

@@ -15,10 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpp import _core
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
+from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
-from jaxpp.run.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.trace.graph import FrontOp, Graph
 
 __all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]

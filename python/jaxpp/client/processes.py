@@ -17,12 +17,12 @@ import secrets
 import jax
 
 from jaxpp import _core
+from jaxpp.client.identity import StepIdentity
 from jaxpp.devices import Devices
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import coordination
 from jaxpp.job import own_address
 from jaxpp.mesh import MpmdMesh
-from jaxpp.run.identity import StepIdentity
 
 __all__ = ["Processes", "make_network", "processes_of"]
 

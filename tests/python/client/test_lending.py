@@ -21,10 +21,10 @@ import jaxpp.api as jaxpp
 import mistakes as m
 from equality import make_mesh, mesh_of, some_devices
 from jaxpp.api import MpmdArray, MpmdSharding
-from jaxpp.run import lending
+from jaxpp.client import lending
+from jaxpp.client.devices import LocalDevices
+from jaxpp.client.plugins import platform_of
 from jaxpp.run.arguments import _given_of_shardings
-from jaxpp.run.devices import LocalDevices
-from jaxpp.run.plugins import platform_of
 
 SIZE = 256  # of a side: enough bytes that an array is worth sharing
 ROWS = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpp import _core
 from jaxpp.jax_internals.client import host_call_targets
-from jaxpp.run.callbacks import TARGET
+from jaxpp.lower.callbacks import TARGET
 
 __all__ = ["has_callbacks", "register_handlers"]
 

@@ -17,7 +17,7 @@ import pytest
 
 import nodes_gpu
 from jaxpp import JaxppError, _core
-from jaxpp.run.plugins import plugin_path
+from jaxpp.client.plugins import plugin_path
 
 PROGRAM = pathlib.Path(__file__).with_name("nodes_gpu.py")
 LIMIT = 120  # seconds
@@ -163,7 +163,7 @@ def test_nodes_over_the_coordination_service(nodes_plugin: str) -> None:
 ALONE = """
 import sys, jax
 from jaxpp import JaxppError, _core
-from jaxpp.run import nodes
+from jaxpp.client import nodes
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 1, 0)
 for options in {"timeout_ms": 600}, {"act": "try missing"}:
     try:
@@ -186,7 +186,7 @@ def test_keys_that_the_coordination_service_does_not_have(nodes_plugin: str) -> 
 EXIT = """
 import sys, threading
 from jaxpp import _core
-from jaxpp.run import nodes
+from jaxpp.client import nodes
 asked = threading.Event()
 def get(key, timeout_ms):
     asked.set()

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, warn
-from jaxpp.run.compilation_cache import folder
-from jaxpp.run.handlers import has_callbacks
-from jaxpp.run.lowering import Code, LoweredTask, TaskModules
+from jaxpp.lower.compilation_cache import folder
+from jaxpp.lower.handlers import has_callbacks
+from jaxpp.lower.lowering import Code, LoweredTask, TaskModules
 
 __all__ = ["Compiler", "explain"]
 

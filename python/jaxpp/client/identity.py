@@ -16,9 +16,9 @@ import numpy as np
 
 import jaxpp
 from jaxpp.jax_internals.jaxprs import printed_lines
+from jaxpp.lower.lowering import Code
 from jaxpp.placements import physical_array
 from jaxpp.plan.planning import Planned, Traced
-from jaxpp.run.lowering import Code
 from jaxpp.trace.call import Options
 
 __all__ = ["StepIdentity", "identity_of"]

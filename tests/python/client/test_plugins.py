@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from jaxpp.run import plugins
+from jaxpp.client import plugins
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpp import _core
-from jaxpp.run.plugins import platform_of
+from jaxpp.client.plugins import platform_of
 
 __all__ = ["DEVICE_TYPES", "Lent", "can_share", "capsules_of", "lent_array"]
 

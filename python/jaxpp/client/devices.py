@@ -11,19 +11,19 @@ import jax
 import numpy as np
 
 from jaxpp import _core
+from jaxpp.client.identity import identity_of
+from jaxpp.client.lending import can_share, capsules_of, lent_array
+from jaxpp.client.nodes import client_of_node, numbers_of
+from jaxpp.client.plugins import client_options, is_gpu_plugin, platform_of, plugin_path
+from jaxpp.client.processes import Processes, processes_of
 from jaxpp.devices import Devices, RankOwner
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
+from jaxpp.lower.compiling import Compiler
+from jaxpp.lower.handlers import register_handlers
+from jaxpp.lower.lowering import Code, TaskModules
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Planned
-from jaxpp.run.compiling import Compiler
-from jaxpp.run.handlers import register_handlers
-from jaxpp.run.identity import identity_of
-from jaxpp.run.lending import can_share, capsules_of, lent_array
-from jaxpp.run.lowering import Code, TaskModules
-from jaxpp.run.nodes import client_of_node, numbers_of
-from jaxpp.run.plugins import client_options, is_gpu_plugin, platform_of, plugin_path
-from jaxpp.run.processes import Processes, processes_of
 from jaxpp.trace.call import Options
 
 __all__ = ["LocalDevices", "NodeDevices", "StepDevices", "client_of", "devices_for"]

@@ -1,0 +1,1 @@
+"""StableHLO for the tasks of a plan, and their executables."""
