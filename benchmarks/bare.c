@@ -114,9 +114,9 @@ static jpp_status_t* prepare_bare(jpp_bare_t* bare) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks + 1, &bare->first_register));
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(arena, plan->num_channels + 1, &bare->first_message));
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(arena, bare->options.devices,
-                                     plan->ranks * sizeof(uint32_t),
-                                     (void**)&bare->devices));
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(arena, bare->options.devices,
+                                      plan->ranks * sizeof(uint32_t),
+                                      (void**)&bare->devices));
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     bare->first_register[r + 1] =
         bare->first_register[r] + plan->programs[r].num_registers;
@@ -170,7 +170,7 @@ void jpp_bare_destroy(jpp_bare_t* bare) {
   if (!bare) return;
   destroy_constants(bare);
   jpp_vec_deinit(&bare->calls);
-  jpp_arena_deinit(&bare->arena);
+  jpp__arena_deinit(&bare->arena);
   jpp_free(bare);
 }
 
@@ -353,8 +353,8 @@ static jpp_status_t* call_bare(jpp_bare_t* bare, const jpp_call_t* call, bare_io
 
 jpp_status_t* jpp_bare_call(jpp_bare_t* bare, const jpp_call_t* call) {
   bare_io_t io = {0};
-  jpp_arena_init(&io.arena);
+  jpp__arena_init(&io.arena);
   jpp_status_t* status = call_bare(bare, call, &io);
-  jpp_arena_deinit(&io.arena);
+  jpp__arena_deinit(&io.arena);
   return status;
 }

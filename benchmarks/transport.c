@@ -65,7 +65,7 @@ static void check(jpp_status_t* status) {
 }
 
 static void check_ucx(const process_t* process, ucs_status_t status) {
-  check(jpp_ucx_error(process->ucx, status, "bare UCX"));
+  check(jpp__ucx_error(process->ucx, status, "bare UCX"));
 }
 
 static double now(void) {
@@ -184,7 +184,7 @@ static void start_bare(process_t* process, const char* address) {
   ucp_config_t* config = NULL;
   ucp_address_t* mine = NULL;
   size_t size = 0;
-  check(jpp_ucx_find_devices(address, &devices));
+  check(jpp__ucx_find_devices(address, &devices));
   check_ucx(process, ucx->ucp_config_read(NULL, NULL, &config));
   check_ucx(process, ucx->ucp_config_modify(config, "NET_DEVICES", devices));
   check_ucx(process, ucx->ucp_config_modify(config, "MM_ERROR_HANDLING",
@@ -269,7 +269,7 @@ static void measure(process_t* process, const size_row_t* row) {
 }
 
 static void run_process(process_t* process, const char* address) {
-  check(jpp_ucx_load(&process->ucx));
+  check(jpp__ucx_load(&process->ucx));
   if (process->self == 0) {
     printf("UCX %s, at %s\n", process->ucx->ucp_get_version_string(), address);
   }

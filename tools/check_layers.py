@@ -54,6 +54,8 @@ BASE_CALLS = (
     "strcpy strcat atoi atol getenv abort"
 ).split()
 
+# A function of a header, at the beginning of its declaration.
+DECLARED = re.compile(r"^[A-Za-z_][\w *]*?[ *](jpp_\w+)\((?!\*)")
 INCLUDE = re.compile(r'#\s*include\s*["<]([^">]+)[">]')
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(BASE_CALLS) + r")\s*\(")
 # Comments and texts, which keep their line breaks when they are blanked.
@@ -107,12 +109,26 @@ def calls_offend(layer: str, text: str) -> list[tuple[int, str]]:
     ]
 
 
+def names_offend(path: pathlib.Path, text: str) -> list[tuple[int, str]]:
+    """(line, message) of each function whose name does not say whether it is public."""
+    if path.suffix != ".h":
+        return []
+    public = "include" in path.parts
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in DECLARED.findall(line):
+            if name.startswith("jpp__") == public:
+                found.append((number, f"{name}() begins with jpp__, or is public: not both"))
+    return found
+
+
 def offences(path: pathlib.Path, layer: str | None) -> list[tuple[int, str]]:
     """Everything that is wrong with one file."""
     if layer is None:
         return [(1, f"belongs to no layer; expected one of {', '.join(LAYERS)}")]
     text = path.read_text()
-    return includes_offend(layer, text) + calls_offend(layer, text)
+    found = includes_offend(layer, text) + calls_offend(layer, text)
+    return found if layer in OUTSIDE else found + names_offend(path, text)
 
 
 def main() -> int:

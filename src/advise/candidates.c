@@ -6,9 +6,9 @@
 #include "base/alloc.h"
 #include "check/checker.h"
 
-jpp_status_t* jpp_candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
-                                  const jpp_plan_t* like,
-                                  const jpp_memory_limits_t* limits) {
+jpp_status_t* jpp__candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
+                                   const jpp_plan_t* like,
+                                   const jpp_memory_limits_t* limits) {
   *candidates =
       (jpp_candidates_t){.graph = graph, .ranks = like->ranks, .limits = limits};
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &candidates->origin_bytes));
@@ -20,7 +20,7 @@ jpp_status_t* jpp_candidates_init(jpp_candidates_t* candidates, const jpp_graph_
   return NULL;
 }
 
-void jpp_candidates_deinit(jpp_candidates_t* candidates) {
+void jpp__candidates_deinit(jpp_candidates_t* candidates) {
   jpp_free(candidates->origin_bytes);
   candidates->origin_bytes = NULL;
 }
@@ -35,9 +35,9 @@ static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
   return NULL;
 }
 
-jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
-                                  const jpp_schedule_t* const* schedules,
-                                  jpp_planned_t** out_planned) {
+jpp_status_t* jpp__candidates_plan(const jpp_candidates_t* candidates,
+                                   const jpp_schedule_t* const* schedules,
+                                   jpp_planned_t** out_planned) {
   uint32_t loops = candidates->graph->num_loops;
   jpp_loop_schedule_t* sources = NULL;
   *out_planned = NULL;
@@ -57,16 +57,16 @@ jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
   return status;
 }
 
-bool jpp_candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
-                        const char* name, uint64_t* out_peak) {
+bool jpp__candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
+                         const char* name, uint64_t* out_peak) {
   const jpp_memory_limits_t* limits = candidates->limits;
   bool fits = true;
   *out_peak = 0;
-  for (uint32_t first = jpp_limits_next_first(limits, plan->ranks, JPP_NONE);
-       first != JPP_NONE; first = jpp_limits_next_first(limits, plan->ranks, first)) {
+  for (uint32_t first = jpp__limits_next_first(limits, plan->ranks, JPP_NONE);
+       first != JPP_NONE; first = jpp__limits_next_first(limits, plan->ranks, first)) {
     uint64_t peak = 0;
     for (uint32_t r = first; r != JPP_NONE;
-         r = jpp_limits_next_sharer(limits, plan->ranks, r)) {
+         r = jpp__limits_next_sharer(limits, plan->ranks, r)) {
       peak += plan->programs[r].peak_bytes;
     }
     if (peak > limits->bytes[first]) fits = false;

@@ -16,19 +16,19 @@ typedef struct jpp_candidates {
 } jpp_candidates_t;
 
 // Takes the bytes of values from a plan of the step. Deinit it in any case.
-jpp_status_t* jpp_candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
-                                  const jpp_plan_t* like,
-                                  const jpp_memory_limits_t* limits) JPP_MUST_USE;
-void jpp_candidates_deinit(jpp_candidates_t* candidates);
+jpp_status_t* jpp__candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
+                                   const jpp_plan_t* like,
+                                   const jpp_memory_limits_t* limits) JPP_MUST_USE;
+void jpp__candidates_deinit(jpp_candidates_t* candidates);
 
 // Plans the step under schedules, a loop each, up to its programs.
-jpp_status_t* jpp_candidates_plan(const jpp_candidates_t* candidates,
-                                  const jpp_schedule_t* const* schedules,
-                                  jpp_planned_t** out_planned) JPP_MUST_USE;
+jpp_status_t* jpp__candidates_plan(const jpp_candidates_t* candidates,
+                                   const jpp_schedule_t* const* schedules,
+                                   jpp_planned_t** out_planned) JPP_MUST_USE;
 
 // Whether all ranks are within their limits, and the peak on the devices with the largest
 // one; keeps the smallest peak. `name` must outlive the candidates.
-bool jpp_candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
-                        const char* name, uint64_t* out_peak);
+bool jpp__candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
+                         const char* name, uint64_t* out_peak);
 
 #endif  // JPP_ADVISE_CANDIDATES_H_

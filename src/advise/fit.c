@@ -83,8 +83,8 @@ static jpp_status_t* compare_with_best(fitter_t* f, const char* name,
   jpp_planned_t* planned = NULL;
   uint64_t peak = 0;
   double makespan = 0;
-  JPP_RETURN_IF_ERROR(jpp_candidates_plan(&f->candidates, schedules, &planned));
-  bool fits = jpp_candidates_fit(&f->candidates, planned->plan, name, &peak);
+  JPP_RETURN_IF_ERROR(jpp__candidates_plan(&f->candidates, schedules, &planned));
+  bool fits = jpp__candidates_fit(&f->candidates, planned->plan, name, &peak);
   jpp_status_t* status = fits ? simulate_loops(planned, &makespan) : NULL;
   jpp_planned_destroy(planned);
   if (status || !fits || (f->best_name && makespan >= f->best)) return status;
@@ -109,8 +109,8 @@ static jpp_status_t* try_built_in(fitter_t* f, const char* name) {
 
 static jpp_status_t* find_fit(fitter_t* f) {
   uint64_t peak = 0;
-  jpp_candidates_fit(&f->candidates, f->planned->plan, f->planned->schedules[0]->name,
-                     &peak);
+  jpp__candidates_fit(&f->candidates, f->planned->plan, f->planned->schedules[0]->name,
+                      &peak);
   JPP_RETURN_IF_ERROR(simulate_loops(f->planned, &f->own));
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     JPP_RETURN_IF_ERROR(try_built_in(f, jpp_schedule_info_at(i)->name));
@@ -124,8 +124,8 @@ static jpp_status_t* find_fit(fitter_t* f) {
 
 static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
   jpp_str_appendf(str, "of %u stage%s on %u rank%s with %u microbatch%s",
-                  schedule->stages, jpp_plural(schedule->stages), schedule->ranks,
-                  jpp_plural(schedule->ranks), schedule->microbatches,
+                  schedule->stages, jpp__plural(schedule->stages), schedule->ranks,
+                  jpp__plural(schedule->ranks), schedule->microbatches,
                   schedule->microbatches == 1 ? "" : "es");
 }
 
@@ -134,10 +134,10 @@ static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
 static bool activations_exceed(const jpp_check_report_t* report,
                                const jpp_memory_limits_t* limits) {
   jpp_excess_t excess;
-  if (!jpp_check_find_excess(report, limits, &excess)) return false;
+  if (!jpp__check_find_excess(report, limits, &excess)) return false;
   uint64_t activations = 0;
   for (uint32_t r = excess.first; r != JPP_NONE;
-       r = jpp_limits_next_sharer(limits, report->plan->ranks, r)) {
+       r = jpp__limits_next_sharer(limits, report->plan->ranks, r)) {
     activations += report->actors[r].bytes_at_peak[JPP_BYTES_ACTIVATIONS];
   }
   return activations >= excess.peak - limits->bytes[excess.first];
@@ -171,10 +171,10 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned,
                                    const jpp_memory_limits_t* limits, jpp_str_t* str) {
   fitter_t f = {.planned = planned};
   jpp_status_t* status =
-      jpp_candidates_init(&f.candidates, planned->graph, planned->plan, limits);
+      jpp__candidates_init(&f.candidates, planned->graph, planned->plan, limits);
   if (!status) status = find_fit(&f);
   if (!status) append_fit(&f, str);
-  jpp_candidates_deinit(&f.candidates);
+  jpp__candidates_deinit(&f.candidates);
   return status;
 }
 
@@ -184,10 +184,10 @@ jpp_status_t* jpp_advise_fit(const jpp_planned_t* planned,
   JPP_RETURN_IF_NULL(planned->graph, planned->plan, planned->report, limits->bytes);
   jpp_str_t str = {0};
   jpp_status_t* status = NULL;
-  if (!jpp_check_append_excess(planned->report, limits, &str)) return NULL;
+  if (!jpp__check_append_excess(planned->report, limits, &str)) return NULL;
   if (planned->graph->num_loops) status = append_advice(planned, limits, &str);
   char* text = NULL;
-  JPP_RETURN_IF_ERROR(jpp_str_finish_unless(status, &str, &text));
+  JPP_RETURN_IF_ERROR(jpp__str_finish_unless(status, &str, &text));
   status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
   jpp_free(text);
   return status;

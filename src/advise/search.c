@@ -20,8 +20,8 @@ static jpp_status_t* accept_if_fits(void* context, const jpp_schedule_t* schedul
   uint64_t peak = 0;
   a->schedules[a->loop] = schedule;
   *out_accept = false;
-  JPP_RETURN_IF_ERROR(jpp_candidates_plan(&a->candidates, a->schedules, &planned));
-  *out_accept = jpp_candidates_fit(&a->candidates, planned->plan, schedule->name, &peak);
+  JPP_RETURN_IF_ERROR(jpp__candidates_plan(&a->candidates, a->schedules, &planned));
+  *out_accept = jpp__candidates_fit(&a->candidates, planned->plan, schedule->name, &peak);
   jpp_planned_destroy(planned);
   return NULL;
 }
@@ -52,8 +52,8 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
       "memory limit: expected a schedule of %u stage%s on %u rank%s with %u microbatch%s "
       "that takes at most %llu bytes on each device, found none; of what was tried, the "
       "smallest takes %llu bytes. More ranks, or smaller microbatches, need less",
-      a->options->stages, jpp_plural(a->options->stages), a->options->ranks,
-      jpp_plural(a->options->ranks), a->options->microbatches,
+      a->options->stages, jpp__plural(a->options->stages), a->options->ranks,
+      jpp__plural(a->options->ranks), a->options->microbatches,
       a->options->microbatches == 1 ? "" : "es", (unsigned long long)least,
       (unsigned long long)candidates->smallest);
 }
@@ -62,7 +62,7 @@ static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, accept
                                          jpp_search_result_t* out_result) {
   uint32_t loops = step->graph->num_loops;
   JPP_RETURN_IF_ERROR(
-      jpp_candidates_init(&a->candidates, step->graph, step->like, step->limits));
+      jpp__candidates_init(&a->candidates, step->graph, step->like, step->limits));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
   for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
   jpp_search_options_t under_limits = *a->options;
@@ -84,7 +84,7 @@ jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
   acceptor_t a = {.loop = step->loop, .options = &full};
   jpp_status_t* status = search_under_limits(step, &a, out_result);
   if (status) status = explain_refusal(&a, status);
-  jpp_candidates_deinit(&a.candidates);
+  jpp__candidates_deinit(&a.candidates);
   jpp_free(a.schedules);
   return status;
 }

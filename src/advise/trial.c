@@ -33,7 +33,7 @@ jpp_status_t* jpp_advise_placeholders(const jpp_graph_t* graph, uint32_t ranks,
                                       jpp_schedule_t** out_made) {
   JPP_RETURN_IF_NULL(graph, out_made);
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("the schedules of the loops", graph->num_loops, loops));
+      jpp__check_count("the schedules of the loops", graph->num_loops, loops));
   for (uint32_t l = 0; l < loops; ++l) out_made[l] = NULL;
   for (uint32_t l = 0; l < loops; ++l) {
     if (given && given[l]) continue;

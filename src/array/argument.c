@@ -29,8 +29,8 @@ static uint32_t find_block(const jpp_wanted_t* wanted, const jpp_given_t* given,
     const jpp_given_block_t* block = &given->blocks[b];
     bool there =
         block->rank == JPP_ANY_RANK || (block->rank == rank && block->device == device);
-    if (there &&
-        jpp_block_equal(block->bounds, jpp_wanted_block(wanted, device), wanted->ndim)) {
+    if (there && jpp__block_equal(block->bounds, jpp__wanted_block(wanted, device),
+                                  wanted->ndim)) {
       return b;
     }
   }
@@ -48,8 +48,8 @@ static bool has_part(const jpp_wanted_t* wanted, const jpp_given_t* given,
     const jpp_given_block_t* block = &given->blocks[b];
     if (block->part != part) continue;
     if (block->device >= wanted->devices_per_rank ||
-        !jpp_block_equal(block->bounds, jpp_wanted_block(wanted, block->device),
-                         wanted->ndim)) {
+        !jpp__block_equal(block->bounds, jpp__wanted_block(wanted, block->device),
+                          wanted->ndim)) {
       return false;
     }
     bool counts = wanted->can_move;
@@ -136,17 +136,17 @@ static bool borrow(const jpp_wanted_t* wanted, const jpp_given_t* given,
 static bool is_listed(const jpp_wanted_t* wanted, const jpp_given_t* given,
                       const jpp_decision_t* decision, uint32_t block) {
   for (uint32_t i = 0; i < decision->num_blocks; ++i) {
-    if (jpp_block_equal(given->blocks[decision->blocks[i]].bounds,
-                        given->blocks[block].bounds, wanted->ndim)) {
+    if (jpp__block_equal(given->blocks[decision->blocks[i]].bounds,
+                         given->blocks[block].bounds, wanted->ndim)) {
       return true;
     }
   }
   return false;
 }
 
-jpp_status_t* jpp_argument_missing(const jpp_wanted_t* wanted, uint32_t device,
-                                   uint64_t found) {
-  const int64_t* block = jpp_wanted_block(wanted, device);
+jpp_status_t* jpp__argument_missing(const jpp_wanted_t* wanted, uint32_t device,
+                                    uint64_t found) {
+  const int64_t* block = jpp__wanted_block(wanted, device);
   jpp_str_t str = {0};
   for (uint32_t i = 0; i < wanted->ndim; ++i) {
     jpp_str_appendf(&str, "%s%lld:%lld", i ? ", " : "", (long long)block[2 * i],
@@ -160,7 +160,7 @@ jpp_status_t* jpp_argument_missing(const jpp_wanted_t* wanted, uint32_t device,
                       "[%s], found %llu of "
                       "its %llu elements",
                       wanted->name, text, (unsigned long long)found,
-                      (unsigned long long)jpp_block_size(block, wanted->ndim));
+                      (unsigned long long)jpp__block_size(block, wanted->ndim));
   jpp_free(text);
   return status;
 }
@@ -168,26 +168,26 @@ jpp_status_t* jpp_argument_missing(const jpp_wanted_t* wanted, uint32_t device,
 // Lists the blocks that a device's block is made of. Given blocks are equal or disjoint.
 static jpp_status_t* cover(const jpp_wanted_t* wanted, const jpp_given_t* given,
                            uint32_t device, jpp_decision_t* decision) {
-  const int64_t* block = jpp_wanted_block(wanted, device);
+  const int64_t* block = jpp__wanted_block(wanted, device);
   int64_t common[JPP_BUFFER_MAX_RANK * 2];
   uint64_t found = 0;
   for (uint32_t b = 0; b < given->num_blocks; ++b) {
     const int64_t* bounds = given->blocks[b].bounds;
     if (!given->blocks[b].is_local ||
-        !jpp_block_intersect(bounds, block, wanted->ndim, common)) {
+        !jpp__block_intersect(bounds, block, wanted->ndim, common)) {
       continue;
     }
     bool first = true;  // with these bounds
     for (uint32_t a = 0; a < b && first; ++a) {
       first = !given->blocks[a].is_local ||
-              !jpp_block_equal(given->blocks[a].bounds, bounds, wanted->ndim);
+              !jpp__block_equal(given->blocks[a].bounds, bounds, wanted->ndim);
     }
-    if (first) found += jpp_block_size(common, wanted->ndim);
+    if (first) found += jpp__block_size(common, wanted->ndim);
     if (!is_listed(wanted, given, decision, b))
       decision->blocks[decision->num_blocks++] = b;
   }
-  if (found >= jpp_block_size(block, wanted->ndim)) return NULL;
-  return jpp_argument_missing(wanted, device, found);
+  if (found >= jpp__block_size(block, wanted->ndim)) return NULL;
+  return jpp__argument_missing(wanted, device, found);
 }
 
 static jpp_status_t* upload(const jpp_wanted_t* wanted, const jpp_given_t* given,
@@ -202,8 +202,9 @@ static jpp_status_t* upload(const jpp_wanted_t* wanted, const jpp_given_t* given
 
 // --- The decision ---------------------------------------------------------------------
 
-jpp_status_t* jpp_argument_check_block(const jpp_wanted_t* wanted, const int64_t* block) {
-  if (jpp_block_is_valid(block, wanted->ndim)) return NULL;
+jpp_status_t* jpp__argument_check_block(const jpp_wanted_t* wanted,
+                                        const int64_t* block) {
+  if (jpp__block_is_valid(block, wanted->ndim)) return NULL;
   return jpp_status_make(
       JPP_INVALID_ARGUMENT,
       "%s: expected a block that begins at 0 or later and does not end "
@@ -211,7 +212,7 @@ jpp_status_t* jpp_argument_check_block(const jpp_wanted_t* wanted, const int64_t
       wanted->name);
 }
 
-jpp_status_t* jpp_wanted_read(const jpp_wanted_t* given, jpp_wanted_t* out_wanted) {
+jpp_status_t* jpp__wanted_read(const jpp_wanted_t* given, jpp_wanted_t* out_wanted) {
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_wanted_t, least_borrowed, given, out_wanted));
   const jpp_wanted_t* wanted = out_wanted;
   JPP_RETURN_IF_NULL(wanted->name);
@@ -223,7 +224,7 @@ jpp_status_t* jpp_wanted_read(const jpp_wanted_t* given, jpp_wanted_t* out_wante
                            wanted->ndim, JPP_BUFFER_MAX_RANK);
   }
   for (uint32_t d = 0; d < wanted->devices_per_rank; ++d) {
-    JPP_RETURN_IF_ERROR(jpp_argument_check_block(wanted, jpp_wanted_block(wanted, d)));
+    JPP_RETURN_IF_ERROR(jpp__argument_check_block(wanted, jpp__wanted_block(wanted, d)));
   }
   return NULL;
 }
@@ -243,7 +244,7 @@ static jpp_status_t* read_given(const jpp_wanted_t* wanted, const jpp_given_t* f
   }
   for (uint32_t b = 0; b < given->num_blocks; ++b) {
     if (wanted->ndim) JPP_RETURN_IF_NULL(given->blocks[b].bounds);
-    JPP_RETURN_IF_ERROR(jpp_argument_check_block(wanted, given->blocks[b].bounds));
+    JPP_RETURN_IF_ERROR(jpp__argument_check_block(wanted, given->blocks[b].bounds));
   }
   return NULL;
 }
@@ -267,7 +268,7 @@ jpp_status_t* jpp_argument_decide(const jpp_wanted_t* wanted, const jpp_given_t*
   *out_decision = (jpp_decision_t){0};
   jpp_wanted_t full;
   jpp_given_t from;
-  JPP_RETURN_IF_ERROR(jpp_wanted_read(wanted, &full));
+  JPP_RETURN_IF_ERROR(jpp__wanted_read(wanted, &full));
   JPP_RETURN_IF_ERROR(read_given(&full, given, &from));
   jpp_status_t* status = decide(&full, &from, out_decision);
   if (status) jpp_decision_free(out_decision);

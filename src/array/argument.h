@@ -5,19 +5,19 @@
 #include "jaxpp/array_argument.h"
 
 // The block of a rank's device.
-static inline const int64_t* jpp_wanted_block(const jpp_wanted_t* wanted,
-                                              uint32_t device) {
+static inline const int64_t* jpp__wanted_block(const jpp_wanted_t* wanted,
+                                               uint32_t device) {
   return wanted->blocks + (size_t)device * wanted->ndim * 2;
 }
 
 // A checked copy of what a caller wants.
-jpp_status_t* jpp_wanted_read(const jpp_wanted_t* given,
-                              jpp_wanted_t* out_wanted) JPP_MUST_USE;
+jpp_status_t* jpp__wanted_read(const jpp_wanted_t* given,
+                               jpp_wanted_t* out_wanted) JPP_MUST_USE;
 // JPP_INVALID_ARGUMENT for a block that no array has.
-jpp_status_t* jpp_argument_check_block(const jpp_wanted_t* wanted,
-                                       const int64_t* block) JPP_MUST_USE;
+jpp_status_t* jpp__argument_check_block(const jpp_wanted_t* wanted,
+                                        const int64_t* block) JPP_MUST_USE;
 // The error that a process lacks elements of a device's block.
-jpp_status_t* jpp_argument_missing(const jpp_wanted_t* wanted, uint32_t device,
-                                   uint64_t found) JPP_MUST_USE;
+jpp_status_t* jpp__argument_missing(const jpp_wanted_t* wanted, uint32_t device,
+                                    uint64_t found) JPP_MUST_USE;
 
 #endif  // JPP_ARRAY_ARGUMENT_H_

@@ -26,7 +26,7 @@ static size_t count_shards(const jpp_array_t* array) {
 static jpp_array_type_t type_of_piece(const jpp_buffer_shape_t* shape) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < shape->rank; ++i) {
-    elements = jpp_bytes_multiply(elements, (uint64_t)shape->dims[i]);
+    elements = jpp__bytes_multiply(elements, (uint64_t)shape->dims[i]);
   }
   return (jpp_array_type_t){
       .dtype = shape->dtype,
@@ -35,15 +35,15 @@ static jpp_array_type_t type_of_piece(const jpp_buffer_shape_t* shape) {
       .device_bytes = jpp_dtype_device_bytes(shape->dtype, elements)};
 }
 
-jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
-                                const jpp_array_type_t* type, jpp_outcome_t* outcome,
-                                jpp_array_t** out_array) {
+jpp_status_t* jpp__array_promise(const jpp_array_layout_t* layout,
+                                 const jpp_array_type_t* type, jpp_outcome_t* outcome,
+                                 jpp_array_t** out_array) {
   size_t shards = (size_t)layout->num_ranks * layout->devices_per_rank;
-  size_t dims_at = jpp_bytes_add(sizeof(jpp_array_t),
-                                 jpp_bytes_multiply(shards, sizeof(jpp_buffer_t*)));
-  size_t ranks_at = jpp_bytes_add(dims_at, type->ndim * sizeof(int64_t));
-  size_t numbers = jpp_bytes_add(layout->num_ranks, shards);
-  size_t bytes = jpp_bytes_add(ranks_at, jpp_bytes_multiply(numbers, sizeof(uint32_t)));
+  size_t dims_at = jpp__bytes_add(sizeof(jpp_array_t),
+                                  jpp__bytes_multiply(shards, sizeof(jpp_buffer_t*)));
+  size_t ranks_at = jpp__bytes_add(dims_at, type->ndim * sizeof(int64_t));
+  size_t numbers = jpp__bytes_add(layout->num_ranks, shards);
+  size_t bytes = jpp__bytes_add(ranks_at, jpp__bytes_multiply(numbers, sizeof(uint32_t)));
   jpp_array_t* array = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(bytes, (void**)&array));
   array->layout = *layout;
@@ -58,7 +58,7 @@ jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
   array->loans = array->ranks + layout->num_ranks;
   array->holders = 1;
   array->outcome = outcome;
-  if (outcome) jpp_outcome_hold(outcome);
+  if (outcome) jpp__outcome_hold(outcome);
   *out_array = array;
   return NULL;
 }
@@ -85,7 +85,7 @@ static jpp_status_t* make_array(const jpp_array_layout_t* layout,
         JPP_INVALID_ARGUMENT,
         "expected shards of one type and shape, but shard %zu differs from shard 0", i);
   }
-  return jpp_array_promise(layout, &type, NULL, out_array);
+  return jpp__array_promise(layout, &type, NULL, out_array);
 }
 
 static jpp_status_t* read_layout(const jpp_array_layout_t* given,
@@ -211,7 +211,7 @@ jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
                                void (*release)(void* user), void* user,
                                jpp_array_t** out_array) {
   JPP_RETURN_IF_NULL(layout, memory, out_array);
-  if (!release) return jpp_null_error(__func__, "release", 0);
+  if (!release) return jpp__null_error(__func__, "release", 0);
   *out_array = NULL;
   jpp_array_t* array = NULL;
   jpp_owner_t* owner = NULL;
@@ -240,9 +240,9 @@ jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
 // --- Holders --------------------------------------------------------------------------
 
 void jpp_array_hold(jpp_array_t* array) {
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   ++array->holders;
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
 }
 
 // Under the lock: a buffer for the caller to destroy, or NULL while it is lent.
@@ -256,24 +256,24 @@ static jpp_buffer_t* give_up_buffer(jpp_array_t* array, size_t shard) {
 // Frees the buffers of an array without users, except those that are still lent.
 static void drop_buffers(jpp_array_t* array) {
   for (size_t i = 0; i < count_shards(array); ++i) {
-    jpp_arrays_lock();
+    jpp__arrays_lock();
     jpp_buffer_t* buffer = give_up_buffer(array, i);
-    jpp_arrays_unlock();
+    jpp__arrays_unlock();
     jpp_client_buffer_destroy(array->layout.client, buffer);
   }
 }
 
 void jpp_array_release(jpp_array_t* array) {
   if (!array) return;
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   bool last = --array->holders == 0;
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   if (!last) return;
   for (size_t i = 0; i < count_shards(array); ++i) {
     jpp_client_buffer_destroy(array->layout.client, array->buffers[i]);
   }
   jpp_array_release(array->origin);
-  jpp_outcome_release(array->outcome);
+  jpp__outcome_release(array->outcome);
   release_owner(array->owner);
   jpp_free(array);
 }
@@ -282,7 +282,7 @@ const jpp_array_layout_t* jpp_array_layout(const jpp_array_t* array) {
   return &array->layout;
 }
 
-jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank) {
+jpp_buffer_t** jpp__array_at(const jpp_array_t* array, uint32_t rank) {
   for (uint32_t i = 0; i < array->layout.num_ranks; ++i) {
     if (array->ranks[i] == rank) {
       return array->buffers + (size_t)i * array->layout.devices_per_rank;
@@ -292,12 +292,12 @@ jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank) {
 }
 
 jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank) {
-  return jpp_array_at(array, rank);
+  return jpp__array_at(array, rank);
 }
 
 // --- Readers --------------------------------------------------------------------------
 
-void jpp_array_begin_read(jpp_array_t* array) { ++array->readers; }
+void jpp__array_begin_read(jpp_array_t* array) { ++array->readers; }
 
 // Under the lock: whether the caller has to free the buffers, because no user is left.
 // False for buffers that a step has promised but not made.
@@ -310,56 +310,56 @@ static bool claim_useless(jpp_array_t* array) {
   return array->dropped;
 }
 
-void jpp_array_settle(jpp_array_t* array) {
-  jpp_arrays_lock();
+void jpp__array_settle(jpp_array_t* array) {
+  jpp__arrays_lock();
   bool useless = claim_useless(array);
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   if (useless) drop_buffers(array);
 }
 
-void jpp_array_end_read(jpp_array_t* array) {
-  jpp_arrays_lock();
+void jpp__array_end_read(jpp_array_t* array) {
+  jpp__arrays_lock();
   --array->readers;
   bool useless = claim_useless(array);
-  jpp_arrays_changed();
-  jpp_arrays_unlock();
+  jpp__arrays_changed();
+  jpp__arrays_unlock();
   if (useless) drop_buffers(array);
 }
 
 // --- Donation -------------------------------------------------------------------------
 
-jpp_array_t* jpp_array_root(jpp_array_t* array) {
+jpp_array_t* jpp__array_root(jpp_array_t* array) {
   return array->origin ? array->origin : array;
 }
 
 // A chain of origins ends: an array never becomes the origin of its own origin.
 void jpp_array_set_origin(jpp_array_t* copy, jpp_array_t* origin) {
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   jpp_array_t* root = origin;
   while (root->origin && root != copy) root = root->origin;
   if (root != copy && !copy->origin) {
     copy->origin = root;
     ++root->holders;
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
 }
 
 void jpp_array_delete(jpp_array_t* array) {
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   array->deleted = true;
   bool useless = claim_useless(array);
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   if (useless) drop_buffers(array);
 }
 
 bool jpp_array_is_deleted(const jpp_array_t* array) {
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   bool deleted = array->deleted;
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   return deleted;
 }
 
-const char* jpp_array_deletion_reason_of(const jpp_array_t* array) {
+const char* jpp__array_deletion_reason_of(const jpp_array_t* array) {
   if (array->lost) {
     return "was donated to a step that failed or was interrupted, and is gone; go back "
            "to a checkpoint, or to a copy made before the step";
@@ -368,9 +368,9 @@ const char* jpp_array_deletion_reason_of(const jpp_array_t* array) {
 }
 
 const char* jpp_array_deletion_reason(const jpp_array_t* array) {
-  jpp_arrays_lock();
-  const char* reason = jpp_array_deletion_reason_of(array);
-  jpp_arrays_unlock();
+  jpp__arrays_lock();
+  const char* reason = jpp__array_deletion_reason_of(array);
+  jpp__arrays_unlock();
   return reason;
 }
 
@@ -383,24 +383,24 @@ static jpp_status_t* await_outcome(const jpp_array_t* array, bool finished,
                                    const jpp_interrupt_t* interrupt) {
   const jpp_outcome_t* outcome = array->outcome;
   while (outcome && !outcome->finished && (finished || !outcome->issued)) {
-    if (!jpp_arrays_wait(interrupt)) {
+    if (!jpp__arrays_wait(interrupt)) {
       return jpp_status_make(JPP_CANCELLED, "%s was interrupted", kWait);
     }
   }
-  return jpp_outcome_tell(array->outcome);
+  return jpp__outcome_tell(array->outcome);
 }
 
 static jpp_status_t* check_alive(const jpp_array_t* array) {
   if (!array->deleted) return NULL;
   return jpp_status_make(JPP_DONATED_ERROR, "the array %s",
-                         jpp_array_deletion_reason_of(array));
+                         jpp__array_deletion_reason_of(array));
 }
 
-void jpp_array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt) {
+void jpp__array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt) {
   const jpp_outcome_t* outcome = array->outcome;
   bool waiting = true;
   while (waiting && outcome && !outcome->issued && !outcome->finished) {
-    waiting = jpp_arrays_wait(interrupt);
+    waiting = jpp__arrays_wait(interrupt);
   }
 }
 
@@ -408,18 +408,18 @@ void jpp_array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* inte
 static jpp_status_t* open_array(jpp_array_t* array, const jpp_interrupt_t* interrupt) {
   jpp_status_t* status = jpp_process_check();
   if (status) return status;
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   status = check_alive(array);
   if (!status) status = await_outcome(array, false, interrupt);
   if (!status) status = check_alive(array);  // it may have been deleted meanwhile
-  if (!status) jpp_array_begin_read(array);
-  jpp_arrays_unlock();
+  if (!status) jpp__array_begin_read(array);
+  jpp__arrays_unlock();
   return status;
 }
 
 static jpp_status_t* await_buffer(const jpp_array_t* array, jpp_buffer_t* buffer,
                                   const jpp_interrupt_t* interrupt) {
-  return jpp_wait_buffer(array->layout.client, buffer, kWait, interrupt);
+  return jpp__wait_buffer(array->layout.client, buffer, kWait, interrupt);
 }
 
 // A device has said why a buffer has no contents: the step says it better, once it is
@@ -427,9 +427,9 @@ static jpp_status_t* await_buffer(const jpp_array_t* array, jpp_buffer_t* buffer
 static jpp_status_t* explain(const jpp_array_t* array, jpp_status_t* status,
                              const jpp_interrupt_t* interrupt) {
   if (!status || jpp_status_code(status) == JPP_CANCELLED) return status;
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   jpp_status_t* better = await_outcome(array, true, interrupt);
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   if (!better) return status;
   jpp_status_free(status);
   return better;
@@ -443,7 +443,7 @@ jpp_status_t* jpp_array_await(jpp_array_t* array, const jpp_interrupt_t* interru
     status = await_buffer(array, array->buffers[i], interrupt);
   }
   status = explain(array, status, interrupt);
-  jpp_array_end_read(array);
+  jpp__array_end_read(array);
   return status;
 }
 
@@ -451,21 +451,22 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
   JPP_RETURN_IF_NULL(array, out_ready);
   *out_ready = false;
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   const jpp_outcome_t* outcome = array->outcome;
   bool failed = outcome && outcome->failure;
   bool issued = !outcome || outcome->issued;
   jpp_status_t* status = failed ? NULL : check_alive(array);
   bool look = !status && !failed && issued;
-  if (look) jpp_array_begin_read(array);
-  jpp_arrays_unlock();
+  if (look) jpp__array_begin_read(array);
+  jpp__arrays_unlock();
   *out_ready = failed;
   if (!look) return status;
   *out_ready = true;
   for (size_t i = 0; i < count_shards(array) && *out_ready && !status; ++i) {
-    status = jpp_wait_is_buffer_ready(array->layout.client, array->buffers[i], out_ready);
+    status =
+        jpp__wait_is_buffer_ready(array->layout.client, array->buffers[i], out_ready);
   }
-  jpp_array_end_read(array);
+  jpp__array_end_read(array);
   return status;
 }
 
@@ -475,7 +476,7 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
 static jpp_status_t* await_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
                                  const jpp_interrupt_t* interrupt,
                                  jpp_buffer_t*** out_shard) {
-  jpp_buffer_t** buffers = jpp_array_at(array, rank);
+  jpp_buffer_t** buffers = jpp__array_at(array, rank);
   if (!buffers || device >= array->layout.devices_per_rank) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "no shard %u on rank %u", device, rank);
   }
@@ -498,7 +499,7 @@ jpp_status_t* jpp_array_read(jpp_array_t* array, uint32_t rank, uint32_t device,
   JPP_RETURN_IF_ERROR(open_array(array, interrupt));
   jpp_status_t* status = read_shard(array, rank, device, data, size, interrupt);
   status = explain(array, status, interrupt);
-  jpp_array_end_read(array);
+  jpp__array_end_read(array);
   return status;
 }
 
@@ -506,15 +507,15 @@ jpp_status_t* jpp_array_take(jpp_array_t* array, uint32_t rank, uint32_t count,
                              jpp_buffer_t** out_buffers) {
   JPP_RETURN_IF_NULL(array, out_buffers);
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("the buffers of a rank", array->layout.devices_per_rank, count));
-  jpp_arrays_lock();
-  jpp_buffer_t** shards = jpp_array_at(array, rank);
+      jpp__check_count("the buffers of a rank", array->layout.devices_per_rank, count));
+  jpp__arrays_lock();
+  jpp_buffer_t** shards = jpp__array_at(array, rank);
   for (uint32_t d = 0; d < array->layout.devices_per_rank; ++d) {
     out_buffers[d] = shards ? shards[d] : NULL;
     if (shards) shards[d] = NULL;
   }
   array->deleted = true;
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   return NULL;
 }
 
@@ -539,12 +540,12 @@ jpp_status_t* jpp_array_lend(jpp_array_t* array, uint32_t rank, uint32_t device,
   jpp_status_t* status = lend_shard(array, rank, device, interrupt, out_loan);
   status = explain(array, status, interrupt);
   if (!status) {
-    jpp_arrays_lock();
+    jpp__arrays_lock();
     ++array->holders;
     ++array->loans[out_loan->shard];
-    jpp_arrays_unlock();
+    jpp__arrays_unlock();
   }
-  jpp_array_end_read(array);
+  jpp__array_end_read(array);
   return status;
 }
 
@@ -552,19 +553,19 @@ void jpp_array_reclaim(const jpp_loan_t* loan) {
   if (jpp_process_is_forked) return;
   jpp_array_t* array = loan->array;
   jpp_client_buffer_reclaim(array->layout.client, array->buffers[loan->shard]);
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   --array->loans[loan->shard];
   jpp_buffer_t* useless = array->dropped ? give_up_buffer(array, loan->shard) : NULL;
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   jpp_client_buffer_destroy(array->layout.client, useless);
   jpp_array_release(array);
 }
 
-bool jpp_array_is_shared(const jpp_array_t* array, uint32_t rank) {
+bool jpp__array_is_shared(const jpp_array_t* array, uint32_t rank) {
   if (array->owner) return true;
   const jpp_buffer_t* const* first = (const jpp_buffer_t* const*)array->buffers;
   const jpp_buffer_t* const* shards =
-      (const jpp_buffer_t* const*)jpp_array_at(array, rank);
+      (const jpp_buffer_t* const*)jpp__array_at(array, rank);
   for (uint32_t d = 0; d < array->layout.devices_per_rank; ++d) {
     if (array->loans[(size_t)(shards - first) + d]) return true;
   }

@@ -21,16 +21,16 @@ typedef struct jpp_outcome {
 } jpp_outcome_t;
 
 // Held once.
-jpp_status_t* jpp_outcome_create(const void* runtime,
-                                 jpp_outcome_t** out_outcome) JPP_MUST_USE;
+jpp_status_t* jpp__outcome_create(const void* runtime,
+                                  jpp_outcome_t** out_outcome) JPP_MUST_USE;
 // These two take the lock themselves.
-void jpp_outcome_hold(jpp_outcome_t* outcome);
-void jpp_outcome_release(jpp_outcome_t* outcome);  // takes NULL
-void jpp_outcome_set_issued(jpp_outcome_t* outcome);
+void jpp__outcome_hold(jpp_outcome_t* outcome);
+void jpp__outcome_release(jpp_outcome_t* outcome);  // takes NULL
+void jpp__outcome_set_issued(jpp_outcome_t* outcome);
 // Owns `failure`, which may be NULL.
-void jpp_outcome_finish(jpp_outcome_t* outcome, jpp_status_t* failure);
+void jpp__outcome_finish(jpp_outcome_t* outcome, jpp_status_t* failure);
 // A copy of the failure for a caller who will see it, or NULL. Takes NULL.
-jpp_status_t* jpp_outcome_tell(jpp_outcome_t* outcome) JPP_MUST_USE;
+jpp_status_t* jpp__outcome_tell(jpp_outcome_t* outcome) JPP_MUST_USE;
 
 //===-- Arrays ---------------------------------------------------------------------===//
 
@@ -61,29 +61,29 @@ struct jpp_array {
   jpp_outcome_t* outcome;  // held: of the step that makes it; NULL: no step's result
 };
 
-void jpp_arrays_lock(void);
-void jpp_arrays_unlock(void);
+void jpp__arrays_lock(void);
+void jpp__arrays_unlock(void);
 
 // An array without buffers, which `outcome` (NULL: the caller) is to fill.
-jpp_status_t* jpp_array_promise(const jpp_array_layout_t* layout,
-                                const jpp_array_type_t* type, jpp_outcome_t* outcome,
-                                jpp_array_t** out_array) JPP_MUST_USE;
+jpp_status_t* jpp__array_promise(const jpp_array_layout_t* layout,
+                                 const jpp_array_type_t* type, jpp_outcome_t* outcome,
+                                 jpp_array_t** out_array) JPP_MUST_USE;
 // The buffers of a rank, or NULL if the array is not there.
-jpp_buffer_t** jpp_array_at(const jpp_array_t* array, uint32_t rank);
+jpp_buffer_t** jpp__array_at(const jpp_array_t* array, uint32_t rank);
 // Under the lock: jpp_array_deletion_reason().
-const char* jpp_array_deletion_reason_of(const jpp_array_t* array);
+const char* jpp__array_deletion_reason_of(const jpp_array_t* array);
 // Under the lock: whether a write to the buffers of a rank would show elsewhere.
-bool jpp_array_is_shared(const jpp_array_t* array, uint32_t rank);
+bool jpp__array_is_shared(const jpp_array_t* array, uint32_t rank);
 // What a donation of the array deletes.
-jpp_array_t* jpp_array_root(jpp_array_t* array);
+jpp_array_t* jpp__array_root(jpp_array_t* array);
 // Takes the lock; frees the buffers if the array is deleted or its step has failed, and
 // no reader is left.
-void jpp_array_settle(jpp_array_t* array);
+void jpp__array_settle(jpp_array_t* array);
 // A reader more, under the lock, and less, without.
-void jpp_array_begin_read(jpp_array_t* array);
-void jpp_array_end_read(jpp_array_t* array);
+void jpp__array_begin_read(jpp_array_t* array);
+void jpp__array_end_read(jpp_array_t* array);
 // Under the lock, which it gives up meanwhile: until the buffers are there, be they
 // promises of the device's, or the step has failed, or the wait is interrupted.
-void jpp_array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt);
+void jpp__array_await_issue(const jpp_array_t* array, const jpp_interrupt_t* interrupt);
 
 #endif  // JPP_ARRAY_ARRAY_H_

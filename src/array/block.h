@@ -8,11 +8,11 @@
 
 #include "base/bytes.h"
 
-static inline bool jpp_block_equal(const int64_t* a, const int64_t* b, uint32_t ndim) {
+static inline bool jpp__block_equal(const int64_t* a, const int64_t* b, uint32_t ndim) {
   return !ndim || !memcmp(a, b, ndim * 2 * sizeof(*a));
 }
 
-static inline bool jpp_block_is_valid(const int64_t* block, uint32_t ndim) {
+static inline bool jpp__block_is_valid(const int64_t* block, uint32_t ndim) {
   for (uint32_t i = 0; i < ndim; ++i) {
     if (block[2 * i] < 0 || block[2 * i] > block[2 * i + 1]) return false;
   }
@@ -20,17 +20,17 @@ static inline bool jpp_block_is_valid(const int64_t* block, uint32_t ndim) {
 }
 
 // The number of elements.
-static inline uint64_t jpp_block_size(const int64_t* block, uint32_t ndim) {
+static inline uint64_t jpp__block_size(const int64_t* block, uint32_t ndim) {
   uint64_t size = 1;
   for (uint32_t i = 0; i < ndim; ++i) {
-    size = jpp_bytes_multiply(size, (uint64_t)(block[2 * i + 1] - block[2 * i]));
+    size = jpp__bytes_multiply(size, (uint64_t)(block[2 * i + 1] - block[2 * i]));
   }
   return size;
 }
 
 // What two blocks have in common, into `out`. False if that is nothing.
-static inline bool jpp_block_intersect(const int64_t* a, const int64_t* b, uint32_t ndim,
-                                       int64_t* out) {
+static inline bool jpp__block_intersect(const int64_t* a, const int64_t* b, uint32_t ndim,
+                                        int64_t* out) {
   bool some = true;
   for (uint32_t i = 0; i < ndim; ++i) {
     out[2 * i] = a[2 * i] > b[2 * i] ? a[2 * i] : b[2 * i];

@@ -12,7 +12,7 @@ typedef struct claim {
 } claim_t;
 
 static jpp_array_t* root_of(const claim_t* claim, uint32_t arg) {
-  return claim->arrays[arg] ? jpp_array_root(claim->arrays[arg]) : NULL;
+  return claim->arrays[arg] ? jpp__array_root(claim->arrays[arg]) : NULL;
 }
 
 // The array that the argument donates, or NULL.
@@ -25,7 +25,7 @@ static jpp_array_t* donated_root_of(const claim_t* claim, uint32_t arg) {
 static jpp_status_t* deleted_error(const claim_t* claim, uint32_t arg) {
   return jpp_status_make(
       JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
-      claim->params->names[arg], jpp_array_deletion_reason_of(root_of(claim, arg)));
+      claim->params->names[arg], jpp__array_deletion_reason_of(root_of(claim, arg)));
 }
 
 static jpp_status_t* used_twice_error(const claim_t* claim, uint32_t first,
@@ -58,7 +58,7 @@ static jpp_status_t* await_readers(const claim_t* claim,
       ++a;
       continue;
     }
-    if (!jpp_arrays_wait(interrupt)) {
+    if (!jpp__arrays_wait(interrupt)) {
       return jpp_status_make(JPP_CANCELLED,
                              "the call was interrupted while it waited for its turn");
     }
@@ -98,8 +98,8 @@ static uint32_t find_deleted_reader(const claim_t* claim) {
 
 // Looks at readers when all are marked, so that an array which one argument donates and
 // another one reads is refused whichever comes first.
-jpp_status_t* jpp_claim_donated(const jpp_params_t* params, jpp_array_t* const* arrays,
-                                const jpp_interrupt_t* interrupt) {
+jpp_status_t* jpp__claim_donated(const jpp_params_t* params, jpp_array_t* const* arrays,
+                                 const jpp_interrupt_t* interrupt) {
   const claim_t claim = {.params = params, .arrays = arrays};
   JPP_RETURN_IF_ERROR(await_readers(&claim, interrupt));
   uint32_t marked = mark_donated(&claim);
@@ -110,7 +110,7 @@ jpp_status_t* jpp_claim_donated(const jpp_params_t* params, jpp_array_t* const* 
   return status;
 }
 
-void jpp_claim_lose(const jpp_params_t* params, jpp_array_t* const* arrays) {
+void jpp__claim_lose(const jpp_params_t* params, jpp_array_t* const* arrays) {
   const claim_t claim = {.params = params, .arrays = arrays};
   for (uint32_t a = 0; a < params->count; ++a) {
     jpp_array_t* array = donated_root_of(&claim, a);
@@ -124,7 +124,7 @@ jpp_status_t* jpp_array_create_elsewhere(jpp_array_t** out_array) {
   JPP_RETURN_IF_NULL(out_array);
   const jpp_array_layout_t layout = {.struct_size = sizeof(layout)};
   const jpp_array_type_t type = {.dtype = JPP_DTYPE_INVALID};
-  return jpp_array_promise(&layout, &type, NULL, out_array);
+  return jpp__array_promise(&layout, &type, NULL, out_array);
 }
 
 static jpp_status_t* read_params(const jpp_params_t* given, jpp_params_t* out_params) {
@@ -138,16 +138,16 @@ jpp_status_t* jpp_arrays_claim(const jpp_params_t* params, jpp_array_t* const* a
   JPP_RETURN_IF_NULL(params, arrays);
   jpp_params_t full;
   JPP_RETURN_IF_ERROR(read_params(params, &full));
-  jpp_arrays_lock();
-  jpp_status_t* status = jpp_claim_donated(&full, arrays, interrupt);
+  jpp__arrays_lock();
+  jpp_status_t* status = jpp__claim_donated(&full, arrays, interrupt);
   for (uint32_t a = 0; a < full.count && !status; ++a) {
     if (full.donated[a] && arrays[a]) arrays[a]->deleted = true;
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   for (uint32_t a = 0; a < full.count && !status; ++a) {
     if (!full.donated[a] || !arrays[a]) continue;
-    jpp_array_settle(jpp_array_root(arrays[a]));
-    jpp_array_settle(arrays[a]);
+    jpp__array_settle(jpp__array_root(arrays[a]));
+    jpp__array_settle(arrays[a]);
   }
   return status;
 }
@@ -156,8 +156,8 @@ jpp_status_t* jpp_arrays_lose(const jpp_params_t* params, jpp_array_t* const* ar
   JPP_RETURN_IF_NULL(params, arrays);
   jpp_params_t full;
   JPP_RETURN_IF_ERROR(read_params(params, &full));
-  jpp_arrays_lock();
-  jpp_claim_lose(&full, arrays);
-  jpp_arrays_unlock();
+  jpp__arrays_lock();
+  jpp__claim_lose(&full, arrays);
+  jpp__arrays_unlock();
   return NULL;
 }

@@ -7,9 +7,9 @@
 // Marks the roots of the donated arrays as deleted, of all or of none, once no reader
 // holds them. `arrays` are [params->count]; NULL is no array. Gives up the lock while it
 // waits. JPP_DONATED_ERROR as jpp_runtime_call(); JPP_CANCELLED if interrupted.
-jpp_status_t* jpp_claim_donated(const jpp_params_t* params, jpp_array_t* const* arrays,
-                                const jpp_interrupt_t* interrupt) JPP_MUST_USE;
+jpp_status_t* jpp__claim_donated(const jpp_params_t* params, jpp_array_t* const* arrays,
+                                 const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 // jpp_arrays_lose().
-void jpp_claim_lose(const jpp_params_t* params, jpp_array_t* const* arrays);
+void jpp__claim_lose(const jpp_params_t* params, jpp_array_t* const* arrays);
 
 #endif  // JPP_ARRAY_CLAIM_H_

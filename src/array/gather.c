@@ -52,7 +52,7 @@ static void copy_axis(const copy_t* copy, uint32_t axis, const char* from, char*
 static uint64_t copy_common(const jpp_wanted_t* wanted, const int64_t* block,
                             const jpp_host_block_t* from, char* data) {
   int64_t common[JPP_BUFFER_MAX_RANK * 2];
-  if (!jpp_block_intersect(from->bounds, block, wanted->ndim, common)) return 0;
+  if (!jpp__block_intersect(from->bounds, block, wanted->ndim, common)) return 0;
   copy_t copy = {.ndim = wanted->ndim,
                  .element = element_bytes(wanted),
                  .from_strides = from->byte_strides};
@@ -64,12 +64,12 @@ static uint64_t copy_common(const jpp_wanted_t* wanted, const int64_t* block,
     stride *= block[2 * i + 1] - block[2 * i];
   }
   copy_axis(&copy, 0, address_in(from, common, wanted->ndim), data);
-  return jpp_block_size(common, wanted->ndim);
+  return jpp__block_size(common, wanted->ndim);
 }
 
 static bool is_repeated(const jpp_host_block_t* blocks, uint32_t index, uint32_t ndim) {
   for (uint32_t i = 0; i < index; ++i) {
-    if (jpp_block_equal(blocks[i].bounds, blocks[index].bounds, ndim)) return true;
+    if (jpp__block_equal(blocks[i].bounds, blocks[index].bounds, ndim)) return true;
   }
   return false;
 }
@@ -77,19 +77,19 @@ static bool is_repeated(const jpp_host_block_t* blocks, uint32_t index, uint32_t
 static jpp_status_t* gather(const jpp_wanted_t* wanted, uint32_t device,
                             const jpp_host_block_t* blocks, uint32_t num_blocks,
                             char* data) {
-  const int64_t* block = jpp_wanted_block(wanted, device);
+  const int64_t* block = jpp__wanted_block(wanted, device);
   uint64_t found = 0;
   for (uint32_t b = 0; b < num_blocks; ++b) {
     if (is_repeated(blocks, b, wanted->ndim)) continue;
     found += copy_common(wanted, block, &blocks[b], data);
   }
-  if (found >= jpp_block_size(block, wanted->ndim)) return NULL;
-  return jpp_argument_missing(wanted, device, found);
+  if (found >= jpp__block_size(block, wanted->ndim)) return NULL;
+  return jpp__argument_missing(wanted, device, found);
 }
 
 static uint64_t bytes_of_block(const jpp_wanted_t* wanted, uint32_t device) {
-  uint64_t size = jpp_block_size(jpp_wanted_block(wanted, device), wanted->ndim);
-  return jpp_bytes_multiply(size, element_bytes(wanted));
+  uint64_t size = jpp__block_size(jpp__wanted_block(wanted, device), wanted->ndim);
+  return jpp__bytes_multiply(size, element_bytes(wanted));
 }
 
 static jpp_status_t* check_blocks(const jpp_wanted_t* wanted,
@@ -97,7 +97,7 @@ static jpp_status_t* check_blocks(const jpp_wanted_t* wanted,
   if (num_blocks) JPP_RETURN_IF_NULL(blocks);
   for (uint32_t b = 0; b < num_blocks && wanted->ndim; ++b) {
     JPP_RETURN_IF_NULL(blocks[b].bounds, blocks[b].byte_strides);
-    JPP_RETURN_IF_ERROR(jpp_argument_check_block(wanted, blocks[b].bounds));
+    JPP_RETURN_IF_ERROR(jpp__argument_check_block(wanted, blocks[b].bounds));
   }
   return NULL;
 }
@@ -107,14 +107,14 @@ jpp_status_t* jpp_argument_gather(const jpp_wanted_t* wanted, uint32_t device,
                                   void* data, size_t size) {
   JPP_RETURN_IF_NULL(wanted, blocks, data);
   jpp_wanted_t full;
-  JPP_RETURN_IF_ERROR(jpp_wanted_read(wanted, &full));
+  JPP_RETURN_IF_ERROR(jpp__wanted_read(wanted, &full));
   JPP_RETURN_IF_ERROR(check_blocks(&full, blocks, num_blocks));
   if (device >= full.devices_per_rank) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: device %u of a rank of %u",
                            full.name, device, full.devices_per_rank);
   }
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("bytes of a block", bytes_of_block(&full, device), size));
+      jpp__check_count("bytes of a block", bytes_of_block(&full, device), size));
   return gather(&full, device, blocks, num_blocks, data);
 }
 
@@ -137,7 +137,7 @@ typedef struct staged_shards {
 static jpp_status_t* stage_shard(const jpp_wanted_t* wanted, uint32_t device,
                                  const jpp_host_block_t* blocks, uint32_t num_blocks,
                                  staged_shards_t* staged) {
-  const int64_t* block = jpp_wanted_block(wanted, device);
+  const int64_t* block = jpp__wanted_block(wanted, device);
   int64_t* dims = staged->dims + (size_t)device * wanted->ndim;
   for (uint32_t i = 0; i < wanted->ndim; ++i) dims[i] = block[2 * i + 1] - block[2 * i];
   jpp_host_array_t* shard = &staged->shards[device];
@@ -152,7 +152,7 @@ static jpp_status_t* stage_shard(const jpp_wanted_t* wanted, uint32_t device,
     return NULL;
   }
   for (uint32_t d = 0; d < device; ++d) {
-    bool same = jpp_block_equal(jpp_wanted_block(wanted, d), block, wanted->ndim);
+    bool same = jpp__block_equal(jpp__wanted_block(wanted, d), block, wanted->ndim);
     if (same) shard->data = staged->shards[d].data;
     if (same) return NULL;
   }
@@ -184,7 +184,7 @@ jpp_status_t* jpp_argument_upload(const jpp_wanted_t* wanted, jpp_client_t* clie
   JPP_RETURN_IF_NULL(wanted, client, client_devices, blocks, out_array);
   *out_array = NULL;
   jpp_wanted_t full;
-  JPP_RETURN_IF_ERROR(jpp_wanted_read(wanted, &full));
+  JPP_RETURN_IF_ERROR(jpp__wanted_read(wanted, &full));
   JPP_RETURN_IF_ERROR(check_blocks(&full, blocks, num_blocks));
   uint32_t* ranks = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(full.num_ranks, &ranks));

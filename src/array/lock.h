@@ -5,7 +5,7 @@
 #include "jaxpp/array.h"
 
 // Gives the lock up meanwhile; false: interrupted. Look again at what was waited for.
-bool jpp_arrays_wait(const jpp_interrupt_t* interrupt);
-void jpp_arrays_changed(void);
+bool jpp__arrays_wait(const jpp_interrupt_t* interrupt);
+void jpp__arrays_changed(void);
 
 #endif  // JPP_ARRAY_LOCK_H_

@@ -11,7 +11,7 @@
 
 static _Atomic int64_t g_fail_after = -1;
 
-void jpp_alloc_fail_after(int64_t successes) { atomic_store(&g_fail_after, successes); }
+void jpp__alloc_fail_after(int64_t successes) { atomic_store(&g_fail_after, successes); }
 
 // Sets errno, as malloc() does when it fails.
 static bool alloc_must_fail(void) {
@@ -34,10 +34,10 @@ jpp_status_t* jpp_alloc(size_t size, void** out_memory) {
 
 jpp_status_t* jpp_alloc_array(size_t count, size_t size, void** out_memory) {
   JPP_RETURN_IF_NULL(out_memory);
-  return jpp_alloc(jpp_bytes_multiply(count, size), out_memory);
+  return jpp_alloc(jpp__bytes_multiply(count, size), out_memory);
 }
 
-jpp_status_t* jpp_realloc(void** memory, size_t size) {
+jpp_status_t* jpp__realloc(void** memory, size_t size) {
   void* grown = alloc_must_fail() ? NULL : realloc(*memory, size ? size : 1);
   if (!grown) return alloc_failed(size);
   *memory = grown;

@@ -9,9 +9,9 @@
 #include "jaxpp/alloc.h"
 
 // Grows or shrinks; new bytes are not zeroed. On failure the old block stays valid.
-jpp_status_t* jpp_realloc(void** memory, size_t size) JPP_MUST_USE;
+jpp_status_t* jpp__realloc(void** memory, size_t size) JPP_MUST_USE;
 
 // For tests: the allocation after `successes` more ones fails, once. Negative: never.
-void jpp_alloc_fail_after(int64_t successes);
+void jpp__alloc_fail_after(int64_t successes);
 
 #endif  // JPP_BASE_ALLOC_H_

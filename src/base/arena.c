@@ -14,9 +14,9 @@ struct jpp_arena_block {
   _Alignas(16) unsigned char data[];
 };
 
-void jpp_arena_init(jpp_arena_t* arena) { arena->blocks = NULL; }
+void jpp__arena_init(jpp_arena_t* arena) { arena->blocks = NULL; }
 
-void jpp_arena_deinit(jpp_arena_t* arena) {
+void jpp__arena_deinit(jpp_arena_t* arena) {
   jpp_arena_block_t* block = arena->blocks;
   while (block) {
     jpp_arena_block_t* next = block->next;
@@ -38,7 +38,7 @@ static jpp_status_t* arena_add_block(jpp_arena_t* arena, size_t size) {
   return NULL;
 }
 
-jpp_status_t* jpp_arena_alloc(jpp_arena_t* arena, size_t size, void** out_memory) {
+jpp_status_t* jpp__arena_alloc(jpp_arena_t* arena, size_t size, void** out_memory) {
   *out_memory = NULL;
   size = (size + kAlignment - 1) & ~(size_t)(kAlignment - 1);
   if (!arena->blocks || arena->blocks->capacity - arena->blocks->used < size) {
@@ -49,25 +49,25 @@ jpp_status_t* jpp_arena_alloc(jpp_arena_t* arena, size_t size, void** out_memory
   return NULL;
 }
 
-jpp_status_t* jpp_arena_copy(jpp_arena_t* arena, const void* data, size_t size,
-                             void** out_memory) {
-  JPP_RETURN_IF_ERROR(jpp_arena_alloc(arena, size, out_memory));
+jpp_status_t* jpp__arena_copy(jpp_arena_t* arena, const void* data, size_t size,
+                              void** out_memory) {
+  JPP_RETURN_IF_ERROR(jpp__arena_alloc(arena, size, out_memory));
   if (size) memcpy(*out_memory, data, size);
   return NULL;
 }
 
-jpp_status_t* jpp_arena_strndup(jpp_arena_t* arena, const char* text, size_t length,
-                                const char** out_text) {
+jpp_status_t* jpp__arena_strndup(jpp_arena_t* arena, const char* text, size_t length,
+                                 const char** out_text) {
   *out_text = NULL;
   char* copy = NULL;
-  JPP_RETURN_IF_ERROR(jpp_arena_alloc(arena, length + 1, (void**)&copy));
+  JPP_RETURN_IF_ERROR(jpp__arena_alloc(arena, length + 1, (void**)&copy));
   memcpy(copy, text, length);
   *out_text = copy;
   return NULL;
 }
 
-jpp_status_t* jpp_arena_strdup(jpp_arena_t* arena, const char* text,
-                               const char** out_text) {
+jpp_status_t* jpp__arena_strdup(jpp_arena_t* arena, const char* text,
+                                const char** out_text) {
   *out_text = NULL;
-  return text ? jpp_arena_strndup(arena, text, strlen(text), out_text) : NULL;
+  return text ? jpp__arena_strndup(arena, text, strlen(text), out_text) : NULL;
 }

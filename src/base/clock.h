@@ -8,25 +8,25 @@
 enum { JPP_NANOSECONDS_OF_MS = 1000000 };
 
 // CLOCK_MONOTONIC in nanoseconds.
-static inline int64_t jpp_clock_now(void) {
+static inline int64_t jpp__clock_now(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 // CLOCK_REALTIME in nanoseconds.
-static inline int64_t jpp_clock_real_now(void) {
+static inline int64_t jpp__clock_real_now(void) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static inline int64_t jpp_clock_now_ms(void) {
-  return jpp_clock_now() / JPP_NANOSECONDS_OF_MS;
+static inline int64_t jpp__clock_now_ms(void) {
+  return jpp__clock_now() / JPP_NANOSECONDS_OF_MS;
 }
 
 // The same to within a few milliseconds, in half the time: for calls in loops.
-static inline int64_t jpp_clock_coarse_ms(void) {
+static inline int64_t jpp__clock_coarse_ms(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   return (int64_t)now.tv_sec * 1000 + now.tv_nsec / JPP_NANOSECONDS_OF_MS;

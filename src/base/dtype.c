@@ -54,7 +54,7 @@ uint32_t jpp_dtype_bits(jpp_dtype_t dtype) {
 uint64_t jpp_dtype_device_bytes(jpp_dtype_t dtype, uint64_t elements) {
   if ((unsigned)dtype >= JPP_DTYPE_COUNT) return 0;
   uint32_t packed = kDtypes[dtype].packed_bits;
-  if (!packed) return jpp_bytes_multiply(elements, kDtypes[dtype].bits / 8);
+  if (!packed) return jpp__bytes_multiply(elements, kDtypes[dtype].bits / 8);
   uint32_t in_byte = 8 / packed;
   return elements / in_byte + (elements % in_byte != 0);
 }

@@ -32,7 +32,7 @@ static const format_t kFormats[JPP_DTYPE_COUNT] = {
     [JPP_DTYPE_C128] = {8, 2, INT64_MAX, 0x7ff0000000000000, 0x7ff0000000000001, 0},
 };
 
-bool jpp_dtype_is_floating(jpp_dtype_t dtype) {
+bool jpp__dtype_is_floating(jpp_dtype_t dtype) {
   return (unsigned)dtype < JPP_DTYPE_COUNT && kFormats[dtype].bytes > 0;
 }
 
@@ -49,9 +49,9 @@ static bool is_found(const format_t* format, uint64_t bits, unsigned what) {
   return magnitude >= format->first_nan || (format->only_nan && bits == format->only_nan);
 }
 
-size_t jpp_find_nonfinite(jpp_dtype_t dtype, const void* data, size_t count,
-                          unsigned what) {
-  if (!jpp_dtype_is_floating(dtype)) return count;
+size_t jpp__find_nonfinite(jpp_dtype_t dtype, const void* data, size_t count,
+                           unsigned what) {
+  if (!jpp__dtype_is_floating(dtype)) return count;
   const format_t* format = &kFormats[dtype];
   const unsigned char* bytes = data;
   for (size_t i = 0; i < count * format->parts; ++i, bytes += format->bytes) {

@@ -9,10 +9,10 @@
 enum { JPP_FIND_NANS = 1, JPP_FIND_INFS = 2 };
 
 // Floating or complex.
-bool jpp_dtype_is_floating(jpp_dtype_t dtype);
+bool jpp__dtype_is_floating(jpp_dtype_t dtype);
 // The first of `count` elements that is one of `what`; `count` if there is none, as for
 // any type that is not floating. A complex element counts if either part does.
-size_t jpp_find_nonfinite(jpp_dtype_t dtype, const void* data, size_t count,
-                          unsigned what);
+size_t jpp__find_nonfinite(jpp_dtype_t dtype, const void* data, size_t count,
+                           unsigned what);
 
 #endif  // JPP_BASE_FINITE_H_

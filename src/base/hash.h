@@ -11,7 +11,7 @@
 #define JPP_HASH_START UINT64_C(0xcbf29ce484222325)
 
 // Extends a hash by more bytes.
-static inline uint64_t jpp_hash_bytes(uint64_t hash, const void* bytes, size_t size) {
+static inline uint64_t jpp__hash_bytes(uint64_t hash, const void* bytes, size_t size) {
   for (size_t i = 0; i < size; ++i) {
     hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);
   }
@@ -19,10 +19,10 @@ static inline uint64_t jpp_hash_bytes(uint64_t hash, const void* bytes, size_t s
 }
 
 // Extends a hash by a number; the same for any byte order.
-static inline uint64_t jpp_hash_u64(uint64_t hash, uint64_t number) {
+static inline uint64_t jpp__hash_u64(uint64_t hash, uint64_t number) {
   for (int i = 0; i < 8; ++i) {
     unsigned char byte = (unsigned char)(number >> 8 * i);
-    hash = jpp_hash_bytes(hash, &byte, 1);
+    hash = jpp__hash_bytes(hash, &byte, 1);
   }
   return hash;
 }

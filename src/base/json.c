@@ -11,8 +11,8 @@ static jpp_status_t* out_of_memory(void) {
   return jpp_status_make(JPP_OUT_OF_MEMORY, "host memory: allocation for JSON failed");
 }
 
-jpp_status_t* jpp_json_read(const char* file, const char* text, size_t length,
-                            json_t** out_value) {
+jpp_status_t* jpp__json_read(const char* file, const char* text, size_t length,
+                             json_t** out_value) {
   json_error_t error;
   errno = 0;
   *out_value = json_loadb(text, length, 0, &error);
@@ -30,28 +30,28 @@ static int append_chunk(const char* chunk, size_t size, void* user) {
   return out->error ? -1 : 0;
 }
 
-void jpp_json_take(json_t* value, size_t flags, jpp_str_t* out) {
+void jpp__json_take(json_t* value, size_t flags, jpp_str_t* out) {
   // A value that could be created can be written, unless memory runs out.
   bool failed = !value || json_dump_callback(value, append_chunk, out, flags) < 0;
   json_decref(value);
   if (failed && !out->error) out->error = out_of_memory();
 }
 
-void jpp_json_append(json_t** list, json_t* value) {
+void jpp__json_append(json_t** list, json_t* value) {
   if (!json_array_append_new(*list, value)) return;
   json_decref(*list);
   *list = NULL;
 }
 
-json_t* jpp_json_ids(const uint32_t* ids, uint32_t count) {
+json_t* jpp__json_ids(const uint32_t* ids, uint32_t count) {
   json_t* list = json_array();
-  for (uint32_t i = 0; i < count; ++i) jpp_json_append(&list, json_integer(ids[i]));
+  for (uint32_t i = 0; i < count; ++i) jpp__json_append(&list, json_integer(ids[i]));
   return list;
 }
 
-json_t* jpp_json_text(const char* text) {
+json_t* jpp__json_text(const char* text) {
   if (!text) return json_null();
-  if (jpp_utf8_is_valid(text, strlen(text))) return json_string_nocheck(text);
+  if (jpp__utf8_is_valid(text, strlen(text))) return json_string_nocheck(text);
   jpp_str_t str = {0};
   char* repaired = NULL;
   jpp_str_append_utf8(&str, text, strlen(text));
@@ -62,6 +62,6 @@ json_t* jpp_json_text(const char* text) {
   return value;
 }
 
-json_t* jpp_json_id(uint32_t id) {
+json_t* jpp__json_id(uint32_t id) {
   return id == UINT32_MAX ? json_null() : json_integer(id);
 }

@@ -31,7 +31,7 @@ static int parse_level(const char* text) {
   return level;
 }
 
-void jpp_log_read_level(void) {
+void jpp__log_read_level(void) {
   const char* text = jpp_option_get(JPP_OPTION_LOG);
   int level = text ? parse_level(text) : JPP_LOG_OFF;
   bool known = level != JPP_LOG_LEVEL_COUNT;
@@ -66,8 +66,8 @@ static void write_line(jpp_log_level_t level, const char* source, const char* te
   if (length > 0) fwrite(line, 1, (size_t)length, stderr);
 }
 
-void jpp_log_write(jpp_log_level_t level, const char* file, int line, const char* format,
-                   ...) {
+void jpp__log_write(jpp_log_level_t level, const char* file, int line, const char* format,
+                    ...) {
   char source[kLongestLine / 2], text[kLongestLine];
   va_list args;
   va_start(args, format);

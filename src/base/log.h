@@ -16,26 +16,26 @@
 extern _Atomic int jpp_log_most;
 
 // Reads JPP_LOG into jpp_log_most. Says once on standard error if it is no level.
-void jpp_log_read_level(void);
+void jpp__log_read_level(void);
 
-static inline bool jpp_log_enabled(jpp_log_level_t level) {
+static inline bool jpp__log_enabled(jpp_log_level_t level) {
   int most = atomic_load_explicit(&jpp_log_most, memory_order_relaxed);
   if (most == JPP_LOG_LEVEL_COUNT) {
-    jpp_log_read_level();
+    jpp__log_read_level();
     most = atomic_load_explicit(&jpp_log_most, memory_order_relaxed);
   }
   return (int)level <= most;
 }
 
-void jpp_log_write(jpp_log_level_t level, const char* file, int line, const char* format,
-                   ...) JPP_PRINTF(4, 5);
+void jpp__log_write(jpp_log_level_t level, const char* file, int line, const char* format,
+                    ...) JPP_PRINTF(4, 5);
 
 // Arguments are evaluated, and the text is made, only where the level is enabled.
-#define JPP_LOG(level, ...)                                    \
-  do {                                                         \
-    if (jpp_log_enabled(level)) {                              \
-      jpp_log_write((level), __FILE__, __LINE__, __VA_ARGS__); \
-    }                                                          \
+#define JPP_LOG(level, ...)                                     \
+  do {                                                          \
+    if (jpp__log_enabled(level)) {                              \
+      jpp__log_write((level), __FILE__, __LINE__, __VA_ARGS__); \
+    }                                                           \
   } while (0)
 
 #endif  // JPP_BASE_LOG_H_

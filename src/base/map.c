@@ -7,7 +7,7 @@
 #include "base/hash.h"
 
 static jpp_map_entry_t* map_slot(const jpp_map_t* map, const char* key, uint32_t length) {
-  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, key, length);
+  uint64_t hash = jpp__hash_bytes(JPP_HASH_START, key, length);
   uint32_t i = (uint32_t)hash & (map->capacity - 1);
   for (;; i = (i + 1) & (map->capacity - 1)) {
     jpp_map_entry_t* entry = &map->entries[i];
@@ -16,7 +16,7 @@ static jpp_map_entry_t* map_slot(const jpp_map_t* map, const char* key, uint32_t
   }
 }
 
-uint32_t* jpp_map_find(const jpp_map_t* map, const char* key, uint32_t length) {
+uint32_t* jpp__map_find(const jpp_map_t* map, const char* key, uint32_t length) {
   if (!map->capacity) return NULL;
   jpp_map_entry_t* entry = map_slot(map, key, length);
   return entry->key ? &entry->value : NULL;
@@ -35,8 +35,8 @@ static jpp_status_t* map_grow(jpp_map_t* map) {
   return NULL;
 }
 
-jpp_status_t* jpp_map_put(jpp_map_t* map, const char* key, uint32_t length,
-                          uint32_t value) {
+jpp_status_t* jpp__map_put(jpp_map_t* map, const char* key, uint32_t length,
+                           uint32_t value) {
   if (map->count * 2 >= map->capacity) JPP_RETURN_IF_ERROR(map_grow(map));
   jpp_map_entry_t* entry = map_slot(map, key, length);
   *entry = (jpp_map_entry_t){.key = key, .length = length, .value = value};
@@ -44,7 +44,7 @@ jpp_status_t* jpp_map_put(jpp_map_t* map, const char* key, uint32_t length,
   return NULL;
 }
 
-void jpp_map_deinit(jpp_map_t* map) {
+void jpp__map_deinit(jpp_map_t* map) {
   jpp_free(map->entries);
   *map = (jpp_map_t){0};
 }

@@ -16,10 +16,10 @@ typedef struct jpp_map {
 } jpp_map_t;
 
 // The id under a key, or NULL. Valid until the next put.
-uint32_t* jpp_map_find(const jpp_map_t* map, const char* key, uint32_t length);
+uint32_t* jpp__map_find(const jpp_map_t* map, const char* key, uint32_t length);
 // Adds a key that is not in the map. The key must outlive the map.
-jpp_status_t* jpp_map_put(jpp_map_t* map, const char* key, uint32_t length,
-                          uint32_t value) JPP_MUST_USE;
-void jpp_map_deinit(jpp_map_t* map);
+jpp_status_t* jpp__map_put(jpp_map_t* map, const char* key, uint32_t length,
+                           uint32_t value) JPP_MUST_USE;
+void jpp__map_deinit(jpp_map_t* map);
 
 #endif  // JPP_BASE_MAP_H_

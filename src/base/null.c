@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-jpp_status_t* jpp_null_error(const char* function, const char* names, size_t index) {
+jpp_status_t* jpp__null_error(const char* function, const char* names, size_t index) {
   for (; index > 0; --index) names = strchr(names, ',') + 2;
   int length = (int)strcspn(names, ",");
   int first = length;  // of a field, its name alone
@@ -15,7 +15,7 @@ jpp_status_t* jpp_null_error(const char* function, const char* names, size_t ind
                          length - first, names + first);
 }
 
-jpp_status_t* jpp_check_count(const char* what, uint64_t expected, uint64_t found) {
+jpp_status_t* jpp__check_count(const char* what, uint64_t expected, uint64_t found) {
   if (found == expected) return NULL;
   return jpp_status_make(JPP_INVALID_ARGUMENT,
                          "%s: expected a count of %" PRIu64 ", found %" PRIu64, what,

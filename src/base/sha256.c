@@ -53,14 +53,14 @@ static void sha256_compress(uint32_t state[8], const uint8_t* block) {
   for (int i = 0; i < 8; ++i) state[i] += v[i];
 }
 
-void jpp_sha256_begin(jpp_sha256_t* hash) {
+void jpp__sha256_begin(jpp_sha256_t* hash) {
   static const uint32_t kInitial[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   memcpy(hash->state, kInitial, sizeof(kInitial));
   hash->length = 0;
 }
 
-void jpp_sha256_add(jpp_sha256_t* hash, const void* data, size_t size) {
+void jpp__sha256_add(jpp_sha256_t* hash, const void* data, size_t size) {
   const uint8_t* at = data;
   while (size) {
     size_t used = hash->length % kJppSha256Block;
@@ -73,27 +73,27 @@ void jpp_sha256_add(jpp_sha256_t* hash, const void* data, size_t size) {
   }
 }
 
-void jpp_sha256_end(jpp_sha256_t* hash, uint8_t out_digest[kJppSha256Size]) {
+void jpp__sha256_end(jpp_sha256_t* hash, uint8_t out_digest[kJppSha256Size]) {
   static const uint8_t kPadding[kJppSha256Block] = {0x80};
   uint64_t bits = hash->length * 8;
   uint8_t length[8];
   for (int i = 0; i < 8; ++i) length[i] = (uint8_t)(bits >> (56 - 8 * i));
   size_t used = hash->length % kJppSha256Block;
-  jpp_sha256_add(hash, kPadding, used < 56 ? 56 - used : 120 - used);
-  jpp_sha256_add(hash, length, sizeof(length));
+  jpp__sha256_add(hash, kPadding, used < 56 ? 56 - used : 120 - used);
+  jpp__sha256_add(hash, length, sizeof(length));
   for (int i = 0; i < kJppSha256Size; ++i) {
     out_digest[i] = (uint8_t)(hash->state[i / 4] >> (24 - 8 * (i % 4)));
   }
 }
 
-void jpp_hmac_sha256(const void* key, size_t key_size, const void* data, size_t size,
-                     uint8_t out_digest[kJppSha256Size]) {
+void jpp__hmac_sha256(const void* key, size_t key_size, const void* data, size_t size,
+                      uint8_t out_digest[kJppSha256Size]) {
   uint8_t padded[kJppSha256Block] = {0}, inner[kJppSha256Block], outer[kJppSha256Block];
   jpp_sha256_t hash;
   if (key_size > sizeof(padded)) {
-    jpp_sha256_begin(&hash);
-    jpp_sha256_add(&hash, key, key_size);
-    jpp_sha256_end(&hash, padded);
+    jpp__sha256_begin(&hash);
+    jpp__sha256_add(&hash, key, key_size);
+    jpp__sha256_end(&hash, padded);
   } else if (key_size) {
     memcpy(padded, key, key_size);
   }
@@ -101,17 +101,17 @@ void jpp_hmac_sha256(const void* key, size_t key_size, const void* data, size_t 
     inner[i] = padded[i] ^ 0x36;
     outer[i] = padded[i] ^ 0x5c;
   }
-  jpp_sha256_begin(&hash);
-  jpp_sha256_add(&hash, inner, sizeof(inner));
-  jpp_sha256_add(&hash, data, size);
-  jpp_sha256_end(&hash, out_digest);
-  jpp_sha256_begin(&hash);
-  jpp_sha256_add(&hash, outer, sizeof(outer));
-  jpp_sha256_add(&hash, out_digest, kJppSha256Size);
-  jpp_sha256_end(&hash, out_digest);
+  jpp__sha256_begin(&hash);
+  jpp__sha256_add(&hash, inner, sizeof(inner));
+  jpp__sha256_add(&hash, data, size);
+  jpp__sha256_end(&hash, out_digest);
+  jpp__sha256_begin(&hash);
+  jpp__sha256_add(&hash, outer, sizeof(outer));
+  jpp__sha256_add(&hash, out_digest, kJppSha256Size);
+  jpp__sha256_end(&hash, out_digest);
 }
 
-bool jpp_bytes_equal_in_constant_time(const void* a, const void* b, size_t size) {
+bool jpp__bytes_equal_in_constant_time(const void* a, const void* b, size_t size) {
   uint64_t difference = 0;
   for (size_t i = 0; i < size; i += sizeof(difference)) {
     uint64_t x = 0, y = 0;

@@ -16,14 +16,14 @@ typedef struct jpp_sha256 {
   uint8_t block[kJppSha256Block];  // the last length % 64 of them
 } jpp_sha256_t;
 
-void jpp_sha256_begin(jpp_sha256_t* hash);
-void jpp_sha256_add(jpp_sha256_t* hash, const void* data, size_t size);
-void jpp_sha256_end(jpp_sha256_t* hash, uint8_t out_digest[kJppSha256Size]);
+void jpp__sha256_begin(jpp_sha256_t* hash);
+void jpp__sha256_add(jpp_sha256_t* hash, const void* data, size_t size);
+void jpp__sha256_end(jpp_sha256_t* hash, uint8_t out_digest[kJppSha256Size]);
 
-void jpp_hmac_sha256(const void* key, size_t key_size, const void* data, size_t size,
-                     uint8_t out_digest[kJppSha256Size]);
+void jpp__hmac_sha256(const void* key, size_t key_size, const void* data, size_t size,
+                      uint8_t out_digest[kJppSha256Size]);
 
 // Constant time, wherever they differ.
-bool jpp_bytes_equal_in_constant_time(const void* a, const void* b, size_t size);
+bool jpp__bytes_equal_in_constant_time(const void* a, const void* b, size_t size);
 
 #endif  // JPP_BASE_SHA256_H_

@@ -14,7 +14,7 @@ static bool str_reserve(jpp_str_t* str, size_t extra) {
   if (needed <= str->capacity) return true;
   size_t grown = str->capacity ? str->capacity * 2 : 256;
   if (grown < needed) grown = needed;
-  str->error = jpp_realloc((void**)&str->data, grown);
+  str->error = jpp__realloc((void**)&str->data, grown);
   if (str->error) return false;
   str->capacity = grown;
   return true;
@@ -45,7 +45,7 @@ void jpp_str_appendf(jpp_str_t* str, const char* format, ...) {
   va_end(args);
 }
 
-void jpp_str_append_quoted(jpp_str_t* str, const char* text) {
+void jpp__str_append_quoted(jpp_str_t* str, const char* text) {
   jpp_str_append_n(str, "\"", 1);
   for (const unsigned char* c = (const unsigned char*)text; *c; ++c) {
     switch (*c) {
@@ -88,8 +88,8 @@ jpp_status_t* jpp_str_finish(jpp_str_t* str, char** out_text) {
   return NULL;
 }
 
-jpp_status_t* jpp_str_finish_unless(jpp_status_t* error, jpp_str_t* str,
-                                    char** out_text) {
+jpp_status_t* jpp__str_finish_unless(jpp_status_t* error, jpp_str_t* str,
+                                     char** out_text) {
   *out_text = NULL;
   if (!error) return jpp_str_finish(str, out_text);
   jpp_str_deinit(str);

@@ -17,8 +17,8 @@ static jpp_status_t* check_size(const char* name, size_t size, size_t first) {
                          name, first, kMostOptionBytes, size, name);
 }
 
-jpp_status_t* jpp_options_copy(const char* name, const void* given, size_t first,
-                               size_t known, void* out) {
+jpp_status_t* jpp__options_copy(const char* name, const void* given, size_t first,
+                                size_t known, void* out) {
   if (!given) return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: found NULL", name);
   size_t size;
   memcpy(&size, given, sizeof(size));
@@ -38,8 +38,8 @@ jpp_status_t* jpp_options_copy(const char* name, const void* given, size_t first
   return NULL;
 }
 
-jpp_status_t* jpp_options_copy_at(const char* name, const void* list, size_t index,
-                                  size_t first, size_t known, void* out) {
+jpp_status_t* jpp__options_copy_at(const char* name, const void* list, size_t index,
+                                   size_t first, size_t known, void* out) {
   if (!list) return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: found NULL", name);
   size_t stride, size;
   memcpy(&stride, list, sizeof(stride));
@@ -53,5 +53,5 @@ jpp_status_t* jpp_options_copy_at(const char* name, const void* list, size_t ind
         "in the first one, found %zu; set it to sizeof(%s)",
         name, stride, index, size, name);
   }
-  return jpp_options_copy(name, at, first, known, out);
+  return jpp__options_copy(name, at, first, known, out);
 }

@@ -3,8 +3,8 @@
 
 #include <signal.h>
 
-jpp_status_t* jpp_thread_start(pthread_t* thread, void* (*run)(void*), void* user,
-                               const char* what) {
+jpp_status_t* jpp__thread_start(pthread_t* thread, void* (*run)(void*), void* user,
+                                const char* what) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

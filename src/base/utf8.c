@@ -20,7 +20,7 @@ static size_t sequence_length(unsigned char first, unsigned char* out_low,
   return first < 0xf5 ? 4 : 0;
 }
 
-size_t jpp_utf8_character(const char* text, size_t length) {
+size_t jpp__utf8_character(const char* text, size_t length) {
   const unsigned char* bytes = (const unsigned char*)text;
   unsigned char low, high;
   if (!length) return 0;
@@ -34,9 +34,9 @@ size_t jpp_utf8_character(const char* text, size_t length) {
   return size;
 }
 
-bool jpp_utf8_is_valid(const char* text, size_t length) {
+bool jpp__utf8_is_valid(const char* text, size_t length) {
   for (size_t at = 0, size; at < length; at += size) {
-    size = jpp_utf8_character(text + at, length - at);
+    size = jpp__utf8_character(text + at, length - at);
     if (!size) return false;
   }
   return true;
@@ -49,7 +49,7 @@ static void append_escaped(jpp_str_t* str, const char* text, size_t length,
                            escape_t escape) {
   size_t plain = 0;  // the part before `at` that is not appended yet begins here
   for (size_t at = 0; at < length;) {
-    size_t size = jpp_utf8_character(text + at, length - at);
+    size_t size = jpp__utf8_character(text + at, length - at);
     const char* other = size ? escape(text[at]) : kReplacement;
     if (other) {
       jpp_str_append_n(str, text + plain, at - plain);
@@ -85,6 +85,6 @@ void jpp_str_append_utf8(jpp_str_t* str, const char* text, size_t length) {
   append_escaped(str, text, length, escape_nothing);
 }
 
-void jpp_str_append_xml(jpp_str_t* str, const char* text) {
+void jpp__str_append_xml(jpp_str_t* str, const char* text) {
   append_escaped(str, text, strlen(text), escape_xml);
 }

@@ -7,11 +7,11 @@
 
 // How many bytes the character at the beginning of a text takes, 1 to 4; 0 when they are
 // none (no shortest form, a surrogate, beyond U+10FFFF, cut off).
-size_t jpp_utf8_character(const char* text, size_t length);
-bool jpp_utf8_is_valid(const char* text, size_t length);
+size_t jpp__utf8_character(const char* text, size_t length);
+bool jpp__utf8_is_valid(const char* text, size_t length);
 
 // jpp_str_append_utf8() for XML: an attribute or an element's text. Characters that XML
 // has no way to write become U+FFFD as well.
-void jpp_str_append_xml(jpp_str_t* str, const char* text);
+void jpp__str_append_xml(jpp_str_t* str, const char* text);
 
 #endif  // JPP_BASE_UTF8_H_

@@ -21,12 +21,12 @@
 typedef JPP_VEC(uint32_t) jpp_u32_vec_t;
 
 // Makes room for `extra` more elements of `element_size` bytes.
-jpp_status_t* jpp_vec_reserve_bytes(void** data, size_t count, size_t* capacity,
-                                    size_t element_size, size_t extra) JPP_MUST_USE;
+jpp_status_t* jpp__vec_reserve_bytes(void** data, size_t count, size_t* capacity,
+                                     size_t element_size, size_t extra) JPP_MUST_USE;
 
-#define JPP_VEC_RESERVE(vec, extra)                                           \
-  jpp_vec_reserve_bytes((void**)&(vec)->data, (vec)->count, &(vec)->capacity, \
-                        sizeof(*(vec)->data), (extra))
+#define JPP_VEC_RESERVE(vec, extra)                                            \
+  jpp__vec_reserve_bytes((void**)&(vec)->data, (vec)->count, &(vec)->capacity, \
+                         sizeof(*(vec)->data), (extra))
 
 // Appends one element; a status expression. `value` is evaluated only on success.
 #define JPP_VEC_PUSH(vec, ...)                                             \
@@ -47,7 +47,8 @@ jpp_status_t* jpp_vec_reserve_bytes(void** data, size_t count, size_t* capacity,
   } while (0)
 
 // Copies the elements into an arena: for a builder that ends.
-#define JPP_VEC_TO_ARENA(vec, arena, out) \
-  jpp_arena_copy((arena), (vec)->data, (vec)->count * sizeof(*(vec)->data), (void**)(out))
+#define JPP_VEC_TO_ARENA(vec, arena, out)                                    \
+  jpp__arena_copy((arena), (vec)->data, (vec)->count * sizeof(*(vec)->data), \
+                  (void**)(out))
 
 #endif  // JPP_BASE_VEC_H_

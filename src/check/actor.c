@@ -7,20 +7,20 @@
 
 // --- Contents -------------------------------------------------------------------------
 
-const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value) {
+const jpp_accumulator_t* jpp__check_accumulator(const jpp_checker_t* c, uint32_t value) {
   if (value >= c->staged->num_values) return NULL;
   uint32_t index = c->accumulator_of[value];
   return index == JPP_NONE ? NULL : &c->staged->accumulators[index];
 }
 
-bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value) {
+bool jpp__check_is_index(const jpp_checker_t* c, uint32_t value) {
   uint32_t loop = c->staged->values[value].loop;
   return loop != JPP_NONE && c->staged->graph->loops[loop].index == value;
 }
 
-const jpp_accumulator_t* jpp_check_complete(const jpp_checker_t* c,
-                                            const jpp_content_t* content) {
-  const jpp_accumulator_t* acc = jpp_check_accumulator(c, content->value);
+const jpp_accumulator_t* jpp__check_complete(const jpp_checker_t* c,
+                                             const jpp_content_t* content) {
+  const jpp_accumulator_t* acc = jpp__check_accumulator(c, content->value);
   if (!acc || content->value != acc->next) return NULL;
   uint32_t microbatches = c->staged->graph->loops[acc->loop].microbatches;
   return content->summed == microbatches ? acc : NULL;
@@ -35,15 +35,15 @@ static bool serves_as_state(const jpp_checker_t* c, const jpp_content_t* content
   return (begins || goes_on) && in_order;
 }
 
-bool jpp_check_serves(const jpp_checker_t* c, const jpp_content_t* content,
-                      uint32_t value, uint32_t microbatch) {
+bool jpp__check_serves(const jpp_checker_t* c, const jpp_content_t* content,
+                       uint32_t value, uint32_t microbatch) {
   if (content->owner == JPP_OWNER_CONSTANT) {
-    return jpp_check_is_index(c, value) && content->microbatch == microbatch;
+    return jpp__check_is_index(c, value) && content->microbatch == microbatch;
   }
   if (content->value == JPP_NONE) return false;
-  const jpp_accumulator_t* acc = jpp_check_accumulator(c, value);
+  const jpp_accumulator_t* acc = jpp__check_accumulator(c, value);
   if (acc && value == acc->state) return serves_as_state(c, content, acc, microbatch);
-  if (acc && value == acc->final && jpp_check_complete(c, content) == acc) return true;
+  if (acc && value == acc->final && jpp__check_complete(c, content) == acc) return true;
   bool every = c->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
   return content->value == value && (!every || content->microbatch == microbatch);
 }
@@ -68,26 +68,26 @@ static void note_live(jpp_walk_t* w, uint32_t point) {
 // If the total does not overflow then none of its parts does, so subtracting later is
 // exact.
 static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
-  w->live = jpp_bytes_add(w->live, bytes);
-  w->live_of[kind] = jpp_bytes_add(w->live_of[kind], bytes);
-  if (jpp_bytes_fit(w->live)) return NULL;
-  return jpp_walk_fail(w, "2^63 bytes or more are live; no device has that many");
+  w->live = jpp__bytes_add(w->live, bytes);
+  w->live_of[kind] = jpp__bytes_add(w->live_of[kind], bytes);
+  if (jpp__bytes_fit(w->live)) return NULL;
+  return jpp__walk_fail(w, "2^63 bytes or more are live; no device has that many");
 }
 
-jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
+jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
   char old[JPP_CHECK_TEXT_SIZE], text[JPP_CHECK_TEXT_SIZE];
   jpp_content_t* at = &w->registers[reg];
   if (at->value != JPP_NONE) {
-    return jpp_walk_fail(
+    return jpp__walk_fail(
         w, "writes %s to register %u, which still holds %s; delete that first",
-        jpp_check_content_text(w->c, &content, text), reg,
-        jpp_check_content_text(w->c, at, old));
+        jpp__check_content_text(w->c, &content, text), reg,
+        jpp__check_content_text(w->c, at, old));
   }
   *at = content;
   return add_live(w, content.kind, content_bytes(w, &content));
 }
 
-void jpp_walk_drop(jpp_walk_t* w, uint32_t reg) {
+void jpp__walk_drop(jpp_walk_t* w, uint32_t reg) {
   jpp_content_t* at = &w->registers[reg];
   w->live -= content_bytes(w, at);
   w->live_of[at->kind] -= content_bytes(w, at);
@@ -98,8 +98,8 @@ void jpp_walk_drop(jpp_walk_t* w, uint32_t reg) {
 
 static jpp_status_t* check_register(const jpp_walk_t* w, uint32_t reg) {
   if (reg < w->program->num_registers) return NULL;
-  return jpp_walk_fail(w, "register %u: expected one below %u", reg,
-                       w->program->num_registers);
+  return jpp__walk_fail(w, "register %u: expected one below %u", reg,
+                        w->program->num_registers);
 }
 
 static jpp_status_t* take_input(jpp_walk_t* w, const jpp_program_input_t* input,
@@ -110,12 +110,12 @@ static jpp_status_t* take_input(jpp_walk_t* w, const jpp_program_input_t* input,
   bool needed = arg < graph->num_args &&
                 jpp_rank_set_has(w->c->staged->args[arg].ranks, w->program->rank);
   if (!needed || seen[arg]) {
-    return jpp_walk_fail(w, "argument %u is an input, but %s", arg,
-                         needed ? "is one already" : "belongs to other ranks");
+    return jpp__walk_fail(w, "argument %u is an input, but %s", arg,
+                          needed ? "is one already" : "belongs to other ranks");
   }
   if (input->owned && !graph->args[arg].donated) {
-    return jpp_walk_fail(w, "argument %u is owned, but the caller does not donate it",
-                         arg);
+    return jpp__walk_fail(w, "argument %u is owned, but the caller does not donate it",
+                          arg);
   }
   seen[arg] = 1;
   jpp_content_t content = {
@@ -124,7 +124,7 @@ static jpp_status_t* take_input(jpp_walk_t* w, const jpp_program_input_t* input,
       .owner = input->owned ? JPP_OWNER_PROGRAM : JPP_OWNER_CALLER,
       .kind = w->c->kinds[graph->args[arg].value],
   };
-  return jpp_walk_define(w, input->reg, content);
+  return jpp__walk_define(w, input->reg, content);
 }
 
 static jpp_status_t* take_inputs(jpp_walk_t* w) {
@@ -137,7 +137,7 @@ static jpp_status_t* take_inputs(jpp_walk_t* w) {
   for (uint32_t i = 0; i < args; ++i) {
     if (seen[i]) continue;
     if (!jpp_rank_set_has(w->c->staged->args[i].ranks, w->program->rank)) continue;
-    return jpp_walk_fail(w, "argument %u must be an input here, but is not one", i);
+    return jpp__walk_fail(w, "argument %u must be an input here, but is not one", i);
   }
   return NULL;
 }
@@ -147,7 +147,7 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
   for (uint32_t i = 0; i < w->program->num_constants; ++i) {
     const jpp_program_constant_t* constant = &w->program->constants[i];
     JPP_RETURN_IF_ERROR(check_register(w, constant->reg));
-    if (!graph->num_loops) return jpp_walk_fail(w, "a constant without a loop");
+    if (!graph->num_loops) return jpp__walk_fail(w, "a constant without a loop");
     // All loop indices have the same type, so the first loop's serves for all of them.
     jpp_content_t content = {
         .value = graph->loops[0].index,
@@ -155,7 +155,7 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
         .owner = JPP_OWNER_CONSTANT,
         .kind = JPP_BYTES_CONSTANTS,
     };
-    JPP_RETURN_IF_ERROR(jpp_walk_define(w, constant->reg, content));
+    JPP_RETURN_IF_ERROR(jpp__walk_define(w, constant->reg, content));
   }
   return NULL;
 }
@@ -170,12 +170,12 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
     const jpp_plan_channel_t* channel = &w->c->plan->channels[i];
     if (channel->dst != w->program->rank) continue;
     reserved =
-        jpp_bytes_add(reserved, jpp_bytes_multiply(channel->slots, channel->max_bytes));
+        jpp__bytes_add(reserved, jpp__bytes_multiply(channel->slots, channel->max_bytes));
   }
   if (reserved != w->program->reserved_bytes) {
-    return jpp_walk_fail(w, "receive slots take %llu bytes, the plan says %llu",
-                         (unsigned long long)reserved,
-                         (unsigned long long)w->program->reserved_bytes);
+    return jpp__walk_fail(w, "receive slots take %llu bytes, the plan says %llu",
+                          (unsigned long long)reserved,
+                          (unsigned long long)w->program->reserved_bytes);
   }
   JPP_RETURN_IF_ERROR(add_live(w, JPP_BYTES_RECEIVE_SLOTS, reserved));
   JPP_RETURN_IF_ERROR(take_inputs(w));
@@ -190,16 +190,16 @@ static jpp_status_t* check_operands(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
   uint64_t end = (uint64_t)instr->first_operand + instr->num_args + instr->num_results;
   if (end > w->program->num_operands) {
-    return jpp_walk_fail(w, "operands end at %llu; the program has %u",
-                         (unsigned long long)end, w->program->num_operands);
+    return jpp__walk_fail(w, "operands end at %llu; the program has %u",
+                          (unsigned long long)end, w->program->num_operands);
   }
   for (uint64_t i = instr->first_operand; i < end; ++i) {
     JPP_RETURN_IF_ERROR(check_register(w, w->program->operands[i]));
     uint32_t value = w->program->operand_values[i];
     if (value < w->c->staged->num_values) continue;
-    return jpp_walk_fail(w, "operand %llu is value %%%u; there are %u values",
-                         (unsigned long long)(i - instr->first_operand), value,
-                         w->c->staged->num_values);
+    return jpp__walk_fail(w, "operand %llu is value %%%u; there are %u values",
+                          (unsigned long long)(i - instr->first_operand), value,
+                          w->c->staged->num_values);
   }
   return NULL;
 }
@@ -210,27 +210,28 @@ static jpp_status_t* check_arg(const jpp_walk_t* w, uint32_t index) {
   uint32_t reg = w->program->operands[w->instr->first_operand + index];
   uint32_t value = w->program->operand_values[w->instr->first_operand + index];
   const jpp_content_t* content = &w->registers[reg];
-  bool constant = content->owner == JPP_OWNER_CONSTANT && jpp_check_is_index(w->c, value);
+  bool constant =
+      content->owner == JPP_OWNER_CONSTANT && jpp__check_is_index(w->c, value);
   if (content->value == value || constant) return NULL;
-  return jpp_walk_fail(w, "operand %u: register %u should hold %%%u, and holds %s", index,
-                       reg, value, jpp_check_content_text(w->c, content, text));
+  return jpp__walk_fail(w, "operand %u: register %u should hold %%%u, and holds %s",
+                        index, reg, value, jpp__check_content_text(w->c, content, text));
 }
 
 static jpp_status_t* check_channel(const jpp_walk_t* w, uint32_t num_args,
                                    uint32_t num_results) {
   if (w->instr->target >= w->c->plan->num_channels) {
-    return jpp_walk_fail(w, "channel %u: expected one below %u", w->instr->target,
-                         w->c->plan->num_channels);
+    return jpp__walk_fail(w, "channel %u: expected one below %u", w->instr->target,
+                          w->c->plan->num_channels);
   }
   const jpp_plan_channel_t* channel = &w->c->plan->channels[w->instr->target];
   uint32_t end = num_args ? channel->src : channel->dst;
   if (end != w->program->rank) {
-    return jpp_walk_fail(w, "channel %u goes from rank %u to rank %u", w->instr->target,
-                         channel->src, channel->dst);
+    return jpp__walk_fail(w, "channel %u goes from rank %u to rank %u", w->instr->target,
+                          channel->src, channel->dst);
   }
   if (w->instr->num_args == num_args && w->instr->num_results == num_results) return NULL;
-  return jpp_walk_fail(w, "expected one operand, found %u args and %u results",
-                       w->instr->num_args, w->instr->num_results);
+  return jpp__walk_fail(w, "expected one operand, found %u args and %u results",
+                        w->instr->num_args, w->instr->num_results);
 }
 
 static jpp_status_t* check_send(jpp_walk_t* w) {
@@ -241,19 +242,19 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
       &w->registers[w->program->operands[w->instr->first_operand]];
   jpp_end_t end = {.instr = w->at, .value = content->value};
   end.microbatch = content->microbatch;
-  const jpp_accumulator_t* complete = jpp_check_complete(w->c, content);
+  const jpp_accumulator_t* complete = jpp__check_complete(w->c, content);
   if (complete) end.value = complete->final;
   bool partial = w->c->staged->scopes[end.value] == JPP_SCOPE_STATE;
   if (partial || content->owner == JPP_OWNER_CONSTANT ||
       w->instr->microbatch != content->microbatch) {
-    return jpp_walk_fail(w,
-                         "sends %s; expected a value that is complete, under its "
-                         "own microbatch",
-                         jpp_check_content_text(w->c, content, text));
+    return jpp__walk_fail(w,
+                          "sends %s; expected a value that is complete, under its "
+                          "own microbatch",
+                          jpp__check_content_text(w->c, content, text));
   }
   jpp_check_channel_t* channel = &w->c->channels[w->instr->target];
   ++channel->messages;
-  channel->bytes = jpp_bytes_add(channel->bytes, w->c->plan->value_bytes[end.value]);
+  channel->bytes = jpp__bytes_add(channel->bytes, w->c->plan->value_bytes[end.value]);
   return JPP_VEC_PUSH(&w->c->ends[w->instr->target].sends, end);
 }
 
@@ -262,30 +263,30 @@ static jpp_status_t* check_recv(jpp_walk_t* w) {
   uint32_t value = w->program->operand_values[w->instr->first_operand];
   bool every = w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
   if (every != (w->instr->microbatch != JPP_NONE)) {
-    return jpp_walk_fail(w, every ? "expected the microbatch of the value"
-                                  : "the value has one instance a step, no microbatch");
+    return jpp__walk_fail(w, every ? "expected the microbatch of the value"
+                                   : "the value has one instance a step, no microbatch");
   }
   jpp_content_t content = {.value = value, .microbatch = w->instr->microbatch};
   content.kind = w->c->kinds[value];
   jpp_end_t end = {.instr = w->at, .value = value, .microbatch = content.microbatch};
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&w->c->ends[w->instr->target].recvs, end));
-  return jpp_walk_define(w, w->program->operands[w->instr->first_operand], content);
+  return jpp__walk_define(w, w->program->operands[w->instr->first_operand], content);
 }
 
 static jpp_status_t* check_delete(jpp_walk_t* w) {
   char text[JPP_CHECK_TEXT_SIZE];
   if (w->instr->num_results) {
-    return jpp_walk_fail(w, "has %u results; expected none", w->instr->num_results);
+    return jpp__walk_fail(w, "has %u results; expected none", w->instr->num_results);
   }
   for (uint32_t i = 0; i < w->instr->num_args; ++i) {
     JPP_RETURN_IF_ERROR(check_arg(w, i));
     uint32_t reg = w->program->operands[w->instr->first_operand + i];
     const jpp_content_t* content = &w->registers[reg];
     if (content->owner != JPP_OWNER_PROGRAM) {
-      return jpp_walk_fail(w, "register %u holds %s, which the program does not own", reg,
-                           jpp_check_content_text(w->c, content, text));
+      return jpp__walk_fail(w, "register %u holds %s, which the program does not own",
+                            reg, jpp__check_content_text(w->c, content, text));
     }
-    jpp_walk_drop(w, reg);
+    jpp__walk_drop(w, reg);
   }
   return NULL;
 }
@@ -298,7 +299,7 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
       for (uint32_t i = 0; i < w->instr->num_args; ++i) {
         JPP_RETURN_IF_ERROR(check_arg(w, i));
       }
-      return jpp_check_run(w);
+      return jpp__check_run(w);
     case JPP_INSTR_SEND:
       ++w->actor->sends;
       return check_send(w);
@@ -311,7 +312,7 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
     case JPP_INSTR_KIND_COUNT:
       break;
   }
-  return jpp_walk_fail(w, "kind %u is not RUN, SEND, RECV or DELETE", w->instr->kind);
+  return jpp__walk_fail(w, "kind %u is not RUN, SEND, RECV or DELETE", w->instr->kind);
 }
 
 // --- Behind the last instruction ------------------------------------------------------
@@ -326,21 +327,21 @@ static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_
   bool here = output->output < staged->graph->num_outputs &&
               jpp_rank_set_has(staged->outputs[output->output].ranks, w->program->rank);
   if (!here || seen[output->output]++) {
-    return jpp_walk_fail(w, "output %u is left here, but %s", output->output,
-                         here ? "was already" : "belongs to other ranks");
+    return jpp__walk_fail(w, "output %u is left here, but %s", output->output,
+                          here ? "was already" : "belongs to other ranks");
   }
   const jpp_content_t* content = &w->registers[output->reg];
   uint32_t value = staged->outputs[output->output].value;
-  if (!jpp_check_serves(w->c, content, value, JPP_NONE)) {
-    return jpp_walk_fail(w, "output %u: expected %%%u in register %u, found %s",
-                         output->output, value, output->reg,
-                         jpp_check_content_text(w->c, content, text));
+  if (!jpp__check_serves(w->c, content, value, JPP_NONE)) {
+    return jpp__walk_fail(w, "output %u: expected %%%u in register %u, found %s",
+                          output->output, value, output->reg,
+                          jpp__check_content_text(w->c, content, text));
   }
   bool taken = content->owner != JPP_OWNER_PROGRAM || handed[output->reg] & kHandedOut;
   if (!output->copy && taken) {
-    return jpp_walk_fail(w,
-                         "output %u returns register %u, which the program does not own",
-                         output->output, output->reg);
+    return jpp__walk_fail(w,
+                          "output %u returns register %u, which the program does not own",
+                          output->output, output->reg);
   }
   handed[output->reg] |= output->copy ? kCopied : kHandedOut;
   return NULL;
@@ -357,7 +358,7 @@ static jpp_status_t* check_outputs(const jpp_walk_t* w, uint8_t* handed) {
   for (uint32_t i = 0; i < outputs; ++i) {
     if (seen[i]) continue;
     if (!jpp_rank_set_has(staged->outputs[i].ranks, w->program->rank)) continue;
-    return jpp_walk_fail(w, "output %u must be left on this rank, but is not", i);
+    return jpp__walk_fail(w, "output %u must be left on this rank, but is not", i);
   }
   return NULL;
 }
@@ -368,17 +369,17 @@ static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* hand
     const jpp_content_t* content = &w->registers[i];
     if (content->value == JPP_NONE || content->owner != JPP_OWNER_PROGRAM) continue;
     if (handed[i] & kHandedOut) continue;
-    return jpp_walk_fail(w, "register %u still holds %s at the end; it is not an output",
-                         i, jpp_check_content_text(w->c, content, text));
+    return jpp__walk_fail(w, "register %u still holds %s at the end; it is not an output",
+                          i, jpp__check_content_text(w->c, content, text));
   }
   return NULL;
 }
 
-jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
+jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) {
   const jpp_program_t* program = &c->plan->programs[rank];
   jpp_walk_t walk = {.c = c, .program = program, .actor = &c->actors[rank]};
   if (program->rank != rank) {
-    return jpp_walk_fail(&walk, "is number %u in the plan", rank);
+    return jpp__walk_fail(&walk, "is number %u in the plan", rank);
   }
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));
@@ -395,8 +396,8 @@ jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) {
   JPP_RETURN_IF_ERROR(check_outputs(&walk, handed));
   JPP_RETURN_IF_ERROR(check_nothing_left(&walk, handed));
   if (walk.actor->peak_bytes == program->peak_bytes) return NULL;
-  return jpp_walk_fail(&walk,
-                       "peak of %llu bytes at instruction %u; the plan says %llu at %u",
-                       (unsigned long long)walk.actor->peak_bytes, walk.actor->peak_instr,
-                       (unsigned long long)program->peak_bytes, program->peak_instr);
+  return jpp__walk_fail(
+      &walk, "peak of %llu bytes at instruction %u; the plan says %llu at %u",
+      (unsigned long long)walk.actor->peak_bytes, walk.actor->peak_instr,
+      (unsigned long long)program->peak_bytes, program->peak_instr);
 }

@@ -13,8 +13,8 @@ static jpp_status_t* check_pair(const jpp_checker_t* c, uint32_t id,
       "channel %u: rank %u, instruction %u sends %s where rank %u, instruction %u "
       "expects %s",
       id, channel->src, send->instr,
-      jpp_check_value_text(c, send->value, send->microbatch, sent), channel->dst,
-      recv->instr, jpp_check_value_text(c, recv->value, recv->microbatch, expected));
+      jpp__check_value_text(c, send->value, send->microbatch, sent), channel->dst,
+      recv->instr, jpp__check_value_text(c, recv->value, recv->microbatch, expected));
 }
 
 static jpp_status_t* unpaired_error(const jpp_checker_t* c, uint32_t id,
@@ -24,8 +24,9 @@ static jpp_status_t* unpaired_error(const jpp_checker_t* c, uint32_t id,
   return jpp_status_make(
       JPP_PROGRAM_ERROR, "rank %u, instruction %u: %s of %s %s rank %u has no %s",
       is_send ? channel->src : channel->dst, end->instr, is_send ? "send" : "recv",
-      jpp_check_value_text(c, end->value, end->microbatch, text), is_send ? "to" : "from",
-      is_send ? channel->dst : channel->src, is_send ? "receive" : "send");
+      jpp__check_value_text(c, end->value, end->microbatch, text),
+      is_send ? "to" : "from", is_send ? channel->dst : channel->src,
+      is_send ? "receive" : "send");
 }
 
 static jpp_status_t* check_figures(const jpp_checker_t* c, uint32_t id,
@@ -66,7 +67,7 @@ static jpp_status_t* check_channel(const jpp_checker_t* c, uint32_t id) {
   return check_figures(c, id, largest);
 }
 
-jpp_status_t* jpp_check_channels(jpp_checker_t* c) {
+jpp_status_t* jpp__check_channels(jpp_checker_t* c) {
   for (uint32_t i = 0; i < c->plan->num_channels; ++i) {
     JPP_RETURN_IF_ERROR(check_channel(c, i));
   }

@@ -8,7 +8,7 @@
 static jpp_status_t* prepare_checker(jpp_checker_t* c) {
   const jpp_staged_t* staged = c->staged;
   JPP_RETURN_IF_ERROR(
-      jpp_ids_create(&c->scratch, staged->num_values, &c->accumulator_of));
+      jpp__ids_create(&c->scratch, staged->num_values, &c->accumulator_of));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, staged->num_values, &c->summed));
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
@@ -24,20 +24,20 @@ static jpp_status_t* prepare_checker(jpp_checker_t* c) {
     total += loop == JPP_NONE ? 1 : staged->graph->loops[loop].microbatches;
   }
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, total, &c->ran));
-  return jpp_check_kinds(c);
+  return jpp__check_kinds(c);
 }
 
 static jpp_status_t* check_all(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(prepare_checker(c));
-  JPP_RETURN_IF_ERROR(jpp_check_bindings(c));
-  JPP_RETURN_IF_ERROR(jpp_check_copies(c));
+  JPP_RETURN_IF_ERROR(jpp__check_bindings(c));
+  JPP_RETURN_IF_ERROR(jpp__check_copies(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {
-    JPP_RETURN_IF_ERROR(jpp_check_actor(c, r));
-    jpp_check_next_step(c, r);
+    JPP_RETURN_IF_ERROR(jpp__check_actor(c, r));
+    jpp__check_next_step(c, r);
   }
-  JPP_RETURN_IF_ERROR(jpp_check_run_counts(c));
-  JPP_RETURN_IF_ERROR(jpp_check_channels(c));
-  return jpp_check_waiting(c);
+  JPP_RETURN_IF_ERROR(jpp__check_run_counts(c));
+  JPP_RETURN_IF_ERROR(jpp__check_channels(c));
+  return jpp__check_waiting(c);
 }
 
 // Prepares a checker whose report is allocated in `arena`. Free it with checker_deinit(),
@@ -56,7 +56,7 @@ static void checker_deinit(jpp_checker_t* c) {
     jpp_vec_deinit(&c->ends[i].recvs);
   }
   jpp_free(c->ends);
-  jpp_arena_deinit(&c->scratch);
+  jpp__arena_deinit(&c->scratch);
 }
 
 static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* storage) {
@@ -91,24 +91,24 @@ jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                            "memory curve: the plan has ranks 0 to %u, found rank %u",
                            plan->ranks - 1, rank);
   }
-  JPP_RETURN_IF_ERROR(jpp_check_count("the points of a memory curve",
-                                      (uint64_t)plan->programs[rank].num_instrs + 1,
-                                      count));
+  JPP_RETURN_IF_ERROR(jpp__check_count("the points of a memory curve",
+                                       (uint64_t)plan->programs[rank].num_instrs + 1,
+                                       count));
   jpp_checker_t c;
   jpp_arena_t arena;
-  jpp_arena_init(&arena);
+  jpp__arena_init(&arena);
   jpp_status_t* status = checker_init(plan, &arena, &c);
   c.curve = out_points;
   if (!status) status = prepare_checker(&c);
-  if (!status) status = jpp_check_actor(&c, rank);
+  if (!status) status = jpp__check_actor(&c, rank);
   checker_deinit(&c);
-  jpp_arena_deinit(&arena);
+  jpp__arena_deinit(&arena);
   return status;
 }
 
 void jpp_check_report_destroy(jpp_check_report_t* report) {
   if (!report) return;
   jpp_check_storage_t* storage = (jpp_check_storage_t*)report;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }

@@ -82,42 +82,42 @@ typedef struct jpp_walk {
 } jpp_walk_t;
 
 // Fills c->kinds; c->accumulator_of is known.
-jpp_status_t* jpp_check_kinds(jpp_checker_t* c) JPP_MUST_USE;
-jpp_status_t* jpp_check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
-jpp_status_t* jpp_check_run(jpp_walk_t* w) JPP_MUST_USE;
+jpp_status_t* jpp__check_kinds(jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
+jpp_status_t* jpp__check_run(jpp_walk_t* w) JPP_MUST_USE;
 // Checks over all runs of a task: bindings before any actor is walked, counts after the
 // last.
-jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) JPP_MUST_USE;
-jpp_status_t* jpp_check_run_counts(const jpp_checker_t* c) JPP_MUST_USE;
-jpp_status_t* jpp_check_copies(jpp_checker_t* c) JPP_MUST_USE;
-jpp_status_t* jpp_check_channels(jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp__check_bindings(const jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp__check_run_counts(const jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp__check_copies(jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp__check_channels(jpp_checker_t* c) JPP_MUST_USE;
 // Proves that the plan's slots suffice, then finds how many are needed.
-jpp_status_t* jpp_check_waiting(jpp_checker_t* c) JPP_MUST_USE;
+jpp_status_t* jpp__check_waiting(jpp_checker_t* c) JPP_MUST_USE;
 
 // --- Shared by passes -----------------------------------------------------------------
 
 // Fills an empty register with an instance of `value`; JPP_PROGRAM_ERROR if it is not
 // empty.
-jpp_status_t* jpp_walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content);
+jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content);
 // Empties a register that the program owns.
-void jpp_walk_drop(jpp_walk_t* w, uint32_t reg);
+void jpp__walk_drop(jpp_walk_t* w, uint32_t reg);
 // Whether a register with this content may be read as `value` of this microbatch.
-bool jpp_check_serves(const jpp_checker_t* c, const jpp_content_t* content,
-                      uint32_t value, uint32_t microbatch);
+bool jpp__check_serves(const jpp_checker_t* c, const jpp_content_t* content,
+                       uint32_t value, uint32_t microbatch);
 // The accumulator whose `next` this is, and whose sum is complete; otherwise NULL.
-const jpp_accumulator_t* jpp_check_complete(const jpp_checker_t* c,
-                                            const jpp_content_t* content);
+const jpp_accumulator_t* jpp__check_complete(const jpp_checker_t* c,
+                                             const jpp_content_t* content);
 // The accumulator that a value is init, state, next or final of; NULL for others.
-const jpp_accumulator_t* jpp_check_accumulator(const jpp_checker_t* c, uint32_t value);
+const jpp_accumulator_t* jpp__check_accumulator(const jpp_checker_t* c, uint32_t value);
 // Is it the microbatch number of some loop?
-bool jpp_check_is_index(const jpp_checker_t* c, uint32_t value);
+bool jpp__check_is_index(const jpp_checker_t* c, uint32_t value);
 
 // The first rank on each group of devices, in order: begin with JPP_NONE, until JPP_NONE.
-uint32_t jpp_limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
-                               uint32_t first);
+uint32_t jpp__limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
+                                uint32_t first);
 // The rank after `rank` on the same devices; JPP_NONE past the last.
-uint32_t jpp_limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
-                                uint32_t rank);
+uint32_t jpp__limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
+                                 uint32_t rank);
 
 // An excess of ranks over a limit.
 typedef struct jpp_excess {
@@ -129,32 +129,32 @@ typedef struct jpp_excess {
 } jpp_excess_t;
 
 // The largest excess. False when no limit is exceeded.
-bool jpp_check_find_excess(const jpp_check_report_t* report,
-                           const jpp_memory_limits_t* limits, jpp_excess_t* out_excess);
+bool jpp__check_find_excess(const jpp_check_report_t* report,
+                            const jpp_memory_limits_t* limits, jpp_excess_t* out_excess);
 
 // Appends the message of jpp_check_memory_limit(). False, and no text, when no limit is
 // exceeded.
-bool jpp_check_append_excess(const jpp_check_report_t* report,
-                             const jpp_memory_limits_t* limits, jpp_str_t* str);
+bool jpp__check_append_excess(const jpp_check_report_t* report,
+                              const jpp_memory_limits_t* limits, jpp_str_t* str);
 
 // limit.c: the bytes that a further step in flight adds on the rank; c->kinds is known.
-void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank);
+void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank);
 // "weights 256, activations 64"; nothing for kinds without bytes.
-void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
+void jpp__check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
 
 enum { JPP_CHECK_TEXT_SIZE = 256 };
 // "%9 (f32[2,8], microbatch 3)"; returns `buffer`.
-const char* jpp_check_value_text(const jpp_checker_t* c, uint32_t value,
-                                 uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]);
+const char* jpp__check_value_text(const jpp_checker_t* c, uint32_t value,
+                                  uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]);
 // The same, or "nothing".
-const char* jpp_check_content_text(const jpp_checker_t* c, const jpp_content_t* content,
-                                   char buffer[JPP_CHECK_TEXT_SIZE]);
+const char* jpp__check_content_text(const jpp_checker_t* c, const jpp_content_t* content,
+                                    char buffer[JPP_CHECK_TEXT_SIZE]);
 // "run of fwd_0, microbatch 2", "recv of %9 (...) from rank 1"; returns `buffer`.
-const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
-                                 const jpp_instr_t* instr,
-                                 char buffer[JPP_CHECK_TEXT_SIZE]);
+const char* jpp__check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
+                                  const jpp_instr_t* instr,
+                                  char buffer[JPP_CHECK_TEXT_SIZE]);
 // JPP_PROGRAM_ERROR "rank 0, instruction 12: INSTR: MESSAGE".
-jpp_status_t* jpp_walk_fail(const jpp_walk_t* w, const char* format, ...)
+jpp_status_t* jpp__walk_fail(const jpp_walk_t* w, const char* format, ...)
     JPP_PRINTF(2, 3) JPP_MUST_USE;
 
 #endif  // JPP_CHECK_CHECKER_H_

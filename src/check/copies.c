@@ -34,15 +34,15 @@ static jpp_status_t* check_makers(const jpp_checker_t* c, uint32_t value, uint32
                          "results may differ in the last digit; expected one task that "
                          "sends the value, or the "
                          "same ops, inputs, outputs and donations on both",
-                         jpp_check_value_text(c, value, JPP_NONE, text),
+                         jpp__check_value_text(c, value, JPP_NONE, text),
                          tasks[first].name, tasks[first].rank, tasks[second].name,
                          tasks[second].rank);
 }
 
-jpp_status_t* jpp_check_copies(jpp_checker_t* c) {
+jpp_status_t* jpp__check_copies(jpp_checker_t* c) {
   const jpp_staged_t* staged = c->staged;
   uint32_t* maker = NULL;  // [values] the first task that makes it
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&c->scratch, staged->num_values, &maker));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&c->scratch, staged->num_values, &maker));
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     const jpp_task_t* task = &staged->tasks[t];
     for (uint32_t i = 0; i < task->num_outputs; ++i) {

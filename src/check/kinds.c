@@ -83,7 +83,7 @@ static uint8_t step_kind(const kinds_t* k, uint32_t value) {
 }
 
 static uint8_t kind_of(const jpp_checker_t* c, const kinds_t* k, uint32_t value) {
-  const jpp_accumulator_t* acc = jpp_check_accumulator(c, value);
+  const jpp_accumulator_t* acc = jpp__check_accumulator(c, value);
   if (acc) {
     const jpp_loop_t* loop = &c->staged->graph->loops[acc->loop];
     bool sum = loop->results[acc->result].reduce == JPP_REDUCE_ADD;
@@ -95,7 +95,7 @@ static uint8_t kind_of(const jpp_checker_t* c, const kinds_t* k, uint32_t value)
   return of_graph ? step_kind(k, value) : JPP_BYTES_STEP_VALUES;
 }
 
-jpp_status_t* jpp_check_kinds(jpp_checker_t* c) {
+jpp_status_t* jpp__check_kinds(jpp_checker_t* c) {
   kinds_t k = {.graph = c->staged->graph};
   uint32_t values = k.graph->num_values;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, values, &k.dependence));

@@ -10,16 +10,16 @@ static bool share(const jpp_memory_limits_t* limits, uint32_t a, uint32_t b) {
   return a == b || (limits->devices && limits->devices[a] == limits->devices[b]);
 }
 
-uint32_t jpp_limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
-                                uint32_t rank) {
+uint32_t jpp__limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
+                                 uint32_t rank) {
   for (uint32_t r = rank + 1; r < ranks; ++r) {
     if (share(limits, rank, r)) return r;
   }
   return JPP_NONE;
 }
 
-uint32_t jpp_limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
-                               uint32_t first) {
+uint32_t jpp__limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
+                                uint32_t first) {
   for (uint32_t r = first == JPP_NONE ? 0 : first + 1; r < ranks; ++r) {
     uint32_t earlier = 0;
     while (!share(limits, earlier, r)) ++earlier;
@@ -34,7 +34,7 @@ static jpp_excess_t add_peaks(const jpp_check_report_t* report,
                               const jpp_memory_limits_t* limits, uint32_t first) {
   jpp_excess_t sum = {.first = first, .largest = first};
   uint32_t ranks = report->plan->ranks;
-  for (uint32_t r = first; r != JPP_NONE; r = jpp_limits_next_sharer(limits, ranks, r)) {
+  for (uint32_t r = first; r != JPP_NONE; r = jpp__limits_next_sharer(limits, ranks, r)) {
     uint64_t peak = report->actors[r].peak_bytes;
     if (peak > report->actors[sum.largest].peak_bytes) sum.largest = r;
     sum.peak += peak;
@@ -43,14 +43,14 @@ static jpp_excess_t add_peaks(const jpp_check_report_t* report,
   return sum;
 }
 
-bool jpp_check_find_excess(const jpp_check_report_t* report,
-                           const jpp_memory_limits_t* limits, jpp_excess_t* out_excess) {
+bool jpp__check_find_excess(const jpp_check_report_t* report,
+                            const jpp_memory_limits_t* limits, jpp_excess_t* out_excess) {
   uint32_t ranks = report->plan->ranks;
   uint32_t count = 0;
   uint64_t most = 0;
   *out_excess = (jpp_excess_t){0};
-  for (uint32_t r = jpp_limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
-       r = jpp_limits_next_first(limits, ranks, r)) {
+  for (uint32_t r = jpp__limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
+       r = jpp__limits_next_first(limits, ranks, r)) {
     jpp_excess_t sum = add_peaks(report, limits, r);
     if (sum.peak <= limits->bytes[r]) continue;
     ++count;
@@ -72,7 +72,7 @@ static void append_who(const jpp_excess_t* excess, const jpp_memory_limits_t* li
   }
   jpp_str_append(str, "memory limit: ranks");
   for (uint32_t r = excess->first; r != JPP_NONE;
-       r = jpp_limits_next_sharer(limits, ranks, r)) {
+       r = jpp__limits_next_sharer(limits, ranks, r)) {
     jpp_str_appendf(str, "%s %u", r == excess->first ? "" : ",", r);
   }
   jpp_str_append(str, ", on the same devices: ");
@@ -100,16 +100,16 @@ static void append_ranks(const jpp_check_report_t* report, const jpp_excess_t* e
   if (actor->peak_instr < program->num_instrs) {
     const jpp_instr_t* instr = &program->instrs[actor->peak_instr];
     jpp_str_appendf(str, ", at instruction %u (%s)", actor->peak_instr,
-                    jpp_check_instr_text(&c, program, instr, text));
+                    jpp__check_instr_text(&c, program, instr, text));
   }
   jpp_str_append(str, "\n  ");
-  jpp_check_append_kinds(actor->bytes_at_peak, str);
+  jpp__check_append_kinds(actor->bytes_at_peak, str);
 }
 
-bool jpp_check_append_excess(const jpp_check_report_t* report,
-                             const jpp_memory_limits_t* limits, jpp_str_t* str) {
+bool jpp__check_append_excess(const jpp_check_report_t* report,
+                              const jpp_memory_limits_t* limits, jpp_str_t* str) {
   jpp_excess_t excess;
-  if (!jpp_check_find_excess(report, limits, &excess)) return false;
+  if (!jpp__check_find_excess(report, limits, &excess)) return false;
   append_ranks(report, &excess, limits, str);
   if (excess.others) {
     jpp_str_appendf(str, "\n%u other %s%s over as well", excess.others,
@@ -124,7 +124,7 @@ jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
   JPP_RETURN_IF_NULL(report, limits);
   JPP_RETURN_IF_NULL(limits->bytes);
   jpp_str_t str = {0};
-  if (!jpp_check_append_excess(report, limits, &str)) return NULL;
+  if (!jpp__check_append_excess(report, limits, &str)) return NULL;
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
   jpp_status_t* status = jpp_status_make(JPP_OUT_OF_MEMORY, "%s", text);
@@ -138,7 +138,7 @@ static uint64_t bytes_of(const jpp_checker_t* c, uint32_t value) {
   return c->plan->value_bytes[value];
 }
 
-void jpp_check_next_step(const jpp_checker_t* c, uint32_t rank) {
+void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank) {
   const jpp_program_t* program = &c->plan->programs[rank];
   const jpp_graph_t* graph = c->staged->graph;
   uint64_t batch = 0, taken = 0, results = 0;
@@ -161,7 +161,7 @@ static uint64_t next_step_bytes(const jpp_check_report_t* report,
                                 const jpp_memory_limits_t* limits, uint32_t first) {
   uint64_t sum = 0;
   for (uint32_t r = first; r != JPP_NONE;
-       r = jpp_limits_next_sharer(limits, report->plan->ranks, r)) {
+       r = jpp__limits_next_sharer(limits, report->plan->ranks, r)) {
     sum += report->actors[r].next_step_bytes;
   }
   return sum;
@@ -172,8 +172,8 @@ uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,
   uint64_t steps = wanted;
   if (!limits) return steps ? wanted : 1;
   uint32_t ranks = report->plan->ranks;
-  for (uint32_t r = jpp_limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
-       r = jpp_limits_next_first(limits, ranks, r)) {
+  for (uint32_t r = jpp__limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
+       r = jpp__limits_next_first(limits, ranks, r)) {
     uint64_t peak = add_peaks(report, limits, r).peak;
     uint64_t next = next_step_bytes(report, limits, r);
     uint64_t room = limits->bytes[r] > peak ? limits->bytes[r] - peak : 0;

@@ -21,7 +21,7 @@ const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind) {
   return (unsigned)kind < JPP_BYTES_KIND_COUNT ? kNames[kind] : "?";
 }
 
-void jpp_check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str) {
+void jpp__check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str) {
   const char* separator = "";
   for (int i = 0; i < JPP_BYTES_KIND_COUNT; ++i) {
     if (!bytes[i]) continue;
@@ -39,7 +39,7 @@ static void append_actor(const jpp_check_report_t* report, uint32_t rank,
   jpp_str_appendf(str, "  peak %llu bytes at instruction %u:",
                   (unsigned long long)actor->peak_bytes, actor->peak_instr);
   if (actor->peak_bytes) jpp_str_append(str, " ");
-  jpp_check_append_kinds(actor->bytes_at_peak, str);
+  jpp__check_append_kinds(actor->bytes_at_peak, str);
   jpp_str_appendf(str, "\n  each further step in flight: %llu bytes\n",
                   (unsigned long long)actor->next_step_bytes);
 }
@@ -49,7 +49,7 @@ jpp_status_t* jpp_check_report_print(const jpp_check_report_t* report, char** ou
   jpp_str_t str = {0};
   const jpp_plan_t* plan = report->plan;
   jpp_str_append(&str, "check ");
-  jpp_str_append_quoted(&str, plan->staged->graph->name);
+  jpp__str_append_quoted(&str, plan->staged->graph->name);
   jpp_str_appendf(&str, ": %u actors, %u channels, proved\n", plan->ranks,
                   plan->num_channels);
   for (uint32_t r = 0; r < plan->ranks; ++r) append_actor(report, r, &str);

@@ -6,34 +6,34 @@
 static jpp_status_t* check_task(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
   if (instr->target >= w->c->staged->num_tasks) {
-    return jpp_walk_fail(w, "task %u: expected one below %u", instr->target,
-                         w->c->staged->num_tasks);
+    return jpp__walk_fail(w, "task %u: expected one below %u", instr->target,
+                          w->c->staged->num_tasks);
   }
   const jpp_task_t* task = &w->c->staged->tasks[instr->target];
   if (task->rank != w->program->rank) {
-    return jpp_walk_fail(w, "the task belongs to rank %u", task->rank);
+    return jpp__walk_fail(w, "the task belongs to rank %u", task->rank);
   }
   if (instr->num_args != task->num_inputs || instr->num_results != task->num_outputs) {
-    return jpp_walk_fail(w, "expected %u args and %u results, found %u and %u",
-                         task->num_inputs, task->num_outputs, instr->num_args,
-                         instr->num_results);
+    return jpp__walk_fail(w, "expected %u args and %u results, found %u and %u",
+                          task->num_inputs, task->num_outputs, instr->num_args,
+                          instr->num_results);
   }
   bool outside = task->loop == JPP_NONE;
   uint32_t microbatches =
       outside ? 0 : w->c->staged->graph->loops[task->loop].microbatches;
   bool known = outside ? instr->microbatch == JPP_NONE : instr->microbatch < microbatches;
   if (known) return NULL;
-  return jpp_walk_fail(w,
-                       outside ? "is outside the loops and has no microbatch"
-                               : "expected one of %u microbatches",
-                       microbatches);
+  return jpp__walk_fail(w,
+                        outside ? "is outside the loops and has no microbatch"
+                                : "expected one of %u microbatches",
+                        microbatches);
 }
 
 static jpp_status_t* count_run(const jpp_walk_t* w) {
   uint32_t task = w->instr->target;
   uint32_t microbatch = w->instr->microbatch == JPP_NONE ? 0 : w->instr->microbatch;
   uint8_t* ran = &w->c->ran[w->c->first_run[task] + microbatch];
-  if (*ran) return jpp_walk_fail(w, "has run before");
+  if (*ran) return jpp__walk_fail(w, "has run before");
   *ran = 1;
   ++w->c->runs[task];
   return NULL;
@@ -46,11 +46,11 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
     uint32_t reg = w->program->operands[w->instr->first_operand + i];
     uint32_t value = task->inputs[i];
     const jpp_content_t* content = &w->registers[reg];
-    if (!jpp_check_serves(w->c, content, value, w->instr->microbatch)) {
-      return jpp_walk_fail(
+    if (!jpp__check_serves(w->c, content, value, w->instr->microbatch)) {
+      return jpp__walk_fail(
           w, "arg %u: expected %s in register %u, found %s", i,
-          jpp_check_value_text(w->c, value, w->instr->microbatch, expected), reg,
-          jpp_check_content_text(w->c, content, found));
+          jpp__check_value_text(w->c, value, w->instr->microbatch, expected), reg,
+          jpp__check_content_text(w->c, content, found));
     }
     w->c->summed[value] = content->summed;
     bool again = w->reads[reg].instr == w->at;
@@ -65,7 +65,7 @@ static jpp_content_t content_of_result(const jpp_walk_t* w, uint32_t value) {
   if (w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH) {
     content.microbatch = w->instr->microbatch;
   }
-  const jpp_accumulator_t* acc = jpp_check_accumulator(w->c, value);
+  const jpp_accumulator_t* acc = jpp__check_accumulator(w->c, value);
   if (acc && value == acc->next) content.summed = w->c->summed[acc->state] + 1;
   return content;
 }
@@ -76,11 +76,11 @@ static jpp_status_t* define_results(jpp_walk_t* w) {
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
     uint32_t value = w->program->operand_values[first + i];
     if (value != task->outputs[i]) {
-      return jpp_walk_fail(w, "result %u: the list says %%%u, the task makes %%%u", i,
-                           value, task->outputs[i]);
+      return jpp__walk_fail(w, "result %u: the list says %%%u, the task makes %%%u", i,
+                            value, task->outputs[i]);
     }
-    JPP_RETURN_IF_ERROR(
-        jpp_walk_define(w, w->program->operands[first + i], content_of_result(w, value)));
+    JPP_RETURN_IF_ERROR(jpp__walk_define(w, w->program->operands[first + i],
+                                         content_of_result(w, value)));
   }
   return NULL;
 }
@@ -104,19 +104,19 @@ static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index, uint32_t output) 
   uint32_t reg = w->program->operands[w->instr->first_operand + index];
   const jpp_content_t* content = &w->registers[reg];
   if (content->owner != JPP_OWNER_PROGRAM) {
-    return jpp_walk_fail(w, "donates %s, which the program does not own",
-                         jpp_check_content_text(w->c, content, text));
+    return jpp__walk_fail(w, "donates %s, which the program does not own",
+                          jpp__check_content_text(w->c, content, text));
   }
   if (w->reads[reg].twice) {
-    return jpp_walk_fail(w, "donates register %u as arg %u and reads it as another", reg,
-                         index);
+    return jpp__walk_fail(w, "donates register %u as arg %u and reads it as another", reg,
+                          index);
   }
   hand_kind_on(w, content, output);
-  jpp_walk_drop(w, reg);
+  jpp__walk_drop(w, reg);
   return NULL;
 }
 
-jpp_status_t* jpp_check_run(jpp_walk_t* w) {
+jpp_status_t* jpp__check_run(jpp_walk_t* w) {
   JPP_RETURN_IF_ERROR(check_task(w));
   JPP_RETURN_IF_ERROR(count_run(w));
   JPP_RETURN_IF_ERROR(check_args(w));
@@ -150,11 +150,11 @@ static jpp_status_t* check_donation(const jpp_checker_t* c, const jpp_task_t* ta
     return NULL;
   }
   char text[JPP_CHECK_TEXT_SIZE], result[JPP_CHECK_TEXT_SIZE];
-  return jpp_status_make(JPP_PROGRAM_ERROR,
-                         "task %s: arg %u, %s, is donated to result %u, %s, which %s",
-                         task->name, input, jpp_check_value_text(c, from, JPP_NONE, text),
-                         output, jpp_check_value_text(c, to, JPP_NONE, result),
-                         alike ? "takes over another's memory" : "differs in type");
+  return jpp_status_make(
+      JPP_PROGRAM_ERROR, "task %s: arg %u, %s, is donated to result %u, %s, which %s",
+      task->name, input, jpp__check_value_text(c, from, JPP_NONE, text), output,
+      jpp__check_value_text(c, to, JPP_NONE, result),
+      alike ? "takes over another's memory" : "differs in type");
 }
 
 static jpp_status_t* check_binding(const jpp_checker_t* c, uint32_t id, bool* taken) {
@@ -169,7 +169,7 @@ static jpp_status_t* check_binding(const jpp_checker_t* c, uint32_t id, bool* ta
   return status;
 }
 
-jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) {
+jpp_status_t* jpp__check_bindings(const jpp_checker_t* c) {
   bool* taken = NULL;
   uint32_t most = 0;
   for (uint32_t t = 0; t < c->staged->num_tasks; ++t) {
@@ -184,7 +184,7 @@ jpp_status_t* jpp_check_bindings(const jpp_checker_t* c) {
   return status;
 }
 
-jpp_status_t* jpp_check_run_counts(const jpp_checker_t* c) {
+jpp_status_t* jpp__check_run_counts(const jpp_checker_t* c) {
   for (uint32_t t = 0; t < c->staged->num_tasks; ++t) {
     const jpp_task_t* task = &c->staged->tasks[t];
     bool outside = task->loop == JPP_NONE;

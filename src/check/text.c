@@ -4,8 +4,8 @@
 
 #include "check/checker.h"
 
-const char* jpp_check_value_text(const jpp_checker_t* c, uint32_t value,
-                                 uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]) {
+const char* jpp__check_value_text(const jpp_checker_t* c, uint32_t value,
+                                  uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]) {
   if (value >= c->staged->num_values) {
     snprintf(buffer, JPP_CHECK_TEXT_SIZE, "%%%u (no such value)", value);
     return buffer;
@@ -27,16 +27,16 @@ const char* jpp_check_value_text(const jpp_checker_t* c, uint32_t value,
   return buffer;
 }
 
-const char* jpp_check_content_text(const jpp_checker_t* c, const jpp_content_t* content,
-                                   char buffer[JPP_CHECK_TEXT_SIZE]) {
+const char* jpp__check_content_text(const jpp_checker_t* c, const jpp_content_t* content,
+                                    char buffer[JPP_CHECK_TEXT_SIZE]) {
   if (content->owner == JPP_OWNER_CONSTANT) {
     snprintf(buffer, JPP_CHECK_TEXT_SIZE, "the microbatch number %u",
              content->microbatch);
     return buffer;
   }
   if (content->value == JPP_NONE) return "nothing";
-  const jpp_accumulator_t* acc = jpp_check_accumulator(c, content->value);
-  jpp_check_value_text(c, content->value, content->microbatch, buffer);
+  const jpp_accumulator_t* acc = jpp__check_accumulator(c, content->value);
+  jpp__check_value_text(c, content->value, content->microbatch, buffer);
   if (!acc || content->value == acc->final) return buffer;
   size_t at = 0;
   while (buffer[at]) ++at;
@@ -50,8 +50,8 @@ static void transfer_text(const jpp_checker_t* c, const jpp_program_t* program,
   char value[JPP_CHECK_TEXT_SIZE] = "?";
   bool send = instr->kind == JPP_INSTR_SEND;
   if (instr->first_operand < program->num_operands) {
-    jpp_check_value_text(c, program->operand_values[instr->first_operand],
-                         instr->microbatch, value);
+    jpp__check_value_text(c, program->operand_values[instr->first_operand],
+                          instr->microbatch, value);
   }
   uint32_t peer = JPP_NONE;
   if (instr->target < c->plan->num_channels) {
@@ -74,9 +74,9 @@ static void run_text(const jpp_checker_t* c, const jpp_instr_t* instr,
   }
 }
 
-const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
-                                 const jpp_instr_t* instr,
-                                 char buffer[JPP_CHECK_TEXT_SIZE]) {
+const char* jpp__check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
+                                  const jpp_instr_t* instr,
+                                  char buffer[JPP_CHECK_TEXT_SIZE]) {
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
       run_text(c, instr, buffer);
@@ -93,7 +93,7 @@ const char* jpp_check_instr_text(const jpp_checker_t* c, const jpp_program_t* pr
   return "unknown instruction";
 }
 
-jpp_status_t* jpp_walk_fail(const jpp_walk_t* w, const char* format, ...) {
+jpp_status_t* jpp__walk_fail(const jpp_walk_t* w, const char* format, ...) {
   char message[4 * JPP_CHECK_TEXT_SIZE], instr[JPP_CHECK_TEXT_SIZE];
   va_list args;
   va_start(args, format);
@@ -104,5 +104,5 @@ jpp_status_t* jpp_walk_fail(const jpp_walk_t* w, const char* format, ...) {
   }
   return jpp_status_make(
       JPP_PROGRAM_ERROR, "rank %u, instruction %u: %s: %s", w->program->rank, w->at,
-      jpp_check_instr_text(w->c, w->program, w->instr, instr), message);
+      jpp__check_instr_text(w->c, w->program, w->instr, instr), message);
 }

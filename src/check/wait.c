@@ -93,7 +93,7 @@ static void append_wait(const waiting_t* w, uint32_t rank, jpp_str_t* str) {
   const jpp_instr_t* instr = instr_at(w, rank);
   uint32_t slots = w->slots[instr->target];
   jpp_str_appendf(str, "\n  rank %u, instruction %u: %s", rank, w->at[rank],
-                  jpp_check_instr_text(w->c, &w->c->plan->programs[rank], instr, text));
+                  jpp__check_instr_text(w->c, &w->c->plan->programs[rank], instr, text));
   if (instr->kind == JPP_INSTR_SEND) {
     jpp_str_appendf(str, " is blocked, %u of %u slots full, and", slots, slots);
   }
@@ -166,7 +166,7 @@ static jpp_status_t* find_slots_needed(waiting_t* w) {
   return NULL;
 }
 
-jpp_status_t* jpp_check_waiting(jpp_checker_t* c) {
+jpp_status_t* jpp__check_waiting(jpp_checker_t* c) {
   waiting_t w = {.c = c};
   uint32_t ranks = c->plan->ranks, channels = c->plan->num_channels;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, channels, &w.slots));

@@ -9,11 +9,11 @@ static jpp_status_t* options_json(jpp_str_t* out) {
   json_t* list = json_array();
   for (int i = 0; i < JPP_OPTION_COUNT; ++i) {
     const jpp_option_info_t* info = jpp_option_info((jpp_option_t)i);
-    jpp_json_append(&list, json_pack("{s:s, s:s, s:s, s:s}", "name", info->name, "values",
-                                     info->values, "default", info->default_value, "help",
-                                     info->help));
+    jpp__json_append(&list, json_pack("{s:s, s:s, s:s, s:s}", "name", info->name,
+                                      "values", info->values, "default",
+                                      info->default_value, "help", info->help));
   }
-  jpp_json_take(list, JSON_INDENT(1), out);
+  jpp__json_take(list, JSON_INDENT(1), out);
   jpp_str_append(out, "\n");
   return NULL;
 }

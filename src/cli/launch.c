@@ -48,10 +48,10 @@ static jpp_status_t* find_port(uint16_t* out_port) {
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t size = sizeof(address);
   int handle = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (handle < 0) return jpp_launch_error("a port for the coordinator");
+  if (handle < 0) return jpp__launch_error("a port for the coordinator");
   bool found = bind(handle, (struct sockaddr*)&address, size) == 0 &&
                getsockname(handle, (struct sockaddr*)&address, &size) == 0;
-  jpp_status_t* status = found ? NULL : jpp_launch_error("a port for the coordinator");
+  jpp_status_t* status = found ? NULL : jpp__launch_error("a port for the coordinator");
   close(handle);
   *out_port = ntohs(address.sin_port);
   return status;
@@ -60,7 +60,7 @@ static jpp_status_t* find_port(uint16_t* out_port) {
 // --- The end --------------------------------------------------------------------------
 
 static void end_all(launch_job_t* job, int number, double grace_ms) {
-  jpp_launch_signal(job, number);
+  jpp__launch_signal(job, number);
   job->ending = true;
   job->end_ms = jpp_cli_now_ms() + grace_ms;
 }
@@ -161,10 +161,10 @@ static void collect_ends(launch_job_t* job) {
     launch_child_t* child = &job->children[i];
     int wait_status = 0;
     if (child->pid && waitpid(child->pid, &wait_status, WNOHANG) == child->pid) {
-      jpp_launch_note_end(job, child, wait_status);
+      jpp__launch_note_end(job, child, wait_status);
       if (result_of(wait_status) && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
     }
-    jpp_launch_check_group(job, child);
+    jpp__launch_check_group(job, child);
   }
   // Others may have handled its failure and ended successfully.
   const launch_child_t* blamed = job->blamed < 0 ? NULL : find_child(job, job->blamed);
@@ -178,7 +178,7 @@ static void blame_stopped(launch_job_t* job) {
   if (job->total == 1 || job->failed_ms || job->ending) return;
   if (now < job->looked_ms + kLookMs) return;
   job->looked_ms = now;
-  jpp_launch_look_for_stopped(job);
+  jpp__launch_look_for_stopped(job);
   for (uint32_t i = 0; i < job->count && job->blamed < 0; ++i) {
     const launch_child_t* child = &job->children[i];
     if (!child->stopped || now < child->stopped_ms + job->silence_ms + kStoppedMs)
@@ -214,7 +214,7 @@ static bool read_outputs(launch_job_t* job, const sigset_t* waiting_mask, bool w
   if (ppoll(job->polls, count + 1, &slice, waiting_mask) <= 0) return false;
   for (uint32_t i = 0; i < count; ++i) {
     if (!job->polls[i].revents) continue;
-    jpp_launch_read(&job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
+    jpp__launch_read(&job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
   }
   if (job->polls[count].revents) read_reports(job);
   return true;
@@ -224,7 +224,7 @@ static void pass_interrupts(launch_job_t* job, int* passed) {
   if (g_interrupts == *passed) return;
   job->result = 128 + g_signal;
   if (*passed) {
-    jpp_launch_signal(job, SIGKILL);
+    jpp__launch_signal(job, SIGKILL);
   } else {
     end_all(job, g_signal, grace_ms(job, kGraceMs));
   }
@@ -239,11 +239,11 @@ static void follow(launch_job_t* job, const sigset_t* waiting_mask) {
     collect_ends(job);
     blame_stopped(job);
     name_culprit(job);
-    if (job->ending && jpp_cli_now_ms() > job->end_ms) jpp_launch_signal(job, SIGKILL);
+    if (job->ending && jpp_cli_now_ms() > job->end_ms) jpp__launch_signal(job, SIGKILL);
   }
   while (read_outputs(job, waiting_mask, false)) {
   }
-  for (uint32_t i = 0; i < job->count; ++i) jpp_launch_close(&job->children[i]);
+  for (uint32_t i = 0; i < job->count; ++i) jpp__launch_close(&job->children[i]);
   name_culprit(job);
 }
 
@@ -268,8 +268,8 @@ static jpp_status_t* run_once(launch_job_t* job, const sigset_t* waiting_mask) {
   for (uint32_t i = 0; i < job->count && !status; ++i) {
     launch_child_t* child = &job->children[i];
     child->number = job->first + i;
-    status = jpp_launch_open_log(job, child);
-    if (!status) status = jpp_launch_start(job, child);
+    status = jpp__launch_open_log(job, child);
+    if (!status) status = jpp__launch_start(job, child);
   }
   if (status) end_all(job, SIGKILL, 0);
   follow(job, waiting_mask);
@@ -305,8 +305,8 @@ static jpp_status_t* run_job(launch_job_t* job) {
   for (uint32_t i = 0; i < job->count; ++i) {
     job->children[i].outputs[0].read_end = job->children[i].outputs[1].read_end = -1;
   }
-  if (pipe2(job->report, O_CLOEXEC | O_NONBLOCK) < 0) return jpp_launch_error("a pipe");
-  JPP_RETURN_IF_ERROR(jpp_launch_guard(job));
+  if (pipe2(job->report, O_CLOEXEC | O_NONBLOCK) < 0) return jpp__launch_error("a pipe");
+  JPP_RETURN_IF_ERROR(jpp__launch_guard(job));
   hold_signals(&waiting_mask);
   for (;; ++job->restart) {
     JPP_RETURN_IF_ERROR(run_once(job, &waiting_mask));
@@ -356,7 +356,7 @@ jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {
   job.first = options->node * job.count;
   job.total = (options->nodes ? options->nodes : 1) * job.count;
   jpp_status_t* status = run_job(&job);
-  jpp_launch_dismiss_guard(&job);
+  jpp__launch_dismiss_guard(&job);
   jpp_free(job.children);
   jpp_free(job.polls);
   if (!status && job.result) exit(job.result);

@@ -53,31 +53,31 @@ typedef struct launch_job {
 } launch_job_t;
 
 // A status with errno's text.
-jpp_status_t* jpp_launch_error(const char* what) JPP_MUST_USE;
+jpp_status_t* jpp__launch_error(const char* what) JPP_MUST_USE;
 
 // --- launch_children.c ----------------------------------------------------------------
 
 // Forks the guard, which kills all children when this process is gone.
-jpp_status_t* jpp_launch_guard(launch_job_t* job) JPP_MUST_USE;
+jpp_status_t* jpp__launch_guard(launch_job_t* job) JPP_MUST_USE;
 // Called when all children have ended; returns when the guard has ended too.
-void jpp_launch_dismiss_guard(const launch_job_t* job);
-jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) JPP_MUST_USE;
+void jpp__launch_dismiss_guard(const launch_job_t* job);
+jpp_status_t* jpp__launch_start(launch_job_t* job, launch_child_t* child) JPP_MUST_USE;
 // A child has ended. The rest of its process group is killed, unless all are told to end:
 // then a shell ends at once, while the processes that it started have the grace period.
-void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status);
+void jpp__launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status);
 // Forgets the group of a child that has ended when it has no members any more.
-void jpp_launch_check_group(const launch_job_t* job, launch_child_t* child);
-void jpp_launch_signal(const launch_job_t* job, int number);
+void jpp__launch_check_group(const launch_job_t* job, launch_child_t* child);
+void jpp__launch_signal(const launch_job_t* job, int number);
 // Records for every child whether a process of its group is stopped, as by SIGSTOP.
-void jpp_launch_look_for_stopped(launch_job_t* job);
+void jpp__launch_look_for_stopped(launch_job_t* job);
 
 // --- launch_output.c ------------------------------------------------------------------
 
-jpp_status_t* jpp_launch_open_log(const launch_job_t* job,
-                                  launch_child_t* child) JPP_MUST_USE;
+jpp_status_t* jpp__launch_open_log(const launch_job_t* job,
+                                   launch_child_t* child) JPP_MUST_USE;
 // Reads available output and writes its lines; closes the output at its end.
-void jpp_launch_read(const launch_child_t* child, launch_output_t* output);
+void jpp__launch_read(const launch_child_t* child, launch_output_t* output);
 // Writes what is left and closes all.
-void jpp_launch_close(launch_child_t* child);
+void jpp__launch_close(launch_child_t* child);
 
 #endif  // JPP_CLI_LAUNCH_H_

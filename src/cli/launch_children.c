@@ -20,7 +20,7 @@
 
 enum { kCanNotRun = 127 };
 
-jpp_status_t* jpp_launch_error(const char* what) {
+jpp_status_t* jpp__launch_error(const char* what) {
   return jpp_status_make(JPP_OUT_OF_MEMORY, "jaxpp launch: %s: %s", what,
                          strerror(errno));
 }
@@ -46,9 +46,9 @@ static void guard(int pipe_end, uint32_t count) {
   _exit(0);
 }
 
-jpp_status_t* jpp_launch_guard(launch_job_t* job) {
+jpp_status_t* jpp__launch_guard(launch_job_t* job) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) < 0) return jpp_launch_error("a pipe");
+  if (pipe2(ends, O_CLOEXEC) < 0) return jpp__launch_error("a pipe");
   prctl(PR_SET_CHILD_SUBREAPER, 1);  // to wait for what shells have started
   fflush(NULL);
   pid_t pid = fork();
@@ -65,10 +65,10 @@ jpp_status_t* jpp_launch_guard(launch_job_t* job) {
   close(ends[0]);
   job->guard = ends[1];
   job->guard_pid = pid > 0 ? pid : 0;
-  return pid > 0 ? NULL : jpp_launch_error("a process could not be started");
+  return pid > 0 ? NULL : jpp__launch_error("a process could not be started");
 }
 
-void jpp_launch_dismiss_guard(const launch_job_t* job) {
+void jpp__launch_dismiss_guard(const launch_job_t* job) {
   if (!job->guard_pid) return;
   close(job->guard);
   waitpid(job->guard_pid, NULL, 0);
@@ -154,13 +154,13 @@ static void become_process(const launch_job_t* job, const launch_child_t* child)
   _exit(kCanNotRun);
 }
 
-jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) {
+jpp_status_t* jpp__launch_start(launch_job_t* job, launch_child_t* child) {
   int pipes[2][2];
-  if (pipe2(pipes[0], O_CLOEXEC) < 0) return jpp_launch_error("a pipe");
+  if (pipe2(pipes[0], O_CLOEXEC) < 0) return jpp__launch_error("a pipe");
   if (pipe2(pipes[1], O_CLOEXEC) < 0) {
     close(pipes[0][0]);
     close(pipes[0][1]);
-    return jpp_launch_error("a pipe");
+    return jpp__launch_error("a pipe");
   }
   fflush(NULL);
   pid_t pid = fork();
@@ -177,13 +177,13 @@ jpp_status_t* jpp_launch_start(launch_job_t* job, launch_child_t* child) {
   }
   child->ended = false;
   child->pid = child->last_pid = child->group = pid > 0 ? pid : 0;
-  if (pid < 0) return jpp_launch_error("a process could not be started");
+  if (pid < 0) return jpp__launch_error("a process could not be started");
   setpgid(pid, pid);  // the child does so too; either may be first
   tell_guard(job, pid);
   return NULL;
 }
 
-void jpp_launch_check_group(const launch_job_t* job, launch_child_t* child) {
+void jpp__launch_check_group(const launch_job_t* job, launch_child_t* child) {
   if (child->pid || !child->group) return;
   while (waitpid(-child->group, NULL, WNOHANG) > 0) {
   }
@@ -192,14 +192,14 @@ void jpp_launch_check_group(const launch_job_t* job, launch_child_t* child) {
   child->group = 0;
 }
 
-void jpp_launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status) {
+void jpp__launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status) {
   if (!job->ending) kill(-child->group, SIGKILL);
   child->pid = 0;
   child->ended = true;
   child->wait_status = wait_status;
 }
 
-void jpp_launch_signal(const launch_job_t* job, int number) {
+void jpp__launch_signal(const launch_job_t* job, int number) {
   for (uint32_t i = 0; i < job->count; ++i) {
     if (job->children[i].group) kill(-job->children[i].group, number);
   }
@@ -224,7 +224,7 @@ static pid_t stopped_group_of(const char* process) {
   return read_all && state == 'T' ? group : 0;
 }
 
-void jpp_launch_look_for_stopped(launch_job_t* job) {
+void jpp__launch_look_for_stopped(launch_job_t* job) {
   DIR* folder = opendir("/proc");
   if (!folder) return;
   double now = jpp_cli_now_ms();

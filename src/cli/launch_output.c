@@ -9,7 +9,7 @@
 
 enum { kRedrawMs = 2000 };
 
-jpp_status_t* jpp_launch_open_log(const launch_job_t* job, launch_child_t* child) {
+jpp_status_t* jpp__launch_open_log(const launch_job_t* job, launch_child_t* child) {
   const char* folder = job->options->log_dir;
   char path[4096];
   child->log = NULL;
@@ -17,7 +17,7 @@ jpp_status_t* jpp_launch_open_log(const launch_job_t* job, launch_child_t* child
   mkdir(folder, 0777);
   snprintf(path, sizeof(path), "%s/process-%u.log", folder, child->number);
   child->log = fopen(path, "ae");
-  return child->log ? NULL : jpp_launch_error(path);
+  return child->log ? NULL : jpp__launch_error(path);
 }
 
 static void write_line(const launch_child_t* child, launch_output_t* output,
@@ -72,7 +72,7 @@ static void write_lines(const launch_child_t* child, launch_output_t* output, bo
   fflush(output->to);
 }
 
-void jpp_launch_read(const launch_child_t* child, launch_output_t* output) {
+void jpp__launch_read(const launch_child_t* child, launch_output_t* output) {
   char* to = output->line + output->length;
   ssize_t count = read(output->read_end, to, kLaunchLineSize - output->length);
   if (count < 0 && errno == EINTR) return;
@@ -89,7 +89,7 @@ void jpp_launch_read(const launch_child_t* child, launch_output_t* output) {
   output->read_end = -1;
 }
 
-void jpp_launch_close(launch_child_t* child) {
+void jpp__launch_close(launch_child_t* child) {
   for (int i = 0; i < 2; ++i) {
     launch_output_t* output = &child->outputs[i];
     if (output->read_end < 0) continue;

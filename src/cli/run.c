@@ -335,13 +335,14 @@ static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
     double number = 0;
     bool known = false;
     for (uint32_t i = 0; i < type->ndim; ++i) {
-      jpp_json_append(&shape, json_integer(type->dims[i]));
+      jpp__json_append(&shape, json_integer(type->dims[i]));
     }
     jpp_status_t* status = read_scalar(run, o, &number, &known);
     json_t* value = known && number - number == 0 ? json_real(number) : json_null();
-    jpp_json_append(
-        out_list, json_pack("{so ss so so}", "name", jpp_json_text(output->name), "dtype",
-                            jpp_dtype_name(type->dtype), "shape", shape, "value", value));
+    jpp__json_append(
+        out_list,
+        json_pack("{so ss so so}", "name", jpp__json_text(output->name), "dtype",
+                  jpp_dtype_name(type->dtype), "shape", shape, "value", value));
     JPP_RETURN_IF_ERROR(status);
   }
   return NULL;
@@ -354,12 +355,12 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
   jpp_status_t* status = results_to_json(run, &results);
   for (uint32_t r = 0; r < planned->ranks; ++r) {
     json_int_t peak = (json_int_t)planned->report->actors[r].peak_bytes;
-    jpp_json_append(&peaks, json_integer(peak));
+    jpp__json_append(&peaks, json_integer(peak));
   }
   json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so}",                     //
-                          "name", jpp_json_text(planned->graph->name),                 //
-                          "maker", jpp_json_text(run->file->maker),                    //
-                          "platform", jpp_json_text(contents->platform),               //
+                          "name", jpp__json_text(planned->graph->name),                //
+                          "maker", jpp__json_text(run->file->maker),                   //
+                          "platform", jpp__json_text(contents->platform),              //
                           "ranks", (json_int_t)planned->ranks,                         //
                           "devices_per_rank", (json_int_t)contents->devices_per_rank,  //
                           "modules", (json_int_t)contents->num_modules,                //
@@ -372,7 +373,7 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
     json_decref(all);
     return status;
   }
-  jpp_json_take(all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), out);
+  jpp__json_take(all, JSON_INDENT(1) | JSON_REAL_PRECISION(9), out);
   jpp_str_append(out, "\n");
   return NULL;
 }

@@ -16,10 +16,10 @@ static jpp_status_t* list_json(jpp_str_t* out) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
     const jpp_schedule_info_t* info = jpp_schedule_info_at(i);
-    jpp_json_append(&list, json_pack("{s:s, s:s, s:s}", "name", info->name, "class",
-                                     info->class_name, "help", info->help));
+    jpp__json_append(&list, json_pack("{s:s, s:s, s:s}", "name", info->name, "class",
+                                      info->class_name, "help", info->help));
   }
-  jpp_json_take(list, JSON_INDENT(1), out);
+  jpp__json_take(list, JSON_INDENT(1), out);
   jpp_str_append(out, "\n");
   return NULL;
 }

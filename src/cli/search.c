@@ -34,7 +34,7 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
         "{s:f, s:f, s:s, s:f, s:I}", "makespan", result->makespan, "bound", result->bound,
         "built_in", result->built_in ? result->built_in : "", "built_in_makespan",
         result->built_in_makespan, "tried", (json_int_t)result->tried);
-    jpp_json_take(found, JSON_INDENT(1) | JSON_REAL_PRECISION(12), out);
+    jpp__json_take(found, JSON_INDENT(1) | JSON_REAL_PRECISION(12), out);
     jpp_str_append(out, "\n");
     return NULL;
   }

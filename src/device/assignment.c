@@ -40,8 +40,8 @@ static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
   jpp_str_deinit(message);
 }
 
-void jpp_assignment_append(const jpp_client_t* client,
-                           const jpp_compile_request_t* request, jpp_str_t* out) {
+void jpp__assignment_append(const jpp_client_t* client,
+                            const jpp_compile_request_t* request, jpp_str_t* out) {
   jpp_str_t assignment = {0}, build = {0};
   append_number(&assignment, kReplicaCount, 1);
   append_number(&assignment, kComputationCount, request->device_count);

@@ -7,7 +7,7 @@
 
 // Appends the request's options, a CompileOptionsProto, with its devices as their device
 // assignment: one replica, partition i on devices[i].
-void jpp_assignment_append(const jpp_client_t* client,
-                           const jpp_compile_request_t* request, jpp_str_t* out);
+void jpp__assignment_append(const jpp_client_t* client,
+                            const jpp_compile_request_t* request, jpp_str_t* out);
 
 #endif  // JPP_DEVICE_ASSIGNMENT_H_

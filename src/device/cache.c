@@ -33,8 +33,8 @@ typedef struct entry {
 } entry_t;
 
 static uint64_t hash_entry(const entry_t* entry) {
-  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, entry->key, strlen(entry->key));
-  return jpp_hash_bytes(hash, entry->code, entry->code_size);
+  uint64_t hash = jpp__hash_bytes(JPP_HASH_START, entry->key, strlen(entry->key));
+  return jpp__hash_bytes(hash, entry->code, entry->code_size);
 }
 
 // --- Reading --------------------------------------------------------------------------
@@ -187,7 +187,7 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
   *out_executable = NULL;
   *out_outcome = JPP_CACHE_NOT_KEPT;
   jpp_compile_request_t full;
-  JPP_RETURN_IF_ERROR(jpp_compile_request_read(request, &full));
+  JPP_RETURN_IF_ERROR(jpp__compile_request_read(request, &full));
   if (spans_nodes(client, &full)) {
     return jpp_client_compile(client, &full, out_executable);
   }

@@ -13,8 +13,8 @@
 
 // With its length, so that no two lists of parts give the same bytes.
 static void add_part(jpp_sha256_t* hash, const void* data, uint64_t size) {
-  jpp_sha256_add(hash, &size, sizeof(size));
-  if (size) jpp_sha256_add(hash, data, size);
+  jpp__sha256_add(hash, &size, sizeof(size));
+  if (size) jpp__sha256_add(hash, data, size);
 }
 
 static void add_text(jpp_sha256_t* hash, const char* text) {
@@ -41,7 +41,7 @@ static void add_processors(jpp_sha256_t* hash) {
     for (size_t i = 0; i < sizeof(kNames) / sizeof(*kNames); ++i) {
       wanted |= strncmp(line, kNames[i], strlen(kNames[i])) == 0;
     }
-    uint64_t of_line = jpp_hash_bytes(JPP_HASH_START, line, strlen(line));
+    uint64_t of_line = jpp__hash_bytes(JPP_HASH_START, line, strlen(line));
     for (uint32_t i = 0; wanted && i < count; ++i) wanted = seen[i] != of_line;
     if (!wanted) continue;
     seen[count++] = of_line;
@@ -52,9 +52,9 @@ static void add_processors(jpp_sha256_t* hash) {
 
 static void read_processor(void) {
   jpp_sha256_t hash;
-  jpp_sha256_begin(&hash);
+  jpp__sha256_begin(&hash);
   add_processors(&hash);
-  jpp_sha256_end(&hash, g_processor);
+  jpp__sha256_end(&hash, g_processor);
 }
 
 // XLA_FLAGS, which a plugin reads as well, without those that change no code.
@@ -81,12 +81,12 @@ static void add_program(jpp_sha256_t* hash, const jpp_client_info_t* info,
   add_part(hash, code, size);
   add_text(hash, request->format);
   add_part(hash, request->options, request->options ? request->options_size : 0);
-  jpp_sha256_add(hash, &request->device_count, sizeof(request->device_count));
+  jpp__sha256_add(hash, &request->device_count, sizeof(request->device_count));
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
     int32_t id =
         device < info->global_device_count ? info->global_devices[device].id : -1;
-    jpp_sha256_add(hash, &id, sizeof(id));
+    jpp__sha256_add(hash, &id, sizeof(id));
   }
 }
 
@@ -94,19 +94,19 @@ jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
                                    const jpp_compile_request_t* request, char* out_key) {
   JPP_RETURN_IF_NULL(client, request, out_key);
   jpp_compile_request_t full;
-  JPP_RETURN_IF_ERROR(jpp_compile_request_read(request, &full));
+  JPP_RETURN_IF_ERROR(jpp__compile_request_read(request, &full));
   jpp_sha256_t hash;
   uint8_t digest[kJppSha256Size];
-  jpp_sha256_begin(&hash);
+  jpp__sha256_begin(&hash);
   add_program(&hash, &client->info, &full);
   add_text(&hash, client->info.driver);
   add_text(&hash, client->info.platform_name);
   add_text(&hash, client->info.platform_version);
-  jpp_sha256_add(&hash, &client->build, sizeof(client->build));
+  jpp__sha256_add(&hash, &client->build, sizeof(client->build));
   pthread_once(&g_once, read_processor);
-  jpp_sha256_add(&hash, g_processor, sizeof(g_processor));
+  jpp__sha256_add(&hash, g_processor, sizeof(g_processor));
   add_xla_flags(&hash);
-  jpp_sha256_end(&hash, digest);
+  jpp__sha256_end(&hash, digest);
   for (int i = 0; i < kJppSha256Size; ++i) {
     snprintf(out_key + 2 * i, 3, "%02x", digest[i]);
   }

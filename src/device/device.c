@@ -25,8 +25,8 @@ static jpp_status_t* client_check_device(const jpp_client_t* client, uint32_t de
                          client->info.device_count, client->info.platform_name, device);
 }
 
-jpp_status_t* jpp_compile_request_read(const jpp_compile_request_t* given,
-                                       jpp_compile_request_t* out_request) {
+jpp_status_t* jpp__compile_request_read(const jpp_compile_request_t* given,
+                                        jpp_compile_request_t* out_request) {
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_compile_request_t, identity_size, given, out_request));
   const jpp_compile_request_t* request = out_request;
@@ -65,13 +65,13 @@ jpp_status_t* jpp_client_compile(jpp_client_t* client,
   JPP_RETURN_IF_NULL(client, request, out_executable);
   *out_executable = NULL;
   jpp_compile_request_t full;
-  JPP_RETURN_IF_ERROR(jpp_compile_request_read(request, &full));
+  JPP_RETURN_IF_ERROR(jpp__compile_request_read(request, &full));
   JPP_RETURN_IF_ERROR(jpp_process_check());
   JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", full.code_size);
   if (!full.device_count) return client->vtable->compile(client, &full, out_executable);
   JPP_RETURN_IF_ERROR(check_assignment(client, &full));
   jpp_str_t options = {0};
-  jpp_assignment_append(client, &full, &options);
+  jpp__assignment_append(client, &full, &options);
   jpp_status_t* status = options.error;
   options.error = NULL;
   if (!status) {
@@ -273,24 +273,24 @@ jpp_status_t* jpp_client_register_custom_call(jpp_client_t* client,
   return client->vtable->register_custom_call(client, custom_call);
 }
 
-jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,
-                                                          jpp_executable_t* executable,
-                                                          void** out_bytes,
-                                                          size_t* out_size) {
+jpp_status_t* jpp__client_executable_serialize_unsupported(jpp_client_t* client,
+                                                           jpp_executable_t* executable,
+                                                           void** out_bytes,
+                                                           size_t* out_size) {
   (void)executable, (void)out_bytes, (void)out_size;
   return jpp_status_make(JPP_UNSUPPORTED, "driver %s cannot write compiled programs",
                          client->info.driver);
 }
 
-jpp_status_t* jpp_client_executable_load_unsupported(jpp_client_t* client,
-                                                     const void* bytes, size_t size,
-                                                     jpp_executable_t** out_executable) {
+jpp_status_t* jpp__client_executable_load_unsupported(jpp_client_t* client,
+                                                      const void* bytes, size_t size,
+                                                      jpp_executable_t** out_executable) {
   (void)bytes, (void)size, (void)out_executable;
   return jpp_status_make(JPP_UNSUPPORTED, "driver %s cannot load compiled programs",
                          client->info.driver);
 }
 
-jpp_status_t* jpp_client_register_custom_call_unsupported(
+jpp_status_t* jpp__client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call) {
   return jpp_status_make(JPP_UNSUPPORTED, "custom call %s: the %s driver has none",
                          custom_call->name, client->info.driver);

@@ -58,18 +58,18 @@ struct jpp_client {
 };
 
 // Converts a caller's request of any version to this version.
-jpp_status_t* jpp_compile_request_read(const jpp_compile_request_t* given,
-                                       jpp_compile_request_t* out_request) JPP_MUST_USE;
+jpp_status_t* jpp__compile_request_read(const jpp_compile_request_t* given,
+                                        jpp_compile_request_t* out_request) JPP_MUST_USE;
 
 // For drivers without these operations.
-jpp_status_t* jpp_client_executable_serialize_unsupported(jpp_client_t* client,
-                                                          jpp_executable_t* executable,
-                                                          void** out_bytes,
-                                                          size_t* out_size);
-jpp_status_t* jpp_client_executable_load_unsupported(jpp_client_t* client,
-                                                     const void* bytes, size_t size,
-                                                     jpp_executable_t** out_executable);
-jpp_status_t* jpp_client_register_custom_call_unsupported(
+jpp_status_t* jpp__client_executable_serialize_unsupported(jpp_client_t* client,
+                                                           jpp_executable_t* executable,
+                                                           void** out_bytes,
+                                                           size_t* out_size);
+jpp_status_t* jpp__client_executable_load_unsupported(jpp_client_t* client,
+                                                      const void* bytes, size_t size,
+                                                      jpp_executable_t** out_executable);
+jpp_status_t* jpp__client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call);
 
 #endif  // JPP_DEVICE_DRIVER_H_

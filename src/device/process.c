@@ -27,7 +27,7 @@ jpp_status_t* jpp_process_check(void) {
       "get_context(\"spawn\")) or a fork before the first step is compiled");
 }
 
-jpp_status_t* jpp_process_begin_client(void) {
+jpp_status_t* jpp__process_begin_client(void) {
   JPP_RETURN_IF_ERROR(jpp_process_check());
   pthread_once(&g_once, watch_forks);
   atomic_store(&g_has_client, true);

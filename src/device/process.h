@@ -9,6 +9,6 @@
 extern bool jpp_process_is_forked;
 
 // Called before a driver creates a client; refused in such a child.
-jpp_status_t* jpp_process_begin_client(void) JPP_MUST_USE;
+jpp_status_t* jpp__process_begin_client(void) JPP_MUST_USE;
 
 #endif  // JPP_DEVICE_PROCESS_H_

@@ -7,7 +7,7 @@
 
 enum { kSliceNanoseconds = 50000000, kSecond = 1000000000 };
 
-void jpp_wait_init_condition(pthread_cond_t* condition) {
+void jpp__wait_init_condition(pthread_cond_t* condition) {
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -16,12 +16,12 @@ void jpp_wait_init_condition(pthread_cond_t* condition) {
 }
 
 static struct timespec after(long nanoseconds) {
-  int64_t until = jpp_clock_now() + nanoseconds;
+  int64_t until = jpp__clock_now() + nanoseconds;
   return (struct timespec){.tv_sec = until / kSecond, .tv_nsec = until % kSecond};
 }
 
-bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
-                    const jpp_interrupt_t* interrupt) {
+bool jpp__wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
+                     const jpp_interrupt_t* interrupt) {
   if (!interrupt) {
     pthread_cond_wait(condition, mutex);
     return true;
@@ -34,7 +34,7 @@ bool jpp_wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
   return !requested;
 }
 
-jpp_status_t* jpp_wait_end_of(jpp_client_t* client, jpp_event_t** event) {
+jpp_status_t* jpp__wait_end_of(jpp_client_t* client, jpp_event_t** event) {
   if (!*event) return NULL;
   jpp_status_t* status = jpp_client_event_await(client, *event);
   jpp_client_event_destroy(client, *event);
@@ -42,7 +42,7 @@ jpp_status_t* jpp_wait_end_of(jpp_client_t* client, jpp_event_t** event) {
   return status;
 }
 
-void jpp_wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanoseconds) {
+void jpp__wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanoseconds) {
   struct timespec until = after(nanoseconds);
   pthread_cond_timedwait(condition, mutex, &until);
 }
@@ -79,7 +79,7 @@ static bool await_alarm(wait_alarm_t* alarm, const jpp_interrupt_t* interrupt) {
   bool waiting = true;
   pthread_mutex_lock(&alarm->mutex);
   while (waiting && !alarm->rung) {
-    waiting = jpp_wait_slice(&alarm->changed, &alarm->mutex, interrupt);
+    waiting = jpp__wait_slice(&alarm->changed, &alarm->mutex, interrupt);
   }
   bool rung = alarm->rung;
   alarm->abandoned = !rung;
@@ -93,7 +93,7 @@ static jpp_status_t* set_alarm(jpp_client_t* client, jpp_event_t* event,
   wait_alarm_t* alarm = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &alarm));
   pthread_mutex_init(&alarm->mutex, NULL);
-  jpp_wait_init_condition(&alarm->changed);
+  jpp__wait_init_condition(&alarm->changed);
   alarm->waiter = (jpp_event_waiter_t){.callback = alarm_ring, .user = alarm};
   jpp_status_t* status = jpp_client_event_on_ready(client, event, &alarm->waiter);
   if (status) {
@@ -104,8 +104,8 @@ static jpp_status_t* set_alarm(jpp_client_t* client, jpp_event_t* event,
   return NULL;
 }
 
-bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
-                    const jpp_interrupt_t* interrupt) {
+bool jpp__wait_event(jpp_client_t* client, jpp_event_t* event,
+                     const jpp_interrupt_t* interrupt) {
   bool ready = !event;
   wait_alarm_t* alarm = NULL;
   jpp_status_t* status = NULL;
@@ -119,8 +119,8 @@ bool jpp_wait_event(jpp_client_t* client, jpp_event_t* event,
   return true;
 }
 
-jpp_status_t* jpp_wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffer,
-                                       bool* out_ready) {
+jpp_status_t* jpp__wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffer,
+                                        bool* out_ready) {
   jpp_event_t* event = NULL;
   *out_ready = false;
   JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
@@ -129,11 +129,11 @@ jpp_status_t* jpp_wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffe
   return status;
 }
 
-jpp_status_t* jpp_wait_buffer(jpp_client_t* client, jpp_buffer_t* buffer,
-                              const char* what, const jpp_interrupt_t* interrupt) {
+jpp_status_t* jpp__wait_buffer(jpp_client_t* client, jpp_buffer_t* buffer,
+                               const char* what, const jpp_interrupt_t* interrupt) {
   jpp_event_t* event = NULL;
   JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
-  bool ready = !interrupt || jpp_wait_event(client, event, interrupt);
+  bool ready = !interrupt || jpp__wait_event(client, event, interrupt);
   jpp_status_t* status = ready
                              ? jpp_client_event_await(client, event)
                              : jpp_status_make(JPP_CANCELLED, "%s was interrupted", what);

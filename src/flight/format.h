@@ -50,7 +50,7 @@ typedef struct jpp_flight_instr {
   uint64_t text;  // offset among the texts
 } jpp_flight_instr_t;
 
-typedef struct jpp_flight_note {
+typedef struct jpp__flight_note {
   int64_t time;
   uint64_t step;
   uint32_t instr;

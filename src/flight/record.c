@@ -56,10 +56,10 @@ static jpp_status_t* make_file(const char* path, size_t size, char** out_memory)
   return status;
 }
 
-jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
-                              const jpp_flight_rank_t* ranks, uint32_t num_ranks,
-                              const char* texts, size_t texts_size,
-                              jpp_flight_t* out_flight) {
+jpp_status_t* jpp__flight_open(const char* folder, uint32_t process,
+                               const jpp_flight_rank_t* ranks, uint32_t num_ranks,
+                               const char* texts, size_t texts_size,
+                               jpp_flight_t* out_flight) {
   static atomic_uint made;
   uint32_t runtime = atomic_fetch_add(&made, 1);
   size_t before = sizeof(jpp_flight_head_t) + num_ranks * sizeof(jpp_flight_row_t) +
@@ -78,8 +78,8 @@ jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
   jpp_free(path);
   if (status) return status;
   jpp_flight_head_t* head = (jpp_flight_head_t*)memory;
-  head->begun = head->alive = jpp_clock_now();
-  head->realtime = jpp_clock_real_now() - head->begun;
+  head->begun = head->alive = jpp__clock_now();
+  head->realtime = jpp__clock_real_now() - head->begun;
   head->process = process;
   head->pid = (uint32_t)getpid();
   head->runtime = runtime;
@@ -95,16 +95,16 @@ jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
   return NULL;
 }
 
-void jpp_flight_failed(const jpp_flight_t* flight, const jpp_status_t* status) {
+void jpp__flight_failed(const jpp_flight_t* flight, const jpp_status_t* status) {
   jpp_flight_head_t* head = flight->head;
   if (!head || head->failed) return;
   snprintf(head->failure, sizeof(head->failure), "%s", jpp_status_message(status));
-  head->failed = jpp_clock_now();
+  head->failed = jpp__clock_now();
 }
 
-void jpp_flight_close(jpp_flight_t* flight) {
+void jpp__flight_close(jpp_flight_t* flight) {
   if (!flight->head) return;
-  flight->head->ended = jpp_clock_now();
+  flight->head->ended = jpp__clock_now();
   munmap(flight->head, flight->head->size);
   *flight = (jpp_flight_t){0};
 }

@@ -24,37 +24,37 @@ typedef struct jpp_flight_rank {
 
 // Creates the file of this process' next runtime in the folder, and the folder if needed.
 // `texts`: NUL-ended one after another. JPP_INVALID_ARGUMENT if it cannot.
-jpp_status_t* jpp_flight_open(const char* folder, uint32_t process,
-                              const jpp_flight_rank_t* ranks, uint32_t num_ranks,
-                              const char* texts, size_t texts_size,
-                              jpp_flight_t* out_flight) JPP_MUST_USE;
+jpp_status_t* jpp__flight_open(const char* folder, uint32_t process,
+                               const jpp_flight_rank_t* ranks, uint32_t num_ranks,
+                               const char* texts, size_t texts_size,
+                               jpp_flight_t* out_flight) JPP_MUST_USE;
 // The file stays.
-void jpp_flight_close(jpp_flight_t* flight);
+void jpp__flight_close(jpp_flight_t* flight);
 
-void jpp_flight_failed(const jpp_flight_t* flight, const jpp_status_t* status);
+void jpp__flight_failed(const jpp_flight_t* flight, const jpp_status_t* status);
 
-static inline void jpp_flight_alive(const jpp_flight_t* flight) {
-  if (flight->head) flight->head->alive = jpp_clock_now();
+static inline void jpp__flight_alive(const jpp_flight_t* flight) {
+  if (flight->head) flight->head->alive = jpp__clock_now();
 }
 
 // Between the reservation of a step and its submission: one caller at a time.
-static inline void jpp_flight_submitted(const jpp_flight_t* flight) {
+static inline void jpp__flight_submitted(const jpp_flight_t* flight) {
   if (flight->head) ++flight->head->submitted;
 }
 
-static inline void jpp_flight_finished(const jpp_flight_t* flight, uint64_t steps) {
+static inline void jpp__flight_finished(const jpp_flight_t* flight, uint64_t steps) {
   if (flight->head) flight->head->finished = steps;
 }
 
-static inline void jpp_flight_begin(jpp_flight_row_t* row, uint64_t step) {
+static inline void jpp__flight_begin(jpp_flight_row_t* row, uint64_t step) {
   row->at = 0;
   row->step = step;
 }
 
 // `instr` is issued.
-static inline void jpp_flight_note(jpp_flight_row_t* row, uint32_t instr) {
+static inline void jpp__flight_note(jpp_flight_row_t* row, uint32_t instr) {
   jpp_flight_note_t* note = &row->notes[row->count % kJppFlightNotes];
-  note->time = jpp_clock_now();
+  note->time = jpp__clock_now();
   note->step = row->step;
   note->instr = instr;
   ++row->count;

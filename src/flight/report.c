@@ -256,7 +256,7 @@ static void append_process(const report_t* report, const flight_file_t* file) {
 static void append_state(const report_t* report, const jpp_flight_place_t* place) {
   unsigned long long step = (unsigned long long)place->step;
   const jpp_flight_head_t* head = source_of(report, place)->file->head;
-  if (jpp_flight_next_instr(place)) {
+  if (jpp__flight_next_instr(place)) {
     jpp_str_appendf(report->out, "step %llu, ", step);
     append_instr(report, place, place->at);
   } else if (place->step > head->finished) {
@@ -274,12 +274,12 @@ static void append_other_end(const report_t* report, const jpp_flight_place_t* p
   if (!peer || !peer->known) {
     jpp_str_appendf(report->out, "; there is no file of rank %u", instr->peer);
   } else if (receives) {
-    bool sent = jpp_flight_has_sent(peer, instr, place->step);
+    bool sent = jpp__flight_has_sent(peer, instr, place->step);
     jpp_str_appendf(report->out,
                     sent ? "; rank %u has sent it" : "; rank %u has not sent it",
                     instr->peer);
   } else {
-    bool full = jpp_flight_is_full(place, peer, instr);
+    bool full = jpp__flight_is_full(place, peer, instr);
     jpp_str_appendf(report->out,
                     full ? "; rank %u has made no room" : "; rank %u has room for it",
                     instr->peer);
@@ -287,7 +287,7 @@ static void append_other_end(const report_t* report, const jpp_flight_place_t* p
 }
 
 static void append_rank(const report_t* report, const jpp_flight_place_t* place) {
-  const jpp_flight_instr_t* instr = jpp_flight_next_instr(place);
+  const jpp_flight_instr_t* instr = jpp__flight_next_instr(place);
   const source_t* source = source_of(report, place);
   const jpp_flight_note_t* note = last_note(source->row);
   jpp_str_appendf(report->out, "  rank %u: ", source->row->rank);
@@ -303,7 +303,7 @@ static void append_rank(const report_t* report, const jpp_flight_place_t* place)
 
 static void append_way(const report_t* report, const jpp_flight_place_t* place) {
   jpp_flight_job_t job = job_of(report);
-  const jpp_flight_place_t* last = jpp_flight_append_way(&job, place, report->out);
+  const jpp_flight_place_t* last = jpp__flight_append_way(&job, place, report->out);
   if (!last) {
     jpp_str_append(report->out, ", and so on in a circle\n");
     return;
@@ -323,7 +323,7 @@ static void append_way(const report_t* report, const jpp_flight_place_t* place) 
 static bool is_waited_for(const jpp_flight_job_t* job, const jpp_flight_place_t* place) {
   for (size_t r = 0; r < job->count; ++r) {
     const jpp_flight_place_t* other = &job->places[r];
-    if (other->known && jpp_flight_waits_for(job, other) == place) return true;
+    if (other->known && jpp__flight_waits_for(job, other) == place) return true;
   }
   return false;
 }
@@ -333,8 +333,8 @@ static void append_waits(const report_t* report) {
   jpp_flight_job_t job = job_of(report);
   for (size_t r = 0; r < job.count; ++r) {
     const jpp_flight_place_t* place = &job.places[r];
-    if (!place->known || !jpp_flight_waits_for(&job, place)) continue;
-    if (is_waited_for(&job, place) && jpp_flight_follow(&job, place)) continue;
+    if (!place->known || !jpp__flight_waits_for(&job, place)) continue;
+    if (is_waited_for(&job, place) && jpp__flight_follow(&job, place)) continue;
     append_way(report, place);
     some = true;
   }

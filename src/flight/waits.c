@@ -1,7 +1,7 @@
 // Compares where ranks are in their programs, transfer by transfer.
 #include "flight/waits.h"
 
-const jpp_flight_instr_t* jpp_flight_next_instr(const jpp_flight_place_t* place) {
+const jpp_flight_instr_t* jpp__flight_next_instr(const jpp_flight_place_t* place) {
   return place->step && place->at < place->num_instrs ? &place->instrs[place->at] : NULL;
 }
 
@@ -37,8 +37,8 @@ static bool is_owed(const jpp_flight_place_t* sender, const jpp_flight_instr_t* 
                     sender->unsent);
 }
 
-bool jpp_flight_has_sent(const jpp_flight_place_t* sender,
-                         const jpp_flight_instr_t* receive, uint64_t step) {
+bool jpp__flight_has_sent(const jpp_flight_place_t* sender,
+                          const jpp_flight_instr_t* receive, uint64_t step) {
   return is_past_send(sender, receive, step) && !is_owed(sender, receive, step);
 }
 
@@ -57,9 +57,9 @@ static uint64_t count_transfers(const jpp_flight_place_t* place, uint32_t channe
   return done;
 }
 
-bool jpp_flight_is_full(const jpp_flight_place_t* sender,
-                        const jpp_flight_place_t* receiver,
-                        const jpp_flight_instr_t* send) {
+bool jpp__flight_is_full(const jpp_flight_place_t* sender,
+                         const jpp_flight_place_t* receiver,
+                         const jpp_flight_instr_t* send) {
   uint64_t of_step, sent = count_transfers(sender, send->channel, &of_step);
   sent += sender->step * of_step;
   uint64_t received = count_transfers(receiver, send->channel, &of_step);
@@ -74,18 +74,18 @@ static bool waits_for_itself(const jpp_flight_place_t* place,
          place->instrs[place->unsent].channel == send->channel;
 }
 
-const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
-                                               const jpp_flight_place_t* place) {
-  const jpp_flight_instr_t* instr = jpp_flight_next_instr(place);
+const jpp_flight_place_t* jpp__flight_waits_for(const jpp_flight_job_t* job,
+                                                const jpp_flight_place_t* place) {
+  const jpp_flight_instr_t* instr = jpp__flight_next_instr(place);
   if (!instr || instr->kind == JPP_FLIGHT_LOCAL || instr->peer >= job->count) return NULL;
   const jpp_flight_place_t* peer = &job->places[instr->peer];
   if (!peer->known) return NULL;
   // Messages that a stopped process has sent may not have left it.
   bool waits = peer->silent;
   if (instr->kind == JPP_FLIGHT_RECV) {
-    waits |= !jpp_flight_has_sent(peer, instr, place->step);
+    waits |= !jpp__flight_has_sent(peer, instr, place->step);
   } else {
-    waits |= !waits_for_itself(place, instr) && jpp_flight_is_full(place, peer, instr);
+    waits |= !waits_for_itself(place, instr) && jpp__flight_is_full(place, peer, instr);
   }
   return waits ? peer : NULL;
 }
@@ -93,7 +93,7 @@ const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
 // Whether the chain of waits ends at `peer`, which `place` waits for: then its device
 // makes them wait, wherever its own program is.
 static bool is_end(const jpp_flight_place_t* place, const jpp_flight_place_t* peer) {
-  const jpp_flight_instr_t* instr = jpp_flight_next_instr(place);
+  const jpp_flight_instr_t* instr = jpp__flight_next_instr(place);
   return instr->kind == JPP_FLIGHT_RECV && is_owed(peer, instr, place->step);
 }
 
@@ -101,13 +101,13 @@ static bool is_end(const jpp_flight_place_t* place, const jpp_flight_place_t* pe
 static const jpp_flight_place_t* next_on_way(const jpp_flight_job_t* job,
                                              const jpp_flight_place_t* place,
                                              bool* ends) {
-  const jpp_flight_place_t* next = *ends ? NULL : jpp_flight_waits_for(job, place);
+  const jpp_flight_place_t* next = *ends ? NULL : jpp__flight_waits_for(job, place);
   *ends = next && is_end(place, next);
   return next;
 }
 
-const jpp_flight_place_t* jpp_flight_follow(const jpp_flight_job_t* job,
-                                            const jpp_flight_place_t* place) {
+const jpp_flight_place_t* jpp__flight_follow(const jpp_flight_job_t* job,
+                                             const jpp_flight_place_t* place) {
   bool ends = false;
   for (size_t i = 0; i <= job->count; ++i) {
     const jpp_flight_place_t* next = next_on_way(job, place, &ends);
@@ -117,11 +117,11 @@ const jpp_flight_place_t* jpp_flight_follow(const jpp_flight_job_t* job,
   return NULL;
 }
 
-const jpp_flight_place_t* jpp_flight_append_way(const jpp_flight_job_t* job,
-                                                const jpp_flight_place_t* place,
-                                                jpp_str_t* out) {
+const jpp_flight_place_t* jpp__flight_append_way(const jpp_flight_job_t* job,
+                                                 const jpp_flight_place_t* place,
+                                                 jpp_str_t* out) {
   enum { kOfCircle = 3 };
-  const jpp_flight_place_t* last = jpp_flight_follow(job, place);
+  const jpp_flight_place_t* last = jpp__flight_follow(job, place);
   size_t most = last ? job->count : kOfCircle;
   bool ends = false;
   jpp_str_appendf(out, "rank %zu waits", (size_t)(place - job->places));

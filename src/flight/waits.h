@@ -29,24 +29,24 @@ typedef struct jpp_flight_job {
 } jpp_flight_job_t;
 
 // The instruction that the rank has reached; NULL: it has issued all of them.
-const jpp_flight_instr_t* jpp_flight_next_instr(const jpp_flight_place_t* place);
+const jpp_flight_instr_t* jpp__flight_next_instr(const jpp_flight_place_t* place);
 // Whether the sender has done its part of a receive of this step, its device included.
-bool jpp_flight_has_sent(const jpp_flight_place_t* sender,
-                         const jpp_flight_instr_t* receive, uint64_t step);
+bool jpp__flight_has_sent(const jpp_flight_place_t* sender,
+                          const jpp_flight_instr_t* receive, uint64_t step);
 // Whether all slots of the channel have messages that the receiver has not taken.
-bool jpp_flight_is_full(const jpp_flight_place_t* sender,
-                        const jpp_flight_place_t* receiver,
-                        const jpp_flight_instr_t* send);
+bool jpp__flight_is_full(const jpp_flight_place_t* sender,
+                         const jpp_flight_place_t* receiver,
+                         const jpp_flight_instr_t* send);
 // The rank that this one waits for; NULL: none is known.
-const jpp_flight_place_t* jpp_flight_waits_for(const jpp_flight_job_t* job,
-                                               const jpp_flight_place_t* place);
+const jpp_flight_place_t* jpp__flight_waits_for(const jpp_flight_job_t* job,
+                                                const jpp_flight_place_t* place);
 // The last rank of the chain of waits that begins at this one; NULL: the chain is a
 // cycle.
-const jpp_flight_place_t* jpp_flight_follow(const jpp_flight_job_t* job,
-                                            const jpp_flight_place_t* place);
+const jpp_flight_place_t* jpp__flight_follow(const jpp_flight_job_t* job,
+                                             const jpp_flight_place_t* place);
 // "rank 0 waits for rank 1, that for rank 2", and the end of the way as above.
-const jpp_flight_place_t* jpp_flight_append_way(const jpp_flight_job_t* job,
-                                                const jpp_flight_place_t* place,
-                                                jpp_str_t* out);
+const jpp_flight_place_t* jpp__flight_append_way(const jpp_flight_job_t* job,
+                                                 const jpp_flight_place_t* place,
+                                                 jpp_str_t* out);
 
 #endif  // JPP_FLIGHT_WAITS_H_

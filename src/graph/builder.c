@@ -45,8 +45,8 @@ jpp_status_t* jpp_graph_builder_create(const char* name, uint32_t ranks,
   builder->open_loop = JPP_NONE;
   jpp_status_t* status = JPP_ALLOC_ARRAY(1, &builder->storage);
   if (!status) {
-    status = jpp_arena_strdup(builder_arena(builder), name ? name : "step",
-                              &builder->storage->graph.name);
+    status = jpp__arena_strdup(builder_arena(builder), name ? name : "step",
+                               &builder->storage->graph.name);
   }
   if (status) {
     jpp_graph_builder_destroy(builder);
@@ -118,13 +118,13 @@ static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
                            "value %%%u: expected fewer than 2^31 shards, found %u", value,
                            type->shards);
   }
-  if (!jpp_type_divides(type, type->shards)) {
+  if (!jpp__type_divides(type, type->shards)) {
     return jpp_status_make(JPP_GRAPH_ERROR,
                            "value %%%u: expected a number of shards that divides its "
                            "elements, found %u",
                            value, type->shards);
   }
-  if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
+  if (jpp__bytes_fit(jpp_type_bytes(type))) return NULL;
   return jpp_status_make(JPP_GRAPH_ERROR,
                          "value %%%u (%s of %u dimensions) has more than 2^63 bytes",
                          value, jpp_dtype_name(type->dtype), type->ndim);
@@ -140,10 +140,10 @@ static jpp_status_t* builder_add_value(jpp_graph_builder_t* builder,
   JPP_RETURN_IF_ERROR(check_type(type, id));
   jpp_value_t value = {.type = *type, .producer = producer, .loop = builder->open_loop};
   value.bytes = jpp_type_bytes(type);
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(builder_arena(builder), type->dims,
-                                     type->ndim * sizeof(*type->dims),
-                                     (void**)&value.type.dims));
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(builder_arena(builder), name, &value.name));
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(builder_arena(builder), type->dims,
+                                      type->ndim * sizeof(*type->dims),
+                                      (void**)&value.type.dims));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(builder_arena(builder), name, &value.name));
   return JPP_VEC_PUSH(&builder->values, value);
 }
 
@@ -171,7 +171,7 @@ jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
 // An op's name as one word of the text form; other characters become '_'.
 static jpp_status_t* copy_op_name(jpp_arena_t* arena, const char* name,
                                   const char** out_name) {
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, name && *name ? name : "op", out_name));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, name && *name ? name : "op", out_name));
   for (char* at = (char*)*out_name; *at; ++at) {
     if (!isalnum((unsigned char)*at) && !strchr("_.-+", *at)) *at = '_';
   }
@@ -193,17 +193,17 @@ static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* d
       .cost = desc->cost,
   };
   jpp_arena_t* arena = builder_arena(builder);
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(
       arena, desc->inputs, desc->num_inputs * sizeof(*desc->inputs), (void**)&op.inputs));
   JPP_RETURN_IF_ERROR(copy_op_name(arena, desc->name, &op.name));
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, desc->where, &op.where));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, desc->where, &op.where));
   uint32_t id = (uint32_t)builder->ops.count;
   for (uint32_t i = 0; i < desc->num_outputs; ++i) {
     JPP_RETURN_IF_ERROR(builder_add_value(builder, &desc->outputs[i], id, NULL));
   }
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->ops, op));
   jpp_graph_t view = builder_view(builder);
-  return jpp_graph_verify_op(&view, id);
+  return jpp__graph_verify_op(&view, id);
 }
 
 static jpp_status_t* add_front_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* desc,
@@ -278,8 +278,8 @@ static jpp_status_t* begin_loop(jpp_graph_builder_t* builder, const jpp_loop_des
       .stages = desc->stages,
   };
   jpp_arena_t* arena = builder_arena(builder);
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, desc->schedule, &loop.schedule));
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(arena, desc->where, &loop.where));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, desc->schedule, &loop.schedule));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, desc->where, &loop.where));
   builder->open_loop = (uint32_t)builder->loops.count;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->loops, loop));
   jpp_type_t index_type = {.dtype = JPP_DTYPE_S32};
@@ -313,9 +313,9 @@ static jpp_status_t* end_loop(jpp_graph_builder_t* builder,
   jpp_loop_t* loop = &builder->loops.data[id];
   loop->op = (uint32_t)builder->ops.count;
   loop->num_results = num_results;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(builder_arena(builder), results,
-                                     num_results * sizeof(*results),
-                                     (void**)&loop->results));
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(builder_arena(builder), results,
+                                      num_results * sizeof(*results),
+                                      (void**)&loop->results));
   jpp_op_desc_t desc = {
       .struct_size = sizeof(desc),
       .kind = JPP_OP_LOOP,
@@ -341,10 +341,10 @@ static jpp_status_t* add_output(jpp_graph_builder_t* builder, uint32_t value,
                                 const char* name, uint32_t next) {
   JPP_RETURN_IF_ERROR(check_open(builder));
   jpp_graph_output_t output = {.value = value, .next = next};
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(builder_arena(builder), name, &output.name));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(builder_arena(builder), name, &output.name));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&builder->outputs, output));
   jpp_graph_t view = builder_view(builder);
-  return jpp_graph_verify_output(&view, view.num_outputs - 1);
+  return jpp__graph_verify_output(&view, view.num_outputs - 1);
 }
 
 jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder, uint32_t value,
@@ -361,10 +361,10 @@ static jpp_status_t* leave_output(jpp_graph_builder_t* builder, const uint32_t* 
   }
   jpp_graph_output_t* output = &builder->outputs.data[builder->outputs.count - 1];
   output->num_ranks = num_ranks;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(builder_arena(builder), ranks,
-                                     num_ranks * sizeof(*ranks), (void**)&output->ranks));
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(
+      builder_arena(builder), ranks, num_ranks * sizeof(*ranks), (void**)&output->ranks));
   jpp_graph_t view = builder_view(builder);
-  return jpp_graph_verify_output(&view, view.num_outputs - 1);
+  return jpp__graph_verify_output(&view, view.num_outputs - 1);
 }
 
 jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,

@@ -8,7 +8,7 @@ uint64_t jpp_type_bytes(const jpp_type_t* type) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < type->ndim; ++i) {
     if (!type->dims[i]) return 0;
-    elements = jpp_bytes_multiply(elements, (uint64_t)type->dims[i]);
+    elements = jpp__bytes_multiply(elements, (uint64_t)type->dims[i]);
   }
   return jpp_dtype_device_bytes(type->dtype, elements);
 }
@@ -20,7 +20,7 @@ bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
 
 // Each dimension is divided by its greatest common divisor with the remaining shards. The
 // number of elements itself may be too large for an integer.
-bool jpp_type_divides(const jpp_type_t* type, uint64_t shards) {
+bool jpp__type_divides(const jpp_type_t* type, uint64_t shards) {
   uint64_t left = shards;
   for (uint32_t i = 0; i < type->ndim && left > 1; ++i) {
     uint64_t a = left, b = (uint64_t)type->dims[i];
@@ -69,6 +69,6 @@ const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind) {
 void jpp_graph_destroy(jpp_graph_t* graph) {
   if (!graph) return;
   jpp_graph_storage_t* storage = (jpp_graph_storage_t*)graph;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }

@@ -9,7 +9,7 @@
 #define JPP_MOST_DIM ((int64_t)1 << 53)
 
 // Whether the type's dimensions can be cut into that many equal pieces.
-bool jpp_type_divides(const jpp_type_t* type, uint64_t shards);
+bool jpp__type_divides(const jpp_type_t* type, uint64_t shards);
 
 typedef struct jpp_graph_storage {
   jpp_graph_t graph;
@@ -18,8 +18,8 @@ typedef struct jpp_graph_storage {
 
 // Checks every op: uses after definitions, types of marks and sums, results of loops in
 // range. Looks at ops up to this one. JPP_GRAPH_ERROR names the op.
-jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) JPP_MUST_USE;
-jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph,
-                                      uint32_t index) JPP_MUST_USE;
+jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) JPP_MUST_USE;
+jpp_status_t* jpp__graph_verify_output(const jpp_graph_t* graph,
+                                       uint32_t index) JPP_MUST_USE;
 
 #endif  // JPP_GRAPH_GRAPH_INTERNAL_H_

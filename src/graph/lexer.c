@@ -9,13 +9,13 @@ static bool is_word_char(char c) {
   return isalnum((unsigned char)c) || c == '_' || c == '.' || c == '-' || c == '+';
 }
 
-jpp_status_t* jpp_lexer_error(const jpp_lexer_t* lexer, const jpp_token_t* token,
-                              const char* message) {
+jpp_status_t* jpp__lexer_error(const jpp_lexer_t* lexer, const jpp_token_t* token,
+                               const char* message) {
   return jpp_status_make(JPP_PARSE_ERROR, "%s:%u:%u: %s", lexer->file, token->line,
                          token->column, message);
 }
 
-jpp_status_t* jpp_lexer_expected(const jpp_lexer_t* lexer, const char* what) {
+jpp_status_t* jpp__lexer_expected(const jpp_lexer_t* lexer, const char* what) {
   const jpp_token_t* token = &lexer->token;
   if (token->kind == JPP_TOKEN_END) {
     return jpp_status_make(JPP_PARSE_ERROR, "%s:%u:%u: expected %s, found the end",
@@ -75,17 +75,17 @@ static jpp_status_t* lexer_take_string(jpp_lexer_t* lexer) {
     close += *close == '\\' ? 2 : 1;
   }
   if (close >= lexer->end || *close != '"') {
-    return jpp_lexer_error(lexer, &lexer->token, "string is not closed on its line");
+    return jpp__lexer_error(lexer, &lexer->token, "string is not closed on its line");
   }
   char* text = NULL;
   JPP_RETURN_IF_ERROR(
-      jpp_arena_alloc(lexer->arena, (size_t)(close - lexer->at) + 1, (void**)&text));
+      jpp__arena_alloc(lexer->arena, (size_t)(close - lexer->at) + 1, (void**)&text));
   lexer->token.kind = JPP_TOKEN_STRING;
   lexer->token.text = text;
   while (lexer->at < close) {
     char c = *lexer->at++;
     if (c == '\\' && !(c = lexer_take_escape(lexer))) {
-      return jpp_lexer_error(
+      return jpp__lexer_error(
           lexer, &lexer->token,
           "unknown escape in string; expected \\n \\t \\\" \\\\ \\xNN");
     }
@@ -104,7 +104,7 @@ static jpp_status_t* unexpected_character(const jpp_lexer_t* lexer, char c) {
                          &c, (unsigned char)c);
 }
 
-jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
+jpp_status_t* jpp__lexer_next(jpp_lexer_t* lexer) {
   lexer_skip_blank(lexer);
   lexer->token = (jpp_token_t){.kind = JPP_TOKEN_END,
                                .text = lexer->at,
@@ -120,7 +120,7 @@ jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
     ++lexer->at;
     lexer_take_word(lexer, c == '%' ? JPP_TOKEN_VALUE : JPP_TOKEN_MARKER);
     if (lexer->token.length) return NULL;
-    return jpp_lexer_error(lexer, &lexer->token, "a name must follow % or @");
+    return jpp__lexer_error(lexer, &lexer->token, "a name must follow % or @");
   }
   if (c == '"') return lexer_take_string(lexer);
   if (!c || !strchr("()[]{},:=/", c)) {
@@ -132,18 +132,18 @@ jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) {
   return NULL;
 }
 
-jpp_status_t* jpp_lexer_init(jpp_lexer_t* lexer, const char* text, size_t length,
-                             const char* file, jpp_arena_t* arena) {
+jpp_status_t* jpp__lexer_init(jpp_lexer_t* lexer, const char* text, size_t length,
+                              const char* file, jpp_arena_t* arena) {
   *lexer = (jpp_lexer_t){.file = file,
                          .at = text,
                          .end = text + length,
                          .line = 1,
                          .line_start = text,
                          .arena = arena};
-  return jpp_lexer_next(lexer);
+  return jpp__lexer_next(lexer);
 }
 
-bool jpp_token_is(const jpp_token_t* token, jpp_token_kind_t kind, const char* text) {
+bool jpp__token_is(const jpp_token_t* token, jpp_token_kind_t kind, const char* text) {
   return token->kind == kind && strlen(text) == token->length &&
          memcmp(token->text, text, token->length) == 0;
 }

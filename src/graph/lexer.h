@@ -31,16 +31,17 @@ typedef struct jpp_lexer {
 } jpp_lexer_t;
 
 // Reads the first token.
-jpp_status_t* jpp_lexer_init(jpp_lexer_t* lexer, const char* text, size_t length,
-                             const char* file, jpp_arena_t* arena) JPP_MUST_USE;
+jpp_status_t* jpp__lexer_init(jpp_lexer_t* lexer, const char* text, size_t length,
+                              const char* file, jpp_arena_t* arena) JPP_MUST_USE;
 // Replaces lexer->token by the one after it.
-jpp_status_t* jpp_lexer_next(jpp_lexer_t* lexer) JPP_MUST_USE;
+jpp_status_t* jpp__lexer_next(jpp_lexer_t* lexer) JPP_MUST_USE;
 
-bool jpp_token_is(const jpp_token_t* token, jpp_token_kind_t kind, const char* text);
+bool jpp__token_is(const jpp_token_t* token, jpp_token_kind_t kind, const char* text);
 // "file:line:column: expected WHAT, found TOKEN"
-jpp_status_t* jpp_lexer_expected(const jpp_lexer_t* lexer, const char* what) JPP_MUST_USE;
+jpp_status_t* jpp__lexer_expected(const jpp_lexer_t* lexer,
+                                  const char* what) JPP_MUST_USE;
 // "file:line:column: MESSAGE" at a token.
-jpp_status_t* jpp_lexer_error(const jpp_lexer_t* lexer, const jpp_token_t* token,
-                              const char* message) JPP_MUST_USE;
+jpp_status_t* jpp__lexer_error(const jpp_lexer_t* lexer, const jpp_token_t* token,
+                               const char* message) JPP_MUST_USE;
 
 #endif  // JPP_GRAPH_LEXER_H_

@@ -26,25 +26,25 @@ typedef struct parser {
 } parser_t;
 
 static bool at_punct(const parser_t* p, const char* text) {
-  return jpp_token_is(&p->lexer.token, JPP_TOKEN_PUNCT, text);
+  return jpp__token_is(&p->lexer.token, JPP_TOKEN_PUNCT, text);
 }
 
 static bool at_word(const parser_t* p, const char* text) {
-  return jpp_token_is(&p->lexer.token, JPP_TOKEN_WORD, text);
+  return jpp__token_is(&p->lexer.token, JPP_TOKEN_WORD, text);
 }
 
 static jpp_status_t* expect_punct(parser_t* p, const char* text, const char* what) {
-  if (!at_punct(p, text)) return jpp_lexer_expected(&p->lexer, what);
-  return jpp_lexer_next(&p->lexer);
+  if (!at_punct(p, text)) return jpp__lexer_expected(&p->lexer, what);
+  return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* parse_string(parser_t* p, const char* what, const char** out_text) {
   *out_text = NULL;
   if (p->lexer.token.kind != JPP_TOKEN_STRING) {
-    return jpp_lexer_expected(&p->lexer, what);
+    return jpp__lexer_expected(&p->lexer, what);
   }
   *out_text = p->lexer.token.text;
-  return jpp_lexer_next(&p->lexer);
+  return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* parse_number(parser_t* p, const char* what, double* out_number) {
@@ -52,14 +52,14 @@ static jpp_status_t* parse_number(parser_t* p, const char* what, double* out_num
   char buffer[40];
   const jpp_token_t* token = &p->lexer.token;
   if (token->kind != JPP_TOKEN_WORD || token->length >= sizeof(buffer)) {
-    return jpp_lexer_expected(&p->lexer, what);
+    return jpp__lexer_expected(&p->lexer, what);
   }
   memcpy(buffer, token->text, token->length);
   buffer[token->length] = 0;
   char* end = NULL;
   *out_number = strtod(buffer, &end);
-  if (*end || !(*out_number >= 0)) return jpp_lexer_expected(&p->lexer, what);
-  return jpp_lexer_next(&p->lexer);
+  if (*end || !(*out_number >= 0)) return jpp__lexer_expected(&p->lexer, what);
+  return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* parse_u32(parser_t* p, const char* what, uint32_t* out_number) {
@@ -68,7 +68,7 @@ static jpp_status_t* parse_u32(parser_t* p, const char* what, uint32_t* out_numb
   double number = 0;
   JPP_RETURN_IF_ERROR(parse_number(p, what, &number));
   if (number > 0x7fffffff || number != (double)(uint32_t)number) {
-    return jpp_lexer_error(&p->lexer, &token, "number is not a whole one below 2^31");
+    return jpp__lexer_error(&p->lexer, &token, "number is not a whole one below 2^31");
   }
   *out_number = (uint32_t)number;
   return NULL;
@@ -79,8 +79,8 @@ static jpp_status_t* parse_dim(parser_t* p, int64_t* out_dim) {
   double number = 0;
   JPP_RETURN_IF_ERROR(parse_number(p, "a dimension", &number));
   if (number > (double)JPP_MOST_DIM || number != (double)(int64_t)number) {
-    return jpp_lexer_error(&p->lexer, &token,
-                           "dimension is not a whole number up to 2^53");
+    return jpp__lexer_error(&p->lexer, &token,
+                            "dimension is not a whole number up to 2^53");
   }
   *out_dim = (int64_t)number;
   return NULL;
@@ -93,19 +93,19 @@ static jpp_status_t* parse_dims(parser_t* p, jpp_type_t* type) {
       JPP_RETURN_IF_ERROR(expect_punct(p, ",", "',' or ']'"));
     }
     if (type->ndim == 32) {
-      return jpp_lexer_error(&p->lexer, &p->lexer.token, "more than 32 dimensions");
+      return jpp__lexer_error(&p->lexer, &p->lexer.token, "more than 32 dimensions");
     }
     JPP_RETURN_IF_ERROR(parse_dim(p, &dims[type->ndim++]));
   }
   JPP_RETURN_IF_ERROR(
-      jpp_arena_copy(&p->arena, dims, type->ndim * sizeof(*dims), (void**)&type->dims));
-  return jpp_lexer_next(&p->lexer);
+      jpp__arena_copy(&p->arena, dims, type->ndim * sizeof(*dims), (void**)&type->dims));
+  return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* check_size(const parser_t* p, const jpp_token_t* token,
                                 const jpp_type_t* type) {
-  if (jpp_bytes_fit(jpp_type_bytes(type))) return NULL;
-  return jpp_lexer_error(&p->lexer, token, "type has more than 2^63 bytes");
+  if (jpp__bytes_fit(jpp_type_bytes(type))) return NULL;
+  return jpp__lexer_error(&p->lexer, token, "type has more than 2^63 bytes");
 }
 
 static jpp_status_t* parse_type(parser_t* p, jpp_type_t* out_type) {
@@ -115,51 +115,51 @@ static jpp_status_t* parse_type(parser_t* p, jpp_type_t* out_type) {
     out_type->dtype = jpp_dtype_parse(token.text, token.length);
   }
   if (out_type->dtype == JPP_DTYPE_INVALID) {
-    return jpp_lexer_expected(&p->lexer, "a type such as f32[4,8]");
+    return jpp__lexer_expected(&p->lexer, "a type such as f32[4,8]");
   }
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   JPP_RETURN_IF_ERROR(expect_punct(p, "[", "'[' of a type"));
   JPP_RETURN_IF_ERROR(parse_dims(p, out_type));
   JPP_RETURN_IF_ERROR(check_size(p, &token, out_type));
   if (!at_punct(p, "/")) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   token = p->lexer.token;
   JPP_RETURN_IF_ERROR(parse_u32(p, "a number of shards", &out_type->shards));
-  if (jpp_type_divides(out_type, out_type->shards)) return NULL;
-  return jpp_lexer_error(&p->lexer, &token,
-                         "number of shards does not divide the type's elements");
+  if (jpp__type_divides(out_type, out_type->shards)) return NULL;
+  return jpp__lexer_error(&p->lexer, &token,
+                          "number of shards does not divide the type's elements");
 }
 
 static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {
   *out_name = p->lexer.token;
   if (out_name->kind != JPP_TOKEN_VALUE) {
-    return jpp_lexer_expected(&p->lexer, "a value name such as %3");
+    return jpp__lexer_expected(&p->lexer, "a value name such as %3");
   }
-  if (jpp_map_find(&p->names, out_name->text, out_name->length)) {
-    return jpp_lexer_error(&p->lexer, out_name, "value is defined twice");
+  if (jpp__map_find(&p->names, out_name->text, out_name->length)) {
+    return jpp__lexer_error(&p->lexer, out_name, "value is defined twice");
   }
-  return jpp_lexer_next(&p->lexer);
+  return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* define_name(parser_t* p, const jpp_token_t* name, uint32_t value) {
-  if (jpp_map_find(&p->names, name->text, name->length)) {
-    return jpp_lexer_error(&p->lexer, name, "value is defined twice");
+  if (jpp__map_find(&p->names, name->text, name->length)) {
+    return jpp__lexer_error(&p->lexer, name, "value is defined twice");
   }
-  return jpp_map_put(&p->names, name->text, name->length, value);
+  return jpp__map_put(&p->names, name->text, name->length, value);
 }
 
 static jpp_status_t* parse_use(parser_t* p, uint32_t* out_value) {
   *out_value = JPP_NONE;
   const jpp_token_t* token = &p->lexer.token;
   if (token->kind != JPP_TOKEN_VALUE) {
-    return jpp_lexer_expected(&p->lexer, "a value such as %3");
+    return jpp__lexer_expected(&p->lexer, "a value such as %3");
   }
-  const uint32_t* found = jpp_map_find(&p->names, token->text, token->length);
+  const uint32_t* found = jpp__map_find(&p->names, token->text, token->length);
   if (!found) {
-    return jpp_lexer_error(&p->lexer, token, "value is used before it is defined");
+    return jpp__lexer_error(&p->lexer, token, "value is used before it is defined");
   }
   *out_value = *found;
-  return jpp_lexer_next(&p->lexer);
+  return jpp__lexer_next(&p->lexer);
 }
 
 // "%3:f32[8], %4:f32[]" into p->defined and p->types.
@@ -188,8 +188,8 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
   jpp_token_t token = p->lexer.token;
   if (token.kind == JPP_TOKEN_WORD) {
     JPP_RETURN_IF_ERROR(
-        jpp_arena_strndup(&p->arena, token.text, token.length, &desc->name));
-    return jpp_lexer_next(&p->lexer);
+        jpp__arena_strndup(&p->arena, token.text, token.length, &desc->name));
+    return jpp__lexer_next(&p->lexer);
   }
   static const struct {
     jpp_op_kind_t kind;
@@ -202,14 +202,14 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
   };
   for (size_t i = 0; i < sizeof(kMarkers) / sizeof(*kMarkers); ++i) {
     const char* name = jpp_op_kind_name(kMarkers[i].kind);
-    if (!jpp_token_is(&token, JPP_TOKEN_MARKER, name)) continue;
+    if (!jpp__token_is(&token, JPP_TOKEN_MARKER, name)) continue;
     desc->kind = kMarkers[i].kind;
     desc->name = name;
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     return kMarkers[i].has_stage ? parse_u32(p, "a stage number", &desc->attr) : NULL;
   }
-  return jpp_lexer_expected(&p->lexer,
-                            "an op name, @mark, @mark_backward, @add or @place");
+  return jpp__lexer_expected(&p->lexer,
+                             "an op name, @mark, @mark_backward, @add or @place");
 }
 
 static jpp_status_t* parse_op_inputs(parser_t* p) {
@@ -220,7 +220,7 @@ static jpp_status_t* parse_op_inputs(parser_t* p) {
     JPP_RETURN_IF_ERROR(parse_use(p, &value));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->inputs, value));
   }
-  return jpp_lexer_next(&p->lexer);
+  return jpp__lexer_next(&p->lexer);
 }
 
 // 0 if the word is not a flag.
@@ -235,15 +235,15 @@ static jpp_status_t* parse_op_attributes(parser_t* p, jpp_op_desc_t* desc) {
     double cost = 0;
     if (flag_at(p)) {
       desc->flags |= flag_at(p);
-      JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+      JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     } else if (at_word(p, "cost")) {
-      JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+      JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
       jpp_token_t token = p->lexer.token;
       JPP_RETURN_IF_ERROR(parse_number(p, "a cost", &cost));
-      if (cost > 1e28) return jpp_lexer_error(&p->lexer, &token, "cost is over 1e28");
+      if (cost > 1e28) return jpp__lexer_error(&p->lexer, &token, "cost is over 1e28");
       desc->cost = (float)cost;
     } else if (at_word(p, "at")) {
-      JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+      JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
       JPP_RETURN_IF_ERROR(parse_string(p, "\"file:line\"", &desc->where));
     } else {
       return NULL;
@@ -259,7 +259,7 @@ static jpp_status_t* parse_op(parser_t* p) {
     if (p->defined.count) JPP_RETURN_IF_ERROR(expect_punct(p, ",", "',' or '='"));
     JPP_RETURN_IF_ERROR(parse_definition(p));
   }
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   JPP_RETURN_IF_ERROR(parse_op_name(p, &desc));
   JPP_RETURN_IF_ERROR(parse_op_inputs(p));
   JPP_RETURN_IF_ERROR(parse_op_attributes(p, &desc));
@@ -276,37 +276,37 @@ static jpp_status_t* parse_loop_attributes(parser_t* p, jpp_loop_desc_t* desc,
                                            jpp_token_t* index) {
   while (!at_punct(p, "{")) {
     jpp_token_t key = p->lexer.token;
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
-    if (jpp_token_is(&key, JPP_TOKEN_WORD, "microbatches")) {
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+    if (jpp__token_is(&key, JPP_TOKEN_WORD, "microbatches")) {
       JPP_RETURN_IF_ERROR(parse_u32(p, "a number of microbatches", &desc->microbatches));
-    } else if (jpp_token_is(&key, JPP_TOKEN_WORD, "stages")) {
+    } else if (jpp__token_is(&key, JPP_TOKEN_WORD, "stages")) {
       JPP_RETURN_IF_ERROR(parse_u32(p, "a number of stages", &desc->stages));
-    } else if (jpp_token_is(&key, JPP_TOKEN_WORD, "schedule")) {
+    } else if (jpp__token_is(&key, JPP_TOKEN_WORD, "schedule")) {
       JPP_RETURN_IF_ERROR(parse_string(p, "a schedule's name", &desc->schedule));
-    } else if (jpp_token_is(&key, JPP_TOKEN_WORD, "at")) {
+    } else if (jpp__token_is(&key, JPP_TOKEN_WORD, "at")) {
       JPP_RETURN_IF_ERROR(parse_string(p, "\"file:line\"", &desc->where));
-    } else if (jpp_token_is(&key, JPP_TOKEN_WORD, "index")) {
+    } else if (jpp__token_is(&key, JPP_TOKEN_WORD, "index")) {
       JPP_RETURN_IF_ERROR(take_new_name(p, index));
     } else {
-      return jpp_lexer_error(&p->lexer, &key,
-                             "expected microbatches, stages, schedule, index, at or '{'");
+      return jpp__lexer_error(
+          &p->lexer, &key, "expected microbatches, stages, schedule, index, at or '{'");
     }
   }
-  return jpp_lexer_next(&p->lexer);
+  return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* parse_loop_head(parser_t* p) {
   jpp_token_t keyword = p->lexer.token;
   if (p->in_loop) {
-    return jpp_lexer_error(&p->lexer, &keyword, "loops do not nest");
+    return jpp__lexer_error(&p->lexer, &keyword, "loops do not nest");
   }
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   jpp_loop_desc_t desc = {0};
   jpp_token_t index = {.kind = JPP_TOKEN_END};
   JPP_RETURN_IF_ERROR(parse_loop_attributes(p, &desc, &index));
   if (!desc.microbatches || index.kind == JPP_TOKEN_END) {
-    return jpp_lexer_error(&p->lexer, &keyword,
-                           "a loop needs microbatches (at least 1) and an index");
+    return jpp__lexer_error(&p->lexer, &keyword,
+                            "a loop needs microbatches (at least 1) and an index");
   }
   uint32_t value = 0;
   JPP_RETURN_IF_ERROR(jpp_graph_builder_begin_loop(p->builder, &desc, &value));
@@ -318,19 +318,19 @@ static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
   for (int i = 0; i < JPP_REDUCE_KIND_COUNT; ++i) {
     if (!at_word(p, jpp_reduce_kind_name((jpp_reduce_kind_t)i))) continue;
     result->reduce = (uint8_t)i;
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     return parse_use(p, &result->value);
   }
-  return jpp_lexer_expected(&p->lexer, "add, max, concat or custom");
+  return jpp__lexer_expected(&p->lexer, "add, max, concat or custom");
 }
 
 // "} %6:f32[8] = add %5, %7:f32[32] = concat %4". The first result must be on the line of
 // the brace; the next line begins the next statement.
 static jpp_status_t* parse_loop_tail(parser_t* p) {
   clear_statement(p);
-  if (!p->in_loop) return jpp_lexer_expected(&p->lexer, "a statement");
+  if (!p->in_loop) return jpp__lexer_expected(&p->lexer, "a statement");
   uint32_t line = p->lexer.token.line;
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   bool has_results = p->lexer.token.line == line;
   while (has_results && p->lexer.token.kind == JPP_TOKEN_VALUE) {
     jpp_loop_result_t result = {0};
@@ -339,7 +339,7 @@ static jpp_status_t* parse_loop_tail(parser_t* p) {
     JPP_RETURN_IF_ERROR(parse_reduce(p, &result));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->results, result));
     if (!at_punct(p, ",")) break;
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   }
   uint32_t first = 0;
   JPP_RETURN_IF_ERROR(jpp_graph_builder_end_loop(
@@ -349,7 +349,7 @@ static jpp_status_t* parse_loop_tail(parser_t* p) {
 }
 
 static jpp_status_t* parse_arg(parser_t* p) {
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   jpp_token_t name;
   jpp_type_t type;
   const char* label = NULL;
@@ -359,7 +359,7 @@ static jpp_status_t* parse_arg(parser_t* p) {
     JPP_RETURN_IF_ERROR(parse_string(p, "a label", &label));
   }
   bool donated = at_word(p, "donated");
-  if (donated) JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  if (donated) JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   uint32_t value = 0;
   JPP_RETURN_IF_ERROR(
       jpp_graph_builder_add_arg(p->builder, &type, donated, label, &value));
@@ -372,7 +372,7 @@ static jpp_status_t* parse_ranks(parser_t* p) {
   if (!at_word(p, "on")) return NULL;
   do {
     uint32_t rank = 0;
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     JPP_RETURN_IF_ERROR(parse_u32(p, "a rank", &rank));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->inputs, rank));
   } while (at_punct(p, ","));
@@ -380,7 +380,7 @@ static jpp_status_t* parse_ranks(parser_t* p) {
 }
 
 static jpp_status_t* parse_out(parser_t* p) {
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   uint32_t value = 0, next = JPP_NONE;
   const char* label = NULL;
   JPP_RETURN_IF_ERROR(parse_use(p, &value));
@@ -389,7 +389,7 @@ static jpp_status_t* parse_out(parser_t* p) {
   }
   JPP_RETURN_IF_ERROR(parse_ranks(p));
   if (at_word(p, "next")) {
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     JPP_RETURN_IF_ERROR(parse_use(p, &next));
   }
   JPP_RETURN_IF_ERROR(jpp_graph_builder_add_output(p->builder, value, label, next));
@@ -404,19 +404,19 @@ static jpp_status_t* parse_statement(parser_t* p) {
   if (at_word(p, "loop")) return parse_loop_head(p);
   if (at_punct(p, "}")) return parse_loop_tail(p);
   if (at_punct(p, "=") || p->lexer.token.kind == JPP_TOKEN_VALUE) return parse_op(p);
-  return jpp_lexer_expected(&p->lexer, "arg, out, loop, '}' or %value");
+  return jpp__lexer_expected(&p->lexer, "arg, out, loop, '}' or %value");
 }
 
 static jpp_status_t* parse_header(parser_t* p) {
   if (!at_word(p, "graph")) {
-    return jpp_lexer_expected(&p->lexer, "'graph \"name\"' at the beginning");
+    return jpp__lexer_expected(&p->lexer, "'graph \"name\"' at the beginning");
   }
   const char* name = NULL;
   uint32_t ranks = 0;
-  JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   JPP_RETURN_IF_ERROR(parse_string(p, "the graph's name in quotes", &name));
   if (at_word(p, "ranks")) {
-    JPP_RETURN_IF_ERROR(jpp_lexer_next(&p->lexer));
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     JPP_RETURN_IF_ERROR(parse_u32(p, "a number of ranks", &ranks));
   }
   return jpp_graph_builder_create(name, ranks, &p->builder);
@@ -433,7 +433,7 @@ static jpp_status_t* parse_graph(parser_t* p, jpp_graph_t** out_graph) {
     return jpp_status_annotate(status, "%s:%u:%u", p->lexer.file, start.line,
                                start.column);
   }
-  if (p->in_loop) return jpp_lexer_expected(&p->lexer, "'}' that closes the loop");
+  if (p->in_loop) return jpp__lexer_expected(&p->lexer, "'}' that closes the loop");
   JPP_RETURN_IF_ERROR_IN(jpp_graph_builder_finish(p->builder, out_graph), "%s",
                          p->lexer.file);
   return NULL;
@@ -444,16 +444,17 @@ jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
   JPP_RETURN_IF_NULL(text, file, out_graph);
   *out_graph = NULL;
   parser_t parser = {0};
-  jpp_arena_init(&parser.arena);
-  jpp_status_t* status = jpp_lexer_init(&parser.lexer, text, length, file, &parser.arena);
+  jpp__arena_init(&parser.arena);
+  jpp_status_t* status =
+      jpp__lexer_init(&parser.lexer, text, length, file, &parser.arena);
   if (!status) status = parse_graph(&parser, out_graph);
   jpp_graph_builder_destroy(parser.builder);
-  jpp_map_deinit(&parser.names);
+  jpp__map_deinit(&parser.names);
   jpp_vec_deinit(&parser.defined);
   jpp_vec_deinit(&parser.types);
   jpp_vec_deinit(&parser.inputs);
   jpp_vec_deinit(&parser.results);
-  jpp_arena_deinit(&parser.arena);
+  jpp__arena_deinit(&parser.arena);
   return status;
 }
 

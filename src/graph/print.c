@@ -7,7 +7,7 @@
 #include "base/vec.h"
 #include "graph/graph_internal.h"
 
-void jpp_type_append(jpp_str_t* str, const jpp_type_t* type) {
+void jpp__type_append(jpp_str_t* str, const jpp_type_t* type) {
   jpp_str_appendf(str, "%s[", jpp_dtype_name(type->dtype));
   for (uint32_t i = 0; i < type->ndim; ++i) {
     jpp_str_appendf(str, "%s%lld", i ? "," : "", (long long)type->dims[i]);
@@ -18,7 +18,7 @@ void jpp_type_append(jpp_str_t* str, const jpp_type_t* type) {
 
 static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32_t id) {
   jpp_str_appendf(str, "%%%u:", id);
-  jpp_type_append(str, &values[id].type);
+  jpp__type_append(str, &values[id].type);
 }
 
 static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
@@ -51,7 +51,7 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
   }
 }
 
-void jpp_op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* op) {
+void jpp__op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* op) {
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     if (i) jpp_str_append(str, ", ");
     append_typed_value(str, values, op->first_output + i);
@@ -69,7 +69,7 @@ void jpp_op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* op
   if (op->cost > 0) jpp_str_appendf(str, " cost %g", (double)op->cost);
   if (op->where) {
     jpp_str_append(str, " at ");
-    jpp_str_append_quoted(str, op->where);
+    jpp__str_append_quoted(str, op->where);
   }
   jpp_str_append(str, "\n");
 }
@@ -79,12 +79,12 @@ static void append_loop_head(jpp_str_t* str, const jpp_loop_t* loop) {
   if (loop->stages) jpp_str_appendf(str, " stages %u", loop->stages);
   if (loop->schedule) {
     jpp_str_append(str, " schedule ");
-    jpp_str_append_quoted(str, loop->schedule);
+    jpp__str_append_quoted(str, loop->schedule);
   }
   jpp_str_appendf(str, " index %%%u", loop->index);
   if (loop->where) {
     jpp_str_append(str, " at ");
-    jpp_str_append_quoted(str, loop->where);
+    jpp__str_append_quoted(str, loop->where);
   }
   jpp_str_append(str, " {\n");
 }
@@ -106,10 +106,10 @@ static void append_args(jpp_str_t* str, const jpp_graph_t* graph) {
   for (uint32_t i = 0; i < graph->num_args; ++i) {
     const jpp_value_t* value = &graph->values[graph->args[i].value];
     jpp_str_appendf(str, "arg %%%u ", graph->args[i].value);
-    jpp_type_append(str, &value->type);
+    jpp__type_append(str, &value->type);
     if (value->name) {
       jpp_str_append(str, " ");
-      jpp_str_append_quoted(str, value->name);
+      jpp__str_append_quoted(str, value->name);
     }
     jpp_str_append(str, graph->args[i].donated ? " donated\n" : "\n");
   }
@@ -127,7 +127,7 @@ static void append_ops(jpp_str_t* str, const jpp_graph_t* graph) {
       continue;
     }
     if (op->loop != JPP_NONE) jpp_str_append(str, "  ");
-    jpp_op_append(str, graph->values, op);
+    jpp__op_append(str, graph->values, op);
   }
 }
 
@@ -137,7 +137,7 @@ static void append_outputs(jpp_str_t* str, const jpp_graph_t* graph) {
     jpp_str_appendf(str, "out %%%u", output->value);
     if (output->name) {
       jpp_str_append(str, " ");
-      jpp_str_append_quoted(str, output->name);
+      jpp__str_append_quoted(str, output->name);
     }
     for (uint32_t k = 0; k < output->num_ranks; ++k) {
       jpp_str_appendf(str, k ? ", %u" : " on %u", output->ranks[k]);
@@ -151,7 +151,7 @@ jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
   JPP_RETURN_IF_NULL(graph, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "graph ");
-  jpp_str_append_quoted(&str, graph->name);
+  jpp__str_append_quoted(&str, graph->name);
   if (graph->ranks) jpp_str_appendf(&str, " ranks %u", graph->ranks);
   jpp_str_append(&str, "\n");
   append_args(&str, graph);
@@ -170,7 +170,7 @@ jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
     values[v] = graph->values[v];
     if (!device_bytes[v]) continue;
     uint64_t shards = values[v].bytes / device_bytes[v];
-    if (jpp_type_divides(&values[v].type, shards))
+    if (jpp__type_divides(&values[v].type, shards))
       values[v].type.shards = (uint32_t)shards;
   }
   jpp_graph_t sharded = *graph;

@@ -6,8 +6,8 @@
 #include "jaxpp/graph.h"
 
 // "f32[4,8]"
-void jpp_type_append(jpp_str_t* str, const jpp_type_t* type);
+void jpp__type_append(jpp_str_t* str, const jpp_type_t* type);
 // "%3:f32[8] = dot(%1, %2) cost 4\n"
-void jpp_op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* op);
+void jpp__op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* op);
 
 #endif  // JPP_GRAPH_PRINT_H_

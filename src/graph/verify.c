@@ -100,7 +100,7 @@ static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
   return NULL;
 }
 
-jpp_status_t* jpp_graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
+jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
   JPP_RETURN_IF_ERROR(verify_inputs(graph, id));
   switch (op->kind) {
@@ -169,7 +169,7 @@ static jpp_status_t* verify_ranks(const jpp_graph_t* graph, uint32_t index) {
   return NULL;
 }
 
-jpp_status_t* jpp_graph_verify_output(const jpp_graph_t* graph, uint32_t index) {
+jpp_status_t* jpp__graph_verify_output(const jpp_graph_t* graph, uint32_t index) {
   uint32_t value = graph->outputs[index].value;
   if (value >= graph->num_values || graph->values[value].loop != JPP_NONE) {
     return jpp_status_make(

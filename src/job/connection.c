@@ -45,8 +45,8 @@ static bool bind_and_listen(int descriptor, const struct addrinfo* where,
   return true;
 }
 
-jpp_status_t* jpp_job_listen(const char* address, int* out_descriptor,
-                             uint16_t* out_port) {
+jpp_status_t* jpp__job_listen(const char* address, int* out_descriptor,
+                              uint16_t* out_port) {
   struct addrinfo* where = NULL;
   *out_descriptor = -1;
   *out_port = 0;
@@ -75,8 +75,8 @@ static bool finish_connecting(int descriptor) {
   return !error;
 }
 
-jpp_status_t* jpp_job_connect(const char* address, uint16_t port,
-                              jpp_job_connection_t* out_connection) {
+jpp_status_t* jpp__job_connect(const char* address, uint16_t port,
+                               jpp_job_connection_t* out_connection) {
   struct addrinfo* where = NULL;
   *out_connection = (jpp_job_connection_t){.descriptor = -1};
   JPP_RETURN_IF_ERROR(find_address(address, port, &where));
@@ -97,7 +97,7 @@ jpp_status_t* jpp_job_connect(const char* address, uint16_t port,
   return NULL;
 }
 
-bool jpp_job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_connection) {
+bool jpp__job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_connection) {
   struct sockaddr_storage from;
   socklen_t size = sizeof(from);
   int descriptor =
@@ -108,13 +108,13 @@ bool jpp_job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_conn
   getnameinfo((struct sockaddr*)&from, size, out_connection->name,
               sizeof(out_connection->name), NULL, 0, NI_NUMERICHOST);
   if (getrandom(out_connection->nonce, kJppJobNonce, 0) != kJppJobNonce) {
-    jpp_job_close(out_connection);
+    jpp__job_close(out_connection);
     return false;
   }
   jpp_job_frame_t frame = {.kind = JPP_JOB_NONCE};
   memcpy(frame.text, out_connection->nonce, kJppJobNonce);
   if (send(descriptor, &frame, sizeof(frame), MSG_NOSIGNAL) == sizeof(frame)) return true;
-  jpp_job_close(out_connection);
+  jpp__job_close(out_connection);
   return false;
 }
 
@@ -125,30 +125,30 @@ static void compute_proof(const uint8_t nonce[kJppJobNonce], int32_t process,
   uint8_t text[kJppJobNonce + sizeof(process)];
   memcpy(text, nonce, kJppJobNonce);
   memcpy(text + kJppJobNonce, &process, sizeof(process));
-  jpp_hmac_sha256(secret.bytes, secret.size, text, sizeof(text), out_proof);
+  jpp__hmac_sha256(secret.bytes, secret.size, text, sizeof(text), out_proof);
 }
 
-void jpp_job_name_self(char* out_text, size_t size) {
+void jpp__job_name_self(char* out_text, size_t size) {
   char host[kHostSize] = "";
   gethostname(host, sizeof(host) - 1);
   snprintf(out_text, size, "host %s, process id %d", host, (int)getpid());
 }
 
-void jpp_job_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret,
-                    int32_t process) {
+void jpp__job_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret,
+                     int32_t process) {
   jpp_job_frame_t frame = {.kind = JPP_JOB_HELLO, .process = process};
   compute_proof((const uint8_t*)connection->frame.text, process, secret,
                 (uint8_t*)frame.text);
-  jpp_job_name_self(frame.text + kJppSha256Size, sizeof(frame.text) - kJppSha256Size);
+  jpp__job_name_self(frame.text + kJppSha256Size, sizeof(frame.text) - kJppSha256Size);
   (void)!send(connection->descriptor, &frame, sizeof(frame), MSG_NOSIGNAL);
 }
 
-bool jpp_job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret) {
+bool jpp__job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret) {
   const jpp_job_frame_t* frame = &connection->frame;
   uint8_t proof[kJppSha256Size];
   compute_proof(connection->nonce, frame->process, secret, proof);
   if (frame->kind != JPP_JOB_HELLO ||
-      !jpp_bytes_equal_in_constant_time(proof, frame->text, sizeof(proof))) {
+      !jpp__bytes_equal_in_constant_time(proof, frame->text, sizeof(proof))) {
     return false;
   }
   connection->process = frame->process;
@@ -160,8 +160,8 @@ bool jpp_job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t sec
 
 // --- Frames ---------------------------------------------------------------------------
 
-void jpp_job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
-                  int32_t process, const char* text) {
+void jpp__job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
+                   int32_t process, const char* text) {
   jpp_job_frame_t frame = {.kind = kind, .process = process};
   snprintf(frame.text, sizeof(frame.text), "%s", text);
   if (connection->descriptor < 0) return;
@@ -172,7 +172,7 @@ void jpp_job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
   }
 }
 
-jpp_job_arrival_t jpp_job_receive(jpp_job_connection_t* connection, int64_t now_ms) {
+jpp_job_arrival_t jpp__job_receive(jpp_job_connection_t* connection, int64_t now_ms) {
   jpp_job_frame_t* frame = &connection->frame;
   if (connection->received == sizeof(*frame)) connection->received = 0;
   ssize_t count = recv(connection->descriptor, (char*)frame + connection->received,
@@ -186,7 +186,7 @@ jpp_job_arrival_t jpp_job_receive(jpp_job_connection_t* connection, int64_t now_
   return JPP_JOB_FRAME;
 }
 
-void jpp_job_close(jpp_job_connection_t* connection) {
+void jpp__job_close(jpp_job_connection_t* connection) {
   if (connection->descriptor >= 0) close(connection->descriptor);
   connection->descriptor = -1;
 }

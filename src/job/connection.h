@@ -51,31 +51,31 @@ typedef struct jpp_job_secret {
 } jpp_job_secret_t;
 
 // A socket that listens at the address, on a port that the system chooses.
-jpp_status_t* jpp_job_listen(const char* address, int* out_descriptor,
-                             uint16_t* out_port) JPP_MUST_USE;
+jpp_status_t* jpp__job_listen(const char* address, int* out_descriptor,
+                              uint16_t* out_port) JPP_MUST_USE;
 // Connects to process 0, for ten seconds at most.
-jpp_status_t* jpp_job_connect(const char* address, uint16_t port,
-                              jpp_job_connection_t* out_connection) JPP_MUST_USE;
+jpp_status_t* jpp__job_connect(const char* address, uint16_t port,
+                               jpp_job_connection_t* out_connection) JPP_MUST_USE;
 // Accepts a new connection and sends the random number. False: there was none.
-bool jpp_job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_connection);
+bool jpp__job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_connection);
 // Answers the random number, as `process`.
-void jpp_job_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret,
-                    int32_t process);
+void jpp__job_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret,
+                     int32_t process);
 // Whether a frame is a good answer; it is the process' connection then.
-bool jpp_job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret);
+bool jpp__job_check_answer(jpp_job_connection_t* connection, jpp_job_secret_t secret);
 // "host node2, process id 2179" of this process.
-void jpp_job_name_self(char* out_text, size_t size);
+void jpp__job_name_self(char* out_text, size_t size);
 
 // Does not wait: a process that reads nothing any more is detected by its silence.
-void jpp_job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
-                  int32_t process, const char* text);
+void jpp__job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
+                   int32_t process, const char* text);
 typedef enum jpp_job_arrival {
   JPP_JOB_NOTHING,
   JPP_JOB_FRAME,
   JPP_JOB_LOST
 } jpp_job_arrival_t;
 // Reads the available part of the next frame; JPP_JOB_FRAME: `frame` is complete.
-jpp_job_arrival_t jpp_job_receive(jpp_job_connection_t* connection, int64_t now_ms);
-void jpp_job_close(jpp_job_connection_t* connection);
+jpp_job_arrival_t jpp__job_receive(jpp_job_connection_t* connection, int64_t now_ms);
+void jpp__job_close(jpp_job_connection_t* connection);
 
 #endif  // JPP_JOB_CONNECTION_H_

@@ -45,7 +45,7 @@ static void wait_a_while(void) {
 // A forked child closes its copies, so that the others notice when the parent ends.
 static void close_in_child(void) {
   for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
-    jpp_job_close(&jpp_the_job.connections[i]);
+    jpp__job_close(&jpp_the_job.connections[i]);
   }
   if (jpp_the_job.listener >= 0) close(jpp_the_job.listener);
 }
@@ -61,10 +61,10 @@ static jpp_status_t* open_connections(const jpp_job_options_t* options,
   for (uint32_t i = 0; i < count; ++i) job->connections[i].descriptor = -1;
   job->num_connections = count;
   *out_port = options->port;
-  if (center) return jpp_job_listen(options->address, &job->listener, out_port);
+  if (center) return jpp__job_listen(options->address, &job->listener, out_port);
   JPP_RETURN_IF_ERROR(
-      jpp_job_connect(options->address, options->port, &job->connections[0]));
-  job->connections[0].heard_ms = jpp_clock_now_ms();
+      jpp__job_connect(options->address, options->port, &job->connections[0]));
+  job->connections[0].heard_ms = jpp__clock_now_ms();
   return NULL;
 }
 
@@ -89,11 +89,11 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
   pthread_atfork(NULL, NULL, close_in_child);
   job->welcome = job->process == 0;
   JPP_RETURN_IF_ERROR(
-      jpp_thread_start(&job->thread, jpp_job_watch, NULL, "the job's thread"));
+      jpp__thread_start(&job->thread, jpp__job_watch, NULL, "the job's thread"));
   // Process 0 would treat frames sent before the proof as a stranger's.
-  int64_t until = jpp_clock_now_ms() + job->peer_timeout_ms;
+  int64_t until = jpp__clock_now_ms() + job->peer_timeout_ms;
   lock();
-  while (!job->welcome && !job->failure && jpp_clock_now_ms() < until) wait_a_while();
+  while (!job->welcome && !job->failure && jpp__clock_now_ms() < until) wait_a_while();
   unlock();
   return NULL;
 }
@@ -125,7 +125,7 @@ jpp_status_t* jpp_job_join(const jpp_job_options_t* options, uint16_t* out_port)
 static void begin_deadline(void) {
   jpp_job_t* job = &jpp_the_job;
   if (!job->grace_ms || job->deadline_ms) return;
-  job->deadline_ms = jpp_clock_now_ms() + job->grace_ms;
+  job->deadline_ms = jpp__clock_now_ms() + job->grace_ms;
 }
 
 // Tells the launcher, which uses the first report that it gets.
@@ -137,7 +137,7 @@ static void report(int32_t culprit) {
   (void)!write(job->report, line, (size_t)length);
 }
 
-void jpp_job_set_failure(int32_t culprit, const char* text) {
+void jpp__job_set_failure(int32_t culprit, const char* text) {
   jpp_job_t* job = &jpp_the_job;
   if (job->failure || job->ended) return;
   job->failure = jpp_status_make(JPP_PEER_ERROR, "%s", text);
@@ -173,11 +173,11 @@ void jpp_job_note_absent(uint32_t process, const char* text) {
   if (*text) {
     char named[kJppJobText];
     snprintf(named, sizeof(named), "process %u has failed: %.200s", process, text);
-    jpp_job_decide((int32_t)process, named);
+    jpp__job_decide((int32_t)process, named);
   } else {
     job->joined[process] = job->left[process] = true;
-    jpp_job_send_all(JPP_JOB_LEAVES, (int32_t)process, "");
-    jpp_job_note_left();
+    jpp__job_send_all(JPP_JOB_LEAVES, (int32_t)process, "");
+    jpp__job_note_left();
   }
   unlock();
 }
@@ -185,9 +185,9 @@ void jpp_job_note_absent(uint32_t process, const char* text) {
 jpp_status_t* jpp_job_explain(jpp_status_t* status) {
   jpp_job_t* job = &jpp_the_job;
   if (!is_joined() || jpp_status_code(status) != JPP_PEER_ERROR) return status;
-  int64_t until = jpp_clock_now_ms() + kExplainMs;
+  int64_t until = jpp__clock_now_ms() + kExplainMs;
   lock();
-  while (!job->failure && !job->ended && jpp_clock_now_ms() < until) wait_a_while();
+  while (!job->failure && !job->ended && jpp__clock_now_ms() < until) wait_a_while();
   jpp_status_t* verdict = job->failure ? jpp_status_clone(job->failure) : NULL;
   unlock();
   if (!verdict) return status;
@@ -217,13 +217,13 @@ static void fail(int32_t culprit, const char* text) {
   job->told = true;
   if (job->process == 0 && culprit == 0) {
     char named[kJppJobText], self[128];
-    jpp_job_name_self(self, sizeof(self));
+    jpp__job_name_self(self, sizeof(self));
     snprintf(named, sizeof(named), "process 0 (%s) has failed: %.200s", self, text);
-    jpp_job_decide(culprit, named);
+    jpp__job_decide(culprit, named);
   } else if (job->process == 0) {
-    jpp_job_decide(culprit, text);
+    jpp__job_decide(culprit, text);
   } else if (!job->failure) {
-    jpp_job_send(&job->connections[0], JPP_JOB_FAILED, culprit, text);
+    jpp__job_send(&job->connections[0], JPP_JOB_FAILED, culprit, text);
     report(culprit);  // this process may end before process 0 has answered
   }
   begin_deadline();
@@ -288,10 +288,10 @@ static void say_that_we_leave(void) {
   if (job->self_left) return;
   job->self_left = job->left[job->process] = true;
   if (job->process) {
-    jpp_job_send(&job->connections[0], JPP_JOB_LEAVES, job->process, "");
+    jpp__job_send(&job->connections[0], JPP_JOB_LEAVES, job->process, "");
   } else {
-    jpp_job_send_all(JPP_JOB_LEAVES, 0, "");
-    jpp_job_note_left();
+    jpp__job_send_all(JPP_JOB_LEAVES, 0, "");
+    jpp__job_note_left();
   }
 }
 
@@ -300,9 +300,9 @@ bool jpp_job_leave(bool wait) {
   if (!is_joined()) return false;
   lock();
   say_that_we_leave();
-  int64_t until = jpp_clock_now_ms() + kJoinMs;
+  int64_t until = jpp__clock_now_ms() + kJoinMs;
   while (wait && !job->all_left && !job->failure && !job->alone && !job->ended) {
-    bool late = job->process == 0 && jpp_clock_now_ms() > until;
+    bool late = job->process == 0 && jpp__clock_now_ms() > until;
     if (late && !all_have_joined()) break;
     wait_a_while();
   }
@@ -327,7 +327,7 @@ void jpp_job_end(void) {
   lock();
   if (job->failure && job->process == 0) {
     job->lingers = true;
-    while ((jpp_job_is_connected() || !all_have_joined()) && !job->expired)
+    while ((jpp__job_is_connected() || !all_have_joined()) && !job->expired)
       wait_a_while();
   }
   job->ended = true;

@@ -54,18 +54,18 @@ typedef struct jpp_job {
 extern jpp_job_t jpp_the_job;
 
 // watch.c. The thread; `unused` is NULL.
-void* jpp_job_watch(void* unused);
+void* jpp__job_watch(void* unused);
 // With the mutex held: whether a connection to another process is open.
-bool jpp_job_is_connected(void);
+bool jpp__job_is_connected(void);
 // With the mutex held, in process 0: to all that have joined.
-void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text);
+void jpp__job_send_all(jpp_job_kind_t kind, int32_t process, const char* text);
 // With the mutex held, in process 0: decides that the job has failed, and tells all.
-void jpp_job_decide(int32_t culprit, const char* text);
+void jpp__job_decide(int32_t culprit, const char* text);
 // With the mutex held, in process 0: tells all once every process has left.
-void jpp_job_note_left(void);
+void jpp__job_note_left(void);
 
 // job.c. With the mutex held: the job has failed, and the time to end begins. Only the
 // first call counts.
-void jpp_job_set_failure(int32_t culprit, const char* text);
+void jpp__job_set_failure(int32_t culprit, const char* text);
 
 #endif  // JPP_JOB_STATE_H_

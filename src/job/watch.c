@@ -18,29 +18,29 @@ enum {
   kLastMs = 2500,    // that process 0 gives the others beyond that
 };
 
-void jpp_job_send_all(jpp_job_kind_t kind, int32_t process, const char* text) {
+void jpp__job_send_all(jpp_job_kind_t kind, int32_t process, const char* text) {
   const jpp_job_t* job = &jpp_the_job;
   for (uint32_t i = 0; i < job->num_connections; ++i) {
     if (job->connections[i].process == kJppJobUnknown) continue;
-    jpp_job_send(&job->connections[i], kind, process, text);
+    jpp__job_send(&job->connections[i], kind, process, text);
   }
 }
 
-void jpp_job_decide(int32_t culprit, const char* text) {
+void jpp__job_decide(int32_t culprit, const char* text) {
   jpp_job_t* job = &jpp_the_job;
   if (job->failure) return;
-  jpp_job_send_all(JPP_JOB_VERDICT, culprit, text);
-  jpp_job_set_failure(culprit, text);
+  jpp__job_send_all(JPP_JOB_VERDICT, culprit, text);
+  jpp__job_set_failure(culprit, text);
 }
 
-void jpp_job_note_left(void) {
+void jpp__job_note_left(void) {
   jpp_job_t* job = &jpp_the_job;
   if (job->all_left || !job->self_left) return;
   for (uint32_t p = 1; p < job->count; ++p) {
     if (!job->left[p]) return;
   }
   job->all_left = true;
-  jpp_job_send_all(JPP_JOB_ALL_LEFT, 0, "");
+  jpp__job_send_all(JPP_JOB_ALL_LEFT, 0, "");
   pthread_cond_broadcast(&job->changed);
 }
 
@@ -61,9 +61,9 @@ static void note_lost(const jpp_job_connection_t* connection, bool closed,
   snprintf(text, sizeof(text), "process %d at %s: %s", connection->process,
            connection->name, how);
   if (job->process == 0) {
-    jpp_job_decide(connection->process, text);
+    jpp__job_decide(connection->process, text);
   } else {
-    jpp_job_set_failure(connection->process, text);
+    jpp__job_set_failure(connection->process, text);
   }
 }
 
@@ -71,14 +71,14 @@ static void welcome(const jpp_job_connection_t* connection) {
   const jpp_job_t* job = &jpp_the_job;
   char text[kJppJobText];
   job->joined[connection->process] = true;
-  jpp_job_name_self(text, sizeof(text));
-  jpp_job_send(connection, JPP_JOB_WELCOME, 0, text);
+  jpp__job_name_self(text, sizeof(text));
+  jpp__job_send(connection, JPP_JOB_WELCOME, 0, text);
   for (uint32_t p = 0; p < job->count; ++p) {
-    if (job->left[p]) jpp_job_send(connection, JPP_JOB_LEAVES, (int32_t)p, "");
+    if (job->left[p]) jpp__job_send(connection, JPP_JOB_LEAVES, (int32_t)p, "");
   }
   if (!job->failure) return;
-  jpp_job_send(connection, JPP_JOB_VERDICT, job->culprit,
-               jpp_status_message(job->failure));
+  jpp__job_send(connection, JPP_JOB_VERDICT, job->culprit,
+                jpp_status_message(job->failure));
 }
 
 // Process 0 handles a frame; false: the sender does not belong to the job.
@@ -89,7 +89,7 @@ static bool take_in_center(jpp_job_connection_t* connection) {
   if (connection->process == kJppJobUnknown) {
     int32_t process = frame->process;
     if (process < 1 || process >= (int32_t)job->count || job->joined[process] ||
-        !jpp_job_check_answer(connection, job->secret)) {
+        !jpp__job_check_answer(connection, job->secret)) {
       return false;
     }
     welcome(connection);
@@ -98,13 +98,13 @@ static bool take_in_center(jpp_job_connection_t* connection) {
   if (frame->kind == JPP_JOB_FAILED && frame->process == connection->process) {
     snprintf(text, sizeof(text), "process %d at %s has failed: %.200s",
              connection->process, connection->name, frame->text);
-    jpp_job_decide(frame->process, text);
+    jpp__job_decide(frame->process, text);
   } else if (frame->kind == JPP_JOB_FAILED) {
-    jpp_job_decide(frame->process, frame->text);
+    jpp__job_decide(frame->process, frame->text);
   } else if (frame->kind == JPP_JOB_LEAVES) {
     connection->leaves = job->left[connection->process] = true;
-    jpp_job_send_all(JPP_JOB_LEAVES, connection->process, "");
-    jpp_job_note_left();
+    jpp__job_send_all(JPP_JOB_LEAVES, connection->process, "");
+    jpp__job_note_left();
   }
   return true;
 }
@@ -116,7 +116,7 @@ static void take_from_center(jpp_job_connection_t* connection) {
   size_t length = strlen(connection->name);
   switch ((jpp_job_kind_t)frame->kind) {
     case JPP_JOB_NONCE:
-      jpp_job_answer(connection, job->secret, job->process);
+      jpp__job_answer(connection, job->secret, job->process);
       return;
     case JPP_JOB_WELCOME:
       job->welcome = true;
@@ -125,7 +125,7 @@ static void take_from_center(jpp_job_connection_t* connection) {
                frame->text);
       return;
     case JPP_JOB_VERDICT:
-      jpp_job_set_failure(frame->process, frame->text);
+      jpp__job_set_failure(frame->process, frame->text);
       return;
     case JPP_JOB_LEAVES:
       if (frame->process < 0 || frame->process >= (int32_t)job->count) return;
@@ -145,17 +145,17 @@ static void take_from_center(jpp_job_connection_t* connection) {
 
 static void take_arrivals(jpp_job_connection_t* connection, int64_t now) {
   while (connection->descriptor >= 0) {
-    jpp_job_arrival_t arrival = jpp_job_receive(connection, now);
+    jpp_job_arrival_t arrival = jpp__job_receive(connection, now);
     if (arrival == JPP_JOB_NOTHING) return;
     if (arrival == JPP_JOB_LOST) {
-      jpp_job_close(connection);
+      jpp__job_close(connection);
       note_lost(connection, true,
                 "the connection was lost: it was killed, has crashed, or ended without "
                 "leaving the job");
     } else if (jpp_the_job.process) {
       take_from_center(connection);
     } else if (!take_in_center(connection)) {
-      jpp_job_close(connection);
+      jpp__job_close(connection);
     }
   }
 }
@@ -165,7 +165,7 @@ static void accept_all(int64_t now) {
   for (uint32_t i = 0; i < job->num_connections && job->listener >= 0; ++i) {
     jpp_job_connection_t* connection = &job->connections[i];
     if (connection->descriptor >= 0) continue;
-    if (!jpp_job_accept(job->listener, now, connection)) return;
+    if (!jpp__job_accept(job->listener, now, connection)) return;
   }
 }
 
@@ -182,7 +182,7 @@ static void check_silence(jpp_job_connection_t* connection, int64_t now) {
            "way to it is cut",
            (double)limit / 1000);
   note_lost(connection, false, how);
-  jpp_job_close(connection);
+  jpp__job_close(connection);
 }
 
 // A thread that did not run itself, because its process was stopped, cannot judge the
@@ -198,7 +198,7 @@ static void keep_time(int64_t now) {
     if (connection->descriptor < 0) continue;
     if (looked_away) connection->heard_ms = now;
     if (beats && connection->process != kJppJobUnknown) {
-      jpp_job_send(connection, JPP_JOB_BEAT, 0, "");
+      jpp__job_send(connection, JPP_JOB_BEAT, 0, "");
     }
     check_silence(connection, now);
   }
@@ -226,15 +226,15 @@ static void check_waits(int64_t now) {
              "process %d has ended, and process %d waits for it in '%s'", absent,
              job->process, wait->name);
     if (job->process == 0) {
-      jpp_job_decide(absent, text);
+      jpp__job_decide(absent, text);
     } else {
-      jpp_job_send(&job->connections[0], JPP_JOB_FAILED, absent, text);
-      jpp_job_set_failure(absent, text);
+      jpp__job_send(&job->connections[0], JPP_JOB_FAILED, absent, text);
+      jpp__job_set_failure(absent, text);
     }
   }
 }
 
-bool jpp_job_is_connected(void) {
+bool jpp__job_is_connected(void) {
   for (uint32_t i = 0; i < jpp_the_job.num_connections; ++i) {
     if (jpp_the_job.connections[i].descriptor >= 0) return true;
   }
@@ -246,7 +246,7 @@ static void keep_deadline(int64_t now) {
   jpp_job_t* job = &jpp_the_job;
   if (!job->deadline_ms || now < job->deadline_ms) return;
   int64_t late = now - job->deadline_ms;
-  bool is_last = job->process == 0 && (job->lingers || jpp_job_is_connected());
+  bool is_last = job->process == 0 && (job->lingers || jpp__job_is_connected());
   if (is_last && late < kLastMs) return;
   if (!job->expired) {
     job->expired = true;
@@ -282,7 +282,7 @@ static bool look(struct pollfd* polls) {
   poll(polls, count, kLookMs);
   pthread_mutex_lock(&job->mutex);
   if (job->ended && !job->deadline_ms) return false;
-  int64_t now = jpp_clock_now_ms();
+  int64_t now = jpp__clock_now_ms();
   for (uint32_t i = 0; i < job->num_connections; ++i) {
     if (polls[i].fd >= 0 && polls[i].revents) take_arrivals(&job->connections[i], now);
   }
@@ -293,13 +293,13 @@ static bool look(struct pollfd* polls) {
   return true;
 }
 
-void* jpp_job_watch(void* unused) {
+void* jpp__job_watch(void* unused) {
   (void)unused;
   jpp_job_t* job = &jpp_the_job;
   struct pollfd* polls = NULL;
   jpp_status_t* status = JPP_ALLOC_ARRAY(job->num_connections + 1, &polls);
   pthread_mutex_lock(&job->mutex);
-  job->looked_ms = jpp_clock_now_ms();
+  job->looked_ms = jpp__clock_now_ms();
   while (!status && look(polls)) {
   }
   pthread_mutex_unlock(&job->mutex);

@@ -9,11 +9,11 @@ static uint32_t add_beside(const jpp_partitioner_t* p, uint32_t value, uint32_t 
   if (id == JPP_NONE || id >= p->graph->num_ops) return JPP_NONE;
   const jpp_op_t* op = &p->ops.data[id];
   if (op->kind != JPP_OP_ADD || op->loop != loop) return JPP_NONE;
-  return loop == JPP_NONE || jpp_segment_is_stage(p->segment[id]) ? id : JPP_NONE;
+  return loop == JPP_NONE || jpp__segment_is_stage(p->segment[id]) ? id : JPP_NONE;
 }
 
-jpp_status_t* jpp_add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
-                                   uint32_t loop, jpp_add_tree_t* tree) {
+jpp_status_t* jpp__add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
+                                    uint32_t loop, jpp_add_tree_t* tree) {
   tree->leaves.count = tree->adds.count = tree->stack.count = 0;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&tree->stack, root_value));
   while (tree->stack.count) {
@@ -30,7 +30,7 @@ jpp_status_t* jpp_add_tree_collect(const jpp_partitioner_t* p, uint32_t root_val
   return NULL;
 }
 
-void jpp_add_tree_deinit(jpp_add_tree_t* tree) {
+void jpp__add_tree_deinit(jpp_add_tree_t* tree) {
   jpp_vec_deinit(&tree->leaves);
   jpp_vec_deinit(&tree->adds);
   jpp_vec_deinit(&tree->stack);

@@ -33,7 +33,7 @@ static void count_uses(jpp_partitioner_t* p) {
   }
 }
 
-jpp_status_t* jpp_partition_resolve_marks(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->alias));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->uses));

@@ -71,7 +71,7 @@ static void find_outer_copies(jpp_partitioner_t* p) {
   }
 }
 
-jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->segment));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->outer_copy));

@@ -18,8 +18,8 @@ static bool same_line(const jpp_partitioner_t* p, uint32_t a, uint32_t b) {
   return x && y && strcmp(x, y) == 0;
 }
 
-jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
-                                       uint64_t bytes) {
+jpp_status_t* jpp__partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
+                                        uint64_t bytes) {
   if (bytes < kFewBytes) return NULL;
   for (size_t i = 0; i < p->notes.count; ++i) {
     jpp_partition_note_t* note = &p->notes.data[i];
@@ -40,7 +40,7 @@ enum { kForInputs = 1, kIsWeightGradient = 2 };
 
 static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) {
   uint32_t segment = p->segment[op];
-  return jpp_segment_is_stage(segment) && segment >= p->loops[loop].stages;
+  return jpp__segment_is_stage(segment) && segment >= p->loops[loop].stages;
 }
 
 // How an op of the weight-gradient part uses its operands.
@@ -98,7 +98,7 @@ static jpp_status_t* note_unsplit_op(jpp_partitioner_t* p, uint32_t op, uint32_t
   return JPP_VEC_PUSH(&p->notes, note);
 }
 
-jpp_status_t* jpp_partition_note_unsplit(jpp_partitioner_t* p, uint32_t loop_id) {
+jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p, uint32_t loop_id) {
   if (!p->options->loops[loop_id].split_backward) return NULL;
   const jpp_loop_t* loop = &p->graph->loops[loop_id];
   uint32_t stages = p->loops[loop_id].stages;
@@ -122,8 +122,8 @@ jpp_status_t* jpp_partition_note_unsplit(jpp_partitioner_t* p, uint32_t loop_id)
 
 // --- Text -----------------------------------------------------------------------------
 
-void jpp_note_append(jpp_str_t* str, const jpp_staged_t* staged,
-                     const jpp_partition_note_t* note) {
+void jpp__note_append(jpp_str_t* str, const jpp_staged_t* staged,
+                      const jpp_partition_note_t* note) {
   const jpp_op_t* op = &staged->ops[note->op];
   jpp_str_appendf(str, "%s: %s ", op->where ? op->where : "?", op->name);
   if (note->kind == JPP_NOTE_MOVES) {
@@ -146,6 +146,6 @@ jpp_status_t* jpp_staged_print_note(const jpp_staged_t* staged, uint32_t note,
                                     char** out_text) {
   JPP_RETURN_IF_NULL(staged, out_text);
   jpp_str_t str = {0};
-  jpp_note_append(&str, staged, &staged->notes[note]);
+  jpp__note_append(&str, staged, &staged->notes[note]);
   return jpp_str_finish(&str, out_text);
 }

@@ -42,7 +42,7 @@ typedef struct leveler {
 } leveler_t;
 
 static const uint64_t* ranks_of(const leveler_t* l, const placed_op_t* placed) {
-  return jpp_run_at(l->p, placed->op);
+  return jpp__run_at(l->p, placed->op);
 }
 
 // The op outside that makes `value` in the same phase; NULL for arguments, results of
@@ -96,7 +96,7 @@ static jpp_status_t* list_placed_ops(leveler_t* l) {
   for (uint32_t i = 0; i < p->outer.count; ++i) {
     uint32_t op = p->outer.data[i];
     if (p->ops.data[op].kind == JPP_OP_LOOP) continue;
-    if (jpp_ranks_first(jpp_run_at(p, op), p->words) == JPP_NONE) continue;
+    if (jpp__ranks_first(jpp__run_at(p, op), p->words) == JPP_NONE) continue;
     l->at[op] = (uint32_t)l->placed.count;
     placed_op_t placed = {.op = op, .phase = p->phase[op], .order = i};
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&l->placed, placed));
@@ -237,13 +237,13 @@ static jpp_status_t* limit_operands(leveler_t* l, const placed_op_t* placed,
 static jpp_status_t* choose_levels(leveler_t* l) {
   size_t count = l->placed.count;
   uint32_t* limits = NULL;  // [placed]
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&l->p->scratch, count, &limits));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&l->p->scratch, count, &limits));
   for (size_t i = 0; i < count; ++i) {
     if (l->remade[l->placed.data[i].op]) continue;
     JPP_RETURN_IF_ERROR(raise_level(l, &l->placed.data[i]));
   }
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(&l->p->scratch, l->placed.data,
-                                     count * sizeof(*l->lowest), (void**)&l->lowest));
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(&l->p->scratch, l->placed.data,
+                                      count * sizeof(*l->lowest), (void**)&l->lowest));
   qsort(l->lowest, count, sizeof(*l->lowest), compare_levels);
   for (size_t i = count; i-- > 0;) {
     placed_op_t* placed = &l->placed.data[i];
@@ -280,7 +280,7 @@ static jpp_status_t* name_task(const leveler_t* l, jpp_task_t* task) {
   jpp_str_appendf(&str, "_%u_%u", l->tasks_of_rank[task->rank]++, task->rank);
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
-  jpp_status_t* status = jpp_arena_strdup(l->p->arena, text, &task->name);
+  jpp_status_t* status = jpp__arena_strdup(l->p->arena, text, &task->name);
   jpp_free(text);
   return status;
 }
@@ -303,7 +303,7 @@ static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->placed.data[l->at[l->ops.data[i]]].order;
   }
-  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), jpp_ids_compare);
+  qsort(l->ops.data, l->ops.count, sizeof(*l->ops.data), jpp__ids_compare);
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->p->outer.data[l->ops.data[i]];
   }
@@ -328,7 +328,7 @@ static jpp_status_t* add_outer_tasks(leveler_t* l, const placed_op_t* first,
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&l->ops, p->arena, &task.ops));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&l->inputs, p->arena, &task.inputs));
   for (task.rank = 0; task.rank < p->options->ranks; ++task.rank) {
-    if (!jpp_ranks_has(ranks_of(l, first), task.rank)) continue;
+    if (!jpp__ranks_has(ranks_of(l, first), task.rank)) continue;
     JPP_RETURN_IF_ERROR(name_task(l, &task));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->tasks, task));
   }
@@ -339,7 +339,7 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   jpp_partitioner_t* p = l->p;
   uint32_t ranks = p->options->ranks;
   l->phases = p->graph->num_loops + 1;
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->ops.count, &l->at));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, p->ops.count, &l->at));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->remade));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->op_visit));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &l->value_visit));
@@ -366,7 +366,7 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   return NULL;
 }
 
-jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_make_outer_tasks(jpp_partitioner_t* p) {
   leveler_t leveler = {.p = p};
   jpp_status_t* status = make_outer_tasks(&leveler);
   jpp_vec_deinit(&leveler.placed);

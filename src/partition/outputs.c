@@ -18,7 +18,7 @@ static uint64_t* taken_at(const finder_t* f, uint32_t value) {
 static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
                       uint32_t value) {
   const jpp_partitioner_t* p = f->p;
-  bool taken = jpp_ranks_first(taken_at(f, value), p->words) != JPP_NONE;
+  bool taken = jpp__ranks_first(taken_at(f, value), p->words) != JPP_NONE;
   if (task->kind == JPP_TASK_OUTER) return taken || f->is_output[value];
   bool cloned = op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
   if (cloned) return false;
@@ -50,12 +50,12 @@ static jpp_status_t* find_all_outputs(finder_t* f) {
   for (size_t t = 0; t < p->tasks.count; ++t) {
     const jpp_task_t* task = &p->tasks.data[t];
     for (uint32_t i = 0; i < task->num_inputs; ++i) {
-      jpp_ranks_add(taken_at(f, task->inputs[i]), task->rank);
+      jpp__ranks_add(taken_at(f, task->inputs[i]), task->rank);
     }
   }
   for (size_t i = 0; i < p->accumulators.count; ++i) {
     const jpp_accumulator_t* acc = &p->accumulators.data[i];
-    jpp_ranks_add(taken_at(f, acc->init), p->tasks.data[acc->task].rank);
+    jpp__ranks_add(taken_at(f, acc->init), p->tasks.data[acc->task].rank);
   }
   for (size_t t = 0; t < p->tasks.count; ++t) {
     JPP_RETURN_IF_ERROR(find_task_outputs(f, &p->tasks.data[t]));
@@ -63,7 +63,7 @@ static jpp_status_t* find_all_outputs(finder_t* f) {
   return NULL;
 }
 
-jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_find_outputs(jpp_partitioner_t* p) {
   finder_t finder = {.p = p};
   jpp_status_t* status = find_all_outputs(&finder);
   jpp_vec_deinit(&finder.outputs);

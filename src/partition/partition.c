@@ -5,20 +5,20 @@
 #include "partition/partitioner.h"
 
 bool jpp_rank_set_has(jpp_rank_set_t set, uint32_t rank) {
-  return jpp_ranks_has(set, rank);
+  return jpp__ranks_has(set, rank);
 }
 
-jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
-                                   uint32_t* out_op) {
+jpp_status_t* jpp__partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
+                                    uint32_t* out_op) {
   *out_op = (uint32_t)p->ops.count;
   jpp_op_t copy = *op;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(
       p->arena, op->inputs, op->num_inputs * sizeof(*op->inputs), (void**)&copy.inputs));
   return JPP_VEC_PUSH(&p->ops, copy);
 }
 
-jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
-                                      uint32_t producer, uint32_t* out_value) {
+jpp_status_t* jpp__partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
+                                       uint32_t producer, uint32_t* out_value) {
   *out_value = (uint32_t)p->values.count;
   jpp_value_t value = p->values.data[like];
   value.producer = producer;
@@ -29,11 +29,11 @@ jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint3
   return JPP_VEC_PUSH(&p->values, value);
 }
 
-jpp_status_t* jpp_partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
-                                   uint32_t like, uint32_t loop, uint32_t* out_op,
-                                   uint32_t* out_value) {
-  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, op, out_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, loop, *out_op, out_value));
+jpp_status_t* jpp__partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
+                                    uint32_t like, uint32_t loop, uint32_t* out_op,
+                                    uint32_t* out_value) {
+  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, op, out_op));
+  JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, like, loop, *out_op, out_value));
   p->ops.data[*out_op].first_output = *out_value;
   return NULL;
 }
@@ -63,10 +63,10 @@ static jpp_status_t* split_loops(jpp_partitioner_t* p) {
     if (op->kind == JPP_OP_LOOP) {
       uint32_t loop = op->attr;
       JPP_RETURN_IF_ERROR(check_placement(p->graph, loop, p->options));
-      JPP_RETURN_IF_ERROR(jpp_partition_assign_stages(p, loop));
-      JPP_RETURN_IF_ERROR(jpp_partition_note_unsplit(p, loop));
-      JPP_RETURN_IF_ERROR(jpp_partition_make_tasks(p, loop));
-      JPP_RETURN_IF_ERROR(jpp_partition_reduce(p, loop));
+      JPP_RETURN_IF_ERROR(jpp__partition_assign_stages(p, loop));
+      JPP_RETURN_IF_ERROR(jpp__partition_note_unsplit(p, loop));
+      JPP_RETURN_IF_ERROR(jpp__partition_make_tasks(p, loop));
+      JPP_RETURN_IF_ERROR(jpp__partition_reduce(p, loop));
     } else if (p->segment[id] == JPP_SEGMENT_OUTER || p->outer_copy[id]) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->outer, id));
     }
@@ -98,16 +98,16 @@ static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_outputs, &outputs));
   for (uint32_t i = 0; i < p->graph->num_args; ++i) {
     args[i].value = p->graph->args[i].value;
-    args[i].ranks = jpp_need_at(p, args[i].value);
+    args[i].ranks = jpp__need_at(p, args[i].value);
   }
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     outputs[i].value = p->alias[output->value];
-    outputs[i].ranks = jpp_need_at(p, outputs[i].value);
+    outputs[i].ranks = jpp__need_at(p, outputs[i].value);
     if (!output->num_ranks) continue;
     uint64_t* ranks = NULL;
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->words, &ranks));
-    jpp_ranks_add_left(ranks, output);
+    jpp__ranks_add_left(ranks, output);
     outputs[i].ranks = ranks;
   }
   staged->args = args;
@@ -136,13 +136,13 @@ static jpp_status_t* fill_staged(jpp_partitioner_t* p, jpp_staged_t* staged) {
 
 static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_loops, &p->loops));
-  JPP_RETURN_IF_ERROR(jpp_partition_resolve_marks(p));
-  JPP_RETURN_IF_ERROR(jpp_partition_classify(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_resolve_marks(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_classify(p));
   JPP_RETURN_IF_ERROR(split_loops(p));
-  JPP_RETURN_IF_ERROR(jpp_partition_fill_tasks(p));
-  JPP_RETURN_IF_ERROR(jpp_partition_place(p));
-  JPP_RETURN_IF_ERROR(jpp_partition_make_outer_tasks(p));
-  JPP_RETURN_IF_ERROR(jpp_partition_find_outputs(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_fill_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_place(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_make_outer_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_find_outputs(p));
   return fill_staged(p, staged);
 }
 
@@ -185,7 +185,7 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
   jpp_vec_deinit(&partitioner.made);
   jpp_vec_deinit(&partitioner.accumulators);
   jpp_vec_deinit(&partitioner.outer);
-  jpp_arena_deinit(&partitioner.scratch);
+  jpp__arena_deinit(&partitioner.scratch);
   if (status) {
     jpp_staged_destroy(&storage->staged);
     return status;
@@ -197,6 +197,6 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
 void jpp_staged_destroy(jpp_staged_t* staged) {
   if (!staged) return;
   jpp_staged_storage_t* storage = (jpp_staged_storage_t*)staged;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }

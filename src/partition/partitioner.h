@@ -49,7 +49,7 @@ typedef struct jpp_partitioner {
   jpp_staged_loop_t* loops;
   jpp_u32_vec_t outer;  // ops outside and loop ops, in an order that can run
 
-  // What jpp_partition_place() decides of values and ops outside.
+  // What jpp__partition_place() decides of values and ops outside.
   uint32_t words;   // uint64_t words of a rank set
   uint64_t* need;   // [values * words] ranks that use the value
   uint64_t* run;    // [ops * words] ranks that run the op
@@ -61,49 +61,49 @@ typedef struct jpp_partitioner {
 // --- Passes, in order -----------------------------------------------------------------
 
 // alias.c: copies the tables, looks through marks.
-jpp_status_t* jpp_partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
+jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
 // classify.c: which ops of a body leave it, and which are computed again where needed.
-jpp_status_t* jpp_partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
+jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
 // stages.c: the segment of every other op of a body, and its part of the backward.
-jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p,
-                                          uint32_t loop) JPP_MUST_USE;
+jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,
+                                           uint32_t loop) JPP_MUST_USE;
 // notes.c: ops of a loop that compute input and weight gradients together.
-jpp_status_t* jpp_partition_note_unsplit(jpp_partitioner_t* p,
-                                         uint32_t loop) JPP_MUST_USE;
+jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p,
+                                          uint32_t loop) JPP_MUST_USE;
 // tasks.c: makes the stage tasks of a loop, still empty.
-jpp_status_t* jpp_partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
+jpp_status_t* jpp__partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
 // reduce.c: accumulators of a loop's results, and the sums after it.
-jpp_status_t* jpp_partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
+jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
 // tasks.c: ops and inputs of the stage tasks.
-jpp_status_t* jpp_partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // place.c: the ranks and phase of every op outside.
-jpp_status_t* jpp_partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
+jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
 // outer.c: levels, and the tasks outside.
-jpp_status_t* jpp_partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+jpp_status_t* jpp__partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // outputs.c: outputs of every task, once all inputs are known.
-jpp_status_t* jpp_partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
+jpp_status_t* jpp__partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
 
 // notes.c: called for an op outside once it is placed; `bytes` of its operands have to be
 // transferred to `rank`, where it runs.
-jpp_status_t* jpp_partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
-                                       uint64_t bytes) JPP_MUST_USE;
+jpp_status_t* jpp__partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
+                                        uint64_t bytes) JPP_MUST_USE;
 
 // --- Shared by passes -----------------------------------------------------------------
 
 // The task of a body op with a stage segment.
-uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op);
+uint32_t jpp__partition_task_of(const jpp_partitioner_t* p, uint32_t op);
 // Inputs are copied.
-jpp_status_t* jpp_partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
-                                   uint32_t* out_op) JPP_MUST_USE;
+jpp_status_t* jpp__partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
+                                    uint32_t* out_op) JPP_MUST_USE;
 // A value with the type and sharding of `like`.
-jpp_status_t* jpp_partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
-                                      uint32_t producer,
-                                      uint32_t* out_value) JPP_MUST_USE;
+jpp_status_t* jpp__partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
+                                       uint32_t producer,
+                                       uint32_t* out_value) JPP_MUST_USE;
 // Adds an op and its one output, a value like `like` in the body of `loop` (JPP_NONE:
 // outside).
-jpp_status_t* jpp_partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
-                                   uint32_t like, uint32_t loop, uint32_t* out_op,
-                                   uint32_t* out_value) JPP_MUST_USE;
+jpp_status_t* jpp__partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
+                                    uint32_t like, uint32_t loop, uint32_t* out_op,
+                                    uint32_t* out_value) JPP_MUST_USE;
 // The leaves of a tree of JPP_OP_ADD whose inner sums have no other use, left to right.
 typedef struct jpp_add_tree {
   jpp_u32_vec_t leaves;  // value ids
@@ -111,43 +111,44 @@ typedef struct jpp_add_tree {
   jpp_u32_vec_t stack;
 } jpp_add_tree_t;
 // A value that no sum of `loop`'s body (JPP_NONE: of the outside) makes is its own leaf.
-jpp_status_t* jpp_add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
-                                   uint32_t loop, jpp_add_tree_t* tree) JPP_MUST_USE;
-void jpp_add_tree_deinit(jpp_add_tree_t* tree);
+jpp_status_t* jpp__add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
+                                    uint32_t loop, jpp_add_tree_t* tree) JPP_MUST_USE;
+void jpp__add_tree_deinit(jpp_add_tree_t* tree);
 
-static inline bool jpp_segment_is_stage(uint32_t segment) {
+static inline bool jpp__segment_is_stage(uint32_t segment) {
   return segment < JPP_SEGMENT_FIRST_SPECIAL;
 }
 
-static inline uint64_t* jpp_need_at(const jpp_partitioner_t* p, uint32_t value) {
+static inline uint64_t* jpp__need_at(const jpp_partitioner_t* p, uint32_t value) {
   return p->need + (size_t)value * p->words;
 }
-static inline uint64_t* jpp_run_at(const jpp_partitioner_t* p, uint32_t op) {
+static inline uint64_t* jpp__run_at(const jpp_partitioner_t* p, uint32_t op) {
   return p->run + (size_t)op * p->words;
 }
-static inline bool jpp_ranks_has(const uint64_t* set, uint32_t rank) {
+static inline bool jpp__ranks_has(const uint64_t* set, uint32_t rank) {
   return set[rank / 64] >> (rank % 64) & 1;
 }
 // The lowest rank of the set; JPP_NONE if it is empty.
-static inline uint32_t jpp_ranks_first(const uint64_t* set, uint32_t words) {
+static inline uint32_t jpp__ranks_first(const uint64_t* set, uint32_t words) {
   for (uint32_t w = 0; w < words; ++w) {
     if (set[w]) return w * 64 + (uint32_t)__builtin_ctzll(set[w]);
   }
   return JPP_NONE;
 }
-static inline void jpp_ranks_unite(uint64_t* set, const uint64_t* other, uint32_t words) {
+static inline void jpp__ranks_unite(uint64_t* set, const uint64_t* other,
+                                    uint32_t words) {
   for (uint32_t w = 0; w < words; ++w) set[w] |= other[w];
 }
-static inline void jpp_ranks_intersect(uint64_t* set, const uint64_t* other,
-                                       uint32_t words) {
+static inline void jpp__ranks_intersect(uint64_t* set, const uint64_t* other,
+                                        uint32_t words) {
   for (uint32_t w = 0; w < words; ++w) set[w] &= other[w];
 }
-static inline void jpp_ranks_add(uint64_t* set, uint32_t rank) {
+static inline void jpp__ranks_add(uint64_t* set, uint32_t rank) {
   set[rank / 64] |= UINT64_C(1) << (rank % 64);
 }
 // The ranks on which the user wants an output.
-static inline void jpp_ranks_add_left(uint64_t* set, const jpp_graph_output_t* output) {
-  for (uint32_t i = 0; i < output->num_ranks; ++i) jpp_ranks_add(set, output->ranks[i]);
+static inline void jpp__ranks_add_left(uint64_t* set, const jpp_graph_output_t* output) {
+  for (uint32_t i = 0; i < output->num_ranks; ++i) jpp__ranks_add(set, output->ranks[i]);
 }
 
 #endif  // JPP_PARTITION_PARTITIONER_H_

@@ -40,7 +40,7 @@ static uint64_t* left_at(const placer_t* c, uint32_t value) {
 
 static void all_ranks(const placer_t* c, uint64_t* set) {
   memset(set, 0, c->p->words * sizeof(*set));
-  for (uint32_t r = 0; r < c->p->options->ranks; ++r) jpp_ranks_add(set, r);
+  for (uint32_t r = 0; r < c->p->options->ranks; ++r) jpp__ranks_add(set, r);
 }
 
 static bool is_small(const placer_t* c, uint32_t value) {
@@ -59,9 +59,9 @@ static bool common_home(const placer_t* c, const uint32_t* values, size_t count)
   all_ranks(c, c->scratch);
   for (size_t i = 0; i < count; ++i) {
     if (!is_fixed(c, values[i])) continue;
-    jpp_ranks_intersect(c->scratch, home_at(c, values[i]), c->p->words);
+    jpp__ranks_intersect(c->scratch, home_at(c, values[i]), c->p->words);
   }
-  return jpp_ranks_first(c->scratch, c->p->words) != JPP_NONE;
+  return jpp__ranks_first(c->scratch, c->p->words) != JPP_NONE;
 }
 
 static bool any_fixed(const placer_t* c, const jpp_op_t* op) {
@@ -74,7 +74,7 @@ static bool any_fixed(const placer_t* c, const jpp_op_t* op) {
 // The largest operand decides; of equal ones an array, rather than a scalar.
 static uint64_t weight_of_type(const placer_t* c, uint32_t value) {
   const jpp_value_t* v = &c->p->values.data[value];
-  return jpp_bytes_add(jpp_bytes_multiply(2, v->bytes), v->type.ndim > 0);
+  return jpp__bytes_add(jpp__bytes_multiply(2, v->bytes), v->type.ndim > 0);
 }
 
 static uint32_t heaviest_operand(const placer_t* c, const jpp_op_t* op) {
@@ -128,7 +128,7 @@ static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
     uint32_t value = op->inputs[i];
     if (!is_fixed(c, value)) continue;
     if (op->kind == JPP_OP_SUM || op->kind == JPP_OP_ADD) {
-      jpp_ranks_unite(c->scratch, home_at(c, value), c->p->words);
+      jpp__ranks_unite(c->scratch, home_at(c, value), c->p->words);
     } else if (c->p->values.data[value].bytes > largest) {
       largest = c->p->values.data[value].bytes;
       memcpy(c->scratch, home_at(c, value), c->p->words * sizeof(*c->scratch));
@@ -172,10 +172,10 @@ static void home_beside(const placer_t* c, const jpp_op_t* op) {
   for (uint32_t i = 1; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
     const uint64_t* ranks =
-        c->anchored[value] ? home_at(c, value) : jpp_need_at(c->p, value);
-    jpp_ranks_unite(c->scratch, ranks, c->p->words);
+        c->anchored[value] ? home_at(c, value) : jpp__need_at(c->p, value);
+    jpp__ranks_unite(c->scratch, ranks, c->p->words);
   }
-  if (jpp_ranks_first(c->scratch, c->p->words) == JPP_NONE) all_ranks(c, c->scratch);
+  if (jpp__ranks_first(c->scratch, c->p->words) == JPP_NONE) all_ranks(c, c->scratch);
 }
 
 static void find_home(const placer_t* c, uint32_t id) {
@@ -228,7 +228,7 @@ static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value)
                  .num_outputs = 1,
                  .name = "sum"};
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(jpp_partition_define(c->p, &op, anchor, JPP_NONE, &id, out_value));
+  JPP_RETURN_IF_ERROR(jpp__partition_define(c->p, &op, anchor, JPP_NONE, &id, out_value));
   find_home(c, id);
   return JPP_VEC_PUSH(&c->order, id);
 }
@@ -238,7 +238,7 @@ static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value)
 static jpp_status_t* regroup_sums(placer_t* c, uint32_t root) {
   jpp_partitioner_t* p = c->p;
   JPP_RETURN_IF_ERROR(
-      jpp_add_tree_collect(p, p->ops.data[root].first_output, JPP_NONE, &c->tree));
+      jpp__add_tree_collect(p, p->ops.data[root].first_output, JPP_NONE, &c->tree));
   if (c->tree.leaves.count < 3) return NULL;
   if (common_home(c, c->tree.leaves.data, c->tree.leaves.count)) return NULL;
   jpp_u32_vec_t partials = {0};
@@ -295,9 +295,9 @@ static void anchor_accumulators(placer_t* c) {
   for (size_t i = 0; i < p->accumulators.count; ++i) {
     const jpp_accumulator_t* acc = &p->accumulators.data[i];
     uint32_t rank = p->tasks.data[acc->task].rank;
-    jpp_ranks_add(home_at(c, acc->init), rank);
-    jpp_ranks_add(home_at(c, acc->final), rank);
-    jpp_ranks_add(jpp_need_at(p, acc->init), rank);
+    jpp__ranks_add(home_at(c, acc->init), rank);
+    jpp__ranks_add(home_at(c, acc->final), rank);
+    jpp__ranks_add(jpp__need_at(p, acc->init), rank);
     c->anchored[acc->init] = c->anchored[acc->final] = true;
     c->weight[acc->init] = weight_of_type(c, acc->init);
     c->weight[acc->final] = weight_of_type(c, acc->final);
@@ -315,7 +315,7 @@ static void need_by_stage_tasks(placer_t* c) {
     const jpp_task_t* task = &p->tasks.data[t];
     for (uint32_t i = 0; i < task->num_inputs; ++i) {
       uint32_t value = task->inputs[i];
-      jpp_ranks_add(jpp_need_at(p, value), task->rank);
+      jpp__ranks_add(jpp__need_at(p, value), task->rank);
       if (!c->anchored[value] && task->loop < c->phase[value]) {
         c->phase[value] = task->loop;
       }
@@ -332,10 +332,10 @@ static void need_for_loops(const placer_t* c) {
     if (op->flags & JPP_OP_EFFECT) continue;  // runs once
     memset(c->scratch, 0, p->words * sizeof(*c->scratch));
     for (uint32_t k = 0; k < op->num_outputs; ++k) {
-      jpp_ranks_unite(c->scratch, jpp_need_at(p, op->first_output + k), p->words);
+      jpp__ranks_unite(c->scratch, jpp__need_at(p, op->first_output + k), p->words);
     }
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
-      jpp_ranks_unite(jpp_need_at(p, op->inputs[k]), c->scratch, p->words);
+      jpp__ranks_unite(jpp__need_at(p, op->inputs[k]), c->scratch, p->words);
     }
   }
 }
@@ -343,30 +343,30 @@ static void need_for_loops(const placer_t* c) {
 // An output of the step is left where its users are; one without users of its own where
 // it is at home, on all ranks if it is small and depends on no loop, on one otherwise.
 static void need_as_output(placer_t* c, uint32_t value) {
-  uint64_t* need = jpp_need_at(c->p, value);
+  uint64_t* need = jpp__need_at(c->p, value);
   uint32_t words = c->p->words;
-  jpp_ranks_unite(need, left_at(c, value), words);
+  jpp__ranks_unite(need, left_at(c, value), words);
   if (!c->is_output[value]) return;
   if (is_fixed(c, value)) {
-    jpp_ranks_unite(need, home_at(c, value), words);
+    jpp__ranks_unite(need, home_at(c, value), words);
   } else if (!c->anchored[value] && is_small(c, value)) {
     all_ranks(c, need);
-  } else if (jpp_ranks_first(need, words) == JPP_NONE) {
-    jpp_ranks_add(need,
-                  c->anchored[value] ? jpp_ranks_first(home_at(c, value), words) : 0);
+  } else if (jpp__ranks_first(need, words) == JPP_NONE) {
+    jpp__ranks_add(need,
+                   c->anchored[value] ? jpp__ranks_first(home_at(c, value), words) : 0);
   }
 }
 
 // An op with an effect runs once: on the first rank that needs what it makes or, when
 // none does, where its operands are.
 static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
-  uint32_t rank = jpp_ranks_first(run, c->p->words);
+  uint32_t rank = jpp__ranks_first(run, c->p->words);
   if (rank == JPP_NONE) {
     if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
-    rank = jpp_ranks_first(c->scratch, c->p->words);
+    rank = jpp__ranks_first(c->scratch, c->p->words);
   }
   memset(run, 0, c->p->words * sizeof(*run));
-  jpp_ranks_add(run, rank);
+  jpp__ranks_add(run, rank);
 }
 
 // An op runs on those ranks that need it which are at home for it. If none of them is,
@@ -374,22 +374,22 @@ static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
 static void choose_ranks(placer_t* c, uint32_t id) {
   jpp_partitioner_t* p = c->p;
   const jpp_op_t* op = &p->ops.data[id];
-  uint64_t* run = jpp_run_at(p, id);
+  uint64_t* run = jpp__run_at(p, id);
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     uint32_t value = op->first_output + i;
     need_as_output(c, value);
-    jpp_ranks_unite(run, jpp_need_at(p, value), p->words);
+    jpp__ranks_unite(run, jpp__need_at(p, value), p->words);
   }
   if (op->flags & JPP_OP_EFFECT) {
     run_once(c, op, run);
     return;
   }
-  if (!op->num_outputs || jpp_ranks_first(run, p->words) == JPP_NONE) return;
+  if (!op->num_outputs || jpp__ranks_first(run, p->words) == JPP_NONE) return;
   if (!is_fixed(c, op->first_output)) return;
   const uint64_t* home = home_at(c, op->first_output);
-  jpp_ranks_intersect(run, home, p->words);
-  if (jpp_ranks_first(run, p->words) == JPP_NONE) {
-    jpp_ranks_add(run, jpp_ranks_first(home, p->words));
+  jpp__ranks_intersect(run, home, p->words);
+  if (jpp__ranks_first(run, p->words) == JPP_NONE) {
+    jpp__ranks_add(run, jpp__ranks_first(home, p->words));
   }
 }
 
@@ -413,7 +413,7 @@ static uint64_t bytes_moved(const placer_t* c, const jpp_op_t* op, uint32_t rank
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
-    bool here = !is_fixed(c, value) || jpp_ranks_has(home_at(c, value), rank);
+    bool here = !is_fixed(c, value) || jpp__ranks_has(home_at(c, value), rank);
     if (!here) bytes += c->p->values.data[value].bytes;
   }
   return bytes;
@@ -426,13 +426,13 @@ static jpp_status_t* place_backward(placer_t* c) {
     const jpp_op_t* op = &p->ops.data[id];
     if (op->kind == JPP_OP_LOOP) continue;
     choose_ranks(c, id);
-    if (jpp_ranks_first(jpp_run_at(p, id), p->words) == JPP_NONE) continue;
+    if (jpp__ranks_first(jpp__run_at(p, id), p->words) == JPP_NONE) continue;
     choose_phase(c, id);
-    uint32_t rank = jpp_ranks_first(jpp_run_at(p, id), p->words);
-    JPP_RETURN_IF_ERROR(jpp_partition_note_moves(p, id, rank, bytes_moved(c, op, rank)));
+    uint32_t rank = jpp__ranks_first(jpp__run_at(p, id), p->words);
+    JPP_RETURN_IF_ERROR(jpp__partition_note_moves(p, id, rank, bytes_moved(c, op, rank)));
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       uint32_t value = op->inputs[k];
-      jpp_ranks_unite(jpp_need_at(p, value), jpp_run_at(p, id), p->words);
+      jpp__ranks_unite(jpp__need_at(p, value), jpp__run_at(p, id), p->words);
       if (!c->anchored[value] && p->phase[id] < c->phase[value]) {
         c->phase[value] = p->phase[id];
       }
@@ -459,8 +459,8 @@ static void need_as_next_args(placer_t* c) {
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     if (output->next == JPP_NONE || output->num_ranks) continue;
-    jpp_ranks_unite(jpp_need_at(p, p->alias[output->value]), jpp_need_at(p, output->next),
-                    p->words);
+    jpp__ranks_unite(jpp__need_at(p, p->alias[output->value]),
+                     jpp__need_at(p, output->next), p->words);
   }
 }
 
@@ -493,7 +493,7 @@ static void note_outputs(const placer_t* c) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     uint32_t value = p->alias[output->value];
     if (!output->num_ranks) c->is_output[value] = true;
-    jpp_ranks_add_left(left_at(c, value), output);
+    jpp__ranks_add_left(left_at(c, value), output);
   }
 }
 
@@ -516,12 +516,12 @@ static jpp_status_t* place_all(placer_t* c) {
   return NULL;
 }
 
-jpp_status_t* jpp_partition_place(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) {
   placer_t placer = {.p = p, .small_bytes = p->options->small_bytes};
   if (!placer.small_bytes) placer.small_bytes = kDefaultSmallBytes;
   jpp_status_t* status = place_all(&placer);
   jpp_vec_deinit(&placer.order);
-  jpp_add_tree_deinit(&placer.tree);
+  jpp__add_tree_deinit(&placer.tree);
   jpp_vec_deinit(&placer.terms);
   return status;
 }

@@ -12,7 +12,7 @@ static void append_values(jpp_str_t* str, const char* label, const jpp_staged_t*
   jpp_str_appendf(str, "  %s", label);
   for (uint32_t i = 0; i < count; ++i) {
     jpp_str_appendf(str, " %%%u:", values[i]);
-    jpp_type_append(str, &staged->values[values[i]].type);
+    jpp__type_append(str, &staged->values[values[i]].type);
   }
   jpp_str_append(str, "\n");
 }
@@ -40,7 +40,7 @@ static void append_task(jpp_str_t* str, const jpp_staged_t* staged,
   append_values(str, "out", staged, task->outputs, task->num_outputs);
   for (uint32_t i = 0; i < task->num_ops; ++i) {
     jpp_str_append(str, "    ");
-    jpp_op_append(str, staged->values, &staged->ops[task->ops[i]]);
+    jpp__op_append(str, staged->values, &staged->ops[task->ops[i]]);
   }
 }
 
@@ -89,7 +89,7 @@ jpp_status_t* jpp_staged_print(const jpp_staged_t* staged, char** out_text) {
   JPP_RETURN_IF_NULL(staged, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "staged ");
-  jpp_str_append_quoted(&str, staged->graph->name);
+  jpp__str_append_quoted(&str, staged->graph->name);
   jpp_str_appendf(&str, " ranks %u\n", staged->ranks);
   for (uint32_t i = 0; i < staged->num_tasks; ++i) {
     append_task(&str, staged, &staged->tasks[i]);
@@ -104,7 +104,7 @@ jpp_status_t* jpp_staged_print(const jpp_staged_t* staged, char** out_text) {
   append_ends(&str, staged);
   for (uint32_t i = 0; i < staged->num_notes; ++i) {
     jpp_str_append(&str, "note ");
-    jpp_note_append(&str, staged, &staged->notes[i]);
+    jpp__note_append(&str, staged, &staged->notes[i]);
     jpp_str_append(&str, "\n");
   }
   return jpp_str_finish(&str, out_text);

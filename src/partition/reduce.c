@@ -16,7 +16,7 @@ typedef struct reducer {
 static uint32_t task_of_value(const reducer_t* r, uint32_t value) {
   uint32_t producer = r->p->values.data[value].producer;
   if (producer == JPP_NONE || producer >= r->p->graph->num_ops) return JPP_NONE;
-  return jpp_partition_task_of(r->p, producer);
+  return jpp__partition_task_of(r->p, producer);
 }
 
 static jpp_op_t sum_of(const jpp_u32_vec_t* terms, uint32_t loop) {
@@ -46,9 +46,9 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
                    .name = "init"};
   uint32_t init_op = 0, update_op = 0;
   JPP_RETURN_IF_ERROR(
-      jpp_partition_define(p, &init, like, JPP_NONE, &init_op, &acc.init));
+      jpp__partition_define(p, &init, like, JPP_NONE, &init_op, &acc.init));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
-  JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
+  JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
   // A concatenation puts each microbatch in its place, and a custom reduction may.
   uint8_t reduce = loop->results[result].reduce;
   bool takes_index = reduce != JPP_REDUCE_ADD && reduce != JPP_REDUCE_MAX;
@@ -61,7 +61,7 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
                      .num_outputs = 1,
                      .name = "accumulate"};
   JPP_RETURN_IF_ERROR(
-      jpp_partition_define(p, &update, like, r->loop, &update_op, &acc.next));
+      jpp__partition_define(p, &update, like, r->loop, &update_op, &acc.next));
   JPP_RETURN_IF_ERROR(
       JPP_VEC_PUSH(&p->made, (jpp_partition_made_t){.op = update_op, .task = task}));
   return JPP_VEC_PUSH(&p->accumulators, acc);
@@ -79,7 +79,7 @@ static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) 
   if (r->terms.count == 1) return NULL;
   uint32_t op = 0;
   jpp_op_t sum = sum_of(&r->terms, r->loop);
-  JPP_RETURN_IF_ERROR(jpp_partition_define(r->p, &sum, first, r->loop, &op, out_value));
+  JPP_RETURN_IF_ERROR(jpp__partition_define(r->p, &sum, first, r->loop, &op, out_value));
   return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
 }
 
@@ -101,7 +101,7 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
     if (seen_before(&r->tasks, i)) continue;
     uint32_t value = 0, final = 0;
     JPP_RETURN_IF_ERROR(add_part(r, r->tasks.data[i], &value));
-    JPP_RETURN_IF_ERROR(jpp_partition_add_value(p, output, JPP_NONE, loop_op, &final));
+    JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, output, JPP_NONE, loop_op, &final));
     JPP_RETURN_IF_ERROR(add_accumulator(r, result, r->tasks.data[i], value, final));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->finals, final));
   }
@@ -111,7 +111,7 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   uint32_t sum = 0;
   jpp_op_t op = sum_of(&r->finals, JPP_NONE);
   op.first_output = output;
-  JPP_RETURN_IF_ERROR(jpp_partition_add_op(p, &op, &sum));
+  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &op, &sum));
   p->values.data[output].producer = sum;
   return JPP_VEC_PUSH(&r->sums_after, sum);
 }
@@ -120,7 +120,7 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
 static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool* out_split) {
   *out_split = false;
   r->tasks.count = 0;
-  JPP_RETURN_IF_ERROR(jpp_add_tree_collect(r->p, value, r->loop, &r->tree));
+  JPP_RETURN_IF_ERROR(jpp__add_tree_collect(r->p, value, r->loop, &r->tree));
   uint32_t first_task = JPP_NONE;
   for (size_t i = 0; i < r->tree.leaves.count; ++i) {
     uint32_t task = task_of_value(r, r->tree.leaves.data[i]);
@@ -167,10 +167,10 @@ static jpp_status_t* reduce_all(reducer_t* r) {
   return append_all(&r->p->outer, &r->sums_after);
 }
 
-jpp_status_t* jpp_partition_reduce(jpp_partitioner_t* p, uint32_t loop) {
+jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) {
   reducer_t reducer = {.p = p, .loop = loop};
   jpp_status_t* status = reduce_all(&reducer);
-  jpp_add_tree_deinit(&reducer.tree);
+  jpp__add_tree_deinit(&reducer.tree);
   jpp_vec_deinit(&reducer.tasks);
   jpp_vec_deinit(&reducer.terms);
   jpp_vec_deinit(&reducer.finals);

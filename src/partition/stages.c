@@ -67,8 +67,8 @@ static jpp_status_t* wrong_mark_count(const assigner_t* a, uint32_t found) {
       "end "
       "of each stage; the last may be left out), found %u%s%s\n"
       "Mark the end of each stage with mark_stage_end()%s.",
-      a->loop->where ? a->loop->where : "?", a->stages, jpp_plural(a->stages), a->stages,
-      jpp_plural(a->stages), found, found ? ":" : "", marks, other);
+      a->loop->where ? a->loop->where : "?", a->stages, jpp__plural(a->stages), a->stages,
+      jpp__plural(a->stages), found, found ? ":" : "", marks, other);
   jpp_free(marks);
   return status;
 }
@@ -131,7 +131,7 @@ static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t inde
   uint32_t producer = a->p->values.data[op->inputs[index]].producer;
   if (producer == JPP_NONE) return JPP_NONE;
   uint32_t made = a->p->segment[producer];
-  if (!jpp_segment_is_stage(made)) return JPP_NONE;
+  if (!jpp__segment_is_stage(made)) return JPP_NONE;
   const jpp_op_t* mark = mark_before_input(a, id, index);
   if (!mark) return made;
   uint32_t last = a->stages - 1;
@@ -196,7 +196,7 @@ static uint32_t segment_by_operands(const assigner_t* a, uint32_t id) {
 static void settle_by_operands(assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     uint32_t claimed = a->p->segment[id];
-    if (claimed != JPP_SEGMENT_OPEN && !jpp_segment_is_stage(claimed)) continue;
+    if (claimed != JPP_SEGMENT_OPEN && !jpp__segment_is_stage(claimed)) continue;
     uint32_t segment = segment_by_operands(a, id);
     a->p->segment[id] = segment == JPP_NONE ? JPP_SEGMENT_OPEN : segment;
   }
@@ -217,7 +217,7 @@ static uint32_t stage_beside(const assigner_t* a, const jpp_op_t* effect) {
   uint32_t first = JPP_NONE;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     uint32_t segment = a->p->segment[id];
-    if (!jpp_segment_is_stage(segment) || segment >= first) continue;
+    if (!jpp__segment_is_stage(segment) || segment >= first) continue;
     if (takes_any(&a->p->ops.data[id], effect)) first = segment;
   }
   return first;
@@ -251,7 +251,7 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used
   uint32_t first = a->loop->first_op;
   uint32_t count = a->loop->op - first;
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&a->p->scratch, count, &earliest_use));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&a->p->scratch, count, &earliest_use));
   for (uint32_t i = 0; i < a->loop->num_results; ++i) {
     note_use(a, a->p->alias[a->loop->results[i].value], 0, earliest_use);
   }
@@ -264,7 +264,7 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
                use == backward_segment(a, *segment)) {
       *segment = use;
     }
-    if (!jpp_segment_is_stage(*segment)) continue;
+    if (!jpp__segment_is_stage(*segment)) continue;
     const jpp_op_t* op = &a->p->ops.data[first + i];
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       note_use(a, op->inputs[k], *segment, earliest_use);
@@ -278,7 +278,7 @@ static void split_backward_parts(assigner_t* a) {
   bool* weight_part = a->p->weight_part;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     uint32_t segment = a->p->segment[id];
-    weight_part[id] = jpp_segment_is_stage(segment) && segment >= a->stages;
+    weight_part[id] = jpp__segment_is_stage(segment) && segment >= a->stages;
   }
   for (uint32_t id = a->loop->op; id-- > a->loop->first_op;) {
     const jpp_op_t* op = &a->p->ops.data[id];
@@ -287,8 +287,8 @@ static void split_backward_parts(assigner_t* a) {
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
       uint32_t producer = a->p->values.data[op->inputs[i]].producer;
       if (producer == JPP_NONE || !weight_part[producer]) continue;
-      bool leaves = jpp_segment_is_stage(segment) && segment != a->p->segment[producer];
-      bool feeds = jpp_segment_is_stage(segment) && !weight_part[id];
+      bool leaves = jpp__segment_is_stage(segment) && segment != a->p->segment[producer];
+      bool feeds = jpp__segment_is_stage(segment) && !weight_part[id];
       if (is_mark || leaves || feeds) weight_part[producer] = false;
     }
   }
@@ -312,7 +312,7 @@ static jpp_status_t* assign_segments(assigner_t* a) {
   return NULL;
 }
 
-jpp_status_t* jpp_partition_assign_stages(jpp_partitioner_t* p, uint32_t loop) {
+jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p, uint32_t loop) {
   assigner_t assigner = {
       .p = p, .loop = &p->graph->loops[loop], .stages = p->options->loops[loop].stages};
   p->loops[loop].stages = assigner.stages;

@@ -20,7 +20,7 @@ static jpp_status_t* add_task(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32
   jpp_str_appendf(&name, "%s_%u", jpp_task_kind_name(kind), stage);
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&name, &text));
-  jpp_status_t* status = jpp_arena_strdup(p->arena, text, &task.name);
+  jpp_status_t* status = jpp__arena_strdup(p->arena, text, &task.name);
   jpp_free(text);
   JPP_RETURN_IF_ERROR(status);
   return JPP_VEC_PUSH(&p->tasks, task);
@@ -38,13 +38,13 @@ static jpp_status_t* add_tasks(jpp_partitioner_t* p, jpp_task_kind_t kind, uint3
   return NULL;
 }
 
-jpp_status_t* jpp_partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) {
+jpp_status_t* jpp__partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) {
   const jpp_loop_placement_t* placement = &p->options->loops[loop];
   jpp_staged_loop_t* staged = &p->loops[loop];
   staged->split_backward = placement->split_backward && staged->has_backward;
-  JPP_RETURN_IF_ERROR(jpp_arena_copy(p->arena, placement->stage_rank,
-                                     staged->stages * sizeof(*placement->stage_rank),
-                                     (void**)&staged->stage_rank));
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(p->arena, placement->stage_rank,
+                                      staged->stages * sizeof(*placement->stage_rank),
+                                      (void**)&staged->stage_rank));
   JPP_RETURN_IF_ERROR(add_tasks(p, JPP_TASK_FWD, loop, &staged->forward));
   if (!staged->has_backward) return NULL;
   jpp_task_kind_t kind = staged->split_backward ? JPP_TASK_BWD_I : JPP_TASK_BWD;
@@ -53,9 +53,9 @@ jpp_status_t* jpp_partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) {
   return add_tasks(p, JPP_TASK_BWD_W, loop, &staged->weight);
 }
 
-uint32_t jpp_partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
+uint32_t jpp__partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
   uint32_t segment = p->segment[op];
-  if (!jpp_segment_is_stage(segment)) return JPP_NONE;
+  if (!jpp__segment_is_stage(segment)) return JPP_NONE;
   const jpp_staged_loop_t* loop = &p->loops[p->ops.data[op].loop];
   if (segment < loop->stages) return loop->forward[segment];
   uint32_t stage = 2 * loop->stages - 1 - segment;
@@ -82,9 +82,9 @@ static jpp_status_t* group_ops_by_task(filler_t* f) {
   size_t ops = p->ops.count, tasks = p->tasks.count;
   uint32_t* task_of = NULL;  // [ops]
   uint32_t* next = NULL;     // [tasks] where in `own` its next op goes
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, ops, &task_of));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, ops, &task_of));
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
-    task_of[id] = jpp_partition_task_of(p, id);
+    task_of[id] = jpp__partition_task_of(p, id);
   }
   for (size_t i = 0; i < p->made.count; ++i) {
     task_of[p->made.data[i].op] = p->made.data[i].task;
@@ -96,7 +96,7 @@ static jpp_status_t* group_ops_by_task(filler_t* f) {
   for (size_t t = 0; t < tasks; ++t) f->first[t + 1] += f->first[t];
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, f->first[tasks], &f->own));
   JPP_RETURN_IF_ERROR(
-      jpp_arena_copy(&p->scratch, f->first, tasks * sizeof(*next), (void**)&next));
+      jpp__arena_copy(&p->scratch, f->first, tasks * sizeof(*next), (void**)&next));
   for (uint32_t id = 0; id < ops; ++id) {
     if (task_of[id] != JPP_NONE) f->own[next[task_of[id]]++] = id;
   }
@@ -124,7 +124,7 @@ static jpp_status_t* gather_ops(filler_t* f, uint32_t task) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->ops, producer));
     }
   }
-  if (f->ops.count) qsort(f->ops.data, f->ops.count, sizeof(uint32_t), jpp_ids_compare);
+  if (f->ops.count) qsort(f->ops.data, f->ops.count, sizeof(uint32_t), jpp__ids_compare);
   return NULL;
 }
 
@@ -159,14 +159,14 @@ static jpp_status_t* fill_task(filler_t* f, uint32_t id) {
 
 static jpp_status_t* fill_stage_tasks(filler_t* f) {
   jpp_partitioner_t* p = f->p;
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->ops.count, &f->op_task));
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&p->scratch, p->values.count, &f->value_task));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, p->ops.count, &f->op_task));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, p->values.count, &f->value_task));
   JPP_RETURN_IF_ERROR(group_ops_by_task(f));
   for (uint32_t t = 0; t < p->tasks.count; ++t) JPP_RETURN_IF_ERROR(fill_task(f, t));
   return NULL;
 }
 
-jpp_status_t* jpp_partition_fill_tasks(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) {
   filler_t filler = {.p = p};
   jpp_status_t* status = fill_stage_tasks(&filler);
   jpp_vec_deinit(&filler.ops);

@@ -4,17 +4,17 @@
 #include "base/hash.h"
 #include "planfile/format.h"
 
-uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size) {
+uint64_t jpp__planfile_hash(const unsigned char* bytes, size_t size) {
   const size_t behind = JPP_PLANFILE_HASH_AT + 8;
-  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, bytes, JPP_PLANFILE_HASH_AT);
-  return jpp_hash_bytes(hash, bytes + behind, size - behind);
+  uint64_t hash = jpp__hash_bytes(JPP_HASH_START, bytes, JPP_PLANFILE_HASH_AT);
+  return jpp__hash_bytes(hash, bytes + behind, size - behind);
 }
 
 uint64_t jpp_planfile_host_bytes(const jpp_type_t* type) {
   uint64_t bytes = jpp_dtype_bits(type->dtype) / 8;
   for (uint32_t i = 0; i < type->ndim; ++i) {
     if (!type->dims[i]) return 0;
-    bytes = jpp_bytes_multiply(bytes, (uint64_t)type->dims[i]);
+    bytes = jpp__bytes_multiply(bytes, (uint64_t)type->dims[i]);
   }
   return bytes;
 }
@@ -44,7 +44,7 @@ static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   }
   uint32_t first = graph->num_args - contents->num_constants;
   for (uint32_t c = 0; c < contents->num_constants; ++c) {
-    uint64_t expected = jpp_planfile_host_bytes(jpp_planfile_type(graph, first + c));
+    uint64_t expected = jpp_planfile_host_bytes(jpp__planfile_type(graph, first + c));
     if (contents->constants[c].size == expected) continue;
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "constant %u: expected %llu bytes, found %zu", c,
@@ -68,7 +68,7 @@ static jpp_status_t* check_layouts(const jpp_planfile_contents_t* contents) {
   uint32_t count = graph->num_args + graph->num_outputs;
   for (uint32_t i = 0; contents->layouts && i < count; ++i) {
     bool is_arg = i < graph->num_args;
-    const jpp_type_t* type = jpp_planfile_type(graph, i);
+    const jpp_type_t* type = jpp__planfile_type(graph, i);
     if (is_inside(type, &contents->layouts[i], contents->devices_per_rank)) continue;
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,
@@ -79,7 +79,7 @@ static jpp_status_t* check_layouts(const jpp_planfile_contents_t* contents) {
   return NULL;
 }
 
-jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) {
+jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) {
   if (!contents->planned || !contents->planned->report) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a plan with its proof");
   }

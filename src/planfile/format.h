@@ -35,23 +35,23 @@ enum {
   JPP_PLANFILE_ENTRY_SIZE = 12,
 };
 
-static inline uint64_t jpp_planfile_get(const unsigned char* at, uint32_t bytes) {
+static inline uint64_t jpp__planfile_get(const unsigned char* at, uint32_t bytes) {
   uint64_t number = 0;
   for (uint32_t i = bytes; i-- > 0;) number = number << 8 | at[i];
   return number;
 }
 
-static inline void jpp_planfile_put(unsigned char* at, uint32_t bytes, uint64_t number) {
+static inline void jpp__planfile_put(unsigned char* at, uint32_t bytes, uint64_t number) {
   for (uint32_t i = 0; i < bytes; ++i) at[i] = (unsigned char)(number >> 8 * i);
 }
 
 // The hash of a file of at least JPP_PLANFILE_HEAD_SIZE bytes; its hash field is skipped.
-uint64_t jpp_planfile_hash(const unsigned char* bytes, size_t size);
+uint64_t jpp__planfile_hash(const unsigned char* bytes, size_t size);
 
 // Of the argument or, behind the arguments, the result with this number, as layouts are
 // numbered.
-static inline const jpp_type_t* jpp_planfile_type(const jpp_graph_t* graph,
-                                                  uint32_t number) {
+static inline const jpp_type_t* jpp__planfile_type(const jpp_graph_t* graph,
+                                                   uint32_t number) {
   uint32_t value = number < graph->num_args
                        ? graph->args[number].value
                        : graph->outputs[number - graph->num_args].value;
@@ -60,6 +60,6 @@ static inline const jpp_type_t* jpp_planfile_type(const jpp_graph_t* graph,
 
 // Checks that the parts of the contents agree, before they are saved and after they are
 // loaded; JPP_INVALID_ARGUMENT says which do not.
-jpp_status_t* jpp_planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;
+jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;
 
 #endif  // JPP_PLANFILE_FORMAT_H_

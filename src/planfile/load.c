@@ -69,7 +69,7 @@ static void copy_maker(const unsigned char* bytes, char text[JPP_PLANFILE_MAKER_
 static jpp_status_t* check_head(const char* path, const unsigned char* bytes,
                                 uint64_t size) {
   char maker[JPP_PLANFILE_MAKER_SIZE];
-  uint64_t format = jpp_planfile_get(bytes + JPP_PLANFILE_FORMAT_AT, 4);
+  uint64_t format = jpp__planfile_get(bytes + JPP_PLANFILE_FORMAT_AT, 4);
   copy_maker(bytes, maker);
   if (format > JPP_PLANFILE_FORMAT) {
     return jpp_status_make(
@@ -79,15 +79,15 @@ static jpp_status_t* check_head(const char* path, const unsigned char* bytes,
         path, (unsigned)format, *maker ? maker : "a newer version", JPP_PLANFILE_FORMAT,
         jpp_version());
   }
-  uint64_t expected = jpp_planfile_get(bytes + JPP_PLANFILE_SIZE_AT, 8);
+  uint64_t expected = jpp__planfile_get(bytes + JPP_PLANFILE_SIZE_AT, 8);
   if (expected == size) return NULL;
   return damaged(path, "expected %llu bytes, found %llu", (unsigned long long)expected,
                  (unsigned long long)size);
 }
 
 static jpp_status_t* check_hash(const storage_t* storage) {
-  uint64_t expected = jpp_planfile_get(storage->bytes + JPP_PLANFILE_HASH_AT, 8);
-  uint64_t found = jpp_planfile_hash(storage->bytes, storage->size);
+  uint64_t expected = jpp__planfile_get(storage->bytes + JPP_PLANFILE_HASH_AT, 8);
+  uint64_t found = jpp__planfile_hash(storage->bytes, storage->size);
   if (expected == found) return NULL;
   return damaged(storage->file.path, "expected the checksum %016llx, found %016llx",
                  (unsigned long long)expected, (unsigned long long)found);
@@ -133,7 +133,7 @@ static jpp_status_t* get_text(const reader_t* r, const json_t* object, const cha
                               const char** out_text) {
   const char* text = json_string_value(json_object_get(object, key));
   if (!text) return malformed(r, key, "a text");
-  return jpp_arena_strdup(&r->storage->arena, text, out_text);
+  return jpp__arena_strdup(&r->storage->arena, text, out_text);
 }
 
 static jpp_status_t* get_array(const reader_t* r, const json_t* object, const char* key,
@@ -206,11 +206,11 @@ static jpp_status_t* get_blobs(reader_t* r, const char* key, uint32_t* out_count
 static jpp_status_t* take_i64s(reader_t* r, uint64_t count, const int64_t** out_numbers) {
   jpp_planfile_bytes_t blob;
   int64_t* numbers = NULL;
-  JPP_RETURN_IF_ERROR(take_blob(r, "layouts", jpp_bytes_multiply(count, 8), &blob));
+  JPP_RETURN_IF_ERROR(take_blob(r, "layouts", jpp__bytes_multiply(count, 8), &blob));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, count, &numbers));
   const unsigned char* at = blob.data;
   for (uint64_t i = 0; i < count; ++i) {
-    numbers[i] = (int64_t)jpp_planfile_get(at + 8 * i, 8);
+    numbers[i] = (int64_t)jpp__planfile_get(at + 8 * i, 8);
   }
   *out_numbers = numbers;
   return NULL;
@@ -222,16 +222,16 @@ static jpp_status_t* read_entries(reader_t* r, uint64_t count,
                                   jpp_schedule_task_t** out_tasks) {
   jpp_planfile_bytes_t blob;
   JPP_RETURN_IF_ERROR(
-      take_blob(r, "rows", jpp_bytes_multiply(count, JPP_PLANFILE_ENTRY_SIZE), &blob));
+      take_blob(r, "rows", jpp__bytes_multiply(count, JPP_PLANFILE_ENTRY_SIZE), &blob));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, count, out_tasks));
   const unsigned char* at = blob.data;
   for (uint64_t i = 0; i < count; ++i, at += JPP_PLANFILE_ENTRY_SIZE) {
     (*out_tasks)[i] =
         (jpp_schedule_task_t){.kind = at[0],
                               .joins_next = at[1] != 0,
-                              .latency = (uint16_t)jpp_planfile_get(at + 2, 2),
-                              .stage = (uint32_t)jpp_planfile_get(at + 4, 4),
-                              .microbatch = (uint32_t)jpp_planfile_get(at + 8, 4)};
+                              .latency = (uint16_t)jpp__planfile_get(at + 2, 2),
+                              .stage = (uint32_t)jpp__planfile_get(at + 4, 4),
+                              .microbatch = (uint32_t)jpp__planfile_get(at + 8, 4)};
     if (at[0] >= JPP_TASK_OUTER) return malformed(r, "rows", "kinds of tasks");
   }
   return NULL;
@@ -241,7 +241,7 @@ static jpp_status_t* read_entries(reader_t* r, uint64_t count,
 // file bounds both.
 static jpp_status_t* check_sizes(const reader_t* r, const jpp_schedule_rows_t* rows,
                                  uint64_t entries) {
-  uint64_t pairs = jpp_bytes_multiply(rows->stages, rows->microbatches);
+  uint64_t pairs = jpp__bytes_multiply(rows->stages, rows->microbatches);
   if (!pairs || pairs > entries) {
     return malformed(r, "microbatches", "no more than the schedule's rows have");
   }
@@ -304,8 +304,8 @@ static jpp_status_t* give_bytes(void* context, const jpp_staged_t* staged,
     return malformed(m->reader, "values", "one for each value of the partition");
   }
   for (uint32_t v = 0; v < m->count; ++v) {
-    out_bytes[v] = jpp_planfile_get(m->bytes + 8 * (size_t)v, 8);
-    if (jpp_bytes_fit(out_bytes[v])) continue;
+    out_bytes[v] = jpp__planfile_get(m->bytes + 8 * (size_t)v, 8);
+    if (jpp__bytes_fit(out_bytes[v])) continue;
     return malformed(m->reader, "values", "bytes that can be counted");
   }
   return NULL;
@@ -362,7 +362,7 @@ static jpp_status_t* read_plan(reader_t* r) {
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "values", &measured.count));
   JPP_RETURN_IF_ERROR(get_blob(r, "graph", &text));
   JPP_RETURN_IF_ERROR(
-      take_blob(r, "values", jpp_bytes_multiply(measured.count, 8), &values));
+      take_blob(r, "values", jpp__bytes_multiply(measured.count, 8), &values));
   measured.bytes = values.data;
   JPP_RETURN_IF_ERROR(jpp_graph_parse(text.data, text.size, r->path, &storage->graph));
   JPP_RETURN_IF_ERROR(read_schedules(r));
@@ -399,7 +399,7 @@ static jpp_status_t* read_layouts(reader_t* r) {
   uint64_t count = (uint64_t)graph->num_args + graph->num_outputs;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, count, &layouts));
   for (uint32_t i = 0; i < count; ++i) {
-    uint64_t ndim = jpp_planfile_type(graph, i)->ndim;
+    uint64_t ndim = jpp__planfile_type(graph, i)->ndim;
     JPP_RETURN_IF_ERROR(take_i64s(r, ndim, &layouts[i].dims));
     JPP_RETURN_IF_ERROR(
         take_i64s(r, ndim * contents->devices_per_rank, &layouts[i].starts));
@@ -431,7 +431,7 @@ static jpp_status_t* read_contents(reader_t* r) {
       get_blobs(r, "constants", &contents->num_constants, &contents->constants));
   JPP_RETURN_IF_ERROR(get_blob(r, "front", &contents->front));
   if (r->at != r->storage->size) return malformed(r, "its end", "no further bytes");
-  jpp_status_t* status = jpp_planfile_check(contents);
+  jpp_status_t* status = jpp__planfile_check(contents);
   if (!status || jpp_status_code(status) == JPP_OUT_OF_MEMORY) return status;
   jpp_status_t* parse = jpp_status_make(JPP_PARSE_ERROR, "plan file %s: %s", r->path,
                                         jpp_status_message(status));
@@ -446,14 +446,14 @@ static jpp_status_t* read_storage(storage_t* storage) {
   JPP_RETURN_IF_ERROR(check_head(r.path, storage->bytes, storage->size));
   JPP_RETURN_IF_ERROR(check_hash(storage));
   copy_maker(storage->bytes, maker);
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(&storage->arena, maker, &storage->file.maker));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(&storage->arena, maker, &storage->file.maker));
   storage->file.contents.struct_size = sizeof(storage->file.contents);
   jpp_planfile_bytes_t header;
   json_t* json = NULL;
   r.at = JPP_PLANFILE_HEAD_SIZE;
-  uint64_t size = jpp_planfile_get(storage->bytes + JPP_PLANFILE_HEADER_SIZE_AT, 8);
+  uint64_t size = jpp__planfile_get(storage->bytes + JPP_PLANFILE_HEADER_SIZE_AT, 8);
   JPP_RETURN_IF_ERROR(take_blob(&r, "header", size, &header));
-  JPP_RETURN_IF_ERROR(jpp_json_read(r.path, header.data, header.size, &json));
+  JPP_RETURN_IF_ERROR(jpp__json_read(r.path, header.data, header.size, &json));
   r.header = json;
   jpp_status_t* status = read_contents(&r);
   json_decref(json);
@@ -470,7 +470,7 @@ void jpp_planfile_destroy(jpp_planfile_t* file) {
     jpp_schedule_destroy(storage->schedules[l]);
   }
   jpp_graph_destroy(storage->graph);
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage->bytes);
   jpp_free(storage);
 }
@@ -480,9 +480,9 @@ static jpp_status_t* create_storage(const char* path, size_t size,
                                     storage_t** out_storage) {
   storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
-  jpp_arena_init(&storage->arena);
+  jpp__arena_init(&storage->arena);
   storage->size = size;
-  jpp_status_t* status = jpp_arena_strdup(&storage->arena, path, &storage->file.path);
+  jpp_status_t* status = jpp__arena_strdup(&storage->arena, path, &storage->file.path);
   if (!status) status = jpp_alloc(size, (void**)&storage->bytes);
   if (status) {
     jpp_planfile_destroy(&storage->file);

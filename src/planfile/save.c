@@ -27,7 +27,7 @@ typedef struct draft {
 
 static void append_number(jpp_str_t* str, uint32_t bytes, uint64_t number) {
   unsigned char text[8];
-  jpp_planfile_put(text, bytes, number);
+  jpp__planfile_put(text, bytes, number);
   jpp_str_append_n(str, (const char*)text, bytes);
 }
 
@@ -64,7 +64,7 @@ static void append_numbers(const jpp_planfile_contents_t* contents, jpp_str_t* s
   if (!contents->layouts) return;
   for (uint32_t i = 0; i < graph->num_args + graph->num_outputs; ++i) {
     append_layout(str, &contents->layouts[i], contents->devices_per_rank,
-                  jpp_planfile_type(graph, i)->ndim);
+                  jpp__planfile_type(graph, i)->ndim);
   }
 }
 
@@ -85,14 +85,14 @@ static json_t* hashes_to_json(const jpp_plan_hashes_t* hashes) {
 
 static json_t* ids_to_json(const uint32_t* ids, uint32_t count) {
   json_t* list = json_array();
-  for (uint32_t i = 0; i < count; ++i) jpp_json_append(&list, jpp_json_id(ids[i]));
+  for (uint32_t i = 0; i < count; ++i) jpp__json_append(&list, jpp__json_id(ids[i]));
   return list;
 }
 
 static json_t* sizes_to_json(const jpp_planfile_bytes_t* blobs, uint32_t count) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < count; ++i) {
-    jpp_json_append(&list, json_integer((json_int_t)blobs[i].size));
+    jpp__json_append(&list, json_integer((json_int_t)blobs[i].size));
   }
   return list;
 }
@@ -100,17 +100,17 @@ static json_t* sizes_to_json(const jpp_planfile_bytes_t* blobs, uint32_t count) 
 static json_t* schedule_to_json(const jpp_schedule_t* schedule) {
   json_t* rows = json_array();
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    jpp_json_append(&rows, json_integer(schedule->rows[r].count));
+    jpp__json_append(&rows, json_integer(schedule->rows[r].count));
   }
-  return json_pack("{so sI so so}", "name", jpp_json_text(schedule->name), "microbatches",
-                   (json_int_t)schedule->microbatches, "stage_rank",
-                   jpp_json_ids(schedule->stage_rank, schedule->stages), "rows", rows);
+  return json_pack("{so sI so so}", "name", jpp__json_text(schedule->name),
+                   "microbatches", (json_int_t)schedule->microbatches, "stage_rank",
+                   jpp__json_ids(schedule->stage_rank, schedule->stages), "rows", rows);
 }
 
 static json_t* schedules_to_json(const jpp_planned_t* planned) {
   json_t* list = json_array();
   for (uint32_t l = 0; l < planned->graph->num_loops; ++l) {
-    jpp_json_append(&list, schedule_to_json(planned->schedules[l]));
+    jpp__json_append(&list, schedule_to_json(planned->schedules[l]));
   }
   return list;
 }
@@ -122,12 +122,12 @@ static json_t* header_to_json(const draft_t* draft) {
   json_t* ids = json_array();
   uint64_t devices = (uint64_t)planned->ranks * contents->devices_per_rank;
   for (uint64_t i = 0; i < devices; ++i) {
-    jpp_json_append(&ids, json_integer(contents->device_ids[i]));
+    jpp__json_append(&ids, json_integer(contents->device_ids[i]));
   }
   return json_pack("{so so so sI sI so sI sI so so so sI sI sb sI so so sI}",           //
-                   "name", jpp_json_text(planned->graph->name),                         //
-                   "platform", jpp_json_text(contents->platform),                       //
-                   "format", jpp_json_text(contents->format),                           //
+                   "name", jpp__json_text(planned->graph->name),                        //
+                   "platform", jpp__json_text(contents->platform),                      //
+                   "format", jpp__json_text(contents->format),                          //
                    "ranks", (json_int_t)planned->ranks,                                 //
                    "devices_per_rank", (json_int_t)contents->devices_per_rank,          //
                    "device_ids", ids,                                                   //
@@ -155,7 +155,7 @@ static jpp_status_t* make_draft(const jpp_planfile_contents_t* contents, draft_t
   jpp_status_t* error = draft->numbers.error;
   draft->numbers.error = NULL;
   JPP_RETURN_IF_ERROR(error);
-  jpp_json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
+  jpp__json_take(header_to_json(draft), JSON_COMPACT, &draft->header);
   jpp_str_append(&draft->header, "\n");
   error = draft->header.error;
   draft->header.error = NULL;
@@ -173,7 +173,7 @@ typedef struct writer {
 
 static void write_bytes(writer_t* writer, const void* data, size_t size) {
   if (writer->failed || !size) return;
-  writer->hash = jpp_hash_bytes(writer->hash, data, size);
+  writer->hash = jpp__hash_bytes(writer->hash, data, size);
   writer->failed = fwrite(data, 1, size, writer->file) != size;
 }
 
@@ -202,11 +202,11 @@ static uint64_t file_size(const draft_t* draft) {
 static void write_head(writer_t* writer, const draft_t* draft) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE] = {0};
   memcpy(head, JPP_PLANFILE_MAGIC, JPP_PLANFILE_MAGIC_SIZE);
-  jpp_planfile_put(head + JPP_PLANFILE_FORMAT_AT, 4, JPP_PLANFILE_FORMAT);
+  jpp__planfile_put(head + JPP_PLANFILE_FORMAT_AT, 4, JPP_PLANFILE_FORMAT);
   snprintf((char*)head + JPP_PLANFILE_MAKER_AT, JPP_PLANFILE_MAKER_SIZE, "jaxpp %s",
            jpp_version());
-  jpp_planfile_put(head + JPP_PLANFILE_SIZE_AT, 8, file_size(draft));
-  jpp_planfile_put(head + JPP_PLANFILE_HEADER_SIZE_AT, 8, draft->header.length);
+  jpp__planfile_put(head + JPP_PLANFILE_SIZE_AT, 8, file_size(draft));
+  jpp__planfile_put(head + JPP_PLANFILE_HEADER_SIZE_AT, 8, draft->header.length);
   write_bytes(writer, head, JPP_PLANFILE_HASH_AT);
   uint64_t hash = writer->hash;
   write_bytes(writer, head + JPP_PLANFILE_HASH_AT, 8);
@@ -226,7 +226,7 @@ static bool write_draft(FILE* file, const draft_t* draft) {
   write_blobs(&writer, contents->constants, contents->num_constants);
   write_blobs(&writer, &contents->front, 1);
   unsigned char hash[8];
-  jpp_planfile_put(hash, 8, writer.hash);
+  jpp__planfile_put(hash, 8, writer.hash);
   if (!writer.failed) {
     writer.failed = fseek(writer.file, JPP_PLANFILE_HASH_AT, SEEK_SET) != 0;
   }
@@ -292,7 +292,7 @@ jpp_status_t* jpp_planfile_save(const jpp_planfile_contents_t* contents,
   jpp_planfile_contents_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_planfile_contents_t, front, contents, &full));
   JPP_RETURN_IF_NULL(full.planned, full.device_ids, full.task_modules);
-  JPP_RETURN_IF_ERROR_IN(jpp_planfile_check(&full), "plan file %s", path);
+  JPP_RETURN_IF_ERROR_IN(jpp__planfile_check(&full), "plan file %s", path);
   draft_t draft;
   jpp_status_t* status = make_draft(&full, &draft);
   if (!status) status = write_file(&draft, path);

@@ -40,7 +40,7 @@ jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_
                                    uint32_t count, uint32_t* out_devices) {
   JPP_RETURN_IF_NULL(file, client, out_devices);
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("the devices of the ranks", count_devices(file), count));
+      jpp__check_count("the devices of the ranks", count_devices(file), count));
   const jpp_client_info_t* info = jpp_client_info(client);
   uint32_t distinct = number_devices(file, out_devices);
   if (info->device_count < distinct) {
@@ -98,7 +98,7 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->task_jobs));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->jobs));
   JPP_RETURN_IF_ERROR(
-      JPP_ALLOC_ARRAY(jpp_bytes_multiply(contents->num_modules, ranks), &job_of));
+      JPP_ALLOC_ARRAY(jpp__bytes_multiply(contents->num_modules, ranks), &job_of));
   // The job of each pair of module and rank, [num_modules][ranks], or of each module
   // alone.
   for (uint32_t t = 0; t < staged_of(step)->num_tasks; ++t) {
@@ -267,7 +267,7 @@ static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
                                   jpp_array_t** out_array) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
   const jpp_graph_t* graph = contents->planned->graph;
-  const jpp_type_t* type = jpp_planfile_type(graph, arg);
+  const jpp_type_t* type = jpp__planfile_type(graph, arg);
   const jpp_planfile_layout_t* box = contents->layouts ? &contents->layouts[arg] : NULL;
   int64_t stride = jpp_dtype_bits(type->dtype) / 8;
   for (uint32_t i = type->ndim; i-- > 0; stride *= type->dims[i]) strides[i] = stride;
@@ -369,7 +369,7 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
                            "expected the number of a result, below %u, found %u",
                            graph->num_outputs, output);
   }
-  const jpp_type_t* type = jpp_planfile_type(graph, graph->num_args + output);
+  const jpp_type_t* type = jpp__planfile_type(graph, graph->num_args + output);
   if (contents->layouts && type->ndim && type->ndim <= JPP_BUFFER_MAX_RANK) {
     const jpp_planfile_layout_t* layout = &contents->layouts[graph->num_args + output];
     return read_boxes(step, type, layout, array, data);
@@ -469,9 +469,9 @@ jpp_status_t* jpp_planfile_step_call(jpp_planfile_step_t* step, const jpp_call_t
   const jpp_planfile_contents_t* contents = &step->file->contents;
   uint32_t args = count_args(step);
   uint32_t outputs = contents->planned->graph->num_outputs;
-  JPP_RETURN_IF_ERROR(jpp_check_count("the arguments of a call", args, call->num_args));
+  JPP_RETURN_IF_ERROR(jpp__check_count("the arguments of a call", args, call->num_args));
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("the results of a call", outputs, call->num_results));
+      jpp__check_count("the results of a call", outputs, call->num_results));
   if (outputs) JPP_RETURN_IF_NULL(call->results);
   for (uint32_t o = 0; o < outputs; ++o) call->results[o] = NULL;
   jpp_array_t** all = NULL;

@@ -33,12 +33,12 @@ static jpp_status_t* get_code(jpp_profiler_code_t* args) {
 // --- A profiler -----------------------------------------------------------------------
 
 static void add_step(void* user, const jpp_trace_t* trace) {
-  jpp_profile_add_step(user, trace);
+  jpp__profile_add_step(user, trace);
 }
 
 static jpp_status_t* create_profiler(jpp_profiler_create_t* args) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &args->profiler));
-  jpp_profile_init(&args->profiler->session);
+  jpp__profile_init(&args->profiler->session);
   return NULL;
 }
 
@@ -51,7 +51,7 @@ static jpp_status_t* stop_profiler(jpp_profiler_call_t* args) {
 static jpp_status_t* destroy_profiler(jpp_profiler_call_t* args) {
   if (!args->profiler) return NULL;
   JPP_RETURN_IF_ERROR(stop_profiler(args));
-  jpp_profile_deinit(&args->profiler->session);
+  jpp__profile_deinit(&args->profiler->session);
   jpp_text_free(args->profiler->bytes);
   jpp_free(args->profiler);
   return NULL;
@@ -69,7 +69,7 @@ static jpp_status_t* collect_data(jpp_profiler_collect_t* args) {
   jpp_profiler_t* profiler = args->profiler;
   if (!profiler->bytes) {
     JPP_RETURN_IF_ERROR(
-        jpp_profile_serialize(&profiler->session, &profiler->bytes, &profiler->size));
+        jpp__profile_serialize(&profiler->session, &profiler->bytes, &profiler->size));
   }
   args->size = profiler->size;
   if (!args->buffer) {

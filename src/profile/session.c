@@ -7,32 +7,32 @@
 
 #include "base/clock.h"
 
-void jpp_profile_init(jpp_profile_session_t* session) {
+void jpp__profile_init(jpp_profile_session_t* session) {
   *session =
-      (jpp_profile_session_t){.since_1970 = jpp_clock_real_now() - jpp_clock_now()};
-  jpp_arena_init(&session->arena);
+      (jpp_profile_session_t){.since_1970 = jpp__clock_real_now() - jpp__clock_now()};
+  jpp__arena_init(&session->arena);
 }
 
-void jpp_profile_deinit(jpp_profile_session_t* session) {
+void jpp__profile_deinit(jpp_profile_session_t* session) {
   jpp_vec_deinit(&session->events);
   jpp_vec_deinit(&session->names);
-  jpp_map_deinit(&session->numbers);
-  jpp_arena_deinit(&session->arena);
+  jpp__map_deinit(&session->numbers);
+  jpp__arena_deinit(&session->arena);
 }
 
 static jpp_status_t* number_name(jpp_profile_session_t* session, const char* name,
                                  uint32_t* out_number) {
   uint32_t length = (uint32_t)strlen(name);
-  const uint32_t* known = jpp_map_find(&session->numbers, name, length);
+  const uint32_t* known = jpp__map_find(&session->numbers, name, length);
   if (known) {
     *out_number = *known;
     return NULL;
   }
   const char* kept = NULL;
   *out_number = (uint32_t)session->names.count;
-  JPP_RETURN_IF_ERROR(jpp_arena_strndup(&session->arena, name, length, &kept));
+  JPP_RETURN_IF_ERROR(jpp__arena_strndup(&session->arena, name, length, &kept));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&session->names, kept));
-  return jpp_map_put(&session->numbers, kept, length, *out_number);
+  return jpp__map_put(&session->numbers, kept, length, *out_number);
 }
 
 // A walk along one rank's program beside its runs.
@@ -121,7 +121,7 @@ static jpp_status_t* add_ranks(jpp_profile_session_t* session, const jpp_trace_t
   return NULL;
 }
 
-void jpp_profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace) {
+void jpp__profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace) {
   size_t events = session->events.count;
   jpp_status_t* status = NULL;
   if (events < kJppProfileMaxEvents) status = add_ranks(session, trace);

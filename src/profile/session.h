@@ -40,14 +40,14 @@ typedef struct jpp_profile_session {
 // What a person can look at, and viewers open.
 enum { kJppProfileMaxEvents = 1 << 21 };
 
-void jpp_profile_init(jpp_profile_session_t* session);
-void jpp_profile_deinit(jpp_profile_session_t* session);
+void jpp__profile_init(jpp_profile_session_t* session);
+void jpp__profile_deinit(jpp_profile_session_t* session);
 // Adds a step that is done.
-void jpp_profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace);
+void jpp__profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace);
 
 // A serialized XSpace, as JAX reads profiles (tsl/profiler/protobuf/xplane.proto): one
 // plane with a line for each rank. Free the bytes with jpp_text_free().
-jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
-                                    char** out_bytes, size_t* out_size) JPP_MUST_USE;
+jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
+                                     char** out_bytes, size_t* out_size) JPP_MUST_USE;
 
 #endif  // JPP_PROFILE_SESSION_H_

@@ -140,8 +140,8 @@ static void append_lines(const jpp_profile_session_t* session, jpp_str_t* plane)
 // Viewers show planes of this prefix as they are.
 static const char kPlane[] = "/device:CUSTOM:pipeline (jaxpp)";
 
-jpp_status_t* jpp_profile_serialize(const jpp_profile_session_t* session,
-                                    char** out_bytes, size_t* out_size) {
+jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
+                                     char** out_bytes, size_t* out_size) {
   jpp_str_t space = {0};
   if (session->events.count) {
     jpp_str_t plane = {0};

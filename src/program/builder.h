@@ -84,21 +84,22 @@ typedef struct jpp_program_builder {
   jpp_task_binding_t* bindings;  // [tasks]
 } jpp_program_builder_t;
 
-jpp_status_t* jpp_program_order(jpp_program_builder_t* b) JPP_MUST_USE;
-jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) JPP_MUST_USE;
-jpp_status_t* jpp_program_emit(jpp_program_builder_t* b) JPP_MUST_USE;
-jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) JPP_MUST_USE;
-jpp_status_t* jpp_program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) JPP_MUST_USE;
+jpp_status_t* jpp__program_order(jpp_program_builder_t* b) JPP_MUST_USE;
+jpp_status_t* jpp__program_find_sites(jpp_program_builder_t* b) JPP_MUST_USE;
+jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) JPP_MUST_USE;
+jpp_status_t* jpp__program_donate(jpp_program_builder_t* b) JPP_MUST_USE;
+jpp_status_t* jpp__program_finish(jpp_program_builder_t* b,
+                                  jpp_plan_t* plan) JPP_MUST_USE;
 
-void jpp_actor_draft_deinit(jpp_actor_draft_t* actor);
+void jpp__actor_draft_deinit(jpp_actor_draft_t* actor);
 // The rank that sends a value to others: the lowest one that makes it.
-uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value);
+uint32_t jpp__program_source(const jpp_program_builder_t* b, uint32_t value);
 // A value on a rank in a microbatch (any, for values that are made once a step); NULL if
 // the rank neither makes nor takes it.
-jpp_instance_t* jpp_program_instance(const jpp_program_builder_t* b, uint32_t rank,
-                                     uint32_t value, uint32_t microbatch);
+jpp_instance_t* jpp__program_instance(const jpp_program_builder_t* b, uint32_t rank,
+                                      uint32_t value, uint32_t microbatch);
 
 // log.c: logs the finished plan.
-void jpp_program_log(const jpp_plan_t* plan, const jpp_program_options_t* options);
+void jpp__program_log(const jpp_plan_t* plan, const jpp_program_options_t* options);
 
 #endif  // JPP_PROGRAM_BUILDER_H_

@@ -129,12 +129,12 @@ static jpp_status_t* match_task(donor_t* d, uint32_t id) {
   return status;
 }
 
-jpp_status_t* jpp_program_donate(jpp_program_builder_t* b) {
+jpp_status_t* jpp__program_donate(jpp_program_builder_t* b) {
   donor_t donor = {.b = b};
   const jpp_staged_t* staged = b->staged;
   jpp_arena_t* scratch = &b->scratch;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &donor.dies));
-  JPP_RETURN_IF_ERROR(jpp_ids_create(scratch, staged->num_values, &donor.input_at));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(scratch, staged->num_values, &donor.input_at));
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     const jpp_task_t* task = &staged->tasks[t];
     uint32_t* donated_to = NULL;

@@ -6,7 +6,7 @@
 
 static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
                                     uint32_t value, uint32_t microbatch, uint32_t id) {
-  jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
+  jpp_instance_t* instance = jpp__program_instance(b, rank, value, microbatch);
   if (!instance) {
     return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u has no site of value %%%u", rank,
                            value);
@@ -27,7 +27,7 @@ static jpp_status_t* define_value(jpp_program_builder_t* b, uint32_t rank, uint3
 // The virtual register of a value, or JPP_NONE.
 static uint32_t find_register(const jpp_program_builder_t* b, uint32_t rank,
                               uint32_t value, uint32_t microbatch) {
-  const jpp_instance_t* found = jpp_program_instance(b, rank, value, microbatch);
+  const jpp_instance_t* found = jpp__program_instance(b, rank, value, microbatch);
   return found ? found->definition : JPP_NONE;
 }
 
@@ -98,7 +98,7 @@ static jpp_status_t* send_value(jpp_program_builder_t* b, uint32_t value,
   if (b->value_bytes[value] > channel->max_bytes) {
     channel->max_bytes = b->value_bytes[value];
   }
-  jpp_program_instance(b, dst, value, microbatch)->coming = id;
+  jpp__program_instance(b, dst, value, microbatch)->coming = id;
   jpp_instr_t instr = {
       .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .num_args = 1};
   uint32_t sent = find_register(b, src, value, microbatch);
@@ -121,7 +121,7 @@ static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
 // its channel: until then it waits in the channel's slots.
 static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
                                    uint32_t value, uint32_t microbatch) {
-  const jpp_instance_t* instance = jpp_program_instance(b, rank, value, microbatch);
+  const jpp_instance_t* instance = jpp__program_instance(b, rank, value, microbatch);
   if (!instance || instance->coming == JPP_NONE) return NULL;
   uint32_t id = instance->coming;
   while (instance->definition == JPP_NONE) {
@@ -143,7 +143,7 @@ static jpp_status_t* receive_rest(jpp_program_builder_t* b) {
 // Sends a value that has just been made to every rank that takes it and does not make it.
 static jpp_status_t* send_to_takers(jpp_program_builder_t* b, uint32_t value,
                                     uint32_t microbatch, uint32_t rank) {
-  if (jpp_program_source(b, value) != rank) return NULL;
+  if (jpp__program_source(b, value) != rank) return NULL;
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];
     if (!site->takes || site->makes) continue;
@@ -319,11 +319,12 @@ static jpp_status_t* take_outputs(jpp_program_builder_t* b) {
   return NULL;
 }
 
-jpp_status_t* jpp_program_emit(jpp_program_builder_t* b) {
+jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) {
   uint32_t ranks = b->staged->ranks;
-  JPP_RETURN_IF_ERROR(jpp_ids_create(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
   JPP_RETURN_IF_ERROR(
-      jpp_ids_create(&b->scratch, b->staged->num_values, &b->accumulator_of));
+      jpp__ids_create(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
+  JPP_RETURN_IF_ERROR(
+      jpp__ids_create(&b->scratch, b->staged->num_values, &b->accumulator_of));
   for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
     b->accumulator_of[b->staged->accumulators[i].next] = i;
   }

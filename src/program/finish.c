@@ -33,8 +33,8 @@ static jpp_status_t* release_register(finisher_t* f, uint32_t id) {
 }
 
 static jpp_status_t* add_live(finisher_t* f, uint64_t bytes) {
-  f->live_bytes = jpp_bytes_add(f->live_bytes, bytes);
-  if (jpp_bytes_fit(f->live_bytes)) return NULL;
+  f->live_bytes = jpp__bytes_add(f->live_bytes, bytes);
+  if (jpp__bytes_fit(f->live_bytes)) return NULL;
   return jpp_status_make(JPP_OUT_OF_MEMORY,
                          "2^63 bytes or more are live at instruction %zu; no device has "
                          "that many: is a shape wrong?",
@@ -162,7 +162,8 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
   for (size_t i = 0; i < b->channels.count; ++i) {
     const jpp_plan_channel_t* channel = &b->channels.data[i].channel;
     if (channel->dst != rank) continue;
-    bytes = jpp_bytes_add(bytes, jpp_bytes_multiply(channel->slots, channel->max_bytes));
+    bytes =
+        jpp__bytes_add(bytes, jpp__bytes_multiply(channel->slots, channel->max_bytes));
   }
   return bytes;
 }
@@ -198,11 +199,11 @@ static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
   jpp_vec_deinit(&finisher.operands);
   jpp_vec_deinit(&finisher.operand_values);
   jpp_vec_deinit(&finisher.dead);
-  jpp_actor_draft_deinit(&b->actors[rank]);  // by now the largest allocation
+  jpp__actor_draft_deinit(&b->actors[rank]);  // by now the largest allocation
   return status;
 }
 
-jpp_status_t* jpp_program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) {
+jpp_status_t* jpp__program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) {
   jpp_program_t* programs = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->ranks, &programs));
   for (uint32_t r = 0; r < b->staged->ranks; ++r) {

@@ -46,9 +46,9 @@ static void log_tasks(const jpp_plan_t* plan) {
   }
 }
 
-void jpp_program_log(const jpp_plan_t* plan, const jpp_program_options_t* options) {
-  if (!jpp_log_enabled(JPP_LOG_INFO)) return;
+void jpp__program_log(const jpp_plan_t* plan, const jpp_program_options_t* options) {
+  if (!jpp__log_enabled(JPP_LOG_INFO)) return;
   log_loops(plan->staged, options);
   log_ranks(plan);
-  if (jpp_log_enabled(JPP_LOG_DEBUG)) log_tasks(plan);
+  if (jpp__log_enabled(JPP_LOG_DEBUG)) log_tasks(plan);
 }

@@ -166,7 +166,7 @@ static jpp_status_t* order_phase(jpp_program_builder_t* b, uint32_t phase) {
   return NULL;
 }
 
-jpp_status_t* jpp_program_order(jpp_program_builder_t* b) {
+jpp_status_t* jpp__program_order(jpp_program_builder_t* b) {
   uint32_t loops = b->staged->graph->num_loops;
   for (uint32_t loop = 0; loop < loops; ++loop) {
     JPP_RETURN_IF_ERROR(order_phase(b, loop));

@@ -96,7 +96,7 @@ jpp_status_t* jpp_plan_print(const jpp_plan_t* plan, char** out_text) {
   JPP_RETURN_IF_NULL(plan, out_text);
   jpp_str_t str = {0};
   jpp_str_append(&str, "plan ");
-  jpp_str_append_quoted(&str, plan->staged->graph->name);
+  jpp__str_append_quoted(&str, plan->staged->graph->name);
   jpp_str_appendf(&str, " ranks %u\n", plan->ranks);
   for (uint32_t i = 0; i < plan->num_channels; ++i) {
     const jpp_plan_channel_t* channel = &plan->channels[i];

@@ -42,7 +42,7 @@ static void append_args(printer_t* p, const jpp_program_t* program,
 
 static void append_new(printer_t* p, uint32_t name, uint32_t value) {
   jpp_str_appendf(&p->str, "v%u:", name);
-  jpp_type_append(&p->str, &p->plan->staged->values[value].type);
+  jpp__type_append(&p->str, &p->plan->staged->values[value].type);
 }
 
 static const char* task_type(const jpp_task_t* task) {
@@ -263,8 +263,8 @@ jpp_status_t* jpp_plan_print_jaxpr(const jpp_plan_t* plan,
                        .append_sharding = append_sharding,
                        .user = user};
   jpp_arena_t arena;
-  jpp_arena_init(&arena);
+  jpp__arena_init(&arena);
   jpp_status_t* status = print_all(&printer, &arena);
-  jpp_arena_deinit(&arena);
-  return jpp_str_finish_unless(status, &printer.str, out_text);
+  jpp__arena_deinit(&arena);
+  return jpp__str_finish_unless(status, &printer.str, out_text);
 }

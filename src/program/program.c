@@ -26,14 +26,14 @@ static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) 
                                        : jpp_value_device_bytes(&b->staged->values[v]);
   }
   b->value_bytes = bytes;
-  JPP_RETURN_IF_ERROR(jpp_program_order(b));
-  JPP_RETURN_IF_ERROR(jpp_program_find_sites(b));
-  JPP_RETURN_IF_ERROR(jpp_program_emit(b));
-  JPP_RETURN_IF_ERROR(jpp_program_donate(b));
-  return jpp_program_finish(b, plan);
+  JPP_RETURN_IF_ERROR(jpp__program_order(b));
+  JPP_RETURN_IF_ERROR(jpp__program_find_sites(b));
+  JPP_RETURN_IF_ERROR(jpp__program_emit(b));
+  JPP_RETURN_IF_ERROR(jpp__program_donate(b));
+  return jpp__program_finish(b, plan);
 }
 
-void jpp_actor_draft_deinit(jpp_actor_draft_t* actor) {
+void jpp__actor_draft_deinit(jpp_actor_draft_t* actor) {
   jpp_vec_deinit(&actor->instrs);
   jpp_vec_deinit(&actor->operands);
   jpp_vec_deinit(&actor->virtuals);
@@ -44,7 +44,7 @@ void jpp_actor_draft_deinit(jpp_actor_draft_t* actor) {
 
 static void builder_deinit(jpp_program_builder_t* b) {
   for (uint32_t r = 0; b->actors && r < b->staged->ranks; ++r) {
-    jpp_actor_draft_deinit(&b->actors[r]);
+    jpp__actor_draft_deinit(&b->actors[r]);
   }
   jpp_free(b->actors);
   jpp_vec_deinit(&b->events);
@@ -52,7 +52,7 @@ static void builder_deinit(jpp_program_builder_t* b) {
     jpp_vec_deinit(&b->channels.data[i].messages);
   }
   jpp_vec_deinit(&b->channels);
-  jpp_arena_deinit(&b->scratch);
+  jpp__arena_deinit(&b->scratch);
 }
 
 jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
@@ -74,7 +74,7 @@ jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
     jpp_plan_destroy(&storage->plan);
     return status;
   }
-  jpp_program_log(&storage->plan, &full);
+  jpp__program_log(&storage->plan, &full);
   *out_plan = &storage->plan;
   return NULL;
 }
@@ -82,6 +82,6 @@ jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
 void jpp_plan_destroy(jpp_plan_t* plan) {
   if (!plan) return;
   jpp_plan_storage_t* storage = (jpp_plan_storage_t*)plan;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }

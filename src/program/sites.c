@@ -102,7 +102,7 @@ static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* 
   return NULL;
 }
 
-jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) {
+jpp_status_t* jpp__program_find_sites(jpp_program_builder_t* b) {
   uint32_t* used = NULL;  // [values] sites that the value has so far
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->staged->num_values, &used));
   occurrence_vec_t occurrences = {0};
@@ -112,7 +112,7 @@ jpp_status_t* jpp_program_find_sites(jpp_program_builder_t* b) {
   return status ? status : number_instances(b, used);
 }
 
-uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value) {
+uint32_t jpp__program_source(const jpp_program_builder_t* b, uint32_t value) {
   uint32_t source = JPP_NONE;
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     if (b->sites[i].makes && b->sites[i].rank < source) source = b->sites[i].rank;
@@ -120,8 +120,8 @@ uint32_t jpp_program_source(const jpp_program_builder_t* b, uint32_t value) {
   return source;
 }
 
-jpp_instance_t* jpp_program_instance(const jpp_program_builder_t* b, uint32_t rank,
-                                     uint32_t value, uint32_t microbatch) {
+jpp_instance_t* jpp__program_instance(const jpp_program_builder_t* b, uint32_t rank,
+                                      uint32_t value, uint32_t microbatch) {
   bool every = b->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];

@@ -31,9 +31,9 @@ static uint32_t number_channel(latest_channel_t* latest, uint32_t sender,
   return latest->number;
 }
 
-jpp_status_t* jpp_schedule_channels_create(const jpp_schedule_t* schedule,
-                                           jpp_arena_t* scratch,
-                                           jpp_schedule_channels_t* out_channels) {
+jpp_status_t* jpp__schedule_channels_create(const jpp_schedule_t* schedule,
+                                            jpp_arena_t* scratch,
+                                            jpp_schedule_channels_t* out_channels) {
   *out_channels = (jpp_schedule_channels_t){0};
   jpp_schedule_channels_t channels = {0};
   uint32_t* stages = NULL;
@@ -45,8 +45,8 @@ jpp_status_t* jpp_schedule_channels_create(const jpp_schedule_t* schedule,
   for (uint32_t r = 0; r < schedule->ranks; ++r) latest[r].sender = JPP_NONE;
   for (uint32_t i = 0; i < schedule->stages; ++i) {
     uint32_t stage = stages[i], sender = schedule->stage_rank[stage];
-    uint32_t after = jpp_schedule_next_stage(schedule, stage, true);
-    uint32_t before = jpp_schedule_next_stage(schedule, stage, false);
+    uint32_t after = jpp__schedule_next_stage(schedule, stage, true);
+    uint32_t before = jpp__schedule_next_stage(schedule, stage, false);
     channels.forward[stage] =
         number_channel(&latest[schedule->stage_rank[after]], sender, &channels.count);
     channels.backward[stage] =

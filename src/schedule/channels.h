@@ -14,14 +14,14 @@ typedef struct jpp_schedule_channels {
 } jpp_schedule_channels_t;
 
 // Allocates in `scratch`; time and memory are linear in stages and ranks.
-jpp_status_t* jpp_schedule_channels_create(
+jpp_status_t* jpp__schedule_channels_create(
     const jpp_schedule_t* schedule, jpp_arena_t* scratch,
     jpp_schedule_channels_t* out_channels) JPP_MUST_USE;
 
 // The stage that needs the result of a stage's forward (or backward); the stage itself
 // where none does.
-static inline uint32_t jpp_schedule_next_stage(const jpp_schedule_t* schedule,
-                                               uint32_t stage, bool forward) {
+static inline uint32_t jpp__schedule_next_stage(const jpp_schedule_t* schedule,
+                                                uint32_t stage, bool forward) {
   if (forward) return stage + 1 < schedule->stages ? stage + 1 : stage;
   return stage ? stage - 1 : stage;
 }

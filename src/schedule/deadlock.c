@@ -43,7 +43,7 @@ static uint32_t unit_begin(const search_t* search, uint32_t rank, uint32_t entry
 
 static uint32_t unit_end(const search_t* search, uint32_t rank, uint32_t entry) {
   bool units = search->order->fused_as_one;
-  return units ? jpp_row_unit_end(row_of(search, rank), entry) : entry + 1;
+  return units ? jpp__row_unit_end(row_of(search, rank), entry) : entry + 1;
 }
 
 // The cycle that ends with the wait at the tail of the queue.
@@ -76,13 +76,13 @@ static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
   const jpp_schedule_task_t* task = &row_of(search, rank)->tasks[entry];
   ++search->looks;
   if (task->kind == JPP_TASK_IDLE) return;
-  jpp_task_needs_t needs = jpp_task_needs(order->index, task);
+  jpp_task_needs_t needs = jpp__task_needs(order->index, task);
   for (uint32_t k = 0; k < needs.count; ++k) {
     const jpp_schedule_task_t* need = &needs.tasks[k];
-    if (jpp_schedule_order_ran(order, need)) continue;
+    if (jpp__schedule_order_ran(order, need)) continue;
     wait_t wait = {.rank = rank, .entry = entry, .parent = parent, .length = length};
     wait.need_rank = order->index->schedule->stage_rank[need->stage];
-    wait.need_entry = jpp_schedule_index_entry_of(order->index, need);
+    wait.need_entry = jpp__schedule_index_entry_of(order->index, need);
     bool in_unit = wait.need_rank == rank && wait.need_entry < entry &&
                    wait.need_entry >= unit_begin(search, rank, entry);
     if (!in_unit) add_wait(search, start, &wait);
@@ -155,11 +155,11 @@ static const jpp_schedule_task_t* need_of(const search_t* search, const wait_t* 
 }
 
 static unsigned long long position_of(const search_t* search, const wait_t* wait) {
-  return jpp_row_position(row_of(search, wait->rank), wait->entry);
+  return jpp__row_position(row_of(search, wait->rank), wait->entry);
 }
 
 static unsigned long long need_position_of(const search_t* search, const wait_t* wait) {
-  return jpp_row_position(row_of(search, wait->need_rank), wait->need_entry);
+  return jpp__row_position(row_of(search, wait->need_rank), wait->need_entry);
 }
 
 static void print_own_wait(const search_t* search, jpp_str_t* str) {
@@ -236,7 +236,7 @@ static void print_cycle(const search_t* search, jpp_str_t* str) {
   print_hint(search, str);
 }
 
-jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
+jpp_status_t* jpp__schedule_deadlock(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   search_t search = {.order = order};
   const jpp_schedule_t* schedule = order->index->schedule;
   for (uint32_t r = 0; r < schedule->ranks; ++r) {

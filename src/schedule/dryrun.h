@@ -1,7 +1,7 @@
 // The skeleton of a dry run. Each rank runs its list in order until it has to wait, and
 // wakes the ranks that may have waited for what it ran:
 //
-//   for (uint32_t rank; (rank = jpp_dry_run_take(&run)) != JPP_NONE;) {
+//   for (uint32_t rank; (rank = jpp__dry_run_take(&run)) != JPP_NONE;) {
 //     // Run what can run from run.done[rank] on, and wake others.
 //   }
 //
@@ -24,18 +24,18 @@ typedef struct jpp_dry_run {
 } jpp_dry_run_t;
 
 // Allocates in `scratch`. Nothing is done, all ranks are listed.
-jpp_status_t* jpp_dry_run_create(uint32_t ranks, jpp_arena_t* scratch,
-                                 jpp_dry_run_t* out_run) JPP_MUST_USE;
-void jpp_dry_run_restart(jpp_dry_run_t* run);
+jpp_status_t* jpp__dry_run_create(uint32_t ranks, jpp_arena_t* scratch,
+                                  jpp_dry_run_t* out_run) JPP_MUST_USE;
+void jpp__dry_run_restart(jpp_dry_run_t* run);
 
-static inline void jpp_dry_run_wake(jpp_dry_run_t* run, uint32_t rank) {
+static inline void jpp__dry_run_wake(jpp_dry_run_t* run, uint32_t rank) {
   if (run->listed[rank]) return;
   run->listed[rank] = true;
   run->worklist[run->num_listed++] = rank;
 }
 
 // Takes a rank off the worklist; JPP_NONE when it is empty.
-static inline uint32_t jpp_dry_run_take(jpp_dry_run_t* run) {
+static inline uint32_t jpp__dry_run_take(jpp_dry_run_t* run) {
   if (!run->num_listed) return JPP_NONE;
   uint32_t rank = run->worklist[--run->num_listed];
   run->listed[rank] = false;

@@ -11,14 +11,14 @@ typedef struct place {
   uint32_t entry;
 } place_t;
 
-uint64_t jpp_row_position(const jpp_schedule_row_t* row, uint32_t entry) {
+uint64_t jpp__row_position(const jpp_schedule_row_t* row, uint32_t entry) {
   uint64_t position = 0;
   for (uint32_t i = 0; i < entry; ++i) position += jpp_task_steps(&row->tasks[i]);
   return position;
 }
 
 static unsigned long long position_of(const place_t* place, uint32_t entry) {
-  return jpp_row_position(&place->schedule->rows[place->rank], entry);
+  return jpp__row_position(&place->schedule->rows[place->rank], entry);
 }
 
 static jpp_status_t* check_range(const place_t* place) {
@@ -107,9 +107,9 @@ static jpp_status_t* note_form(const place_t* place, jpp_schedule_index_t* index
 
 static jpp_status_t* note_entry(const place_t* place, jpp_schedule_index_t* index) {
   const jpp_schedule_task_t* task = place->task;
-  uint32_t first = jpp_schedule_index_entry_of(index, task);
+  uint32_t first = jpp__schedule_index_entry_of(index, task);
   if (first == JPP_NONE) {
-    jpp_schedule_index_set_entry(index, task, place->entry);
+    jpp__schedule_index_set_entry(index, task, place->entry);
     return NULL;
   }
   char name[JPP_TASK_NAME_SIZE];
@@ -156,7 +156,7 @@ static jpp_status_t* check_slot(jpp_schedule_index_t* index, jpp_task_kind_t kin
                                 uint32_t stage) {
   jpp_schedule_task_t task = {.kind = (uint8_t)kind, .stage = stage};
   for (; task.microbatch < index->schedule->microbatches; ++task.microbatch) {
-    if (jpp_schedule_index_entry_of(index, &task) == JPP_NONE) {
+    if (jpp__schedule_index_entry_of(index, &task) == JPP_NONE) {
       return missing_task(index, &task);
     }
   }
@@ -174,9 +174,9 @@ static jpp_status_t* check_complete(jpp_schedule_index_t* index) {
   return NULL;
 }
 
-jpp_status_t* jpp_schedule_index_create(const jpp_schedule_t* schedule,
-                                        jpp_arena_t* scratch,
-                                        jpp_schedule_index_t* out_index) {
+jpp_status_t* jpp__schedule_index_create(const jpp_schedule_t* schedule,
+                                         jpp_arena_t* scratch,
+                                         jpp_schedule_index_t* out_index) {
   *out_index = (jpp_schedule_index_t){0};
   jpp_schedule_index_t index = {.schedule = schedule};
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;

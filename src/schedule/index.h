@@ -7,7 +7,11 @@
 #include "jaxpp/schedule.h"
 
 // BWD and BWD_I satisfy the same needs, so they share a slot.
-typedef enum jpp_task_slot { JPP_SLOT_FWD, JPP_SLOT_BWD, JPP_SLOT_BWD_W } jpp_task_slot_t;
+typedef enum jpp__task_slot {
+  JPP_SLOT_FWD,
+  JPP_SLOT_BWD,
+  JPP_SLOT_BWD_W
+} jpp_task_slot_t;
 enum { kTaskSlots = JPP_SLOT_BWD_W + 1 };
 
 typedef enum jpp_backward_form {
@@ -32,11 +36,11 @@ typedef struct jpp_schedule_index {
 
 // JPP_SCHEDULE_ERROR: a task out of range, misplaced, repeated or missing. Everything is
 // allocated in `scratch`.
-jpp_status_t* jpp_schedule_index_create(const jpp_schedule_t* schedule,
-                                        jpp_arena_t* scratch,
-                                        jpp_schedule_index_t* out_index) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_index_create(const jpp_schedule_t* schedule,
+                                         jpp_arena_t* scratch,
+                                         jpp_schedule_index_t* out_index) JPP_MUST_USE;
 
-static inline jpp_task_slot_t jpp_task_slot(const jpp_schedule_task_t* task) {
+static inline jpp_task_slot_t jpp__task_slot(const jpp_schedule_task_t* task) {
   switch (task->kind) {
     case JPP_TASK_BWD:
     case JPP_TASK_BWD_I:
@@ -51,40 +55,40 @@ static inline jpp_task_slot_t jpp_task_slot(const jpp_schedule_task_t* task) {
 // Entries are stored with 1 added, so that the zeroed memory of the index, which is four
 // bytes for each task, says that no task is there; 0 - 1 is JPP_NONE. Only these two
 // functions know.
-static inline uint32_t* jpp_schedule_index_at(const jpp_schedule_index_t* index,
-                                              jpp_task_slot_t slot, uint32_t stage,
-                                              uint32_t microbatch) {
+static inline uint32_t* jpp__schedule_index_at(const jpp_schedule_index_t* index,
+                                               jpp_task_slot_t slot, uint32_t stage,
+                                               uint32_t microbatch) {
   const jpp_schedule_t* schedule = index->schedule;
   size_t row = (size_t)slot * schedule->stages + stage;
   return &index->entry_plus_one[row * schedule->microbatches + microbatch];
 }
 
 // A task's entry in the row of its rank; JPP_NONE if it is absent.
-static inline uint32_t jpp_schedule_index_entry(const jpp_schedule_index_t* index,
-                                                jpp_task_slot_t slot, uint32_t stage,
-                                                uint32_t microbatch) {
-  return *jpp_schedule_index_at(index, slot, stage, microbatch) - 1;
+static inline uint32_t jpp__schedule_index_entry(const jpp_schedule_index_t* index,
+                                                 jpp_task_slot_t slot, uint32_t stage,
+                                                 uint32_t microbatch) {
+  return *jpp__schedule_index_at(index, slot, stage, microbatch) - 1;
 }
 
-static inline void jpp_schedule_index_set_entry(const jpp_schedule_index_t* index,
-                                                const jpp_schedule_task_t* task,
-                                                uint32_t entry) {
-  *jpp_schedule_index_at(index, jpp_task_slot(task), task->stage, task->microbatch) =
+static inline void jpp__schedule_index_set_entry(const jpp_schedule_index_t* index,
+                                                 const jpp_schedule_task_t* task,
+                                                 uint32_t entry) {
+  *jpp__schedule_index_at(index, jpp__task_slot(task), task->stage, task->microbatch) =
       entry + 1;
 }
 
-static inline uint32_t jpp_schedule_index_entry_of(const jpp_schedule_index_t* index,
-                                                   const jpp_schedule_task_t* task) {
-  return jpp_schedule_index_entry(index, jpp_task_slot(task), task->stage,
-                                  task->microbatch);
+static inline uint32_t jpp__schedule_index_entry_of(const jpp_schedule_index_t* index,
+                                                    const jpp_schedule_task_t* task) {
+  return jpp__schedule_index_entry(index, jpp__task_slot(task), task->stage,
+                                   task->microbatch);
 }
 
 // The number of an entry when every idle step counts as one, as people count them.
-uint64_t jpp_row_position(const jpp_schedule_row_t* row, uint32_t entry);
+uint64_t jpp__row_position(const jpp_schedule_row_t* row, uint32_t entry);
 
 // One past the last entry of the FusedTask that begins at `entry` (entry + 1 if none
 // does).
-static inline uint32_t jpp_row_unit_end(const jpp_schedule_row_t* row, uint32_t entry) {
+static inline uint32_t jpp__row_unit_end(const jpp_schedule_row_t* row, uint32_t entry) {
   while (row->tasks[entry].joins_next && entry + 1 < row->count) ++entry;
   return entry + 1;
 }

@@ -36,7 +36,7 @@ static uint32_t row_peak(const jpp_schedule_row_t* row, bool forward_only) {
 jpp_status_t* jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
                                              uint32_t count, uint32_t* out_peaks) {
   JPP_RETURN_IF_NULL(schedule, out_peaks);
-  JPP_RETURN_IF_ERROR(jpp_check_count("the peaks of the ranks", schedule->ranks, count));
+  JPP_RETURN_IF_ERROR(jpp__check_count("the peaks of the ranks", schedule->ranks, count));
   bool forward_only = is_forward_only(schedule);
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     out_peaks[rank] = row_peak(&schedule->rows[rank], forward_only);
@@ -104,13 +104,13 @@ jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
   uint32_t rank, peak = 0, smallest;
   const char* name = NULL;
   JPP_RETURN_IF_ERROR(find_peak(schedule, &rank, &peak));
-  unsigned long long bytes = jpp_bytes_multiply(peak, activation_bytes);
+  unsigned long long bytes = jpp__bytes_multiply(peak, activation_bytes);
   if (bytes <= limit) return NULL;
   JPP_RETURN_IF_ERROR(find_smallest(schedule, &name, &smallest));
-  unsigned long long least = jpp_bytes_multiply(smallest, activation_bytes);
+  unsigned long long least = jpp__bytes_multiply(smallest, activation_bytes);
   const jpp_schedule_row_t* row = &schedule->rows[rank];
   uint32_t entry = peak_entry(row, peak);
-  unsigned long long position = jpp_row_position(row, entry);
+  unsigned long long position = jpp__row_position(row, entry);
   char task[JPP_TASK_NAME_SIZE];
   jpp_task_name(&row->tasks[entry], task);
   if (name && least <= limit) {

@@ -17,8 +17,8 @@ static void add_need(jpp_task_needs_t* needs, jpp_task_kind_t kind, uint32_t sta
       .kind = (uint8_t)kind, .stage = stage, .microbatch = microbatch};
 }
 
-jpp_task_needs_t jpp_task_needs(const jpp_schedule_index_t* index,
-                                const jpp_schedule_task_t* task) {
+jpp_task_needs_t jpp__task_needs(const jpp_schedule_index_t* index,
+                                 const jpp_schedule_task_t* task) {
   jpp_task_needs_t needs = {0};
   uint32_t stage = task->stage;
   switch (task->kind) {
@@ -52,14 +52,14 @@ typedef struct unit {
 static bool is_inside(const unit_t* unit, const jpp_schedule_index_t* index,
                       const jpp_schedule_task_t* need, uint32_t before) {
   if (index->schedule->stage_rank[need->stage] != unit->rank) return false;
-  uint32_t entry = jpp_schedule_index_entry_of(index, need);
+  uint32_t entry = jpp__schedule_index_entry_of(index, need);
   return entry >= unit->begin && entry < before;
 }
 
 static uint64_t end_of(const jpp_schedule_order_t* order,
                        const jpp_schedule_task_t* task) {
   uint32_t rank = order->index->schedule->stage_rank[task->stage];
-  return order->end[rank][jpp_schedule_index_entry_of(order->index, task)];
+  return order->end[rank][jpp__schedule_index_entry_of(order->index, task)];
 }
 
 // Whether all tasks that the unit needs from outside have run; if so, raises `start` to
@@ -68,11 +68,11 @@ static bool unit_ready(const jpp_schedule_order_t* order, const unit_t* unit,
                        uint64_t* start) {
   const jpp_schedule_task_t* tasks = order->index->schedule->rows[unit->rank].tasks;
   for (uint32_t i = unit->begin; i < unit->end; ++i) {
-    jpp_task_needs_t needs = jpp_task_needs(order->index, &tasks[i]);
+    jpp_task_needs_t needs = jpp__task_needs(order->index, &tasks[i]);
     for (uint32_t n = 0; n < needs.count; ++n) {
       const jpp_schedule_task_t* need = &needs.tasks[n];
       if (is_inside(unit, order->index, need, i)) continue;
-      if (!jpp_schedule_order_ran(order, need)) return false;
+      if (!jpp__schedule_order_ran(order, need)) return false;
       if (order->end && end_of(order, need) > *start) *start = end_of(order, need);
     }
   }
@@ -98,9 +98,9 @@ static void wake_receivers(const jpp_schedule_order_t* order, const unit_t* unit
     const jpp_schedule_task_t* task = &schedule->rows[unit->rank].tasks[i];
     if (task->kind == JPP_TASK_BWD_W) continue;
     bool forward = task->kind == JPP_TASK_FWD;
-    uint32_t next = jpp_schedule_next_stage(schedule, task->stage, forward);
+    uint32_t next = jpp__schedule_next_stage(schedule, task->stage, forward);
     uint32_t receiver = schedule->stage_rank[next];
-    if (receiver != unit->rank) jpp_dry_run_wake(run, receiver);
+    if (receiver != unit->rank) jpp__dry_run_wake(run, receiver);
   }
 }
 
@@ -111,7 +111,7 @@ static void advance_rank(jpp_schedule_order_t* order, uint32_t rank, jpp_dry_run
   while (*done < row->count) {
     uint64_t start = order->end && *done ? order->end[rank][*done - 1] : 0;
     unit_t unit = {rank, *done, *done + 1};
-    if (order->fused_as_one) unit.end = jpp_row_unit_end(row, *done);
+    if (order->fused_as_one) unit.end = jpp__row_unit_end(row, *done);
     bool idle = row->tasks[*done].kind == JPP_TASK_IDLE;
     if (!idle && !unit_ready(order, &unit, &start)) return;
     set_times(order, &unit, start);
@@ -120,17 +120,17 @@ static void advance_rank(jpp_schedule_order_t* order, uint32_t rank, jpp_dry_run
   }
 }
 
-jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
+jpp_status_t* jpp__schedule_order_run(jpp_schedule_order_t* order, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = order->index->schedule;
   jpp_dry_run_t run;
-  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &run));
+  JPP_RETURN_IF_ERROR(jpp__dry_run_create(schedule->ranks, scratch, &run));
   order->done = run.done;
-  for (uint32_t rank; (rank = jpp_dry_run_take(&run)) != JPP_NONE;) {
+  for (uint32_t rank; (rank = jpp__dry_run_take(&run)) != JPP_NONE;) {
     advance_rank(order, rank, &run);
   }
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     if (order->done[rank] < schedule->rows[rank].count) {
-      return jpp_schedule_deadlock(order, scratch);
+      return jpp__schedule_deadlock(order, scratch);
     }
   }
   return NULL;

@@ -6,13 +6,13 @@
 #include "schedule/index.h"
 
 // The tasks that must run before a task: at most two.
-typedef struct jpp_task_needs {
+typedef struct jpp__task_needs {
   jpp_schedule_task_t tasks[2];  // kind, stage and microbatch only
   uint32_t count;
 } jpp_task_needs_t;
 
-jpp_task_needs_t jpp_task_needs(const jpp_schedule_index_t* index,
-                                const jpp_schedule_task_t* task);
+jpp_task_needs_t jpp__task_needs(const jpp_schedule_index_t* index,
+                                 const jpp_schedule_task_t* task);
 
 typedef struct jpp_schedule_order {
   const jpp_schedule_index_t* index;
@@ -25,28 +25,29 @@ typedef struct jpp_schedule_order {
 } jpp_schedule_order_t;
 
 // Whether a task has run.
-static inline bool jpp_schedule_order_ran(const jpp_schedule_order_t* order,
-                                          const jpp_schedule_task_t* task) {
+static inline bool jpp__schedule_order_ran(const jpp_schedule_order_t* order,
+                                           const jpp_schedule_task_t* task) {
   uint32_t rank = order->index->schedule->stage_rank[task->stage];
-  return jpp_schedule_index_entry_of(order->index, task) < order->done[rank];
+  return jpp__schedule_index_entry_of(order->index, task) < order->done[rank];
 }
 
 // Runs all rows, O(tasks). `order` holds the index, fused_as_one and, if times are
 // wanted, start and end; `done` is allocated here, in `scratch`. A deadlock is a
 // JPP_SCHEDULE_ERROR.
-jpp_status_t* jpp_schedule_order_run(jpp_schedule_order_t* order,
-                                     jpp_arena_t* scratch) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_order_run(jpp_schedule_order_t* order,
+                                      jpp_arena_t* scratch) JPP_MUST_USE;
 
 // jpp_schedule_verify(), which takes the tasks of a FusedTask one after another, or the
 // same with each FusedTask as one task: it starts when all of its tasks may start.
 // *out_fault says what is wrong if something is.
-jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule, bool fused_as_one,
-                                        jpp_schedule_fault_t* out_fault) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_verify_units(const jpp_schedule_t* schedule,
+                                         bool fused_as_one,
+                                         jpp_schedule_fault_t* out_fault) JPP_MUST_USE;
 
 // The error for an order that stopped short: the shortest cycle of needs and row orders
 // among all tasks that never start. If finding that would take too long, it is the
 // shortest one found within a limit.
-jpp_status_t* jpp_schedule_deadlock(jpp_schedule_order_t* order,
-                                    jpp_arena_t* scratch) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_deadlock(jpp_schedule_order_t* order,
+                                     jpp_arena_t* scratch) JPP_MUST_USE;
 
 #endif  // JPP_SCHEDULE_ORDER_H_

@@ -18,7 +18,7 @@ static void append_entry(const jpp_schedule_task_t* task, jpp_str_t* str) {
 
 static void append_row(const jpp_schedule_row_t* row, jpp_str_t* str) {
   for (uint32_t i = 0; i < row->count;) {
-    uint32_t end = jpp_row_unit_end(row, i);
+    uint32_t end = jpp__row_unit_end(row, i);
     bool fused = end - i > 1;
     if (i) jpp_str_append(str, " ");
     if (fused) jpp_str_append(str, "FusedTask(");

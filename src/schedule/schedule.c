@@ -47,7 +47,7 @@ static jpp_status_t* draft_fill(const char* name, const jpp_schedule_params_t* p
   schedule->stages = params->stages;
   schedule->ranks = params->ranks;
   schedule->microbatches = params->microbatches;
-  JPP_RETURN_IF_ERROR(jpp_arena_strdup(draft->arena, name, &schedule->name));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(draft->arena, name, &schedule->name));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(draft->arena, params->ranks, &draft->rows));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(draft->arena, params->stages, &draft->stage_rank));
   schedule->rows = draft->rows;
@@ -55,9 +55,9 @@ static jpp_status_t* draft_fill(const char* name, const jpp_schedule_params_t* p
   return NULL;
 }
 
-jpp_status_t* jpp_schedule_draft_create(const char* name,
-                                        const jpp_schedule_params_t* params,
-                                        jpp_schedule_draft_t* out_draft) {
+jpp_status_t* jpp__schedule_draft_create(const char* name,
+                                         const jpp_schedule_params_t* params,
+                                         jpp_schedule_draft_t* out_draft) {
   *out_draft = (jpp_schedule_draft_t){0};
   JPP_RETURN_IF_ERROR(check_sizes(name, params));
   jpp_schedule_storage_t* storage = NULL;
@@ -91,7 +91,7 @@ jpp_loop_placement_t jpp_schedule_placement(const jpp_schedule_t* schedule) {
 void jpp_schedule_destroy(jpp_schedule_t* schedule) {
   if (!schedule) return;
   jpp_schedule_storage_t* storage = (jpp_schedule_storage_t*)schedule;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }
 
@@ -105,8 +105,8 @@ static jpp_status_t* copy_rows(const jpp_schedule_rows_t* rows,
                              draft->schedule->name, rank, row->count);
     }
     jpp_schedule_task_t* tasks = NULL;
-    JPP_RETURN_IF_ERROR(jpp_arena_copy(draft->arena, row->tasks,
-                                       row->count * sizeof(*tasks), (void**)&tasks));
+    JPP_RETURN_IF_ERROR(jpp__arena_copy(draft->arena, row->tasks,
+                                        row->count * sizeof(*tasks), (void**)&tasks));
     for (uint32_t i = 0; i < row->count; ++i) {
       if (!tasks[i].latency || tasks[i].kind == JPP_TASK_IDLE) {
         tasks[i].latency = jpp_task_default_latency((jpp_task_kind_t)tasks[i].kind);
@@ -165,7 +165,7 @@ jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
                                   .microbatches = rows->microbatches};
   jpp_schedule_draft_t draft;
   JPP_RETURN_IF_ERROR(
-      jpp_schedule_draft_create(rows->name ? rows->name : "user", &params, &draft));
+      jpp__schedule_draft_create(rows->name ? rows->name : "user", &params, &draft));
   jpp_status_t* status = copy_rows(rows, &draft);
   if (!status) status = place_stages(rows, &draft);
   if (status) {
@@ -213,7 +213,7 @@ jpp_status_t* jpp_schedule_from_callback(const jpp_schedule_rows_t* rows,
                                          jpp_schedule_next_t next, void* context,
                                          jpp_schedule_t** out_schedule) {
   JPP_RETURN_IF_NULL(rows, out_schedule);
-  if (!next) return jpp_null_error(__func__, "next", 0);
+  if (!next) return jpp__null_error(__func__, "next", 0);
   *out_schedule = NULL;
   jpp_schedule_params_t params = {.struct_size = sizeof(params),
                                   .stages = rows->stages,

@@ -25,8 +25,8 @@ typedef struct jpp_schedule_draft {
 } jpp_schedule_draft_t;
 
 // Checks the sizes and allocates. On failure there is nothing to free.
-jpp_status_t* jpp_schedule_draft_create(const char* name,
-                                        const jpp_schedule_params_t* params,
-                                        jpp_schedule_draft_t* out_draft) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_draft_create(const char* name,
+                                         const jpp_schedule_params_t* params,
+                                         jpp_schedule_draft_t* out_draft) JPP_MUST_USE;
 
 #endif  // JPP_SCHEDULE_SCHEDULE_H_

@@ -86,10 +86,10 @@ static jpp_status_t* timeline_fill(const jpp_schedule_t* schedule, bool fused_as
                                    jpp_arena_t* scratch,
                                    jpp_timeline_storage_t* storage) {
   jpp_schedule_index_t index;
-  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
+  JPP_RETURN_IF_ERROR(jpp__schedule_index_create(schedule, scratch, &index));
   jpp_schedule_order_t order = {.index = &index, .fused_as_one = fused_as_one};
   JPP_RETURN_IF_ERROR(allocate_times(&order, scratch));
-  JPP_RETURN_IF_ERROR(jpp_schedule_order_run(&order, scratch));
+  JPP_RETURN_IF_ERROR(jpp__schedule_order_run(&order, scratch));
   merge_t merge = {.schedule = schedule, .start = order.start};
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &merge.next));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &merge.heap));
@@ -113,9 +113,9 @@ jpp_status_t* jpp_schedule_timeline(const jpp_schedule_t* schedule,
   jpp_timeline_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = timeline_fill(schedule, full.fused_as_one, &scratch, storage);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   if (status) {
     jpp_schedule_timeline_destroy(&storage->timeline);
     return status;
@@ -127,6 +127,6 @@ jpp_status_t* jpp_schedule_timeline(const jpp_schedule_t* schedule,
 void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline) {
   if (!timeline) return;
   jpp_timeline_storage_t* storage = (jpp_timeline_storage_t*)timeline;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }

@@ -8,28 +8,29 @@
 static jpp_status_t* verify_in(const jpp_schedule_t* schedule, bool fused_as_one,
                                jpp_schedule_fault_t* out_fault, jpp_arena_t* scratch) {
   jpp_schedule_index_t index;
-  jpp_status_t* status = jpp_schedule_index_create(schedule, scratch, &index);
+  jpp_status_t* status = jpp__schedule_index_create(schedule, scratch, &index);
   *out_fault = index.fault;
   if (status) return status;
   jpp_schedule_order_t order = {.index = &index, .fused_as_one = fused_as_one};
-  status = jpp_schedule_order_run(&order, scratch);
+  status = jpp__schedule_order_run(&order, scratch);
   *out_fault = order.fault;
   return status;
 }
 
-jpp_status_t* jpp_schedule_verify_units(const jpp_schedule_t* schedule, bool fused_as_one,
-                                        jpp_schedule_fault_t* out_fault) {
+jpp_status_t* jpp__schedule_verify_units(const jpp_schedule_t* schedule,
+                                         bool fused_as_one,
+                                         jpp_schedule_fault_t* out_fault) {
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = verify_in(schedule, fused_as_one, out_fault, &scratch);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   return status;
 }
 
 jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) {
   JPP_RETURN_IF_NULL(schedule);
   jpp_schedule_fault_t fault;
-  return jpp_schedule_verify_units(schedule, false, &fault);
+  return jpp__schedule_verify_units(schedule, false, &fault);
 }
 
 // --- Sums -----------------------------------------------------------------------------
@@ -60,7 +61,7 @@ static jpp_status_t* out_of_order(const jpp_schedule_t* schedule, uint32_t rank,
       "microbatches in order, so that the result does not depend on the schedule; list "
       "them in order",
       rank, jpp_task_name(&row->tasks[entry], found),
-      (unsigned long long)jpp_row_position(row, entry), jpp_task_name(&expected, name));
+      (unsigned long long)jpp__row_position(row, entry), jpp_task_name(&expected, name));
 }
 
 // `next`: [slots][stages], the microbatch that is due.
@@ -70,7 +71,7 @@ static jpp_status_t* check_row(const jpp_schedule_t* schedule, uint32_t rank,
   for (uint32_t i = 0; i < row->count; ++i) {
     const jpp_schedule_task_t* task = &row->tasks[i];
     if (!may_sum(schedule, task)) continue;
-    uint32_t* due = &next[(size_t)jpp_task_slot(task) * schedule->stages + task->stage];
+    uint32_t* due = &next[(size_t)jpp__task_slot(task) * schedule->stages + task->stage];
     if (task->microbatch != *due) return out_of_order(schedule, rank, i, *due);
     ++*due;
   }

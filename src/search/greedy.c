@@ -183,8 +183,8 @@ static jpp_status_t* prepare_greedy(greedy_t* g, jpp_arena_t* scratch,
   return JPP_ARENA_ARRAY(scratch, 6 * pairs + schedule->ranks, &g->heap);
 }
 
-jpp_status_t* jpp_schedule_greedy(const jpp_greedy_options_t* options,
-                                  jpp_arena_t* scratch, jpp_schedule_draft_t* draft) {
+jpp_status_t* jpp__schedule_greedy(const jpp_greedy_options_t* options,
+                                   jpp_arena_t* scratch, jpp_schedule_draft_t* draft) {
   greedy_t g = {.options = options, .schedule = draft->schedule};
   JPP_RETURN_IF_ERROR(prepare_greedy(&g, scratch, draft));
   for (uint32_t r = 0; r < draft->schedule->ranks; ++r) push_wake(&g, 0, r);

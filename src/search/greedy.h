@@ -27,8 +27,8 @@ typedef struct jpp_greedy_options {
 } jpp_greedy_options_t;
 
 // Fills the draft's rows; its placement and sizes are set. O(tasks * (v + log ranks)).
-jpp_status_t* jpp_schedule_greedy(const jpp_greedy_options_t* options,
-                                  jpp_arena_t* scratch,
-                                  jpp_schedule_draft_t* draft) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_greedy(const jpp_greedy_options_t* options,
+                                   jpp_arena_t* scratch,
+                                   jpp_schedule_draft_t* draft) JPP_MUST_USE;
 
 #endif  // JPP_SEARCH_GREEDY_H_

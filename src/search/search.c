@@ -34,7 +34,7 @@ typedef struct search {
   jpp_search_result_t* result;
 } search_t;
 
-static double seconds_now(void) { return 1e-9 * (double)jpp_clock_now(); }
+static double seconds_now(void) { return 1e-9 * (double)jpp__clock_now(); }
 
 // A linear congruential generator with Knuth's MMIX constants, so that a search with a
 // seed is the same on every platform.
@@ -153,7 +153,7 @@ static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* rec
                                   .ranks = options->ranks,
                                   .microbatches = options->microbatches};
   jpp_schedule_draft_t draft;
-  JPP_RETURN_IF_ERROR(jpp_schedule_draft_create("searched", &params, &draft));
+  JPP_RETURN_IF_ERROR(jpp__schedule_draft_create("searched", &params, &draft));
   for (uint32_t s = 0; s < options->stages; ++s) {
     draft.stage_rank[s] = recipe->stage_rank[s];
   }
@@ -165,9 +165,9 @@ static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* rec
       .early_first = recipe->early_first,
       .link = search->link};
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
-  jpp_status_t* status = jpp_schedule_greedy(&greedy, &scratch, &draft);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_init(&scratch);
+  jpp_status_t* status = jpp__schedule_greedy(&greedy, &scratch, &draft);
+  jpp__arena_deinit(&scratch);
   if (!status) status = jpp_schedule_verify(draft.schedule);
   if (status) {
     jpp_schedule_destroy(draft.schedule);
@@ -384,9 +384,9 @@ static jpp_status_t* run_search(search_t* search) {
       JPP_OUT_OF_MEMORY,
       "no schedule of %u stage%s on %u rank%s fits: the limit holds %llu activation%s a "
       "rank, and each of its stages needs one",
-      search->options->stages, jpp_plural(search->options->stages),
-      search->options->ranks, jpp_plural(search->options->ranks),
-      (unsigned long long)search->most, jpp_plural(search->most));
+      search->options->stages, jpp__plural(search->options->stages),
+      search->options->ranks, jpp__plural(search->options->ranks),
+      (unsigned long long)search->most, jpp__plural(search->most));
 }
 
 static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
@@ -399,12 +399,12 @@ static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
                            "search: expected a number of seconds of at least 0, found %g",
                            options->seconds);
   }
-  if (!jpp_simulation_takes(options->latency)) {
+  if (!jpp__simulation_takes(options->latency)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "search: expected a latency of 0 or from %g to %g, found %g",
                            JPP_SHORTEST_TIME, JPP_LONGEST_TIME, options->latency);
   }
-  return jpp_simulation_check_costs(options->costs, options->stages);
+  return jpp__simulation_check_costs(options->costs, options->stages);
 }
 
 jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
@@ -419,9 +419,9 @@ jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
                      .start = seconds_now(),
                      .random = full.seed + 0x9e3779b97f4a7c15ull,
                      .result = out_result};
-  jpp_arena_init(&search.arena);
+  jpp__arena_init(&search.arena);
   jpp_status_t* status = run_search(&search);
-  jpp_arena_deinit(&search.arena);
+  jpp__arena_deinit(&search.arena);
   if (!status) {
     JPP_LOG(JPP_LOG_INFO, "search: %s takes %g, at least %g; best built-in: %s, %g",
             out_result->schedule->name, out_result->makespan, out_result->bound,

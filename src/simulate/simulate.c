@@ -32,7 +32,7 @@ typedef struct simulator {
 // When the result of another stage's task arrives at `rank`; kNotRun if it has not run.
 static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t stage,
                         uint32_t microbatch, uint32_t rank) {
-  uint32_t entry = jpp_schedule_index_entry(sim->index, slot, stage, microbatch);
+  uint32_t entry = jpp__schedule_index_entry(sim->index, slot, stage, microbatch);
   uint32_t from = sim->schedule->stage_rank[stage];
   if (entry >= sim->run.done[from]) return kNotRun;
   if (from != rank && sim->arrival[0]) {
@@ -55,7 +55,7 @@ static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
   bool weight = task->kind == JPP_TASK_BWD_W;
   jpp_task_slot_t slot = weight ? JPP_SLOT_BWD : JPP_SLOT_FWD;
   uint32_t own =
-      jpp_schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
+      jpp__schedule_index_entry(sim->index, slot, task->stage, task->microbatch);
   if (own >= entry) return kNotRun;
   if (sim->streams == 1) return 0;
   const jpp_schedule_task_t* done = &sim->schedule->rows[rank].tasks[own];
@@ -93,10 +93,10 @@ static double send_result(simulator_t* sim, uint32_t rank,
                           const jpp_schedule_task_t* task, double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
   bool forward = task->kind == JPP_TASK_FWD;
-  uint32_t next = jpp_schedule_next_stage(sim->schedule, task->stage, forward);
+  uint32_t next = jpp__schedule_next_stage(sim->schedule, task->stage, forward);
   uint32_t to = sim->schedule->stage_rank[next];
   if (to == rank) return 0;
-  jpp_dry_run_wake(&sim->run, to);
+  jpp__dry_run_wake(&sim->run, to);
   if (!sim->arrival[0]) return 0;
   const uint32_t* channels = forward ? sim->channels.forward : sim->channels.backward;
   double* channel_free = &sim->channel_free[channels[task->stage]];
@@ -128,7 +128,7 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
 // Gives every task its start. If the schedule deadlocks, a second dry run without times
 // makes the error.
 static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
-  for (uint32_t rank; (rank = jpp_dry_run_take(&sim->run)) != JPP_NONE;) {
+  for (uint32_t rank; (rank = jpp__dry_run_take(&sim->run)) != JPP_NONE;) {
     uint32_t count = sim->schedule->rows[rank].count;
     uint32_t* done = &sim->run.done[rank];
     while (*done < count && start_task(sim, rank, *done)) ++*done;
@@ -136,7 +136,7 @@ static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
   for (uint32_t r = 0; r < sim->schedule->ranks; ++r) {
     if (sim->run.done[r] == sim->schedule->rows[r].count) continue;
     jpp_schedule_order_t order = {.index = sim->index};
-    return jpp_schedule_order_run(&order, scratch);
+    return jpp__schedule_order_run(&order, scratch);
   }
   return NULL;
 }
@@ -164,7 +164,7 @@ static jpp_status_t* prepare_simulator(simulator_t* sim, jpp_arena_t* arena,
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->rows[r].count, &sim->starts[r]));
   }
-  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &sim->run));
+  JPP_RETURN_IF_ERROR(jpp__dry_run_create(schedule->ranks, scratch, &sim->run));
   JPP_RETURN_IF_ERROR(prepare_streams(sim, arena, scratch));
   if (!(sim->options->transfer > 0)) return NULL;
   size_t pairs = (size_t)sim->schedule->stages * sim->schedule->microbatches;
@@ -172,21 +172,21 @@ static jpp_status_t* prepare_simulator(simulator_t* sim, jpp_arena_t* arena,
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, pairs, &sim->arrival[way]));
   }
   jpp_schedule_channels_t* channels = &sim->channels;
-  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(sim->schedule, scratch, channels));
+  JPP_RETURN_IF_ERROR(jpp__schedule_channels_create(sim->schedule, scratch, channels));
   return JPP_ARENA_ARRAY(scratch, channels->count, &sim->channel_free);
 }
 
 enum { kMostStreams = 64 };
 
-bool jpp_simulation_takes(double time) {
+bool jpp__simulation_takes(double time) {
   return time == 0 || (time >= JPP_SHORTEST_TIME && time <= JPP_LONGEST_TIME);
 }
 
-jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs, uint32_t stages) {
+jpp_status_t* jpp__simulation_check_costs(const jpp_cost_t* costs, uint32_t stages) {
   for (uint32_t s = 0; s < stages; ++s) {
     const jpp_cost_t* cost = &costs[s];
-    if (jpp_simulation_takes(cost->forward) && jpp_simulation_takes(cost->backward) &&
-        jpp_simulation_takes(cost->weight)) {
+    if (jpp__simulation_takes(cost->forward) && jpp__simulation_takes(cost->backward) &&
+        jpp__simulation_takes(cost->weight)) {
       continue;
     }
     return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -204,8 +204,9 @@ static jpp_status_t* check_simulate_options(const jpp_simulate_options_t* option
                            "expected at most %d streams a rank, found %u", kMostStreams,
                            options->streams);
   }
-  if (jpp_simulation_takes(options->latency) && jpp_simulation_takes(options->transfer) &&
-      jpp_simulation_takes(options->optimizer)) {
+  if (jpp__simulation_takes(options->latency) &&
+      jpp__simulation_takes(options->transfer) &&
+      jpp__simulation_takes(options->optimizer)) {
     return NULL;
   }
   return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -232,7 +233,7 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
   }
   *out_costs = costs;
   JPP_RETURN_IF_ERROR(check_simulate_options(options));
-  return jpp_simulation_check_costs(costs, schedule->stages);
+  return jpp__simulation_check_costs(costs, schedule->stages);
 }
 
 static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
@@ -242,7 +243,7 @@ static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
   jpp_simulation_t* out = &storage->simulation;
   uint32_t* stages_of = NULL;
   jpp_schedule_index_t index;
-  JPP_RETURN_IF_ERROR(jpp_schedule_index_create(schedule, scratch, &index));
+  JPP_RETURN_IF_ERROR(jpp__schedule_index_create(schedule, scratch, &index));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stages_of));
   for (uint32_t s = 0; s < schedule->stages; ++s) ++stages_of[schedule->stage_rank[s]];
   out->schedule = schedule;
@@ -259,7 +260,7 @@ static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
   out->starts = (const double* const*)sim.starts;
   out->streams = sim.streams;
   out->stream_of = (const uint8_t* const*)sim.stream_of;
-  return jpp_simulation_sum(storage, options, stages_of, scratch);
+  return jpp__simulation_sum(storage, options, stages_of, scratch);
 }
 
 jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
@@ -273,9 +274,9 @@ jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
   jpp_simulation_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = simulate_into(schedule, &full, &scratch, storage);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   if (status) {
     jpp_simulation_destroy(&storage->simulation);
     return status;
@@ -287,6 +288,6 @@ jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
 void jpp_simulation_destroy(jpp_simulation_t* simulation) {
   if (!simulation) return;
   jpp_simulation_storage_t* storage = (jpp_simulation_storage_t*)simulation;
-  jpp_arena_deinit(&storage->arena);
+  jpp__arena_deinit(&storage->arena);
   jpp_free(storage);
 }

@@ -12,16 +12,16 @@ typedef struct jpp_simulation_storage {
 } jpp_simulation_storage_t;
 
 // Whether a simulation accepts the time.
-bool jpp_simulation_takes(double time);
+bool jpp__simulation_takes(double time);
 // JPP_INVALID_ARGUMENT that names the first stage with a cost that it does not accept.
-jpp_status_t* jpp_simulation_check_costs(const jpp_cost_t* costs,
-                                         uint32_t stages) JPP_MUST_USE;
+jpp_status_t* jpp__simulation_check_costs(const jpp_cost_t* costs,
+                                          uint32_t stages) JPP_MUST_USE;
 
 // Fills in everything but the starts of tasks; stages_of: [ranks].
-jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
-                                 const jpp_simulate_options_t* options,
-                                 const uint32_t* stages_of,
-                                 jpp_arena_t* scratch) JPP_MUST_USE;
+jpp_status_t* jpp__simulation_sum(jpp_simulation_storage_t* storage,
+                                  const jpp_simulate_options_t* options,
+                                  const uint32_t* stages_of,
+                                  jpp_arena_t* scratch) JPP_MUST_USE;
 
 // A rank begins to keep the activations of a stage and microbatch, or ends to.
 typedef struct jpp_kept_event {
@@ -31,8 +31,8 @@ typedef struct jpp_kept_event {
 } jpp_kept_event_t;
 
 // All events of a rank by time, ends before beginnings at the same time. In `scratch`.
-jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
-                                  jpp_arena_t* scratch, jpp_kept_event_t** out_events,
-                                  uint32_t* out_count) JPP_MUST_USE;
+jpp_status_t* jpp__simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
+                                   jpp_arena_t* scratch, jpp_kept_event_t** out_events,
+                                   uint32_t* out_count) JPP_MUST_USE;
 
 #endif  // JPP_SIMULATE_SIMULATION_H_

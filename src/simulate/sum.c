@@ -46,9 +46,9 @@ static int compare_events(const void* left, const void* right) {
   return (a->entry > b->entry) - (a->entry < b->entry);
 }
 
-jpp_status_t* jpp_simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
-                                  jpp_arena_t* scratch, jpp_kept_event_t** out_events,
-                                  uint32_t* out_count) {
+jpp_status_t* jpp__simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
+                                   jpp_arena_t* scratch, jpp_kept_event_t** out_events,
+                                   uint32_t* out_count) {
   const jpp_schedule_row_t* row = &simulation->schedule->rows[rank];
   bool backward = has_backward(simulation);
   *out_count = 0;
@@ -73,7 +73,7 @@ static jpp_status_t* find_peak(const jpp_simulation_t* simulation, uint32_t r,
   jpp_kept_event_t* events = NULL;
   uint32_t count = 0;
   int64_t kept = 0;
-  JPP_RETURN_IF_ERROR(jpp_simulation_kept(simulation, r, scratch, &events, &count));
+  JPP_RETURN_IF_ERROR(jpp__simulation_kept(simulation, r, scratch, &events, &count));
   for (uint32_t i = 0; i < count; ++i) {
     kept += events[i].change;
     if (kept <= (int64_t)*out_peak) continue;
@@ -145,9 +145,9 @@ static jpp_status_t* sum_rank(jpp_simulation_t* simulation, uint32_t r, uint32_t
   return NULL;
 }
 
-jpp_status_t* jpp_simulation_sum(jpp_simulation_storage_t* storage,
-                                 const jpp_simulate_options_t* options,
-                                 const uint32_t* stages_of, jpp_arena_t* scratch) {
+jpp_status_t* jpp__simulation_sum(jpp_simulation_storage_t* storage,
+                                  const jpp_simulate_options_t* options,
+                                  const uint32_t* stages_of, jpp_arena_t* scratch) {
   jpp_simulation_t* out = &storage->simulation;
   uint32_t count = out->schedule->ranks;
   jpp_simulated_rank_t* ranks = NULL;

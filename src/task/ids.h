@@ -8,8 +8,8 @@
 #include "jaxpp/task.h"
 
 // An array of `count` ids in `arena`, all JPP_NONE.
-static inline jpp_status_t* jpp_ids_create(jpp_arena_t* arena, size_t count,
-                                           uint32_t** out_ids) {
+static inline jpp_status_t* jpp__ids_create(jpp_arena_t* arena, size_t count,
+                                            uint32_t** out_ids) {
   _Static_assert(JPP_NONE == UINT32_MAX, "all bits of JPP_NONE are set");
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, count, out_ids));
   memset(*out_ids, 0xff, count * sizeof(**out_ids));
@@ -17,7 +17,7 @@ static inline jpp_status_t* jpp_ids_create(jpp_arena_t* arena, size_t count,
 }
 
 // For qsort().
-static inline int jpp_ids_compare(const void* a, const void* b) {
+static inline int jpp__ids_compare(const void* a, const void* b) {
   uint32_t x = *(const uint32_t*)a, y = *(const uint32_t*)b;
   return x < y ? -1 : x > y;
 }

@@ -111,9 +111,9 @@ struct jpp_channel {
 
 // jpp_transport_create() with a driver that transport.c does not list: those of the
 // tests.
-jpp_status_t* jpp_transport_create_with(const jpp_transport_vtable_t* driver,
-                                        const jpp_transport_options_t* options,
-                                        jpp_transport_t** out_transport) JPP_MUST_USE;
+jpp_status_t* jpp__transport_create_with(const jpp_transport_vtable_t* driver,
+                                         const jpp_transport_options_t* options,
+                                         jpp_transport_t** out_transport) JPP_MUST_USE;
 
 extern const jpp_transport_vtable_t jpp_transport_inproc;
 extern const jpp_transport_vtable_t jpp_transport_nccl;

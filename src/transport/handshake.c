@@ -25,12 +25,12 @@ static const uint32_t kVersion = 3;  // of addresses and packets
 
 static void compute_seal(const void* bytes, size_t size, const void* token,
                          size_t token_size, uint8_t out_seal[kJppSha256Size]) {
-  jpp_hmac_sha256(token, token_size, (const uint8_t*)bytes + kJppSha256Size,
-                  size - kJppSha256Size, out_seal);
+  jpp__hmac_sha256(token, token_size, (const uint8_t*)bytes + kJppSha256Size,
+                   size - kJppSha256Size, out_seal);
 }
 
-jpp_status_t* jpp_address_seal(const jpp_address_t* address, const void* token,
-                               size_t token_size, void** out_bytes, size_t* out_size) {
+jpp_status_t* jpp__address_seal(const jpp_address_t* address, const void* token,
+                                size_t token_size, void** out_bytes, size_t* out_size) {
   *out_bytes = NULL;
   *out_size = 0;
   size_t size = sizeof(address_head_t) + address->name_size + address->route_size;
@@ -67,14 +67,14 @@ static jpp_status_t* check_seal(const void* bytes, size_t size, const void* toke
   }
   uint8_t seal[kJppSha256Size];
   compute_seal(bytes, size, token, token_size, seal);
-  if (jpp_bytes_equal_in_constant_time(seal, bytes, sizeof(seal))) return NULL;
+  if (jpp__bytes_equal_in_constant_time(seal, bytes, sizeof(seal))) return NULL;
   return jpp_status_make(JPP_PEER_ERROR,
                          "its address was not made with this job's token, or was damaged "
                          "on its way");
 }
 
-jpp_status_t* jpp_address_open(const void* bytes, size_t size, const void* token,
-                               size_t token_size, jpp_address_t* out_address) {
+jpp_status_t* jpp__address_open(const void* bytes, size_t size, const void* token,
+                                size_t token_size, jpp_address_t* out_address) {
   *out_address = (jpp_address_t){0};
   JPP_RETURN_IF_ERROR(check_seal(bytes, size, token, token_size));
   address_head_t head;
@@ -104,9 +104,9 @@ jpp_status_t* jpp_address_open(const void* bytes, size_t size, const void* token
   return NULL;
 }
 
-void jpp_packet_proof(const void* token, size_t token_size,
-                      const uint8_t nonce[kJppNonceSize], uint32_t from, uint32_t to,
-                      uint8_t out_proof[kJppProofSize]) {
+void jpp__packet_proof(const void* token, size_t token_size,
+                       const uint8_t nonce[kJppNonceSize], uint32_t from, uint32_t to,
+                       uint8_t out_proof[kJppProofSize]) {
   struct {
     char purpose[16];
     uint8_t nonce[kJppNonceSize];
@@ -114,6 +114,6 @@ void jpp_packet_proof(const void* token, size_t token_size,
   } text = {.purpose = "jaxpp packet", .from = from, .to = to};
   memcpy(text.nonce, nonce, sizeof(text.nonce));
   uint8_t digest[kJppSha256Size];
-  jpp_hmac_sha256(token, token_size, &text, sizeof(text), digest);
+  jpp__hmac_sha256(token, token_size, &text, sizeof(text), digest);
   memcpy(out_proof, digest, kJppProofSize);
 }

@@ -36,20 +36,20 @@ typedef struct jpp_address {
 } jpp_address_t;
 
 // Bytes to be freed with jpp_free().
-jpp_status_t* jpp_address_seal(const jpp_address_t* address, const void* token,
-                               size_t token_size, void** out_bytes,
-                               size_t* out_size) JPP_MUST_USE;
+jpp_status_t* jpp__address_seal(const jpp_address_t* address, const void* token,
+                                size_t token_size, void** out_bytes,
+                                size_t* out_size) JPP_MUST_USE;
 
 // Checks the seal first. JPP_PEER_ERROR for an address made with another token, and for
 // contents that a sealed address of this version cannot have.
-jpp_status_t* jpp_address_open(const void* bytes, size_t size, const void* token,
-                               size_t token_size,
-                               jpp_address_t* out_address) JPP_MUST_USE;
+jpp_status_t* jpp__address_open(const void* bytes, size_t size, const void* token,
+                                size_t token_size,
+                                jpp_address_t* out_address) JPP_MUST_USE;
 
 // The proof that process `from` puts before its packets to process `to`, whose address
 // has `nonce`.
-void jpp_packet_proof(const void* token, size_t token_size,
-                      const uint8_t nonce[kJppNonceSize], uint32_t from, uint32_t to,
-                      uint8_t out_proof[kJppProofSize]);
+void jpp__packet_proof(const void* token, size_t token_size,
+                       const uint8_t nonce[kJppNonceSize], uint32_t from, uint32_t to,
+                       uint8_t out_proof[kJppProofSize]);
 
 #endif  // JPP_TRANSPORT_HANDSHAKE_H_

@@ -42,7 +42,7 @@ static jpp_status_t* open_beside(const jpp_library_t* library, void** out_handle
   return NULL;
 }
 
-jpp_status_t* jpp_library_open(const jpp_library_t* library, void** out_handle) {
+jpp_status_t* jpp__library_open(const jpp_library_t* library, void** out_handle) {
   const char* option = jpp_option_info(library->option)->name;
   const char* path = jpp_option_get(library->option);
   *out_handle = NULL;

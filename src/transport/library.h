@@ -16,7 +16,7 @@ typedef struct jpp_library {
 
 // A handle for dlsym(). JPP_UNSUPPORTED says what to install. One thread at a time may
 // call this.
-jpp_status_t* jpp_library_open(const jpp_library_t* library,
-                               void** out_handle) JPP_MUST_USE;
+jpp_status_t* jpp__library_open(const jpp_library_t* library,
+                                void** out_handle) JPP_MUST_USE;
 
 #endif  // JPP_TRANSPORT_LIBRARY_H_

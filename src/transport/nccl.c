@@ -29,16 +29,16 @@ static void leave_context(const jpp_nccl_t* nccl) {
 
 static jpp_status_t* open_device(jpp_nccl_t* nccl, uint64_t number) {
   const jpp_nccl_library_t* library = nccl->library;
-  JPP_RETURN_IF_ERROR(jpp_cuda_error(library, library->cuInit(0), "cuInit"));
+  JPP_RETURN_IF_ERROR(jpp__cuda_error(library, library->cuInit(0), "cuInit"));
   JPP_RETURN_IF_ERROR_IN(
-      jpp_cuda_error(library,
-                     library->cuDeviceGet(&nccl->device,
-                                          number <= INT32_MAX ? (int)number : INT32_MAX),
-                     "cuDeviceGet"),
+      jpp__cuda_error(library,
+                      library->cuDeviceGet(&nccl->device,
+                                           number <= INT32_MAX ? (int)number : INT32_MAX),
+                      "cuDeviceGet"),
       "device %llu", (unsigned long long)number);
-  return jpp_cuda_error(library,
-                        library->cuDevicePrimaryCtxRetain(&nccl->context, nccl->device),
-                        "cuDevicePrimaryCtxRetain");
+  return jpp__cuda_error(library,
+                         library->cuDevicePrimaryCtxRetain(&nccl->context, nccl->device),
+                         "cuDevicePrimaryCtxRetain");
 }
 
 // Freed only at the end, because CUDA may wait for all kernels before it frees.
@@ -49,7 +49,7 @@ static jpp_status_t* nccl_allocate(jpp_net_t* net, size_t size, void** out_data)
   enter_context(nccl);
   jpp_cuda_result_t result = nccl->library->cuMemAlloc_v2(&pointer, size);
   leave_context(nccl);
-  JPP_RETURN_IF_ERROR(jpp_cuda_error(nccl->library, result, "cuMemAlloc"));
+  JPP_RETURN_IF_ERROR(jpp__cuda_error(nccl->library, result, "cuMemAlloc"));
   *out_data = (void*)(uintptr_t)pointer;
   return JPP_VEC_PUSH(&nccl->blocks, pointer);
 }
@@ -67,7 +67,7 @@ static uint64_t largest_on_device(const jpp_channel_spec_t* spec) {
 static jpp_status_t* nccl_open(jpp_net_peer_t* peer, const jpp_channel_spec_t* spec) {
   jpp_nccl_t* nccl = peer->net->device_state;
   bool sends = spec->src_process == peer->net->base.process;
-  jpp_nccl_comm_t* comm = jpp_nccl_comm_of(peer, sends);
+  jpp_nccl_comm_t* comm = jpp__nccl_comm_of(peer, sends);
   uint64_t largest = largest_on_device(spec);
   if (!largest) return NULL;
   if (largest > nccl->scratch_size) {
@@ -104,7 +104,7 @@ static bool make_next(const jpp_nccl_t* nccl) {
     if (!is_wanted(comm)) continue;
     if (!next || comm->channel < next->channel) next = comm;
   }
-  if (next) jpp_nccl_comm_make(next);
+  if (next) jpp__nccl_comm_make(next);
   return !next;
 }
 
@@ -113,12 +113,12 @@ static void nccl_progress(jpp_transport_t* base, bool* out_some) {
   if (nccl->used.count) {
     enter_context(nccl);
     for (size_t i = 0; i < nccl->used.count; ++i) {
-      jpp_nccl_comm_advance(nccl->used.data[i]);
+      jpp__nccl_comm_advance(nccl->used.data[i]);
     }
-    jpp_nccl_comms_abort(nccl);
+    jpp__nccl_comms_abort(nccl);
     bool made = make_next(nccl);
     for (size_t i = 0; made && i < nccl->used.count; ++i) {
-      jpp_nccl_comm_issue(nccl->used.data[i]);
+      jpp__nccl_comm_issue(nccl->used.data[i]);
     }
     leave_context(nccl);
   }
@@ -145,9 +145,9 @@ static bool has_ended(const jpp_nccl_t* nccl) {
 }
 
 static void end_all(jpp_nccl_t* nccl) {
-  jpp_nccl_comms_abort(nccl);
+  jpp__nccl_comms_abort(nccl);
   for (size_t i = 0; i < nccl->used.count; ++i) {
-    jpp_nccl_comm_advance(nccl->used.data[i]);
+    jpp__nccl_comm_advance(nccl->used.data[i]);
   }
 }
 
@@ -157,17 +157,17 @@ static void nccl_end(jpp_net_t* net, int64_t until) {
   if (has_ended(nccl)) return;
   enter_context(nccl);
   for (size_t i = 0; i < nccl->used.count; ++i) {
-    jpp_nccl_comm_finalize(nccl->used.data[i]);
+    jpp__nccl_comm_finalize(nccl->used.data[i]);
   }
-  for (end_all(nccl); !has_ended(nccl) && jpp_clock_now_ms() < until; end_all(nccl)) {
+  for (end_all(nccl); !has_ended(nccl) && jpp__clock_now_ms() < until; end_all(nccl)) {
     nanosleep(&nap, NULL);
   }
   for (size_t i = 0; i < nccl->used.count; ++i) {
-    jpp_nccl_comm_doom(nccl->used.data[i]);
+    jpp__nccl_comm_doom(nccl->used.data[i]);
   }
   end_all(nccl);
   for (size_t i = 0; i < nccl->used.count; ++i) {
-    jpp_nccl_comm_give_up(nccl->used.data[i]);
+    jpp__nccl_comm_give_up(nccl->used.data[i]);
   }
   leave_context(nccl);
 }
@@ -178,13 +178,13 @@ static jpp_status_t* check_version(const jpp_nccl_t* nccl, uint32_t process,
                                    const void* address, size_t size) {
   jpp_address_t opened;
   JPP_RETURN_IF_ERROR_IN(
-      jpp_address_open(address, size, nccl->net->token, nccl->net->token_size, &opened),
+      jpp__address_open(address, size, nccl->net->token, nccl->net->token_size, &opened),
       "process %u", process);
   uint32_t expected = nccl->library->version;
   if (opened.device_version == expected) return NULL;
   char here[kJppNcclVersionSize], there[kJppNcclVersionSize];
-  jpp_nccl_version_text(expected, here);
-  jpp_nccl_version_text(opened.device_version, there);
+  jpp__nccl_version_text(expected, here);
+  jpp__nccl_version_text(opened.device_version, there);
   return jpp_status_make(JPP_PEER_ERROR,
                          "process %u: expected NCCL %s, as in process %u, found %s; "
                          "install the same release in all processes",
@@ -211,9 +211,9 @@ static void nccl_unregister(jpp_transport_t* base, jpp_transport_memory_t* memor
 
 static const jpp_net_device_t kDevice = {.open = nccl_open,
                                          .allocate = nccl_allocate,
-                                         .send = jpp_nccl_send,
-                                         .fetch = jpp_nccl_fetch,
-                                         .meet = jpp_nccl_meet,
+                                         .send = jpp__nccl_send,
+                                         .fetch = jpp__nccl_fetch,
+                                         .meet = jpp__nccl_meet,
                                          .end = nccl_end};
 
 static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
@@ -232,11 +232,11 @@ static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   jpp_address_t address;
   void* sealed = NULL;
   size_t size = 0;
-  JPP_RETURN_IF_ERROR(jpp_address_open(net->address, net->address_size, net->token,
-                                       net->token_size, &address));
+  JPP_RETURN_IF_ERROR(jpp__address_open(net->address, net->address_size, net->token,
+                                        net->token_size, &address));
   address.device_version = nccl->library->version;
   JPP_RETURN_IF_ERROR(
-      jpp_address_seal(&address, net->token, net->token_size, &sealed, &size));
+      jpp__address_seal(&address, net->token, net->token_size, &sealed, &size));
   jpp_free(net->address);
   net->address = sealed;
   net->address_size = size;
@@ -261,13 +261,13 @@ static void free_nccl(jpp_nccl_t* nccl) {
   jpp_free(nccl);
 }
 
-jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
-                                   const jpp_transport_options_t* options,
-                                   jpp_transport_t** out_transport) {
+jpp_status_t* jpp__nccl_create_over(const jpp_transport_vtable_t* wire,
+                                    const jpp_transport_options_t* options,
+                                    jpp_transport_t** out_transport) {
   jpp_nccl_t* nccl = NULL;
   jpp_transport_t* base = NULL;
   const jpp_nccl_library_t* library = NULL;
-  JPP_RETURN_IF_ERROR(jpp_nccl_load(&library));
+  JPP_RETURN_IF_ERROR(jpp__nccl_load(&library));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &nccl));
   nccl->library = library;
   nccl->wire = wire;
@@ -285,7 +285,7 @@ jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
 
 static jpp_status_t* nccl_create(const jpp_transport_options_t* options,
                                  jpp_transport_t** out_transport) {
-  return jpp_nccl_create_over(&jpp_transport_ucx, options, out_transport);
+  return jpp__nccl_create_over(&jpp_transport_ucx, options, out_transport);
 }
 
 static void nccl_destroy(jpp_transport_t* base) {

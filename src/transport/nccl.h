@@ -48,7 +48,7 @@ typedef struct jpp_nccl_transfer {
   void* data;  // device memory
   size_t size;
   jpp_net_op_t* op;  // sends
-  void* shard;       // receives, for jpp_net_received(); NULL: the data is dropped
+  void* shard;       // receives, for jpp__net_received(); NULL: the data is dropped
 } jpp_nccl_transfer_t;
 
 typedef struct jpp_nccl jpp_nccl_t;
@@ -87,35 +87,35 @@ struct jpp_nccl {
 };
 
 // The driver's `create`, over this wire.
-jpp_status_t* jpp_nccl_create_over(const jpp_transport_vtable_t* wire,
-                                   const jpp_transport_options_t* options,
-                                   jpp_transport_t** out_transport) JPP_MUST_USE;
+jpp_status_t* jpp__nccl_create_over(const jpp_transport_vtable_t* wire,
+                                    const jpp_transport_options_t* options,
+                                    jpp_transport_t** out_transport) JPP_MUST_USE;
 
 // All with the device's context current, but for send and fetch.
 
 // Begins to create it; at the receiver's end, once the sender's id has arrived.
-void jpp_nccl_comm_make(jpp_nccl_comm_t* comm);
+void jpp__nccl_comm_make(jpp_nccl_comm_t* comm);
 // Checks the state of NCCL and of the stream.
-void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm);
+void jpp__nccl_comm_advance(jpp_nccl_comm_t* comm);
 // Hands NCCL the transfers whose turn it is.
-void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm);
+void jpp__nccl_comm_issue(jpp_nccl_comm_t* comm);
 // Aborts all doomed communicators, if none of the others is active.
-void jpp_nccl_comms_abort(jpp_nccl_t* nccl);
+void jpp__nccl_comms_abort(jpp_nccl_t* nccl);
 // Begins to end it: at once if transfers are left, else when the peer has received
 // everything.
-void jpp_nccl_comm_finalize(jpp_nccl_comm_t* comm);
+void jpp__nccl_comm_finalize(jpp_nccl_comm_t* comm);
 // Stops waiting for the peer.
-void jpp_nccl_comm_doom(jpp_nccl_comm_t* comm);
+void jpp__nccl_comm_doom(jpp_nccl_comm_t* comm);
 // Calls back for the remaining transfers, whatever the stream does.
-void jpp_nccl_comm_give_up(jpp_nccl_comm_t* comm);
+void jpp__nccl_comm_give_up(jpp_nccl_comm_t* comm);
 
 // Rows of jpp_net_device_t.
-void jpp_nccl_send(jpp_net_op_t* op, const void* data);
-const char* jpp_nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                           const jpp_net_place_t* place);
-const char* jpp_nccl_meet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                          const void* data);
+void jpp__nccl_send(jpp_net_op_t* op, const void* data);
+const char* jpp__nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                            const jpp_net_place_t* place);
+const char* jpp__nccl_meet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                           const void* data);
 
-jpp_nccl_comm_t* jpp_nccl_comm_of(const jpp_net_peer_t* peer, bool sends);
+jpp_nccl_comm_t* jpp__nccl_comm_of(const jpp_net_peer_t* peer, bool sends);
 
 #endif  // JPP_TRANSPORT_NCCL_H_

@@ -8,7 +8,7 @@
 
 enum { kMostAhead = 1 << 16 };  // packets that overtook the one whose turn it is
 
-jpp_nccl_comm_t* jpp_nccl_comm_of(const jpp_net_peer_t* peer, bool sends) {
+jpp_nccl_comm_t* jpp__nccl_comm_of(const jpp_net_peer_t* peer, bool sends) {
   const jpp_nccl_t* nccl = peer->net->device_state;
   return &nccl->comms[peer->process * 2 + sends];
 }
@@ -19,15 +19,16 @@ static void nccl_failed(jpp_nccl_comm_t* comm, const char* call,
                         jpp_nccl_result_t result) {
   const jpp_nccl_library_t* library = comm->nccl->library;
   const char* more = library->ncclGetLastError(comm->handle);
-  jpp_net_peer_failed(comm->peer, "%s: %s%s%s", call, library->ncclGetErrorString(result),
-                      more && *more ? "; NCCL says: " : "", more ? more : "");
+  jpp__net_peer_failed(comm->peer, "%s: %s%s%s", call,
+                       library->ncclGetErrorString(result),
+                       more && *more ? "; NCCL says: " : "", more ? more : "");
   comm->state = JPP_NCCL_DOOMED;
 }
 
 static bool cuda_did(jpp_nccl_comm_t* comm, const char* call, jpp_cuda_result_t result) {
   if (result == JPP_CUDA_SUCCESS) return true;
-  jpp_net_peer_failed(comm->peer, "%s: %s", call,
-                      jpp_cuda_text(comm->nccl->library, result));
+  jpp__net_peer_failed(comm->peer, "%s: %s", call,
+                       jpp__cuda_text(comm->nccl->library, result));
   comm->state = JPP_NCCL_DOOMED;
   return false;
 }
@@ -56,13 +57,13 @@ static bool send_id(jpp_nccl_comm_t* comm) {
   comm->has_id = true;
   comm->meet.peer = comm->peer;
   comm->meet.packet = (jpp_packet_t){.size = sizeof(comm->id)};
-  jpp_net_post(&comm->meet, JPP_PACKET_MEET, &comm->id, sizeof(comm->id), NULL);
+  jpp__net_post(&comm->meet, JPP_PACKET_MEET, &comm->id, sizeof(comm->id), NULL);
   return true;
 }
 
-const char* jpp_nccl_meet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                          const void* data) {
-  jpp_nccl_comm_t* comm = jpp_nccl_comm_of(peer, false);
+const char* jpp__nccl_meet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                           const void* data) {
+  jpp_nccl_comm_t* comm = jpp__nccl_comm_of(peer, false);
   if (packet->size != sizeof(comm->id)) return "it is not an NCCL id";
   if (comm->has_id) return "its NCCL id arrived twice";
   memcpy(&comm->id, data, sizeof(comm->id));
@@ -82,7 +83,7 @@ static bool make_stream(jpp_nccl_comm_t* comm) {
                   library->cuEventCreate(&comm->event, kJppCudaDisableTiming));
 }
 
-void jpp_nccl_comm_make(jpp_nccl_comm_t* comm) {
+void jpp__nccl_comm_make(jpp_nccl_comm_t* comm) {
   if (!comm->has_id && (!comm->sends || !send_id(comm))) return;
   if (!make_stream(comm)) return;
   jpp_nccl_config_t config = {.size = sizeof(config),
@@ -107,11 +108,11 @@ static void note_made(jpp_nccl_comm_t* comm) {
 
 // --- Transfers ------------------------------------------------------------------------
 
-void jpp_nccl_send(jpp_net_op_t* op, const void* data) {
-  jpp_nccl_comm_t* comm = jpp_nccl_comm_of(op->peer, true);
+void jpp__nccl_send(jpp_net_op_t* op, const void* data) {
+  jpp_nccl_comm_t* comm = jpp__nccl_comm_of(op->peer, true);
   op->packet.turn = ++comm->turn;
   if (comm->state >= JPP_NCCL_DOOMED) {
-    jpp_net_op_done(op);
+    jpp__net_op_done(op);
     return;
   }
   // The room was reserved when the channel was opened.
@@ -144,9 +145,9 @@ static const char* insert(jpp_nccl_comm_t* comm, const jpp_nccl_transfer_t* tran
   return NULL;
 }
 
-const char* jpp_nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                           const jpp_net_place_t* place) {
-  jpp_nccl_comm_t* comm = jpp_nccl_comm_of(peer, false);
+const char* jpp__nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                            const jpp_net_place_t* place) {
+  jpp_nccl_comm_t* comm = jpp__nccl_comm_of(peer, false);
   jpp_nccl_transfer_t transfer = {.turn = packet->turn,
                                   .data = place->data ? place->data : peer->net->scratch,
                                   .size = packet->size,
@@ -154,7 +155,7 @@ const char* jpp_nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
   if (comm->state == JPP_NCCL_UNUSED) return "nothing here is received over NCCL";
   bool ends = comm->state >= JPP_NCCL_DOOMED;
   const char* wrong = ends ? NULL : insert(comm, &transfer);
-  if ((ends || wrong) && place->shard) jpp_net_received(place->shard, false);
+  if ((ends || wrong) && place->shard) jpp__net_received(place->shard, false);
   return wrong;
 }
 
@@ -179,7 +180,7 @@ static size_t count_ready(const jpp_nccl_comm_t* comm) {
   return count;
 }
 
-void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm) {
+void jpp__nccl_comm_issue(jpp_nccl_comm_t* comm) {
   const jpp_nccl_library_t* library = comm->nccl->library;
   jpp_nccl_result_t result = JPP_NCCL_SUCCESS;
   size_t ready = comm->state == JPP_NCCL_IDLE ? count_ready(comm) : 0;
@@ -201,8 +202,8 @@ void jpp_nccl_comm_issue(jpp_nccl_comm_t* comm) {
 static void finish(jpp_nccl_comm_t* comm, size_t count, bool success) {
   for (size_t i = 0; i < count; ++i) {
     const jpp_nccl_transfer_t* transfer = &comm->transfers.data[i];
-    if (transfer->op) jpp_net_op_done(transfer->op);
-    if (transfer->shard) jpp_net_received(transfer->shard, success);
+    if (transfer->op) jpp__net_op_done(transfer->op);
+    if (transfer->shard) jpp__net_received(transfer->shard, success);
   }
   comm->transfers.count -= count;
   if (comm->transfers.count) {
@@ -250,7 +251,7 @@ static void release(jpp_nccl_comm_t* comm) {
   finish(comm, comm->transfers.count, false);
 }
 
-void jpp_nccl_comm_advance(jpp_nccl_comm_t* comm) {
+void jpp__nccl_comm_advance(jpp_nccl_comm_t* comm) {
   jpp_cuda_result_t stopped;
   if (comm->state < JPP_NCCL_DOOMED && is_lost(comm)) comm->state = JPP_NCCL_DOOMED;
   switch (comm->state) {
@@ -283,7 +284,7 @@ static bool is_at_work(const jpp_nccl_comm_t* comm) {
   return comm->state == JPP_NCCL_ISSUING || comm->state == JPP_NCCL_RUNNING;
 }
 
-void jpp_nccl_comms_abort(jpp_nccl_t* nccl) {
+void jpp__nccl_comms_abort(jpp_nccl_t* nccl) {
   bool some = false;
   for (size_t i = 0; i < nccl->used.count; ++i) {
     if (is_at_work(nccl->used.data[i])) return;
@@ -312,7 +313,7 @@ void jpp_nccl_comms_abort(jpp_nccl_t* nccl) {
   }
 }
 
-void jpp_nccl_comm_finalize(jpp_nccl_comm_t* comm) {
+void jpp__nccl_comm_finalize(jpp_nccl_comm_t* comm) {
   if (comm->state >= JPP_NCCL_DOOMED) return;
   comm->state = comm->state == JPP_NCCL_IDLE ? JPP_NCCL_FINALIZING : JPP_NCCL_DOOMED;
   if (comm->state == JPP_NCCL_DOOMED) return;
@@ -322,11 +323,11 @@ void jpp_nccl_comm_finalize(jpp_nccl_comm_t* comm) {
   }
 }
 
-void jpp_nccl_comm_doom(jpp_nccl_comm_t* comm) {
+void jpp__nccl_comm_doom(jpp_nccl_comm_t* comm) {
   if (comm->state == JPP_NCCL_FINALIZING) comm->state = JPP_NCCL_DOOMED;
 }
 
-void jpp_nccl_comm_give_up(jpp_nccl_comm_t* comm) {
+void jpp__nccl_comm_give_up(jpp_nccl_comm_t* comm) {
   if (comm->state == JPP_NCCL_ENDED) return;
   comm->nccl->stuck = true;
   release(comm);

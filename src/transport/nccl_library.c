@@ -59,7 +59,7 @@ static jpp_status_t* check_version(void) {
   }
   char text[kJppNcclVersionSize];
   g_library.version = (uint32_t)version;
-  jpp_nccl_version_text(g_library.version, text);
+  jpp__nccl_version_text(g_library.version, text);
   JPP_LOG(JPP_LOG_INFO, "NCCL %s", text);
   if (version >= kJppNcclLeast) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED,
@@ -71,15 +71,15 @@ static jpp_status_t* check_version(void) {
 static jpp_status_t* load_locked(void) {
   void *nccl = NULL, *cuda = NULL;
   if (g_loaded) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_library_open(&kCuda, &cuda));
-  JPP_RETURN_IF_ERROR(jpp_library_open(&kNccl, &nccl));
+  JPP_RETURN_IF_ERROR(jpp__library_open(&kCuda, &cuda));
+  JPP_RETURN_IF_ERROR(jpp__library_open(&kNccl, &nccl));
   JPP_RETURN_IF_ERROR(find_functions(nccl, cuda));
   JPP_RETURN_IF_ERROR(check_version());
   g_loaded = true;
   return NULL;
 }
 
-jpp_status_t* jpp_nccl_load(const jpp_nccl_library_t** out_library) {
+jpp_status_t* jpp__nccl_load(const jpp_nccl_library_t** out_library) {
   *out_library = &g_library;
   pthread_mutex_lock(&g_mutex);
   jpp_status_t* status = load_locked();
@@ -87,21 +87,21 @@ jpp_status_t* jpp_nccl_load(const jpp_nccl_library_t** out_library) {
   return status;
 }
 
-const char* jpp_cuda_text(const jpp_nccl_library_t* library, jpp_cuda_result_t result) {
+const char* jpp__cuda_text(const jpp_nccl_library_t* library, jpp_cuda_result_t result) {
   const char* text = NULL;
   library->cuGetErrorString(result, &text);
   return text ? text : "unknown error";
 }
 
-jpp_status_t* jpp_cuda_error(const jpp_nccl_library_t* library, jpp_cuda_result_t result,
-                             const char* call) {
+jpp_status_t* jpp__cuda_error(const jpp_nccl_library_t* library, jpp_cuda_result_t result,
+                              const char* call) {
   if (result == JPP_CUDA_SUCCESS) return NULL;
   return jpp_status_make(
       result == JPP_CUDA_OUT_OF_MEMORY ? JPP_OUT_OF_MEMORY : JPP_UNSUPPORTED, "%s: %s",
-      call, jpp_cuda_text(library, result));
+      call, jpp__cuda_text(library, result));
 }
 
-void jpp_nccl_version_text(uint32_t version, char out_text[kJppNcclVersionSize]) {
+void jpp__nccl_version_text(uint32_t version, char out_text[kJppNcclVersionSize]) {
   if (version == 0) {
     snprintf(out_text, kJppNcclVersionSize, "none");
     return;

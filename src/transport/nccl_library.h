@@ -114,16 +114,16 @@ typedef struct jpp_nccl_library {
 
 // Lifetime static. JPP_UNSUPPORTED says what to install, also for a release that is too
 // old. Any thread.
-jpp_status_t* jpp_nccl_load(const jpp_nccl_library_t** out_library) JPP_MUST_USE;
+jpp_status_t* jpp__nccl_load(const jpp_nccl_library_t** out_library) JPP_MUST_USE;
 
 // NULL for JPP_CUDA_SUCCESS; JPP_OUT_OF_MEMORY or JPP_UNSUPPORTED.
-jpp_status_t* jpp_cuda_error(const jpp_nccl_library_t* library, jpp_cuda_result_t result,
-                             const char* call) JPP_MUST_USE;
+jpp_status_t* jpp__cuda_error(const jpp_nccl_library_t* library, jpp_cuda_result_t result,
+                              const char* call) JPP_MUST_USE;
 // Lifetime static.
-const char* jpp_cuda_text(const jpp_nccl_library_t* library, jpp_cuda_result_t result);
+const char* jpp__cuda_text(const jpp_nccl_library_t* library, jpp_cuda_result_t result);
 
 enum { kJppNcclVersionSize = 16 };
 // "2.28.9"; "none" for 0.
-void jpp_nccl_version_text(uint32_t version, char out_text[kJppNcclVersionSize]);
+void jpp__nccl_version_text(uint32_t version, char out_text[kJppNcclVersionSize]);
 
 #endif  // JPP_TRANSPORT_NCCL_LIBRARY_H_

@@ -37,8 +37,8 @@ static jpp_status_t* draw_nonce(jpp_net_t* net) {
   return jpp_status_make(JPP_INTERNAL_ERROR, "no random numbers: %s", strerror(errno));
 }
 
-jpp_status_t* jpp_net_init(jpp_net_t* net, const jpp_net_port_t* port,
-                           const jpp_transport_options_t* options) {
+jpp_status_t* jpp__net_init(jpp_net_t* net, const jpp_net_port_t* port,
+                            const jpp_transport_options_t* options) {
   JPP_RETURN_IF_ERROR(check_net_options(options));
   net->port = port;
   net->base.process = options->process;
@@ -53,15 +53,15 @@ jpp_status_t* jpp_net_init(jpp_net_t* net, const jpp_net_port_t* port,
     jpp_net_peer_t* peer = &net->peers[i];
     peer->net = net;
     peer->process = i;
-    jpp_packet_proof(net->token, net->token_size, net->nonce, i, options->process,
-                     peer->proof_in);
+    jpp__packet_proof(net->token, net->token_size, net->nonce, i, options->process,
+                      peer->proof_in);
     peer->hello.peer = peer->bye.peer = peer->gone.peer = peer->beat.peer = peer;
   }
   return NULL;
 }
 
-jpp_status_t* jpp_net_publish(jpp_net_t* net, const char* name, const void* route,
-                              size_t route_size) {
+jpp_status_t* jpp__net_publish(jpp_net_t* net, const char* name, const void* route,
+                               size_t route_size) {
   jpp_address_t address = {.process = net->base.process,
                            .num_processes = net->base.num_processes,
                            .name = name,
@@ -69,12 +69,12 @@ jpp_status_t* jpp_net_publish(jpp_net_t* net, const char* name, const void* rout
                            .route = route,
                            .route_size = route_size};
   memcpy(address.nonce, net->nonce, sizeof(address.nonce));
-  return jpp_address_seal(&address, net->token, net->token_size, &net->address,
-                          &net->address_size);
+  return jpp__address_seal(&address, net->token, net->token_size, &net->address,
+                           &net->address_size);
 }
 
-void jpp_net_get_address(const jpp_transport_t* transport, const void** out_address,
-                         size_t* out_size) {
+void jpp__net_get_address(const jpp_transport_t* transport, const void** out_address,
+                          size_t* out_size) {
   const jpp_net_t* net = (const jpp_net_t*)transport;
   *out_address = net->address;
   *out_size = net->address_size;
@@ -95,27 +95,27 @@ static jpp_status_t* check_peer_address(const jpp_net_t* net, uint32_t process,
   return jpp_status_make(JPP_INVALID_ARGUMENT, "it is connected already");
 }
 
-jpp_status_t* jpp_net_open_address(jpp_net_t* net, uint32_t process, const void* bytes,
-                                   size_t size, jpp_address_t* out_address) {
+jpp_status_t* jpp__net_open_address(jpp_net_t* net, uint32_t process, const void* bytes,
+                                    size_t size, jpp_address_t* out_address) {
   jpp_net_peer_t* peer = &net->peers[process];
   jpp_status_t* status =
-      jpp_address_open(bytes, size, net->token, net->token_size, out_address);
+      jpp__address_open(bytes, size, net->token, net->token_size, out_address);
   if (!status) status = check_peer_address(net, process, out_address);
   if (!status) status = jpp_alloc(out_address->name_size + 1, (void**)&peer->name);
   if (status) return jpp_status_annotate(status, "process %u", process);
   memcpy(peer->name, out_address->name, out_address->name_size);
-  jpp_packet_proof(net->token, net->token_size, out_address->nonce, net->base.process,
-                   process, peer->proof_out);
+  jpp__packet_proof(net->token, net->token_size, out_address->nonce, net->base.process,
+                    process, peer->proof_out);
   return NULL;
 }
 
-void jpp_net_greet(jpp_net_peer_t* peer) {
+void jpp__net_greet(jpp_net_peer_t* peer) {
   JPP_LOG(JPP_LOG_INFO, "process %u connects to process %u at %s",
           peer->net->base.process, peer->process, peer->name);
-  jpp_net_post(&peer->hello, JPP_PACKET_HELLO, NULL, 0, NULL);
+  jpp__net_post(&peer->hello, JPP_PACKET_HELLO, NULL, 0, NULL);
 }
 
-jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t process) {
+jpp_status_t* jpp__net_peer_status(const jpp_transport_t* transport, uint32_t process) {
   const jpp_net_t* net = (const jpp_net_t*)transport;
   if (process >= net->base.num_processes) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a process below %u, found %u",
@@ -123,21 +123,21 @@ jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t pro
   }
   const jpp_net_peer_t* peer = &net->peers[process];
   if (peer->status) return jpp_status_clone(peer->status);
-  return peer->left ? jpp_net_left_status(peer) : NULL;
+  return peer->left ? jpp__net_left_status(peer) : NULL;
 }
 
-const char* jpp_net_peer_name(const jpp_transport_t* transport, uint32_t process) {
+const char* jpp__net_peer_name(const jpp_transport_t* transport, uint32_t process) {
   const jpp_net_t* net = (const jpp_net_t*)transport;
   return process < net->base.num_processes ? net->peers[process].name : NULL;
 }
 
-jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) {
+jpp_status_t* jpp__net_left_status(const jpp_net_peer_t* peer) {
   if (peer->last_words) return jpp_status_clone(peer->last_words);
   return jpp_status_make(JPP_PEER_ERROR, "process %u at %s has left the job",
                          peer->process, peer->name ? peer->name : "an unknown address");
 }
 
-void jpp_net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) {
+void jpp__net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) {
   if (peer->status || peer->left) return;
   char what[256];
   va_list arguments;
@@ -151,8 +151,8 @@ void jpp_net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) {
 
 // --- Packets out ----------------------------------------------------------------------
 
-void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, size_t size,
-                  const jpp_transport_memory_t* memory) {
+void jpp__net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data,
+                   size_t size, const jpp_transport_memory_t* memory) {
   jpp_net_peer_t* peer = op->peer;
   op->packet.kind = kind;
   op->packet.source = peer->net->base.process;
@@ -163,27 +163,27 @@ void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, si
   if (op->channel) ++op->channel->busy;
   // A peer without an endpoint has failed.
   if (!peer->endpoint) {
-    jpp_net_op_done(op);
+    jpp__net_op_done(op);
     return;
   }
   if (kind == JPP_PACKET_DATA &&
-      jpp_net_is_on_device(op->channel, op->packet.shard, size)) {
+      jpp__net_is_on_device(op->channel, op->packet.shard, size)) {
     op->parts = 2;
     peer->net->device->send(op, data);
     data = NULL;
     size = 0;
   }
-  if (peer->net->port->send(peer->net, op, data, size, memory)) jpp_net_op_done(op);
+  if (peer->net->port->send(peer->net, op, data, size, memory)) jpp__net_op_done(op);
 }
 
-void jpp_net_op_done(jpp_net_op_t* op) {
+void jpp__net_op_done(jpp_net_op_t* op) {
   if (--op->parts) return;
   jpp_net_channel_t* channel = op->channel;
   op->busy = false;
   --op->peer->busy;
   op->peer->net->some = true;
-  if (op->message) jpp_net_message_done(channel, op->message);
-  if (channel) jpp_net_channel_idle(channel);
+  if (op->message) jpp__net_message_done(channel, op->message);
+  if (channel) jpp__net_channel_idle(channel);
 }
 
 // --- Packets in -----------------------------------------------------------------------
@@ -202,8 +202,8 @@ static jpp_net_peer_t* authenticate(jpp_net_t* net, const void* head, size_t hea
   memcpy(out_packet, head, sizeof(*out_packet));
   if (out_packet->source >= net->base.num_processes) return NULL;
   jpp_net_peer_t* peer = &net->peers[out_packet->source];
-  return jpp_bytes_equal_in_constant_time(out_packet->proof, peer->proof_in,
-                                          sizeof(out_packet->proof))
+  return jpp__bytes_equal_in_constant_time(out_packet->proof, peer->proof_in,
+                                           sizeof(out_packet->proof))
              ? peer
              : NULL;
 }
@@ -223,16 +223,16 @@ static const char* take_channel_packet(jpp_net_channel_t* channel,
   switch (packet->kind) {
     case JPP_PACKET_ASK:
       if (channel->sends) return kWrongEnd;
-      jpp_net_channel_ask(channel, packet);
+      jpp__net_channel_ask(channel, packet);
       return NULL;
     case JPP_PACKET_GRANT:
       if (!channel->sends) return kWrongEnd;
-      return jpp_net_channel_grant(channel, packet);
+      return jpp__net_channel_grant(channel, packet);
     case JPP_PACKET_DATA:
       if (channel->sends) return kWrongEnd;
-      return jpp_net_channel_data(channel, packet, data, out_place);
+      return jpp__net_channel_data(channel, packet, data, out_place);
     default:
-      return jpp_net_channel_abort(channel, packet, data);
+      return jpp__net_channel_abort(channel, packet, data);
   }
 }
 
@@ -258,11 +258,11 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     case JPP_PACKET_HELLO:
       return NULL;
     case JPP_PACKET_BEAT:
-      return jpp_net_take_notes(peer->net, packet, data);
+      return jpp__net_take_notes(peer->net, packet, data);
     case JPP_PACKET_BYE:
       peer->left = true;
       if (peer->endpoint && !peer->gone.busy && !peer->status) {
-        jpp_net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
+        jpp__net_post(&peer->gone, JPP_PACKET_GONE, NULL, 0, NULL);
       }
       return NULL;
     case JPP_PACKET_GONE:
@@ -280,7 +280,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
   }
   jpp_net_channel_t* channel = find_channel(peer, packet->channel);
   if (!channel && packet->kind == JPP_PACKET_ABORT) {
-    return jpp_net_early_abort(peer, packet, data);
+    return jpp__net_early_abort(peer, packet, data);
   }
   if (packet->kind == JPP_PACKET_DATA && packet->turn) {
     return take_turn(peer, packet, channel);
@@ -288,8 +288,8 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
   return channel ? take_channel_packet(channel, packet, data, out_place) : NULL;
 }
 
-void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const void* data,
-                     size_t size, jpp_net_place_t* out_place) {
+void jpp__net_arrived(jpp_net_t* net, const void* head, size_t head_size,
+                      const void* data, size_t size, jpp_net_place_t* out_place) {
   *out_place = (jpp_net_place_t){0};
   jpp_packet_t packet;
   jpp_net_peer_t* peer = authenticate(net, head, head_size, &packet);
@@ -302,11 +302,12 @@ void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const v
   if (peer->status) return;
   const char* wrong = take_packet(peer, &packet, data, size, out_place);
   if (!wrong) return;
-  jpp_net_peer_failed(peer,
-                      "it sent a packet of kind %u for channel %u that the plan does not "
-                      "allow (message %llu, shard %u of %u, %zu bytes): %s",
-                      packet.kind, packet.channel, (unsigned long long)packet.number,
-                      packet.shard, packet.count, size, wrong);
+  jpp__net_peer_failed(
+      peer,
+      "it sent a packet of kind %u for channel %u that the plan does not "
+      "allow (message %llu, shard %u of %u, %zu bytes): %s",
+      packet.kind, packet.channel, (unsigned long long)packet.number, packet.shard,
+      packet.count, size, wrong);
 }
 
 // --- Progress -------------------------------------------------------------------------
@@ -320,28 +321,28 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
   if (!is_watched(peer)) return;
   if (!peer->beat.busy) {
     size_t size = 0;
-    peer->beat.packet.count = jpp_net_pack_notes(peer, &size);
+    peer->beat.packet.count = jpp__net_pack_notes(peer, &size);
     peer->beat.packet.size = size;
-    jpp_net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
+    jpp__net_post(&peer->beat, JPP_PACKET_BEAT, peer->beat_data, size, NULL);
   }
   uint32_t timeout = peer->net->peer_timeout_ms;
   if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
-  jpp_net_peer_failed(peer,
-                      "nothing was heard of it for %g s: it was stopped, its machine "
-                      "hangs, or the way to it is cut",
-                      (double)timeout / 1000);
+  jpp__net_peer_failed(peer,
+                       "nothing was heard of it for %g s: it was stopped, its machine "
+                       "hangs, or the way to it is cut",
+                       (double)timeout / 1000);
 }
 
 // A living process sends heartbeats whatever its program does, because its runtime makes
 // progress between steps too. A process that has not polled for long itself cannot judge
 // others.
 static void watch_peers(jpp_net_t* net) {
-  int64_t now = jpp_clock_coarse_ms(), since = now - net->looked_ms;
+  int64_t now = jpp__clock_coarse_ms(), since = now - net->looked_ms;
   uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;
   if (since < (interval ? interval : 1)) return;
   bool looked_away = since > net->peer_timeout_ms / 2;
   net->looked_ms = now;
-  jpp_net_write_note(net);
+  jpp__net_write_note(net);
   for (uint32_t p = 0; p < net->base.num_processes; ++p) {
     jpp_net_peer_t* peer = &net->peers[p];
     if (peer->heard || (looked_away && peer->heard_ms)) peer->heard_ms = now;
@@ -350,7 +351,7 @@ static void watch_peers(jpp_net_t* net) {
   }
 }
 
-void jpp_net_progress(jpp_net_t* net, bool* out_some) {
+void jpp__net_progress(jpp_net_t* net, bool* out_some) {
   watch_peers(net);
   net->idle = *out_some || net->some ? 0 : net->idle + 1;
   if (atomic_load_explicit(&net->work, memory_order_relaxed) &&
@@ -358,7 +359,7 @@ void jpp_net_progress(jpp_net_t* net, bool* out_some) {
     for (uint32_t p = 0; p < net->base.num_processes; ++p) {
       const jpp_net_peer_t* peer = &net->peers[p];
       for (size_t i = 0; i < peer->ends.count; ++i) {
-        jpp_net_channel_progress(peer->ends.data[i].channel);
+        jpp__net_channel_progress(peer->ends.data[i].channel);
       }
     }
   }
@@ -383,7 +384,7 @@ static bool waits_for_gone(const jpp_net_peer_t* peer) {
 static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_t* peer),
                            int64_t until) {
   const struct timespec nap = {.tv_nsec = 50000};
-  while (jpp_clock_now_ms() < until) {
+  while (jpp__clock_now_ms() < until) {
     bool holds = false, some = false;
     for (uint32_t i = 0; i < net->base.num_processes && !holds; ++i) {
       holds = condition(&net->peers[i]);
@@ -394,20 +395,20 @@ static void progress_while(jpp_net_t* net, bool (*condition)(const jpp_net_peer_
   }
 }
 
-void jpp_net_leave(jpp_net_t* net) {
-  int64_t until = jpp_clock_now_ms() + net->peer_timeout_ms;
+void jpp__net_leave(jpp_net_t* net) {
+  int64_t until = jpp__clock_now_ms() + net->peer_timeout_ms;
   progress_while(net, is_sending, until);
   for (uint32_t i = 0; i < net->base.num_processes; ++i) {
     jpp_net_peer_t* peer = &net->peers[i];
-    if (can_reach(peer)) jpp_net_post(&peer->bye, JPP_PACKET_BYE, NULL, 0, NULL);
+    if (can_reach(peer)) jpp__net_post(&peer->bye, JPP_PACKET_BYE, NULL, 0, NULL);
   }
   progress_while(net, waits_for_gone, until);
   if (net->device) net->device->end(net, until);
 }
 
-void jpp_net_deinit(jpp_net_t* net) {
+void jpp__net_deinit(jpp_net_t* net) {
   if (net->device) net->device->end(net, 0);
-  while (net->closing.count) jpp_net_channel_free(net->closing.data[0]);
+  while (net->closing.count) jpp__net_channel_free(net->closing.data[0]);
   jpp_vec_deinit(&net->closing);
   for (uint32_t i = 0; net->peers && i < net->base.num_processes; ++i) {
     jpp_net_peer_t* peer = &net->peers[i];
@@ -416,7 +417,7 @@ void jpp_net_deinit(jpp_net_t* net) {
     jpp_status_free(peer->last_words);
     jpp_free(peer->name);
   }
-  jpp_net_notes_deinit(net);
+  jpp__net_notes_deinit(net);
   jpp_free(net->peers);
   jpp_free(net->address);
   jpp_free(net->token);

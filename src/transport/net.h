@@ -68,26 +68,26 @@ typedef struct jpp_net_peer jpp_net_peer_t;
 typedef struct jpp_net_channel jpp_net_channel_t;
 typedef struct jpp_net_message jpp_net_message_t;
 
-// A packet on its way out. The driver may use it from send until jpp_net_op_done().
+// A packet on its way out. The driver may use it from send until jpp__net_op_done().
 typedef struct jpp_net_op {
   jpp_packet_t packet;
   jpp_net_peer_t* peer;
   jpp_net_channel_t* channel;  // NULL for packets between processes
   jpp_net_message_t* message;  // DATA
   bool busy;
-  uint32_t parts;  // calls of jpp_net_op_done() until it is: packet, and data beside it
+  uint32_t parts;  // calls of jpp__net_op_done() until it is: packet, and data beside it
 } jpp_net_op_t;
 
 // Where the data of a packet go.
 typedef struct jpp_net_place {
   void* data;   // NULL: drop the packet
-  void* shard;  // for jpp_net_received()
+  void* shard;  // for jpp__net_received()
 } jpp_net_place_t;
 
 // What a driver implements for this file.
 typedef struct jpp_net_port {
   // Sends a packet to op->peer. True: done with at once, also when it failed and
-  // jpp_net_peer_failed() was called; false: jpp_net_op_done() will be called.
+  // jpp__net_peer_failed() was called; false: jpp__net_op_done() will be called.
   bool (*send)(jpp_net_t* net, jpp_net_op_t* op, const void* data, size_t size,
                const jpp_transport_memory_t* memory);
 } jpp_net_port_t;
@@ -100,9 +100,9 @@ typedef struct jpp_net_device {
   jpp_status_t* (*open)(jpp_net_peer_t* peer, const jpp_channel_spec_t* spec);
   // Device memory, as aligned as slots are, until the transport is destroyed.
   jpp_status_t* (*allocate)(jpp_net_t* net, size_t size, void** out_data);
-  // Sets the packet's turn, and sends the data; jpp_net_op_done() will be called.
+  // Sets the packet's turn, and sends the data; jpp__net_op_done() will be called.
   void (*send)(jpp_net_op_t* op, const void* data);
-  // A packet with a turn has come: receives its data, and calls jpp_net_received() if
+  // A packet with a turn has come: receives its data, and calls jpp__net_received() if
   // they have a place. A text of what is wrong with it, or NULL.
   const char* (*fetch)(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                        const jpp_net_place_t* place);
@@ -161,7 +161,7 @@ struct jpp_net {
   size_t address_size;
   jpp_net_peer_t* peers;  // [num_processes]; this process' own row is not used
   JPP_VEC(jpp_net_channel_t*) closing;  // closed, with operations under way
-  _Atomic bool work;                    // a channel has something for jpp_net_progress()
+  _Atomic bool work;                    // a channel has something for jpp__net_progress()
   uint32_t idle;     // consecutive calls of progress in which nothing happened
   bool some;         // something happened since the last progress
   bool failed;       // a peer failed; the driver then closes its endpoint
@@ -173,89 +173,89 @@ struct jpp_net {
 
 // --- Transport (net.c) ----------------------------------------------------------------
 
-// Checks and copies the options, draws the nonce. On an error: jpp_net_deinit().
-jpp_status_t* jpp_net_init(jpp_net_t* net, const jpp_net_port_t* port,
-                           const jpp_transport_options_t* options) JPP_MUST_USE;
+// Checks and copies the options, draws the nonce. On an error: jpp__net_deinit().
+jpp_status_t* jpp__net_init(jpp_net_t* net, const jpp_net_port_t* port,
+                            const jpp_transport_options_t* options) JPP_MUST_USE;
 // Makes the address from what the driver's connect needs at the peer.
-jpp_status_t* jpp_net_publish(jpp_net_t* net, const char* name, const void* route,
-                              size_t route_size) JPP_MUST_USE;
+jpp_status_t* jpp__net_publish(jpp_net_t* net, const char* name, const void* route,
+                               size_t route_size) JPP_MUST_USE;
 // Checks the address of a peer; the driver then makes peer->endpoint of
-// out_address->route, and calls jpp_net_greet().
-jpp_status_t* jpp_net_open_address(jpp_net_t* net, uint32_t process, const void* bytes,
-                                   size_t size, jpp_address_t* out_address) JPP_MUST_USE;
-void jpp_net_greet(jpp_net_peer_t* peer);
+// out_address->route, and calls jpp__net_greet().
+jpp_status_t* jpp__net_open_address(jpp_net_t* net, uint32_t process, const void* bytes,
+                                    size_t size, jpp_address_t* out_address) JPP_MUST_USE;
+void jpp__net_greet(jpp_net_peer_t* peer);
 // Destroy, first part: lets what is under way arrive, for peer_timeout_ms at most.
-void jpp_net_leave(jpp_net_t* net);
+void jpp__net_leave(jpp_net_t* net);
 // Destroy, last part: the driver will not call back any more. Calls `sent` for what is
 // left.
-void jpp_net_deinit(jpp_net_t* net);
+void jpp__net_deinit(jpp_net_t* net);
 
-void jpp_net_get_address(const jpp_transport_t* transport, const void** out_address,
-                         size_t* out_size);
-jpp_status_t* jpp_net_peer_status(const jpp_transport_t* transport, uint32_t process);
-const char* jpp_net_peer_name(const jpp_transport_t* transport, uint32_t process);
+void jpp__net_get_address(const jpp_transport_t* transport, const void** out_address,
+                          size_t* out_size);
+jpp_status_t* jpp__net_peer_status(const jpp_transport_t* transport, uint32_t process);
+const char* jpp__net_peer_name(const jpp_transport_t* transport, uint32_t process);
 
 // The part of progress that is not the driver's. Sets `out_some` if something happened.
-void jpp_net_progress(jpp_net_t* net, bool* out_some);
+void jpp__net_progress(jpp_net_t* net, bool* out_some);
 
 // --- For drivers' callbacks (net.c) ---------------------------------------------------
 
 // A packet has arrived from any sender. `data` NULL: the data are still at the peer, and
 // the driver fetches them to `out_place`; otherwise this call consumes them.
-void jpp_net_arrived(jpp_net_t* net, const void* head, size_t head_size, const void* data,
-                     size_t size, jpp_net_place_t* out_place);
+void jpp__net_arrived(jpp_net_t* net, const void* head, size_t head_size,
+                      const void* data, size_t size, jpp_net_place_t* out_place);
 // The data are fetched, or could not be.
-void jpp_net_received(void* shard, bool success);
+void jpp__net_received(void* shard, bool success);
 // The peer that sent the shard's data.
-jpp_net_peer_t* jpp_net_shard_peer(const void* shard);
-void jpp_net_op_done(jpp_net_op_t* op);
+jpp_net_peer_t* jpp__net_shard_peer(const void* shard);
+void jpp__net_op_done(jpp_net_op_t* op);
 // The first failure stays. A peer that has left is not failed.
-void jpp_net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) JPP_PRINTF(2, 3);
+void jpp__net_peer_failed(jpp_net_peer_t* peer, const char* format, ...) JPP_PRINTF(2, 3);
 
-void jpp_net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data, size_t size,
-                  const jpp_transport_memory_t* memory);
+void jpp__net_post(jpp_net_op_t* op, jpp_packet_kind_t kind, const void* data,
+                   size_t size, const jpp_transport_memory_t* memory);
 
 // --- Notes (net_notes.c) --------------------------------------------------------------
 
-jpp_status_t* jpp_net_open_notes(jpp_transport_t* transport, uint32_t size,
-                                 jpp_transport_write_note_t write, void* user);
-const void* jpp_net_note(const jpp_transport_t* transport, uint32_t process);
-void jpp_net_notes_deinit(jpp_net_t* net);
+jpp_status_t* jpp__net_open_notes(jpp_transport_t* transport, uint32_t size,
+                                  jpp_transport_write_note_t write, void* user);
+const void* jpp__net_note(const jpp_transport_t* transport, uint32_t process);
+void jpp__net_notes_deinit(jpp_net_t* net);
 // Asks for this process' note.
-void jpp_net_write_note(jpp_net_t* net);
+void jpp__net_write_note(jpp_net_t* net);
 // Puts notes into peer->beat_data; how many.
-uint32_t jpp_net_pack_notes(jpp_net_peer_t* peer, size_t* out_size);
+uint32_t jpp__net_pack_notes(jpp_net_peer_t* peer, size_t* out_size);
 // What is wrong with the notes of a heartbeat, or NULL.
-const char* jpp_net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
-                               const void* data) JPP_MUST_USE;
+const char* jpp__net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
+                                const void* data) JPP_MUST_USE;
 
 // --- Channels (net_channel.c) ---------------------------------------------------------
 
 // The rows of the two tables that are the same for all drivers of packets.
-#define JPP_NET_ROWS                                                   \
-  .open_channel = jpp_net_open_channel, .credits = jpp_net_credits,    \
-  .channel_status = jpp_net_status_of, .set_abort = jpp_net_set_abort, \
-  .reset = jpp_net_reset, .close = jpp_net_close
-#define JPP_NET_BYTES_ROWS                                                        \
-  .address = jpp_net_get_address, .peer_status = jpp_net_peer_status,             \
-  .peer_name = jpp_net_peer_name, .open_notes = jpp_net_open_notes,               \
-  .note = jpp_net_note, .warm_up = jpp_net_warm_up, .try_send = jpp_net_try_send, \
-  .try_recv = jpp_net_try_recv, .release = jpp_net_release
+#define JPP_NET_ROWS                                                     \
+  .open_channel = jpp__net_open_channel, .credits = jpp__net_credits,    \
+  .channel_status = jpp__net_status_of, .set_abort = jpp__net_set_abort, \
+  .reset = jpp__net_reset, .close = jpp__net_close
+#define JPP_NET_BYTES_ROWS                                                           \
+  .address = jpp__net_get_address, .peer_status = jpp__net_peer_status,              \
+  .peer_name = jpp__net_peer_name, .open_notes = jpp__net_open_notes,                \
+  .note = jpp__net_note, .warm_up = jpp__net_warm_up, .try_send = jpp__net_try_send, \
+  .try_recv = jpp__net_try_recv, .release = jpp__net_release
 
-jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
-                                   const jpp_channel_spec_t* spec,
-                                   jpp_channel_t** out_channel);
-jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done);
-jpp_status_t* jpp_net_status_of(const jpp_channel_t* base);
-uint32_t jpp_net_credits(jpp_channel_t* base);
-void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
-void jpp_net_reset(jpp_channel_t* base);
-void jpp_net_close(jpp_channel_t* base);
-jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
-                               const jpp_shard_t* shards, uint32_t count, void* cookie,
-                               bool* out_done);
-jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
-                               bool* out_done);
-void jpp_net_release(jpp_channel_t* base, uint32_t slot);
+jpp_status_t* jpp__net_open_channel(jpp_transport_t* transport,
+                                    const jpp_channel_spec_t* spec,
+                                    jpp_channel_t** out_channel);
+jpp_status_t* jpp__net_warm_up(jpp_channel_t* base, bool* out_done);
+jpp_status_t* jpp__net_status_of(const jpp_channel_t* base);
+uint32_t jpp__net_credits(jpp_channel_t* base);
+void jpp__net_set_abort(jpp_channel_t* base, const jpp_status_t* status);
+void jpp__net_reset(jpp_channel_t* base);
+void jpp__net_close(jpp_channel_t* base);
+jpp_status_t* jpp__net_try_send(jpp_channel_t* base, uint64_t tag,
+                                const jpp_shard_t* shards, uint32_t count, void* cookie,
+                                bool* out_done);
+jpp_status_t* jpp__net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
+                                bool* out_done);
+void jpp__net_release(jpp_channel_t* base, uint32_t slot);
 
 #endif  // JPP_TRANSPORT_NET_H_

@@ -13,7 +13,7 @@ enum { kMostWarmUp = 1 << 20 };  // bytes a shard: large ones take another route
 
 // --- Status ---------------------------------------------------------------------------
 
-jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) {
+jpp_status_t* jpp__net_channel_status(const jpp_net_channel_t* channel) {
   const jpp_status_t* aborted =
       atomic_load_explicit(&channel->aborted, memory_order_acquire);
   if (aborted) return jpp_status_clone(aborted);
@@ -23,8 +23,8 @@ jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) {
   return jpp_status_clone(channel->peer->status);
 }
 
-jpp_status_t* jpp_net_status_of(const jpp_channel_t* base) {
-  return jpp_net_channel_status((const jpp_net_channel_t*)base);
+jpp_status_t* jpp__net_status_of(const jpp_channel_t* base) {
+  return jpp__net_channel_status((const jpp_net_channel_t*)base);
 }
 
 static bool has_failed(const jpp_net_channel_t* channel) {
@@ -34,8 +34,8 @@ static bool has_failed(const jpp_net_channel_t* channel) {
 
 // --- Open and close -------------------------------------------------------------------
 
-bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
-                          uint64_t size) {
+bool jpp__net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
+                           uint64_t size) {
   return channel->on_device && size && channel->on_device[shard];
 }
 
@@ -44,9 +44,9 @@ static uint64_t hash_spec(const jpp_channel_spec_t* spec) {
   uint64_t hash = JPP_HASH_START;
   const uint64_t head[] = {spec->src_actor,   spec->dst_actor, spec->src_process,
                            spec->dst_process, spec->slots,     spec->capacity};
-  hash = jpp_hash_bytes(hash, head, sizeof(head));
-  hash = jpp_hash_bytes(hash, spec->bytes, spec->capacity * sizeof(*spec->bytes));
-  if (spec->on_device) hash = jpp_hash_bytes(hash, spec->on_device, spec->capacity);
+  hash = jpp__hash_bytes(hash, head, sizeof(head));
+  hash = jpp__hash_bytes(hash, spec->bytes, spec->capacity * sizeof(*spec->bytes));
+  if (spec->on_device) hash = jpp__hash_bytes(hash, spec->on_device, spec->capacity);
   return hash;
 }
 
@@ -73,7 +73,7 @@ static void close_sender(jpp_net_channel_t* channel) {
     jpp_net_message_t* message = &sender->messages[s];
     if (message->busy) {
       message->busy = 1;
-      jpp_net_message_done(channel, message);
+      jpp__net_message_done(channel, message);
     }
     jpp_free(message->ops);
   }
@@ -81,7 +81,7 @@ static void close_sender(jpp_net_channel_t* channel) {
 }
 
 // No operation is under way, or the driver is gone.
-void jpp_net_channel_free(jpp_net_channel_t* channel) {
+void jpp__net_channel_free(jpp_net_channel_t* channel) {
   jpp_net_t* net = channel->net;
   for (size_t i = 0; i < net->closing.count; ++i) {
     if (net->closing.data[i] != channel) continue;
@@ -91,7 +91,7 @@ void jpp_net_channel_free(jpp_net_channel_t* channel) {
   if (channel->sends) {
     close_sender(channel);
   } else {
-    jpp_net_receiver_close(channel);
+    jpp__net_receiver_close(channel);
   }
   jpp_status_free(atomic_load(&channel->aborted));
   jpp_status_free(channel->peer_aborted);
@@ -119,7 +119,7 @@ static jpp_status_t* open_channel(jpp_net_channel_t* channel) {
   for (uint32_t p = 0; p < net->base.num_processes; ++p) open += net->peers[p].ends.count;
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&net->closing, open));
   JPP_RETURN_IF_ERROR(channel->sends ? open_sender(channel)
-                                     : jpp_net_receiver_open(channel));
+                                     : jpp__net_receiver_open(channel));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&channel->peer->ends, 1));
   if (spec->on_device) JPP_RETURN_IF_ERROR(net->device->open(channel->peer, spec));
   return JPP_VEC_PUSH(&channel->peer->ends,
@@ -147,9 +147,9 @@ static void fill_control(const jpp_net_channel_t* channel, jpp_packet_t* packet)
                            .size = channel->spec_hash};
 }
 
-jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
-                                   const jpp_channel_spec_t* spec,
-                                   jpp_channel_t** out_channel) {
+jpp_status_t* jpp__net_open_channel(jpp_transport_t* transport,
+                                    const jpp_channel_spec_t* spec,
+                                    jpp_channel_t** out_channel) {
   jpp_net_t* net = (jpp_net_t*)transport;
   bool sends = spec->src_process == net->base.process;
   jpp_net_peer_t* peer = &net->peers[sends ? spec->dst_process : spec->src_process];
@@ -163,20 +163,20 @@ jpp_status_t* jpp_net_open_channel(jpp_transport_t* transport,
   channel->spec_hash = hash_spec(spec);
   jpp_status_t* status = open_channel(channel);
   if (status) {
-    jpp_net_channel_free(channel);
+    jpp__net_channel_free(channel);
     return status;
   }
   if (sends) {
     fill_control(channel, &channel->sender.ask.packet);
-    jpp_net_post(&channel->sender.ask, JPP_PACKET_ASK, NULL, 0, NULL);
+    jpp__net_post(&channel->sender.ask, JPP_PACKET_ASK, NULL, 0, NULL);
   } else {
-    jpp_net_channel_progress(channel);
+    jpp__net_channel_progress(channel);
   }
   *out_channel = &channel->base;
   return NULL;
 }
 
-void jpp_net_close(jpp_channel_t* base) {
+void jpp__net_close(jpp_channel_t* base) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   jpp_net_peer_t* peer = channel->peer;
   for (size_t i = 0; i < peer->ends.count; ++i) {
@@ -185,20 +185,20 @@ void jpp_net_close(jpp_channel_t* base) {
     break;
   }
   if (!channel->busy) {
-    jpp_net_channel_free(channel);
+    jpp__net_channel_free(channel);
     return;
   }
   channel->closed = true;
   channel->net->closing.data[channel->net->closing.count++] = channel;
 }
 
-void jpp_net_channel_idle(jpp_net_channel_t* channel) {
-  if (--channel->busy == 0 && channel->closed) jpp_net_channel_free(channel);
+void jpp__net_channel_idle(jpp_net_channel_t* channel) {
+  if (--channel->busy == 0 && channel->closed) jpp__net_channel_free(channel);
 }
 
 // --- Abort and reset ------------------------------------------------------------------
 
-void jpp_net_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
+void jpp__net_set_abort(jpp_channel_t* base, const jpp_status_t* status) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   jpp_status_t* copy = jpp_status_clone(status);
   jpp_status_t* none = NULL;
@@ -229,8 +229,8 @@ static jpp_status_t* status_of_abort(const jpp_net_peer_t* peer,
   return status;
 }
 
-const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
-                                  const char* text) {
+const char* jpp__net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
+                                   const char* text) {
   const char* wrong = check_abort(packet, text);
   if (wrong) return wrong;
   if (packet->epoch < channel->epoch) return NULL;
@@ -241,15 +241,15 @@ const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t
   return NULL;
 }
 
-const char* jpp_net_early_abort(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                                const char* text) {
+const char* jpp__net_early_abort(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                                 const char* text) {
   const char* wrong = check_abort(packet, text);
   if (wrong || peer->last_words) return wrong;
   peer->last_words = status_of_abort(peer, packet, text);
   return NULL;
 }
 
-void jpp_net_reset(jpp_channel_t* base) {
+void jpp__net_reset(jpp_channel_t* base) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   jpp_net_sender_t* sender = &channel->sender;
   ++channel->epoch;
@@ -259,8 +259,8 @@ void jpp_net_reset(jpp_channel_t* base) {
     sender->sent = 0;
     sender->granted = sender->early_epoch == channel->epoch ? sender->early_granted : 0;
   } else {
-    jpp_net_receiver_collect(channel);
-    jpp_net_receiver_reset(channel);
+    jpp__net_receiver_collect(channel);
+    jpp__net_receiver_reset(channel);
   }
 }
 
@@ -277,19 +277,19 @@ static bool check_agreement(jpp_net_channel_t* channel, const jpp_packet_t* pack
       "all processes",
       spec->id, spec->src_actor, spec->dst_actor, spec->slots, spec->capacity,
       channel->peer->process, channel->peer->name, packet->shard, packet->count);
-  jpp_net_set_abort(&channel->base, status);
+  jpp__net_set_abort(&channel->base, status);
   jpp_status_free(status);
   return false;
 }
 
-void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
+void jpp__net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
   if (!check_agreement(channel, packet)) return;
   channel->receiver.must_grant = true;
   atomic_store(&channel->net->work, true);
 }
 
-const char* jpp_net_channel_grant(jpp_net_channel_t* channel,
-                                  const jpp_packet_t* packet) {
+const char* jpp__net_channel_grant(jpp_net_channel_t* channel,
+                                   const jpp_packet_t* packet) {
   jpp_net_sender_t* sender = &channel->sender;
   if (!check_agreement(channel, packet) || packet->epoch < channel->epoch) return NULL;
   uint64_t sent = packet->epoch == channel->epoch ? sender->sent : 0;
@@ -313,7 +313,7 @@ static bool is_grant_due(const jpp_net_receiver_t* receiver) {
   return receiver->must_grant || receiver->granted != receiver->told;
 }
 
-void jpp_net_channel_progress(jpp_net_channel_t* channel) {
+void jpp__net_channel_progress(jpp_net_channel_t* channel) {
   if (channel->peer->status || channel->peer->left) return;
   const jpp_status_t* aborted = atomic_load(&channel->aborted);
   bool busy = false;
@@ -328,18 +328,18 @@ void jpp_net_channel_progress(jpp_net_channel_t* channel) {
                                              .number = jpp_status_code(aborted),
                                              .size = size};
       channel->abort_told = true;
-      jpp_net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
+      jpp__net_post(&channel->abort, JPP_PACKET_ABORT, channel->abort_text, size, NULL);
     }
   }
   if (!channel->sends) {
     jpp_net_receiver_t* receiver = &channel->receiver;
-    jpp_net_receiver_collect(channel);
+    jpp__net_receiver_collect(channel);
     if (is_grant_due(receiver) && !receiver->grant.busy &&
-        jpp_net_receiver_may_grant(channel)) {
+        jpp__net_receiver_may_grant(channel)) {
       fill_control(channel, &receiver->grant.packet);
       receiver->grant.packet.number = receiver->told = receiver->granted;
       receiver->must_grant = false;
-      jpp_net_post(&receiver->grant, JPP_PACKET_GRANT, NULL, 0, NULL);
+      jpp__net_post(&receiver->grant, JPP_PACKET_GRANT, NULL, 0, NULL);
     }
     busy |= is_grant_due(receiver);
   }
@@ -354,14 +354,14 @@ static bool can_send(const jpp_net_channel_t* channel) {
          !sender->messages[sender->turn].busy;
 }
 
-uint32_t jpp_net_credits(jpp_channel_t* base) {
+uint32_t jpp__net_credits(jpp_channel_t* base) {
   const jpp_net_channel_t* channel = (const jpp_net_channel_t*)base;
   const jpp_net_sender_t* sender = &channel->sender;
   if (has_failed(channel)) return base->spec.slots;
   return can_send(channel) ? (uint32_t)(sender->granted - sender->sent) : 0;
 }
 
-void jpp_net_message_done(jpp_net_channel_t* channel, jpp_net_message_t* message) {
+void jpp__net_message_done(jpp_net_channel_t* channel, jpp_net_message_t* message) {
   if (--message->busy || message->warms_up || !channel->base.spec.sent) return;
   channel->base.spec.sent(channel->base.spec.user, message->cookie);
 }
@@ -388,9 +388,9 @@ static jpp_status_t* check_shards(const jpp_net_channel_t* channel, uint64_t tag
 static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
                               const jpp_shard_t* shards, uint32_t count, void* cookie,
                               bool warms_up, bool* out_done) {
-  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+  JPP_RETURN_IF_ERROR(jpp__net_channel_status(channel));
   JPP_RETURN_IF_ERROR(check_shards(channel, tag, shards, count));
-  if (channel->peer->left) return jpp_net_left_status(channel->peer);
+  if (channel->peer->left) return jpp__net_left_status(channel->peer);
   if (!can_send(channel)) return NULL;
   jpp_net_message_t* message = &channel->sender.messages[channel->sender.turn];
   message->cookie = cookie;
@@ -408,19 +408,19 @@ static jpp_status_t* try_send(jpp_net_channel_t* channel, uint64_t tag,
                                             .shard = i,
                                             .count = count,
                                             .size = shard->size};
-    jpp_net_post(&message->ops[i], JPP_PACKET_DATA, shard->data, shard->size,
-                 shard->memory);
+    jpp__net_post(&message->ops[i], JPP_PACKET_DATA, shard->data, shard->size,
+                  shard->memory);
   }
   ++sender->sent;
   sender->turn = sender->turn + 1 == channel->base.spec.slots ? 0 : sender->turn + 1;
-  jpp_net_message_done(channel, message);
+  jpp__net_message_done(channel, message);
   *out_done = true;
   return NULL;
 }
 
-jpp_status_t* jpp_net_try_send(jpp_channel_t* base, uint64_t tag,
-                               const jpp_shard_t* shards, uint32_t count, void* cookie,
-                               bool* out_done) {
+jpp_status_t* jpp__net_try_send(jpp_channel_t* base, uint64_t tag,
+                                const jpp_shard_t* shards, uint32_t count, void* cookie,
+                                bool* out_done) {
   return try_send((jpp_net_channel_t*)base, tag, shards, count, cookie, false, out_done);
 }
 
@@ -438,7 +438,7 @@ static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
   shards = channel->warm_up_data;
   for (uint32_t i = 0; i < capacity; ++i) {
     shards[i].size = channel->bytes[i] < kMostWarmUp ? channel->bytes[i] : kMostWarmUp;
-    shards[i].data = jpp_net_is_on_device(channel, i, shards[i].size)
+    shards[i].data = jpp__net_is_on_device(channel, i, shards[i].size)
                          ? channel->net->scratch
                          : (const char*)channel->warm_up_data + head;
   }
@@ -449,8 +449,8 @@ static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
 static jpp_status_t* warm_up_sender(jpp_net_channel_t* channel, bool* out_done) {
   const jpp_net_sender_t* sender = &channel->sender;
   if (!channel->warm_up_sent) return send_warm_up(channel, &channel->warm_up_sent);
-  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
-  if (channel->peer->left) return jpp_net_left_status(channel->peer);
+  JPP_RETURN_IF_ERROR(jpp__net_channel_status(channel));
+  if (channel->peer->left) return jpp__net_left_status(channel->peer);
   *out_done =
       sender->granted - sender->sent == channel->base.spec.slots && channel->busy == 0;
   return NULL;
@@ -460,15 +460,15 @@ static jpp_status_t* warm_up_sender(jpp_net_channel_t* channel, bool* out_done) 
 static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done) {
   jpp_received_t received = {0};
   if (channel->warm_up_sent) {
-    JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+    JPP_RETURN_IF_ERROR(jpp__net_channel_status(channel));
     *out_done = !atomic_load(&channel->receiver.released) &&
                 !is_grant_due(&channel->receiver) && channel->busy == 0;
     return NULL;
   }
   JPP_RETURN_IF_ERROR(
-      jpp_net_try_recv(&channel->base, &received, &channel->warm_up_sent));
+      jpp__net_try_recv(&channel->base, &received, &channel->warm_up_sent));
   if (!channel->warm_up_sent) return NULL;
-  jpp_net_release(&channel->base, received.slot);
+  jpp__net_release(&channel->base, received.slot);
   if (received.tag == kWarmUpTag) return NULL;
   return jpp_status_make(JPP_PEER_ERROR,
                          "process %u at %s: expected its message that warms channel %u "
@@ -477,10 +477,10 @@ static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done
                          channel->base.spec.id, (unsigned long long)received.tag);
 }
 
-jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done) {
+jpp_status_t* jpp__net_warm_up(jpp_channel_t* base, bool* out_done) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   uint32_t timeout = channel->net->peer_timeout_ms;
-  if (!channel->warm_up_until) channel->warm_up_until = jpp_clock_now_ms() + timeout;
+  if (!channel->warm_up_until) channel->warm_up_until = jpp__clock_now_ms() + timeout;
   JPP_RETURN_IF_ERROR(channel->sends ? warm_up_sender(channel, out_done)
                                      : warm_up_receiver(channel, out_done));
   if (*out_done) {
@@ -488,7 +488,7 @@ jpp_status_t* jpp_net_warm_up(jpp_channel_t* base, bool* out_done) {
     channel->warm_up_data = NULL;
     return NULL;
   }
-  if (jpp_clock_now_ms() < channel->warm_up_until) return NULL;
+  if (jpp__clock_now_ms() < channel->warm_up_until) return NULL;
   return jpp_status_make(
       JPP_PEER_ERROR,
       "process %u at %s: channel %u has not warmed up within %u ms; is "

@@ -93,37 +93,37 @@ struct jpp_net_channel {
 };
 
 // Whether a shard's data is in device memory; empty shards have no data.
-bool jpp_net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
-                          uint64_t size);
+bool jpp__net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
+                           uint64_t size);
 // Why nothing can be sent or received any more; NULL: no known reason.
-jpp_status_t* jpp_net_channel_status(const jpp_net_channel_t* channel) JPP_MUST_USE;
-jpp_status_t* jpp_net_left_status(const jpp_net_peer_t* peer) JPP_MUST_USE;
+jpp_status_t* jpp__net_channel_status(const jpp_net_channel_t* channel) JPP_MUST_USE;
+jpp_status_t* jpp__net_left_status(const jpp_net_peer_t* peer) JPP_MUST_USE;
 
 // Takes a packet for the channel from its peer. Returns what is wrong with it, or NULL.
-void jpp_net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet);
-const char* jpp_net_channel_grant(jpp_net_channel_t* channel,
-                                  const jpp_packet_t* packet) JPP_MUST_USE;
-const char* jpp_net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t* packet,
-                                 const void* data,
-                                 jpp_net_place_t* out_place) JPP_MUST_USE;
-const char* jpp_net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
-                                  const char* text) JPP_MUST_USE;
+void jpp__net_channel_ask(jpp_net_channel_t* channel, const jpp_packet_t* packet);
+const char* jpp__net_channel_grant(jpp_net_channel_t* channel,
+                                   const jpp_packet_t* packet) JPP_MUST_USE;
+const char* jpp__net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t* packet,
+                                  const void* data,
+                                  jpp_net_place_t* out_place) JPP_MUST_USE;
+const char* jpp__net_channel_abort(jpp_net_channel_t* channel, const jpp_packet_t* packet,
+                                   const char* text) JPP_MUST_USE;
 // For a channel that is not open here (yet): the peer gave up before that.
-const char* jpp_net_early_abort(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                                const char* text) JPP_MUST_USE;
+const char* jpp__net_early_abort(jpp_net_peer_t* peer, const jpp_packet_t* packet,
+                                 const char* text) JPP_MUST_USE;
 
 // Sends what is due.
-void jpp_net_channel_progress(jpp_net_channel_t* channel);
+void jpp__net_channel_progress(jpp_net_channel_t* channel);
 // An operation or a fetch has ended.
-void jpp_net_channel_idle(jpp_net_channel_t* channel);
-void jpp_net_channel_free(jpp_net_channel_t* channel);
-void jpp_net_message_done(jpp_net_channel_t* channel, jpp_net_message_t* message);
+void jpp__net_channel_idle(jpp_net_channel_t* channel);
+void jpp__net_channel_free(jpp_net_channel_t* channel);
+void jpp__net_message_done(jpp_net_channel_t* channel, jpp_net_message_t* message);
 
 // The receiver's end (net_recv.c).
-jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) JPP_MUST_USE;
-void jpp_net_receiver_close(jpp_net_channel_t* channel);
-void jpp_net_receiver_reset(jpp_net_channel_t* channel);
-bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel);
-void jpp_net_receiver_collect(jpp_net_channel_t* channel);
+jpp_status_t* jpp__net_receiver_open(jpp_net_channel_t* channel) JPP_MUST_USE;
+void jpp__net_receiver_close(jpp_net_channel_t* channel);
+void jpp__net_receiver_reset(jpp_net_channel_t* channel);
+bool jpp__net_receiver_may_grant(const jpp_net_channel_t* channel);
+void jpp__net_receiver_collect(jpp_net_channel_t* channel);
 
 #endif  // JPP_TRANSPORT_NET_CHANNEL_H_

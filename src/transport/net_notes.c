@@ -24,8 +24,8 @@ static char* note_of(const jpp_net_notes_t* notes, uint32_t process) {
   return notes->data + process * padded(notes->size);
 }
 
-jpp_status_t* jpp_net_open_notes(jpp_transport_t* transport, uint32_t size,
-                                 jpp_transport_write_note_t write, void* user) {
+jpp_status_t* jpp__net_open_notes(jpp_transport_t* transport, uint32_t size,
+                                  jpp_transport_write_note_t write, void* user) {
   jpp_net_t* net = (jpp_net_t*)transport;
   jpp_net_notes_t* notes = &net->notes;
   if (notes->size || size == 0) {
@@ -49,14 +49,14 @@ jpp_status_t* jpp_net_open_notes(jpp_transport_t* transport, uint32_t size,
   return NULL;
 }
 
-const void* jpp_net_note(const jpp_transport_t* transport, uint32_t process) {
+const void* jpp__net_note(const jpp_transport_t* transport, uint32_t process) {
   const jpp_net_notes_t* notes = &((const jpp_net_t*)transport)->notes;
   bool known =
       notes->size && process < transport->num_processes && notes->versions[process];
   return known ? note_of(notes, process) : NULL;
 }
 
-void jpp_net_notes_deinit(jpp_net_t* net) {
+void jpp__net_notes_deinit(jpp_net_t* net) {
   for (uint32_t p = 0; net->peers && p < net->base.num_processes; ++p) {
     jpp_free(net->peers[p].beat_data);
   }
@@ -64,7 +64,7 @@ void jpp_net_notes_deinit(jpp_net_t* net) {
   jpp_free(net->notes.data);
 }
 
-void jpp_net_write_note(jpp_net_t* net) {
+void jpp__net_write_note(jpp_net_t* net) {
   jpp_net_notes_t* notes = &net->notes;
   if (!notes->size) return;
   notes->write(notes->user, note_of(notes, net->base.process));
@@ -78,7 +78,7 @@ static void pack_entry(const jpp_net_notes_t* notes, uint32_t process, char* to)
 }
 
 // Packs this process' own note, which is the newest, and others in rotation.
-uint32_t jpp_net_pack_notes(jpp_net_peer_t* peer, size_t* out_size) {
+uint32_t jpp__net_pack_notes(jpp_net_peer_t* peer, size_t* out_size) {
   const jpp_net_notes_t* notes = &peer->net->notes;
   uint32_t count = 0, processes = peer->net->base.num_processes;
   uint32_t own = peer->net->base.process;
@@ -110,8 +110,8 @@ static const char* take_entry(jpp_net_t* net, const char* from) {
   return NULL;
 }
 
-const char* jpp_net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
-                               const void* data) {
+const char* jpp__net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
+                                const void* data) {
   // Before the notes are open here, or at the peer.
   if (!net->notes.size || packet->count == 0) return NULL;
   size_t entry = entry_size(&net->notes);

@@ -9,7 +9,7 @@
 enum { kAlignment = 64, kIdleCalls = 32 };
 
 static uint64_t aligned(uint64_t bytes) {
-  return jpp_bytes_add(bytes, kAlignment - 1) & ~(uint64_t)(kAlignment - 1);
+  return jpp__bytes_add(bytes, kAlignment - 1) & ~(uint64_t)(kAlignment - 1);
 }
 
 // --- Open and close -------------------------------------------------------------------
@@ -19,15 +19,15 @@ static uint64_t aligned(uint64_t bytes) {
 static void measure_message(const jpp_net_channel_t* channel, uint64_t out_sizes[2]) {
   out_sizes[false] = out_sizes[true] = 0;
   for (uint32_t i = 0; i < channel->base.spec.capacity; ++i) {
-    uint64_t* size = &out_sizes[jpp_net_is_on_device(channel, i, channel->bytes[i])];
-    *size = jpp_bytes_add(*size, aligned(channel->bytes[i]));
+    uint64_t* size = &out_sizes[jpp__net_is_on_device(channel, i, channel->bytes[i])];
+    *size = jpp__bytes_add(*size, aligned(channel->bytes[i]));
   }
 }
 
 static void place_slots(jpp_net_channel_t* channel, char* host, char* device) {
   for (uint32_t s = 0; s < channel->base.spec.slots; ++s) {
     for (uint32_t i = 0; i < channel->base.spec.capacity; ++i) {
-      bool on_device = jpp_net_is_on_device(channel, i, channel->bytes[i]);
+      bool on_device = jpp__net_is_on_device(channel, i, channel->bytes[i]);
       char** at = on_device ? &device : &host;
       channel->receiver.slots[s].data[i] = *at;
       *at += aligned(channel->bytes[i]);
@@ -42,11 +42,11 @@ static jpp_status_t* allocate_blocks(jpp_net_channel_t* channel) {
   uint64_t message[2];
   void* device = NULL;
   measure_message(channel, message);
-  uint64_t size = jpp_bytes_add(jpp_bytes_multiply(message[false], slots), kAlignment);
+  uint64_t size = jpp__bytes_add(jpp__bytes_multiply(message[false], slots), kAlignment);
   JPP_RETURN_IF_ERROR_IN(jpp_alloc(size, &receiver->block), "slots of %llu bytes",
                          (unsigned long long)size);
   if (message[true]) {
-    uint64_t device_size = jpp_bytes_multiply(message[true], slots);
+    uint64_t device_size = jpp__bytes_multiply(message[true], slots);
     JPP_RETURN_IF_ERROR_IN(net->device->allocate(net, device_size, &device),
                            "slots of %llu bytes of device memory",
                            (unsigned long long)device_size);
@@ -57,7 +57,7 @@ static jpp_status_t* allocate_blocks(jpp_net_channel_t* channel) {
                                                   &receiver->memory);
 }
 
-jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
+jpp_status_t* jpp__net_receiver_open(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   uint32_t slots = channel->base.spec.slots;
   receiver->grant.peer = channel->peer;
@@ -82,7 +82,7 @@ jpp_status_t* jpp_net_receiver_open(jpp_net_channel_t* channel) {
   return NULL;
 }
 
-void jpp_net_receiver_close(jpp_net_channel_t* channel) {
+void jpp__net_receiver_close(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   if (receiver->memory) {
     channel->net->base.vtable->bytes->unregister_memory(&channel->net->base,
@@ -137,7 +137,8 @@ static const char* check_data(const jpp_net_channel_t* channel,
   if (packet->size > (packet->count ? channel->bytes[packet->shard] : 0)) {
     return "the shard is too large";
   }
-  if (jpp_net_is_on_device(channel, packet->shard, packet->size) != (packet->turn != 0)) {
+  if (jpp__net_is_on_device(channel, packet->shard, packet->size) !=
+      (packet->turn != 0)) {
     return "the shard is in another kind of memory";
   }
   uint32_t index = receiver->slot_of[packet->number % channel->base.spec.slots];
@@ -149,8 +150,8 @@ static const char* check_data(const jpp_net_channel_t* channel,
   return slot->shards[packet->shard].has_come ? "the shard arrived twice" : NULL;
 }
 
-const char* jpp_net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t* packet,
-                                 const void* data, jpp_net_place_t* out_place) {
+const char* jpp__net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t* packet,
+                                  const void* data, jpp_net_place_t* out_place) {
   if (packet->epoch < channel->epoch) return NULL;
   const char* wrong = check_data(channel, packet);
   if (wrong) return wrong;
@@ -171,12 +172,12 @@ const char* jpp_net_channel_data(jpp_net_channel_t* channel, const jpp_packet_t*
   return NULL;
 }
 
-jpp_net_peer_t* jpp_net_shard_peer(const void* shard) {
+jpp_net_peer_t* jpp__net_shard_peer(const void* shard) {
   return ((const jpp_net_shard_t*)shard)->slot->channel->peer;
 }
 
 // A slot whose message was dropped on arrival is free once nothing writes to it.
-void jpp_net_received(void* shard, bool success) {
+void jpp__net_received(void* shard, bool success) {
   jpp_net_slot_t* slot = ((jpp_net_shard_t*)shard)->slot;
   jpp_net_channel_t* channel = slot->channel;
   channel->net->some = true;
@@ -186,10 +187,10 @@ void jpp_net_received(void* shard, bool success) {
   } else if (!slot->fetching) {
     free_slot(channel, slot);
   }
-  jpp_net_channel_idle(channel);
+  jpp__net_channel_idle(channel);
 }
 
-void jpp_net_receiver_reset(jpp_net_channel_t* channel) {
+void jpp__net_receiver_reset(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   for (uint32_t s = 0; s < channel->base.spec.slots; ++s) {
     jpp_net_slot_t* slot = &receiver->slots[s];
@@ -203,7 +204,7 @@ void jpp_net_receiver_reset(jpp_net_channel_t* channel) {
   atomic_store(&channel->net->work, true);
 }
 
-void jpp_net_receiver_collect(jpp_net_channel_t* channel) {
+void jpp__net_receiver_collect(jpp_net_channel_t* channel) {
   jpp_net_receiver_t* receiver = &channel->receiver;
   if (!atomic_exchange(&receiver->released, false)) return;
   for (uint32_t s = 0; s < channel->base.spec.slots; ++s) {
@@ -217,7 +218,7 @@ void jpp_net_receiver_collect(jpp_net_channel_t* channel) {
 
 // Grants are batched, so that not every message causes one: the sender gets them when
 // half of the slots are free again, or earlier when this process is idle.
-bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel) {
+bool jpp__net_receiver_may_grant(const jpp_net_channel_t* channel) {
   const jpp_net_receiver_t* receiver = &channel->receiver;
   uint64_t due = receiver->granted - receiver->told;
   return receiver->must_grant || due * 2 >= channel->base.spec.slots ||
@@ -226,10 +227,10 @@ bool jpp_net_receiver_may_grant(const jpp_net_channel_t* channel) {
 
 // --- Receive --------------------------------------------------------------------------
 
-jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
-                               bool* out_done) {
+jpp_status_t* jpp__net_try_recv(jpp_channel_t* base, jpp_received_t* out_received,
+                                bool* out_done) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
-  JPP_RETURN_IF_ERROR(jpp_net_channel_status(channel));
+  JPP_RETURN_IF_ERROR(jpp__net_channel_status(channel));
   if (channel->sends) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "channel %u: this is the sender's end",
                            base->spec.id);
@@ -239,7 +240,7 @@ jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received
   jpp_net_slot_t* slot = *index == JPP_NET_NO_SLOT ? NULL : &receiver->slots[*index];
   if (!slot || slot->missing) {
     bool can_come = !channel->peer->left || (slot && slot->fetching);
-    return can_come ? NULL : jpp_net_left_status(channel->peer);
+    return can_come ? NULL : jpp__net_left_status(channel->peer);
   }
   slot->state = JPP_NET_SLOT_TAKEN;
   *out_received = (jpp_received_t){.tag = slot->tag,
@@ -253,7 +254,7 @@ jpp_status_t* jpp_net_try_recv(jpp_channel_t* base, jpp_received_t* out_received
   return NULL;
 }
 
-void jpp_net_release(jpp_channel_t* base, uint32_t slot) {
+void jpp__net_release(jpp_channel_t* base, uint32_t slot) {
   jpp_net_channel_t* channel = (jpp_net_channel_t*)base;
   if (channel->sends || slot >= base->spec.slots) return;
   atomic_store(&channel->receiver.slots[slot].released, true);

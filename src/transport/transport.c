@@ -28,9 +28,9 @@ static jpp_status_t* unknown_driver(const char* name) {
   return status;
 }
 
-jpp_status_t* jpp_transport_create_with(const jpp_transport_vtable_t* driver,
-                                        const jpp_transport_options_t* options,
-                                        jpp_transport_t** out_transport) {
+jpp_status_t* jpp__transport_create_with(const jpp_transport_vtable_t* driver,
+                                         const jpp_transport_options_t* options,
+                                         jpp_transport_t** out_transport) {
   jpp_transport_options_t full;
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_transport_options_t, peer_timeout_ms, options, &full));
@@ -61,7 +61,7 @@ jpp_status_t* jpp_transport_create(const jpp_transport_options_t* options,
   JPP_RETURN_IF_NULL(full.driver);
   for (size_t i = 0; i < DRIVER_COUNT; ++i) {
     if (strcmp(kDrivers[i]->name, full.driver) != 0) continue;
-    return jpp_transport_create_with(kDrivers[i], &full, out_transport);
+    return jpp__transport_create_with(kDrivers[i], &full, out_transport);
   }
   return unknown_driver(full.driver);
 }
@@ -143,7 +143,7 @@ const char* jpp_transport_peer_name(const jpp_transport_t* transport, uint32_t p
 jpp_status_t* jpp_transport_open_notes(jpp_transport_t* transport, uint32_t size,
                                        jpp_transport_write_note_t write, void* user) {
   JPP_RETURN_IF_NULL(transport);
-  if (!write) return jpp_null_error(__func__, "write", 0);
+  if (!write) return jpp__null_error(__func__, "write", 0);
   if (bytes_of(transport)) {
     return bytes_of(transport)->open_notes(transport, size, write, user);
   }

@@ -43,9 +43,9 @@ static void ucx_sent(void* request, ucs_status_t status, void* user) {
   const jpp_ucx_t* ucx = transport_of(op->peer->net)->ucx;
   ucx->ucp_request_free(request);
   if (status != UCS_OK) {
-    jpp_net_peer_failed(op->peer, "a send failed: %s", ucx->ucs_status_string(status));
+    jpp__net_peer_failed(op->peer, "a send failed: %s", ucx->ucs_status_string(status));
   }
-  jpp_net_op_done(op);
+  jpp__net_op_done(op);
 }
 
 static bool ucx_send(jpp_net_t* net, jpp_net_op_t* op, const void* data, size_t size,
@@ -63,20 +63,20 @@ static bool ucx_send(jpp_net_t* net, jpp_net_op_t* op, const void* data, size_t 
   ucs_status_ptr_t request = transport->ucx->ucp_am_send_nbx(
       op->peer->endpoint, kPacketId, &op->packet, sizeof(op->packet), data, size, &param);
   if (!UCS_PTR_IS_ERR(request)) return request == NULL;
-  jpp_net_peer_failed(op->peer, "a send failed: %s",
-                      transport->ucx->ucs_status_string(UCS_PTR_STATUS(request)));
+  jpp__net_peer_failed(op->peer, "a send failed: %s",
+                       transport->ucx->ucs_status_string(UCS_PTR_STATUS(request)));
   return true;
 }
 
 static void ucx_fetched(void* request, ucs_status_t status, size_t size, void* shard) {
   (void)size;
-  jpp_net_peer_t* peer = jpp_net_shard_peer(shard);
+  jpp_net_peer_t* peer = jpp__net_shard_peer(shard);
   const jpp_ucx_t* ucx = transport_of(peer->net)->ucx;
   ucx->ucp_request_free(request);
   if (status != UCS_OK) {
-    jpp_net_peer_failed(peer, "a receive failed: %s", ucx->ucs_status_string(status));
+    jpp__net_peer_failed(peer, "a receive failed: %s", ucx->ucs_status_string(status));
   }
-  jpp_net_received(shard, status == UCS_OK);
+  jpp__net_received(shard, status == UCS_OK);
 }
 
 static ucs_status_t ucx_fetch(const ucx_transport_t* transport, void* announced,
@@ -89,10 +89,10 @@ static ucs_status_t ucx_fetch(const ucx_transport_t* transport, void* announced,
   ucs_status_ptr_t request =
       ucx->ucp_am_recv_data_nbx(transport->worker, announced, place->data, size, &param);
   if (UCS_PTR_IS_ERR(request)) {
-    jpp_net_peer_failed(jpp_net_shard_peer(place->shard), "a receive failed: %s",
-                        ucx->ucs_status_string(UCS_PTR_STATUS(request)));
+    jpp__net_peer_failed(jpp__net_shard_peer(place->shard), "a receive failed: %s",
+                         ucx->ucs_status_string(UCS_PTR_STATUS(request)));
   }
-  if (!UCS_PTR_IS_PTR(request)) jpp_net_received(place->shard, request == NULL);
+  if (!UCS_PTR_IS_PTR(request)) jpp__net_received(place->shard, request == NULL);
   return UCS_INPROGRESS;  // UCX frees what it announced
 }
 
@@ -103,8 +103,8 @@ static ucs_status_t ucx_arrived(void* user, const void* head, size_t head_size,
   ucx_transport_t* transport = user;
   bool announced = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
   jpp_net_place_t place;
-  jpp_net_arrived(&transport->net, head, head_size, announced ? NULL : data, size,
-                  &place);
+  jpp__net_arrived(&transport->net, head, head_size, announced ? NULL : data, size,
+                   &place);
   return place.data ? ucx_fetch(transport, data, size, &place) : UCS_OK;
 }
 
@@ -114,8 +114,8 @@ static ucs_status_t ucx_arrived(void* user, const void* head, size_t head_size,
 static void ucx_peer_failed(void* user, ucp_ep_h endpoint, ucs_status_t status) {
   (void)endpoint;
   jpp_net_peer_t* peer = user;
-  jpp_net_peer_failed(peer, "the connection was lost: %s",
-                      transport_of(peer->net)->ucx->ucs_status_string(status));
+  jpp__net_peer_failed(peer, "the connection was lost: %s",
+                       transport_of(peer->net)->ucx->ucs_status_string(status));
 }
 
 static jpp_status_t* ucx_connect(jpp_transport_t* base, uint32_t process,
@@ -124,7 +124,7 @@ static jpp_status_t* ucx_connect(jpp_transport_t* base, uint32_t process,
   jpp_net_peer_t* peer = &transport->net.peers[process];
   jpp_address_t opened;
   JPP_RETURN_IF_ERROR(
-      jpp_net_open_address(&transport->net, process, address, size, &opened));
+      jpp__net_open_address(&transport->net, process, address, size, &opened));
   ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
                                           UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                           UCP_EP_PARAM_FIELD_ERR_HANDLER,
@@ -134,10 +134,10 @@ static jpp_status_t* ucx_connect(jpp_transport_t* base, uint32_t process,
   ucp_ep_h endpoint = NULL;
   ucs_status_t made =
       transport->ucx->ucp_ep_create(transport->worker, &params, &endpoint);
-  JPP_RETURN_IF_ERROR_IN(jpp_ucx_error(transport->ucx, made, "ucp_ep_create"),
+  JPP_RETURN_IF_ERROR_IN(jpp__ucx_error(transport->ucx, made, "ucp_ep_create"),
                          "process %u at %s", process, peer->name);
   peer->endpoint = endpoint;
-  jpp_net_greet(peer);
+  jpp__net_greet(peer);
   return NULL;
 }
 
@@ -166,7 +166,7 @@ static void ucx_close_endpoint(ucx_transport_t* transport, jpp_net_peer_t* peer)
 static void ucx_progress(jpp_transport_t* base, bool* out_some) {
   ucx_transport_t* transport = (ucx_transport_t*)base;
   *out_some = transport->ucx->ucp_worker_progress(transport->worker) != 0;
-  jpp_net_progress(&transport->net, out_some);
+  jpp__net_progress(&transport->net, out_some);
   if (transport->net.failed) {
     transport->net.failed = false;
     for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
@@ -181,11 +181,11 @@ static jpp_status_t* ucx_arm(jpp_transport_t* base, int* out_descriptor,
   ucx_transport_t* transport = (ucx_transport_t*)base;
   const jpp_ucx_t* ucx = transport->ucx;
   ucs_status_t status = ucx->ucp_worker_get_efd(transport->worker, out_descriptor);
-  JPP_RETURN_IF_ERROR(jpp_ucx_error(ucx, status, "ucp_worker_get_efd"));
+  JPP_RETURN_IF_ERROR(jpp__ucx_error(ucx, status, "ucp_worker_get_efd"));
   if (atomic_load(&transport->net.work) || transport->net.some) return NULL;
   status = ucx->ucp_worker_arm(transport->worker);
   *out_armed = status == UCS_OK;
-  return status == UCS_ERR_BUSY ? NULL : jpp_ucx_error(ucx, status, "ucp_worker_arm");
+  return status == UCS_ERR_BUSY ? NULL : jpp__ucx_error(ucx, status, "ucp_worker_arm");
 }
 
 // --- Memory ---------------------------------------------------------------------------
@@ -203,7 +203,7 @@ static jpp_status_t* ucx_register(jpp_transport_t* base, void* data, size_t size
       transport->ucx->ucp_mem_map(transport->context, &params, &memory->handle);
   if (status != UCS_OK) {
     jpp_free(memory);
-    return jpp_ucx_error(transport->ucx, status, "ucp_mem_map");
+    return jpp__ucx_error(transport->ucx, status, "ucp_mem_map");
   }
   *out_memory = memory;
   return NULL;
@@ -279,8 +279,8 @@ static jpp_status_t* ucx_publish(ucx_transport_t* transport, const char* address
   ucp_address_t* route = NULL;
   size_t size = 0;
   ucs_status_t status = ucx->ucp_worker_get_address(transport->worker, &route, &size);
-  JPP_RETURN_IF_ERROR(jpp_ucx_error(ucx, status, "ucp_worker_get_address"));
-  jpp_status_t* published = jpp_net_publish(&transport->net, name, route, size);
+  JPP_RETURN_IF_ERROR(jpp__ucx_error(ucx, status, "ucp_worker_get_address"));
+  jpp_status_t* published = jpp__net_publish(&transport->net, name, route, size);
   ucx->ucp_worker_release_address(transport->worker, route);
   return published;
 }
@@ -289,10 +289,10 @@ static jpp_status_t* ucx_begin(ucx_transport_t* transport,
                                const jpp_transport_options_t* options,
                                const char* devices) {
   JPP_RETURN_IF_ERROR_IN(
-      jpp_ucx_error(transport->ucx, ucx_make_context(transport, devices), "ucp_init"),
+      jpp__ucx_error(transport->ucx, ucx_make_context(transport, devices), "ucp_init"),
       "devices %s", devices);
   JPP_RETURN_IF_ERROR_IN(
-      jpp_ucx_error(transport->ucx, ucx_make_worker(transport), "ucp_worker_create"),
+      jpp__ucx_error(transport->ucx, ucx_make_worker(transport), "ucp_worker_create"),
       "devices %s", devices);
   JPP_LOG(JPP_LOG_INFO, "process %u listens at %s, on the devices %s", options->process,
           options->address, devices);
@@ -302,7 +302,7 @@ static jpp_status_t* ucx_begin(ucx_transport_t* transport,
 static void ucx_free(ucx_transport_t* transport) {
   if (transport->worker) transport->ucx->ucp_worker_destroy(transport->worker);
   if (transport->context) transport->ucx->ucp_cleanup(transport->context);
-  jpp_net_deinit(&transport->net);
+  jpp__net_deinit(&transport->net);
   jpp_free(transport);
 }
 
@@ -311,13 +311,13 @@ static const jpp_net_port_t kPort = {.send = ucx_send};
 static jpp_status_t* ucx_create(const jpp_transport_options_t* options,
                                 jpp_transport_t** out_transport) {
   const jpp_ucx_t* ucx = NULL;
-  JPP_RETURN_IF_ERROR(jpp_ucx_load(&ucx));
+  JPP_RETURN_IF_ERROR(jpp__ucx_load(&ucx));
   ucx_transport_t* transport = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &transport));
   transport->ucx = ucx;
   char* devices = NULL;
-  jpp_status_t* status = jpp_net_init(&transport->net, &kPort, options);
-  if (!status) status = jpp_ucx_find_devices(options->address, &devices);
+  jpp_status_t* status = jpp__net_init(&transport->net, &kPort, options);
+  if (!status) status = jpp__ucx_find_devices(options->address, &devices);
   if (!status) status = ucx_begin(transport, options, devices);
   jpp_free(devices);
   if (status) {
@@ -338,13 +338,13 @@ static bool has_pending(const ucx_transport_t* transport) {
 
 static void ucx_destroy(jpp_transport_t* base) {
   ucx_transport_t* transport = (ucx_transport_t*)base;
-  jpp_net_leave(&transport->net);
+  jpp__net_leave(&transport->net);
   for (uint32_t i = 0; i < transport->net.base.num_processes; ++i) {
     jpp_net_peer_t* peer = &transport->net.peers[i];
     if (peer->endpoint) ucx_close_endpoint(transport, peer);
   }
-  int64_t until = jpp_clock_now_ms() + transport->net.peer_timeout_ms;
-  while (has_pending(transport) && jpp_clock_now_ms() < until) {
+  int64_t until = jpp__clock_now_ms() + transport->net.peer_timeout_ms;
+  while (has_pending(transport) && jpp__clock_now_ms() < until) {
     transport->ucx->ucp_worker_progress(transport->worker);
   }
   ucx_free(transport);

@@ -107,7 +107,7 @@ static jpp_status_t* append_devices(jpp_str_t* devices, const struct ifaddrs* al
   return NULL;
 }
 
-jpp_status_t* jpp_ucx_find_devices(const char* addresses, char** out_devices) {
+jpp_status_t* jpp__ucx_find_devices(const char* addresses, char** out_devices) {
   *out_devices = NULL;
   struct ifaddrs* all = NULL;
   jpp_str_t devices = {0};
@@ -116,5 +116,5 @@ jpp_status_t* jpp_ucx_find_devices(const char* addresses, char** out_devices) {
   }
   jpp_status_t* status = append_devices(&devices, all, addresses);
   freeifaddrs(all);
-  return jpp_str_finish_unless(status, &devices, out_devices);
+  return jpp__str_finish_unless(status, &devices, out_devices);
 }

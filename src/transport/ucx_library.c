@@ -41,14 +41,14 @@ static jpp_status_t* load_functions(void* library) {
 static jpp_status_t* load_locked(void) {
   void* library = NULL;
   if (g_loaded) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_library_open(&kUcx, &library));
+  JPP_RETURN_IF_ERROR(jpp__library_open(&kUcx, &library));
   JPP_RETURN_IF_ERROR(load_functions(library));
   JPP_LOG(JPP_LOG_INFO, "UCX %s", g_ucx.ucp_get_version_string());
   g_loaded = true;
   return NULL;
 }
 
-jpp_status_t* jpp_ucx_load(const jpp_ucx_t** out_ucx) {
+jpp_status_t* jpp__ucx_load(const jpp_ucx_t** out_ucx) {
   *out_ucx = &g_ucx;
   pthread_mutex_lock(&g_mutex);
   jpp_status_t* status = load_locked();
@@ -56,7 +56,8 @@ jpp_status_t* jpp_ucx_load(const jpp_ucx_t** out_ucx) {
   return status;
 }
 
-jpp_status_t* jpp_ucx_error(const jpp_ucx_t* ucx, ucs_status_t status, const char* call) {
+jpp_status_t* jpp__ucx_error(const jpp_ucx_t* ucx, ucs_status_t status,
+                             const char* call) {
   if (status == UCS_OK) return NULL;
   return jpp_status_make(JPP_PEER_ERROR, "%s: %s", call, ucx->ucs_status_string(status));
 }

@@ -45,16 +45,16 @@ typedef struct jpp_ucx {
 } jpp_ucx_t;
 
 // Lifetime static. JPP_UNSUPPORTED says what to install. Any thread.
-jpp_status_t* jpp_ucx_load(const jpp_ucx_t** out_ucx) JPP_MUST_USE;
+jpp_status_t* jpp__ucx_load(const jpp_ucx_t** out_ucx) JPP_MUST_USE;
 
 // NULL for UCS_OK.
-jpp_status_t* jpp_ucx_error(const jpp_ucx_t* ucx, ucs_status_t status,
-                            const char* call) JPP_MUST_USE;
+jpp_status_t* jpp__ucx_error(const jpp_ucx_t* ucx, ucs_status_t status,
+                             const char* call) JPP_MUST_USE;
 
 // What UCX_NET_DEVICES should be so that UCX listens at these addresses, commas between
 // them, and nowhere else: names of interfaces and of the RDMA devices behind them. Free
 // with jpp_free(). JPP_INVALID_ARGUMENT lists the addresses that this host has.
-jpp_status_t* jpp_ucx_find_devices(const char* addresses,
-                                   char** out_devices) JPP_MUST_USE;
+jpp_status_t* jpp__ucx_find_devices(const char* addresses,
+                                    char** out_devices) JPP_MUST_USE;
 
 #endif  // JPP_TRANSPORT_UCX_LIBRARY_H_

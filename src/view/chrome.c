@@ -14,10 +14,10 @@ static void append_element(const char* separator, json_t* event, jpp_str_t* str)
   jpp_str_append(str, separator);
   // With 15 digits, a time with three decimals is written as 1.234, which no double
   // equals exactly, and not as 1.2339999999999999.
-  jpp_json_take(event, JSON_COMPACT | JSON_REAL_PRECISION(15), str);
+  jpp__json_take(event, JSON_COMPACT | JSON_REAL_PRECISION(15), str);
 }
 
-void jpp_chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str) {
+void jpp__chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str) {
   jpp_str_append(str, "{\"displayTimeUnit\":\"ms\",");
   if (step) {
     append_element(
@@ -29,7 +29,7 @@ void jpp_chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str) {
   jpp_str_append(str, "\"traceEvents\":[");
 }
 
-void jpp_chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str) {
+void jpp__chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str) {
   char name[24];
   snprintf(name, sizeof(name), "rank %u", rank);
   append_element(
@@ -44,11 +44,11 @@ void jpp_chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str) {
                  str);
 }
 
-void jpp_chrome_append_process(const char* name, uint32_t process, jpp_str_t* str) {
+void jpp__chrome_append_process(const char* name, uint32_t process, jpp_str_t* str) {
   append_element(
       process ? ",\n" : "\n",
       json_pack("{s:s, s:I, s:s, s:{s:o}}", "ph", "M", "pid", (json_int_t)process, "name",
-                "process_name", "args", "name", jpp_json_text(name)),
+                "process_name", "args", "name", jpp__json_text(name)),
       str);
 }
 
@@ -63,15 +63,15 @@ static double three_decimals(double microseconds) {
   return nearbyint(microseconds * 1000) / 1000;
 }
 
-void jpp_chrome_append_event(const jpp_chrome_event_t* event, jpp_str_t* str) {
-  const char* category = jpp_ink(jpp_ink_of((jpp_task_kind_t)event->kind))->category;
+void jpp__chrome_append_event(const jpp_chrome_event_t* event, jpp_str_t* str) {
+  const char* category = jpp__ink(jpp__ink_of((jpp_task_kind_t)event->kind))->category;
   append_element(",\n",
                  json_pack("{s:s, s:o, s:s, s:I, s:I, s:f, s:f, s:o}", "ph", "X", "name",
-                           jpp_json_text(event->name), "cat", category, "pid",
+                           jpp__json_text(event->name), "cat", category, "pid",
                            (json_int_t)event->process, "tid", (json_int_t)event->rank,
                            "ts", three_decimals(event->start), "dur",
                            three_decimals(event->duration), "args", args_json(event)),
                  str);
 }
 
-void jpp_chrome_end(jpp_str_t* str) { jpp_str_append(str, "\n]}\n"); }
+void jpp__chrome_end(jpp_str_t* str) { jpp_str_append(str, "\n]}\n"); }

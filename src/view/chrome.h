@@ -17,11 +17,11 @@ typedef struct jpp_chrome_event {
 
 // `step`: the first that was measured, which began at `clock` (CLOCK_REALTIME,
 // nanoseconds); 0: none was.
-void jpp_chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str);
-void jpp_chrome_append_process(const char* name, uint32_t process, jpp_str_t* str);
+void jpp__chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str);
+void jpp__chrome_append_process(const char* name, uint32_t process, jpp_str_t* str);
 // A thread of a process.
-void jpp_chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str);
-void jpp_chrome_append_event(const jpp_chrome_event_t* event, jpp_str_t* str);
-void jpp_chrome_end(jpp_str_t* str);
+void jpp__chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str);
+void jpp__chrome_append_event(const jpp_chrome_event_t* event, jpp_str_t* str);
+void jpp__chrome_end(jpp_str_t* str);
 
 #endif  // JPP_VIEW_CHROME_H_

@@ -29,9 +29,9 @@ static const jpp_ink_t kInks[] = {
 };
 _Static_assert(sizeof(kInks) / sizeof(*kInks) == JPP_INK_COUNT, "a row for each ink");
 
-const jpp_ink_t* jpp_ink(jpp_ink_name_t name) { return &kInks[name]; }
+const jpp_ink_t* jpp__ink(jpp_ink_name_t name) { return &kInks[name]; }
 
-jpp_ink_name_t jpp_ink_of(jpp_task_kind_t kind) {
+jpp_ink_name_t jpp__ink_of(jpp_task_kind_t kind) {
   switch (kind) {
     case JPP_TASK_FWD:
       return JPP_INK_FORWARD;

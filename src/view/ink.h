@@ -14,7 +14,7 @@ typedef enum jpp_ink_name {
 
 enum { JPP_INK_SHADES = 4 };
 
-typedef struct jpp_ink {
+typedef struct jpp__ink {
   const char* legend;
   double legend_width;                // of key and text in a picture, pixels
   const char* fills[JPP_INK_SHADES];  // SVG colours from light to dark
@@ -23,7 +23,7 @@ typedef struct jpp_ink {
   const char* category;  // in Chrome traces
 } jpp_ink_t;
 
-const jpp_ink_t* jpp_ink(jpp_ink_name_t name);
-jpp_ink_name_t jpp_ink_of(jpp_task_kind_t kind);
+const jpp_ink_t* jpp__ink(jpp_ink_name_t name);
+jpp_ink_name_t jpp__ink_of(jpp_task_kind_t kind);
 
 #endif  // JPP_VIEW_INK_H_

@@ -37,7 +37,7 @@ static const char kPageTail[] =
     "+'px';tip.style.top=e.clientY+14+'px';}});\n"
     "</script></body></html>\n";
 
-void jpp_svg_begin(double width, double height, jpp_str_t* str) {
+void jpp__svg_begin(double width, double height, jpp_str_t* str) {
   jpp_str_appendf(str,
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" "
                   "height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" "
@@ -46,6 +46,6 @@ void jpp_svg_begin(double width, double height, jpp_str_t* str) {
                   width, height, width, height);
 }
 
-void jpp_page_begin(jpp_str_t* str) { jpp_str_append(str, kPageHead); }
+void jpp__page_begin(jpp_str_t* str) { jpp_str_append(str, kPageHead); }
 
-void jpp_page_end(jpp_str_t* str) { jpp_str_append(str, kPageTail); }
+void jpp__page_end(jpp_str_t* str) { jpp_str_append(str, kPageTail); }

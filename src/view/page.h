@@ -7,9 +7,9 @@
 #include "base/str.h"
 
 // The start of a picture of this size in pixels, with a white background.
-void jpp_svg_begin(double width, double height, jpp_str_t* str);
+void jpp__svg_begin(double width, double height, jpp_str_t* str);
 
-void jpp_page_begin(jpp_str_t* str);
-void jpp_page_end(jpp_str_t* str);
+void jpp__page_begin(jpp_str_t* str);
+void jpp__page_end(jpp_str_t* str);
 
 #endif  // JPP_VIEW_PAGE_H_

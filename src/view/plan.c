@@ -20,10 +20,10 @@ static jpp_status_t* print_schedules(const jpp_planned_t* planned, char** out_te
   for (uint32_t i = 0; i < planned->graph->num_loops && !status; ++i) {
     status = append_schedule(planned->schedules[i], &str);
   }
-  return jpp_str_finish_unless(status, &str, out_text);
+  return jpp__str_finish_unless(status, &str, out_text);
 }
 
-jpp_status_t* jpp_planned_expect(const jpp_planned_t* planned, jpp_plan_part_t part) {
+jpp_status_t* jpp__planned_expect(const jpp_planned_t* planned, jpp_plan_part_t part) {
   const void* const made[] = {
       [JPP_PART_GRAPH] = planned->graph,      [JPP_PART_SCHEDULE] = planned->schedules,
       [JPP_PART_PARTITION] = planned->staged, [JPP_PART_PROGRAM] = planned->plan,
@@ -41,7 +41,7 @@ jpp_status_t* jpp_planned_print(const jpp_planned_t* planned, jpp_plan_part_t pa
                                 char** out_text) {
   JPP_RETURN_IF_NULL(planned, out_text);
   *out_text = NULL;
-  JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, part));
+  JPP_RETURN_IF_ERROR(jpp__planned_expect(planned, part));
   switch (part) {
     case JPP_PART_GRAPH:
       return jpp_graph_print(planned->graph, out_text);

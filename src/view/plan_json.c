@@ -8,7 +8,7 @@
 static json_t* type_json(const jpp_type_t* type) {
   json_t* dims = json_array();
   for (uint32_t i = 0; i < type->ndim; ++i) {
-    jpp_json_append(&dims, json_integer(type->dims[i]));
+    jpp__json_append(&dims, json_integer(type->dims[i]));
   }
   return json_pack("{s:s, s:o}", "dtype", jpp_dtype_name(type->dtype), "shape", dims);
 }
@@ -17,17 +17,17 @@ static json_t* op_json(const jpp_op_t* op) {
   return json_pack(
       "{s:s, s:o, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
       jpp_op_kind_name((jpp_op_kind_t)op->kind), "name",
-      jpp_json_text(op->name ? op->name : ""), "attr", (json_int_t)op->attr, "loop",
-      jpp_json_id(op->loop), "inputs", jpp_json_ids(op->inputs, op->num_inputs),
+      jpp__json_text(op->name ? op->name : ""), "attr", (json_int_t)op->attr, "loop",
+      jpp__json_id(op->loop), "inputs", jpp__json_ids(op->inputs, op->num_inputs),
       "first_output", (json_int_t)op->first_output, "num_outputs",
       (json_int_t)op->num_outputs, "cheap", (op->flags & JPP_OP_CHEAP) != 0, "backward",
       (op->flags & JPP_OP_BACKWARD) != 0, "effect", (op->flags & JPP_OP_EFFECT) != 0,
-      "cost", (double)op->cost, "where", jpp_json_text(op->where));
+      "cost", (double)op->cost, "where", jpp__json_text(op->where));
 }
 
 static json_t* ops_json(const jpp_op_t* ops, uint32_t count) {
   json_t* list = json_array();
-  for (uint32_t i = 0; i < count; ++i) jpp_json_append(&list, op_json(&ops[i]));
+  for (uint32_t i = 0; i < count; ++i) jpp__json_append(&list, op_json(&ops[i]));
   return list;
 }
 
@@ -35,11 +35,11 @@ static json_t* values_json(const jpp_value_t* values, uint32_t count) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < count; ++i) {
     const jpp_value_t* value = &values[i];
-    jpp_json_append(
-        &list,
-        json_pack("{s:o, s:I, s:o, s:o, s:o}", "type", type_json(&value->type), "bytes",
-                  (json_int_t)value->bytes, "producer", jpp_json_id(value->producer),
-                  "loop", jpp_json_id(value->loop), "name", jpp_json_text(value->name)));
+    jpp__json_append(
+        &list, json_pack("{s:o, s:I, s:o, s:o, s:o}", "type", type_json(&value->type),
+                         "bytes", (json_int_t)value->bytes, "producer",
+                         jpp__json_id(value->producer), "loop", jpp__json_id(value->loop),
+                         "name", jpp__json_text(value->name)));
   }
   return list;
 }
@@ -50,34 +50,34 @@ static json_t* loop_json(const jpp_loop_t* loop) {
   json_t* results = json_array();
   for (uint32_t i = 0; i < loop->num_results; ++i) {
     const char* reduce = jpp_reduce_kind_name((jpp_reduce_kind_t)loop->results[i].reduce);
-    jpp_json_append(&results, json_pack("{s:s, s:I}", "reduce", reduce, "value",
-                                        (json_int_t)loop->results[i].value));
+    jpp__json_append(&results, json_pack("{s:s, s:I}", "reduce", reduce, "value",
+                                         (json_int_t)loop->results[i].value));
   }
   return json_pack("{s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:o}", "op", (json_int_t)loop->op,
                    "microbatches", (json_int_t)loop->microbatches, "index",
                    (json_int_t)loop->index, "first_op", (json_int_t)loop->first_op,
                    "results", results, "stages", (json_int_t)loop->stages, "schedule",
-                   jpp_json_text(loop->schedule), "where", jpp_json_text(loop->where));
+                   jpp__json_text(loop->schedule), "where", jpp__json_text(loop->where));
 }
 
 static json_t* graph_json(const jpp_planned_t* planned) {
   const jpp_graph_t* graph = planned->graph;
   json_t *loops = json_array(), *args = json_array(), *outputs = json_array();
   for (uint32_t i = 0; i < graph->num_loops; ++i) {
-    jpp_json_append(&loops, loop_json(&graph->loops[i]));
+    jpp__json_append(&loops, loop_json(&graph->loops[i]));
   }
   for (uint32_t i = 0; i < graph->num_args; ++i) {
-    jpp_json_append(&args,
-                    json_pack("{s:I, s:b}", "value", (json_int_t)graph->args[i].value,
-                              "donated", graph->args[i].donated));
+    jpp__json_append(&args,
+                     json_pack("{s:I, s:b}", "value", (json_int_t)graph->args[i].value,
+                               "donated", graph->args[i].donated));
   }
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
-    jpp_json_append(&outputs,
-                    json_pack("{s:I, s:o}", "value", (json_int_t)graph->outputs[i].value,
-                              "name", jpp_json_text(graph->outputs[i].name)));
+    jpp__json_append(&outputs,
+                     json_pack("{s:I, s:o}", "value", (json_int_t)graph->outputs[i].value,
+                               "name", jpp__json_text(graph->outputs[i].name)));
   }
   return json_pack("{s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "name",
-                   jpp_json_text(graph->name), "ranks", (json_int_t)graph->ranks,
+                   jpp__json_text(graph->name), "ranks", (json_int_t)graph->ranks,
                    "values", values_json(graph->values, graph->num_values), "ops",
                    ops_json(graph->ops, graph->num_ops), "loops", loops, "args", args,
                    "outputs", outputs);
@@ -88,19 +88,19 @@ static json_t* graph_json(const jpp_planned_t* planned) {
 static json_t* schedule_json(const jpp_schedule_t* schedule) {
   json_t* rows = json_array();
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    jpp_json_append(&rows, jpp_schedule_row_json(&schedule->rows[r]));
+    jpp__json_append(&rows, jpp__schedule_row_json(&schedule->rows[r]));
   }
   return json_pack("{s:o, s:I, s:I, s:I, s:o, s:o}", "name",
-                   jpp_json_text(schedule->name), "stages", (json_int_t)schedule->stages,
+                   jpp__json_text(schedule->name), "stages", (json_int_t)schedule->stages,
                    "ranks", (json_int_t)schedule->ranks, "microbatches",
                    (json_int_t)schedule->microbatches, "stage_rank",
-                   jpp_json_ids(schedule->stage_rank, schedule->stages), "rows", rows);
+                   jpp__json_ids(schedule->stage_rank, schedule->stages), "rows", rows);
 }
 
 static json_t* schedules_json(const jpp_planned_t* planned) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
-    jpp_json_append(&list, schedule_json(planned->schedules[i]));
+    jpp__json_append(&list, schedule_json(planned->schedules[i]));
   }
   return list;
 }
@@ -110,7 +110,7 @@ static json_t* schedules_json(const jpp_planned_t* planned) {
 static json_t* ranks_json(const jpp_staged_t* staged, jpp_rank_set_t ranks) {
   json_t* list = json_array();
   for (uint32_t r = 0; r < staged->ranks; ++r) {
-    if (jpp_rank_set_has(ranks, r)) jpp_json_append(&list, json_integer(r));
+    if (jpp_rank_set_has(ranks, r)) jpp__json_append(&list, json_integer(r));
   }
   return list;
 }
@@ -119,8 +119,8 @@ static json_t* ends_json(const jpp_staged_t* staged, const jpp_staged_value_t* e
                          uint32_t count) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < count; ++i) {
-    jpp_json_append(&list, json_pack("{s:I, s:o}", "value", (json_int_t)ends[i].value,
-                                     "ranks", ranks_json(staged, ends[i].ranks)));
+    jpp__json_append(&list, json_pack("{s:I, s:o}", "value", (json_int_t)ends[i].value,
+                                      "ranks", ranks_json(staged, ends[i].ranks)));
   }
   return list;
 }
@@ -128,12 +128,12 @@ static json_t* ends_json(const jpp_staged_t* staged, const jpp_staged_value_t* e
 static json_t* task_json(const jpp_task_t* task) {
   return json_pack(
       "{s:o, s:s, s:I, s:o, s:o, s:I, s:o, s:o, s:o, s:f}", "name",
-      jpp_json_text(task->name), "kind", jpp_task_kind_name((jpp_task_kind_t)task->kind),
-      "rank", (json_int_t)task->rank, "loop", jpp_json_id(task->loop), "stage",
-      jpp_json_id(task->stage), "phase", (json_int_t)task->phase, "ops",
-      jpp_json_ids(task->ops, task->num_ops), "inputs",
-      jpp_json_ids(task->inputs, task->num_inputs), "outputs",
-      jpp_json_ids(task->outputs, task->num_outputs), "cost", (double)task->cost);
+      jpp__json_text(task->name), "kind", jpp_task_kind_name((jpp_task_kind_t)task->kind),
+      "rank", (json_int_t)task->rank, "loop", jpp__json_id(task->loop), "stage",
+      jpp__json_id(task->stage), "phase", (json_int_t)task->phase, "ops",
+      jpp__json_ids(task->ops, task->num_ops), "inputs",
+      jpp__json_ids(task->inputs, task->num_inputs), "outputs",
+      jpp__json_ids(task->outputs, task->num_outputs), "cost", (double)task->cost);
 }
 
 static json_t* accumulator_json(const jpp_accumulator_t* acc) {
@@ -147,10 +147,10 @@ static json_t* partition_json(const jpp_planned_t* planned) {
   const jpp_staged_t* staged = planned->staged;
   json_t *tasks = json_array(), *accumulators = json_array();
   for (uint32_t i = 0; i < staged->num_tasks; ++i) {
-    jpp_json_append(&tasks, task_json(&staged->tasks[i]));
+    jpp__json_append(&tasks, task_json(&staged->tasks[i]));
   }
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
-    jpp_json_append(&accumulators, accumulator_json(&staged->accumulators[i]));
+    jpp__json_append(&accumulators, accumulator_json(&staged->accumulators[i]));
   }
   return json_pack(
       "{s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "ranks", (json_int_t)staged->ranks, "values",
@@ -179,18 +179,19 @@ static json_t* instr_json(const jpp_program_t* program, const jpp_instr_t* instr
   const uint32_t* operands = program->operands + instr->first_operand;
   return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "kind",
                    jpp_instr_kind_name((jpp_instr_kind_t)instr->kind), "target",
-                   target_json(instr), "microbatch", jpp_json_id(instr->microbatch),
-                   "args", jpp_json_ids(operands, instr->num_args), "results",
-                   jpp_json_ids(operands + instr->num_args, instr->num_results), "values",
-                   jpp_json_ids(program->operand_values + instr->first_operand,
-                                instr->num_args + instr->num_results));
+                   target_json(instr), "microbatch", jpp__json_id(instr->microbatch),
+                   "args", jpp__json_ids(operands, instr->num_args), "results",
+                   jpp__json_ids(operands + instr->num_args, instr->num_results),
+                   "values",
+                   jpp__json_ids(program->operand_values + instr->first_operand,
+                                 instr->num_args + instr->num_results));
 }
 
 static json_t* inputs_json(const jpp_program_t* program) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     const jpp_program_input_t* input = &program->inputs[i];
-    jpp_json_append(
+    jpp__json_append(
         &list, json_pack("{s:I, s:I, s:b}", "register", (json_int_t)input->reg, "arg",
                          (json_int_t)input->arg, "owned", input->owned));
   }
@@ -201,8 +202,8 @@ static json_t* constants_json(const jpp_program_t* program) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < program->num_constants; ++i) {
     const jpp_program_constant_t* constant = &program->constants[i];
-    jpp_json_append(&list, json_pack("{s:I, s:I}", "register", (json_int_t)constant->reg,
-                                     "microbatch", (json_int_t)constant->microbatch));
+    jpp__json_append(&list, json_pack("{s:I, s:I}", "register", (json_int_t)constant->reg,
+                                      "microbatch", (json_int_t)constant->microbatch));
   }
   return list;
 }
@@ -211,7 +212,7 @@ static json_t* outputs_json(const jpp_program_t* program) {
   json_t* list = json_array();
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
     const jpp_program_output_t* output = &program->outputs[i];
-    jpp_json_append(
+    jpp__json_append(
         &list, json_pack("{s:I, s:I, s:b}", "register", (json_int_t)output->reg, "output",
                          (json_int_t)output->output, "copy", output->copy));
   }
@@ -221,7 +222,7 @@ static json_t* outputs_json(const jpp_program_t* program) {
 static json_t* actor_json(const jpp_program_t* program) {
   json_t* instrs = json_array();
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
-    jpp_json_append(&instrs, instr_json(program, &program->instrs[i]));
+    jpp__json_append(&instrs, instr_json(program, &program->instrs[i]));
   }
   return json_pack(
       "{s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "rank", (json_int_t)program->rank,
@@ -237,11 +238,11 @@ static json_t* bindings_json(const jpp_plan_t* plan) {
   for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
     json_t* donated_to = json_array();
     for (uint32_t i = 0; i < plan->staged->tasks[t].num_inputs; ++i) {
-      jpp_json_append(&donated_to, jpp_json_id(plan->bindings[t].donated_to[i]));
+      jpp__json_append(&donated_to, jpp__json_id(plan->bindings[t].donated_to[i]));
     }
-    jpp_json_append(&list,
-                    json_pack("{s:I, s:o}", "runs", (json_int_t)plan->bindings[t].runs,
-                              "donated_to", donated_to));
+    jpp__json_append(&list,
+                     json_pack("{s:I, s:o}", "runs", (json_int_t)plan->bindings[t].runs,
+                               "donated_to", donated_to));
   }
   return list;
 }
@@ -251,7 +252,7 @@ static json_t* program_json(const jpp_planned_t* planned) {
   json_t *channels = json_array(), *actors = json_array();
   for (uint32_t i = 0; i < plan->num_channels; ++i) {
     const jpp_plan_channel_t* channel = &plan->channels[i];
-    jpp_json_append(
+    jpp__json_append(
         &channels,
         json_pack("{s:I, s:I, s:I, s:I, s:I}", "src", (json_int_t)channel->src, "dst",
                   (json_int_t)channel->dst, "slots", (json_int_t)channel->slots,
@@ -259,7 +260,7 @@ static json_t* program_json(const jpp_planned_t* planned) {
                   (json_int_t)channel->messages));
   }
   for (uint32_t r = 0; r < plan->ranks; ++r) {
-    jpp_json_append(&actors, actor_json(&plan->programs[r]));
+    jpp__json_append(&actors, actor_json(&plan->programs[r]));
   }
   return json_pack("{s:o, s:o, s:o}", "channels", channels, "actors", actors, "bindings",
                    bindings_json(plan));
@@ -276,7 +277,7 @@ static json_t* curve_json(const jpp_memory_point_t* points, uint32_t count) {
     bool any = false;
     for (uint32_t i = 0; i < count; ++i) {
       any = any || points[i].bytes[k];
-      jpp_json_append(&list, json_integer((json_int_t)points[i].bytes[k]));
+      jpp__json_append(&list, json_integer((json_int_t)points[i].bytes[k]));
     }
     if (!any) {
       json_decref(list);
@@ -324,11 +325,11 @@ static json_t* check_json(const jpp_planned_t* planned) {
   const jpp_check_report_t* report = planned->report;
   json_t *actors = json_array(), *channels = json_array();
   for (uint32_t r = 0; r < report->plan->ranks; ++r) {
-    jpp_json_append(&actors, checked_actor_json(report, r));
+    jpp__json_append(&actors, checked_actor_json(report, r));
   }
   for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
     const jpp_check_channel_t* channel = &report->channels[i];
-    jpp_json_append(
+    jpp__json_append(
         &channels, json_pack("{s:I, s:I, s:I}", "messages", (json_int_t)channel->messages,
                              "bytes", (json_int_t)channel->bytes, "slots_needed",
                              (json_int_t)channel->slots_needed));
@@ -362,10 +363,10 @@ jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned, jpp_plan_part
   JPP_RETURN_IF_NULL(planned, out_text);
   *out_text = NULL;
   jpp_plan_part_t last = part < JPP_PART_COUNT ? part : JPP_PART_CHECK;
-  JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, last));
+  JPP_RETURN_IF_ERROR(jpp__planned_expect(planned, last));
   jpp_str_t str = {0};
   json_t* value = part < JPP_PART_COUNT ? kParts[part](planned) : all_json(planned);
-  jpp_json_take(value, JSON_INDENT(1), &str);
+  jpp__json_take(value, JSON_INDENT(1), &str);
   jpp_str_append(&str, "\n");
   return jpp_str_finish(&str, out_text);
 }

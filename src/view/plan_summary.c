@@ -40,7 +40,7 @@ static uint64_t bytes_sent(const jpp_check_report_t* report, uint32_t rank) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
     if (report->plan->channels[i].src == rank)
-      bytes = jpp_bytes_add(bytes, report->channels[i].bytes);
+      bytes = jpp__bytes_add(bytes, report->channels[i].bytes);
   }
   return bytes;
 }
@@ -106,7 +106,7 @@ jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned, char** out_tex
   const jpp_graph_t* graph = planned->graph;
   jpp_str_t str = {0};
   *out_text = NULL;
-  JPP_RETURN_IF_ERROR(jpp_planned_expect(planned, JPP_PART_CHECK));
+  JPP_RETURN_IF_ERROR(jpp__planned_expect(planned, JPP_PART_CHECK));
   jpp_str_appendf(&str, "graph %s: %u ops, %u values, %u arguments, %u outputs\n",
                   graph->name, graph->num_ops, graph->num_values, graph->num_args,
                   graph->num_outputs);

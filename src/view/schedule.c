@@ -23,23 +23,23 @@ static json_t* task_json(const jpp_schedule_task_t* task) {
 // Idle steps one by one, as people count them.
 static void append_entry(const jpp_schedule_task_t* task, json_t** list) {
   if (task->kind != JPP_TASK_IDLE) {
-    jpp_json_append(list, task_json(task));
+    jpp__json_append(list, task_json(task));
     return;
   }
   for (uint64_t step = 0; *list && step < jpp_task_steps(task); ++step) {
-    jpp_json_append(list, json_null());
+    jpp__json_append(list, json_null());
   }
 }
 
-json_t* jpp_schedule_row_json(const jpp_schedule_row_t* row) {
+json_t* jpp__schedule_row_json(const jpp_schedule_row_t* row) {
   json_t* list = json_array();
   for (uint32_t i = 0, end; list && i < row->count; i = end) {
-    end = jpp_row_unit_end(row, i);
+    end = jpp__row_unit_end(row, i);
     json_t* fused = end - i > 1 ? json_array() : NULL;
     for (uint32_t k = i; k < end; ++k) {
       append_entry(&row->tasks[k], end - i > 1 ? &fused : &list);
     }
-    if (end - i > 1) jpp_json_append(&list, fused);
+    if (end - i > 1) jpp__json_append(&list, fused);
   }
   return list;
 }
@@ -50,7 +50,7 @@ jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out
   jpp_str_append(&str, "[");
   for (uint32_t rank = 0; rank < schedule->ranks && !str.error; ++rank) {
     if (rank) jpp_str_append(&str, ",\n ");
-    jpp_json_take(jpp_schedule_row_json(&schedule->rows[rank]), 0, &str);
+    jpp__json_take(jpp__schedule_row_json(&schedule->rows[rank]), 0, &str);
   }
   jpp_str_append(&str, "]\n");
   return jpp_str_finish(&str, out_text);
@@ -65,7 +65,7 @@ static void fill_cells(const jpp_schedule_t* schedule,
     const jpp_schedule_slot_t* slot = &timeline->slots[i];
     const jpp_schedule_task_t* task = &schedule->rows[slot->rank].tasks[slot->index];
     jpp_cell_t cell = {.busy = true,
-                       .ink = jpp_ink_of((jpp_task_kind_t)task->kind),
+                       .ink = jpp__ink_of((jpp_task_kind_t)task->kind),
                        .microbatch = task->microbatch};
     uint64_t end = slot->end < columns ? slot->end : columns;
     for (uint64_t t = slot->start; t < end; ++t) {
@@ -83,7 +83,7 @@ static void append_picture(const jpp_schedule_t* schedule, uint64_t length,
   jpp_str_append(str, "\n" JPP_TERMINAL_LEGEND ". bubble\n");
   for (uint32_t rank = 0; rank < schedule->ranks; ++rank) {
     jpp_str_appendf(str, "rank %3u  ", rank);
-    jpp_terminal_append(cells + (size_t)rank * columns, columns, false, str);
+    jpp__terminal_append(cells + (size_t)rank * columns, columns, false, str);
     jpp_str_append(str, "\n");
   }
 }

@@ -15,7 +15,7 @@ static double rounded(double value) {
 // 12 digits: rounding errors change only later ones.
 static jpp_status_t* print_json(json_t* value, char** out_text) {
   jpp_str_t str = {0};
-  jpp_json_take(value, JSON_INDENT(1) | JSON_REAL_PRECISION(12), &str);
+  jpp__json_take(value, JSON_INDENT(1) | JSON_REAL_PRECISION(12), &str);
   jpp_str_append(&str, "\n");
   return jpp_str_finish(&str, out_text);
 }
@@ -25,7 +25,7 @@ jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
   JPP_RETURN_IF_NULL(simulation, out_text);
   json_t* peaks = json_array();
   for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
-    jpp_json_append(&peaks, json_real(rounded(simulation->ranks[r].peak)));
+    jpp__json_append(&peaks, json_real(rounded(simulation->ranks[r].peak)));
   }
   return print_json(json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:o}",                //
                               "makespan", rounded(simulation->makespan),            //
@@ -144,7 +144,7 @@ static void append_trace_rank(const jpp_simulation_t* simulation, uint32_t r,
         .duration = took * 1000,
         .stage = task->stage,
         .microbatch = task->microbatch};
-    jpp_chrome_append_event(&event, str);
+    jpp__chrome_append_event(&event, str);
   }
 }
 
@@ -154,14 +154,14 @@ jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
   JPP_RETURN_IF_NULL(simulation, out_text);
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_t str = {0};
-  jpp_chrome_begin(0, 0, &str);
+  jpp__chrome_begin(0, 0, &str);
   for (uint32_t s = 0; s < simulation->streams; ++s) {
-    jpp_chrome_append_process(schedule->name, s, &str);
-    for (uint32_t r = 0; r < schedule->ranks; ++r) jpp_chrome_append_rank(s, r, &str);
+    jpp__chrome_append_process(schedule->name, s, &str);
+    for (uint32_t r = 0; r < schedule->ranks; ++r) jpp__chrome_append_rank(s, r, &str);
   }
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     append_trace_rank(simulation, r, &str);
   }
-  jpp_chrome_end(&str);
+  jpp__chrome_end(&str);
   return jpp_str_finish(&str, out_text);
 }

@@ -25,7 +25,7 @@ static void fill_cells(const jpp_simulation_t* simulation, uint32_t rank, uint32
       if (simulation->starts[rank][entry] > time) break;
       const jpp_schedule_task_t* task = &row->tasks[entry];
       cells[c] = (jpp_cell_t){.busy = true,
-                              .ink = jpp_ink_of((jpp_task_kind_t)task->kind),
+                              .ink = jpp__ink_of((jpp_task_kind_t)task->kind),
                               .microbatch = task->microbatch};
       break;
     }
@@ -51,7 +51,7 @@ jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t columns
       fill_cells(simulation, r, s, columns, cells);
       if (!s) jpp_str_appendf(&str, "rank %3u  ", r);
       if (s) jpp_str_append(&str, "          ");
-      jpp_terminal_append(cells, columns, color, &str);
+      jpp__terminal_append(cells, columns, color, &str);
       if (!s) jpp_str_appendf(&str, "  %.4g", simulation->ranks[r].peak);
       jpp_str_append(&str, "\n");
     }

@@ -65,7 +65,7 @@ static void append_title(const plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   const jpp_schedule_t* schedule = simulation->schedule;
   jpp_str_appendf(plot->str, "<text " TITLE " x=\"12\" y=\"20\">");
-  jpp_str_append_xml(plot->str, schedule->name);
+  jpp__str_append_xml(plot->str, schedule->name);
   jpp_str_appendf(plot->str,
                   ": %u stages, %u ranks, %u microbatches</text>\n"
                   "<text x=\"12\" y=\"38\">makespan %.6g, bubble %.6g (%.6g inside a "
@@ -86,7 +86,7 @@ static void append_key(const plot_t* plot, double x, const char* style,
 static void append_legend(const plot_t* plot) {
   double x = 12;
   for (int name = JPP_INK_FORWARD; name <= JPP_INK_WEIGHT; ++name) {
-    const jpp_ink_t* ink = jpp_ink((jpp_ink_name_t)name);
+    const jpp_ink_t* ink = jpp__ink((jpp_ink_name_t)name);
     char fill[32];
     snprintf(fill, sizeof(fill), "fill=\"%s\"", ink->fills[1]);
     append_key(plot, x, fill, ink->legend);
@@ -102,7 +102,7 @@ static void append_legend(const plot_t* plot) {
 }
 
 static const char* fill_of(const jpp_schedule_task_t* task, const uint32_t* shades) {
-  return jpp_ink(jpp_ink_of((jpp_task_kind_t)task->kind))->fills[shades[task->stage]];
+  return jpp__ink(jpp__ink_of((jpp_task_kind_t)task->kind))->fills[shades[task->stage]];
 }
 
 // One task; its number where it fits.
@@ -141,7 +141,7 @@ static jpp_status_t* append_curve(const plot_t* plot, uint32_t rank, uint32_t st
   jpp_kept_event_t* events = NULL;
   uint32_t count = 0;
   int kept = 0;
-  JPP_RETURN_IF_ERROR(jpp_simulation_kept(simulation, rank, scratch, &events, &count));
+  JPP_RETURN_IF_ERROR(jpp__simulation_kept(simulation, rank, scratch, &events, &count));
   jpp_str_appendf(plot->str, "<path " KEPT " d=\"M%.2f %.2f", x_at(plot, 0), floor_y);
   for (uint32_t i = 0; i < count; ++i) {
     kept += events[i].change;
@@ -230,13 +230,13 @@ static jpp_status_t* append_svg(const jpp_simulation_t* simulation, jpp_str_t* s
   }
   plot_t plot = {.simulation = simulation, .str = str};
   measure_plot(&plot);
-  jpp_svg_begin(plot.width, plot.height, str);
+  jpp__svg_begin(plot.width, plot.height, str);
   append_title(&plot);
   append_legend(&plot);
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = append_ranks(&plot, &scratch);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   append_axis(&plot);
   jpp_str_append(str, "</svg>\n");
   return status;
@@ -246,14 +246,14 @@ jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation, char** out_text) 
   JPP_RETURN_IF_NULL(simulation, out_text);
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(simulation, &str);
-  return jpp_str_finish_unless(status, &str, out_text);
+  return jpp__str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation, char** out_text) {
   JPP_RETURN_IF_NULL(simulation, out_text);
   jpp_str_t str = {0};
-  jpp_page_begin(&str);
+  jpp__page_begin(&str);
   jpp_status_t* status = append_svg(simulation, &str);
-  jpp_page_end(&str);
-  return jpp_str_finish_unless(status, &str, out_text);
+  jpp__page_end(&str);
+  return jpp__str_finish_unless(status, &str, out_text);
 }

@@ -59,7 +59,7 @@ static void add_span(canvas_t* canvas, const jpp_span_t* span) {
     canvas->busy[c] += end - begin;
     if (end - begin <= canvas->most[c]) continue;
     canvas->most[c] = end - begin;
-    canvas->cells[c].ink = jpp_ink_of((jpp_task_kind_t)span->kind);
+    canvas->cells[c].ink = jpp__ink_of((jpp_task_kind_t)span->kind);
     canvas->cells[c].microbatch = span->microbatch;
   }
 }
@@ -88,7 +88,7 @@ static void append_rank(canvas_t* canvas, uint32_t rank, size_t first, size_t en
     canvas->cells[c].busy = canvas->busy[c] > 0 && canvas->busy[c] * 2 >= width;
   }
   jpp_str_appendf(str, "rank %3u  ", rank);
-  jpp_terminal_append(canvas->cells, canvas->columns, color, str);
+  jpp__terminal_append(canvas->cells, canvas->columns, color, str);
   jpp_str_appendf(str, "  %3.0f%%\n", 100 * busy_share(canvas->spans, first, end));
 }
 
@@ -142,9 +142,9 @@ static void append_span(const jpp_spans_t* spans, const jpp_span_t* span, double
   jpp_str_appendf(str,
                   "<rect fill=\"%s\" stroke=\"#fff\" stroke-width=\".5\" x=\"%.2f\" "
                   "y=\"%.0f\" width=\"%.2f\" height=\"%d\"><title>",
-                  jpp_ink(jpp_ink_of((jpp_task_kind_t)span->kind))->fills[1], x, top,
+                  jpp__ink(jpp__ink_of((jpp_task_kind_t)span->kind))->fills[1], x, top,
                   width, kRow);
-  jpp_str_append_xml(str, span->name);
+  jpp__str_append_xml(str, span->name);
   jpp_str_appendf(str, ": rank %u, %.6g to %.6g ms</title></rect>\n", span->rank,
                   span->start - spans->begin, span->end - spans->begin);
   if (span->microbatch == JPP_NONE || width < 16) return;
@@ -173,10 +173,10 @@ static jpp_status_t* append_svg(const jpp_spans_t* spans, jpp_str_t* str) {
                            "it in the terminal, or trace fewer microbatches",
                            kMostSpans, spans->count);
   }
-  jpp_svg_begin(kLeft + kWidth + 20,
-                kTop + (double)count_rows(spans) * (kRow + kGap) + kBottom, str);
+  jpp__svg_begin(kLeft + kWidth + 20,
+                 kTop + (double)count_rows(spans) * (kRow + kGap) + kBottom, str);
   jpp_str_append(str, "<text x=\"12\" y=\"20\" font-size=\"14\">");
-  jpp_str_append_xml(str, spans->title);
+  jpp__str_append_xml(str, spans->title);
   jpp_str_appendf(str, ": %.3f ms, %zu task runs</text>\n", length_of(spans),
                   spans->count);
   double top = kTop;
@@ -200,14 +200,14 @@ jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans, char** out_text) {
   JPP_RETURN_IF_NULL(spans, out_text);
   jpp_str_t str = {0};
   jpp_status_t* status = append_svg(spans, &str);
-  return jpp_str_finish_unless(status, &str, out_text);
+  return jpp__str_finish_unless(status, &str, out_text);
 }
 
 jpp_status_t* jpp_spans_html(const jpp_spans_t* spans, char** out_text) {
   JPP_RETURN_IF_NULL(spans, out_text);
   jpp_str_t str = {0};
-  jpp_page_begin(&str);
+  jpp__page_begin(&str);
   jpp_status_t* status = append_svg(spans, &str);
-  jpp_page_end(&str);
-  return jpp_str_finish_unless(status, &str, out_text);
+  jpp__page_end(&str);
+  return jpp__str_finish_unless(status, &str, out_text);
 }

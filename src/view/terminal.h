@@ -16,7 +16,7 @@ typedef struct jpp_cell {
 
 // Forwards show the last digit of the microbatch, backwards a letter for it, others '#',
 // what is not busy '.'. Ends in the terminal's own colour.
-void jpp_terminal_append(const jpp_cell_t* cells, uint32_t columns, bool color,
-                         jpp_str_t* str);
+void jpp__terminal_append(const jpp_cell_t* cells, uint32_t columns, bool color,
+                          jpp_str_t* str);
 
 #endif  // JPP_VIEW_TERMINAL_H_

@@ -34,7 +34,7 @@ static void append_events(const jpp_trace_t* trace, int64_t offset, jpp_str_t* s
                                 .duration = (double)(run->end - run->start) / 1e3,
                                 .stage = staged->tasks[run->task].stage,
                                 .microbatch = run->microbatch};
-    jpp_chrome_append_event(&event, str);
+    jpp__chrome_append_event(&event, str);
   }
 }
 
@@ -43,12 +43,12 @@ jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count
   JPP_RETURN_IF_NULL(traces, out_text);
   const jpp_plan_t* plan = traces[0]->plan;
   jpp_str_t str = {0};
-  jpp_chrome_begin(traces[0]->step, traces[0]->clock, &str);
-  jpp_chrome_append_process(plan->staged->graph->name, 0, &str);
-  for (uint32_t r = 0; r < plan->ranks; ++r) jpp_chrome_append_rank(0, r, &str);
+  jpp__chrome_begin(traces[0]->step, traces[0]->clock, &str);
+  jpp__chrome_append_process(plan->staged->graph->name, 0, &str);
+  for (uint32_t r = 0; r < plan->ranks; ++r) jpp__chrome_append_rank(0, r, &str);
   for (uint32_t t = 0; t < count; ++t) {
     append_events(traces[t], traces[t]->start - traces[0]->start, &str);
   }
-  jpp_chrome_end(&str);
+  jpp__chrome_end(&str);
   return jpp_str_finish(&str, out_text);
 }

@@ -135,7 +135,7 @@ static jpp_status_t* parse_texts(const jpp_trace_text_t* texts, uint32_t count,
   for (uint32_t i = 0; i < count; ++i) {
     json_t** root = &read->roots[i];
     JPP_RETURN_IF_ERROR(
-        jpp_json_read(texts[i].name, texts[i].text, texts[i].length, root));
+        jpp__json_read(texts[i].name, texts[i].text, texts[i].length, root));
     ++read->num_roots;
     events += json_array_size(events_of(*root));
   }
@@ -208,11 +208,11 @@ bool jpp_spans_is_trace(const char* text) {
 jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans, char** out_text) {
   JPP_RETURN_IF_NULL(spans, out_text);
   jpp_str_t str = {0};
-  jpp_chrome_begin(spans->step, spans->clock, &str);
-  jpp_chrome_append_process(spans->title, 0, &str);
+  jpp__chrome_begin(spans->step, spans->clock, &str);
+  jpp__chrome_append_process(spans->title, 0, &str);
   for (size_t i = 0; i < spans->count; ++i) {
     uint32_t rank = spans->spans[i].rank;
-    if (!i || spans->spans[i - 1].rank != rank) jpp_chrome_append_rank(0, rank, &str);
+    if (!i || spans->spans[i - 1].rank != rank) jpp__chrome_append_rank(0, rank, &str);
   }
   for (size_t i = 0; i < spans->count; ++i) {
     const jpp_span_t* span = &spans->spans[i];
@@ -223,8 +223,8 @@ jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans, char** out_text) {
                                 .duration = (span->end - span->start) * 1e3,
                                 .stage = span->stage,
                                 .microbatch = span->microbatch};
-    jpp_chrome_append_event(&event, &str);
+    jpp__chrome_append_event(&event, &str);
   }
-  jpp_chrome_end(&str);
+  jpp__chrome_end(&str);
   return jpp_str_finish(&str, out_text);
 }

@@ -10,7 +10,7 @@ static void draw_and_write(const uint8_t* data, size_t size) {
   char* text = NULL;
   if (!fuzz_ok(jpp_spans_read(&source, 1, &spans))) return;
   FUZZ_CHECK(fuzz_ok(jpp_spans_svg(spans, &text)));
-  FUZZ_CHECK(jpp_utf8_is_valid(text, strlen(text)));
+  FUZZ_CHECK(jpp__utf8_is_valid(text, strlen(text)));
   jpp_text_free(text);
   FUZZ_CHECK(fuzz_ok(jpp_spans_to_json(spans, &text)));
   source = (jpp_trace_text_t){.name = "again", .text = text, .length = strlen(text)};

@@ -85,8 +85,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint8_t* bytes = (uint8_t*)malloc(size ? size : 1);
   memcpy(bytes, data, size);
   if (size >= JPP_PLANFILE_HEAD_SIZE) {
-    jpp_planfile_put(bytes + JPP_PLANFILE_SIZE_AT, 8, size);
-    jpp_planfile_put(bytes + JPP_PLANFILE_HASH_AT, 8, jpp_planfile_hash(bytes, size));
+    jpp__planfile_put(bytes + JPP_PLANFILE_SIZE_AT, 8, size);
+    jpp__planfile_put(bytes + JPP_PLANFILE_HASH_AT, 8, jpp__planfile_hash(bytes, size));
   }
   jpp_planfile_t* file = NULL;
   if (!fuzz_ok(jpp_planfile_read("input", bytes, size, &file))) FUZZ_CHECK(!file);

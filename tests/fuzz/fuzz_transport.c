@@ -12,7 +12,7 @@ enum { kMostAddress = 4096, kShards = 2, kChannels = 2, kSlots = 3, kNote = 5 };
 
 static void open_address(const uint8_t* bytes, size_t size) {
   jpp_address_t address;
-  if (!fuzz_ok(jpp_address_open(bytes, size, kToken, sizeof(kToken), &address))) return;
+  if (!fuzz_ok(jpp__address_open(bytes, size, kToken, sizeof(kToken), &address))) return;
   FUZZ_CHECK(address.name_size <= kJppMostNameSize);
   FUZZ_CHECK(address.name + address.name_size == (const char*)address.route);
   FUZZ_CHECK((const uint8_t*)address.route + address.route_size == bytes + size);
@@ -24,8 +24,8 @@ static void try_address(const uint8_t* data, size_t size) {
   open_address(data, size);
   if (size < kJppSha256Size) return;
   memcpy(sealed, data, size);
-  jpp_hmac_sha256(kToken, sizeof(kToken), data + kJppSha256Size, size - kJppSha256Size,
-                  sealed);
+  jpp__hmac_sha256(kToken, sizeof(kToken), data + kJppSha256Size, size - kJppSha256Size,
+                   sealed);
   open_address(sealed, size);
 }
 
@@ -102,12 +102,12 @@ static size_t take_packet(jpp_net_t* net, const jpp_net_t* peer, const uint8_t* 
   memcpy(packet.proof, peer->peers[0].proof_out, sizeof(packet.proof));
   if (data[10] & 2) packet.proof[3] ^= 1;
   jpp_net_place_t place;
-  jpp_net_arrived(net, &packet, sizeof(packet), fetched ? NULL : data + kHead, length,
-                  &place);
+  jpp__net_arrived(net, &packet, sizeof(packet), fetched ? NULL : data + kHead, length,
+                   &place);
   if (place.data) {
     FUZZ_CHECK(fetched);
     memcpy(place.data, data + kHead, length);
-    jpp_net_received(place.shard, !(data[10] & 4));
+    jpp__net_received(place.shard, !(data[10] & 4));
   }
   return kHead + length;
 }

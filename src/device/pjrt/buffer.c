@@ -2,13 +2,14 @@
 // a buffer.
 #include "device/pjrt/pjrt.h"
 
-jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,
-                                        uint32_t device, jpp_buffer_t** out_buffer) {
-  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+jpp_status_t* jpp__pjrt_buffer_from_host(jpp_client_t* base,
+                                         const jpp_host_array_t* array, uint32_t device,
+                                         jpp_buffer_t** out_buffer) {
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   JPP_PJRT_ARGS(Client_BufferFromHostBuffer, args);
   args.client = client->client;
   args.data = array->data;
-  args.type = jpp_pjrt_type_from_dtype(array->dtype);
+  args.type = jpp__pjrt_type_from_dtype(array->dtype);
   args.dims = array->dims;
   args.num_dims = array->rank;
   args.byte_strides = array->byte_strides;
@@ -16,11 +17,11 @@ jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array
   args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
   args.device = client->devices[device];
   JPP_RETURN_IF_ERROR(
-      jpp_pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
-                      JPP_INVALID_ARGUMENT, "copy from host"));
+      jpp__pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
+                       JPP_INVALID_ARGUMENT, "copy from host"));
   // With these semantics the plugin no longer needs the data when the call returns, so
   // the event is of no use.
-  jpp_pjrt_event_destroy(base, (jpp_event_t*)args.done_with_host_buffer);
+  jpp__pjrt_event_destroy(base, (jpp_event_t*)args.done_with_host_buffer);
   *out_buffer = (jpp_buffer_t*)args.buffer;
   return NULL;
 }
@@ -29,17 +30,17 @@ static jpp_status_t* buffer_dims(const PJRT_Api* api, PJRT_Buffer* buffer,
                                  PJRT_Buffer_Dimensions_Args* out_args) {
   *out_args = (PJRT_Buffer_Dimensions_Args){
       .struct_size = PJRT_Buffer_Dimensions_Args_STRUCT_SIZE, .buffer = buffer};
-  return jpp_pjrt_status(api, api->PJRT_Buffer_Dimensions(out_args), JPP_INVALID_ARGUMENT,
-                         "dimensions");
+  return jpp__pjrt_status(api, api->PJRT_Buffer_Dimensions(out_args),
+                          JPP_INVALID_ARGUMENT, "dimensions");
 }
 
-jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
-                                    const char* doing) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+jpp_status_t* jpp__pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
+                                     const char* doing) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   JPP_PJRT_ARGS(Buffer_IsDeleted, args);
   args.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_IsDeleted(&args),
-                                      JPP_INVALID_ARGUMENT, "deletion state"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Buffer_IsDeleted(&args),
+                                       JPP_INVALID_ARGUMENT, "deletion state"));
   if (!args.is_deleted) return NULL;
   return jpp_status_make(JPP_DONATED_ERROR,
                          "%s: the buffer was donated or deleted before", doing);
@@ -69,10 +70,10 @@ static jpp_status_t* buffer_host_layout(const PJRT_Api* api, PJRT_Buffer* buffer
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
-                                      void* data, size_t size, jpp_event_t** out_event) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_buffer_check(base, buffer, "copy to host"));
+jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
+                                       void* data, size_t size, jpp_event_t** out_event) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
+  JPP_RETURN_IF_ERROR(jpp__pjrt_buffer_check(base, buffer, "copy to host"));
   int64_t minor_to_major[JPP_BUFFER_MAX_RANK];
   PJRT_Buffer_MemoryLayout layout;
   JPP_RETURN_IF_ERROR(
@@ -82,15 +83,16 @@ jpp_status_t* jpp_pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
   args.host_layout = &layout;
   args.dst = data;
   args.dst_size = size;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_ToHostBuffer(&args),
-                                      JPP_INVALID_ARGUMENT, "copy to host"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Buffer_ToHostBuffer(&args),
+                                       JPP_INVALID_ARGUMENT, "copy to host"));
   *out_event = (jpp_event_t*)args.event;
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
-                                             uint32_t device, jpp_buffer_t** out_buffer) {
-  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+jpp_status_t* jpp__pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
+                                              uint32_t device,
+                                              jpp_buffer_t** out_buffer) {
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   JPP_PJRT_ARGS(Buffer_CopyToDevice, args);
   args.buffer = (PJRT_Buffer*)buffer;
   args.dst_device = client->devices[device];
@@ -100,41 +102,41 @@ jpp_status_t* jpp_pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* b
     return NULL;
   }
   jpp_status_t* status =
-      jpp_pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "copy to device");
-  jpp_status_t* donated = jpp_pjrt_buffer_check(base, buffer, "copy to device");
+      jpp__pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "copy to device");
+  jpp_status_t* donated = jpp__pjrt_buffer_check(base, buffer, "copy to device");
   if (!donated) return status;
   jpp_status_free(status);
   return donated;
 }
 
-void jpp_pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+void jpp__pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   JPP_PJRT_ARGS(Buffer_Destroy, args);
   args.buffer = (PJRT_Buffer*)buffer;
-  jpp_pjrt_ignore(api, api->PJRT_Buffer_Destroy(&args));
+  jpp__pjrt_ignore(api, api->PJRT_Buffer_Destroy(&args));
 }
 
-jpp_status_t* jpp_pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
-                                          jpp_event_t** out_event) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+jpp_status_t* jpp__pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
+                                           jpp_event_t** out_event) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   JPP_PJRT_ARGS(Buffer_ReadyEvent, args);
   args.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_ReadyEvent(&args),
-                                      JPP_INVALID_ARGUMENT, "ready event"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Buffer_ReadyEvent(&args),
+                                       JPP_INVALID_ARGUMENT, "ready event"));
   *out_event = (jpp_event_t*)args.event;
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
-                                    jpp_buffer_shape_t* out_shape) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+jpp_status_t* jpp__pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
+                                     jpp_buffer_shape_t* out_shape) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   JPP_PJRT_ARGS(Buffer_ElementType, type);
   type.buffer = (PJRT_Buffer*)buffer;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Buffer_ElementType(&type),
-                                      JPP_INVALID_ARGUMENT, "element type"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Buffer_ElementType(&type),
+                                       JPP_INVALID_ARGUMENT, "element type"));
   PJRT_Buffer_Dimensions_Args dims;
   JPP_RETURN_IF_ERROR(buffer_dims(api, (PJRT_Buffer*)buffer, &dims));
-  *out_shape = (jpp_buffer_shape_t){.dtype = jpp_pjrt_type_to_dtype(type.type),
+  *out_shape = (jpp_buffer_shape_t){.dtype = jpp__pjrt_type_to_dtype(type.type),
                                     .rank = (uint32_t)dims.num_dims,
                                     .dims = dims.dims};
   return NULL;

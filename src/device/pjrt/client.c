@@ -10,39 +10,39 @@
 #include "device/pjrt/pjrt.h"
 
 static void pjrt_destroy(jpp_client_t* base) {
-  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   if (client->client) {
     JPP_PJRT_ARGS(Client_Destroy, args);
     args.client = client->client;
-    jpp_pjrt_ignore(client->api, client->api->PJRT_Client_Destroy(&args));
+    jpp__pjrt_ignore(client->api, client->api->PJRT_Client_Destroy(&args));
   }
   pthread_mutex_destroy(&client->loans);
-  jpp_arena_deinit(&client->arena);
+  jpp__arena_deinit(&client->arena);
   jpp_free(client);
 }
 
 static const jpp_client_vtable_t kPjrtVtable = {
     .destroy = pjrt_destroy,
-    .compile = jpp_pjrt_compile,
-    .executable_serialize = jpp_pjrt_executable_serialize,
-    .executable_load = jpp_pjrt_executable_load,
-    .executable_result_count = jpp_pjrt_executable_result_count,
-    .executable_destroy = jpp_pjrt_executable_destroy,
-    .execute = jpp_pjrt_execute,
-    .buffer_from_host = jpp_pjrt_buffer_from_host,
-    .buffer_to_host = jpp_pjrt_buffer_to_host,
-    .buffer_copy_to_device = jpp_pjrt_buffer_copy_to_device,
-    .buffer_destroy = jpp_pjrt_buffer_destroy,
-    .buffer_ready_event = jpp_pjrt_buffer_ready_event,
-    .buffer_shape = jpp_pjrt_buffer_shape,
-    .buffer_lend = jpp_pjrt_buffer_lend,
-    .buffer_reclaim = jpp_pjrt_buffer_reclaim,
-    .buffer_borrow = jpp_pjrt_buffer_borrow,
-    .event_await = jpp_pjrt_event_await,
-    .event_is_ready = jpp_pjrt_event_is_ready,
-    .event_on_ready = jpp_pjrt_event_on_ready,
-    .event_destroy = jpp_pjrt_event_destroy,
-    .register_custom_call = jpp_pjrt_register_custom_call,
+    .compile = jpp__pjrt_compile,
+    .executable_serialize = jpp__pjrt_executable_serialize,
+    .executable_load = jpp__pjrt_executable_load,
+    .executable_result_count = jpp__pjrt_executable_result_count,
+    .executable_destroy = jpp__pjrt_executable_destroy,
+    .execute = jpp__pjrt_execute,
+    .buffer_from_host = jpp__pjrt_buffer_from_host,
+    .buffer_to_host = jpp__pjrt_buffer_to_host,
+    .buffer_copy_to_device = jpp__pjrt_buffer_copy_to_device,
+    .buffer_destroy = jpp__pjrt_buffer_destroy,
+    .buffer_ready_event = jpp__pjrt_buffer_ready_event,
+    .buffer_shape = jpp__pjrt_buffer_shape,
+    .buffer_lend = jpp__pjrt_buffer_lend,
+    .buffer_reclaim = jpp__pjrt_buffer_reclaim,
+    .buffer_borrow = jpp__pjrt_buffer_borrow,
+    .event_await = jpp__pjrt_event_await,
+    .event_is_ready = jpp__pjrt_event_is_ready,
+    .event_on_ready = jpp__pjrt_event_on_ready,
+    .event_destroy = jpp__pjrt_event_destroy,
+    .register_custom_call = jpp__pjrt_register_custom_call,
 };
 
 static jpp_status_t* named_value_from_option(const jpp_client_option_t* option,
@@ -136,11 +136,11 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
   JPP_RETURN_IF_ERROR(make_named_values(client, options, &args));
   if (options->num_nodes > 1) {
     client->store = *options->store;
-    jpp_pjrt_store_give(&client->store, &args);
+    jpp__pjrt_store_give(&client->store, &args);
   }
   PJRT_Error* error = client->api->PJRT_Client_Create(&args);
   jpp_status_t* status =
-      jpp_pjrt_status(client->api, error, JPP_PLUGIN_ERROR, "cannot make a client");
+      jpp__pjrt_status(client->api, error, JPP_PLUGIN_ERROR, "cannot make a client");
   if (status && options->num_nodes > 1) status = explain_nodes(status);
   if (status) return jpp_status_annotate(status, "plugin %s", options->plugin_path);
   client->client = args.client;
@@ -151,76 +151,76 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
 static uint64_t hash_file(const char* path) {
   struct stat info;
   if (stat(path, &info) != 0) return 0;
-  uint64_t hash = jpp_hash_u64(JPP_HASH_START, (uint64_t)info.st_size);
-  hash = jpp_hash_u64(hash, (uint64_t)info.st_mtim.tv_sec);
-  return jpp_hash_u64(hash, (uint64_t)info.st_mtim.tv_nsec);
+  uint64_t hash = jpp__hash_u64(JPP_HASH_START, (uint64_t)info.st_size);
+  hash = jpp__hash_u64(hash, (uint64_t)info.st_mtim.tv_sec);
+  return jpp__hash_u64(hash, (uint64_t)info.st_mtim.tv_nsec);
 }
 
 static jpp_status_t* client_read_platform(jpp_pjrt_client_t* client) {
   JPP_PJRT_ARGS(Client_PlatformName, name);
   name.client = client->client;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
-                                      client->api->PJRT_Client_PlatformName(&name),
-                                      JPP_PLUGIN_ERROR, "platform name"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(client->api,
+                                       client->api->PJRT_Client_PlatformName(&name),
+                                       JPP_PLUGIN_ERROR, "platform name"));
   JPP_PJRT_ARGS(Client_PlatformVersion, version);
   version.client = client->client;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
-                                      client->api->PJRT_Client_PlatformVersion(&version),
-                                      JPP_PLUGIN_ERROR, "platform version"));
-  JPP_RETURN_IF_ERROR(jpp_arena_strndup(&client->arena, name.platform_name,
-                                        name.platform_name_size,
-                                        &client->base.info.platform_name));
-  return jpp_arena_strndup(&client->arena, version.platform_version,
-                           version.platform_version_size,
-                           &client->base.info.platform_version);
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(client->api,
+                                       client->api->PJRT_Client_PlatformVersion(&version),
+                                       JPP_PLUGIN_ERROR, "platform version"));
+  JPP_RETURN_IF_ERROR(jpp__arena_strndup(&client->arena, name.platform_name,
+                                         name.platform_name_size,
+                                         &client->base.info.platform_name));
+  return jpp__arena_strndup(&client->arena, version.platform_version,
+                            version.platform_version_size,
+                            &client->base.info.platform_version);
 }
 
-jpp_status_t* jpp_pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
-                                          PJRT_DeviceDescription** out_description) {
+jpp_status_t* jpp__pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
+                                           PJRT_DeviceDescription** out_description) {
   JPP_PJRT_ARGS(Device_GetDescription, args);
   args.device = device;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Device_GetDescription(&args),
-                                      JPP_PLUGIN_ERROR, "device description"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Device_GetDescription(&args),
+                                       JPP_PLUGIN_ERROR, "device description"));
   *out_description = args.device_description;
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_device_read(jpp_pjrt_client_t* client,
-                                   PJRT_DeviceDescription* description,
-                                   jpp_device_info_t* out_info) {
+jpp_status_t* jpp__pjrt_device_read(jpp_pjrt_client_t* client,
+                                    PJRT_DeviceDescription* description,
+                                    jpp_device_info_t* out_info) {
   const PJRT_Api* api = client->api;
   JPP_PJRT_ARGS(DeviceDescription_Id, id);
   id.device_description = description;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_DeviceDescription_Id(&id),
-                                      JPP_PLUGIN_ERROR, "device id"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_DeviceDescription_Id(&id),
+                                       JPP_PLUGIN_ERROR, "device id"));
   JPP_PJRT_ARGS(DeviceDescription_Kind, kind);
   kind.device_description = description;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_DeviceDescription_Kind(&kind),
-                                      JPP_PLUGIN_ERROR, "device kind"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_DeviceDescription_Kind(&kind),
+                                       JPP_PLUGIN_ERROR, "device kind"));
   out_info->id = id.id;
-  return jpp_arena_strndup(&client->arena, kind.device_kind, kind.device_kind_size,
-                           &out_info->kind);
+  return jpp__arena_strndup(&client->arena, kind.device_kind, kind.device_kind_size,
+                            &out_info->kind);
 }
 
 static jpp_status_t* client_read_device(jpp_pjrt_client_t* client, PJRT_Device* device,
                                         jpp_device_info_t* out_info) {
   PJRT_DeviceDescription* description = NULL;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_device_description(client->api, device, &description));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_device_description(client->api, device, &description));
   JPP_PJRT_ARGS(Device_LocalHardwareId, hardware);
   hardware.device = device;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
-                                      client->api->PJRT_Device_LocalHardwareId(&hardware),
-                                      JPP_PLUGIN_ERROR, "hardware id"));
+  JPP_RETURN_IF_ERROR(
+      jpp__pjrt_status(client->api, client->api->PJRT_Device_LocalHardwareId(&hardware),
+                       JPP_PLUGIN_ERROR, "hardware id"));
   out_info->hardware_id = hardware.local_hardware_id;
-  return jpp_pjrt_device_read(client, description, out_info);
+  return jpp__pjrt_device_read(client, description, out_info);
 }
 
 static jpp_status_t* client_read_devices(jpp_pjrt_client_t* client) {
   JPP_PJRT_ARGS(Client_AddressableDevices, args);
   args.client = client->client;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
-                                      client->api->PJRT_Client_AddressableDevices(&args),
-                                      JPP_PLUGIN_ERROR, "addressable devices"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(client->api,
+                                       client->api->PJRT_Client_AddressableDevices(&args),
+                                       JPP_PLUGIN_ERROR, "addressable devices"));
   client->devices = args.addressable_devices;
   uint32_t count = (uint32_t)args.num_addressable_devices;
   jpp_device_info_t* devices = NULL;
@@ -236,12 +236,12 @@ static jpp_status_t* client_read_devices(jpp_pjrt_client_t* client) {
 
 static jpp_status_t* client_init(jpp_pjrt_client_t* client,
                                  const jpp_pjrt_options_t* options) {
-  JPP_RETURN_IF_ERROR(jpp_pjrt_plugin_load(options->plugin_path, &client->api));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_plugin_load(options->plugin_path, &client->api));
   client->base.build = hash_file(options->plugin_path);
   JPP_RETURN_IF_ERROR(client_open(client, options));
   JPP_RETURN_IF_ERROR(client_read_platform(client));
   JPP_RETURN_IF_ERROR(client_read_devices(client));
-  return jpp_pjrt_nodes_read(client, options);
+  return jpp__pjrt_nodes_read(client, options);
 }
 
 jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
@@ -250,13 +250,13 @@ jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
   *out_client = NULL;
   jpp_pjrt_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_pjrt_options_t, option_count, options, &full));
-  JPP_RETURN_IF_ERROR(jpp_process_begin_client());
+  JPP_RETURN_IF_ERROR(jpp__process_begin_client());
   jpp_pjrt_client_t* client = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*client), (void**)&client));
   client->base.vtable = &kPjrtVtable;
   client->base.info.driver = "pjrt";
   pthread_mutex_init(&client->loans, NULL);
-  jpp_arena_init(&client->arena);
+  jpp__arena_init(&client->arena);
   jpp_status_t* status = client_init(client, &full);
   if (status) {
     pjrt_destroy(&client->base);

@@ -38,10 +38,10 @@ static const ffi_extension_t* ffi_extension_find(const PJRT_Api* api) {
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
-                                            const jpp_custom_call_t* custom_call) {
+jpp_status_t* jpp__pjrt_register_custom_call(jpp_client_t* base,
+                                             const jpp_custom_call_t* custom_call) {
   JPP_RETURN_IF_NULL(custom_call->handler);
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   const ffi_extension_t* ffi = ffi_extension_find(api);
   if (!ffi) {
     return jpp_status_make(
@@ -61,8 +61,8 @@ jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
       .platform_name_size = strlen(custom_call->platform),
       .traits = custom_call->traits,
   };
-  JPP_RETURN_IF_ERROR_IN(jpp_pjrt_status(api, ffi->register_handler(&args),
-                                         JPP_INVALID_ARGUMENT, "cannot be registered"),
+  JPP_RETURN_IF_ERROR_IN(jpp__pjrt_status(api, ffi->register_handler(&args),
+                                          JPP_INVALID_ARGUMENT, "cannot be registered"),
                          "custom call %s", custom_call->name);
   return NULL;
 }

@@ -33,9 +33,9 @@ static const PJRT_Buffer_Type kTypes[JPP_DTYPE_COUNT] = {
     [JPP_DTYPE_C128] = PJRT_Buffer_Type_C128,
 };
 
-PJRT_Buffer_Type jpp_pjrt_type_from_dtype(jpp_dtype_t dtype) { return kTypes[dtype]; }
+PJRT_Buffer_Type jpp__pjrt_type_from_dtype(jpp_dtype_t dtype) { return kTypes[dtype]; }
 
-jpp_dtype_t jpp_pjrt_type_to_dtype(PJRT_Buffer_Type type) {
+jpp_dtype_t jpp__pjrt_type_to_dtype(PJRT_Buffer_Type type) {
   for (int i = 1; i < JPP_DTYPE_COUNT; ++i) {
     if (kTypes[i] == type) return (jpp_dtype_t)i;
   }

@@ -22,7 +22,7 @@ static void error_destroy(const PJRT_Api* api, PJRT_Error* error) {
   api->PJRT_Error_Destroy(&args);
 }
 
-PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error) {
+PJRT_Error_Code jpp__pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error) {
   JPP_PJRT_ARGS(Error_GetCode, args);
   args.error = error;
   PJRT_Error* failed = api->PJRT_Error_GetCode(&args);
@@ -31,19 +31,19 @@ PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error
   return PJRT_Error_Code_UNKNOWN;
 }
 
-jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
-                              jpp_status_code_t code, const char* doing) {
+jpp_status_t* jpp__pjrt_status(const PJRT_Api* api, PJRT_Error* error,
+                               jpp_status_code_t code, const char* doing) {
   if (!error) return NULL;
   JPP_PJRT_ARGS(Error_Message, args);
   args.error = error;
   api->PJRT_Error_Message(&args);
   jpp_status_t* status =
-      jpp_status_make(code_from_pjrt(jpp_pjrt_error_code(api, error), code), "%s: %.*s",
+      jpp_status_make(code_from_pjrt(jpp__pjrt_error_code(api, error), code), "%s: %.*s",
                       doing, (int)args.message_size, args.message ? args.message : "");
   error_destroy(api, error);
   return status;
 }
 
-void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error) {
+void jpp__pjrt_ignore(const PJRT_Api* api, PJRT_Error* error) {
   if (error) error_destroy(api, error);
 }

@@ -8,9 +8,9 @@
 // num_partitions (5): 1}, compile_portable_executable (4): true.
 static const char kOneDeviceOptions[] = "\x1a\x04\x20\x01\x28\x01\x20\x01";
 
-jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
-                               jpp_executable_t** out_executable) {
-  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+jpp_status_t* jpp__pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
+                                jpp_executable_t** out_executable) {
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   PJRT_Program program = {
       .struct_size = PJRT_Program_STRUCT_SIZE,
       .code = (char*)request->code,  // only read by a compilation
@@ -24,9 +24,9 @@ jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* 
   args.compile_options = request->options ? request->options : kOneDeviceOptions;
   args.compile_options_size =
       request->options ? request->options_size : sizeof(kOneDeviceOptions) - 1;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(client->api,
-                                      client->api->PJRT_Client_Compile(&args),
-                                      JPP_INVALID_ARGUMENT, "compile"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(client->api,
+                                       client->api->PJRT_Client_Compile(&args),
+                                       JPP_INVALID_ARGUMENT, "compile"));
   *out_executable = (jpp_executable_t*)args.executable;
   return NULL;
 }
@@ -36,8 +36,9 @@ static jpp_status_t* borrow_program(const PJRT_Api* api, jpp_executable_t* execu
                                     PJRT_Executable** out_program) {
   JPP_PJRT_ARGS(LoadedExecutable_GetExecutable, get);
   get.loaded_executable = (PJRT_LoadedExecutable*)executable;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_LoadedExecutable_GetExecutable(&get),
-                                      JPP_INVALID_ARGUMENT, "executable"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api,
+                                       api->PJRT_LoadedExecutable_GetExecutable(&get),
+                                       JPP_INVALID_ARGUMENT, "executable"));
   *out_program = get.executable;
   return NULL;
 }
@@ -45,17 +46,17 @@ static jpp_status_t* borrow_program(const PJRT_Api* api, jpp_executable_t* execu
 static void release_program(const PJRT_Api* api, PJRT_Executable* program) {
   JPP_PJRT_ARGS(Executable_Destroy, destroy);
   destroy.executable = program;
-  jpp_pjrt_ignore(api, api->PJRT_Executable_Destroy(&destroy));
+  jpp__pjrt_ignore(api, api->PJRT_Executable_Destroy(&destroy));
 }
 
-jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
-                                               jpp_executable_t* executable,
-                                               uint32_t* out_count) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+jpp_status_t* jpp__pjrt_executable_result_count(jpp_client_t* base,
+                                                jpp_executable_t* executable,
+                                                uint32_t* out_count) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   JPP_PJRT_ARGS(Executable_NumOutputs, outputs);
   JPP_RETURN_IF_ERROR(borrow_program(api, executable, &outputs.executable));
-  jpp_status_t* status = jpp_pjrt_status(api, api->PJRT_Executable_NumOutputs(&outputs),
-                                         JPP_INVALID_ARGUMENT, "result count");
+  jpp_status_t* status = jpp__pjrt_status(api, api->PJRT_Executable_NumOutputs(&outputs),
+                                          JPP_INVALID_ARGUMENT, "result count");
   release_program(api, outputs.executable);
   if (!status) *out_count = (uint32_t)outputs.num_outputs;
   return status;
@@ -65,8 +66,8 @@ static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* pro
                                        void** out_bytes, size_t* out_size) {
   JPP_PJRT_ARGS(Executable_Serialize, args);
   args.executable = program;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Executable_Serialize(&args),
-                                      JPP_UNSUPPORTED, "serialize"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Executable_Serialize(&args),
+                                       JPP_UNSUPPORTED, "serialize"));
   jpp_status_t* status = jpp_alloc(args.serialized_bytes_size, out_bytes);
   if (!status) {
     memcpy(*out_bytes, args.serialized_bytes, args.serialized_bytes_size);
@@ -76,10 +77,10 @@ static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* pro
   return status;
 }
 
-jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
-                                            jpp_executable_t* executable,
-                                            void** out_bytes, size_t* out_size) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
+                                             jpp_executable_t* executable,
+                                             void** out_bytes, size_t* out_size) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   PJRT_Executable* program = NULL;
   JPP_RETURN_IF_ERROR(borrow_program(api, executable, &program));
   jpp_status_t* status = serialize_program(api, program, out_bytes, out_size);
@@ -87,32 +88,32 @@ jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
   return status;
 }
 
-jpp_status_t* jpp_pjrt_executable_load(jpp_client_t* base, const void* bytes, size_t size,
-                                       jpp_executable_t** out_executable) {
-  jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base, const void* bytes,
+                                        size_t size, jpp_executable_t** out_executable) {
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   JPP_PJRT_ARGS(Executable_DeserializeAndLoad, args);
   args.client = client->client;
   args.serialized_executable = bytes;
   args.serialized_executable_size = size;
-  JPP_RETURN_IF_ERROR(
-      jpp_pjrt_status(client->api, client->api->PJRT_Executable_DeserializeAndLoad(&args),
-                      JPP_INVALID_ARGUMENT, "load"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(
+      client->api, client->api->PJRT_Executable_DeserializeAndLoad(&args),
+      JPP_INVALID_ARGUMENT, "load"));
   *out_executable = (jpp_executable_t*)args.loaded_executable;
   return NULL;
 }
 
-void jpp_pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable) {
-  const PJRT_Api* api = jpp_pjrt_client(base)->api;
+void jpp__pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
   JPP_PJRT_ARGS(LoadedExecutable_Destroy, args);
   args.executable = (PJRT_LoadedExecutable*)executable;
-  jpp_pjrt_ignore(api, api->PJRT_LoadedExecutable_Destroy(&args));
+  jpp__pjrt_ignore(api, api->PJRT_LoadedExecutable_Destroy(&args));
 }
 
 static bool buffer_is_deleted(const PJRT_Api* api, jpp_buffer_t* buffer) {
   JPP_PJRT_ARGS(Buffer_IsDeleted, args);
   args.buffer = (PJRT_Buffer*)buffer;
   PJRT_Error* error = api->PJRT_Buffer_IsDeleted(&args);
-  jpp_pjrt_ignore(api, error);
+  jpp__pjrt_ignore(api, error);
   return !error && args.is_deleted;
 }
 
@@ -135,8 +136,8 @@ static jpp_status_t* execute_explain(const PJRT_Api* api, const jpp_execute_t* e
   return status;
 }
 
-jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute) {
-  const jpp_pjrt_client_t* client = jpp_pjrt_client(base);
+jpp_status_t* jpp__pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute) {
+  const jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   PJRT_ExecuteOptions options = {.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE};
   PJRT_LoadedExecutable_Execute_Args args = {
       .struct_size = PJRT_LoadedExecutable_Execute_Args_STRUCT_SIZE,
@@ -154,8 +155,8 @@ jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute)
   // A plugin may run small programs inside the call, so the program itself may have
   // failed.
   bool refused =
-      jpp_pjrt_error_code(client->api, error) == PJRT_Error_Code_INVALID_ARGUMENT;
+      jpp__pjrt_error_code(client->api, error) == PJRT_Error_Code_INVALID_ARGUMENT;
   jpp_status_code_t code = refused ? JPP_INVALID_ARGUMENT : JPP_EXECUTION_ERROR;
-  jpp_status_t* status = jpp_pjrt_status(client->api, error, code, "execute");
+  jpp_status_t* status = jpp__pjrt_status(client->api, error, code, "execute");
   return refused ? execute_explain(client->api, execute, status) : status;
 }

@@ -8,11 +8,11 @@ static jpp_status_t* read_global_device(jpp_pjrt_client_t* client, PJRT_Device* 
   jpp_device_info_t info = {0};
   JPP_PJRT_ARGS(DeviceDescription_ProcessIndex, process);
   JPP_RETURN_IF_ERROR(
-      jpp_pjrt_device_description(api, device, &process.device_description));
-  JPP_RETURN_IF_ERROR(jpp_pjrt_device_read(client, process.device_description, &info));
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api,
-                                      api->PJRT_DeviceDescription_ProcessIndex(&process),
-                                      JPP_PLUGIN_ERROR, "device's process index"));
+      jpp__pjrt_device_description(api, device, &process.device_description));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_device_read(client, process.device_description, &info));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api,
+                                       api->PJRT_DeviceDescription_ProcessIndex(&process),
+                                       JPP_PLUGIN_ERROR, "device's process index"));
   *out_device = (jpp_global_device_t){
       .id = info.id, .node = (uint32_t)process.process_index, .kind = info.kind};
   return NULL;
@@ -75,17 +75,17 @@ static jpp_status_t* check_nodes(const jpp_client_info_t* info,
       info->node_id, info->global_device_count, info->device_count);
 }
 
-jpp_status_t* jpp_pjrt_nodes_read(jpp_pjrt_client_t* client,
-                                  const jpp_pjrt_options_t* options) {
+jpp_status_t* jpp__pjrt_nodes_read(jpp_pjrt_client_t* client,
+                                   const jpp_pjrt_options_t* options) {
   const PJRT_Api* api = client->api;
   JPP_PJRT_ARGS(Client_ProcessIndex, process);
   process.client = client->client;
-  JPP_RETURN_IF_ERROR(jpp_pjrt_status(api, api->PJRT_Client_ProcessIndex(&process),
-                                      JPP_PLUGIN_ERROR, "process index"));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Client_ProcessIndex(&process),
+                                       JPP_PLUGIN_ERROR, "process index"));
   JPP_PJRT_ARGS(Client_Devices, all);
   all.client = client->client;
   JPP_RETURN_IF_ERROR(
-      jpp_pjrt_status(api, api->PJRT_Client_Devices(&all), JPP_PLUGIN_ERROR, "devices"));
+      jpp__pjrt_status(api, api->PJRT_Client_Devices(&all), JPP_PLUGIN_ERROR, "devices"));
   jpp_global_device_t* devices = NULL;
   // There is room for all, even if a plugin omits its own devices from the list.
   size_t room = all.num_devices + client->base.info.device_count;

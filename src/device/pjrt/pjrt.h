@@ -11,7 +11,7 @@
 #include "device/driver.h"
 #include "device/process.h"
 
-typedef struct jpp_pjrt_client {
+typedef struct jpp__pjrt_client {
   jpp_client_t base;
   const PJRT_Api* api;  // the loaded plugin's; lives as long as the process
   PJRT_Client* client;
@@ -22,7 +22,7 @@ typedef struct jpp_pjrt_client {
   pthread_mutex_t loans;
 } jpp_pjrt_client_t;
 
-static inline jpp_pjrt_client_t* jpp_pjrt_client(jpp_client_t* client) {
+static inline jpp_pjrt_client_t* jpp__pjrt_client(jpp_client_t* client) {
   return (jpp_pjrt_client_t*)client;
 }
 
@@ -31,78 +31,79 @@ static inline jpp_pjrt_client_t* jpp_pjrt_client(jpp_client_t* client) {
   PJRT_##call##_Args name = {.struct_size = PJRT_##call##_Args_STRUCT_SIZE}
 
 // plugin.c: loads and initialises the plugin, or finds it loaded. Any thread.
-jpp_status_t* jpp_pjrt_plugin_load(const char* path, const PJRT_Api** out_api);
+jpp_status_t* jpp__pjrt_plugin_load(const char* path, const PJRT_Api** out_api);
 
 // error.c: takes `error` (NULL is success). Memory exhausted, not implemented and
 // cancelled keep their codes, anything else gets `code`; `doing` names the call.
-jpp_status_t* jpp_pjrt_status(const PJRT_Api* api, PJRT_Error* error,
-                              jpp_status_code_t code, const char* doing);
-PJRT_Error_Code jpp_pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error);
+jpp_status_t* jpp__pjrt_status(const PJRT_Api* api, PJRT_Error* error,
+                               jpp_status_code_t code, const char* doing);
+PJRT_Error_Code jpp__pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error);
 // For calls whose failure the caller cannot handle.
-void jpp_pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
+void jpp__pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
 
 // store.c: makes the plugin use the store, whose address must not change.
-void jpp_pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args);
+void jpp__pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args);
 
 // nodes.c: reads the devices of all nodes; the client's own are read already.
 // JPP_UNSUPPORTED unless there are as many nodes as `options` say.
-jpp_status_t* jpp_pjrt_nodes_read(jpp_pjrt_client_t* client,
-                                  const jpp_pjrt_options_t* options);
+jpp_status_t* jpp__pjrt_nodes_read(jpp_pjrt_client_t* client,
+                                   const jpp_pjrt_options_t* options);
 // client.c
-jpp_status_t* jpp_pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
-                                          PJRT_DeviceDescription** out_description);
-jpp_status_t* jpp_pjrt_device_read(jpp_pjrt_client_t* client,
-                                   PJRT_DeviceDescription* description,
-                                   jpp_device_info_t* out_info);
+jpp_status_t* jpp__pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
+                                           PJRT_DeviceDescription** out_description);
+jpp_status_t* jpp__pjrt_device_read(jpp_pjrt_client_t* client,
+                                    PJRT_DeviceDescription* description,
+                                    jpp_device_info_t* out_info);
 
 // buffer.c: JPP_DONATED_ERROR for a buffer that is not there any more.
-jpp_status_t* jpp_pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
-                                    const char* doing);
+jpp_status_t* jpp__pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
+                                     const char* doing);
 
 // dtype.c
-PJRT_Buffer_Type jpp_pjrt_type_from_dtype(jpp_dtype_t dtype);
-jpp_dtype_t jpp_pjrt_type_to_dtype(PJRT_Buffer_Type type);
+PJRT_Buffer_Type jpp__pjrt_type_from_dtype(jpp_dtype_t dtype);
+jpp_dtype_t jpp__pjrt_type_to_dtype(PJRT_Buffer_Type type);
 
 // The rows of the table: executable.c, buffer.c, loan.c, event.c, custom_call.c.
-jpp_status_t* jpp_pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
-                               jpp_executable_t** out_executable);
-jpp_status_t* jpp_pjrt_executable_serialize(jpp_client_t* base,
-                                            jpp_executable_t* executable,
-                                            void** out_bytes, size_t* out_size);
-jpp_status_t* jpp_pjrt_executable_load(jpp_client_t* base, const void* bytes, size_t size,
-                                       jpp_executable_t** out_executable);
-jpp_status_t* jpp_pjrt_executable_result_count(jpp_client_t* base,
-                                               jpp_executable_t* executable,
-                                               uint32_t* out_count);
-void jpp_pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable);
-jpp_status_t* jpp_pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute);
+jpp_status_t* jpp__pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
+                                jpp_executable_t** out_executable);
+jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
+                                             jpp_executable_t* executable,
+                                             void** out_bytes, size_t* out_size);
+jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base, const void* bytes,
+                                        size_t size, jpp_executable_t** out_executable);
+jpp_status_t* jpp__pjrt_executable_result_count(jpp_client_t* base,
+                                                jpp_executable_t* executable,
+                                                uint32_t* out_count);
+void jpp__pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable);
+jpp_status_t* jpp__pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute);
 
-jpp_status_t* jpp_pjrt_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* array,
-                                        uint32_t device, jpp_buffer_t** out_buffer);
-jpp_status_t* jpp_pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
-                                      void* data, size_t size, jpp_event_t** out_event);
-jpp_status_t* jpp_pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
-                                             uint32_t device, jpp_buffer_t** out_buffer);
-void jpp_pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer);
-jpp_status_t* jpp_pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
-                                          jpp_event_t** out_event);
-jpp_status_t* jpp_pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
-                                    jpp_buffer_shape_t* out_shape);
-jpp_status_t* jpp_pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
-                                   void** out_pointer);
-void jpp_pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
-jpp_status_t* jpp_pjrt_buffer_borrow(jpp_client_t* base,
-                                     const jpp_foreign_memory_t* foreign,
-                                     jpp_buffer_t** out_buffer);
+jpp_status_t* jpp__pjrt_buffer_from_host(jpp_client_t* base,
+                                         const jpp_host_array_t* array, uint32_t device,
+                                         jpp_buffer_t** out_buffer);
+jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
+                                       void* data, size_t size, jpp_event_t** out_event);
+jpp_status_t* jpp__pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
+                                              uint32_t device, jpp_buffer_t** out_buffer);
+void jpp__pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer);
+jpp_status_t* jpp__pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
+                                           jpp_event_t** out_event);
+jpp_status_t* jpp__pjrt_buffer_shape(jpp_client_t* base, jpp_buffer_t* buffer,
+                                     jpp_buffer_shape_t* out_shape);
+jpp_status_t* jpp__pjrt_buffer_lend(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    void** out_pointer);
+void jpp__pjrt_buffer_reclaim(jpp_client_t* base, jpp_buffer_t* buffer);
+jpp_status_t* jpp__pjrt_buffer_borrow(jpp_client_t* base,
+                                      const jpp_foreign_memory_t* foreign,
+                                      jpp_buffer_t** out_buffer);
 
-jpp_status_t* jpp_pjrt_event_await(jpp_client_t* base, jpp_event_t* event);
-jpp_status_t* jpp_pjrt_event_is_ready(jpp_client_t* base, jpp_event_t* event,
-                                      bool* out_ready);
-jpp_status_t* jpp_pjrt_event_on_ready(jpp_client_t* base, jpp_event_t* event,
-                                      jpp_event_waiter_t* waiter);
-void jpp_pjrt_event_destroy(jpp_client_t* base, jpp_event_t* event);
+jpp_status_t* jpp__pjrt_event_await(jpp_client_t* base, jpp_event_t* event);
+jpp_status_t* jpp__pjrt_event_is_ready(jpp_client_t* base, jpp_event_t* event,
+                                       bool* out_ready);
+jpp_status_t* jpp__pjrt_event_on_ready(jpp_client_t* base, jpp_event_t* event,
+                                       jpp_event_waiter_t* waiter);
+void jpp__pjrt_event_destroy(jpp_client_t* base, jpp_event_t* event);
 
-jpp_status_t* jpp_pjrt_register_custom_call(jpp_client_t* base,
-                                            const jpp_custom_call_t* custom_call);
+jpp_status_t* jpp__pjrt_register_custom_call(jpp_client_t* base,
+                                             const jpp_custom_call_t* custom_call);
 
 #endif  // JPP_DEVICE_PJRT_PJRT_H_

@@ -76,8 +76,8 @@ static jpp_status_t* plugin_load_new(const char* path, const struct stat* file,
   JPP_RETURN_IF_ERROR(plugin_check_version(path, api));
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*plugin), (void**)&plugin));
   JPP_PJRT_ARGS(Plugin_Initialize, args);
-  jpp_status_t* status = jpp_pjrt_status(api, api->PJRT_Plugin_Initialize(&args),
-                                         JPP_PLUGIN_ERROR, "cannot be initialised");
+  jpp_status_t* status = jpp__pjrt_status(api, api->PJRT_Plugin_Initialize(&args),
+                                          JPP_PLUGIN_ERROR, "cannot be initialised");
   if (status) {
     jpp_free(plugin);
     return jpp_status_annotate(status, "plugin %s", path);
@@ -96,7 +96,7 @@ static const PJRT_Api* plugin_find(const struct stat* file) {
   return NULL;
 }
 
-jpp_status_t* jpp_pjrt_plugin_load(const char* path, const PJRT_Api** out_api) {
+jpp_status_t* jpp__pjrt_plugin_load(const char* path, const PJRT_Api** out_api) {
   *out_api = NULL;
   struct stat file;
   if (!path || stat(path, &file) != 0) {

@@ -105,7 +105,7 @@ static PJRT_Error* handle_put(PJRT_KeyValuePutCallback_Args* args) {
   return take_status(args->callback_error, status);
 }
 
-void jpp_pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args) {
+void jpp__pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args) {
   args->kv_get_callback = handle_get;
   args->kv_try_get_callback = handle_try_get;
   args->kv_put_callback = handle_put;

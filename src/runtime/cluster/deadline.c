@@ -30,19 +30,19 @@ static int64_t multiply(int64_t time) {
   return time < INT64_MAX / kJppDeadlineTimes ? time * kJppDeadlineTimes : INT64_MAX;
 }
 
-void jpp_deadline_begin(jpp_deadline_t* deadline, int64_t now) {
+void jpp__deadline_begin(jpp_deadline_t* deadline, int64_t now) {
   deadline->begun = now;
   deadline->all_begun = 0;
 }
 
-void jpp_deadline_end(jpp_deadline_t* deadline, int64_t now) {
+void jpp__deadline_end(jpp_deadline_t* deadline, int64_t now) {
   // At least 1, as 0 means that no step is known.
   int64_t took = larger(1, now - larger(deadline->begun, deadline->all_begun));
   deadline->steps[deadline->count++ % kJppDeadlineSteps] = took;
   deadline->step = median(deadline, deadline->steps);
 }
 
-int64_t jpp_deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64_t now) {
+int64_t jpp__deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64_t now) {
   return deadline->all_begun ? now - larger(since, deadline->all_begun) : 0;
 }
 
@@ -50,24 +50,24 @@ int64_t jpp_deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64
 static int64_t noted(const jpp_deadline_t* deadline, int64_t since, int64_t now) {
   if (!since) return 0;
   bool is_short = now - since <= kJppDeadlineQuiet;
-  return is_short ? now - since : jpp_deadline_waited(deadline, since, now);
+  return is_short ? now - since : jpp__deadline_waited(deadline, since, now);
 }
 
-void jpp_deadline_note(const jpp_deadline_t* deadline, jpp_deadline_wait_t* wait,
-                       int64_t since, int64_t now) {
+void jpp__deadline_note(const jpp_deadline_t* deadline, jpp_deadline_wait_t* wait,
+                        int64_t since, int64_t now) {
   wait->last[deadline->count % kJppDeadlineSteps] = noted(deadline, since, now);
 }
 
-int64_t jpp_deadline_usual(const jpp_deadline_t* deadline,
-                           const jpp_deadline_wait_t* wait) {
+int64_t jpp__deadline_usual(const jpp_deadline_t* deadline,
+                            const jpp_deadline_wait_t* wait) {
   int64_t predicted = (int64_t)(wait->share * (double)deadline->step);
   return larger(median(deadline, wait->last), predicted);
 }
 
-int64_t jpp_deadline_limit(const jpp_deadline_t* deadline,
-                           const jpp_deadline_wait_t* wait, uint32_t least_ms) {
+int64_t jpp__deadline_limit(const jpp_deadline_t* deadline,
+                            const jpp_deadline_wait_t* wait, uint32_t least_ms) {
   int64_t least = least_ms * (int64_t)JPP_NANOSECONDS_OF_MS;
   if (!deadline->step) return INT64_MAX;
   return larger(larger(least, deadline->step),
-                multiply(jpp_deadline_usual(deadline, wait)));
+                multiply(jpp__deadline_usual(deadline, wait)));
 }

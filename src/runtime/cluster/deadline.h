@@ -40,23 +40,23 @@ typedef struct jpp_deadline_wait {
 } jpp_deadline_wait_t;
 
 // A step begins.
-void jpp_deadline_begin(jpp_deadline_t* deadline, int64_t now);
+void jpp__deadline_begin(jpp_deadline_t* deadline, int64_t now);
 // All of the step is issued.
-void jpp_deadline_end(jpp_deadline_t* deadline, int64_t now);
+void jpp__deadline_end(jpp_deadline_t* deadline, int64_t now);
 // The instruction continued at `now` after it had waited since `since`; 0: it did not
 // wait.
-void jpp_deadline_note(const jpp_deadline_t* deadline, jpp_deadline_wait_t* wait,
-                       int64_t since, int64_t now);
+void jpp__deadline_note(const jpp_deadline_t* deadline, jpp_deadline_wait_t* wait,
+                        int64_t since, int64_t now);
 
 // How long of the time since `since` all processes have been in the step.
-int64_t jpp_deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64_t now);
+int64_t jpp__deadline_waited(const jpp_deadline_t* deadline, int64_t since, int64_t now);
 // How long the instruction usually waits, nanoseconds. Not meaningful before the first
-// jpp_deadline_end().
-int64_t jpp_deadline_usual(const jpp_deadline_t* deadline,
-                           const jpp_deadline_wait_t* wait);
+// jpp__deadline_end().
+int64_t jpp__deadline_usual(const jpp_deadline_t* deadline,
+                            const jpp_deadline_wait_t* wait);
 // How long it may wait, at least `least_ms`, in nanoseconds. INT64_MAX before the first
 // step is done, because its length is unknown.
-int64_t jpp_deadline_limit(const jpp_deadline_t* deadline,
-                           const jpp_deadline_wait_t* wait, uint32_t least_ms);
+int64_t jpp__deadline_limit(const jpp_deadline_t* deadline,
+                            const jpp_deadline_wait_t* wait, uint32_t least_ms);
 
 #endif  // JPP_RUNTIME_DEADLINE_H_

@@ -98,8 +98,8 @@ static bool follow(walk_t* w, uint32_t rank) {
   return w->at[rank] > first;
 }
 
-jpp_status_t* jpp_forecast_make(const jpp_plan_t* plan, jpp_arena_t* arena,
-                                jpp_forecast_t* out_forecast) {
+jpp_status_t* jpp__forecast_make(const jpp_plan_t* plan, jpp_arena_t* arena,
+                                 jpp_forecast_t* out_forecast) {
   walk_t w = {.plan = plan};
   JPP_RETURN_IF_ERROR(allocate(&w, arena));
   for (bool some = true; some;) {

@@ -17,7 +17,7 @@ typedef struct jpp_forecast {
 
 // Its memory is in `arena`. For programs that deadlock, it covers what comes before the
 // deadlock.
-jpp_status_t* jpp_forecast_make(const jpp_plan_t* plan, jpp_arena_t* arena,
-                                jpp_forecast_t* out_forecast) JPP_MUST_USE;
+jpp_status_t* jpp__forecast_make(const jpp_plan_t* plan, jpp_arena_t* arena,
+                                 jpp_forecast_t* out_forecast) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_FORECAST_H_

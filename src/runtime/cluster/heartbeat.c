@@ -15,7 +15,7 @@ enum { kIntervalNanoseconds = 50000000 };
 static void break_with_the_job(jpp_runtime_t* runtime) {
   if (jpp_runtime_is_broken(runtime)) return;
   jpp_status_t* status = jpp_job_failure();
-  if (status) jpp_runtime_break(runtime, status);
+  if (status) jpp__runtime_break(runtime, status);
   jpp_status_free(status);
 }
 
@@ -25,9 +25,9 @@ static void* heartbeat_main(void* user) {
   pthread_mutex_lock(&heartbeat->mutex);
   while (!heartbeat->stopping) {
     uint64_t before = atomic_load(&heartbeat->rounds);
-    jpp_wait_for(&heartbeat->changed, &heartbeat->mutex, kIntervalNanoseconds);
+    jpp__wait_for(&heartbeat->changed, &heartbeat->mutex, kIntervalNanoseconds);
     pthread_mutex_unlock(&heartbeat->mutex);
-    if (atomic_load(&heartbeat->rounds) == before) jpp_network_beat(runtime);
+    if (atomic_load(&heartbeat->rounds) == before) jpp__network_beat(runtime);
     break_with_the_job(runtime);
     pthread_mutex_lock(&heartbeat->mutex);
   }
@@ -35,12 +35,12 @@ static void* heartbeat_main(void* user) {
   return NULL;
 }
 
-jpp_status_t* jpp_heartbeat_start(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__heartbeat_start(jpp_runtime_t* runtime) {
   jpp_heartbeat_t* heartbeat = &runtime->heartbeat;
   pthread_mutex_init(&heartbeat->mutex, NULL);
-  jpp_wait_init_condition(&heartbeat->changed);
-  jpp_status_t* status = jpp_thread_start(&heartbeat->thread, heartbeat_main, runtime,
-                                          "the network's thread");
+  jpp__wait_init_condition(&heartbeat->changed);
+  jpp_status_t* status = jpp__thread_start(&heartbeat->thread, heartbeat_main, runtime,
+                                           "the network's thread");
   heartbeat->running = !status;
   if (!status) return NULL;
   pthread_cond_destroy(&heartbeat->changed);
@@ -48,7 +48,7 @@ jpp_status_t* jpp_heartbeat_start(jpp_runtime_t* runtime) {
   return status;
 }
 
-void jpp_heartbeat_stop(jpp_runtime_t* runtime) {
+void jpp__heartbeat_stop(jpp_runtime_t* runtime) {
   jpp_heartbeat_t* heartbeat = &runtime->heartbeat;
   if (!heartbeat->running) return;
   pthread_mutex_lock(&heartbeat->mutex);

@@ -18,8 +18,8 @@ typedef struct jpp_heartbeat {
 } jpp_heartbeat_t;
 
 // For a runtime whose network is open.
-jpp_status_t* jpp_heartbeat_start(jpp_runtime_t* runtime) JPP_MUST_USE;
+jpp_status_t* jpp__heartbeat_start(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Call before the network is closed. Does nothing if the thread was never started.
-void jpp_heartbeat_stop(jpp_runtime_t* runtime);
+void jpp__heartbeat_stop(jpp_runtime_t* runtime);
 
 #endif  // JPP_RUNTIME_HEARTBEAT_H_

@@ -19,7 +19,7 @@ struct jpp_inbox {
   uint64_t taken, returned;
 };
 
-jpp_status_t* jpp_inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) {
+jpp_status_t* jpp__inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) {
   jpp_inbox_t* inbox = NULL;
   uint32_t slots = link->plan->slots;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, 1, &inbox));
@@ -56,17 +56,17 @@ static void return_oldest(jpp_inbox_t* inbox) {
   jpp_client_t* client = inbox->runtime->client;
   arrival_t* arrival = oldest(inbox);
   for (uint32_t d = 0; d < inbox->runtime->devices_per_rank; ++d) {
-    jpp_status_free(jpp_wait_end_of(client, &arrival->events[d]));
+    jpp_status_free(jpp__wait_end_of(client, &arrival->events[d]));
   }
   jpp_channel_release(inbox->link->channel, arrival->slot);
   ++inbox->returned;
 }
 
-bool jpp_inbox_awaits_device(const jpp_inbox_t* inbox) {
+bool jpp__inbox_awaits_device(const jpp_inbox_t* inbox) {
   return inbox->returned < inbox->taken;
 }
 
-bool jpp_inbox_progress(jpp_inbox_t* inbox) {
+bool jpp__inbox_progress(jpp_inbox_t* inbox) {
   bool some = false;
   while (inbox->returned < inbox->taken && is_copied(inbox, oldest(inbox))) {
     return_oldest(inbox);
@@ -75,7 +75,7 @@ bool jpp_inbox_progress(jpp_inbox_t* inbox) {
   return some;
 }
 
-void jpp_inbox_close(jpp_inbox_t* inbox) {
+void jpp__inbox_close(jpp_inbox_t* inbox) {
   while (inbox->returned < inbox->taken) return_oldest(inbox);
 }
 
@@ -110,7 +110,7 @@ static jpp_status_t* check_shape(const jpp_runtime_t* runtime,
   jpp_dtype_t dtype = runtime->plan->staged->values[value].type.dtype;
   bool fits = shape->dtype == (uint32_t)dtype && shape->rank <= JPP_BUFFER_MAX_RANK;
   for (uint32_t i = 0; fits && i < shape->rank; ++i) fits = shape->dims[i] >= 0;
-  if (fits && jpp_wire_bytes(shape, runtime->device_messages) == size) return NULL;
+  if (fits && jpp__wire_bytes(shape, runtime->device_messages) == size) return NULL;
   return jpp_status_make(
       JPP_PEER_ERROR, "expected a shard of %%%u (%s), found %llu bytes of another kind",
       value, jpp_dtype_name(dtype), (unsigned long long)size);
@@ -120,7 +120,7 @@ static jpp_status_t* check_message(jpp_actor_t* actor, const jpp_actor_instr_t* 
                                    const jpp_received_t* received) {
   uint32_t devices = actor->runtime->devices_per_rank;
   if (received->tag != instr->tag) {
-    return jpp_failure_mismatch(actor, instr, received->tag);
+    return jpp__failure_mismatch(actor, instr, received->tag);
   }
   if (received->count != devices + 1 ||
       received->sizes[0] != devices * sizeof(jpp_wire_shape_t)) {
@@ -161,8 +161,8 @@ static jpp_status_t* unpack(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
   return NULL;
 }
 
-jpp_status_t* jpp_inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                             bool* out_done) {
+jpp_status_t* jpp__inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) {
   jpp_inbox_t* inbox = instr->link->inbox;
   jpp_received_t received;
   JPP_RETURN_IF_ERROR(
@@ -171,6 +171,6 @@ jpp_status_t* jpp_inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
   arrival_t* arrival = &inbox->arrivals[inbox->taken++ % instr->link->plan->slots];
   arrival->slot = received.slot;
   jpp_status_t* status = unpack(actor, instr, &received, arrival->events);
-  jpp_inbox_progress(inbox);
+  jpp__inbox_progress(inbox);
   return status;
 }

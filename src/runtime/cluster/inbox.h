@@ -9,16 +9,16 @@
 #include "runtime/step/actor.h"
 
 // Allocated in the runtime's arena.
-jpp_status_t* jpp_inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) JPP_MUST_USE;
+jpp_status_t* jpp__inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) JPP_MUST_USE;
 // Waits for the devices' copies out of slots.
-void jpp_inbox_close(jpp_inbox_t* inbox);
+void jpp__inbox_close(jpp_inbox_t* inbox);
 
 // `out_done` says whether there was a message.
-jpp_status_t* jpp_inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                             bool* out_done) JPP_MUST_USE;
+jpp_status_t* jpp__inbox_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                              bool* out_done) JPP_MUST_USE;
 // Whether slots wait for the device.
-bool jpp_inbox_awaits_device(const jpp_inbox_t* inbox);
+bool jpp__inbox_awaits_device(const jpp_inbox_t* inbox);
 // Gives back slots that are copied. True: something happened.
-bool jpp_inbox_progress(jpp_inbox_t* inbox);
+bool jpp__inbox_progress(jpp_inbox_t* inbox);
 
 #endif  // JPP_RUNTIME_INBOX_H_

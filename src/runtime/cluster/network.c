@@ -18,13 +18,13 @@ enum { kFlushMs = 10000, kAbortMs = 200 };
 
 // --- Open -----------------------------------------------------------------------------
 
-// The bytes of one shard of a message, as jpp_wire_bytes() counts them.
+// The bytes of one shard of a message, as jpp__wire_bytes() counts them.
 static uint64_t shard_bytes(const jpp_runtime_t* runtime, uint32_t value) {
   const jpp_plan_t* plan = runtime->plan;
   jpp_dtype_t dtype = plan->staged->values[value].type.dtype;
   uint64_t of_eight = jpp_dtype_bits(dtype);
   if (runtime->device_messages) return plan->value_bytes[value];
-  return jpp_bytes_multiply(plan->value_bytes[value], of_eight) /
+  return jpp__bytes_multiply(plan->value_bytes[value], of_eight) /
          jpp_dtype_device_bytes(dtype, 8);
 }
 
@@ -48,8 +48,8 @@ static jpp_status_t* open_link(jpp_runtime_t* runtime, jpp_link_t* link, uint64_
   uint32_t devices = runtime->devices_per_rank;
   uint64_t most = most_bytes_of_link(runtime, index);
   uint32_t sender = runtime->rank_process[link->plan->src];
-  JPP_RETURN_IF_ERROR(sender == runtime->process ? jpp_outbox_create(runtime, link, most)
-                                                 : jpp_inbox_create(runtime, link));
+  JPP_RETURN_IF_ERROR(sender == runtime->process ? jpp__outbox_create(runtime, link, most)
+                                                 : jpp__inbox_create(runtime, link));
   bytes[0] = devices * sizeof(jpp_wire_shape_t);
   for (uint32_t d = 0; d < devices; ++d) {
     bytes[1 + d] = most;
@@ -64,7 +64,7 @@ static jpp_status_t* open_link(jpp_runtime_t* runtime, jpp_link_t* link, uint64_
                              .slots = link->plan->slots,
                              .capacity = devices + 1,
                              .bytes = bytes,
-                             .sent = jpp_outbox_sent,
+                             .sent = jpp__outbox_sent,
                              .on_device = runtime->device_messages ? on_device : NULL};
   return jpp_transport_open_channel(runtime->network, &spec, &link->channel);
 }
@@ -75,7 +75,7 @@ static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
   uint32_t first = JPP_NONE;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     for (uint32_t d = 0;
-         jpp_runtime_has_rank(runtime, r) && d < runtime->devices_per_rank; ++d) {
+         jpp__runtime_has_rank(runtime, r) && d < runtime->devices_per_rank; ++d) {
       uint32_t device = runtime->actors[r].devices[d];
       if (first == JPP_NONE) first = device;
       if (device == first) continue;
@@ -106,23 +106,23 @@ static jpp_status_t* open_waits(jpp_runtime_t* runtime, uint32_t rank,
 static jpp_status_t* open_all_waits(jpp_runtime_t* runtime) {
   jpp_arena_t scratch;
   jpp_forecast_t forecast;
-  jpp_arena_init(&scratch);
-  jpp_status_t* status = jpp_forecast_make(runtime->plan, &scratch, &forecast);
+  jpp__arena_init(&scratch);
+  jpp_status_t* status = jpp__forecast_make(runtime->plan, &scratch, &forecast);
   for (uint32_t r = 0; r < runtime->plan->ranks && !status; ++r) {
     status = open_waits(runtime, r, &forecast);
   }
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   return status;
 }
 
-jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__network_open(jpp_runtime_t* runtime) {
   uint32_t shards = runtime->devices_per_rank + 1;
   uint64_t* bytes = NULL;
   bool* on_device = NULL;
   runtime->device_messages = jpp_transport_takes_device_memory(runtime->network);
   JPP_RETURN_IF_ERROR(check_devices(runtime));
-  JPP_RETURN_IF_ERROR(jpp_wakeup_open(&runtime->wakeup));
-  JPP_RETURN_IF_ERROR(jpp_peer_state_open(runtime));
+  JPP_RETURN_IF_ERROR(jpp__wakeup_open(&runtime->wakeup));
+  JPP_RETURN_IF_ERROR(jpp__peer_state_open(runtime));
   JPP_RETURN_IF_ERROR(open_all_waits(runtime));
   jpp_status_t* status = JPP_ALLOC_ARRAY(shards, &bytes);
   if (!status) status = JPP_ALLOC_ARRAY(shards, &on_device);
@@ -152,13 +152,13 @@ static void nap(void) {
   nanosleep(&pause, NULL);
 }
 
-jpp_status_t* jpp_network_warm_up(jpp_runtime_t* runtime, uint32_t timeout_ms) {
-  int64_t end = jpp_clock_now_ms() + timeout_ms;
+jpp_status_t* jpp__network_warm_up(jpp_runtime_t* runtime, uint32_t timeout_ms) {
+  int64_t end = jpp__clock_now_ms() + timeout_ms;
   for (uint32_t waiting = 1; waiting;) {
     bool some = false;
     JPP_RETURN_IF_ERROR(warm_up_links(runtime, &waiting));
     jpp_transport_progress(runtime->network, &some);
-    if (waiting && jpp_clock_now_ms() > end) {
+    if (waiting && jpp__clock_now_ms() > end) {
       return jpp_status_make(JPP_PEER_ERROR,
                              "%u channels to other processes did not answer within %u ms",
                              waiting, timeout_ms);
@@ -176,7 +176,7 @@ static bool is_wanted(const jpp_runtime_t* runtime) {
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     const jpp_link_t* link = runtime->remote_links[i];
     if (!link->outbox || !link->channel) continue;
-    if (jpp_outbox_is_busy(link->outbox)) return true;
+    if (jpp__outbox_is_busy(link->outbox)) return true;
     if (jpp_channel_credits(link->channel) < link->plan->slots) return true;
   }
   return false;
@@ -186,43 +186,43 @@ static bool is_wanted(const jpp_runtime_t* runtime) {
 // others have been told.
 static void say_goodbye(jpp_runtime_t* runtime) {
   bool broken = atomic_load(&runtime->broken);
-  int64_t end = jpp_clock_now_ms() + (broken ? kAbortMs : kFlushMs);
-  while ((broken || is_wanted(runtime)) && jpp_clock_now_ms() < end) {
-    if (!jpp_network_progress(runtime)) nap();
+  int64_t end = jpp__clock_now_ms() + (broken ? kAbortMs : kFlushMs);
+  while ((broken || is_wanted(runtime)) && jpp__clock_now_ms() < end) {
+    if (!jpp__network_progress(runtime)) nap();
   }
 }
 
-void jpp_network_close(jpp_runtime_t* runtime) {
+void jpp__network_close(jpp_runtime_t* runtime) {
   if (!runtime->network) return;
   if (runtime->num_remote_links) say_goodbye(runtime);
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     jpp_link_t* link = runtime->remote_links[i];
-    if (link->outbox) jpp_outbox_drop(link->outbox);
-    if (link->inbox) jpp_inbox_close(link->inbox);
+    if (link->outbox) jpp__outbox_drop(link->outbox);
+    if (link->inbox) jpp__inbox_close(link->inbox);
     jpp_channel_close(link->channel);
     link->channel = NULL;
-    if (link->outbox) jpp_outbox_close(link->outbox);
+    if (link->outbox) jpp__outbox_close(link->outbox);
   }
   jpp_transport_destroy(runtime->network);
-  jpp_wakeup_close(&runtime->wakeup);
+  jpp__wakeup_close(&runtime->wakeup);
 }
 
 // --- Progress -------------------------------------------------------------------------
 
 static bool progress_locked(jpp_runtime_t* runtime) {
   bool moved = false, some = false;
-  jpp_flight_alive(&runtime->flight);
+  jpp__flight_alive(&runtime->flight);
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     const jpp_link_t* link = runtime->remote_links[i];
-    if (link->inbox) some |= jpp_inbox_progress(link->inbox);
+    if (link->inbox) some |= jpp__inbox_progress(link->inbox);
     if (!link->outbox || atomic_load(&runtime->broken)) continue;
-    some |= jpp_outbox_progress(link->outbox);
+    some |= jpp__outbox_progress(link->outbox);
   }
   jpp_transport_progress(runtime->network, &moved);
   return some || moved;
 }
 
-bool jpp_network_progress(jpp_runtime_t* runtime) {
+bool jpp__network_progress(jpp_runtime_t* runtime) {
   if (!runtime->network) return false;
   atomic_fetch_add_explicit(&runtime->heartbeat.rounds, 1, memory_order_relaxed);
   pthread_mutex_lock(&runtime->network_mutex);
@@ -235,15 +235,15 @@ bool jpp_network_progress(jpp_runtime_t* runtime) {
 static bool awaits_devices(const jpp_runtime_t* runtime) {
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     const jpp_link_t* link = runtime->remote_links[i];
-    if (link->inbox && jpp_inbox_awaits_device(link->inbox)) return true;
+    if (link->inbox && jpp__inbox_awaits_device(link->inbox)) return true;
   }
   return false;
 }
 
-void jpp_network_wait(jpp_runtime_t* runtime) {
+void jpp__network_wait(jpp_runtime_t* runtime) {
   int descriptor = -1;
   bool armed = false, some = false;
-  jpp_wakeup_begin(&runtime->wakeup);
+  jpp__wakeup_begin(&runtime->wakeup);
   pthread_mutex_lock(&runtime->network_mutex);
   some = progress_locked(runtime);
   if (!some) {
@@ -252,19 +252,19 @@ void jpp_network_wait(jpp_runtime_t* runtime) {
   bool polls = descriptor < 0 || awaits_devices(runtime);
   pthread_mutex_unlock(&runtime->network_mutex);
   if (!some && (armed || descriptor < 0)) {
-    jpp_wakeup_sleep(&runtime->wakeup, descriptor,
-                     polls ? kNapNanoseconds : kLongNapNanoseconds);
+    jpp__wakeup_sleep(&runtime->wakeup, descriptor,
+                      polls ? kNapNanoseconds : kLongNapNanoseconds);
   }
-  jpp_wakeup_end(&runtime->wakeup);
+  jpp__wakeup_end(&runtime->wakeup);
 }
 
-void jpp_network_beat(jpp_runtime_t* runtime) {
+void jpp__network_beat(jpp_runtime_t* runtime) {
   pthread_mutex_lock(&runtime->network_mutex);
   progress_locked(runtime);
   pthread_mutex_unlock(&runtime->network_mutex);
 }
 
-void jpp_network_check(jpp_runtime_t* runtime) {
+void jpp__network_check(jpp_runtime_t* runtime) {
   jpp_status_t* status = NULL;
   pthread_mutex_lock(&runtime->network_mutex);
   for (uint32_t i = 0; i < runtime->num_remote_links && !status; ++i) {
@@ -272,11 +272,11 @@ void jpp_network_check(jpp_runtime_t* runtime) {
   }
   pthread_mutex_unlock(&runtime->network_mutex);
   if (status) status = jpp_job_explain(status);
-  if (status) jpp_runtime_break(runtime, status);
+  if (status) jpp__runtime_break(runtime, status);
   jpp_status_free(status);
 }
 
-void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
+void jpp__network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     jpp_link_t* link = runtime->remote_links[i];
     if (link->channel) jpp_channel_abort(link->channel, status);
@@ -285,18 +285,18 @@ void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status) {
 
 // --- Messages -------------------------------------------------------------------------
 
-jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                               bool* out_done) {
+jpp_status_t* jpp__network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                bool* out_done) {
   pthread_mutex_lock(&actor->runtime->network_mutex);
-  jpp_status_t* status = jpp_outbox_send(actor, instr, out_done);
+  jpp_status_t* status = jpp__outbox_send(actor, instr, out_done);
   pthread_mutex_unlock(&actor->runtime->network_mutex);
   return status;
 }
 
-jpp_status_t* jpp_network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                               bool* out_done) {
+jpp_status_t* jpp__network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                bool* out_done) {
   pthread_mutex_lock(&actor->runtime->network_mutex);
-  jpp_status_t* status = jpp_inbox_recv(actor, instr, out_done);
+  jpp_status_t* status = jpp__inbox_recv(actor, instr, out_done);
   pthread_mutex_unlock(&actor->runtime->network_mutex);
   return status;
 }

@@ -6,28 +6,28 @@
 #include "runtime/step/actor.h"
 
 // Opens the channels that begin or end in another process.
-jpp_status_t* jpp_network_open(jpp_runtime_t* runtime) JPP_MUST_USE;
+jpp_status_t* jpp__network_open(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Until all routes are known to work; JPP_PEER_ERROR after `timeout_ms`.
-jpp_status_t* jpp_network_warm_up(jpp_runtime_t* runtime,
-                                  uint32_t timeout_ms) JPP_MUST_USE;
+jpp_status_t* jpp__network_warm_up(jpp_runtime_t* runtime,
+                                   uint32_t timeout_ms) JPP_MUST_USE;
 // Delivers parcels, closes the channels and destroys the transport.
-void jpp_network_close(jpp_runtime_t* runtime);
+void jpp__network_close(jpp_runtime_t* runtime);
 
 // Sends what is ready and drives the transport. Issuing thread. True: something happened.
-bool jpp_network_progress(jpp_runtime_t* runtime);
+bool jpp__network_progress(jpp_runtime_t* runtime);
 // The same, on another thread while the issuing one is busy.
-void jpp_network_beat(jpp_runtime_t* runtime);
+void jpp__network_beat(jpp_runtime_t* runtime);
 // Sleeps until the transport has something, a millisecond at most.
-void jpp_network_wait(jpp_runtime_t* runtime);
+void jpp__network_wait(jpp_runtime_t* runtime);
 // Breaks the runtime if a channel has failed. Issuing thread, while it uses no channel.
-void jpp_network_check(jpp_runtime_t* runtime);
+void jpp__network_check(jpp_runtime_t* runtime);
 // The other ends of all channels fail with `status`, which is only read. Any thread.
-void jpp_network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
+void jpp__network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
 
 // As a local send and receive: `out_done` says whether there was a parcel, or a message.
-jpp_status_t* jpp_network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                               bool* out_done) JPP_MUST_USE;
-jpp_status_t* jpp_network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                               bool* out_done) JPP_MUST_USE;
+jpp_status_t* jpp__network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                bool* out_done) JPP_MUST_USE;
+jpp_status_t* jpp__network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                bool* out_done) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_NETWORK_H_

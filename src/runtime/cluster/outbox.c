@@ -73,8 +73,8 @@ static jpp_status_t* make_parcel(jpp_outbox_t* outbox, parcel_t* parcel, char* m
   return NULL;
 }
 
-jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
-                                uint64_t most_bytes) {
+jpp_status_t* jpp__outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
+                                 uint64_t most_bytes) {
   uint32_t devices = runtime->devices_per_rank, slots = link->plan->slots;
   jpp_outbox_t* outbox = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, 1, &outbox));
@@ -96,7 +96,7 @@ jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
 
 // --- Reuse ----------------------------------------------------------------------------
 
-void jpp_outbox_sent(void* user, void* cookie) {
+void jpp__outbox_sent(void* user, void* cookie) {
   (void)user;
   parcel_t* parcel = cookie;
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
@@ -116,16 +116,16 @@ static void drop_parcel(parcel_t* parcel) {
   jpp_client_t* client = parcel->outbox->runtime->client;
   for (uint32_t d = 0; d < parcel->outbox->runtime->devices_per_rank; ++d) {
     // The device writes to the parcel until then.
-    jpp_status_free(jpp_wait_end_of(client, &parcel->events[d]));
+    jpp_status_free(jpp__wait_end_of(client, &parcel->events[d]));
   }
-  jpp_outbox_sent(NULL, parcel);
+  jpp__outbox_sent(NULL, parcel);
 }
 
-void jpp_outbox_drop(jpp_outbox_t* outbox) {
+void jpp__outbox_drop(jpp_outbox_t* outbox) {
   for (; outbox->gone < outbox->filled; ++outbox->gone) drop_parcel(oldest(outbox));
 }
 
-void jpp_outbox_close(jpp_outbox_t* outbox) {
+void jpp__outbox_close(jpp_outbox_t* outbox) {
   // The events are ready, or gone; a callback may come a moment later.
   for (uint32_t i = 0; i < outbox->link->plan->slots; ++i) {
     while (atomic_load(&outbox->parcels[i].watched)) sched_yield();
@@ -136,18 +136,18 @@ void jpp_outbox_close(jpp_outbox_t* outbox) {
   }
 }
 
-bool jpp_outbox_is_busy(const jpp_outbox_t* outbox) { return outbox->busy != 0; }
+bool jpp__outbox_is_busy(const jpp_outbox_t* outbox) { return outbox->busy != 0; }
 
-bool jpp_outbox_awaits_device(const jpp_outbox_t* outbox) {
+bool jpp__outbox_awaits_device(const jpp_outbox_t* outbox) {
   return outbox->gone < outbox->filled && outbox->unmade;
 }
 
-bool jpp_outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
-                          uint32_t* out_instr) {
+bool jpp__outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
+                           uint32_t* out_instr) {
   const parcel_t* parcel = oldest(outbox);
   *out_step = parcel->step;
   *out_instr = parcel->source;
-  return jpp_outbox_awaits_device(outbox);
+  return jpp__outbox_awaits_device(outbox);
 }
 
 // --- Fill -----------------------------------------------------------------------------
@@ -163,9 +163,9 @@ static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
   *out_copied = false;
   bool packed = jpp_dtype_device_bytes(shape->dtype, 8) != jpp_dtype_bits(shape->dtype);
   if (!parcel->outbox->runtime->on_host || packed || bytes > kCopiedAtOnce) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_wait_is_buffer_ready(client, buffer, out_copied));
+  JPP_RETURN_IF_ERROR(jpp__wait_is_buffer_ready(client, buffer, out_copied));
   if (!*out_copied) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_wait_buffer(client, buffer, "send", NULL));
+  JPP_RETURN_IF_ERROR(jpp__wait_buffer(client, buffer, "send", NULL));
   jpp_status_t* status = jpp_client_buffer_lend(client, buffer, &contents);
   *out_copied = !status;
   jpp_status_free(status);  // the plugin's own copy reports the error better
@@ -198,7 +198,7 @@ static jpp_status_t* copy_on_device(const jpp_actor_t* actor, parcel_t* parcel,
 static void copy_is_made(void* user, jpp_status_t* status) {
   parcel_t* parcel = user;
   jpp_status_free(status);  // the event has it, too
-  jpp_wakeup_call(&parcel->outbox->runtime->wakeup);
+  jpp__wakeup_call(&parcel->outbox->runtime->wakeup);
   atomic_fetch_sub(&parcel->watched, 1);
 }
 
@@ -222,7 +222,7 @@ static jpp_status_t* fill_shard(const jpp_actor_t* actor, parcel_t* parcel,
   jpp_wire_shape_t* wire = &parcel->shapes[device];
   *wire = (jpp_wire_shape_t){.dtype = shape.dtype, .rank = shape.rank};
   for (uint32_t i = 0; i < shape.rank; ++i) wire->dims[i] = shape.dims[i];
-  uint64_t bytes = jpp_wire_bytes(wire, runtime->device_messages);
+  uint64_t bytes = jpp__wire_bytes(wire, runtime->device_messages);
   if (bytes > parcel->outbox->most_bytes) {
     return jpp_status_make(
         JPP_INTERNAL_ERROR, "expected at most %llu bytes of a shard, found %llu",
@@ -233,8 +233,8 @@ static jpp_status_t* fill_shard(const jpp_actor_t* actor, parcel_t* parcel,
                                   : copy_to_host(parcel, device, &shape, buffer);
 }
 
-jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                              bool* out_done) {
+jpp_status_t* jpp__outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                               bool* out_done) {
   jpp_outbox_t* outbox = instr->link->outbox;
   parcel_t* parcel = &outbox->parcels[outbox->filled % instr->link->plan->slots];
   if (parcel->busy || atomic_load(&parcel->watched)) return NULL;
@@ -269,7 +269,7 @@ static jpp_status_t* finish_copies(const parcel_t* parcel, bool* out_ready) {
     if (!*event) continue;
     JPP_RETURN_IF_ERROR(jpp_client_event_is_ready(client, *event, out_ready));
     if (!*out_ready) return NULL;
-    JPP_RETURN_IF_ERROR(jpp_wait_end_of(client, event));
+    JPP_RETURN_IF_ERROR(jpp__wait_end_of(client, event));
   }
   return NULL;
 }
@@ -304,12 +304,12 @@ static jpp_status_t* let_go(jpp_outbox_t* outbox, bool* out_done) {
 
 // Breaks the runtime if a parcel cannot be sent: its step fails for the same reason, or
 // the channel is broken and the next send reports that.
-bool jpp_outbox_progress(jpp_outbox_t* outbox) {
+bool jpp__outbox_progress(jpp_outbox_t* outbox) {
   bool some = false, done = true;
   while (outbox->gone < outbox->filled && done) {
     jpp_status_t* status = let_go(outbox, &done);
     if (status) {
-      jpp_runtime_break(outbox->runtime, status);
+      jpp__runtime_break(outbox->runtime, status);
       jpp_status_free(status);
       return true;
     }

@@ -13,28 +13,28 @@
 
 // Creates the outbox of a channel whose shards have up to `most_bytes` bytes, in the
 // runtime's arena. Close it after the channel.
-jpp_status_t* jpp_outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
-                                uint64_t most_bytes) JPP_MUST_USE;
+jpp_status_t* jpp__outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
+                                 uint64_t most_bytes) JPP_MUST_USE;
 // Drops parcels that have not left. The transport may still read the others and calls
-// `jpp_outbox_sent` for them.
-void jpp_outbox_drop(jpp_outbox_t* outbox);
-void jpp_outbox_close(jpp_outbox_t* outbox);
+// `jpp__outbox_sent` for them.
+void jpp__outbox_drop(jpp_outbox_t* outbox);
+void jpp__outbox_close(jpp_outbox_t* outbox);
 
 // `out_done` says whether there was a parcel.
-jpp_status_t* jpp_outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                              bool* out_done) JPP_MUST_USE;
+jpp_status_t* jpp__outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                               bool* out_done) JPP_MUST_USE;
 // Sends what is ready. True: something happened.
-bool jpp_outbox_progress(jpp_outbox_t* outbox);
+bool jpp__outbox_progress(jpp_outbox_t* outbox);
 // The channel's jpp_channel_sent_t: the transport no longer needs a parcel, which is the
 // cookie.
-void jpp_outbox_sent(void* user, void* cookie);
+void jpp__outbox_sent(void* user, void* cookie);
 
 // Whether there are parcels that are filled or that the transport still needs.
-bool jpp_outbox_is_busy(const jpp_outbox_t* outbox);
+bool jpp__outbox_is_busy(const jpp_outbox_t* outbox);
 // Whether the oldest message that has not left waits for the sender's device.
-bool jpp_outbox_awaits_device(const jpp_outbox_t* outbox);
+bool jpp__outbox_awaits_device(const jpp_outbox_t* outbox);
 // The same, with its step and the send in the sender's program.
-bool jpp_outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
-                          uint32_t* out_instr);
+bool jpp__outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
+                           uint32_t* out_instr);
 
 #endif  // JPP_RUNTIME_OUTBOX_H_

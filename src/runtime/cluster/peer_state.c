@@ -26,7 +26,7 @@ static void write_row(const jpp_runtime_t* runtime, uint32_t rank, rank_note_t* 
     uint64_t step = 0;
     uint32_t instr = 0;
     if (!link->outbox || link->plan->src != rank) continue;
-    if (!jpp_outbox_is_unmade(link->outbox, &step, &instr)) continue;
+    if (!jpp__outbox_is_unmade(link->outbox, &step, &instr)) continue;
     bool first = !row->unsent_step || step < row->unsent_step ||
                  (step == row->unsent_step && instr < row->unsent);
     if (!first) continue;
@@ -39,7 +39,7 @@ static void write_note(void* user, void* note) {
   const jpp_runtime_t* runtime = user;
   rank_note_t* rows = note;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    if (!jpp_runtime_has_rank(runtime, r)) continue;
+    if (!jpp__runtime_has_rank(runtime, r)) continue;
     write_row(runtime, r, &rows[runtime->peer_state.row_of[r]]);
   }
 }
@@ -51,7 +51,7 @@ static const rank_note_t* read_row(const jpp_runtime_t* runtime, uint32_t rank) 
   return rows ? &rows[runtime->peer_state.row_of[rank]] : NULL;
 }
 
-jpp_status_t* jpp_peer_state_open(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__peer_state_open(jpp_runtime_t* runtime) {
   jpp_peer_state_t* peer_state = &runtime->peer_state;
   uint32_t ranks = runtime->plan->ranks, processes = 0;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, ranks, &peer_state->row_of));
@@ -77,7 +77,7 @@ static bool have_begun_locked(const jpp_runtime_t* runtime, uint64_t step) {
   return runtime->peer_state.all;
 }
 
-bool jpp_peer_state_all_begun(jpp_runtime_t* runtime, uint64_t step) {
+bool jpp__peer_state_all_begun(jpp_runtime_t* runtime, uint64_t step) {
   pthread_mutex_lock(&runtime->network_mutex);
   bool all = have_begun_locked(runtime, step);
   pthread_mutex_unlock(&runtime->network_mutex);
@@ -89,7 +89,7 @@ bool jpp_peer_state_all_begun(jpp_runtime_t* runtime, uint64_t step) {
 static jpp_status_t* find_place(const jpp_runtime_t* runtime, uint32_t rank,
                                 jpp_arena_t* arena, jpp_flight_place_t* place) {
   rank_note_t row;
-  if (jpp_runtime_has_rank(runtime, rank)) {
+  if (jpp__runtime_has_rank(runtime, rank)) {
     write_row(runtime, rank, &row);
   } else {
     const rank_note_t* known = read_row(runtime, rank);
@@ -105,7 +105,7 @@ static jpp_status_t* find_place(const jpp_runtime_t* runtime, uint32_t rank,
   jpp_flight_instr_t* instrs = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_instrs, &instrs));
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
-    instrs[i] = jpp_recorder_instr(runtime->plan, program, &program->instrs[i]);
+    instrs[i] = jpp__recorder_instr(runtime->plan, program, &program->instrs[i]);
   }
   place->instrs = instrs;
   place->num_instrs = program->num_instrs;
@@ -115,8 +115,8 @@ static jpp_status_t* find_place(const jpp_runtime_t* runtime, uint32_t rank,
 // "instruction 6, fwd_1 of microbatch 2"
 static const char* describe_instr(const jpp_runtime_t* runtime, uint32_t rank,
                                   uint32_t at, char text[kJppPlaceSize]) {
-  jpp_failure_describe_instr(runtime->plan, rank, at, text);
-  return jpp_failure_behind_rank(text);
+  jpp__failure_describe_instr(runtime->plan, rank, at, text);
+  return jpp__failure_behind_rank(text);
 }
 
 // Describes the rank at the end of a chain of waits.
@@ -153,11 +153,11 @@ static void append_wait(const jpp_runtime_t* runtime, const jpp_flight_job_t* jo
                         jpp_str_t* out) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_flight_place_t* place = &job->places[r];
-    if (!jpp_runtime_has_rank(runtime, r) || !place->known) continue;
+    if (!jpp__runtime_has_rank(runtime, r) || !place->known) continue;
     const jpp_flight_place_t* last = place;
-    if (jpp_flight_waits_for(job, place)) {
+    if (jpp__flight_waits_for(job, place)) {
       jpp_str_append(out, "; ");
-      last = jpp_flight_append_way(job, place, out);
+      last = jpp__flight_append_way(job, place, out);
     } else if (place->unsent_step) {
       jpp_str_appendf(out, "; it is rank %u", r);
     } else {
@@ -174,7 +174,7 @@ static jpp_status_t* explain_locked(const jpp_runtime_t* runtime, jpp_str_t* out
   jpp_arena_t arena;
   jpp_flight_place_t* places = NULL;
   uint32_t ranks = runtime->plan->ranks;
-  jpp_arena_init(&arena);
+  jpp__arena_init(&arena);
   jpp_status_t* status = JPP_ARENA_ARRAY(&arena, ranks, &places);
   for (uint32_t r = 0; r < ranks && !status; ++r) {
     status = find_place(runtime, r, &arena, &places[r]);
@@ -182,11 +182,11 @@ static jpp_status_t* explain_locked(const jpp_runtime_t* runtime, jpp_str_t* out
   if (!status) {
     append_wait(runtime, &(jpp_flight_job_t){.places = places, .count = ranks}, out);
   }
-  jpp_arena_deinit(&arena);
+  jpp__arena_deinit(&arena);
   return status;
 }
 
-jpp_status_t* jpp_peer_state_explain(jpp_runtime_t* runtime, jpp_str_t* out) {
+jpp_status_t* jpp__peer_state_explain(jpp_runtime_t* runtime, jpp_str_t* out) {
   pthread_mutex_lock(&runtime->network_mutex);
   jpp_status_t* status = explain_locked(runtime, out);
   pthread_mutex_unlock(&runtime->network_mutex);

@@ -15,12 +15,13 @@ typedef struct jpp_peers {
 } jpp_peer_state_t;
 
 // Called once the network is open, before it is driven for the first time.
-jpp_status_t* jpp_peer_state_open(jpp_runtime_t* runtime) JPP_MUST_USE;
+jpp_status_t* jpp__peer_state_open(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Whether all processes are known to have begun the step. False if a process of the job
 // has no rank in this plan, as nothing is known of it. Issuing thread.
-bool jpp_peer_state_all_begun(jpp_runtime_t* runtime, uint64_t step);
+bool jpp__peer_state_all_begun(jpp_runtime_t* runtime, uint64_t step);
 // Appends the chain that begins at the first waiting rank of this process: "rank 0 waits
 // for rank 1, that for rank 2, which ... (process 2 at ...)". Issuing thread.
-jpp_status_t* jpp_peer_state_explain(jpp_runtime_t* runtime, jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp__peer_state_explain(jpp_runtime_t* runtime,
+                                      jpp_str_t* out) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_PEER_STATE_H_

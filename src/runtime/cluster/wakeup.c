@@ -9,27 +9,27 @@
 #include <time.h>
 #include <unistd.h>
 
-jpp_status_t* jpp_wakeup_open(jpp_wakeup_t* wakeup) {
+jpp_status_t* jpp__wakeup_open(jpp_wakeup_t* wakeup) {
   wakeup->descriptor = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wakeup->descriptor >= 0) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED, "eventfd: %s", strerror(errno));
 }
 
-void jpp_wakeup_close(jpp_wakeup_t* wakeup) {
+void jpp__wakeup_close(jpp_wakeup_t* wakeup) {
   if (wakeup->descriptor >= 0) close(wakeup->descriptor);
   wakeup->descriptor = -1;
 }
 
-void jpp_wakeup_call(jpp_wakeup_t* wakeup) {
+void jpp__wakeup_call(jpp_wakeup_t* wakeup) {
   if (!atomic_load(&wakeup->sleeps)) return;
   int error = errno;  // a signal handler leaves it as it is
   (void)!write(wakeup->descriptor, &(uint64_t){1}, sizeof(uint64_t));
   errno = error;
 }
 
-void jpp_wakeup_begin(jpp_wakeup_t* wakeup) { atomic_store(&wakeup->sleeps, true); }
+void jpp__wakeup_begin(jpp_wakeup_t* wakeup) { atomic_store(&wakeup->sleeps, true); }
 
-void jpp_wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds) {
+void jpp__wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds) {
   struct pollfd found[] = {{.fd = wakeup->descriptor, .events = POLLIN},
                            {.fd = descriptor, .events = POLLIN}};
   struct timespec limit = {.tv_sec = nanoseconds / 1000000000,
@@ -40,4 +40,4 @@ void jpp_wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds)
   if (found[0].revents) (void)!read(wakeup->descriptor, &calls, sizeof(calls));
 }
 
-void jpp_wakeup_end(jpp_wakeup_t* wakeup) { atomic_store(&wakeup->sleeps, false); }
+void jpp__wakeup_end(jpp_wakeup_t* wakeup) { atomic_store(&wakeup->sleeps, false); }

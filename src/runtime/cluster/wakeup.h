@@ -14,18 +14,18 @@ typedef struct jpp_wakeup {
   atomic_bool sleeps;
 } jpp_wakeup_t;
 
-jpp_status_t* jpp_wakeup_open(jpp_wakeup_t* wakeup) JPP_MUST_USE;
-void jpp_wakeup_close(jpp_wakeup_t* wakeup);
+jpp_status_t* jpp__wakeup_open(jpp_wakeup_t* wakeup) JPP_MUST_USE;
+void jpp__wakeup_close(jpp_wakeup_t* wakeup);
 
 // Ends the current sleep, if any. Any thread; safe in a signal handler.
-void jpp_wakeup_call(jpp_wakeup_t* wakeup);
+void jpp__wakeup_call(jpp_wakeup_t* wakeup);
 
 // Issuing thread: from now on a call ends the next sleep. Check once more what you are
 // about to wait for, then sleep.
-void jpp_wakeup_begin(jpp_wakeup_t* wakeup);
+void jpp__wakeup_begin(jpp_wakeup_t* wakeup);
 // Sleeps until a call, until `descriptor` is readable (-1: none), or for the given time.
-void jpp_wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds);
-// Matches jpp_wakeup_begin(), whether or not the thread slept.
-void jpp_wakeup_end(jpp_wakeup_t* wakeup);
+void jpp__wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds);
+// Matches jpp__wakeup_begin(), whether or not the thread slept.
+void jpp__wakeup_end(jpp_wakeup_t* wakeup);
 
 #endif  // JPP_RUNTIME_WAKEUP_H_

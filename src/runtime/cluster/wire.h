@@ -16,13 +16,13 @@ typedef struct jpp_wire_shape {
 } jpp_wire_shape_t;
 
 // Bytes of a shard. Device memory packs types of 2 and 4 bits, host memory does not.
-static inline uint64_t jpp_wire_bytes(const jpp_wire_shape_t* shape, bool on_device) {
+static inline uint64_t jpp__wire_bytes(const jpp_wire_shape_t* shape, bool on_device) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < shape->rank; ++i) {
-    elements = jpp_bytes_multiply(elements, (uint64_t)shape->dims[i]);
+    elements = jpp__bytes_multiply(elements, (uint64_t)shape->dims[i]);
   }
   if (on_device) return jpp_dtype_device_bytes((jpp_dtype_t)shape->dtype, elements);
-  return jpp_bytes_multiply(elements, jpp_dtype_bits((jpp_dtype_t)shape->dtype) / 8);
+  return jpp__bytes_multiply(elements, jpp_dtype_bits((jpp_dtype_t)shape->dtype) / 8);
 }
 
 #endif  // JPP_RUNTIME_WIRE_H_

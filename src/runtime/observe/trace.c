@@ -105,7 +105,7 @@ static void number_messages(jpp_actor_t* actor) {
   }
 }
 
-jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__trace_allocate(jpp_runtime_t* runtime) {
   jpp_tracer_t* tracer = &runtime->tracer;
   uint64_t runs = 0;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) runs += runtime->actors[r].num_runs;
@@ -132,7 +132,7 @@ jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) {
 
 // --- While a step is issued -----------------------------------------------------------
 
-void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
+void jpp__trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
   step->trace = NULL;
   bool observed = begin_observed_step();
   if (atomic_load(&runtime->tracer.wanted) || observed) {
@@ -140,8 +140,8 @@ void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
     step->trace->complete = false;
     step->trace->observed = observed;
     step->trace->trace.step = step->number;
-    step->trace->trace.start = jpp_clock_now();
-    step->trace->trace.clock = jpp_clock_real_now();
+    step->trace->trace.start = jpp__clock_now();
+    step->trace->trace.clock = jpp__clock_real_now();
   }
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
@@ -151,7 +151,7 @@ void jpp_trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
   }
 }
 
-void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+void jpp__trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   actor->live_bytes += (uint64_t)instr->live_bytes;
   uint64_t* peak = &actor->step->trace->peak_live_bytes;
   if (actor->live_bytes > *peak) *peak = actor->live_bytes;
@@ -160,12 +160,12 @@ void jpp_trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
 // Any thread, no lock held. The runtime may reuse the waiter once `pending` is lower.
 static void run_ended(void* user, jpp_status_t* status) {
   jpp_run_waiter_t* waiter = user;
-  waiter->end = jpp_clock_now();
+  waiter->end = jpp__clock_now();
   jpp_status_free(status);
   atomic_fetch_sub_explicit(waiter->pending, 1, memory_order_release);
 }
 
-jpp_status_t* jpp_trace_watch(jpp_actor_t* actor, uint32_t run, int64_t issued) {
+jpp_status_t* jpp__trace_watch(jpp_actor_t* actor, uint32_t run, int64_t issued) {
   jpp_runtime_t* runtime = actor->runtime;
   jpp_step_trace_t* step = runtime->step->trace;
   size_t first = (size_t)run * runtime->devices_per_rank;
@@ -187,7 +187,7 @@ jpp_status_t* jpp_trace_watch(jpp_actor_t* actor, uint32_t run, int64_t issued) 
 // --- Afterwards -----------------------------------------------------------------------
 
 // An event may be ready a moment before its callbacks have run.
-void jpp_trace_drain(jpp_step_t* step) {
+void jpp__trace_drain(jpp_step_t* step) {
   while (atomic_load_explicit(&step->trace->pending, memory_order_acquire)) sched_yield();
 }
 
@@ -284,10 +284,10 @@ static void follow_actors(jpp_runtime_t* runtime, jpp_step_trace_t* step, bool s
   }
 }
 
-void jpp_trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
+void jpp__trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
   jpp_step_trace_t* found = step->trace;
   if (success) {
-    found->trace.length = jpp_clock_now() - found->trace.start;
+    found->trace.length = jpp__clock_now() - found->trace.start;
     for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
       found->peaks[r] = found->actors[r].peak_live_bytes;
       find_run_ends(&runtime->actors[r], found);

@@ -43,16 +43,16 @@ typedef struct jpp_tracer {
   int64_t* register_ends;   // [registers of the largest program]
 } jpp_tracer_t;
 
-jpp_status_t* jpp_trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
+jpp_status_t* jpp__trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
 // The step is about to be issued; it is traced if that is wanted.
-void jpp_trace_begin(jpp_runtime_t* runtime, struct jpp_step* step);
+void jpp__trace_begin(jpp_runtime_t* runtime, struct jpp_step* step);
 // Adds what the instruction adds to the live bytes.
-void jpp_trace_count(struct jpp_actor* actor, const struct jpp_actor_instr* instr);
+void jpp__trace_count(struct jpp_actor* actor, const struct jpp_actor_instr* instr);
 // Records the end of a run that was issued at `issued`.
-jpp_status_t* jpp_trace_watch(struct jpp_actor* actor, uint32_t run,
-                              int64_t issued) JPP_MUST_USE;
+jpp_status_t* jpp__trace_watch(struct jpp_actor* actor, uint32_t run,
+                               int64_t issued) JPP_MUST_USE;
 // All events are ready: waits for their callbacks.
-void jpp_trace_drain(struct jpp_step* step);
-void jpp_trace_finish(jpp_runtime_t* runtime, struct jpp_step* step, bool success);
+void jpp__trace_drain(struct jpp_step* step);
+void jpp__trace_finish(jpp_runtime_t* runtime, struct jpp_step* step, bool success);
 
 #endif  // JPP_RUNTIME_TRACE_H_

@@ -35,8 +35,8 @@ jpp_status_t* jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop, uint32_t 
     return jpp_status_make(JPP_INVALID_ARGUMENT, "expected a loop below %u, found %u",
                            staged->graph->num_loops, loop);
   }
-  JPP_RETURN_IF_ERROR(
-      jpp_check_count("the costs of a loop's stages", staged->loops[loop].stages, count));
+  JPP_RETURN_IF_ERROR(jpp__check_count("the costs of a loop's stages",
+                                       staged->loops[loop].stages, count));
   double runs = staged->graph->loops[loop].microbatches;
   for (uint32_t s = 0; s < count; ++s) out_costs[s] = (jpp_cost_t){0};
   for (uint64_t i = 0; i < trace->num_runs; ++i) {
@@ -113,7 +113,7 @@ jpp_status_t* jpp_runtime_measure(jpp_runtime_t* runtime, jpp_array_t* const* ar
   JPP_RETURN_IF_NULL(runtime, args, out_costs);
   const jpp_staged_t* staged = runtime->plan->staged;
   uint32_t stages = count_stages(staged);
-  JPP_RETURN_IF_ERROR(jpp_check_count("the costs of all stages", stages, count));
+  JPP_RETURN_IF_ERROR(jpp__check_count("the costs of all stages", stages, count));
   for (uint32_t s = 0; s < stages; ++s) out_costs[s] = (jpp_cost_t){0};
   jpp_cost_t* of_run = NULL;
   jpp_array_t** results = NULL;

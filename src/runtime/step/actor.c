@@ -54,8 +54,8 @@ static jpp_status_t* check_result_count(const jpp_actor_t* actor,
 }
 
 // An accumulator's last state is sent as what the loop ends with.
-uint64_t jpp_plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
-                              const jpp_instr_t* instr) {
+uint64_t jpp__plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
+                               const jpp_instr_t* instr) {
   const jpp_staged_t* staged = plan->staged;
   uint32_t value = program->operand_values[instr->first_operand];
   for (uint32_t i = 0;
@@ -82,7 +82,7 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
     case JPP_INSTR_SEND:
     case JPP_INSTR_RECV:
       made.link = &actor->runtime->links[instr->target];
-      made.tag = jpp_plan_message_tag(actor->runtime->plan, actor->program, instr);
+      made.tag = jpp__plan_message_tag(actor->runtime->plan, actor->program, instr);
       break;
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:
@@ -184,7 +184,7 @@ static jpp_status_t* allocate_actor(jpp_actor_t* actor) {
   return allocate_rows(actor);
 }
 
-jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor, jpp_actor_step_t* step) {
+jpp_status_t* jpp__actor_allocate_step(const jpp_actor_t* actor, jpp_actor_step_t* step) {
   jpp_arena_t* arena = &actor->runtime->arena;
   const jpp_program_t* program = actor->program;
   size_t devices = actor->runtime->devices_per_rank;
@@ -232,18 +232,18 @@ static uint64_t constant_bytes(const jpp_actor_t* actor, uint32_t reg) {
   return 0;
 }
 
-bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
+bool jpp__runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
   return !runtime->rank_process || runtime->rank_process[rank] == runtime->process;
 }
 
 // The program of a rank of another process.
 static const jpp_program_t kNoProgram;
 
-jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
+jpp_status_t* jpp__actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
   jpp_actor_t* actor = &runtime->actors[rank];
   actor->runtime = runtime;
   actor->program =
-      jpp_runtime_has_rank(runtime, rank) ? &runtime->plan->programs[rank] : &kNoProgram;
+      jpp__runtime_has_rank(runtime, rank) ? &runtime->plan->programs[rank] : &kNoProgram;
   bool* checked = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(runtime->plan->staged->num_tasks, &checked));
   jpp_status_t* status = resolve_instrs(actor, checked);

@@ -93,15 +93,15 @@ typedef struct jpp_actor {
 } jpp_actor_t;
 
 // The parts that need no device; actor.c.
-jpp_status_t* jpp_actor_resolve(jpp_runtime_t* runtime, uint32_t rank) JPP_MUST_USE;
+jpp_status_t* jpp__actor_resolve(jpp_runtime_t* runtime, uint32_t rank) JPP_MUST_USE;
 
 // The tag of a message, the same on both ends: value << 32 | microbatch.
-uint64_t jpp_plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
-                              const jpp_instr_t* instr);
+uint64_t jpp__plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
+                               const jpp_instr_t* instr);
 
 // Allocates what a resolved actor needs for one more step in flight.
-jpp_status_t* jpp_actor_allocate_step(const jpp_actor_t* actor,
-                                      jpp_actor_step_t* step) JPP_MUST_USE;
+jpp_status_t* jpp__actor_allocate_step(const jpp_actor_t* actor,
+                                       jpp_actor_step_t* step) JPP_MUST_USE;
 
 typedef enum jpp_advance {
   JPP_ADVANCE_BLOCKED,  // nothing could be issued
@@ -110,6 +110,6 @@ typedef enum jpp_advance {
 } jpp_advance_t;
 
 // Issues up to the second run from here, or until blocked or done.
-jpp_advance_t jpp_actor_advance(jpp_actor_t* actor);
+jpp_advance_t jpp__actor_advance(jpp_actor_t* actor);
 
 #endif  // JPP_RUNTIME_ACTOR_H_

@@ -26,20 +26,20 @@ static jpp_status_t* interrupted(void) {
 // The failure of an earlier step, or between steps, that no caller has been told about.
 static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
   jpp_status_t* status = NULL;
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   if (runtime->failed) {
-    if (!runtime->failed->told) status = jpp_outcome_tell(runtime->failed);
+    if (!runtime->failed->told) status = jpp__outcome_tell(runtime->failed);
   } else if (!runtime->breakage_told) {
     status = jpp_status_clone(runtime->breakage);
     runtime->breakage_told = status != NULL;
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   return status;
 }
 
 // After a breakage there is no other step.
 static jpp_status_t* refuse_if_broken(const jpp_runtime_t* runtime) {
-  return atomic_load(&runtime->broken) ? jpp_runtime_breakage(runtime) : NULL;
+  return atomic_load(&runtime->broken) ? jpp__runtime_breakage(runtime) : NULL;
 }
 
 // The plan says how many bytes of a cut argument a device holds, but not how it is cut:
@@ -73,13 +73,13 @@ static jpp_status_t* check_type(const jpp_runtime_t* runtime, uint32_t arg,
   bool cut = device_bytes < jpp_type_bytes(type);
   jpp_str_t str = {0};
   jpp_str_appendf(&str, "argument %s: expected ", arg_name(runtime, arg));
-  jpp_type_append(&str, type);
+  jpp__type_append(&str, type);
   if (cut) {
     jpp_str_appendf(&str, ", cut into pieces of %llu bytes a device",
                     (unsigned long long)device_bytes);
   }
   jpp_str_append(&str, ", found ");
-  jpp_type_append(&str, &found_type);
+  jpp__type_append(&str, &found_type);
   if (cut) {
     jpp_str_appendf(&str, ", %llu bytes a device",
                     (unsigned long long)found->device_bytes);
@@ -116,7 +116,7 @@ static jpp_status_t* check_args(const jpp_runtime_t* runtime, const jpp_call_t* 
 
 static bool lies_in_this_process(const jpp_runtime_t* runtime, const jpp_array_t* array) {
   for (uint32_t i = 0; i < array->layout.num_ranks; ++i) {
-    if (jpp_runtime_has_rank(runtime, array->ranks[i])) return true;
+    if (jpp__runtime_has_rank(runtime, array->ranks[i])) return true;
   }
   return false;
 }
@@ -144,22 +144,22 @@ static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t
 static jpp_status_t* tell_of_failed_arg(const jpp_runtime_t* runtime,
                                         const jpp_call_t* call) {
   jpp_status_t* status = NULL;
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   for (uint32_t a = 0; a < runtime->params.count && !status; ++a) {
-    status = jpp_outcome_tell(call->args[a]->outcome);
+    status = jpp__outcome_tell(call->args[a]->outcome);
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   return status;
 }
 
 static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
                       const jpp_call_t* call) {
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   for (uint32_t a = 0; a < runtime->params.count; ++a) {
     ++call->args[a]->holders;
     step->args[a] = call->args[a];
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
 }
 
 // --- Donation -------------------------------------------------------------------------
@@ -169,16 +169,16 @@ static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
 static jpp_status_t* claim_args(const jpp_runtime_t* runtime, jpp_step_t* step,
                                 const jpp_interrupt_t* interrupt) {
   uint32_t num_args = runtime->params.count;
-  jpp_arrays_lock();
-  jpp_status_t* status = jpp_claim_donated(&runtime->params, step->args, interrupt);
+  jpp__arrays_lock();
+  jpp_status_t* status = jpp__claim_donated(&runtime->params, step->args, interrupt);
   for (uint32_t a = 0; a < num_args && !status; ++a) {
     if (runtime->params.donated[a]) step->args[a]->deleted = true;
-    jpp_array_begin_read(step->args[a]);
+    jpp__array_begin_read(step->args[a]);
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   // The origin of a copy is no longer needed.
   for (uint32_t a = 0; a < num_args && !status; ++a) {
-    if (runtime->params.donated[a]) jpp_array_settle(jpp_array_root(step->args[a]));
+    if (runtime->params.donated[a]) jpp__array_settle(jpp__array_root(step->args[a]));
   }
   return status;
 }
@@ -186,7 +186,7 @@ static jpp_status_t* claim_args(const jpp_runtime_t* runtime, jpp_step_t* step,
 // --- Results --------------------------------------------------------------------------
 
 static jpp_status_t* promise_results(const jpp_runtime_t* runtime, jpp_step_t* step) {
-  JPP_RETURN_IF_ERROR(jpp_outcome_create(runtime, &step->outcome));
+  JPP_RETURN_IF_ERROR(jpp__outcome_create(runtime, &step->outcome));
   for (uint32_t o = 0; o < graph_of(runtime)->num_outputs; ++o) {
     jpp_array_layout_t layout = {.struct_size = sizeof(layout),
                                  .client = runtime->client,
@@ -201,7 +201,7 @@ static jpp_status_t* promise_results(const jpp_runtime_t* runtime, jpp_step_t* s
                              .is_whole = true,
                              .device_bytes = runtime->plan->value_bytes[value]};
     JPP_RETURN_IF_ERROR(
-        jpp_array_promise(&layout, &type, step->outcome, &step->results[o]));
+        jpp__array_promise(&layout, &type, step->outcome, &step->results[o]));
   }
   return NULL;
 }
@@ -213,10 +213,10 @@ static void release_all(jpp_array_t** arrays, uint32_t count) {
   }
 }
 
-void jpp_call_release(const jpp_runtime_t* runtime, jpp_step_t* step) {
+void jpp__call_release(const jpp_runtime_t* runtime, jpp_step_t* step) {
   release_all(step->args, runtime->params.count);
   release_all(step->results, graph_of(runtime)->num_outputs);
-  jpp_outcome_release(step->outcome);
+  jpp__outcome_release(step->outcome);
   step->outcome = NULL;
 }
 
@@ -244,26 +244,26 @@ jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime, const jpp_call_t* call) {
   if (num_args) JPP_RETURN_IF_NULL(call->args);
   if (num_outputs) JPP_RETURN_IF_NULL(call->results);
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("the arguments of a call", num_args, call->num_args));
+      jpp__check_count("the arguments of a call", num_args, call->num_args));
   JPP_RETURN_IF_ERROR(
-      jpp_check_count("the results of a call", num_outputs, call->num_results));
+      jpp__check_count("the results of a call", num_outputs, call->num_results));
   for (uint32_t o = 0; o < num_outputs; ++o) call->results[o] = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  jpp_step_t* step = jpp_queue_reserve(runtime, call->interrupt);
+  jpp_step_t* step = jpp__queue_reserve(runtime, call->interrupt);
   if (!step) return interrupted();
   jpp_status_t* status = prepare_call(runtime, step, call);
   if (status) {
-    jpp_call_release(runtime, step);
-    jpp_queue_give_up(runtime);
+    jpp__call_release(runtime, step);
+    jpp__queue_give_up(runtime);
     return status;
   }
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   for (uint32_t o = 0; o < num_outputs; ++o) {
     ++step->results[o]->holders;
     call->results[o] = step->results[o];
   }
-  jpp_arrays_unlock();
-  jpp_queue_submit(runtime);
+  jpp__arrays_unlock();
+  jpp__queue_submit(runtime);
   return NULL;
 }
 
@@ -276,7 +276,7 @@ jpp_status_t* jpp_runtime_await_steps(jpp_runtime_t* runtime, uint64_t steps,
   JPP_RETURN_IF_NULL(runtime);
   JPP_RETURN_IF_ERROR(jpp_process_check());
   uint64_t called = jpp_runtime_num_steps(runtime);
-  if (!jpp_queue_await(runtime, steps < called ? steps : called, interrupt)) {
+  if (!jpp__queue_await(runtime, steps < called ? steps : called, interrupt)) {
     return jpp_status_make(JPP_CANCELLED, "the wait for steps was interrupted");
   }
   return take_failure(runtime);

@@ -55,8 +55,8 @@ static void describe_transfer(const jpp_plan_t* plan, const jpp_program_t* progr
            at, value, maker ? maker : "the arguments", microbatch, channel->dst);
 }
 
-void jpp_failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
-                                char text[kJppPlaceSize]) {
+void jpp__failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t at,
+                                 char text[kJppPlaceSize]) {
   const jpp_program_t* program = &plan->programs[rank];
   const jpp_instr_t* instr = &program->instrs[at];
   char buffer[kMicrobatchSize];
@@ -79,12 +79,12 @@ void jpp_failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t 
   snprintf(text, kJppPlaceSize, "rank %u, instruction %u", rank, at);
 }
 
-void jpp_failure_describe(const jpp_actor_t* actor, uint32_t at,
-                          char text[kJppPlaceSize]) {
-  jpp_failure_describe_instr(actor->runtime->plan, actor->program->rank, at, text);
+void jpp__failure_describe(const jpp_actor_t* actor, uint32_t at,
+                           char text[kJppPlaceSize]) {
+  jpp__failure_describe_instr(actor->runtime->plan, actor->program->rank, at, text);
 }
 
-const char* jpp_failure_behind_rank(const char* text) { return strstr(text, ", ") + 2; }
+const char* jpp__failure_behind_rank(const char* text) { return strstr(text, ", ") + 2; }
 
 // --- Memory ---------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
   char peak[kJppPlaceSize] = "";
   const jpp_program_t* program = &plan->programs[rank];
   if (program->num_instrs) {
-    jpp_failure_describe_instr(plan, rank, program->peak_instr, peak);
+    jpp__failure_describe_instr(plan, rank, program->peak_instr, peak);
   }
   const char* message = jpp_status_message(status);
   size_t length = strlen(message);
@@ -116,16 +116,16 @@ static jpp_status_t* add_memory_hint(const jpp_actor_t* actor, jpp_status_t* sta
 
 // --- Places ---------------------------------------------------------------------------
 
-jpp_status_t* jpp_failure_locate(const jpp_actor_t* actor, uint32_t instr,
-                                 jpp_status_t* status) {
+jpp_status_t* jpp__failure_locate(const jpp_actor_t* actor, uint32_t instr,
+                                  jpp_status_t* status) {
   char place[kJppPlaceSize];
-  jpp_failure_describe(actor, instr, place);
+  jpp__failure_describe(actor, instr, place);
   status = add_memory_hint(actor, jpp_job_explain(status));
   return jpp_status_annotate(status, "%s", place);
 }
 
-jpp_status_t* jpp_failure_locate_output(const jpp_actor_t* actor, uint32_t output,
-                                        jpp_status_t* status) {
+jpp_status_t* jpp__failure_locate_output(const jpp_actor_t* actor, uint32_t output,
+                                         jpp_status_t* status) {
   const jpp_program_output_t* out = &actor->program->outputs[output];
   const char* name = actor->runtime->plan->staged->graph->outputs[out->output].name;
   status = add_memory_hint(actor, status);
@@ -143,16 +143,16 @@ static const char* describe_sender(const jpp_actor_t* receiver, const jpp_link_t
     if (instr->kind != JPP_INSTR_SEND || instr->link != link || instr->tag != tag) {
       continue;
     }
-    jpp_failure_describe(sender, instr->source, text);
+    jpp__failure_describe(sender, instr->source, text);
     return text;
   }
   return "a message that no instruction sends";
 }
 
-jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
-                                   const jpp_actor_instr_t* instr, uint64_t found_tag) {
+jpp_status_t* jpp__failure_mismatch(const jpp_actor_t* actor,
+                                    const jpp_actor_instr_t* instr, uint64_t found_tag) {
   char expected[kJppPlaceSize], found[kJppPlaceSize];
-  jpp_failure_describe(actor, instr->source, expected);
+  jpp__failure_describe(actor, instr->source, expected);
   return jpp_status_make(JPP_INTERNAL_ERROR, "expected the message for '%s', found '%s'",
                          expected, describe_sender(actor, instr->link, found_tag, found));
 }
@@ -160,7 +160,7 @@ jpp_status_t* jpp_failure_mismatch(const jpp_actor_t* actor,
 static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
   char place[kJppPlaceSize];
   const jpp_actor_instr_t* instr = &actor->instrs[actor->at];
-  jpp_failure_describe(actor, instr->source, place);
+  jpp__failure_describe(actor, instr->source, place);
   jpp_str_appendf(str, "%s%s", str->length ? "; " : "", place);
   if (!instr->link) return;
   if (instr->link->remote) {
@@ -183,13 +183,13 @@ static jpp_status_t* describe_blocked(jpp_runtime_t* runtime, char** out_text) {
     const jpp_actor_t* actor = &runtime->actors[r];
     if (actor->at < actor->num_instrs) append_blocked(&str, actor);
   }
-  jpp_status_t* status = runtime->network ? jpp_peer_state_explain(runtime, &str) : NULL;
+  jpp_status_t* status = runtime->network ? jpp__peer_state_explain(runtime, &str) : NULL;
   if (!status) return jpp_str_finish(&str, out_text);
   jpp_str_deinit(&str);
   return status;
 }
 
-jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__failure_stuck(jpp_runtime_t* runtime) {
   char* text = NULL;
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = jpp_status_make(
@@ -198,7 +198,7 @@ jpp_status_t* jpp_failure_stuck(jpp_runtime_t* runtime) {
   return status;
 }
 
-jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__failure_stalled(jpp_runtime_t* runtime) {
   char* text = NULL;
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = jpp_status_make(
@@ -211,7 +211,7 @@ jpp_status_t* jpp_failure_stalled(jpp_runtime_t* runtime) {
   return status;
 }
 
-jpp_status_t* jpp_failure_late(const jpp_actor_t* actor) {
+jpp_status_t* jpp__failure_late(const jpp_actor_t* actor) {
   jpp_runtime_t* runtime = actor->runtime;
   const jpp_deadline_t* deadline = &runtime->deadline;
   const jpp_deadline_wait_t* wait = actor->instrs[actor->at].wait;
@@ -223,8 +223,8 @@ jpp_status_t* jpp_failure_late(const jpp_actor_t* actor) {
       "(the longest of JPP_STEP_TIMEOUT, %g s; a step, %.2g s; %d times what is usual): "
       "%s",
       actor->program->rank,
-      (double)jpp_deadline_limit(deadline, wait, runtime->step_timeout_ms) / 1e9,
-      (double)jpp_deadline_usual(deadline, wait) / 1e9,
+      (double)jpp__deadline_limit(deadline, wait, runtime->step_timeout_ms) / 1e9,
+      (double)jpp__deadline_usual(deadline, wait) / 1e9,
       (double)runtime->step_timeout_ms / 1000, (double)deadline->step / 1e9,
       kJppDeadlineTimes, text);
   jpp_free(text);

@@ -19,7 +19,7 @@ static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
 
 // Other processes are heard meanwhile.
 static bool listen(void* user) {
-  jpp_network_progress(user);
+  jpp__network_progress(user);
   return false;
 }
 
@@ -28,7 +28,7 @@ static bool listen(void* user) {
 static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
   const jpp_interrupt_t listening = {.requested = listen, .user = runtime};
   for (uint32_t a = 0; a < runtime->params.count; ++a) {
-    jpp_array_await_issue(step->args[a], runtime->network ? &listening : NULL);
+    jpp__array_await_issue(step->args[a], runtime->network ? &listening : NULL);
   }
 }
 
@@ -52,7 +52,7 @@ static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     const jpp_program_input_t* input = &program->inputs[i];
     if (step->actors[rank].is_copy[i]) continue;
-    take_input(&runtime->actors[rank], input, jpp_array_at(step->args[input->arg], rank),
+    take_input(&runtime->actors[rank], input, jpp__array_at(step->args[input->arg], rank),
                shards_of_input(runtime, step, rank, i));
   }
 }
@@ -70,7 +70,7 @@ static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
                                 uint32_t rank, uint32_t input) {
   const jpp_actor_t* actor = &runtime->actors[rank];
   const jpp_array_t* array = step->args[actor->program->inputs[input].arg];
-  jpp_buffer_t** shards = jpp_array_at(array, rank);
+  jpp_buffer_t** shards = jpp__array_at(array, rank);
   if (!shards) shards = array->buffers;
   jpp_buffer_t** copies = shards_of_input(runtime, step, rank, input);
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
@@ -86,7 +86,8 @@ static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
 static bool needs_copy(const jpp_step_t* step, const jpp_program_input_t* input,
                        uint32_t rank) {
   const jpp_array_t* array = step->args[input->arg];
-  return !jpp_array_at(array, rank) || (input->owned && jpp_array_is_shared(array, rank));
+  return !jpp__array_at(array, rank) ||
+         (input->owned && jpp__array_is_shared(array, rank));
 }
 
 static void mark_copies(jpp_runtime_t* runtime, const jpp_step_t* step) {
@@ -120,19 +121,19 @@ static void clear_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
 }
 
 // Copies are made first: afterwards the first rank's buffers may have been taken.
-jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
+jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
   clear_inputs(runtime, step);
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   await_args(runtime, step);
   const jpp_outcome_t* failed = find_failed_arg(runtime, step);
   jpp_status_t* status = failed ? jpp_status_clone(failed->failure) : NULL;
   if (!status) mark_copies(runtime, step);
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   if (status) return status;
   JPP_RETURN_IF_ERROR(copy_inputs(runtime, step));
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) take_inputs(runtime, step, r);
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   return NULL;
 }
 
@@ -156,7 +157,7 @@ static void give_outputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_
   uint32_t devices = runtime->devices_per_rank;
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
     jpp_array_t* result = step->results[program->outputs[i].output];
-    jpp_buffer_t** shards = jpp_array_at(result, rank);
+    jpp_buffer_t** shards = jpp__array_at(result, rank);
     for (uint32_t d = 0; d < devices; ++d) {
       jpp_buffer_t** output = &step->actors[rank].outputs[(size_t)i * devices + d];
       shards[d] = *output;
@@ -165,21 +166,21 @@ static void give_outputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_
   }
 }
 
-void jpp_call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
+void jpp__call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
   const jpp_graph_t* graph = runtime->plan->staged->graph;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     if (success) give_outputs(runtime, step, r);
     drop_copies(runtime, step, r);
   }
   if (success) {
-    jpp_arrays_lock();
-    jpp_outcome_set_issued(step->outcome);
-    jpp_arrays_unlock();
+    jpp__arrays_lock();
+    jpp__outcome_set_issued(step->outcome);
+    jpp__arrays_unlock();
   }
   for (uint32_t o = 0; o < graph->num_outputs && success; ++o) {
-    jpp_array_settle(step->results[o]);  // it may have been deleted before it existed
+    jpp__array_settle(step->results[o]);  // it may have been deleted before it existed
   }
-  for (uint32_t a = 0; a < graph->num_args; ++a) jpp_array_end_read(step->args[a]);
+  for (uint32_t a = 0; a < graph->num_args; ++a) jpp__array_end_read(step->args[a]);
 }
 
 // What depends on an argument that failed fails with the same text. Owns `status`.
@@ -202,8 +203,8 @@ static jpp_outcome_t* remember_failure(jpp_runtime_t* runtime, jpp_outcome_t* ou
 
 static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
   jpp_outcome_t* before = NULL;
-  jpp_arrays_lock();
-  jpp_claim_lose(&runtime->params, step->args);
+  jpp__arrays_lock();
+  jpp__claim_lose(&runtime->params, step->args);
   jpp_outcome_t* from = find_failed_arg(runtime, step);
   // Steps that were under way when a process broke off fail of the same cause.
   if (!from && atomic_load(&runtime->broken)) from = runtime->failed;
@@ -213,21 +214,21 @@ static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* st
     status = jpp_status_annotate(status, "step %llu", (unsigned long long)step->number);
     before = remember_failure(runtime, step->outcome);
   }
-  jpp_outcome_finish(step->outcome, status);
-  jpp_arrays_unlock();
-  jpp_outcome_release(before);
+  jpp__outcome_finish(step->outcome, status);
+  jpp__arrays_unlock();
+  jpp__outcome_release(before);
   for (uint32_t o = 0; o < runtime->plan->staged->graph->num_outputs; ++o) {
-    jpp_array_settle(step->results[o]);
+    jpp__array_settle(step->results[o]);
   }
 }
 
-void jpp_call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
+void jpp__call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
   if (status) {
     fail_call(runtime, step, status);
   } else {
-    jpp_arrays_lock();
-    jpp_outcome_finish(step->outcome, NULL);
-    jpp_arrays_unlock();
+    jpp__arrays_lock();
+    jpp__outcome_finish(step->outcome, NULL);
+    jpp__arrays_unlock();
   }
-  jpp_call_release(runtime, step);
+  jpp__call_release(runtime, step);
 }

@@ -67,10 +67,10 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   bool tracing = actor->step->trace != NULL;
   actor->step->order[instr->run] = actor->runtime->order++;
   actor->step->runs = instr->run + 1;
-  int64_t issued = tracing ? jpp_clock_now() : 0;
+  int64_t issued = tracing ? jpp__clock_now() : 0;
   JPP_RETURN_IF_ERROR(execute_task(actor, instr));
-  if (actor->runtime->step->checks) JPP_RETURN_IF_ERROR(jpp_nans_check(actor, instr));
-  return tracing ? jpp_trace_watch(actor, instr->run, issued) : NULL;
+  if (actor->runtime->step->checks) JPP_RETURN_IF_ERROR(jpp__nans_check(actor, instr));
+  return tracing ? jpp__trace_watch(actor, instr->run, issued) : NULL;
 }
 
 // --- SEND and RECV --------------------------------------------------------------------
@@ -109,7 +109,7 @@ static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t
 // No copy is made before there is a slot for it: receive slots bound the memory.
 static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                               bool* out_done) {
-  if (instr->link->remote) return jpp_network_send(actor, instr, out_done);
+  if (instr->link->remote) return jpp__network_send(actor, instr, out_done);
   if (jpp_channel_credits(instr->link->channel) == 0) return NULL;
   jpp_status_t* status = fill_message(actor, instr);
   if (!status) status = hand_over(actor, instr);
@@ -130,7 +130,7 @@ static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr
 
 static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                               bool* out_done) {
-  if (instr->link->remote) return jpp_network_recv(actor, instr, out_done);
+  if (instr->link->remote) return jpp__network_recv(actor, instr, out_done);
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_link_t* link = instr->link;
   jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
@@ -139,7 +139,7 @@ static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr
   if (!*out_done) return NULL;
   ++link->received;
   if (message.tag == instr->tag) return NULL;
-  return jpp_failure_mismatch(actor, instr, message.tag);
+  return jpp__failure_mismatch(actor, instr, message.tag);
 }
 
 // --- The end of the program -----------------------------------------------------------
@@ -213,7 +213,7 @@ static jpp_advance_t issue_end(jpp_actor_t* actor) {
   for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
     jpp_status_t* status = finish_output(actor, i);
     if (!status) continue;
-    return stop_actor(actor, order, jpp_failure_locate_output(actor, i, status));
+    return stop_actor(actor, order, jpp__failure_locate_output(actor, i, status));
   }
   actor->done = true;
   show(actor, actor->program->num_instrs);
@@ -222,15 +222,15 @@ static jpp_advance_t issue_end(jpp_actor_t* actor) {
 
 static void note_wait(jpp_actor_t* actor, const jpp_actor_instr_t* instr, bool done) {
   if (!done) {
-    if (!actor->waits_since) actor->waits_since = jpp_clock_now();
+    if (!actor->waits_since) actor->waits_since = jpp__clock_now();
     return;
   }
-  int64_t now = actor->waits_since ? jpp_clock_now() : 0;
-  jpp_deadline_note(&actor->runtime->deadline, instr->wait, actor->waits_since, now);
+  int64_t now = actor->waits_since ? jpp__clock_now() : 0;
+  jpp__deadline_note(&actor->runtime->deadline, instr->wait, actor->waits_since, now);
   actor->waits_since = 0;
 }
 
-jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
+jpp_advance_t jpp__actor_advance(jpp_actor_t* actor) {
   bool has_run = false;
   uint32_t first = actor->at;
   while (actor->at < actor->num_instrs) {
@@ -245,12 +245,12 @@ jpp_advance_t jpp_actor_advance(jpp_actor_t* actor) {
     if (status) {
       bool run = instr->kind == JPP_INSTR_RUN;
       uint64_t order = run ? actor->step->order[instr->run] : actor->runtime->order++;
-      return stop_actor(actor, order, jpp_failure_locate(actor, instr->source, status));
+      return stop_actor(actor, order, jpp__failure_locate(actor, instr->source, status));
     }
     if (instr->wait) note_wait(actor, instr, done);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
-    if (actor->step->trace) jpp_trace_count(actor, instr);
-    if (actor->flight) jpp_flight_note(actor->flight, actor->at);
+    if (actor->step->trace) jpp__trace_count(actor, instr);
+    if (actor->flight) jpp__flight_note(actor->flight, actor->at);
     ++actor->at;
   }
   return issue_end(actor);

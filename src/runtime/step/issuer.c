@@ -21,8 +21,8 @@ static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_t* actor = &runtime->actors[r];
     if (actor->done) continue;
-    if (jpp_step_is_halted(runtime, runtime->step)) return some;
-    jpp_advance_t advance = jpp_actor_advance(actor);
+    if (jpp__step_is_halted(runtime, runtime->step)) return some;
+    jpp_advance_t advance = jpp__actor_advance(actor);
     if (advance == JPP_ADVANCE_FAILED) runtime->step->halt = JPP_HALT_FAILED;
     some |= advance == JPP_ADVANCE_SOME;
     *out_all_done &= actor->done;
@@ -36,15 +36,15 @@ static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
 static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
                                     int64_t now) {
   jpp_deadline_t* deadline = &runtime->deadline;
-  if (!deadline->all_begun && jpp_peer_state_all_begun(runtime, runtime->begun)) {
+  if (!deadline->all_begun && jpp__peer_state_all_begun(runtime, runtime->begun)) {
     deadline->all_begun = now;
   }
-  int64_t waited = jpp_deadline_waited(deadline, quiet_since, now);
+  int64_t waited = jpp__deadline_waited(deadline, quiet_since, now);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_t* actor = &runtime->actors[r];
     if (!actor->waits_since) continue;
     const jpp_deadline_wait_t* wait = actor->instrs[actor->at].wait;
-    if (waited > jpp_deadline_limit(deadline, wait, runtime->step_timeout_ms))
+    if (waited > jpp__deadline_limit(deadline, wait, runtime->step_timeout_ms))
       return actor;
   }
   return NULL;
@@ -54,7 +54,7 @@ static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
 static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet_since,
                                            uint32_t idle_rounds) {
   const jpp_actor_t* late = NULL;
-  int64_t now = jpp_clock_now(), quiet = now - quiet_since;
+  int64_t now = jpp__clock_now(), quiet = now - quiet_since;
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     runtime->step->halt = JPP_HALT_STALLED;
   } else if (quiet > kJppDeadlineQuiet && (late = find_late(runtime, quiet_since, now))) {
@@ -62,20 +62,20 @@ static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet
   } else if (idle_rounds < kNetworkYields) {
     sched_yield();
   } else {
-    jpp_network_wait(runtime);
+    jpp__network_wait(runtime);
   }
   return late;
 }
 
-const jpp_actor_t* jpp_issuer_run(jpp_runtime_t* runtime) {
+const jpp_actor_t* jpp__issuer_run(jpp_runtime_t* runtime) {
   const jpp_actor_t* late = NULL;
   bool all_done = false;
-  int64_t quiet_since = runtime->network ? jpp_clock_now() : 0;
-  for (uint32_t idle_rounds = 0; !jpp_step_is_halted(runtime, runtime->step);) {
+  int64_t quiet_since = runtime->network ? jpp__clock_now() : 0;
+  for (uint32_t idle_rounds = 0; !jpp__step_is_halted(runtime, runtime->step);) {
     bool issued = issue_round(runtime, &all_done);
-    bool arrived = jpp_network_progress(runtime);
+    bool arrived = jpp__network_progress(runtime);
     if (all_done) break;
-    if (issued && runtime->network) quiet_since = jpp_clock_now();
+    if (issued && runtime->network) quiet_since = jpp__clock_now();
     if (issued || arrived) {
       idle_rounds = 0;
     } else if (runtime->network) {

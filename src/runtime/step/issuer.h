@@ -15,6 +15,6 @@ typedef enum jpp_halt {
 
 // Issues `runtime->step` for all actors, until all are done or the step is halted. Gives
 // the actor whose instruction is late after JPP_HALT_LATE, else NULL.
-const jpp_actor_t* jpp_issuer_run(jpp_runtime_t* runtime);
+const jpp_actor_t* jpp__issuer_run(jpp_runtime_t* runtime);
 
 #endif  // JPP_RUNTIME_ISSUER_H_

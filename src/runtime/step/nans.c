@@ -83,9 +83,9 @@ static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   JPP_RETURN_IF_ERROR(jpp_client_buffer_read(
       runtime->client, ref->actor->results[ref->device][ref->result], data,
       count * width));
-  size_t found = jpp_find_nonfinite(dtype, data, count, runtime->step->checks);
+  size_t found = jpp__find_nonfinite(dtype, data, count, runtime->step->checks);
   if (found == count) return NULL;
-  bool is_nan = jpp_find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
+  bool is_nan = jpp__find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
   char maker[256];
   describe_maker(ref->actor->runtime->plan->staged, task_of(ref), ref->maker, maker,
                  sizeof(maker));
@@ -100,14 +100,14 @@ static jpp_status_t* check_result(result_ref_t* ref) {
   char* data = NULL;
   JPP_RETURN_IF_ERROR(
       jpp_client_buffer_shape(ref->actor->runtime->client, buffer, &ref->shape));
-  if (!jpp_dtype_is_floating(ref->shape.dtype)) return NULL;
+  if (!jpp__dtype_is_floating(ref->shape.dtype)) return NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(count_elements(ref) * element_bytes(ref), (void**)&data));
   jpp_status_t* status = check_elements(ref, data);
   jpp_free(data);
   return status;
 }
 
-jpp_status_t* jpp_nans_check(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+jpp_status_t* jpp__nans_check(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   jpp_status_t* first = NULL;
   uint32_t first_maker = 0;
   uint32_t devices = actor->runtime->devices_per_rank;

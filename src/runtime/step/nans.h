@@ -5,7 +5,7 @@
 #include "runtime/step/actor.h"
 
 // Waits for the results of the run that was just issued and checks them.
-jpp_status_t* jpp_nans_check(const jpp_actor_t* actor,
-                             const jpp_actor_instr_t* instr) JPP_MUST_USE;
+jpp_status_t* jpp__nans_check(const jpp_actor_t* actor,
+                              const jpp_actor_instr_t* instr) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_NANS_H_

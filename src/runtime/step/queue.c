@@ -25,11 +25,11 @@ static void await_submission(jpp_runtime_t* runtime) {
   }
   bool working = queue->finished < queue->issued;
   pthread_mutex_unlock(&queue->mutex);
-  bool some = jpp_network_progress(runtime);
-  if (working && !some) jpp_network_check(runtime);
+  bool some = jpp__network_progress(runtime);
+  if (working && !some) jpp__network_check(runtime);
   pthread_mutex_lock(&queue->mutex);
   bool idle = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
-  if (!some && idle) jpp_wait_for(&queue->changed, &queue->mutex, kBriefNanoseconds);
+  if (!some && idle) jpp__wait_for(&queue->changed, &queue->mutex, kBriefNanoseconds);
 }
 
 // Takes one step after the other: to issue it, or to finish what is issued.
@@ -48,10 +48,10 @@ static void follow_steps(jpp_runtime_t* runtime, bool finishes) {
     }
     jpp_step_t* step = slot_of(queue, *done + 1);
     pthread_mutex_unlock(&queue->mutex);
-    (finishes ? jpp_step_finish : jpp_step_issue)(runtime, step);
+    (finishes ? jpp__step_finish : jpp__step_issue)(runtime, step);
     pthread_mutex_lock(&queue->mutex);
     ++*done;
-    if (finishes) jpp_flight_finished(&runtime->flight, *done);
+    if (finishes) jpp__flight_finished(&runtime->flight, *done);
     pthread_cond_broadcast(&queue->changed);
   }
   pthread_mutex_unlock(&queue->mutex);
@@ -69,27 +69,27 @@ static void* finisher_main(void* runtime) {
 
 static jpp_status_t* start_thread(jpp_runtime_t* runtime, void* (*run)(void*),
                                   pthread_t* thread) {
-  JPP_RETURN_IF_ERROR(jpp_thread_start(thread, run, runtime, "a thread of the runtime"));
+  JPP_RETURN_IF_ERROR(jpp__thread_start(thread, run, runtime, "a thread of the runtime"));
   ++runtime->queue.threads;
   return NULL;
 }
 
-void jpp_queue_init(jpp_queue_t* queue) {
+void jpp__queue_init(jpp_queue_t* queue) {
   pthread_mutex_init(&queue->mutex, NULL);
-  jpp_wait_init_condition(&queue->changed);
+  jpp__wait_init_condition(&queue->changed);
 }
 
-void jpp_queue_deinit(jpp_queue_t* queue) {
+void jpp__queue_deinit(jpp_queue_t* queue) {
   pthread_cond_destroy(&queue->changed);
   pthread_mutex_destroy(&queue->mutex);
 }
 
-jpp_status_t* jpp_queue_start(jpp_runtime_t* runtime) {
+jpp_status_t* jpp__queue_start(jpp_runtime_t* runtime) {
   JPP_RETURN_IF_ERROR(start_thread(runtime, issuer_main, &runtime->queue.issuer));
   return start_thread(runtime, finisher_main, &runtime->queue.finisher);
 }
 
-void jpp_queue_stop(jpp_runtime_t* runtime) {
+void jpp__queue_stop(jpp_runtime_t* runtime) {
   jpp_queue_t* queue = &runtime->queue;
   pthread_mutex_lock(&queue->mutex);
   queue->stopping = true;
@@ -101,7 +101,7 @@ void jpp_queue_stop(jpp_runtime_t* runtime) {
 
 // --- Callers --------------------------------------------------------------------------
 
-jpp_step_t* jpp_queue_reserve(jpp_runtime_t* runtime, const jpp_interrupt_t* interrupt) {
+jpp_step_t* jpp__queue_reserve(jpp_runtime_t* runtime, const jpp_interrupt_t* interrupt) {
   jpp_queue_t* queue = &runtime->queue;
   bool waiting = true;
   jpp_step_t* step = NULL;
@@ -113,7 +113,7 @@ jpp_step_t* jpp_queue_reserve(jpp_runtime_t* runtime, const jpp_interrupt_t* int
       step->number = submitted + 1;
       queue->reserved = true;
     } else {
-      waiting = jpp_wait_slice(&queue->changed, &queue->mutex, interrupt);
+      waiting = jpp__wait_slice(&queue->changed, &queue->mutex, interrupt);
     }
   }
   pthread_mutex_unlock(&queue->mutex);
@@ -128,20 +128,20 @@ static void end_reservation(jpp_queue_t* queue, uint64_t submitted) {
   pthread_mutex_unlock(&queue->mutex);
 }
 
-void jpp_queue_give_up(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 0); }
+void jpp__queue_give_up(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 0); }
 
-void jpp_queue_submit(jpp_runtime_t* runtime) {
-  jpp_flight_submitted(&runtime->flight);
+void jpp__queue_submit(jpp_runtime_t* runtime) {
+  jpp__flight_submitted(&runtime->flight);
   end_reservation(&runtime->queue, 1);
 }
 
-bool jpp_queue_await(jpp_runtime_t* runtime, uint64_t steps,
-                     const jpp_interrupt_t* interrupt) {
+bool jpp__queue_await(jpp_runtime_t* runtime, uint64_t steps,
+                      const jpp_interrupt_t* interrupt) {
   jpp_queue_t* queue = &runtime->queue;
   bool waiting = true;
   pthread_mutex_lock(&queue->mutex);
   while (waiting && queue->finished < steps) {
-    waiting = jpp_wait_slice(&queue->changed, &queue->mutex, interrupt);
+    waiting = jpp__wait_slice(&queue->changed, &queue->mutex, interrupt);
   }
   bool finished = queue->finished >= steps;
   pthread_mutex_unlock(&queue->mutex);

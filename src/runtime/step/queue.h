@@ -27,21 +27,21 @@ typedef struct jpp_queue {
   pthread_t issuer, finisher;
 } jpp_queue_t;
 
-void jpp_queue_init(jpp_queue_t* queue);
-jpp_status_t* jpp_queue_start(jpp_runtime_t* runtime) JPP_MUST_USE;
+void jpp__queue_init(jpp_queue_t* queue);
+jpp_status_t* jpp__queue_start(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Lets the threads finish what was submitted, and ends them.
-void jpp_queue_stop(jpp_runtime_t* runtime);
-void jpp_queue_deinit(jpp_queue_t* queue);
+void jpp__queue_stop(jpp_runtime_t* runtime);
+void jpp__queue_deinit(jpp_queue_t* queue);
 
 // Waits for a free slot and reserves it for the caller; NULL: interrupted.
-struct jpp_step* jpp_queue_reserve(jpp_runtime_t* runtime,
-                                   const jpp_interrupt_t* interrupt);
+struct jpp_step* jpp__queue_reserve(jpp_runtime_t* runtime,
+                                    const jpp_interrupt_t* interrupt);
 // The slot stays unused.
-void jpp_queue_give_up(jpp_runtime_t* runtime);
+void jpp__queue_give_up(jpp_runtime_t* runtime);
 // Passes the step on.
-void jpp_queue_submit(jpp_runtime_t* runtime);
+void jpp__queue_submit(jpp_runtime_t* runtime);
 // Until that many steps are finished; false: interrupted.
-bool jpp_queue_await(jpp_runtime_t* runtime, uint64_t steps,
-                     const jpp_interrupt_t* interrupt);
+bool jpp__queue_await(jpp_runtime_t* runtime, uint64_t steps,
+                      const jpp_interrupt_t* interrupt);
 
 #endif  // JPP_RUNTIME_QUEUE_H_

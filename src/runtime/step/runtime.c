@@ -73,9 +73,9 @@ static jpp_status_t* copy_processes(jpp_runtime_t* runtime,
       options->stall_timeout_ms ? options->stall_timeout_ms : kStallMs;
   runtime->step_timeout_ms =
       options->step_timeout_ms ? options->step_timeout_ms : kStepMs;
-  return jpp_arena_copy(&runtime->arena, options->rank_process,
-                        ranks * sizeof(*options->rank_process),
-                        (void**)&runtime->rank_process);
+  return jpp__arena_copy(&runtime->arena, options->rank_process,
+                         ranks * sizeof(*options->rank_process),
+                         (void**)&runtime->rank_process);
 }
 
 static jpp_status_t* resolve_call(jpp_runtime_t* runtime,
@@ -147,8 +147,8 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
     jpp_link_t* link = &runtime->links[i];
     link->plan = &plan->channels[i];
     link->devices = runtime->actors[link->plan->dst].devices;
-    bool sends = jpp_runtime_has_rank(runtime, link->plan->src);
-    bool receives = jpp_runtime_has_rank(runtime, link->plan->dst);
+    bool sends = jpp__runtime_has_rank(runtime, link->plan->src);
+    bool receives = jpp__runtime_has_rank(runtime, link->plan->dst);
     link->remote = sends != receives;
     if (link->remote) runtime->remote_links[runtime->num_remote_links++] = link;
     link->same_devices = have_same_devices(runtime, link->plan);
@@ -168,7 +168,7 @@ static jpp_status_t* upload_constants(jpp_actor_t* actor) {
       jpp_buffer_t** buffer = &actor->constants[(size_t)i * devices + d];
       JPP_RETURN_IF_ERROR(
           jpp_client_buffer_from_host(client, &array, actor->devices[d], buffer));
-      JPP_RETURN_IF_ERROR(jpp_wait_buffer(client, *buffer, "an upload", NULL));
+      JPP_RETURN_IF_ERROR(jpp__wait_buffer(client, *buffer, "an upload", NULL));
     }
   }
   return NULL;
@@ -181,7 +181,7 @@ static jpp_status_t* allocate_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, graph->num_outputs, &step->results));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, runtime->plan->ranks, &step->actors));
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    JPP_RETURN_IF_ERROR(jpp_actor_allocate_step(&runtime->actors[r], &step->actors[r]));
+    JPP_RETURN_IF_ERROR(jpp__actor_allocate_step(&runtime->actors[r], &step->actors[r]));
   }
   return NULL;
 }
@@ -238,23 +238,23 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
   JPP_RETURN_IF_ERROR(
       open_links(runtime, options->transport ? options->transport : "inproc"));
   for (uint32_t r = 0; r < ranks; ++r) {
-    JPP_RETURN_IF_ERROR(jpp_actor_resolve(runtime, r));
+    JPP_RETURN_IF_ERROR(jpp__actor_resolve(runtime, r));
   }
   JPP_RETURN_IF_ERROR(allocate_steps(runtime));
   JPP_RETURN_IF_ERROR(list_params(runtime));
   JPP_RETURN_IF_ERROR(find_holders(runtime));
-  JPP_RETURN_IF_ERROR(jpp_trace_allocate(runtime));
-  jpp_recorder_open(runtime);
+  JPP_RETURN_IF_ERROR(jpp__trace_allocate(runtime));
+  jpp__recorder_open(runtime);
   for (uint32_t r = 0; r < ranks; ++r) {
     JPP_RETURN_IF_ERROR_IN(upload_constants(&runtime->actors[r]),
                            "rank %u, microbatch numbers", r);
   }
   if (runtime->network) {
-    JPP_RETURN_IF_ERROR(jpp_network_open(runtime));
-    JPP_RETURN_IF_ERROR(jpp_network_warm_up(runtime, kWarmUpMs));
-    JPP_RETURN_IF_ERROR(jpp_heartbeat_start(runtime));
+    JPP_RETURN_IF_ERROR(jpp__network_open(runtime));
+    JPP_RETURN_IF_ERROR(jpp__network_warm_up(runtime, kWarmUpMs));
+    JPP_RETURN_IF_ERROR(jpp__heartbeat_start(runtime));
   }
-  return jpp_queue_start(runtime);
+  return jpp__queue_start(runtime);
 }
 
 jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
@@ -277,13 +277,13 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   runtime->client = full.client;
   runtime->plan = full.plan;
   runtime->devices_per_rank = full.devices_per_rank;
-  jpp_arena_init(&runtime->arena);
+  jpp__arena_init(&runtime->arena);
   runtime->queue.count = full.steps_in_flight ? full.steps_in_flight : 2;
   pthread_mutex_init(&runtime->network_mutex, NULL);
-  jpp_queue_init(&runtime->queue);
+  jpp__queue_init(&runtime->queue);
   status = create_runtime(runtime, &full);
   if (status) {
-    jpp_runtime_break(runtime, status);  // others that wait for this one hear why
+    jpp__runtime_break(runtime, status);  // others that wait for this one hear why
     jpp_runtime_destroy(runtime);
     return status;
   }
@@ -293,25 +293,25 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
 
 // --- Breaking -------------------------------------------------------------------------
 
-void jpp_runtime_note_failure(jpp_runtime_t* runtime) {
+void jpp__runtime_note_failure(jpp_runtime_t* runtime) {
   int64_t never = 0;
-  atomic_compare_exchange_strong(&runtime->failed_at, &never, jpp_clock_now());
+  atomic_compare_exchange_strong(&runtime->failed_at, &never, jpp__clock_now());
 }
 
-void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
+void jpp__runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status) {
   jpp_status_t* copy = jpp_status_clone(status);
-  jpp_arrays_lock();
+  jpp__arrays_lock();
   bool first = !runtime->breakage;
   if (first) {
     runtime->breakage = copy;
-    jpp_runtime_note_failure(runtime);
+    jpp__runtime_note_failure(runtime);
     atomic_store(&runtime->broken, true);
   }
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   if (first) {
-    jpp_flight_failed(&runtime->flight, status);
-    jpp_network_abort(runtime, status);
-    jpp_wakeup_call(&runtime->wakeup);
+    jpp__flight_failed(&runtime->flight, status);
+    jpp__network_abort(runtime, status);
+    jpp__wakeup_call(&runtime->wakeup);
   } else {
     jpp_status_free(copy);
   }
@@ -325,10 +325,10 @@ bool jpp_runtime_has_given_up(const jpp_runtime_t* runtime) {
   return atomic_load(&runtime->given_up);
 }
 
-jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) {
-  jpp_arrays_lock();
+jpp_status_t* jpp__runtime_breakage(const jpp_runtime_t* runtime) {
+  jpp__arrays_lock();
   jpp_status_t* status = jpp_status_clone(runtime->breakage);
-  jpp_arrays_unlock();
+  jpp__arrays_unlock();
   return status;
 }
 
@@ -349,7 +349,7 @@ static void tell_of_failure(jpp_runtime_t* runtime) {
     JPP_LOG(JPP_LOG_ERROR, "a step failed and no caller waited for it: %s",
             jpp_status_message(failed->failure));
   }
-  jpp_outcome_release(runtime->failed);
+  jpp__outcome_release(runtime->failed);
 }
 
 void jpp_runtime_destroy(jpp_runtime_t* runtime) {
@@ -359,21 +359,21 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
     jpp_status_free(forked);
     return;
   }
-  jpp_queue_stop(runtime);
+  jpp__queue_stop(runtime);
   tell_of_failure(runtime);
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
   }
-  jpp_heartbeat_stop(runtime);
-  jpp_network_close(runtime);
-  jpp_flight_close(&runtime->flight);
+  jpp__heartbeat_stop(runtime);
+  jpp__network_close(runtime);
+  jpp__flight_close(&runtime->flight);
   for (uint32_t i = 0; runtime->links && i < runtime->plan->num_channels; ++i) {
     jpp_channel_close(runtime->links[i].channel);
   }
   jpp_transport_destroy(runtime->transport);
   jpp_status_free(runtime->breakage);
-  jpp_queue_deinit(&runtime->queue);
+  jpp__queue_deinit(&runtime->queue);
   pthread_mutex_destroy(&runtime->network_mutex);
-  jpp_arena_deinit(&runtime->arena);
+  jpp__arena_deinit(&runtime->arena);
   jpp_free(runtime);
 }

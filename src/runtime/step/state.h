@@ -80,30 +80,30 @@ struct jpp_runtime {
   jpp_flight_t flight;
 };
 
-bool jpp_runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank);
+bool jpp__runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank);
 // With several processes a failure ends all of them: records the first one and tells the
 // other processes. `status` is only read. Any thread.
-void jpp_runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status);
+void jpp__runtime_break(jpp_runtime_t* runtime, const jpp_status_t* status);
 // With several processes: from now on devices have a bounded time to end their work.
-void jpp_runtime_note_failure(jpp_runtime_t* runtime);
+void jpp__runtime_note_failure(jpp_runtime_t* runtime);
 // A copy of it, or NULL.
-jpp_status_t* jpp_runtime_breakage(const jpp_runtime_t* runtime) JPP_MUST_USE;
+jpp_status_t* jpp__runtime_breakage(const jpp_runtime_t* runtime) JPP_MUST_USE;
 // Whether the step is to stop.
-bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step);
+bool jpp__step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step);
 // In the issuing thread: everything that the devices are to do.
-void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step);
+void jpp__step_issue(jpp_runtime_t* runtime, jpp_step_t* step);
 // In the finishing thread: waits until it is done, and hands out what came of it.
-void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
+void jpp__step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
 
 // call.c. Gives up the step's holds of its arguments, results and outcome.
-void jpp_call_release(const jpp_runtime_t* runtime, jpp_step_t* step);
+void jpp__call_release(const jpp_runtime_t* runtime, jpp_step_t* step);
 // handover.c. The arguments' buffers become the step's inputs. The step's failure if an
 // argument has failed.
-jpp_status_t* jpp_call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;
+jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;
 // All is issued: the arguments have no reader any more, and the results their buffers if
 // `success`.
-void jpp_call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success);
+void jpp__call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success);
 // Owns `status`.
-void jpp_call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status);
+void jpp__call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status);
 
 #endif  // JPP_RUNTIME_STATE_H_

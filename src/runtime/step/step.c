@@ -37,7 +37,7 @@ static bool is_cancelled(const jpp_runtime_t* runtime, const jpp_step_t* step) {
   return atomic_load_explicit(&runtime->cancelled, memory_order_relaxed) >= step->number;
 }
 
-bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+bool jpp__step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
   return atomic_load_explicit(&runtime->broken, memory_order_relaxed) ||
          step->halt != JPP_HALT_NO || is_cancelled(runtime, step);
 }
@@ -45,7 +45,7 @@ bool jpp_step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
 static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
   // Keeps the record of how far the rank was when the job failed.
   bool broken = atomic_load(&actor->runtime->broken);
-  if (actor->flight && !broken) jpp_flight_begin(actor->flight, number);
+  if (actor->flight && !broken) jpp__flight_begin(actor->flight, number);
   actor->step = step;
   actor->at = 0;
   actor->done = false;
@@ -70,7 +70,7 @@ static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t num
 static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   runtime->step = step;
   atomic_store(&runtime->begun, step->number);
-  jpp_deadline_begin(&runtime->deadline, runtime->network ? jpp_clock_now() : 0);
+  jpp__deadline_begin(&runtime->deadline, runtime->network ? jpp__clock_now() : 0);
   step->halt = JPP_HALT_NO;
   runtime->order = 0;
   for (uint32_t i = 0; i < runtime->plan->num_channels; ++i) {
@@ -81,7 +81,7 @@ static void begin_step(jpp_runtime_t* runtime, jpp_step_t* step) {
     begin_actor(&runtime->actors[r], &step->actors[r], step->number);
   }
   step->checks = atomic_load(&runtime->checks_wanted);
-  jpp_trace_begin(runtime, step);
+  jpp__trace_begin(runtime, step);
 }
 
 static jpp_status_t* cancelled_error(void) {
@@ -91,16 +91,16 @@ static jpp_status_t* cancelled_error(void) {
 // Issues the step. Returns why it was not issued completely, unless an actor has the
 // error.
 static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
-  const jpp_actor_t* late = jpp_issuer_run(runtime);
-  if (step->halt == JPP_HALT_STUCK) return jpp_failure_stuck(runtime);
+  const jpp_actor_t* late = jpp__issuer_run(runtime);
+  if (step->halt == JPP_HALT_STUCK) return jpp__failure_stuck(runtime);
   if (late || step->halt == JPP_HALT_STALLED) {
-    jpp_status_t* status = late ? jpp_failure_late(late) : jpp_failure_stalled(runtime);
+    jpp_status_t* status = late ? jpp__failure_late(late) : jpp__failure_stalled(runtime);
     // Done before the issued work ends, because that may hang.
-    jpp_runtime_break(runtime, status);
+    jpp__runtime_break(runtime, status);
     return status;
   }
-  if (atomic_load(&runtime->broken)) return jpp_runtime_breakage(runtime);
-  if (runtime->network) jpp_deadline_end(&runtime->deadline, jpp_clock_now());
+  if (atomic_load(&runtime->broken)) return jpp__runtime_breakage(runtime);
+  if (runtime->network) jpp__deadline_end(&runtime->deadline, jpp__clock_now());
   return is_cancelled(runtime, step) ? cancelled_error() : NULL;
 }
 
@@ -170,12 +170,12 @@ static void end_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
     if (link->sent != link->received) jpp_channel_reset(link->channel);
   }
   if (!success) drop_outputs(runtime, step);
-  if (!success && runtime->network) jpp_runtime_note_failure(runtime);
-  jpp_call_issued(runtime, step, success);
+  if (!success && runtime->network) jpp__runtime_note_failure(runtime);
+  jpp__call_issued(runtime, step, success);
 }
 
-void jpp_step_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
-  step->failure = jpp_call_open_args(runtime, step);
+void jpp__step_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
+  step->failure = jpp__call_open_args(runtime, step);
   begin_step(runtime, step);
   if (!step->failure) step->failure = issue_all(runtime, step);
   end_issue(runtime, step);
@@ -197,7 +197,7 @@ static void run_failed(const jpp_actor_t* actor, const jpp_actor_step_t* step,
     jpp_status_free(status);
     return;
   }
-  status = jpp_failure_locate(actor, instr_of_run(actor, run), status);
+  status = jpp__failure_locate(actor, instr_of_run(actor, run), status);
   replace_failure(first, step->order[run], status);
 }
 
@@ -207,7 +207,7 @@ static void await_runs(const jpp_actor_t* actor, const jpp_actor_step_t* step,
   jpp_event_t** event = step->events;
   for (uint32_t run = 0; run < step->runs; ++run) {
     for (uint32_t d = 0; d < devices; ++d, ++event) {
-      jpp_status_t* status = jpp_wait_end_of(actor->runtime->client, event);
+      jpp_status_t* status = jpp__wait_end_of(actor->runtime->client, event);
       if (status) run_failed(actor, step, run, status, first);
     }
   }
@@ -216,7 +216,7 @@ static void await_runs(const jpp_actor_t* actor, const jpp_actor_step_t* step,
 static void output_failed(const jpp_actor_t* actor, uint32_t output, jpp_status_t* status,
                           first_failure_t* first) {
   if (is_first(first, kAfterAllRuns)) {
-    status = jpp_failure_locate_output(actor, output, status);
+    status = jpp__failure_locate_output(actor, output, status);
     replace_failure(first, kAfterAllRuns, status);
   } else {
     jpp_status_free(status);
@@ -229,7 +229,7 @@ static void await_outputs(const jpp_actor_t* actor, const jpp_actor_step_t* step
   jpp_event_t** event = step->output_events;
   for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
     for (uint32_t d = 0; d < devices; ++d, ++event) {
-      jpp_status_t* status = jpp_wait_end_of(actor->runtime->client, event);
+      jpp_status_t* status = jpp__wait_end_of(actor->runtime->client, event);
       if (status) output_failed(actor, i, status, first);
     }
   }
@@ -255,7 +255,7 @@ static jpp_status_t* await_all(const jpp_runtime_t* runtime, jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     await_outputs(&runtime->actors[r], &step->actors[r], &first);
   }
-  if (step->trace) jpp_trace_drain(step);
+  if (step->trace) jpp__trace_drain(step);
   return first.status;
 }
 
@@ -264,7 +264,7 @@ static jpp_status_t* await_all(const jpp_runtime_t* runtime, jpp_step_t* step) {
 // May run in a signal handler: two atomic operations.
 void jpp_runtime_cancel(jpp_runtime_t* runtime) {
   atomic_store(&runtime->cancelled, atomic_load(&runtime->queue.submitted));
-  jpp_wakeup_call(&runtime->wakeup);
+  jpp__wakeup_call(&runtime->wakeup);
 }
 
 typedef struct cancellation {
@@ -278,7 +278,7 @@ static bool is_hopeless(const jpp_runtime_t* runtime) {
   uint32_t grace_ms = runtime->step_timeout_ms;
   if (!failed_at) return false;
   if (grace_ms > kMostGraceMs) grace_ms = kMostGraceMs;
-  return (jpp_clock_now() - failed_at) / JPP_NANOSECONDS_OF_MS > grace_ms;
+  return (jpp__clock_now() - failed_at) / JPP_NANOSECONDS_OF_MS > grace_ms;
 }
 
 static bool cancel_requested(void* user) {
@@ -291,7 +291,7 @@ static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t
                       const jpp_interrupt_t* interrupt) {
   // Waits for the last one first: when it is done, the others usually are.
   while (count-- > 0) {
-    if (!jpp_wait_event(runtime->client, events[count], interrupt)) return false;
+    if (!jpp__wait_event(runtime->client, events[count], interrupt)) return false;
   }
   return true;
 }
@@ -359,13 +359,13 @@ static jpp_status_t* await_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   }
   atomic_store(&runtime->given_up, true);
   known = either(known, abandon(runtime, step));
-  if (!known) known = jpp_runtime_breakage(runtime);
+  if (!known) known = jpp__runtime_breakage(runtime);
   return known ? known : cancelled_error();
 }
 
-void jpp_step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
+void jpp__step_finish(jpp_runtime_t* runtime, jpp_step_t* step) {
   jpp_status_t* status = await_step(runtime, step);
-  if (status && runtime->network) jpp_runtime_break(runtime, status);
-  if (step->trace) jpp_trace_finish(runtime, step, !status);
-  jpp_call_finished(runtime, step, status);
+  if (status && runtime->network) jpp__runtime_break(runtime, status);
+  if (step->trace) jpp__trace_finish(runtime, step, !status);
+  jpp__call_finished(runtime, step, status);
 }

@@ -143,12 +143,12 @@ const jpp_schedule_info_t* jpp_schedule_info_at(uint32_t index) {
   return index < kBuiltInCount ? &kBuiltIns[index].info : NULL;
 }
 
-uint32_t jpp_row_next(const jpp_row_writer_t* writer, uint32_t stage,
-                      jpp_task_kind_t kind) {
+uint32_t jpp__row_next(const jpp_row_writer_t* writer, uint32_t stage,
+                       jpp_task_kind_t kind) {
   return writer->next[(size_t)stage * kStageTaskKinds + kind];
 }
 
-bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind) {
+bool jpp__row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind) {
   uint32_t* next = &writer->next[(size_t)stage * kStageTaskKinds + kind];
   if (*next == writer->microbatches || writer->count == writer->capacity) return false;
   writer->tasks[writer->count++] = (jpp_schedule_task_t){
@@ -160,7 +160,7 @@ bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind)
   return true;
 }
 
-void jpp_row_put_idle(jpp_row_writer_t* writer) {
+void jpp__row_put_idle(jpp_row_writer_t* writer) {
   jpp_schedule_task_t* last = writer->count ? &writer->tasks[writer->count - 1] : NULL;
   if (last && last->kind == JPP_TASK_IDLE) {
     ++last->microbatch;
@@ -170,7 +170,7 @@ void jpp_row_put_idle(jpp_row_writer_t* writer) {
   writer->tasks[writer->count++] = (jpp_schedule_task_t){.kind = JPP_TASK_IDLE};
 }
 
-void jpp_row_join(jpp_row_writer_t* writer) {
+void jpp__row_join(jpp_row_writer_t* writer) {
   writer->tasks[writer->count - 1].joins_next = true;
 }
 
@@ -240,12 +240,12 @@ static jpp_status_t* fill_in(const jpp_schedule_builder_t* builder,
     writer.count = 0;
     builder->write_row(params, rank, &writer);
     jpp_schedule_task_t* tasks = NULL;
-    JPP_RETURN_IF_ERROR(jpp_arena_copy(draft->arena, writer.tasks,
-                                       writer.count * sizeof(*tasks), (void**)&tasks));
+    JPP_RETURN_IF_ERROR(jpp__arena_copy(draft->arena, writer.tasks,
+                                        writer.count * sizeof(*tasks), (void**)&tasks));
     draft->rows[rank] = (jpp_schedule_row_t){tasks, (uint32_t)writer.count};
   }
   if (!builder->weight_limit) return NULL;
-  return jpp_schedule_place_weights(draft, builder->weight_limit(params), scratch);
+  return jpp__schedule_place_weights(draft, builder->weight_limit(params), scratch);
 }
 
 static jpp_status_t* fill(const built_in_t* built_in, const jpp_schedule_params_t* params,
@@ -256,9 +256,9 @@ static jpp_status_t* fill(const built_in_t* built_in, const jpp_schedule_params_
     draft->stage_rank[stage] = builder->stage_rank(params, stage);
   }
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = fill_in(builder, params, &scratch, draft);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   return status;
 }
 
@@ -293,7 +293,7 @@ jpp_status_t* jpp_schedule_build(const char* name, const jpp_schedule_params_t* 
   if (!built_in) return unknown_name(name);
   JPP_RETURN_IF_ERROR(check_fuse(&built_in->info, params->fuse_steady_state));
   jpp_schedule_draft_t draft;
-  JPP_RETURN_IF_ERROR(jpp_schedule_draft_create(built_in->info.name, params, &draft));
+  JPP_RETURN_IF_ERROR(jpp__schedule_draft_create(built_in->info.name, params, &draft));
   jpp_status_t* status = fill(built_in, params, &draft);
   if (status) {
     jpp_schedule_destroy(draft.schedule);

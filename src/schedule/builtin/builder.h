@@ -18,16 +18,16 @@ typedef struct jpp_row_writer {
 
 enum { kStageTaskKinds = JPP_TASK_BWD_W + 1 };
 
-// The microbatch that jpp_row_put() would hand out; `microbatches` when used up.
-uint32_t jpp_row_next(const jpp_row_writer_t* writer, uint32_t stage,
-                      jpp_task_kind_t kind);
+// The microbatch that jpp__row_put() would hand out; `microbatches` when used up.
+uint32_t jpp__row_next(const jpp_row_writer_t* writer, uint32_t stage,
+                       jpp_task_kind_t kind);
 // Appends the next microbatch of (stage, kind); false and nothing when used up.
-bool jpp_row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind);
+bool jpp__row_put(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind);
 // An idle step, which takes no time: it only shows where the rank waits. Those that
 // follow each other share an entry.
-void jpp_row_put_idle(jpp_row_writer_t* writer);
+void jpp__row_put_idle(jpp_row_writer_t* writer);
 // Makes the last entry part of a FusedTask with the one that comes next.
-void jpp_row_join(jpp_row_writer_t* writer);
+void jpp__row_join(jpp_row_writer_t* writer);
 
 typedef struct jpp_schedule_builder {
   // Whether stages, ranks and microbatches fit each other; all are at least 1.
@@ -37,7 +37,7 @@ typedef struct jpp_schedule_builder {
   uint64_t (*row_capacity)(const jpp_schedule_params_t* params);
   void (*write_row)(const jpp_schedule_params_t* params, uint32_t rank,
                     jpp_row_writer_t* writer);
-  // Not NULL: rows hold FWD and BWD_I, and jpp_schedule_place_weights() puts the BWD_W
+  // Not NULL: rows hold FWD and BWD_I, and jpp__schedule_place_weights() puts the BWD_W
   // in, under this limit of stage activations a rank.
   uint32_t (*weight_limit)(const jpp_schedule_params_t* params);
 } jpp_schedule_builder_t;
@@ -45,13 +45,13 @@ typedef struct jpp_schedule_builder {
 // Puts the weight gradients into rows of FWD and BWD_I (weights.c): a rank runs one when
 // it would wait, or when it keeps `limit` stage activations and a forward is next. The
 // limit is raised to what the rows need. Times are those of equal costs.
-jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
-                                         jpp_arena_t* scratch) JPP_MUST_USE;
+jpp_status_t* jpp__schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
+                                          jpp_arena_t* scratch) JPP_MUST_USE;
 
 // Stages in a V: down the ranks and up again; two stages a rank.
-jpp_status_t* jpp_schedule_check_v(const char* name,
-                                   const jpp_schedule_params_t* params) JPP_MUST_USE;
-uint32_t jpp_schedule_v_rank(const jpp_schedule_params_t* params, uint32_t stage);
+jpp_status_t* jpp__schedule_check_v(const char* name,
+                                    const jpp_schedule_params_t* params) JPP_MUST_USE;
+uint32_t jpp__schedule_v_rank(const jpp_schedule_params_t* params, uint32_t stage);
 
 // stepwise.c: one stage a rank, rows by time step, idle steps kept.
 extern const jpp_schedule_builder_t jpp_schedule_gpipe;

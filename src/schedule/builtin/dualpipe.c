@@ -10,20 +10,20 @@ typedef struct v_row {
 } v_row_t;
 
 static void put_forward(const v_row_t* row, uint32_t stage) {
-  jpp_row_put(row->writer, stage, JPP_TASK_FWD);
+  jpp__row_put(row->writer, stage, JPP_TASK_FWD);
 }
 
 static void put_backward(const v_row_t* row, uint32_t stage) {
-  jpp_row_put(row->writer, stage, JPP_TASK_BWD_I);
-  jpp_row_put(row->writer, stage, JPP_TASK_BWD_W);
+  jpp__row_put(row->writer, stage, JPP_TASK_BWD_I);
+  jpp__row_put(row->writer, stage, JPP_TASK_BWD_W);
 }
 
 static void put_fused(const v_row_t* row, uint32_t forward, uint32_t backward) {
   put_forward(row, forward);
-  jpp_row_join(row->writer);
-  jpp_row_put(row->writer, backward, JPP_TASK_BWD_I);
-  jpp_row_join(row->writer);
-  jpp_row_put(row->writer, backward, JPP_TASK_BWD_W);
+  jpp__row_join(row->writer);
+  jpp__row_put(row->writer, backward, JPP_TASK_BWD_I);
+  jpp__row_join(row->writer);
+  jpp__row_put(row->writer, backward, JPP_TASK_BWD_W);
 }
 
 static void write_steady(const jpp_schedule_params_t* params, const v_row_t* row) {
@@ -45,11 +45,11 @@ static void write_cooldown(const v_row_t* row) {
   uint32_t rank = row->down;
   for (uint32_t i = 0; i <= rank; ++i) {
     bool put_off = i >= (rank + 1) / 2;
-    jpp_row_put(row->writer, row->up, JPP_TASK_BWD_I);
-    if (!(put_off && rank % 2 == 1)) jpp_row_put(row->writer, row->up, JPP_TASK_BWD_W);
-    jpp_row_put(row->writer, row->down, JPP_TASK_BWD_I);
+    jpp__row_put(row->writer, row->up, JPP_TASK_BWD_I);
+    if (!(put_off && rank % 2 == 1)) jpp__row_put(row->writer, row->up, JPP_TASK_BWD_W);
+    jpp__row_put(row->writer, row->down, JPP_TASK_BWD_I);
     if (!(put_off && rank % 2 == 0 && rank > 0)) {
-      jpp_row_put(row->writer, row->down, JPP_TASK_BWD_W);
+      jpp__row_put(row->writer, row->down, JPP_TASK_BWD_W);
     }
   }
 }
@@ -74,21 +74,21 @@ static void dualpipe_row(const jpp_schedule_params_t* params, uint32_t rank,
   }
   write_cooldown(&row);
   for (uint32_t i = 0; i < below; ++i) {
-    jpp_row_put(writer, row.down, JPP_TASK_BWD_I);
-    if (rank == 0) jpp_row_put(writer, row.down, JPP_TASK_BWD_W);
+    jpp__row_put(writer, row.down, JPP_TASK_BWD_I);
+    if (rank == 0) jpp__row_put(writer, row.down, JPP_TASK_BWD_W);
   }
   // The postponed weight gradients, by microbatch, then stage.
   bool more = true;
   while (more) {
-    uint32_t down = jpp_row_next(row.writer, row.down, JPP_TASK_BWD_W);
-    uint32_t up = jpp_row_next(row.writer, row.up, JPP_TASK_BWD_W);
-    more = jpp_row_put(row.writer, down <= up ? row.down : row.up, JPP_TASK_BWD_W);
+    uint32_t down = jpp__row_next(row.writer, row.down, JPP_TASK_BWD_W);
+    uint32_t up = jpp__row_next(row.writer, row.up, JPP_TASK_BWD_W);
+    more = jpp__row_put(row.writer, down <= up ? row.down : row.up, JPP_TASK_BWD_W);
   }
 }
 
 static jpp_status_t* check_dualpipe(const char* name,
                                     const jpp_schedule_params_t* params) {
-  JPP_RETURN_IF_ERROR(jpp_schedule_check_v(name, params));
+  JPP_RETURN_IF_ERROR(jpp__schedule_check_v(name, params));
   if (params->microbatches < params->stages) {
     return jpp_status_make(
         JPP_MICROBATCH_ERROR,
@@ -105,7 +105,7 @@ static uint64_t six_tasks_each(const jpp_schedule_params_t* params) {
 
 const jpp_schedule_builder_t jpp_schedule_dualpipe_v = {
     .check = check_dualpipe,
-    .stage_rank = jpp_schedule_v_rank,
+    .stage_rank = jpp__schedule_v_rank,
     .row_capacity = six_tasks_each,
     .write_row = dualpipe_row,
 };

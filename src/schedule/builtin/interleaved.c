@@ -59,15 +59,15 @@ static void write_row(const jpp_schedule_params_t* params, uint32_t rank,
     if (k < row->total) {
       uint32_t turn = stage_turn(&row->grouping, row->v, k);
       uint32_t stage = turn * params->ranks + rank;
-      jpp_row_put(writer, stage, JPP_TASK_FWD);
+      jpp__row_put(writer, stage, JPP_TASK_FWD);
       bool last_stage = stage == params->stages - 1;
       bool fuse = params->fuse_steady_state || last_stage;
-      if (steady && fuse && row->backward == JPP_TASK_BWD) jpp_row_join(writer);
+      if (steady && fuse && row->backward == JPP_TASK_BWD) jpp__row_join(writer);
     }
     if (k >= row->warmup) {
       uint32_t turn = stage_turn(&row->grouping, row->v, k - row->warmup);
       uint32_t stage = (row->v - 1 - turn) * params->ranks + rank;
-      jpp_row_put(writer, stage, row->backward);
+      jpp__row_put(writer, stage, row->backward);
     }
   }
 }
@@ -97,10 +97,10 @@ static void kimi_k2_row(const jpp_schedule_params_t* params, uint32_t rank,
 static void breadth_first_row(const jpp_schedule_params_t* params, uint32_t rank,
                               jpp_row_writer_t* writer) {
   for (uint32_t stage = rank; stage < params->stages; stage += params->ranks) {
-    while (jpp_row_put(writer, stage, JPP_TASK_FWD)) continue;
+    while (jpp__row_put(writer, stage, JPP_TASK_FWD)) continue;
   }
   for (uint32_t turn = params->stages / params->ranks; turn-- > 0;) {
-    while (jpp_row_put(writer, turn * params->ranks + rank, JPP_TASK_BWD)) continue;
+    while (jpp__row_put(writer, turn * params->ranks + rank, JPP_TASK_BWD)) continue;
   }
 }
 
@@ -126,7 +126,7 @@ static jpp_status_t* check_stages_divide(const char* name,
       "schedule %s runs equally many stages on every rank: %u stage%s cannot be "
       "divided over the %u ranks of the mesh's pipeline axis; use %u stages, or another "
       "mesh",
-      name, params->stages, jpp_plural(params->stages), params->ranks,
+      name, params->stages, jpp__plural(params->stages), params->ranks,
       params->ranks * (params->stages / params->ranks + 1));
 }
 

@@ -13,8 +13,8 @@ static jpp_status_t* check_one_stage_a_rank(const char* name,
       "schedule %s runs one stage per rank: for %u stage%s expected a mesh with %u "
       "rank%s "
       "on its pipeline axis, found %u; change the mesh or the number of stages%s",
-      name, params->stages, jpp_plural(params->stages), params->stages,
-      jpp_plural(params->stages), params->ranks,
+      name, params->stages, jpp__plural(params->stages), params->stages,
+      jpp__plural(params->stages), params->ranks,
       divides ? ", or use an interleaved schedule" : "");
 }
 
@@ -33,8 +33,8 @@ static uint64_t two_waves(const jpp_schedule_params_t* params) {
 }
 
 static void put_or_idle(jpp_row_writer_t* writer, uint32_t stage, jpp_task_kind_t kind) {
-  if (kind == JPP_TASK_IDLE || !jpp_row_put(writer, stage, kind))
-    jpp_row_put_idle(writer);
+  if (kind == JPP_TASK_IDLE || !jpp__row_put(writer, stage, kind))
+    jpp__row_put_idle(writer);
 }
 
 static void gpipe_row(const jpp_schedule_params_t* params, uint32_t rank,
@@ -95,11 +95,11 @@ static void zb_h1_row(const jpp_schedule_params_t* params, uint32_t rank,
     put_or_idle(writer, rank, forward ? JPP_TASK_FWD : JPP_TASK_IDLE);
   }
   for (uint32_t i = 0; i < rank; ++i) {
-    jpp_row_put(writer, rank, JPP_TASK_BWD_I);
-    jpp_row_put(writer, rank, JPP_TASK_FWD);
+    jpp__row_put(writer, rank, JPP_TASK_BWD_I);
+    jpp__row_put(writer, rank, JPP_TASK_FWD);
   }
-  while (jpp_row_next(writer, rank, JPP_TASK_BWD_W) < params->microbatches) {
-    for (uint32_t i = 0; i < 3; ++i) jpp_row_put(writer, rank, kRotation[i]);
+  while (jpp__row_next(writer, rank, JPP_TASK_BWD_W) < params->microbatches) {
+    for (uint32_t i = 0; i < 3; ++i) jpp__row_put(writer, rank, kRotation[i]);
   }
 }
 
@@ -108,9 +108,9 @@ static void zb_h1_row(const jpp_schedule_params_t* params, uint32_t rank,
 static void zb_h2_row(const jpp_schedule_params_t* params, uint32_t rank,
                       jpp_row_writer_t* writer) {
   uint64_t warmup = 2 * (uint64_t)(params->stages - rank) - 1;
-  for (uint64_t i = 0; i < warmup; ++i) jpp_row_put(writer, rank, JPP_TASK_FWD);
-  while (jpp_row_put(writer, rank, JPP_TASK_BWD_I)) {
-    jpp_row_put(writer, rank, JPP_TASK_FWD);
+  for (uint64_t i = 0; i < warmup; ++i) jpp__row_put(writer, rank, JPP_TASK_FWD);
+  while (jpp__row_put(writer, rank, JPP_TASK_BWD_I)) {
+    jpp__row_put(writer, rank, JPP_TASK_FWD);
   }
 }
 

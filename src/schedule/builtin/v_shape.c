@@ -10,18 +10,18 @@
 #include "base/str.h"
 #include "schedule/builtin/builder.h"
 
-jpp_status_t* jpp_schedule_check_v(const char* name,
-                                   const jpp_schedule_params_t* params) {
+jpp_status_t* jpp__schedule_check_v(const char* name,
+                                    const jpp_schedule_params_t* params) {
   if (params->stages == 2 * (uint64_t)params->ranks) return NULL;
   return jpp_status_make(JPP_MESH_ERROR,
                          "schedule %s runs two stages per rank: for %u rank%s on the "
                          "mesh's pipeline axis expected %llu stages, found %u; change "
                          "the mesh or the number of stages",
-                         name, params->ranks, jpp_plural(params->ranks),
+                         name, params->ranks, jpp__plural(params->ranks),
                          2ull * params->ranks, params->stages);
 }
 
-uint32_t jpp_schedule_v_rank(const jpp_schedule_params_t* params, uint32_t stage) {
+uint32_t jpp__schedule_v_rank(const jpp_schedule_params_t* params, uint32_t stage) {
   return stage < params->ranks ? stage : params->stages - 1 - stage;
 }
 
@@ -31,7 +31,7 @@ static uint64_t four_tasks_each(const jpp_schedule_params_t* params) {
 
 // --- ZB-V, 1F1B -----------------------------------------------------------------------
 
-// The order for at least 2P microbatches; with fewer, jpp_row_put() skips the missing
+// The order for at least 2P microbatches; with fewer, jpp__row_put() skips the missing
 // ones, and an order remains valid without some of its microbatches.
 static void write_v(const jpp_schedule_params_t* params, uint32_t rank,
                     jpp_task_kind_t backward, jpp_row_writer_t* writer) {
@@ -39,21 +39,21 @@ static void write_v(const jpp_schedule_params_t* params, uint32_t rank,
   uint32_t microbatches = params->microbatches;
   if (microbatches < 2 * ranks) microbatches = 2 * ranks;
   for (uint32_t i = 0; i < 2 * (ranks - rank) - 1; ++i) {
-    jpp_row_put(writer, down, JPP_TASK_FWD);
+    jpp__row_put(writer, down, JPP_TASK_FWD);
   }
   for (uint32_t i = 0; i < rank; ++i) {
-    jpp_row_put(writer, up, JPP_TASK_FWD);
-    jpp_row_put(writer, down, JPP_TASK_FWD);
+    jpp__row_put(writer, up, JPP_TASK_FWD);
+    jpp__row_put(writer, down, JPP_TASK_FWD);
   }
   for (uint32_t i = 0; i < ranks - rank; ++i) {
-    jpp_row_put(writer, up, JPP_TASK_FWD);
-    jpp_row_put(writer, up, backward);
+    jpp__row_put(writer, up, JPP_TASK_FWD);
+    jpp__row_put(writer, up, backward);
   }
   for (uint32_t i = 0; i < microbatches; ++i) {
-    if (i <= microbatches - (2 * ranks - rank)) jpp_row_put(writer, down, JPP_TASK_FWD);
-    jpp_row_put(writer, down, backward);
-    jpp_row_put(writer, up, JPP_TASK_FWD);
-    jpp_row_put(writer, up, backward);
+    if (i <= microbatches - (2 * ranks - rank)) jpp__row_put(writer, down, JPP_TASK_FWD);
+    jpp__row_put(writer, down, backward);
+    jpp__row_put(writer, up, JPP_TASK_FWD);
+    jpp__row_put(writer, up, backward);
   }
 }
 
@@ -138,8 +138,8 @@ static void block_row(const jpp_schedule_params_t* params, uint32_t rank,
       if (times[i] < times[first]) first = i;
     }
     jpp_task_kind_t kind = first < 2 ? JPP_TASK_FWD : JPP_TASK_BWD_I;
-    bool last = jpp_row_next(writer, stages[first], kind) + 1 >= params->microbatches;
-    jpp_row_put(writer, stages[first], kind);
+    bool last = jpp__row_next(writer, stages[first], kind) + 1 >= params->microbatches;
+    jpp__row_put(writer, stages[first], kind);
     times[first] = last ? UINT64_MAX : times[first] + kInterval;
   }
 }
@@ -168,32 +168,32 @@ static uint32_t v_min_limit(const jpp_schedule_params_t* params) {
 }
 
 const jpp_schedule_builder_t jpp_schedule_zb_v = {
-    .check = jpp_schedule_check_v,
-    .stage_rank = jpp_schedule_v_rank,
+    .check = jpp__schedule_check_v,
+    .stage_rank = jpp__schedule_v_rank,
     .row_capacity = four_tasks_each,
     .write_row = zb_v_row,
     .weight_limit = zb_v_limit,
 };
 
 const jpp_schedule_builder_t jpp_schedule_v_half = {
-    .check = jpp_schedule_check_v,
-    .stage_rank = jpp_schedule_v_rank,
+    .check = jpp__schedule_check_v,
+    .stage_rank = jpp__schedule_v_rank,
     .row_capacity = four_tasks_each,
     .write_row = v_half_row,
     .weight_limit = v_half_limit,
 };
 
 const jpp_schedule_builder_t jpp_schedule_v_min = {
-    .check = jpp_schedule_check_v,
-    .stage_rank = jpp_schedule_v_rank,
+    .check = jpp__schedule_check_v,
+    .stage_rank = jpp__schedule_v_rank,
     .row_capacity = four_tasks_each,
     .write_row = v_min_row,
     .weight_limit = v_min_limit,
 };
 
 const jpp_schedule_builder_t jpp_schedule_v_1f1b = {
-    .check = jpp_schedule_check_v,
-    .stage_rank = jpp_schedule_v_rank,
+    .check = jpp__schedule_check_v,
+    .stage_rank = jpp__schedule_v_rank,
     .row_capacity = four_tasks_each,
     .write_row = v_1f1b_row,
 };

@@ -105,8 +105,8 @@ static jpp_status_t* prepare_rows(filler_t* filler, jpp_arena_t* scratch) {
   return NULL;
 }
 
-jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
-                                         jpp_arena_t* scratch) {
+jpp_status_t* jpp__schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t limit,
+                                          jpp_arena_t* scratch) {
   filler_t filler = {.schedule = draft->schedule, .limit = limit};
   JPP_RETURN_IF_ERROR(prepare_rows(&filler, scratch));
   for (bool more = true; more;) {
@@ -123,8 +123,8 @@ jpp_status_t* jpp_schedule_place_weights(jpp_schedule_draft_t* draft, uint32_t l
                              draft->schedule->name, r, rank->next);
     }
     jpp_schedule_task_t* tasks = NULL;
-    JPP_RETURN_IF_ERROR(jpp_arena_copy(draft->arena, rank->tasks,
-                                       rank->count * sizeof(*tasks), (void**)&tasks));
+    JPP_RETURN_IF_ERROR(jpp__arena_copy(draft->arena, rank->tasks,
+                                        rank->count * sizeof(*tasks), (void**)&tasks));
     draft->rows[r] = (jpp_schedule_row_t){tasks, rank->count};
   }
   return NULL;

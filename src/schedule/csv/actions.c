@@ -33,24 +33,24 @@ typedef struct prover {
   uint8_t* weights;  // [stages]: weights_state_t
 } prover_t;
 
-jpp_status_t* jpp_actions_fail(const jpp_actions_t* actions, uint32_t rank,
-                               const jpp_action_t* action, const char* why) {
+jpp_status_t* jpp__actions_fail(const jpp_actions_t* actions, uint32_t rank,
+                                const jpp_action_t* action, const char* why) {
   char name[JPP_ACTION_NAME_SIZE];
   return jpp_status_make(JPP_SCHEDULE_ERROR, "%s:%u: cell %u, %s: %s", actions->file,
                          actions->lists[rank].line, action->cell,
-                         jpp_action_name(action, name), why);
+                         jpp__action_name(action, name), why);
 }
 
 static jpp_status_t* action_error(const prover_t* p, uint32_t rank,
                                   const jpp_action_t* action, const char* why) {
-  return jpp_actions_fail(p->actions, rank, action, why);
+  return jpp__actions_fail(p->actions, rank, action, why);
 }
 
 static uint8_t* done_of(const prover_t* p, const jpp_action_t* action) {
   return &p->done[(size_t)action->stage * p->schedule->microbatches + action->microbatch];
 }
 
-bool jpp_action_is_forward(const jpp_action_t* action) {
+bool jpp__action_is_forward(const jpp_action_t* action) {
   return action->kind == JPP_ACTION_COMPUTE
              ? action->task == JPP_TASK_FWD
              : action->kind == JPP_ACTION_SEND_F || action->kind == JPP_ACTION_RECV_F ||
@@ -59,16 +59,16 @@ bool jpp_action_is_forward(const jpp_action_t* action) {
 
 // The rank that needs the result of the action's stage; the stage's own if no other does.
 static uint32_t receiver_of(const prover_t* p, const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
+  bool forward = jpp__action_is_forward(action);
   return p->schedule
-      ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, forward)];
+      ->stage_rank[jpp__schedule_next_stage(p->schedule, action->stage, forward)];
 }
 
 // The rank that makes the input of the action's stage; the stage's own if no other does.
 static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
+  bool forward = jpp__action_is_forward(action);
   return p->schedule
-      ->stage_rank[jpp_schedule_next_stage(p->schedule, action->stage, !forward)];
+      ->stage_rank[jpp__schedule_next_stage(p->schedule, action->stage, !forward)];
 }
 
 // --- Each rank on its own ------------------------------------------------------------
@@ -96,7 +96,7 @@ static jpp_status_t* check_compute(const prover_t* p, uint32_t rank,
 
 static jpp_status_t* check_send(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
+  bool forward = jpp__action_is_forward(action);
   uint8_t* done = done_of(p, action);
   if (receiver_of(p, action) == rank) {
     return action_error(p, rank, action,
@@ -113,7 +113,7 @@ static jpp_status_t* check_send(const prover_t* p, uint32_t rank,
 
 static jpp_status_t* check_recv(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
+  bool forward = jpp__action_is_forward(action);
   uint8_t* done = done_of(p, action);
   if (sender_of(p, action) == rank) {
     return action_error(p, rank, action, "no other rank sends it");
@@ -130,7 +130,7 @@ static jpp_status_t* check_recv(const prover_t* p, uint32_t rank,
 
 static jpp_status_t* check_wait(const prover_t* p, uint32_t rank,
                                 const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
+  bool forward = jpp__action_is_forward(action);
   uint8_t* done = done_of(p, action);
   if (!(*done & (forward ? kSentF : kSentB))) {
     return action_error(p, rank, action, "is before its SEND");
@@ -193,14 +193,14 @@ static jpp_status_t* check_action(const prover_t* p, uint32_t rank,
 // Every RECV has a SEND.
 static jpp_status_t* check_is_sent(const prover_t* p, uint32_t rank,
                                    const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
+  bool forward = jpp__action_is_forward(action);
   jpp_action_t send = *action;
   send.kind = forward ? JPP_ACTION_SEND_F : JPP_ACTION_SEND_B;
-  send.stage = jpp_schedule_next_stage(p->schedule, action->stage, !forward);
+  send.stage = jpp__schedule_next_stage(p->schedule, action->stage, !forward);
   if (*done_of(p, &send) & (forward ? kSentF : kSentB)) return NULL;
   char name[JPP_ACTION_NAME_SIZE], why[128];
   snprintf(why, sizeof(why), "no rank sends it; expected %s on rank %u (line %u)",
-           jpp_action_name(&send, name), p->schedule->stage_rank[send.stage],
+           jpp__action_name(&send, name), p->schedule->stage_rank[send.stage],
            p->actions->lists[p->schedule->stage_rank[send.stage]].line);
   return action_error(p, rank, action, why);
 }
@@ -210,12 +210,12 @@ static jpp_status_t* check_ends(const prover_t* p, uint32_t rank,
   if (action->kind == JPP_ACTION_COMPUTE) {
     // A computation whose result another rank needs has its SEND.
     if (action->task == JPP_TASK_BWD_W || receiver_of(p, action) == rank) return NULL;
-    bool forward = jpp_action_is_forward(action);
+    bool forward = jpp__action_is_forward(action);
     if (*done_of(p, action) & (forward ? kSentF : kSentB)) return NULL;
     return action_error(p, rank, action,
                         forward ? "its SEND_F is missing" : "its SEND_B is missing");
   }
-  return jpp_action_is_recv(action) ? check_is_sent(p, rank, action) : NULL;
+  return jpp__action_is_recv(action) ? check_is_sent(p, rank, action) : NULL;
 }
 
 static jpp_status_t* check_lists(const prover_t* p,
@@ -234,15 +234,15 @@ static bool has_communication(const jpp_actions_t* actions) {
   for (uint32_t r = 0; r < actions->schedule->ranks; ++r) {
     const jpp_action_list_t* list = &actions->lists[r];
     for (uint32_t i = 0; i < list->count; ++i) {
-      if (jpp_action_is_send(&list->actions[i])) return true;
-      if (jpp_action_is_recv(&list->actions[i])) return true;
+      if (jpp__action_is_send(&list->actions[i])) return true;
+      if (jpp__action_is_recv(&list->actions[i])) return true;
     }
   }
   return false;
 }
 
-jpp_status_t* jpp_actions_verify(const jpp_actions_t* actions, jpp_arena_t* scratch,
-                                 uint32_t* out_slots) {
+jpp_status_t* jpp__actions_verify(const jpp_actions_t* actions, jpp_arena_t* scratch,
+                                  uint32_t* out_slots) {
   *out_slots = 0;
   const jpp_schedule_t* schedule = actions->schedule;
   prover_t p = {.actions = actions, .schedule = schedule};
@@ -252,5 +252,5 @@ jpp_status_t* jpp_actions_verify(const jpp_actions_t* actions, jpp_arena_t* scra
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->stages, &p.weights));
   JPP_RETURN_IF_ERROR(check_lists(&p, check_action));
   JPP_RETURN_IF_ERROR(check_lists(&p, check_ends));
-  return jpp_actions_run(actions, scratch, out_slots);
+  return jpp__actions_run(actions, scratch, out_slots);
 }

@@ -42,39 +42,39 @@ typedef struct jpp_actions {
   const jpp_action_list_t* lists;  // [ranks]
 } jpp_actions_t;
 
-static inline bool jpp_action_is_send(const jpp_action_t* action) {
+static inline bool jpp__action_is_send(const jpp_action_t* action) {
   return action->kind == JPP_ACTION_SEND_F || action->kind == JPP_ACTION_SEND_B;
 }
 
-static inline bool jpp_action_is_recv(const jpp_action_t* action) {
+static inline bool jpp__action_is_recv(const jpp_action_t* action) {
   return action->kind == JPP_ACTION_RECV_F || action->kind == JPP_ACTION_RECV_B;
 }
 
 // Whether the action is a forward, or the SEND, RECV or WAIT_SEND of one.
-bool jpp_action_is_forward(const jpp_action_t* action);
+bool jpp__action_is_forward(const jpp_action_t* action);
 
 enum { JPP_ACTION_NAME_SIZE = 48 };
 // "3F1", "0SEND_F3", "2UNSHARD"; returns `buffer`.
-const char* jpp_action_name(const jpp_action_t* action,
-                            char buffer[JPP_ACTION_NAME_SIZE]);
+const char* jpp__action_name(const jpp_action_t* action,
+                             char buffer[JPP_ACTION_NAME_SIZE]);
 
 // Places the communication of a schedule; everything is allocated in `arena`.
-jpp_status_t* jpp_actions_place(const jpp_schedule_t* schedule, jpp_arena_t* arena,
-                                jpp_actions_t* out_actions) JPP_MUST_USE;
+jpp_status_t* jpp__actions_place(const jpp_schedule_t* schedule, jpp_arena_t* arena,
+                                 jpp_actions_t* out_actions) JPP_MUST_USE;
 
 // Proves the communication of a proved schedule, see jpp_schedule_from_csv(). *out_slots
 // is 0 when there is none.
-jpp_status_t* jpp_actions_verify(const jpp_actions_t* actions, jpp_arena_t* scratch,
-                                 uint32_t* out_slots) JPP_MUST_USE;
+jpp_status_t* jpp__actions_verify(const jpp_actions_t* actions, jpp_arena_t* scratch,
+                                  uint32_t* out_slots) JPP_MUST_USE;
 
 // JPP_SCHEDULE_ERROR "FILE:LINE: cell N, ACTION: WHY".
-jpp_status_t* jpp_actions_fail(const jpp_actions_t* actions, uint32_t rank,
-                               const jpp_action_t* action, const char* why) JPP_MUST_USE;
+jpp_status_t* jpp__actions_fail(const jpp_actions_t* actions, uint32_t rank,
+                                const jpp_action_t* action, const char* why) JPP_MUST_USE;
 
-// The part of jpp_actions_verify() that checks all ranks together, for lists in which
+// The part of jpp__actions_verify() that checks all ranks together, for lists in which
 // every SEND has its RECV: channels deliver in order, no rank waits for ever, and the
 // least number of slots with which that holds.
-jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
-                              uint32_t* out_slots) JPP_MUST_USE;
+jpp_status_t* jpp__actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
+                               uint32_t* out_slots) JPP_MUST_USE;
 
 #endif  // JPP_SCHEDULE_CSV_ACTIONS_H_

@@ -36,10 +36,10 @@ typedef struct message {
 // The message that a SEND sends, a WAIT_SEND waits for, a RECV receives or a COMPUTE
 // needs.
 static message_t message_of(const runner_t* run, const jpp_action_t* action) {
-  bool forward = jpp_action_is_forward(action);
-  bool comes = action->kind == JPP_ACTION_COMPUTE || jpp_action_is_recv(action);
+  bool forward = jpp__action_is_forward(action);
+  bool comes = action->kind == JPP_ACTION_COMPUTE || jpp__action_is_recv(action);
   uint32_t stage = action->stage;
-  if (comes) stage = jpp_schedule_next_stage(run->schedule, stage, !forward);
+  if (comes) stage = jpp__schedule_next_stage(run->schedule, stage, !forward);
   return (message_t){stage, action->microbatch, forward};
 }
 
@@ -48,8 +48,8 @@ static uint32_t sender_of(const runner_t* run, message_t message) {
 }
 
 static uint32_t receiver_of(const runner_t* run, message_t message) {
-  return run->schedule->stage_rank[jpp_schedule_next_stage(run->schedule, message.stage,
-                                                           message.forward)];
+  return run->schedule->stage_rank[jpp__schedule_next_stage(run->schedule, message.stage,
+                                                            message.forward)];
 }
 
 static uint32_t channel_of(const runner_t* run, message_t message) {
@@ -102,12 +102,12 @@ static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
 static void take_next(runner_t* run, uint32_t rank) {
   const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
-  if (jpp_action_is_send(action)) {
+  if (jpp__action_is_send(action)) {
     ++run->sent[channel_of(run, message)];
-    jpp_dry_run_wake(&run->dry, receiver_of(run, message));
-  } else if (jpp_action_is_recv(action)) {
+    jpp__dry_run_wake(&run->dry, receiver_of(run, message));
+  } else if (jpp__action_is_recv(action)) {
     ++run->posted[channel_of(run, message)];
-    jpp_dry_run_wake(&run->dry, sender_of(run, message));
+    jpp__dry_run_wake(&run->dry, sender_of(run, message));
   }
   while (action->joins_next) {
     ++action;
@@ -125,8 +125,8 @@ static uint32_t run_with(runner_t* run, uint32_t slots) {
   uint32_t ranks = run->schedule->ranks;
   run->slots = slots;
   for (uint32_t i = 0; i < run->channels.count; ++i) run->sent[i] = run->posted[i] = 0;
-  jpp_dry_run_restart(&run->dry);
-  for (uint32_t r; (r = jpp_dry_run_take(&run->dry)) != JPP_NONE;) {
+  jpp__dry_run_restart(&run->dry);
+  for (uint32_t r; (r = jpp__dry_run_take(&run->dry)) != JPP_NONE;) {
     while (!is_done(run, r) && !find_waiting(run, r)) take_next(run, r);
   }
   for (uint32_t r = 0; r < ranks; ++r) {
@@ -143,7 +143,7 @@ static const jpp_action_t* find_end(const runner_t* run, uint32_t rank, message_
   const jpp_action_list_t* list = &run->actions->lists[rank];
   for (uint32_t i = run->dry.done[rank]; i < list->count; ++i) {
     const jpp_action_t* action = &list->actions[i];
-    bool kind = send ? jpp_action_is_send(action) : jpp_action_is_recv(action);
+    bool kind = send ? jpp__action_is_send(action) : jpp__action_is_recv(action);
     if (!kind || action->microbatch != message.microbatch) continue;
     message_t found = message_of(run, action);
     if (found.stage == message.stage && found.forward == message.forward) return action;
@@ -168,10 +168,10 @@ static void append_wait(const runner_t* run, uint32_t rank, jpp_str_t* str) {
   char name[JPP_ACTION_NAME_SIZE], needed[JPP_ACTION_NAME_SIZE];
   jpp_str_appendf(str, "\n  rank %u (line %u) stops at cell %u, %s", rank,
                   run->actions->lists[rank].line, action->cell,
-                  jpp_action_name(action, name));
+                  jpp__action_name(action, name));
   if (!need) return;
   jpp_str_appendf(str, ": it needs %s of rank %u (line %u, cell %u)",
-                  jpp_action_name(need, needed), other, run->actions->lists[other].line,
+                  jpp__action_name(need, needed), other, run->actions->lists[other].line,
                   need->cell);
 }
 
@@ -205,7 +205,7 @@ static jpp_status_t* deadlock_error(runner_t* run, uint32_t stuck) {
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
   jpp_status_t* status =
-      jpp_actions_fail(run->actions, rank, find_waiting(run, rank), text);
+      jpp__actions_fail(run->actions, rank, find_waiting(run, rank), text);
   jpp_free(text);
   return status;
 }
@@ -239,13 +239,13 @@ static jpp_status_t* check_send_order(runner_t* run, uint32_t* out_most) {
     const jpp_action_list_t* list = &run->actions->lists[r];
     for (uint32_t i = 0; i < list->count; ++i) {
       const jpp_action_t* action = &list->actions[i];
-      if (!jpp_action_is_send(action)) continue;
+      if (!jpp__action_is_send(action)) continue;
       message_t message = message_of(run, action);
       uint32_t* sent = &run->sent[channel_of(run, message)];
       if (*number_of(run, message) != *sent) {
-        return jpp_actions_fail(run->actions, r, action,
-                                "a channel delivers in order, and the receiver's RECVs "
-                                "are in another order than these SENDs");
+        return jpp__actions_fail(run->actions, r, action,
+                                 "a channel delivers in order, and the receiver's RECVs "
+                                 "are in another order than these SENDs");
       }
       ++*sent;
       if (*sent > *out_most) *out_most = *sent;
@@ -254,25 +254,25 @@ static jpp_status_t* check_send_order(runner_t* run, uint32_t* out_most) {
   return NULL;
 }
 
-jpp_status_t* jpp_actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
-                              uint32_t* out_slots) {
+jpp_status_t* jpp__actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
+                               uint32_t* out_slots) {
   *out_slots = 0;
   const jpp_schedule_t* schedule = actions->schedule;
   runner_t run = {.actions = actions, .schedule = schedule};
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
   uint32_t most = 0;  // messages of the busiest channel
-  JPP_RETURN_IF_ERROR(jpp_schedule_channels_create(schedule, scratch, &run.channels));
+  JPP_RETURN_IF_ERROR(jpp__schedule_channels_create(schedule, scratch, &run.channels));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.sent));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.posted));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * pairs, &run.number));
-  JPP_RETURN_IF_ERROR(jpp_dry_run_create(schedule->ranks, scratch, &run.dry));
+  JPP_RETURN_IF_ERROR(jpp__dry_run_create(schedule->ranks, scratch, &run.dry));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &run.seen));
   // The messages of each channel are numbered in the order of the receiver's RECVs, in
   // which it takes them out.
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     const jpp_action_list_t* list = &actions->lists[r];
     for (uint32_t i = 0; i < list->count; ++i) {
-      if (!jpp_action_is_recv(&list->actions[i])) continue;
+      if (!jpp__action_is_recv(&list->actions[i])) continue;
       message_t message = message_of(&run, &list->actions[i]);
       *number_of(&run, message) = run.posted[channel_of(&run, message)]++;
     }

@@ -36,7 +36,7 @@ static jpp_status_t* list_messages(const placer_t* placer, inbox_t* inbox) {
     const jpp_schedule_task_t* task = &row->tasks[i];
     if (task->kind == JPP_TASK_IDLE || task->kind == JPP_TASK_BWD_W) continue;
     bool forward = task->kind == JPP_TASK_FWD;
-    uint32_t stage = jpp_schedule_next_stage(placer->schedule, task->stage, forward);
+    uint32_t stage = jpp__schedule_next_stage(placer->schedule, task->stage, forward);
     if (placer->schedule->stage_rank[stage] != placer->rank) continue;
     jpp_action_t recv = {.kind = forward ? JPP_ACTION_RECV_F : JPP_ACTION_RECV_B,
                          .stage = stage,
@@ -67,7 +67,7 @@ static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t*
   const jpp_schedule_t* schedule = placer->schedule;
   bool forward = task->kind == JPP_TASK_FWD;
   if (task->kind == JPP_TASK_BWD_W) return NULL;
-  uint32_t from = jpp_schedule_next_stage(schedule, task->stage, !forward);
+  uint32_t from = jpp__schedule_next_stage(schedule, task->stage, !forward);
   uint32_t sender = schedule->stage_rank[from];
   if (sender == placer->rank) return NULL;
   inbox_t* inbox = NULL;
@@ -85,7 +85,7 @@ static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t*
 static jpp_status_t* place_send(placer_t* placer, const jpp_schedule_task_t* task) {
   if (task->kind == JPP_TASK_BWD_W) return NULL;
   bool forward = task->kind == JPP_TASK_FWD;
-  uint32_t stage = jpp_schedule_next_stage(placer->schedule, task->stage, forward);
+  uint32_t stage = jpp__schedule_next_stage(placer->schedule, task->stage, forward);
   if (placer->schedule->stage_rank[stage] == placer->rank) return NULL;
   jpp_action_t send = {.kind = forward ? JPP_ACTION_SEND_F : JPP_ACTION_SEND_B,
                        .stage = task->stage,
@@ -155,8 +155,8 @@ static jpp_status_t* place_rank(placer_t* placer, jpp_arena_t* arena,
   return status;
 }
 
-jpp_status_t* jpp_actions_place(const jpp_schedule_t* schedule, jpp_arena_t* arena,
-                                jpp_actions_t* out_actions) {
+jpp_status_t* jpp__actions_place(const jpp_schedule_t* schedule, jpp_arena_t* arena,
+                                 jpp_actions_t* out_actions) {
   placer_t placer = {.schedule = schedule};
   jpp_action_list_t* lists = NULL;
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
@@ -175,8 +175,8 @@ static jpp_status_t* place_and_verify(const jpp_schedule_t* schedule,
                                       jpp_arena_t* scratch, jpp_actions_t* out_actions,
                                       uint32_t* out_slots) {
   JPP_RETURN_IF_ERROR(jpp_schedule_verify(schedule));
-  JPP_RETURN_IF_ERROR(jpp_actions_place(schedule, scratch, out_actions));
-  return jpp_actions_verify(out_actions, scratch, out_slots);
+  JPP_RETURN_IF_ERROR(jpp__actions_place(schedule, scratch, out_actions));
+  return jpp__actions_verify(out_actions, scratch, out_slots);
 }
 
 jpp_status_t* jpp_schedule_slots(const jpp_schedule_t* schedule, uint32_t* out_slots) {
@@ -184,9 +184,9 @@ jpp_status_t* jpp_schedule_slots(const jpp_schedule_t* schedule, uint32_t* out_s
   *out_slots = 0;
   jpp_arena_t scratch;
   jpp_actions_t actions;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = place_and_verify(schedule, &scratch, &actions, out_slots);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   return status;
 }
 
@@ -203,13 +203,13 @@ static jpp_action_t task_action(const jpp_schedule_task_t* task) {
 static void append_pair(jpp_action_t forward, jpp_action_t backward, jpp_str_t* str) {
   char first[JPP_ACTION_NAME_SIZE], second[JPP_ACTION_NAME_SIZE];
   backward.task = JPP_TASK_BWD;
-  jpp_str_appendf(str, "(%s;%s)OVERLAP_F_B", jpp_action_name(&forward, first),
-                  jpp_action_name(&backward, second));
+  jpp_str_appendf(str, "(%s;%s)OVERLAP_F_B", jpp__action_name(&forward, first),
+                  jpp__action_name(&backward, second));
 }
 
 static void append_action(jpp_action_t action, jpp_str_t* str) {
   char name[JPP_ACTION_NAME_SIZE];
-  jpp_str_append(str, jpp_action_name(&action, name));
+  jpp_str_append(str, jpp__action_name(&action, name));
 }
 
 // A rank that does nothing has two idle cells: an empty line would be no row.
@@ -287,9 +287,9 @@ jpp_status_t* jpp_schedule_print_csv(const jpp_schedule_t* schedule, bool commun
   *out_text = NULL;
   jpp_str_t str = {0};
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_status_t* status = append_rows(schedule, communication, &scratch, &str);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   if (!status) return jpp_str_finish(&str, out_text);
   jpp_str_deinit(&str);
   return status;

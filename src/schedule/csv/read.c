@@ -56,8 +56,8 @@ enum { kWordCount = sizeof(kWords) / sizeof(*kWords) };
 // Beyond any schedule that can be built; keeps sizes far inside uint32_t.
 enum { kLargestNumber = (1 << 24) - 1 };
 
-const char* jpp_action_name(const jpp_action_t* action,
-                            char buffer[JPP_ACTION_NAME_SIZE]) {
+const char* jpp__action_name(const jpp_action_t* action,
+                             char buffer[JPP_ACTION_NAME_SIZE]) {
   for (uint32_t i = 0; i < kWordCount; ++i) {
     const struct action_word* word = &kWords[i];
     if (word->kind != action->kind) continue;
@@ -274,7 +274,7 @@ static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) 
                              "%s:%u: cell %u, %s: stage %u is on rank %u (line %u); all "
                              "actions of a stage belong to one rank",
                              reader->file, reader->lists.data[r].line, action->cell,
-                             jpp_action_name(action, name), action->stage, *rank,
+                             jpp__action_name(action, name), action->stage, *rank,
                              reader->lists.data[*rank].line);
     }
   }
@@ -322,9 +322,9 @@ static jpp_status_t* make_schedule(reader_t* reader, jpp_arena_t* scratch,
 static jpp_status_t* prove_schedule(reader_t* reader, jpp_arena_t* scratch,
                                     const jpp_schedule_t* schedule, uint32_t* out_slots) {
   jpp_schedule_fault_t fault;
-  jpp_status_t* status = jpp_schedule_verify_units(schedule, false, &fault);
+  jpp_status_t* status = jpp__schedule_verify_units(schedule, false, &fault);
   if (!status && reader->has_pairs) {
-    status = jpp_schedule_verify_units(schedule, true, &fault);
+    status = jpp__schedule_verify_units(schedule, true, &fault);
   }
   if (status) {
     uint32_t line = reader->lists.data[fault.rank].line;
@@ -337,18 +337,18 @@ static jpp_status_t* prove_schedule(reader_t* reader, jpp_arena_t* scratch,
     at += list->count;
   }
   jpp_actions_t actions = {schedule, reader->file, reader->lists.data};
-  return jpp_actions_verify(&actions, scratch, out_slots);
+  return jpp__actions_verify(&actions, scratch, out_slots);
 }
 
 static jpp_status_t* read_csv(reader_t* reader, range_t text, task_vec_t* tasks,
                               uint32_t* out_slots, jpp_schedule_t** out_schedule) {
   JPP_RETURN_IF_ERROR(read_lines(reader, text));
   jpp_arena_t scratch;
-  jpp_arena_init(&scratch);
+  jpp__arena_init(&scratch);
   jpp_schedule_t* schedule = NULL;
   jpp_status_t* status = make_schedule(reader, &scratch, tasks, &schedule);
   if (!status) status = prove_schedule(reader, &scratch, schedule, out_slots);
-  jpp_arena_deinit(&scratch);
+  jpp__arena_deinit(&scratch);
   if (status) {
     jpp_schedule_destroy(schedule);
     return status;

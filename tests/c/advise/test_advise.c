@@ -155,9 +155,9 @@ static void test_placeholders_of_a_trial(void** state) {
   assert_non_null(none[1]);
   jpp_schedule_destroy(none[1]);
   for (int64_t n = 0, failed = 1; failed; ++n) {
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = jpp_advise_placeholders(graph, graph->ranks, NULL, 2, none);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     failed = status != NULL;
     if (failed) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     for (uint32_t l = 0; l < 2; ++l) {
@@ -181,13 +181,13 @@ static void test_every_allocation_may_fail(void** state) {
   ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
   int64_t n = 0;
   for (bool done = false; !done; n += 7) {
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = jpp_advise_fit(planned, &limits);
     assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     done = strstr(jpp_status_message(status), "smallest limit") != NULL;
     jpp_status_free(status);
   }
-  jpp_alloc_fail_after(-1);
+  jpp__alloc_fail_after(-1);
   assert_true(n > 100);
   jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);

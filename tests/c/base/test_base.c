@@ -47,12 +47,12 @@ static void expect_found(const odd_bits_t* odd, size_t parts) {
     // In the element's last part.
     memcpy(data + (i + 2) * width - part, &bits[i], part);
   }
-  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 2, 3), 2);
-  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 4, JPP_FIND_NANS), 2);
+  assert_int_equal(jpp__find_nonfinite(odd->dtype, data, 2, 3), 2);
+  assert_int_equal(jpp__find_nonfinite(odd->dtype, data, 4, JPP_FIND_NANS), 2);
   bool has_infinity = odd->infinity != odd->largest;
-  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 4, JPP_FIND_INFS),
+  assert_int_equal(jpp__find_nonfinite(odd->dtype, data, 4, JPP_FIND_INFS),
                    has_infinity ? 3 : 4);
-  assert_int_equal(jpp_find_nonfinite(odd->dtype, data, 4, 0), 4);
+  assert_int_equal(jpp__find_nonfinite(odd->dtype, data, 4, 0), 4);
 }
 
 static void test_what_is_no_number_is_found_in_every_type(void** state) {
@@ -79,17 +79,17 @@ static void test_what_is_no_number_is_found_in_every_type(void** state) {
     expect_found(&kOdd[i], complex ? 2 : 1);
   }
   for (int i = 0; i < JPP_DTYPE_COUNT; ++i) {
-    floating += jpp_dtype_is_floating((jpp_dtype_t)i);
+    floating += jpp__dtype_is_floating((jpp_dtype_t)i);
   }
   assert_int_equal(floating, sizeof(kOdd) / sizeof(kOdd[0]));
   int32_t whole = -1;
-  assert_int_equal(jpp_find_nonfinite(JPP_DTYPE_S32, &whole, 1, 3), 1);
+  assert_int_equal(jpp__find_nonfinite(JPP_DTYPE_S32, &whole, 1, 3), 1);
 }
 
 static void test_alloc_fails_once_where_told(void** state) {
   (void)state;
   void* memory = NULL;
-  jpp_alloc_fail_after(1);
+  jpp__alloc_fail_after(1);
   ASSERT_OK(jpp_alloc(8, &memory));
   jpp_free(memory);
   ASSERT_FAILS(jpp_alloc(8, &memory), JPP_OUT_OF_MEMORY, "8 bytes");
@@ -101,18 +101,18 @@ static void test_alloc_fails_once_where_told(void** state) {
 static void test_arena_memory_is_zeroed_aligned_and_apart(void** state) {
   (void)state;
   jpp_arena_t arena;
-  jpp_arena_init(&arena);
+  jpp__arena_init(&arena);
   unsigned char* previous = NULL;
   for (size_t size = 1; size < 9000; size = size * 3 + 1) {
     unsigned char* memory = NULL;
-    ASSERT_OK(jpp_arena_alloc(&arena, size, (void**)&memory));
+    ASSERT_OK(jpp__arena_alloc(&arena, size, (void**)&memory));
     assert_int_equal((uintptr_t)memory % 16, 0);
     for (size_t i = 0; i < size; ++i) assert_int_equal(memory[i], 0);
     memset(memory, 0xff, size);
     assert_ptr_not_equal(memory, previous);
     previous = memory;
   }
-  jpp_arena_deinit(&arena);
+  jpp__arena_deinit(&arena);
 }
 
 static void test_vec_grows_and_keeps_its_elements(void** state) {
@@ -128,12 +128,12 @@ static void test_str_quotes_and_reports_lost_memory(void** state) {
   (void)state;
   jpp_str_t str = {0};
   jpp_str_appendf(&str, "%d ", 7);
-  jpp_str_append_quoted(&str, "a\"b\n\x01");
+  jpp__str_append_quoted(&str, "a\"b\n\x01");
   char* text = NULL;
   ASSERT_OK(jpp_str_finish(&str, &text));
   assert_string_equal(text, "7 \"a\\\"b\\n\\x01\"");
   jpp_free(text);
-  jpp_alloc_fail_after(0);
+  jpp__alloc_fail_after(0);
   jpp_str_append(&str, "lost");
   jpp_str_append(&str, "too");
   ASSERT_FAILS(jpp_str_finish(&str, &text), JPP_OUT_OF_MEMORY, "host memory");
@@ -177,10 +177,10 @@ static void test_bytes_stay_at_the_largest_number(void** state) {
   for (uint32_t i = 0; i < 3 * 64; ++i) {
     for (uint32_t j = 0; j < 3 * 64; ++j) {
       unsigned __int128 a = numbers[i], b = numbers[j];
-      assert_int_equal(jpp_bytes_add(numbers[i], numbers[j]), capped(a + b));
-      assert_int_equal(jpp_bytes_multiply(numbers[i], numbers[j]), capped(a * b));
+      assert_int_equal(jpp__bytes_add(numbers[i], numbers[j]), capped(a + b));
+      assert_int_equal(jpp__bytes_multiply(numbers[i], numbers[j]), capped(a * b));
     }
-    assert_int_equal(jpp_bytes_fit(numbers[i]), numbers[i] < JPP_MOST_BYTES);
+    assert_int_equal(jpp__bytes_fit(numbers[i]), numbers[i] < JPP_MOST_BYTES);
   }
 }
 
@@ -208,7 +208,7 @@ static void test_utf8_is_told_from_other_bytes(void** state) {
     const unsigned char bytes[] = {bits >> 16 & 0xff, bits >> 8 & 0xff, bits & 0xff,
                                    0x80 | (bits * 31 & 0x3f)};
     for (size_t length = 1; length <= 4; ++length) {
-      bool whole = jpp_utf8_character((const char*)bytes, length) == length;
+      bool whole = jpp__utf8_character((const char*)bytes, length) == length;
       if (whole != is_utf8_of(bytes, length)) {
         fail_msg("%02x %02x %02x %02x, %zu bytes", bytes[0], bytes[1], bytes[2], bytes[3],
                  length);
@@ -221,7 +221,7 @@ static void assert_finishes_as(jpp_str_t str, const char* expected) {
   char* out = NULL;
   ASSERT_OK(jpp_str_finish(&str, &out));
   assert_string_equal(out, expected);
-  assert_true(jpp_utf8_is_valid(out, strlen(out)));
+  assert_true(jpp__utf8_is_valid(out, strlen(out)));
   jpp_free(out);
 }
 
@@ -231,7 +231,7 @@ static void test_texts_that_leave_are_utf8(void** state) {
   jpp_str_t plain = {0}, xml = {0};
   jpp_str_append_utf8(&plain, text, strlen(text));
   assert_finishes_as(plain, "a\"\\\n\x01<&>\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
-  jpp_str_append_xml(&xml, text);
+  jpp__str_append_xml(&xml, text);
   assert_finishes_as(
       xml, "a&quot;\\\n\xef\xbf\xbd&lt;&amp;&gt;\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
 }

@@ -378,13 +378,13 @@ static void survive(const char* graph) {
   int64_t n = 0;
   for (bool done = false; !done; ++n) {
     assert_true(n < 20000);
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = plan_and_print(text);
     done = !status;
     if (status) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     jpp_status_free(status);
   }
-  jpp_alloc_fail_after(-1);
+  jpp__alloc_fail_after(-1);
   assert_true(n > 100);
   free(text);
 }

@@ -267,9 +267,9 @@ static void test_failed_allocation_anywhere_leaks_nothing(void** state) {
   jpp_executable_t* donate = test_compile(client, TEST_ADD_DONATE);
   float data[4] = {0};
   for (int64_t n = 0;; ++n) {
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = run_chain(client, add, donate, data);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     assert_int_equal(stats_of(client).live_buffers, 0);
     assert_int_equal(stats_of(client).live_events, 0);
     assert_int_equal(stats_of(client).live_bytes, 0);
@@ -287,10 +287,10 @@ static void test_failed_allocation_in_compile_and_create(void** state) {
         .struct_size = sizeof(options), .device_count = 1, .threads = 1};
     jpp_client_t* client = NULL;
     jpp_executable_t* add = NULL;
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = jpp_client_create_fake(&options, &client);
     if (!status) status = test_try_compile(client, TEST_ADD_DONATE, &add);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     jpp_client_destroy(client);
     if (!status) break;
     ASSERT_FAILS(status, JPP_OUT_OF_MEMORY, "host memory");

@@ -551,10 +551,10 @@ static void test_failed_allocation_anywhere_leaks_nothing(void** state) {
     job.nodes[0].options.device_count = 2;
     create_main(&job.nodes[0]);
     ASSERT_OK(job.nodes[0].status);
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = part_compile(&job.nodes[0], kAllSum, kBoth, 2, &part);
     if (!status) status = part_execute(&job.nodes[0], kBoth, 2, 1, &part);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     if (!status) ASSERT_OK(part_check(&job.nodes[0], kBoth, 2, 1, &part));
     bool done = !status;
     if (status) ASSERT_FAILS(status, JPP_OUT_OF_MEMORY, "host memory");

@@ -83,8 +83,8 @@ static void fake_deliver(jpp_net_peer_t* peer, fake_packet_t* packet) {
   }
   pthread_mutex_unlock(&g_mutex);
   if (receiver) return;
-  jpp_net_peer_failed(peer, "the connection was lost");
-  if (packet->op) jpp_net_op_done(packet->op);
+  jpp__net_peer_failed(peer, "the connection was lost");
+  if (packet->op) jpp__net_op_done(packet->op);
   jpp_free(packet);
 }
 
@@ -95,7 +95,7 @@ static bool fake_send(jpp_net_t* net, jpp_net_op_t* op, const void* data, size_t
   fake_packet_t* packet = NULL;
   jpp_status_t* status = jpp_alloc(sizeof(*packet) + (stays ? 0 : size), (void**)&packet);
   if (status) {
-    jpp_net_peer_failed(op->peer, "%s", jpp_status_message(status));
+    jpp__net_peer_failed(op->peer, "%s", jpp_status_message(status));
     jpp_status_free(status);
     return true;
   }
@@ -132,11 +132,11 @@ static bool fetch(const fake_packet_t* packet) {
 // False when the packet goes back to the inbox, to be fetched later.
 static bool take_packet(fake_transport_t* transport, fake_packet_t* packet) {
   if (packet->place.data) {
-    jpp_net_received(packet->place.shard, fetch(packet));
+    jpp__net_received(packet->place.shard, fetch(packet));
     return true;
   }
-  jpp_net_arrived(&transport->net, &packet->head, sizeof(packet->head),
-                  packet->op ? NULL : packet->data, packet->size, &packet->place);
+  jpp__net_arrived(&transport->net, &packet->head, sizeof(packet->head),
+                   packet->op ? NULL : packet->data, packet->size, &packet->place);
   return !packet->place.data;
 }
 
@@ -175,7 +175,7 @@ static void finish_sends(fake_packet_t* done) {
   while (done) {
     fake_packet_t* packet = done;
     done = packet->next;
-    jpp_net_op_done(packet->op);
+    jpp__net_op_done(packet->op);
     jpp_free(packet);
   }
 }
@@ -187,7 +187,7 @@ static void notice_deaths(fake_transport_t* transport) {
     pthread_mutex_lock(&g_mutex);
     bool there = find_locked(endpoint_number(peer)) != NULL;
     pthread_mutex_unlock(&g_mutex);
-    if (!there) jpp_net_peer_failed(peer, "the connection was lost");
+    if (!there) jpp__net_peer_failed(peer, "the connection was lost");
   }
 }
 
@@ -204,7 +204,7 @@ static void fake_progress(jpp_transport_t* base, bool* out_some) {
   finish_sends(done);
   take_packets(transport, due);
   notice_deaths(transport);
-  jpp_net_progress(&transport->net, out_some);
+  jpp__net_progress(&transport->net, out_some);
 }
 
 static jpp_status_t* fake_arm(jpp_transport_t* transport, int* out_descriptor,
@@ -252,16 +252,16 @@ static jpp_status_t* fake_create(const jpp_transport_options_t* options,
                                  jpp_transport_t** out_transport) {
   fake_transport_t* transport = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &transport));
-  jpp_status_t* status = jpp_net_init(&transport->net, &kPort, options);
+  jpp_status_t* status = jpp__net_init(&transport->net, &kPort, options);
   pthread_mutex_lock(&g_mutex);
   transport->number = ++g_numbers;
   pthread_mutex_unlock(&g_mutex);
   if (!status) {
-    status = jpp_net_publish(&transport->net, options->address, &transport->number,
-                             sizeof(transport->number));
+    status = jpp__net_publish(&transport->net, options->address, &transport->number,
+                              sizeof(transport->number));
   }
   if (status) {
-    jpp_net_deinit(&transport->net);
+    jpp__net_deinit(&transport->net);
     jpp_free(transport);
     return status;
   }
@@ -279,14 +279,14 @@ static jpp_status_t* fake_connect(jpp_transport_t* base, uint32_t process,
   jpp_net_t* net = (jpp_net_t*)base;
   jpp_address_t opened;
   uint64_t number = 0;
-  JPP_RETURN_IF_ERROR(jpp_net_open_address(net, process, address, size, &opened));
+  JPP_RETURN_IF_ERROR(jpp__net_open_address(net, process, address, size, &opened));
   if (opened.route_size != sizeof(number)) {
     return jpp_status_make(JPP_PEER_ERROR, "process %u: expected an address of fake",
                            process);
   }
   memcpy(&number, opened.route, sizeof(number));
   net->peers[process].endpoint = (void*)(uintptr_t)number;
-  jpp_net_greet(&net->peers[process]);
+  jpp__net_greet(&net->peers[process]);
   return NULL;
 }
 
@@ -295,14 +295,14 @@ static void fake_destroy(jpp_transport_t* base) {
   pthread_mutex_lock(&g_mutex);
   bool dead = transport->dead;
   pthread_mutex_unlock(&g_mutex);
-  if (!dead) jpp_net_leave(&transport->net);
+  if (!dead) jpp__net_leave(&transport->net);
   pthread_mutex_lock(&g_mutex);
   die_locked(transport);
   fake_transport_t** at = &g_transports;
   while (*at != transport) at = &(*at)->next;
   *at = transport->next;
   pthread_mutex_unlock(&g_mutex);
-  jpp_net_deinit(&transport->net);
+  jpp__net_deinit(&transport->net);
   jpp_free(transport);
 }
 
@@ -338,7 +338,7 @@ static const jpp_transport_vtable_t kFake = {
 
 static jpp_status_t* nccl_fake_create(const jpp_transport_options_t* options,
                                       jpp_transport_t** out_transport) {
-  return jpp_nccl_create_over(&kFake, options, out_transport);
+  return jpp__nccl_create_over(&kFake, options, out_transport);
 }
 
 static jpp_transport_vtable_t g_nccl_fake;
@@ -357,7 +357,7 @@ jpp_status_t* test_transport_create(const jpp_transport_options_t* options,
   *out_transport = NULL;
   for (int i = 0; i < 2; ++i) {
     if (strcmp(options->driver, drivers[i]->name) != 0) continue;
-    return jpp_transport_create_with(drivers[i], options, out_transport);
+    return jpp__transport_create_with(drivers[i], options, out_transport);
   }
   return jpp_transport_create(options, out_transport);
 }

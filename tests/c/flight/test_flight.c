@@ -61,16 +61,16 @@ static jpp_flight_t record_rank(uint32_t rank, uint32_t ranks) {
   for (int i = 1; i <= 2; ++i) instrs[i].slots = 1;
   jpp_flight_rank_t of = {.rank = rank, .num_instrs = kInstrs, .instrs = instrs};
   jpp_flight_t flight;
-  ASSERT_OK(jpp_flight_open(g_folder, rank, &of, 1, kTexts, sizeof(kTexts), &flight));
+  ASSERT_OK(jpp__flight_open(g_folder, rank, &of, 1, kTexts, sizeof(kTexts), &flight));
   flight.head->runtime = 0;  // here all are of one process
   return flight;
 }
 
 static void run_to(jpp_flight_t* flight, uint64_t step, uint32_t at) {
-  jpp_flight_submitted(flight);
-  jpp_flight_begin(flight->rows, step);
-  for (uint32_t i = 0; i < at; ++i) jpp_flight_note(flight->rows, i);
-  jpp_flight_alive(flight);
+  jpp__flight_submitted(flight);
+  jpp__flight_begin(flight->rows, step);
+  for (uint32_t i = 0; i < at; ++i) jpp__flight_note(flight->rows, i);
+  jpp__flight_alive(flight);
 }
 
 static char* report(void) {
@@ -99,8 +99,8 @@ static void test_a_rank_that_has_not_sent(void** state) {
          "rank 0 waits for rank 1, which waits for no other rank: step 3, fwd "
          "(process 1)\n");
   jpp_text_free(text);
-  jpp_flight_close(&first);
-  jpp_flight_close(&second);
+  jpp__flight_close(&first);
+  jpp__flight_close(&second);
 }
 
 static void test_a_silent_process(void** state) {
@@ -109,7 +109,7 @@ static void test_a_silent_process(void** state) {
   run_to(&first, 1, 2);
   run_to(&second, 1, 2);
   jpp_status_t* status = jpp_status_make(JPP_PEER_ERROR, "rank 0: nothing was heard");
-  jpp_flight_failed(&first, status);
+  jpp__flight_failed(&first, status);
   jpp_status_free(status);
   first.head->alive += INT64_C(12500000000);
   char* text = report();
@@ -121,8 +121,8 @@ static void test_a_silent_process(void** state) {
          "rank 0 waits for rank 1, which waits for no other rank: step 1, send "
          "(process 1, silent: it was killed or stopped, or its machine hangs)\n");
   jpp_text_free(text);
-  jpp_flight_close(&first);
-  jpp_flight_close(&second);
+  jpp__flight_close(&first);
+  jpp__flight_close(&second);
 }
 
 // It was stopped between handing the value over and sending it.
@@ -138,8 +138,8 @@ static void test_a_silent_process_that_has_sent(void** state) {
          "rank 0 waits for rank 1, which waits for no other rank: step 1, bwd "
          "(process 1, silent: ");
   jpp_text_free(text);
-  jpp_flight_close(&first);
-  jpp_flight_close(&second);
+  jpp__flight_close(&first);
+  jpp__flight_close(&second);
 }
 
 static void test_a_circle_and_what_is_not_there(void** state) {
@@ -156,15 +156,15 @@ static void test_a_circle_and_what_is_not_there(void** state) {
   run_to(&third, 1, 1);
   jpp_flight_instr_t* instrs = (jpp_flight_instr_t*)(second.rows + 1);
   instrs[1].tag = 99;
-  jpp_flight_close(&second);
+  jpp__flight_close(&second);
   text = report();
   expect(text,
          "rank 0 waits for rank 1, that for rank 2, that for rank 1, and so on in a "
          "circle\n");
   expect(text, "; left ");
   jpp_text_free(text);
-  jpp_flight_close(&first);
-  jpp_flight_close(&third);
+  jpp__flight_close(&first);
+  jpp__flight_close(&third);
 }
 
 static void test_a_channel_without_room(void** state) {
@@ -180,8 +180,8 @@ static void test_a_channel_without_room(void** state) {
   text = report();
   expect(text, "rank 0: step 3, send; rank 1 has room for it\n");
   jpp_text_free(text);
-  jpp_flight_close(&first);
-  jpp_flight_close(&second);
+  jpp__flight_close(&first);
+  jpp__flight_close(&second);
 }
 
 static void test_between_steps(void** state) {
@@ -191,12 +191,12 @@ static void test_between_steps(void** state) {
   char* text = report();
   expect(text, "rank 0: step 2: all is issued, its devices work\n");
   jpp_text_free(text);
-  jpp_flight_finished(&first, 2);
+  jpp__flight_finished(&first, 2);
   text = report();
   expect(text, "1 steps called, 2 done\n");
   expect(text, "rank 0: between steps, 2 done\n");
   jpp_text_free(text);
-  jpp_flight_close(&first);
+  jpp__flight_close(&first);
 }
 
 // Of an earlier run of the same job.
@@ -205,7 +205,7 @@ static void test_the_newest_file_counts(void** state) {
   jpp_flight_t old = record_rank(0, 2);
   run_to(&old, 9, 1);
   old.head->begun -= 1000000000;
-  jpp_flight_close(&old);
+  jpp__flight_close(&old);
   jpp_flight_t new = record_rank(0, 2);
   run_to(&new, 5, 1);
   char* text = report();
@@ -213,7 +213,7 @@ static void test_the_newest_file_counts(void** state) {
   expect(text, "; 1 older files are not shown\n");
   expect(text, "rank 0: step 5, send");
   jpp_text_free(text);
-  jpp_flight_close(&new);
+  jpp__flight_close(&new);
 }
 
 // --- What is refused ------------------------------------------------------------------
@@ -226,7 +226,7 @@ static void test_folders_without_records(void** state) {
   ASSERT_FAILS(jpp_flight_report(g_folder, &text), JPP_INVALID_ARGUMENT,
                "expected files *.flight");
   jpp_flight_t flight;
-  ASSERT_FAILS(jpp_flight_open("/proc/nothing", 0, NULL, 0, "", 0, &flight),
+  ASSERT_FAILS(jpp__flight_open("/proc/nothing", 0, NULL, 0, "", 0, &flight),
                JPP_INVALID_ARGUMENT, "JPP_FLIGHT: /proc/nothing/process0-");
 }
 
@@ -243,7 +243,7 @@ static void test_damaged_files(void** state) {
   jpp_flight_t flight = record_rank(0, 2);
   run_to(&flight, 1, 2);
   long size = (long)flight.head->size;
-  jpp_flight_close(&flight);
+  jpp__flight_close(&flight);
   char path[512];
   assert_true(find_file(0, path));
   FILE* file = fopen(path, "r+b");

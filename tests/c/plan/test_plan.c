@@ -157,14 +157,14 @@ static void test_every_allocation_may_fail(void** state) {
   int64_t n = 0;
   for (bool done = false; !done; n += 3) {
     jpp_planned_t* planned = NULL;
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = jpp_plan_graph(graph, NULL, &planned);
     done = !status;
     if (status) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     jpp_status_free(status);
     jpp_planned_destroy(planned);
   }
-  jpp_alloc_fail_after(-1);
+  jpp__alloc_fail_after(-1);
   assert_true(n > 100);
   jpp_graph_destroy(graph);
 }

@@ -123,6 +123,6 @@ unsigned char* contents_bytes(const jpp_planfile_contents_t* contents, size_t* o
 }
 
 void seal_bytes(unsigned char* bytes, size_t size) {
-  jpp_planfile_put(bytes + JPP_PLANFILE_SIZE_AT, 8, size);
-  jpp_planfile_put(bytes + JPP_PLANFILE_HASH_AT, 8, jpp_planfile_hash(bytes, size));
+  jpp__planfile_put(bytes + JPP_PLANFILE_SIZE_AT, 8, size);
+  jpp__planfile_put(bytes + JPP_PLANFILE_HASH_AT, 8, jpp__planfile_hash(bytes, size));
 }

@@ -91,7 +91,7 @@ static void test_other_kinds_of_files(void** state) {
 static void test_newer_forms(void** state) {
   (void)state;
   unsigned char* bytes = copy_of(g_size);
-  jpp_planfile_put(bytes + JPP_PLANFILE_FORMAT_AT, 4, JPP_PLANFILE_FORMAT + 1);
+  jpp__planfile_put(bytes + JPP_PLANFILE_FORMAT_AT, 4, JPP_PLANFILE_FORMAT + 1);
   memcpy(bytes + JPP_PLANFILE_MAKER_AT, "jaxpp 99.0\0\xff", 12);
   ASSERT_FAILS(try_read(bytes, g_size), JPP_UNSUPPORTED,
                "format 2, written by jaxpp 99.0; expected at most format 1, the newest "

@@ -293,9 +293,9 @@ static void test_every_allocation_may_fail(void** state) {
   uint32_t failures = 0;
   do {
     jpp_planfile_t* file = NULL;
-    jpp_alloc_fail_after(failures++);
+    jpp__alloc_fail_after(failures++);
     status = jpp_planfile_read("here", bytes, size, &file);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     if (status) assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     assert_int_equal(status == NULL, file != NULL);
     jpp_planfile_destroy(file);

@@ -310,9 +310,9 @@ static void test_create_may_fail_at_every_allocation(void** state) {
   jpp_status_t* status = NULL;
   int64_t at = 0;
   for (; at < 1000; ++at) {
-    jpp_alloc_fail_after(at);
+    jpp__alloc_fail_after(at);
     status = model_try_create_runtime(model);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     if (!status) break;
     assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
     jpp_status_free(status);

@@ -49,11 +49,11 @@ static void test_of_random_steps_ranks_work_or_wait(void** state) {
     jpp_forecast_t forecast;
     planned_t planned = random_step(seed, &slots);
     ASSERT_OK(plan_scheduled(&planned, slots));
-    jpp_arena_init(&arena);
-    ASSERT_OK(jpp_forecast_make(planned.plan, &arena, &forecast));
+    jpp__arena_init(&arena);
+    ASSERT_OK(jpp__forecast_make(planned.plan, &arena, &forecast));
     check_forecast(planned.plan, &forecast);
     waited += waits_of(planned.plan, &forecast, 0);
-    jpp_arena_deinit(&arena);
+    jpp__arena_deinit(&arena);
     plan_free(&planned);
   }
   assert_true(waited > 0);
@@ -84,8 +84,8 @@ static void compare(const char* schedule, uint32_t ranks) {
   jpp_simulation_t* simulation = NULL;
   plan_options_t options = {.schedule = schedule, .ranks = ranks, .slots = 16};
   ASSERT_OK(plan_file("mlp4", &options, &planned));
-  jpp_arena_init(&arena);
-  ASSERT_OK(jpp_forecast_make(planned.plan, &arena, &forecast));
+  jpp__arena_init(&arena);
+  ASSERT_OK(jpp__forecast_make(planned.plan, &arena, &forecast));
   check_forecast(planned.plan, &forecast);
   costs_of(planned.staged, costs);
   jpp_simulate_options_t simulate = {.struct_size = sizeof(simulate),
@@ -96,7 +96,7 @@ static void compare(const char* schedule, uint32_t ranks) {
     fail_msg("%s: expected %g, found %g", schedule, simulation->makespan, forecast.step);
   }
   jpp_simulation_destroy(simulation);
-  jpp_arena_deinit(&arena);
+  jpp__arena_deinit(&arena);
   plan_free(&planned);
 }
 

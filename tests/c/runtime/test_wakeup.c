@@ -15,29 +15,29 @@ static void test_what_is_readable_ends_it(void** state) {
   (void)state;
   jpp_wakeup_t wakeup = {0};
   int ends[2];
-  ASSERT_OK(jpp_wakeup_open(&wakeup));
+  ASSERT_OK(jpp__wakeup_open(&wakeup));
   assert_int_equal(pipe(ends), 0);
   assert_int_equal(write(ends[1], "x", 1), 1);
-  jpp_wakeup_begin(&wakeup);
-  jpp_wakeup_sleep(&wakeup, ends[0], kForever);
-  jpp_wakeup_end(&wakeup);
+  jpp__wakeup_begin(&wakeup);
+  jpp__wakeup_sleep(&wakeup, ends[0], kForever);
+  jpp__wakeup_end(&wakeup);
   close(ends[0]);
   close(ends[1]);
-  jpp_wakeup_close(&wakeup);
+  jpp__wakeup_close(&wakeup);
 }
 
 static void test_time_ends_it(void** state) {
   (void)state;
   jpp_wakeup_t wakeup = {0};
-  ASSERT_OK(jpp_wakeup_open(&wakeup));
+  ASSERT_OK(jpp__wakeup_open(&wakeup));
   // A call that nobody was to hear is not kept for the next sleep.
-  jpp_wakeup_call(&wakeup);
-  int64_t begin = jpp_clock_now();
-  jpp_wakeup_begin(&wakeup);
-  jpp_wakeup_sleep(&wakeup, -1, 2000000);
-  jpp_wakeup_end(&wakeup);
-  assert_true(jpp_clock_now() - begin >= 2000000);
-  jpp_wakeup_close(&wakeup);
+  jpp__wakeup_call(&wakeup);
+  int64_t begin = jpp__clock_now();
+  jpp__wakeup_begin(&wakeup);
+  jpp__wakeup_sleep(&wakeup, -1, 2000000);
+  jpp__wakeup_end(&wakeup);
+  assert_true(jpp__clock_now() - begin >= 2000000);
+  jpp__wakeup_close(&wakeup);
 }
 
 typedef struct caller {
@@ -50,7 +50,7 @@ static void* make_all(void* user) {
   caller_t* caller = user;
   for (uint32_t i = 1; i <= kRounds; ++i) {
     atomic_store(&caller->made, i);
-    jpp_wakeup_call(&caller->wakeup);
+    jpp__wakeup_call(&caller->wakeup);
     while (atomic_load(&caller->seen) < i) sched_yield();
   }
   return NULL;
@@ -61,20 +61,20 @@ static void test_no_call_is_missed(void** state) {
   (void)state;
   caller_t caller = {0};
   pthread_t thread;
-  ASSERT_OK(jpp_wakeup_open(&caller.wakeup));
+  ASSERT_OK(jpp__wakeup_open(&caller.wakeup));
   assert_int_equal(pthread_create(&thread, NULL, make_all, &caller), 0);
   for (uint32_t i = 1; i <= kRounds; ++i) {
     while (atomic_load(&caller.made) < i) {
-      jpp_wakeup_begin(&caller.wakeup);
+      jpp__wakeup_begin(&caller.wakeup);
       if (atomic_load(&caller.made) < i) {
-        jpp_wakeup_sleep(&caller.wakeup, -1, kForever);
+        jpp__wakeup_sleep(&caller.wakeup, -1, kForever);
       }
-      jpp_wakeup_end(&caller.wakeup);
+      jpp__wakeup_end(&caller.wakeup);
     }
     atomic_store(&caller.seen, i);
   }
   pthread_join(thread, NULL);
-  jpp_wakeup_close(&caller.wakeup);
+  jpp__wakeup_close(&caller.wakeup);
 }
 
 int main(void) {

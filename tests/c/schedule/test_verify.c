@@ -446,7 +446,7 @@ static uint32_t g_cycles[8];
 
 static void check_cycle(const jpp_schedule_t* schedule, const jpp_status_t* status) {
   jpp_schedule_fault_t fault;
-  jpp_status_t* again = jpp_schedule_verify_units(schedule, false, &fault);
+  jpp_status_t* again = jpp__schedule_verify_units(schedule, false, &fault);
   assert_string_equal(jpp_status_message(again), jpp_status_message(status));
   jpp_status_free(again);
   uint32_t expected = fault.cycle ? naive_shortest_cycle(schedule) : 0;

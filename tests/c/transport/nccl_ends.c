@@ -70,7 +70,7 @@ static jpp_status_t* copy(const end_t* end, void* device, void* host, size_t siz
   jpp_cuda_result_t result =
       in ? copy_in(pointer, host, size) : copy_out(host, pointer, size);
   nccl->library->cuCtxPopCurrent_v2(&context);
-  return jpp_cuda_error(nccl->library, result, "cuMemcpy");
+  return jpp__cuda_error(nccl->library, result, "cuMemcpy");
 }
 
 // --- Messages -------------------------------------------------------------------------
@@ -125,7 +125,7 @@ static jpp_status_t* check_message(end_t* end, const jpp_received_t* received,
 }
 
 static jpp_status_t* exchange_messages(end_t* end) {
-  int64_t until = jpp_clock_now_ms() + kLimitMs;
+  int64_t until = jpp__clock_now_ms() + kLimitMs;
   uint32_t received = 0;
   while (received < kRounds || end->finished < kRounds) {
     bool some = false, done = false;
@@ -133,7 +133,7 @@ static jpp_status_t* exchange_messages(end_t* end) {
     JPP_RETURN_IF_ERROR(send_next(end));
     jpp_transport_progress(end->transport, &some);
     if (end->dies && received == kRounds / 2) raise(SIGKILL);
-    if (jpp_clock_now_ms() > until) {
+    if (jpp__clock_now_ms() > until) {
       return jpp_status_make(JPP_PEER_ERROR, "%u of %d messages came, %u of %u were sent",
                              received, kRounds, end->finished, end->sent);
     }
@@ -213,9 +213,9 @@ static jpp_status_t* open_end(end_t* end) {
 static int report(const end_t* end, jpp_status_t* status, int64_t since) {
   char version[kJppNcclVersionSize] = "none";
   bool died = jpp_status_code(status) == JPP_PEER_ERROR && end->expects_death;
-  if (end->transport) jpp_nccl_version_text(nccl_of(end)->library->version, version);
+  if (end->transport) jpp__nccl_version_text(nccl_of(end)->library->version, version);
   printf("# end %u, NCCL %s, %lld ms: %u messages sent; %s\n", end->self, version,
-         (long long)(jpp_clock_now_ms() - since), end->sent,
+         (long long)(jpp__clock_now_ms() - since), end->sent,
          status ? jpp_status_message(status) : "all came as they were sent");
   bool failed = end->expects_death ? !died : status != NULL;
   jpp_status_free(status);
@@ -223,7 +223,7 @@ static int report(const end_t* end, jpp_status_t* status, int64_t since) {
 }
 
 static int run_end(end_t* end) {
-  int64_t since = jpp_clock_now_ms();
+  int64_t since = jpp__clock_now_ms();
   end->host = malloc(kMostBytes);
   jpp_status_t* status = open_end(end);
   if (!status) status = exchange_messages(end);

@@ -38,13 +38,13 @@ void pair_close(pair_t* pair);
 // Progress at both ends.
 void pair_progress(pair_t* pair);
 // The same until the condition is true; fails the test when it is not within a long time.
-#define PAIR_WAIT(pair, condition)                                                      \
-  do {                                                                                  \
-    int64_t pair_until_ = jpp_clock_now_ms() + 20000;                                   \
-    while (!(condition)) {                                                              \
-      if (jpp_clock_now_ms() > pair_until_) fail_msg("waited in vain for " #condition); \
-      pair_progress(pair);                                                              \
-    }                                                                                   \
+#define PAIR_WAIT(pair, condition)                                                       \
+  do {                                                                                   \
+    int64_t pair_until_ = jpp__clock_now_ms() + 20000;                                   \
+    while (!(condition)) {                                                               \
+      if (jpp__clock_now_ms() > pair_until_) fail_msg("waited in vain for " #condition); \
+      pair_progress(pair);                                                               \
+    }                                                                                    \
   } while (0)
 
 // Whether a message could be sent; its status must be OK.

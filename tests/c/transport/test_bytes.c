@@ -332,9 +332,9 @@ static void test_open_survives_every_failed_allocation(void** state) {
   ASSERT_OK(test_transport_create(&options, &pair.receiver));
   int failures = 0;
   for (int64_t n = 0; n < 60; ++n) {
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = open_all(*state, &pair);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     jpp_channel_close(pair.out);
     jpp_channel_close(pair.in);
     jpp_transport_destroy(pair.sender);

@@ -234,8 +234,8 @@ static void test_a_peer_that_leaves_is_named(void** state) {
   jpp_transport_t* receiver = pair.receiver;
   assert_int_equal(pthread_create(&thread, NULL, destroy_receiver, &pair), 0);
   bool some;
-  int64_t until = jpp_clock_now_ms() + 20000;
-  while (jpp_channel_credits(pair.out) == 0 && jpp_clock_now_ms() < until) {
+  int64_t until = jpp__clock_now_ms() + 20000;
+  while (jpp_channel_credits(pair.out) == 0 && jpp__clock_now_ms() < until) {
     jpp_transport_progress(pair.sender, &some);
   }
   pthread_join(thread, NULL);
@@ -257,15 +257,15 @@ static void test_a_silent_peer_is_named(void** state) {
   pair_connect(&pair, *state, 400);
   pair_open_channel(&pair, 1, 1, 16);
   for (int times = 0; times < 3; ++times) {
-    int64_t until = jpp_clock_now_ms() + 700;
-    while (jpp_clock_now_ms() < until) pair_progress(&pair);
+    int64_t until = jpp__clock_now_ms() + 700;
+    while (jpp__clock_now_ms() < until) pair_progress(&pair);
     assert_null(jpp_transport_peer_status(pair.sender, 1));
     nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL);
   }
   pair_progress(&pair);
   jpp_status_t* status = NULL;
-  int64_t until = jpp_clock_now_ms() + 20000;
-  while (!status && jpp_clock_now_ms() < until) {
+  int64_t until = jpp__clock_now_ms() + 20000;
+  while (!status && jpp__clock_now_ms() < until) {
     jpp_transport_progress(pair.sender, &some);
     status = jpp_transport_peer_status(pair.sender, 1);
   }
@@ -299,8 +299,8 @@ static void test_the_last_messages_of_a_peer_arrive(void** state) {
   assert_int_equal(pthread_create(&thread, NULL, destroy_sender, &pair), 0);
   jpp_status_t* status = NULL;
   uint64_t came = 0;
-  int64_t until = jpp_clock_now_ms() + 20000;
-  while (!status && jpp_clock_now_ms() < until) {
+  int64_t until = jpp__clock_now_ms() + 20000;
+  while (!status && jpp__clock_now_ms() < until) {
     jpp_received_t received;
     bool some = false, done = false;
     jpp_transport_progress(pair.receiver, &some);
@@ -330,8 +330,8 @@ static void test_an_abort_before_the_channel_is_open_is_told(void** state) {
   for (int i = 0; i < 1000; ++i) pair_progress(&pair);
   assert_int_equal(pthread_create(&thread, NULL, destroy_sender, &pair), 0);
   jpp_status_t* left = NULL;
-  int64_t until = jpp_clock_now_ms() + 20000;
-  while (!left && jpp_clock_now_ms() < until) {
+  int64_t until = jpp__clock_now_ms() + 20000;
+  while (!left && jpp__clock_now_ms() < until) {
     bool some = false;
     jpp_transport_progress(pair.receiver, &some);
     left = jpp_transport_peer_status(pair.receiver, 0);

@@ -22,23 +22,23 @@ static void test_sha256_of_published_examples(void** state) {
       "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
   uint8_t digest[kJppSha256Size], key[131];
   jpp_sha256_t hash;
-  jpp_sha256_begin(&hash);
-  jpp_sha256_end(&hash, digest);
+  jpp__sha256_begin(&hash);
+  jpp__sha256_end(&hash, digest);
   expect_hex(digest, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  jpp_sha256_begin(&hash);
-  jpp_sha256_add(&hash, kTwoBlocks, 1);
-  jpp_sha256_add(&hash, kTwoBlocks + 1, sizeof(kTwoBlocks) - 2);
-  jpp_sha256_end(&hash, digest);
+  jpp__sha256_begin(&hash);
+  jpp__sha256_add(&hash, kTwoBlocks, 1);
+  jpp__sha256_add(&hash, kTwoBlocks + 1, sizeof(kTwoBlocks) - 2);
+  jpp__sha256_end(&hash, digest);
   expect_hex(digest, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  jpp_sha256_begin(&hash);
-  for (int i = 0; i < 1000000; ++i) jpp_sha256_add(&hash, "a", 1);
-  jpp_sha256_end(&hash, digest);
+  jpp__sha256_begin(&hash);
+  for (int i = 0; i < 1000000; ++i) jpp__sha256_add(&hash, "a", 1);
+  jpp__sha256_end(&hash, digest);
   expect_hex(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-  jpp_hmac_sha256("Jefe", 4, "what do ya want for nothing?", 28, digest);
+  jpp__hmac_sha256("Jefe", 4, "what do ya want for nothing?", 28, digest);
   expect_hex(digest, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   memset(key, 0xaa, sizeof(key));
-  jpp_hmac_sha256(key, sizeof(key),
-                  "Test Using Larger Than Block-Size Key - Hash Key First", 54, digest);
+  jpp__hmac_sha256(key, sizeof(key),
+                   "Test Using Larger Than Block-Size Key - Hash Key First", 54, digest);
   expect_hex(digest, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
@@ -52,8 +52,8 @@ static void seal(uint8_t** out_bytes, size_t* out_size) {
                            .name_size = 6,
                            .route = "a route",
                            .route_size = 7};
-  ASSERT_OK(jpp_address_seal(&address, kPairToken, sizeof(kPairToken), (void**)out_bytes,
-                             out_size));
+  ASSERT_OK(jpp__address_seal(&address, kPairToken, sizeof(kPairToken), (void**)out_bytes,
+                              out_size));
 }
 
 static void test_address_is_read_as_it_was_sealed(void** state) {
@@ -62,7 +62,7 @@ static void test_address_is_read_as_it_was_sealed(void** state) {
   size_t size = 0;
   jpp_address_t address;
   seal(&bytes, &size);
-  ASSERT_OK(jpp_address_open(bytes, size, kPairToken, sizeof(kPairToken), &address));
+  ASSERT_OK(jpp__address_open(bytes, size, kPairToken, sizeof(kPairToken), &address));
   assert_int_equal(address.process, 1);
   assert_int_equal(address.num_processes, 2);
   assert_memory_equal(address.nonce, "0123456789abcde", kJppNonceSize);
@@ -81,13 +81,13 @@ static void test_every_changed_byte_and_every_cut_breaks_the_seal(void** state) 
   seal(&bytes, &size);
   for (size_t i = 0; i < size; ++i) {
     bytes[i] ^= 1;
-    ASSERT_FAILS(jpp_address_open(bytes, size, kPairToken, sizeof(kPairToken), &address),
+    ASSERT_FAILS(jpp__address_open(bytes, size, kPairToken, sizeof(kPairToken), &address),
                  JPP_PEER_ERROR, "was not made with this job's token");
     bytes[i] ^= 1;
-    ASSERT_FAILS(jpp_address_open(bytes, i, kPairToken, sizeof(kPairToken), &address),
+    ASSERT_FAILS(jpp__address_open(bytes, i, kPairToken, sizeof(kPairToken), &address),
                  JPP_PEER_ERROR, "address");
   }
-  ASSERT_FAILS(jpp_address_open(bytes, size, "another token of it", 19, &address),
+  ASSERT_FAILS(jpp__address_open(bytes, size, "another token of it", 19, &address),
                JPP_PEER_ERROR, "was not made with this job's token");
   jpp_free(bytes);
 }
@@ -101,9 +101,9 @@ static void test_lengths_under_the_seal_are_checked_too(void** state) {
   seal(&bytes, &size);
   for (int at = kVersionAt; at <= kNameSizeAt; at += kNameSizeAt - kVersionAt) {
     bytes[at] += 3;
-    jpp_hmac_sha256(kPairToken, sizeof(kPairToken), bytes + kJppSha256Size,
-                    size - kJppSha256Size, bytes);
-    ASSERT_FAILS(jpp_address_open(bytes, size, kPairToken, sizeof(kPairToken), &address),
+    jpp__hmac_sha256(kPairToken, sizeof(kPairToken), bytes + kJppSha256Size,
+                     size - kJppSha256Size, bytes);
+    ASSERT_FAILS(jpp__address_open(bytes, size, kPairToken, sizeof(kPairToken), &address),
                  JPP_PEER_ERROR,
                  at == kVersionAt ? "found version 6" : "name and route, found 9 and 7");
     bytes[at] -= 3;
@@ -124,8 +124,8 @@ static jpp_packet_t packet_for(const pair_t* pair, jpp_packet_kind_t kind) {
 static void arrive(const pair_t* pair, const jpp_packet_t* packet, const void* data,
                    size_t size) {
   jpp_net_place_t place;
-  jpp_net_arrived((jpp_net_t*)pair->receiver, packet, sizeof(*packet), data, size,
-                  &place);
+  jpp__net_arrived((jpp_net_t*)pair->receiver, packet, sizeof(*packet), data, size,
+                   &place);
   assert_null(place.data);
 }
 
@@ -148,7 +148,8 @@ static void test_packets_without_proof_change_nothing(void** state) {
   arrive(&pair, &packet, "x", 1);
   packet.source = 0;
   jpp_net_place_t place;
-  jpp_net_arrived((jpp_net_t*)pair.receiver, &packet, sizeof(packet) - 1, "x", 1, &place);
+  jpp__net_arrived((jpp_net_t*)pair.receiver, &packet, sizeof(packet) - 1, "x", 1,
+                   &place);
   assert_int_equal(net->refused, kJppProofSize + 3);
   assert_false(pair_recv(pair.in, &received));
   ASSERT_OK(jpp_transport_peer_status(pair.receiver, 0));
@@ -240,7 +241,7 @@ static void test_more_credits_than_slots_fail_the_peer(void** state) {
                            .size = channel->spec_hash};
     memcpy(packet.proof, net->peers[1].proof_in, sizeof(packet.proof));
     jpp_net_place_t place;
-    jpp_net_arrived((jpp_net_t*)pair.sender, &packet, sizeof(packet), NULL, 0, &place);
+    jpp__net_arrived((jpp_net_t*)pair.sender, &packet, sizeof(packet), NULL, 0, &place);
     jpp_status_t* status = jpp_transport_peer_status(pair.sender, 1);
     if (extra) {
       ASSERT_FAILS(status, JPP_PEER_ERROR,

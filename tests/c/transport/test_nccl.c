@@ -107,9 +107,9 @@ static void test_processes_with_other_releases_are_refused(void** state) {
 
   jpp_address_t opened;
   void* sealed = NULL;
-  ASSERT_OK(jpp_address_open(address, size, kPairToken, sizeof(kPairToken), &opened));
+  ASSERT_OK(jpp__address_open(address, size, kPairToken, sizeof(kPairToken), &opened));
   opened.device_version = 22703;
-  ASSERT_OK(jpp_address_seal(&opened, kPairToken, sizeof(kPairToken), &sealed, &size));
+  ASSERT_OK(jpp__address_seal(&opened, kPairToken, sizeof(kPairToken), &sealed, &size));
   expect_refused(here, sealed, size, "found 2.27.3; install the same release");
   jpp_free(sealed);
   jpp_transport_destroy(there);
@@ -120,7 +120,7 @@ static void arrive(pair_t* pair, jpp_packet_t packet, const void* data, size_t s
   jpp_net_t* net = (jpp_net_t*)pair->receiver;
   jpp_net_place_t place;
   memcpy(packet.proof, net->peers[0].proof_in, sizeof(packet.proof));
-  jpp_net_arrived(net, &packet, sizeof(packet), data, size, &place);
+  jpp__net_arrived(net, &packet, sizeof(packet), data, size, &place);
   assert_null(place.data);
 }
 
@@ -131,9 +131,9 @@ static void test_an_id_without_proof_of_the_token_is_not_looked_at(void** state)
   jpp_net_place_t place;
   pair_open(&pair, "nccl-fake", 1, 1, kBig);
   jpp_net_t* net = (jpp_net_t*)pair.receiver;
-  const jpp_nccl_comm_t* comm = jpp_nccl_comm_of(&net->peers[0], false);
+  const jpp_nccl_comm_t* comm = jpp__nccl_comm_of(&net->peers[0], false);
   jpp_packet_t packet = {.kind = JPP_PACKET_MEET, .size = sizeof(kId)};
-  jpp_net_arrived(net, &packet, sizeof(packet), kId, sizeof(kId), &place);
+  jpp__net_arrived(net, &packet, sizeof(packet), kId, sizeof(kId), &place);
   assert_int_equal(net->refused, 1);
   assert_false(comm->has_id);
   ASSERT_OK(jpp_transport_peer_status(pair.receiver, 0));
@@ -233,13 +233,13 @@ static void job_progress(job_t* job) {
   }
 }
 
-#define JOB_WAIT(job, condition)                                                       \
-  do {                                                                                 \
-    int64_t job_until_ = jpp_clock_now_ms() + 20000;                                   \
-    while (!(condition)) {                                                             \
-      if (jpp_clock_now_ms() > job_until_) fail_msg("waited in vain for " #condition); \
-      job_progress(job);                                                               \
-    }                                                                                  \
+#define JOB_WAIT(job, condition)                                                        \
+  do {                                                                                  \
+    int64_t job_until_ = jpp__clock_now_ms() + 20000;                                   \
+    while (!(condition)) {                                                              \
+      if (jpp__clock_now_ms() > job_until_) fail_msg("waited in vain for " #condition); \
+      job_progress(job);                                                                \
+    }                                                                                   \
   } while (0)
 
 static void* destroy_one(void* transport) {

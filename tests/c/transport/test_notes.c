@@ -75,7 +75,7 @@ static void test_notes_reach_all_processes(void** state) {
   ASSERT_FAILS(jpp_transport_open_notes(transports[0], 1, write_note, &writers[0]),
                JPP_INVALID_ARGUMENT, "expected notes to be opened once");
   assert_null(jpp_transport_note(transports[0], kNoteProcesses));
-  int64_t until = jpp_clock_now_ms() + 20000;
+  int64_t until = jpp__clock_now_ms() + 20000;
   for (uint32_t knowing = 0; knowing < kNoteProcesses;) {
     bool some = false;
     knowing = 0;
@@ -83,7 +83,7 @@ static void test_notes_reach_all_processes(void** state) {
       jpp_transport_progress(transports[p], &some);
       knowing += knows_notes(transports[p], 3);
     }
-    if (jpp_clock_now_ms() > until) fail_msg("waited in vain for notes");
+    if (jpp__clock_now_ms() > until) fail_msg("waited in vain for notes");
   }
   assert_non_null(strstr(jpp_transport_peer_name(transports[0], 1), "127.0.0.1"));
   for (uint32_t c = 0; c < 2 * kNoteProcesses; ++c) jpp_channel_close(channels[c]);

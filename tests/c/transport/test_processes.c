@@ -305,9 +305,9 @@ static void test_a_killed_peer_is_an_error_in_bounded_time(void** state) {
     waitpid(process.peer, NULL, 0);
     jpp_received_t received;
     jpp_status_t* status = NULL;
-    int64_t until = jpp_clock_now_ms() + 60000;
+    int64_t until = jpp__clock_now_ms() + 60000;
     bool done = false;
-    while (!status && jpp_clock_now_ms() < until) {
+    while (!status && jpp__clock_now_ms() < until) {
       progress(&process);
       status = sends % 2
                    ? jpp_channel_try_recv_bytes(process.in, &received, &done)

@@ -233,10 +233,10 @@ static void test_open_survives_every_failed_allocation(void** state) {
   for (int64_t n = 0;; ++n) {
     jpp_transport_t* transport = NULL;
     jpp_channel_t* channel = NULL;
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = create_transport("inproc", &transport);
     if (!status) status = jpp_transport_open_channel(transport, &spec, &channel);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     jpp_channel_close(channel);
     jpp_transport_destroy(transport);
     if (!status) break;

@@ -31,9 +31,9 @@ static void test_names_are_utf8_and_nothing_is_left_out(void** state) {
   jpp_planned_t* planned = plan(&source);
   char* text = NULL;
   ASSERT_OK(jpp_planned_print_json(planned, JPP_PART_COUNT, &text));
-  assert_true(jpp_utf8_is_valid(text, strlen(text)));
+  assert_true(jpp__utf8_is_valid(text, strlen(text)));
   json_t* all = NULL;
-  ASSERT_OK(jpp_json_read("x", text, strlen(text), &all));
+  ASSERT_OK(jpp__json_read("x", text, strlen(text), &all));
   json_t* graph = json_object_get(all, "graph");
   assert_string_equal(json_string_value(json_object_get(graph, "name")), "g\xef\xbf\xbd");
   assert_int_equal(json_array_size(json_object_get(graph, "values")), source->num_values);
@@ -45,7 +45,7 @@ static void test_names_are_utf8_and_nothing_is_left_out(void** state) {
   jpp_graph_destroy(source);
 }
 
-// For jansson: memory that jpp_alloc_fail_after() can let run out.
+// For jansson: memory that jpp__alloc_fail_after() can let run out.
 static void* allocate(size_t size) {
   void* memory = NULL;
   jpp_status_free(jpp_alloc(size, &memory));
@@ -64,10 +64,10 @@ static void test_every_allocation_may_fail(void** state) {
   for (int64_t n = 0; fine < 20; n += 1 + n / 16) {
     char* text = NULL;
     json_t* value = NULL;
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = jpp_planned_print_json(planned, JPP_PART_COUNT, &text);
-    if (!status) status = jpp_json_read("x", text, strlen(text), &value);
-    jpp_alloc_fail_after(-1);
+    if (!status) status = jpp__json_read("x", text, strlen(text), &value);
+    jpp__alloc_fail_after(-1);
     if (status) {
       assert_int_equal(jpp_status_code(status), JPP_OUT_OF_MEMORY);
       ++failed;
@@ -88,8 +88,8 @@ static void test_every_allocation_may_fail(void** state) {
 static void test_a_text_that_is_no_json_is_none(void** state) {
   (void)state;
   json_t* value = NULL;
-  ASSERT_FAILS(jpp_json_read("f", "{\n\"a\": x}", 9, &value), JPP_PARSE_ERROR, "f:2: ");
-  ASSERT_FAILS(jpp_json_read("f", "{\"\xff\": 1}", 8, &value), JPP_PARSE_ERROR, "f:1: ");
+  ASSERT_FAILS(jpp__json_read("f", "{\n\"a\": x}", 9, &value), JPP_PARSE_ERROR, "f:2: ");
+  ASSERT_FAILS(jpp__json_read("f", "{\"\xff\": 1}", 8, &value), JPP_PARSE_ERROR, "f:1: ");
 }
 
 // Each byte that a name can hold, by itself and inside a text.
@@ -100,14 +100,14 @@ static void test_events_are_json_whatever_their_names(void** state) {
     jpp_chrome_event_t event = {.name = name, .kind = JPP_TASK_FWD, .start = 0.5};
     jpp_str_t str = {0};
     char* text = NULL;
-    jpp_chrome_begin(1, 2, &str);
-    jpp_chrome_append_process(name, 0, &str);
-    jpp_chrome_append_rank(0, 0, &str);
-    jpp_chrome_append_event(&event, &str);
-    jpp_chrome_end(&str);
+    jpp__chrome_begin(1, 2, &str);
+    jpp__chrome_append_process(name, 0, &str);
+    jpp__chrome_append_rank(0, 0, &str);
+    jpp__chrome_append_event(&event, &str);
+    jpp__chrome_end(&str);
     ASSERT_OK(jpp_str_finish(&str, &text));
     json_t* trace = NULL;
-    ASSERT_OK(jpp_json_read("trace", text, strlen(text), &trace));
+    ASSERT_OK(jpp__json_read("trace", text, strlen(text), &trace));
     const json_t* events = json_object_get(trace, "traceEvents");
     assert_int_equal(json_array_size(events), 4);
     const json_t* found = json_object_get(json_array_get(events, 3), "name");
@@ -123,11 +123,11 @@ static jpp_status_t* print_event(double start, double duration, char** out_text)
   jpp_chrome_event_t event = {
       .name = "f", .kind = JPP_TASK_FWD, .start = start, .duration = duration};
   jpp_str_t str = {0};
-  jpp_chrome_begin(1, 2, &str);
-  jpp_chrome_append_process("step", 0, &str);
-  jpp_chrome_append_rank(0, 0, &str);
-  jpp_chrome_append_event(&event, &str);
-  jpp_chrome_end(&str);
+  jpp__chrome_begin(1, 2, &str);
+  jpp__chrome_append_process("step", 0, &str);
+  jpp__chrome_append_rank(0, 0, &str);
+  jpp__chrome_append_event(&event, &str);
+  jpp__chrome_end(&str);
   return jpp_str_finish(&str, out_text);
 }
 
@@ -162,9 +162,9 @@ static void test_no_event_is_lost_without_memory(void** state) {
   ASSERT_OK(print_event(1, 2, &whole));
   for (jpp_status_t* status = NULL;; ++failed) {
     char* text = NULL;
-    jpp_alloc_fail_after(failed);
+    jpp__alloc_fail_after(failed);
     status = print_event(1, 2, &text);
-    jpp_alloc_fail_after(-1);
+    jpp__alloc_fail_after(-1);
     if (!status) {
       assert_string_equal(text, whole);
       jpp_text_free(text);

@@ -194,14 +194,14 @@ static void assert_survives_every_failed_allocation(jpp_status_t* (*use)(const c
                                                     jpp_status_code_t code) {
   for (int64_t n = 0;; ++n) {
     assert_true(n < 1000);
-    jpp_alloc_fail_after(n);
+    jpp__alloc_fail_after(n);
     jpp_status_t* status = use(name);
     bool out_of_memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;
     if (!out_of_memory) assert_int_equal(jpp_status_code(status), code);
     jpp_status_free(status);
     if (!out_of_memory) break;
   }
-  jpp_alloc_fail_after(-1);
+  jpp__alloc_fail_after(-1);
 }
 
 static jpp_status_t* verify_deadlock(const char* name) {

@@ -27,8 +27,8 @@ static void fake_destroy(jpp_client_t* base) {
 static const jpp_client_vtable_t kFakeVtable = {
     .destroy = fake_destroy,
     .compile = fake_compile,
-    .executable_serialize = jpp_client_executable_serialize_unsupported,
-    .executable_load = jpp_client_executable_load_unsupported,
+    .executable_serialize = jpp__client_executable_serialize_unsupported,
+    .executable_load = jpp__client_executable_load_unsupported,
     .executable_result_count = fake_executable_result_count,
     .executable_destroy = fake_executable_destroy,
     .execute = fake_execute,
@@ -45,7 +45,7 @@ static const jpp_client_vtable_t kFakeVtable = {
     .event_is_ready = fake_event_is_ready,
     .event_on_ready = fake_event_on_ready,
     .event_destroy = fake_event_destroy,
-    .register_custom_call = jpp_client_register_custom_call_unsupported,
+    .register_custom_call = jpp__client_register_custom_call_unsupported,
 };
 
 static jpp_status_t* check_options(const jpp_fake_options_t* options) {
@@ -71,7 +71,7 @@ jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
   *out_client = NULL;
   jpp_fake_options_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_fake_options_t, failure, options, &full));
-  JPP_RETURN_IF_ERROR(jpp_process_begin_client());
+  JPP_RETURN_IF_ERROR(jpp__process_begin_client());
   if (!full.num_nodes) full.num_nodes = 1;
   JPP_RETURN_IF_ERROR(check_options(&full));
   fake_client_t* client = NULL;

@@ -8,7 +8,7 @@ static uint64_t hash_args(uint64_t hash, const fake_result_t* result,
                           fake_value_t* const* args) {
   for (uint32_t a = 0; a < result->arg_count; ++a) {
     const fake_value_t* value = args[result->args[a]];
-    hash = jpp_hash_bytes(hash, value->data, value->bytes);
+    hash = jpp__hash_bytes(hash, value->data, value->bytes);
   }
   return hash;
 }

@@ -64,9 +64,9 @@ static jpp_status_t* place_program(const fake_client_t* client,
   JPP_RETURN_IF_ERROR(choose_devices(client, request, program));
   JPP_RETURN_IF_ERROR(find_own(client, program));
   if (program->is_collective) JPP_RETURN_IF_ERROR(check_distinct(program));
-  uint64_t hash = jpp_hash_bytes(JPP_HASH_START, request->code, request->code_size);
-  program->identity = jpp_hash_bytes(hash, program->devices,
-                                     program->device_count * sizeof(program->devices[0]));
+  uint64_t hash = jpp__hash_bytes(JPP_HASH_START, request->code, request->code_size);
+  program->identity = jpp__hash_bytes(
+      hash, program->devices, program->device_count * sizeof(program->devices[0]));
   return NULL;
 }
 

@@ -124,8 +124,8 @@ static jpp_status_t* parse_op(fake_parser_t* parser, fake_result_t* result) {
     result->factor = factor ? strtof(factor, &end) : 0;
     if (!factor || *end) return parse_error(parser, "a factor", factor);
     result->arg_count = 1;
-    return jpp_arena_copy(&parser->program->arena, &arg, sizeof(arg),
-                          (void**)&result->args);
+    return jpp__arena_copy(&parser->program->arena, &arg, sizeof(arg),
+                           (void**)&result->args);
   }
   JPP_RETURN_IF_ERROR(
       parse_list(parser, FAKE_MAX_ARGS, &result->args, &result->arg_count));
@@ -195,10 +195,10 @@ jpp_status_t* fake_program_create(const char* text, size_t size,
   *out_program = NULL;
   fake_program_t* program = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(sizeof(*program), (void**)&program));
-  jpp_arena_init(&program->arena);
+  jpp__arena_init(&program->arena);
   fake_parser_t parser = {.program = program};
   const char* copy = NULL;
-  jpp_status_t* status = jpp_arena_strndup(&program->arena, text, size, &copy);
+  jpp_status_t* status = jpp__arena_strndup(&program->arena, text, size, &copy);
   if (!status) status = parse_text(&parser, (char*)copy);
   jpp_vec_deinit(&parser.results);
   if (status) {
@@ -211,6 +211,6 @@ jpp_status_t* fake_program_create(const char* text, size_t size,
 
 void fake_program_destroy(fake_program_t* program) {
   if (!program) return;
-  jpp_arena_deinit(&program->arena);
+  jpp__arena_deinit(&program->arena);
   jpp_free(program);
 }
