@@ -1,6 +1,5 @@
-// Alloc: host memory by a call that answers as all others here do. The library takes its
-// own from here too; programs on it need not, but for what a function asks them to free
-// with jpp_free().
+// Alloc: host memory, from functions that return a status. The library allocates with
+// them, and programs free with jpp_free() what a function's comment asks them to.
 //
 // Threads: any thread may allocate, and free what another one has allocated.
 #ifndef JAXPP_ALLOC_H_

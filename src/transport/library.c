@@ -1,5 +1,5 @@
-// The places where a library is searched, their order, and the error when it is not
-// found.
+// Where a library that is loaded at run time is looked for, in which order, and the error
+// when it is missing.
 #include "transport/library.h"
 
 #include <dlfcn.h>

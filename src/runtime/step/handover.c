@@ -65,7 +65,7 @@ static jpp_status_t* explain_copy(const jpp_runtime_t* runtime, uint32_t arg,
                              runtime->params.names[arg]);
 }
 
-// From its own rank, or else from its first one.
+// Copies an argument from the same rank or, if it is not there, from its first rank.
 static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
                                 uint32_t rank, uint32_t input) {
   const jpp_actor_t* actor = &runtime->actors[rank];
