@@ -90,9 +90,9 @@ static void borrow_on(const jpp_wanted_t* wanted, const jpp_given_t* given, uint
   decision->ranks[decision->num_ranks++] = rank;
 }
 
-static bool has_rank(const uint32_t* ranks, uint32_t count, uint32_t rank) {
+static bool has_number(const uint32_t* numbers, uint32_t count, uint32_t number) {
   for (uint32_t i = 0; i < count; ++i) {
-    if (ranks[i] == rank) return true;
+    if (numbers[i] == number) return true;
   }
   return false;
 }
@@ -103,7 +103,7 @@ static void borrow_elsewhere(const jpp_wanted_t* wanted, const jpp_given_t* give
                              jpp_decision_t* decision) {
   for (uint32_t b = 0; b < given->num_blocks; ++b) {
     uint32_t rank = given->blocks[b].rank;
-    if (rank >= JPP_NO_RANK || has_rank(decision->ranks, decision->num_ranks, rank)) {
+    if (rank >= JPP_NO_RANK || has_number(decision->ranks, decision->num_ranks, rank)) {
       continue;
     }
     borrow_on(wanted, given, rank, decision);
@@ -133,11 +133,12 @@ static bool borrow(const jpp_wanted_t* wanted, const jpp_given_t* given,
 
 // --- Upload ---------------------------------------------------------------------------
 
-static bool is_listed(const jpp_wanted_t* wanted, const jpp_given_t* given,
-                      const jpp_decision_t* decision, uint32_t block) {
-  for (uint32_t i = 0; i < decision->num_blocks; ++i) {
-    if (jpp__block_equal(given->blocks[decision->blocks[i]].bounds,
-                         given->blocks[block].bounds, wanted->ndim)) {
+// Whether an earlier block has the same elements.
+static bool is_repeated(const jpp_given_t* given, uint32_t block) {
+  const int64_t* bounds = given->blocks[block].bounds;
+  for (uint32_t b = 0; b < block; ++b) {
+    const jpp_given_block_t* earlier = &given->blocks[b];
+    if (earlier->is_local && jpp__block_equal(earlier->bounds, bounds, given->ndim)) {
       return true;
     }
   }
@@ -172,19 +173,13 @@ static jpp_status_t* cover(const jpp_wanted_t* wanted, const jpp_given_t* given,
   int64_t common[JPP_BUFFER_MAX_RANK * 2];
   uint64_t found = 0;
   for (uint32_t b = 0; b < given->num_blocks; ++b) {
-    const int64_t* bounds = given->blocks[b].bounds;
-    if (!given->blocks[b].is_local ||
-        !jpp__block_intersect(bounds, block, wanted->ndim, common)) {
+    if (!given->blocks[b].is_local || is_repeated(given, b) ||
+        !jpp__block_intersect(given->blocks[b].bounds, block, wanted->ndim, common)) {
       continue;
     }
-    bool first = true;  // with these bounds
-    for (uint32_t a = 0; a < b && first; ++a) {
-      first = !given->blocks[a].is_local ||
-              !jpp__block_equal(given->blocks[a].bounds, bounds, wanted->ndim);
-    }
-    if (first) found += jpp__block_size(common, wanted->ndim);
-    if (!is_listed(wanted, given, decision, b))
-      decision->blocks[decision->num_blocks++] = b;
+    found += jpp__block_size(common, wanted->ndim);
+    if (has_number(decision->blocks, decision->num_blocks, b)) continue;
+    decision->blocks[decision->num_blocks++] = b;
   }
   if (found >= jpp__block_size(block, wanted->ndim)) return NULL;
   return jpp__argument_missing(wanted, device, found);
