@@ -20,9 +20,9 @@ from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import jax_array, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdSharding
 from jaxpp.placements import (
-    JaxArrayPlacement,
-    JaxArrayValue,
-    PartedPlacement,
+    JaxArrays,
+    JaxPart,
+    Part,
     Placement,
     physical_type,
 )
@@ -103,10 +103,10 @@ def _is_wide(host: np.ndarray | jax.Array) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(host.dtype) != host.dtype)
 
 
-def _device_bytes(placement: Placement | JaxArrayPlacement) -> int:
-    shape = placement.sharding.shard_shape(placement.aval.shape)
-    dtype, stored = physical_type(jax.ShapeDtypeStruct(shape, placement.aval.dtype))
-    return _core.device_bytes(dtype, math.prod(stored)) * placement.sharding.num_devices
+def _device_bytes(part: Part | JaxPart) -> int:
+    shape = part.sharding.shard_shape(part.aval.shape)
+    dtype, stored = physical_type(jax.ShapeDtypeStruct(shape, part.aval.dtype))
+    return _core.device_bytes(dtype, math.prod(stored)) * part.sharding.num_devices
 
 
 @jax_array
@@ -143,11 +143,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         an array has another sharding ("sharding").
     """
 
-    __slots__ = ("_placement", "_memory", "__weakref__")
+    __slots__ = ("_placement", "_values", "__weakref__")
     __array_priority__ = 100  # like jax.Array's, so that numpy's operators defer to these
 
-    _placement: Placement | PartedPlacement | JaxArrayPlacement
-    _memory: Any  # _core.Value, PartedValue or JaxArrayValue, depending on the placement
+    _placement: Placement
+    _values: Sequence[Any]  # the memory of each part: _core.Value, or JaxArrays
 
     def __init__(
         self,
@@ -174,13 +174,13 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         arrays = {rank: found[rank] for rank in local}
         aval = _common_type(list(arrays.values()), shape, dtype)
-        self._placement = JaxArrayPlacement(mpmd_sharding, aval, local)
-        self._memory = JaxArrayValue(arrays)
+        self._placement = Placement([JaxPart(mpmd_sharding, aval, local)], aval)
+        self._values = [JaxArrays(arrays)]
 
     @classmethod
-    def _of(cls, placement: Any, value: Any) -> MpmdArray:
+    def _of(cls, placement: Placement, values: Sequence[Any]) -> MpmdArray:
         array = cls.__new__(cls)
-        array._placement, array._memory = placement, value
+        array._placement, array._values = placement, values
         return array
 
     # --- Type and sharding ---
@@ -266,7 +266,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def _read(self, rank: int | None = None) -> np.ndarray:
         if rank is None:
             rank = self._first_local_rank()
-        return self._placement.read(self._memory, rank)
+        return self._placement.read(self._values, rank)
 
     def _first_local_rank(self) -> int:
         ranks = self._placement.local_ranks
@@ -289,34 +289,40 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         return array
 
+    @property
+    def _is_built(self) -> bool:
+        """Whether it was built from JAX arrays that no step has taken yet."""
+        return self._placement.devices is None
+
     def _rank_array(self, rank: int) -> jax.Array:
         """The copy on a rank, or the rank's rows if the array is stored in parts."""
         placement = self._placement
-        if isinstance(self._memory, JaxArrayValue):
-            return self._memory.of_rank(rank)
+        if self._is_built:
+            return self._values[0].of_rank(rank)
         sharding = placement.rank_sharding(rank)
-        if not isinstance(placement, Placement):
-            return self._typed(_put(placement.read_rank(self._memory, rank), sharding))
+        if not placement.is_whole:
+            return self._typed(_put(placement.read_rows(self._values, rank), sharding))
+        part = placement.parts[0]
         shards = [
-            _put(placement.shard(self._memory, rank, d), device)
-            for d, device in enumerate(placement.devices.of_rank(placement.mesh, rank))
+            _put(part.shard(self._values[0], rank, d), device)
+            for d, device in enumerate(part.devices.of_rank(part.mesh, rank))
         ]
-        shape = placement.physical_shape
+        shape = part.physical_shape
         return self._typed(jax.make_array_from_single_device_arrays(shape, sharding, shards))
 
     def _contents(self) -> np.ndarray | jax.Array:
         """The stored elements, without a copy if JAX can use their memory."""
         rank = self._first_local_rank()
-        if isinstance(self._placement, Placement):
-            return self._placement.whole(self._memory, rank)
-        return self._placement.read(self._memory, rank)
+        if self._placement.is_whole:
+            return self._placement.parts[0].whole(self._values[0], rank)
+        return self._placement.read(self._values, rank)
 
     def _local(self) -> jax.Array:
         """The contents as an uncommitted array of JAX's own."""
         return self._typed(_put(self._contents()))
 
     def _for_jax(self) -> Any:
-        if isinstance(self._memory, JaxArrayValue):
+        if self._is_built:
             return self.first_mpmd_replica
         contents = self._contents()
         if self._is_keys or _is_wide(contents):
@@ -338,8 +344,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def first_mpmd_replica(self) -> jax.Array:
         """The copy on the lowest rank that holds it."""
         rank = self._first_local_rank()
-        if isinstance(self._placement, PartedPlacement):
-            whole = self._placement.read(self._memory, rank)
+        if not self._placement.is_whole:
+            whole = self._placement.read(self._values, rank)
             return self._typed(_put(whole, self._placement.rank_sharding(rank)))
         return self._rank_array(rank)
 
@@ -427,9 +433,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def global_shards(self) -> list[MpmdShard]:
         """The part on each device of its ranks. An array that is stored in parts has one shard
         for each range of rows on a rank."""
-        if isinstance(self._placement, PartedPlacement):
-            return self._shards_of_parts(self._placement)
-        read = functools.cache(lambda rank: self._placement.read(self._memory, rank))
+        if not self._placement.is_whole:
+            return self._shards_of_parts()
         copies: collections.Counter[Any] = collections.Counter()
         mesh, ranks = self._placement.mesh, self._placement.ranks
         rank_of = {device: r for r in reversed(ranks) for device in mesh.devices_of(r)}
@@ -437,13 +442,14 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         for device, index in self.sharding.devices_indices_map(self.shape).items():
             rank = rank_of[device]
             is_here = rank in self._placement.local_ranks and self._has_device(rank, device)
-            part = functools.partial(self._part, read, rank, index, device)
+            part = functools.partial(self._part, rank, index, device)
             key = tuple((one.start, one.stop) for one in index)
             shards.append(MpmdShard(device, index, copies[key], part if is_here else None))
             copies[key] += 1
         return shards
 
-    def _shards_of_parts(self, placement: PartedPlacement) -> list[MpmdShard]:
+    def _shards_of_parts(self) -> list[MpmdShard]:
+        placement = self._placement
         copies: collections.Counter[Any] = collections.Counter()
         shards = []
         for rank, (rows, numbers) in placement.rows_by_rank():
@@ -461,9 +467,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def _part_of_rows(
         self, rank: int, numbers: range, index: tuple[slice, ...], device: jax.Device
     ) -> jax.Array:
-        placement, memory = self._placement, self._memory
-        assert isinstance(placement, PartedPlacement)
-        parts = [placement.parts[k].read(memory.values[k], rank) for k in numbers]
+        parts = [self._placement.parts[k].read(self._values[k], rank) for k in numbers]
         return self._typed(_put(np.concatenate(parts)[index], device))
 
     def _has_device(self, rank: int, device: jax.Device) -> bool:
@@ -472,18 +476,10 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         known = placement.devices
         return known is None or device in known.of_rank(placement.mesh, rank)
 
-    def _part(
-        self,
-        read: Callable[[int], np.ndarray],
-        rank: int,
-        index: tuple[slice, ...],
-        device: jax.Device,
-    ) -> jax.Array:
-        placement = self._placement
-        if not isinstance(placement, Placement):
-            return self._typed(_put(read(rank)[index], device))
-        number = placement.devices.of_rank(placement.mesh, rank).index(device)
-        return self._typed(_put(placement.shard(self._memory, rank, number), device))
+    def _part(self, rank: int, index: tuple[slice, ...], device: jax.Device) -> jax.Array:
+        part = self._placement.parts[0]
+        shard = part.device_shard(self._values[0], rank, index, device)
+        return self._typed(_put(shard, device))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:
@@ -496,8 +492,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def on_device_size_in_bytes(self) -> int:
         """The size of all parts in bytes."""
-        placements = getattr(self._placement, "parts", [self._placement])
-        return sum(map(_device_bytes, placements))
+        return sum(map(_device_bytes, self._placement.parts))
 
     def copy_to_host_async(self) -> None:
         """Does nothing: reading the array copies it to host memory."""
@@ -506,25 +501,28 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def delete(self) -> None:
         """Frees the device memory. Any later use of the array is an error."""
-        self._memory.delete()
+        for value in self._values:
+            value.delete()
 
     def is_deleted(self) -> bool:
         """Whether the array was deleted or donated to a step."""
-        return self._memory.deleted
+        return any(value.deleted for value in self._values)
 
     def block_until_ready(self) -> MpmdArray:
         """Waits until the contents are computed and returns the array."""
-        self._memory.wait()
+        for value in self._values:
+            value.wait()
         return self
 
     def is_ready(self) -> bool:
         """Whether the contents are computed or the step failed, so that a read does not
         wait."""
-        return self._memory.is_ready()
+        return all(value.is_ready() for value in self._values)
 
     def copy(self) -> MpmdArray:
         """A copy with the same sharding, which donating this array does not affect."""
-        return MpmdArray._of(self._placement, self._placement.copy(self._memory))
+        pairs = zip(self._placement.parts, self._values, strict=True)
+        return MpmdArray._of(self._placement, [part.copy(value) for part, value in pairs])
 
     __copy__ = copy
 
@@ -543,7 +541,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     # --- Printing ---
 
     def __repr__(self) -> str:
-        if self._memory.deleted:
+        if self.is_deleted():
             return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, deleted)"
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, "
@@ -552,9 +550,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def _shows_elements(self) -> bool:
         """Whether it prints its contents, by the same rule as JAX's own arrays."""
-        if self._memory.deleted or self._is_keys or self.nbytes >= _PRINTED_BYTES:
+        if self.is_deleted() or self._is_keys or self.nbytes >= _PRINTED_BYTES:
             return False
-        copies = self.is_fully_replicated and not isinstance(self._placement, PartedPlacement)
+        copies = self.is_fully_replicated and self._placement.is_whole
         return self.is_fully_addressable or (copies and self.is_partially_addressable)
 
     def __str__(self) -> str:

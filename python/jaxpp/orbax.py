@@ -20,7 +20,7 @@ from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdSharding
-from jaxpp.placements import PartedPlacement, bounds_of, physical_array, physical_type
+from jaxpp.placements import Placement, bounds_of, physical_array, physical_type
 
 __all__ = ["MpmdArrayHandler", "register"]
 
@@ -66,12 +66,12 @@ class _Pieces:
 
 def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
     """The stored parts of the array, with the first row of each."""
-    whole = array._placement if isinstance(array, MpmdArray) else None
-    if not isinstance(whole, PartedPlacement):
+    if not isinstance(array, MpmdArray) or array._placement.is_whole:
         yield 0, array
         return
-    for rows, part, memory in zip(whole.rows(), whole.parts, array._memory.values, strict=True):
-        yield rows.start, MpmdArray._of(part, memory)
+    whole = array._placement
+    for rows, part, value in zip(whole.rows(), whole.parts, array._values, strict=True):
+        yield rows.start, MpmdArray._of(Placement([part], part.aval), [value])
 
 
 def _cut(

@@ -1,5 +1,5 @@
-"""The placement of an array on pipeline ranks: its ranks, its sharding, the client that owns
-the memory, and transfers to and from it."""
+"""The placement of an array on pipeline ranks: its parts, their ranks and shardings, the client
+that owns the memory, and transfers to and from it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 
 __all__ = [
-    "JaxArrayPlacement",
-    "JaxArrayValue",
-    "PartedPlacement",
-    "PartedValue",
+    "JaxArrays",
+    "JaxPart",
+    "Part",
     "Placement",
     "bounds_of",
     "carrier_of",
-    "is_of_runtime",
     "local_shards",
-    "physical_type",
     "physical_array",
+    "physical_type",
     "to_host",
 ]
 
@@ -89,8 +87,9 @@ def local_shards(array: jax.Array) -> list[Any]:
         ) from None
 
 
-class Placement:
-    """The ranks of a mesh that hold a value, and its sharding within them."""
+class Part:
+    """A value of the runtime: the ranks that hold it, its sharding within them, and transfers
+    of its memory, a `_core.Value`."""
 
     def __init__(
         self,
@@ -143,13 +142,8 @@ class Placement:
             self.dtype_name,
         )
 
-    @property
-    def is_replicated(self) -> bool:
-        return len(self.ranks) > 1
-
-    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
+    def read(self, value: _core.Value, rank: int) -> np.ndarray:
         """The whole array, assembled from one rank's shards."""
-        assert not isinstance(value, PartedValue)
         dtype = jnp.dtype(self.dtype_name)
         if self.devices.rank_size == 1:
             return self.read_shard(value, rank, 0).view(dtype)
@@ -195,103 +189,20 @@ class Placement:
             value.read(rank, device, shard.reshape(-1).view(np.uint8))
         return shard
 
-    read_rank = read
+    def device_shard(
+        self, value: _core.Value, rank: int, index: tuple[slice, ...], device: jax.Device
+    ) -> np.ndarray | jax.Array:
+        """The shard on a JAX device, which has the part `index` of the array."""
+        return self.shard(value, rank, self.devices.of_rank(self.mesh, rank).index(device))
 
     def copy(self, value: _core.Value) -> _core.Value:
         """A copy with the same placement."""
         return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
 
 
-class PartedValue:
-    """The memory of an array that is stored in parts along axis 0."""
-
-    def __init__(self, values: list[_core.Value]) -> None:
-        self.values = values
-
-    @property
-    def deleted(self) -> bool:
-        return any(value.deleted for value in self.values)
-
-    @property
-    def deletion_reason(self) -> str:
-        return next(value.deletion_reason for value in self.values if value.deleted)
-
-    def delete(self) -> None:
-        for value in self.values:
-            value.delete()
-
-    def wait(self) -> None:
-        for value in self.values:
-            value.wait()
-
-    def is_ready(self) -> bool:
-        return all(value.is_ready() for value in self.values)
-
-
-class PartedPlacement:
-    """The placement of an array that is stored in parts along axis 0, each on its own ranks."""
-
-    is_replicated = False
-
-    def __init__(self, parts: list[Placement], aval: Any) -> None:
-        self.parts = parts
-        self.devices, self.mesh, self.spec = parts[0].devices, parts[0].mesh, parts[0].spec
-        self.aval = _plain_aval(aval)
-        self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
-        self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
-        self.dtype_name = parts[0].dtype_name
-        self.key = (tuple(aval.shape), aval.dtype, False)
-
-    @functools.cached_property
-    def sharding(self) -> MpmdSharding:
-        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
-
-    def rank_sharding(self, rank: int) -> NamedSharding:
-        """The sharding of the rows on a rank."""
-        return NamedSharding(self.mesh.unstack[rank], self.spec)
-
-    def rows(self) -> list[slice]:
-        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)]).tolist()
-        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
-
-    def rows_by_rank(self) -> Iterator[tuple[int, tuple[slice, range]]]:
-        """Each contiguous range of rows on a rank, with the numbers of the parts in it."""
-        rows = self.rows()
-        for rank in self.ranks:
-            own = [k for k, part in enumerate(self.parts) if rank in part.ranks]
-            for k in own:
-                if k - 1 in own:
-                    continue
-                last = next(n for n in range(k, len(rows)) if n + 1 not in own)
-                yield rank, (slice(rows[k].start, rows[last].stop), range(k, last + 1))
-
-    def read(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The whole array, with each part read from its first rank."""
-        assert isinstance(value, PartedValue)
-        if not all(part.local_ranks for part in self.parts):
-            raise make_error(
-                "mesh",
-                f"an MpmdArray of ranks {list(self.ranks)} is read in process "
-                f"{jax.process_index()}, which holds only the rows of ranks "
-                f"{list(self.local_ranks)}; use to_mpmd_local_array for those",
-            )
-        pairs = zip(self.parts, value.values, strict=True)
-        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
-
-    def read_rank(self, value: _core.Value | PartedValue, rank: int) -> np.ndarray:
-        """The rows on a rank."""
-        assert isinstance(value, PartedValue)
-        pairs = zip(self.parts, value.values, strict=True)
-        return np.concatenate([p.read(v, rank) for p, v in pairs if rank in p.ranks])
-
-    def copy(self, value: PartedValue) -> PartedValue:
-        """A copy with the same placement."""
-        pairs = zip(self.parts, value.values, strict=True)
-        return PartedValue([part.copy(v) for part, v in pairs])
-
-
-class JaxArrayValue:
-    """The memory of an array built from JAX arrays, by rank, before any step has taken it."""
+class JaxArrays:
+    """The memory of an array built from JAX arrays, by rank, before any step has taken it. It
+    has the interface of a `_core.Value`."""
 
     def __init__(self, arrays: dict[int, jax.Array]) -> None:
         self.arrays = arrays
@@ -327,16 +238,8 @@ class JaxArrayValue:
         return all(self.of_rank(rank).is_ready() for rank in self.arrays)
 
 
-_OUTSIDE = (PartedValue, JaxArrayValue)  # called for each argument of each call
-
-
-def is_of_runtime(value: Any) -> bool:
-    """Whether a step can take the memory of an array without conversion."""
-    return not isinstance(value, _OUTSIDE)
-
-
-class JaxArrayPlacement:
-    """The placement of an array built from JAX arrays."""
+class JaxPart:
+    """The same for an array built from JAX arrays, with `JaxArrays` as its memory."""
 
     devices: Any = None  # the runtime does not know these arrays
 
@@ -344,25 +247,89 @@ class JaxArrayPlacement:
         self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
         self.aval = _plain_aval(aval)
         self.ranks, self.local_ranks = sharding.mesh_ids, tuple(local_ranks)
-        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+        self.dtype_name, self.physical_shape = physical_type(aval)
 
-    @property
-    def is_replicated(self) -> bool:
-        return len(self.ranks) > 1
-
-    def read(self, value: JaxArrayValue, rank: int) -> np.ndarray:
+    def read(self, value: JaxArrays, rank: int) -> np.ndarray:
         """The whole array, read from one rank."""
         return np.asarray(physical_array(value.of_rank(rank)))
 
-    read_rank = read
+    whole = read
+
+    def device_shard(
+        self, value: JaxArrays, rank: int, index: tuple[slice, ...], device: jax.Device
+    ) -> np.ndarray:
+        """The part `index` of the array."""
+        part: np.ndarray = self.read(value, rank)[index]
+        return part
+
+    def copy(self, value: JaxArrays) -> JaxArrays:
+        """A copy with the same placement."""
+        return JaxArrays({r: value.of_rank(r).copy() for r in value.arrays})
+
+
+class Placement:
+    """Where an array is: one part on some ranks, or several along axis 0, each on its own."""
+
+    def __init__(self, parts: Sequence[Any], aval: Any) -> None:
+        first = parts[0]
+        self.parts, self.is_whole = parts, len(parts) == 1
+        self.devices, self.mesh, self.spec = first.devices, first.mesh, first.spec
+        self.aval = _plain_aval(aval)
+        self.ranks, self.local_ranks = first.ranks, first.local_ranks
+        if not self.is_whole:
+            self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
+            self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
+        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+        self.is_replicated = self.is_whole and len(self.ranks) > 1
+
+    @functools.cached_property
+    def sharding(self) -> MpmdSharding:
+        if self.is_whole:
+            sharding: MpmdSharding = self.parts[0].sharding
+            return sharding
+        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
 
     def rank_sharding(self, rank: int) -> NamedSharding:
-        """The sharding of one rank's copy."""
-        return self.sharding.rank_sharding(rank)
+        """The sharding of the copy, or of the rows, on a rank."""
+        if self.is_whole:
+            return self.sharding.rank_sharding(rank)
+        return NamedSharding(self.mesh.unstack[rank], self.spec)
 
-    def copy(self, value: JaxArrayValue) -> JaxArrayValue:
-        """A copy with the same placement."""
-        return JaxArrayValue({r: value.of_rank(r).copy() for r in value.arrays})
+    def rows(self) -> list[slice]:
+        """The rows of each part."""
+        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)]).tolist()
+        return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+    def rows_by_rank(self) -> Iterator[tuple[int, tuple[slice, range]]]:
+        """Each contiguous range of rows on a rank, with the numbers of the parts in it."""
+        rows = self.rows()
+        for rank in self.ranks:
+            own = [k for k, part in enumerate(self.parts) if rank in part.ranks]
+            for k in own:
+                if k - 1 in own:
+                    continue
+                last = next(n for n in range(k, len(rows)) if n + 1 not in own)
+                yield rank, (slice(rows[k].start, rows[last].stop), range(k, last + 1))
+
+    def read(self, values: Sequence[Any], rank: int) -> np.ndarray:
+        """The whole array: from a rank, or each of several parts from its first one."""
+        if self.is_whole:
+            whole: np.ndarray = self.parts[0].read(values[0], rank)
+            return whole
+        if not all(part.local_ranks for part in self.parts):
+            raise make_error(
+                "mesh",
+                f"an MpmdArray of ranks {list(self.ranks)} is read in process "
+                f"{jax.process_index()}, which holds only the rows of ranks "
+                f"{list(self.local_ranks)}; use to_mpmd_local_array for those",
+            )
+        pairs = zip(self.parts, values, strict=True)
+        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
+
+    def read_rows(self, values: Sequence[Any], rank: int) -> np.ndarray:
+        """The rows on a rank."""
+        pairs = zip(self.parts, values, strict=True)
+        return np.concatenate([part.read(v, rank) for part, v in pairs if rank in part.ranks])
 
 
 def carrier_of(dtype: Any) -> Any:

@@ -19,9 +19,7 @@ from jaxpp.devices import Devices
 from jaxpp.errors import DELETED
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import (
-    JaxArrayPlacement,
-    PartedPlacement,
-    PartedValue,
+    Part,
     Placement,
     bounds_of,
     local_shards,
@@ -65,30 +63,29 @@ class Argument:
     """An argument of a plan: an array, or the rows of one that some stages take.
 
     Args:
-      placement: where the plan wants it. name: for errors. donated: whether the step may write
+      part: where the plan wants it. name: for errors. donated: whether the step may write
       to it. rows: its first row in the array that it is a part of. can_move: whether the step
       can bring it from other ranks than it wants; None: as the devices can.
     """
 
     def __init__(
         self,
-        placement: Placement,
+        part: Part,
         name: str,
         donated: bool,
         rows: int = 0,
         can_move: bool | None = None,
     ) -> None:
-        self.placement, self.name, self.donated = placement, name, donated
-        devices = placement.devices
-        shape = placement.physical_shape
-        blocks = [block_in(index, shape, rows) for index in placement.slices]
+        self.part, self.name, self.donated = part, name, donated
+        devices, shape = part.devices, part.physical_shape
+        blocks = [block_in(index, shape, rows) for index in part.slices]
         self._wanted = _core.Wanted(
             name,
-            placement.dtype_name,
+            part.dtype_name,
             len(shape),
             devices.number,
-            placement.ranks,
-            [rank in placement.local_ranks for rank in placement.ranks],
+            part.ranks,
+            [rank in part.local_ranks for rank in part.ranks],
             devices.per_rank,
             np.array(blocks, np.int64),
             donated,
@@ -119,20 +116,20 @@ class Argument:
         return self._upload(source, decision.blocks)
 
     def _borrow(self, source: Source, decision: _core.Decision) -> _core.Value | None:
-        placement, devices = self.placement, self.placement.devices
+        devices = self.part.devices
         indices = [d for rank in decision.ranks for d in devices.indices[rank]]
         shards = source.shards(decision.blocks)
         value: _core.Value | None = devices.borrow(
-            decision.ranks, indices, shards, placement.dtype_name
+            decision.ranks, indices, shards, self.part.dtype_name
         )
         return value
 
     def _upload(self, source: Source, blocks: list[int]) -> _core.Value:
-        placement, dtype = self.placement, self.placement.dtype_name
+        part, dtype = self.part, self.part.dtype_name
         arrays = [source.host(block, dtype) for block in blocks]
         bounds = source.bounds[blocks]
-        value: _core.Value = placement.devices.upload(
-            self._wanted, placement.local_ranks, placement.device_indices, arrays, bounds, dtype
+        value: _core.Value = part.devices.upload(
+            self._wanted, part.local_ranks, part.device_indices, arrays, bounds, dtype
         )
         return value
 
@@ -175,9 +172,7 @@ class _RuntimeSource(Source):
 
     __slots__ = ("_placement", "_values")
 
-    def __init__(
-        self, placement: Placement | PartedPlacement, values: list[_core.Value]
-    ) -> None:
+    def __init__(self, placement: Placement, values: Sequence[_core.Value]) -> None:
         self._placement, self._values = placement, values
         self.given, self.bounds = _given_of_placement(placement)
 
@@ -188,40 +183,31 @@ class _RuntimeSource(Source):
         return self._values[part]
 
     def host(self, block: int, dtype: str) -> np.ndarray:
-        part, rank, device, _ = _places_of(self._placement)[block]
-        placement = _parts_of(self._placement)[part]
-        return placement.read_shard(self._values[part], rank, device)
-
-
-def _parts_of(placement: Placement | PartedPlacement) -> list[Placement]:
-    return placement.parts if isinstance(placement, PartedPlacement) else [placement]
+        number, rank, device, _ = _places_of(self._placement)[block]
+        part: Part = self._placement.parts[number]
+        return part.read_shard(self._values[number], rank, device)
 
 
 @functools.lru_cache(maxsize=4096)
-def _places_of(placement: Placement | PartedPlacement) -> list[_Place]:
+def _places_of(placement: Placement) -> list[_Place]:
     return [
         (number, rank, device, rank in part.local_ranks)
-        for number, part in enumerate(_parts_of(placement))
+        for number, part in enumerate(placement.parts)
         for rank in part.ranks
         for device in range(len(part.slices))
     ]
 
 
 @functools.lru_cache(maxsize=4096)
-def _given_of_placement(
-    placement: Placement | PartedPlacement,
-) -> tuple[_core.Given, np.ndarray]:
-    blocks: list[list[tuple[int, int]]] = []
-    rows, parts = 0, _parts_of(placement)
-    shape = parts[0].physical_shape
-    for part in parts:
+def _given_of_placement(placement: Placement) -> tuple[_core.Given, np.ndarray]:
+    first, blocks, rows = placement.parts[0], [], 0
+    for part in placement.parts:
         own = [block_in(index, part.physical_shape, rows) for index in part.slices]
         blocks += own * len(part.ranks)
-        rows += part.physical_shape[0] if len(parts) > 1 else 0
-    if rows:
-        shape = (rows, *shape[1:])
+        rows += 0 if placement.is_whole else part.physical_shape[0]
+    shape = first.physical_shape if placement.is_whole else (rows, *first.physical_shape[1:])
     number = placement.devices.number
-    return _given("client", placement.dtype_name, number, shape, _places_of(placement), blocks)
+    return _given("client", first.dtype_name, number, shape, _places_of(placement), blocks)
 
 
 # --- Arrays of JAX ----------------------------------------------------------------------
@@ -347,13 +333,13 @@ def source_of(leaf: Any, devices: Devices, mesh: MpmdMesh) -> Source:
 
 
 def _source_of_array(array: MpmdArray, devices: Devices, mesh: MpmdMesh) -> Source:
-    memory, placement = array._memory, array._placement
-    if not isinstance(placement, JaxArrayPlacement):
-        values = memory.values if isinstance(memory, PartedValue) else [memory]
+    placement, values = array._placement, array._values
+    if not array._is_built:
         return _RuntimeSource(placement, values)
-    if memory.deleted:
-        return _DeletedSource(array, memory.deletion_reason)
-    if not memory.arrays:
+    if array.is_deleted():
+        return _DeletedSource(array, values[0].deletion_reason)
+    arrays: dict[int, jax.Array] = values[0].arrays
+    if not arrays:
         return _NoSource(placement.aval)
-    ranks = tuple(memory.arrays) if placement.mesh == mesh else ()
-    return _JaxSource([*map(physical_array, memory.arrays.values())], devices, mesh, ranks)
+    ranks = tuple(arrays) if placement.mesh == mesh else ()
+    return _JaxSource([*map(physical_array, arrays.values())], devices, mesh, ranks)

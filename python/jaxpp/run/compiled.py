@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,11 +19,8 @@ from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
 from jaxpp.mesh import refuse_memory_kind
 from jaxpp.placements import (
-    JaxArrayValue,
-    PartedPlacement,
-    PartedValue,
+    Part,
     Placement,
-    is_of_runtime,
 )
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
@@ -81,9 +78,8 @@ class CompiledStep:
         self._runtime, self._modules = devices.start(traced, code, self._in_flight, options)
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
-        self._inputs = [self._placement(placed, aval) for placed, aval in args]
-        self._outputs = [self._placement(placed, aval) for placed, aval in outputs]
-        self._by_parts = any(traced.argument_bounds) or any(traced.result_bounds)
+        self._inputs = [self._part(placed, aval) for placed, aval in args]
+        self._outputs = [self._part(placed, aval) for placed, aval in outputs]
         self._argument_groups = self._groups(self._inputs, traced.argument_bounds)
         self._result_groups = self._groups(self._outputs, traced.result_bounds)
         self._freed = self._freed_by_donation()
@@ -93,8 +89,8 @@ class CompiledStep:
         self._used: list[dict[Any, list[int]]] = [{} for _ in self._arguments]
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
-            self._constant(k, placement, const)
-            for k, (placement, const) in enumerate(zip(constants, traced.consts, strict=True))
+            self._constant(k, part, const)
+            for k, (part, const) in enumerate(zip(constants, traced.consts, strict=True))
         ]
         devices.flush()
         _dump(traced, code)
@@ -117,43 +113,40 @@ class CompiledStep:
         consts = [jax.typeof(c) for c in self._traced.consts]
         return [*self._traced.in_avals, *consts]
 
-    def _placement(self, placed: _core.PlacedValue, aval: Any) -> Placement:
+    def _part(self, placed: _core.PlacedValue, aval: Any) -> Part:
         spec = self._traced.specs.of(placed.value)
-        return Placement(self._devices, self._mesh, aval, placed.ranks, spec)
+        return Part(self._devices, self._mesh, aval, placed.ranks, spec)
 
     @staticmethod
     def _groups(
-        placements: Sequence[Placement], bounds: Sequence[Bounds | None]
-    ) -> list[tuple[int, Placement | PartedPlacement]]:
-        """For each of the step's own arguments or results, the number of its first part and its
+        parts: Sequence[Part], bounds: Sequence[Bounds | None]
+    ) -> list[tuple[range, Placement]]:
+        """For each of the step's own arguments or results, the numbers of its parts and its
         placement."""
-        groups: list[tuple[int, Placement | PartedPlacement]] = []
+        groups = []
         for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
-            parts = list(placements[numbers.start : numbers.stop])
-            if cut is None:
-                groups.append((numbers.start, parts[0]))
-                continue
-            shape = (cut[-1], *parts[0].aval.shape[1:])
-            aval = jax.core.ShapedArray(shape, parts[0].aval.dtype)
-            groups.append((numbers.start, PartedPlacement(parts, aval)))
+            own = parts[numbers.start : numbers.stop]
+            aval = own[0].aval
+            if cut is not None:
+                aval = jax.core.ShapedArray((cut[-1], *aval.shape[1:]), aval.dtype)
+            groups.append((numbers, Placement(own, aval)))
         return groups
 
     # --- Running ---
 
-    def _arguments_of(
-        self, first: int, placement: Placement | PartedPlacement
-    ) -> list[Argument]:
+    def _arguments_of(self, numbers: range, placement: Placement) -> list[Argument]:
         """The plan's arguments for a leaf: one, or one for each of its parts."""
+        first = numbers.start
         name, donated = f"argument {self._traced.arg_names[first]}", self._traced.donated[first]
-        if isinstance(placement, Placement):
-            return [Argument(placement, name, donated)]
+        if placement.is_whole:
+            return [Argument(placement.parts[0], name, donated)]
         name = name.rpartition("[")[0]  # of the leaf, without the rows of a part
         parts = zip(placement.parts, placement.rows(), strict=True)
         return [Argument(part, name, donated, rows.start) for part, rows in parts]
 
-    def _constant(self, number: int, placement: Placement, array: Any) -> _core.Value:
+    def _constant(self, number: int, part: Part, array: Any) -> _core.Value:
         name = f"constant {number} that the step closes over"
-        argument = Argument(placement, name, donated=False, can_move=False)
+        argument = Argument(part, name, donated=False, can_move=False)
         return self._take(argument, array, source_of(array, self._devices, self._mesh))
 
     def _take(self, argument: Argument, leaf: Any, source: Source) -> _core.Value:
@@ -161,26 +154,29 @@ class CompiledStep:
             return argument.take(source)
         except JaxppError as error:
             if error.code == "out-of-memory":
-                rank = argument.placement.ranks[0]
+                rank = argument.part.ranks[0]
                 raise explain(error, self._traced.plan, rank, argument.name) from None
             if error.code == "mesh" and isinstance(leaf, jax.Array):
                 raise make_error("mesh", f"{error}, with {_ELSEWHERE.format(leaf)}") from None
             raise
 
-    def _values_of(self, leaves: list[Any]) -> list[_core.Value]:
+    def _values_of(self, leaves: list[Any], copied: list[MpmdArray]) -> list[_core.Value]:
+        """Adds to `copied` the arrays that a step donates and only has copies of."""
         values: list[_core.Value] = []
         for arguments, used, leaf in zip(self._arguments, self._used, leaves, strict=True):
             parts = used.get(leaf._placement) if type(leaf) is MpmdArray else None
             if parts is None:
-                values += self._take_leaf(arguments, used, leaf)
-            elif type(leaf._memory) is PartedValue:
-                values += [leaf._memory.values[part] for part in parts]
+                values += self._take_leaf(arguments, used, leaf, copied)
             else:
-                values.append(leaf._memory)
+                values += [leaf._values[part] for part in parts]
         return values
 
     def _take_leaf(
-        self, arguments: list[Argument], used: dict[Any, list[int]], leaf: Any
+        self,
+        arguments: list[Argument],
+        used: dict[Any, list[int]],
+        leaf: Any,
+        copied: list[MpmdArray],
     ) -> list[_core.Value]:
         """The values of a leaf's parts. Adds to `used` what the library always decides about
         arrays that are placed like this one: which of their parts to use as they are."""
@@ -192,47 +188,43 @@ class CompiledStep:
         taken = [self._take(argument, leaf, source) for argument in arguments]
         if type(leaf) is not MpmdArray:
             return taken
-        memory = leaf._memory
-        given = memory.values if type(memory) is PartedValue else [memory]
+        given = leaf._values
         if all(value in given for value in taken):
             used[leaf._placement] = [given.index(value) for value in taken]
-        elif is_of_runtime(memory) and len(taken) == 1:
-            taken[0].set_origin(memory)
+        elif len(given) == len(taken) == 1 and not leaf._is_built:
+            taken[0].set_origin(given[0])
+        elif arguments[0].donated:
+            copied.append(leaf)
         return taken
 
     def _take_over(self, leaf: MpmdArray, arguments: list[Argument]) -> None:
         """Transfers an array built from JAX arrays to the runtime, in place or, if the step may
         write to it, as a copy."""
         made, wanted = leaf._placement, arguments[0]
-        if type(leaf._memory) is not JaxArrayValue or made.mesh != self._mesh:
+        if not leaf._is_built or made.mesh != self._mesh:
             return
-        needed = any(argument.placement.local_ranks for argument in arguments)
+        needed = any(argument.part.local_ranks for argument in arguments)
         if leaf.is_deleted() or (needed and not made.local_ranks):
             return
-        placement = Placement(self._devices, self._mesh, made.aval, made.ranks, made.spec)
-        own = Argument(placement, wanted.name, wanted.donated, can_move=False)
+        part = Part(self._devices, self._mesh, made.aval, made.ranks, made.spec)
+        own = Argument(part, wanted.name, wanted.donated, can_move=False)
         source = source_of(leaf, self._devices, self._mesh)
-        leaf._placement, leaf._memory = placement, self._take(own, leaf, source)
+        value = self._take(own, leaf, source)
+        leaf._placement, leaf._values = Placement([part], made.aval), [value]
 
     def _arrays_of(self, results: list[_core.Value]) -> list[MpmdArray]:
-        if not self._by_parts:
-            return list(map(MpmdArray._of, self._outputs, results))
-        arrays = []
-        for first, placement in self._result_groups:
-            if isinstance(placement, PartedPlacement):
-                parts = results[first : first + len(placement.parts)]
-                arrays.append(MpmdArray._of(placement, PartedValue(parts)))
-            else:
-                arrays.append(MpmdArray._of(placement, results[first]))
-        return arrays
+        return [
+            MpmdArray._of(placement, results[numbers.start : numbers.stop])
+            for numbers, placement in self._result_groups
+        ]
 
     def _freed_by_donation(self) -> set[int]:
         """The donated leaves whose memory a result of the same type can reuse. Like `jax.jit`,
         the step deletes only these JAX arrays."""
         types = [placement.key[:2] for _, placement in self._result_groups]
         freed = set()
-        for leaf, (first, placement) in enumerate(self._argument_groups):
-            if self._traced.donated[first] and placement.key[:2] in types:
+        for leaf, (numbers, placement) in enumerate(self._argument_groups):
+            if self._traced.donated[numbers.start] and placement.key[:2] in types:
                 types.remove(placement.key[:2])
                 freed.add(leaf)
         return freed
@@ -248,38 +240,22 @@ class CompiledStep:
         self._freed_params.claim([states.get(id(leaf)) for leaf in leaves])
         return [leaf for number, leaf in of_jax.items() if number in self._freed]
 
-    def _drop_donated(self, leaves: list[Any]) -> None:
-        """Deletes donated arrays that first had to be split, joined or copied from JAX's
-        memory."""
-        for (first, placement), leaf in zip(self._argument_groups, leaves, strict=True):
-            if type(leaf) is not MpmdArray or not self._traced.donated[first]:
-                continue
-            if isinstance(placement, PartedPlacement) or not is_of_runtime(leaf._memory):
-                leaf.delete()
-
-    def run_leaves(
-        self,
-        leaves: list[Any],
-        step: Callable[[list[_core.Value]], list[_core.Value]] | None = None,
-    ) -> Any:
+    def run_leaves(self, leaves: list[Any]) -> Any:
         """Runs on flat arguments of the compiled shapes and dtypes."""
         donated_by_jax = self._claim_arrays_of_jax(leaves) if self._freed else []
-        values = self._values_of(leaves)
+        copied: list[MpmdArray] = []
+        values = self._values_of(leaves, copied)
         nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
         self._runtime.set_checks(nans, infs)
         times_wanted = collecting()
         if times_wanted:
             self._runtime.set_tracing(True)
         values += self._constants
-        results = step(values) if step else self._runtime.step(values, nans or infs)
+        results = self._runtime.step(values, nans or infs)
         if times_wanted:
             note_step(self._runtime.trace())
             self._runtime.set_tracing(self._tracing)
-        if self._by_parts or any(
-            type(leaf) is MpmdArray and not is_of_runtime(leaf._memory) for leaf in leaves
-        ):
-            self._drop_donated(leaves)
-        for array in donated_by_jax:
+        for array in (*copied, *donated_by_jax):
             array.delete()
         return self._traced.out_tree.unflatten(self._arrays_of(results))
 
@@ -290,14 +266,18 @@ class CompiledStep:
         They are (forward, input gradient, weight gradient) in ms for a microbatch.
         """
         leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
-        values = self._values_of(leaves) + self._constants
+        values = self._values_of(leaves, []) + self._constants
         return [list(map(tuple, loop)) for loop in self._runtime.measure(values)]
 
     def argument_names(self) -> list[str]:
         """The name of each argument leaf."""
-        named = zip(self._argument_groups, self._traced.argument_bounds, strict=True)
-        names = [(self._traced.arg_names[first], cut) for (first, _), cut in named]
-        return [name.rpartition("[")[0] if cut else name for name, cut in names]
+        names = self._traced.arg_names
+        return [
+            names[numbers.start]
+            if placement.is_whole
+            else names[numbers.start].rpartition("[")[0]
+            for numbers, placement in self._argument_groups
+        ]
 
     def argument_types(self) -> list[tuple[str, Any]]:
         """The name, shape and dtype of each argument leaf."""

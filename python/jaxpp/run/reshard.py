@@ -12,7 +12,7 @@ from jaxpp.client.devices import devices_for
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.mesh import MpmdMesh, MpmdSharding
-from jaxpp.placements import Placement
+from jaxpp.placements import Part, Placement
 from jaxpp.run.arguments import Argument, source_of
 
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
@@ -64,13 +64,13 @@ def spmd_to_mpmd_reshard(
 
     def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
         aval = jax.typeof(array)
-        placement = Placement(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
-        argument = Argument(placement, "spmd_to_mpmd_reshard", donated=False)
+        part = Part(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
+        argument = Argument(part, "spmd_to_mpmd_reshard", donated=False)
         value = argument.copy(source_of(array, devices, mpmd_mesh))
         if donate and isinstance(array, jax.Array):
             value.wait()
             array.delete()
-        return MpmdArray._of(placement, value)
+        return MpmdArray._of(Placement([part], aval), [value])
 
     leaves, tree = jax.tree.flatten(arrays)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")

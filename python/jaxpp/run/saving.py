@@ -18,7 +18,7 @@ from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.lower.lowering import TaskModules
 from jaxpp.mesh import MpmdMesh
-from jaxpp.placements import Placement, to_host
+from jaxpp.placements import Part, to_host
 from jaxpp.plan.planning import Planned
 from jaxpp.run.trees import EncodingError, encode_tree, encode_value
 
@@ -31,14 +31,14 @@ class StepLayout:
 
     devices: Devices
     mesh: MpmdMesh
-    inputs: list[Placement]
-    outputs: list[Placement]
+    inputs: list[Part]
+    outputs: list[Part]
 
 
 # --- Layouts and constants --------------------------------------------------------------
 
 
-def _shard_layout(placement: Placement) -> list[int]:
+def _shard_layout(placement: Part) -> list[int]:
     """The shape of a shard, and the start of each device's shard."""
     shape = placement.physical_shape
     rows = [

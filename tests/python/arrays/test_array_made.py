@@ -80,9 +80,9 @@ def test_a_step_takes_the_shards_as_they_lie() -> None:
         made = MpmdArray(arrays, sharding)
         np.testing.assert_array_equal(step(made), ROWS + 1)
         assert made.sharding == sharding
-        uploaded = made._memory
+        uploaded = made._values[0]
         np.testing.assert_array_equal(step(made), ROWS + 1)
-        assert made._memory is uploaded  # once
+        assert made._values[0] is uploaded  # once
         for array in arrays:
             array.delete()  # nothing refers to them any more
         np.testing.assert_array_equal(made, ROWS)

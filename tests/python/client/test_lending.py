@@ -43,7 +43,7 @@ def address(array: MpmdArray, rank: int | None = None, device: int = 0) -> int:
     """Where a shard lies in the runtime's memory."""
     rank = array.mpmd_idxs[0] if rank is None else rank
     where = lending.DEVICE_TYPES[platform_of(jax.devices()[0])], 0
-    capsule = array._memory.lend(rank, device, *where, False)
+    capsule = array._values[0].lend(rank, device, *where, False)
     seen = jax.dlpack.from_dlpack(lending.Lent(capsule, where))
     return int(seen.unsafe_buffer_pointer())
 
@@ -429,17 +429,17 @@ def test_a_step_brings_an_array_to_where_it_is_needed(home: int, uploads: list[i
 @on_host
 def test_what_is_lent_beside_the_host_is_copied_on_the_device() -> None:
     x = on_ranks(ROWS)
-    capsule = x._memory.lend(0, 0, 1, 0, False)
+    capsule = x._values[0].lend(0, 0, 1, 0, False)
     own = lending._copied_on_device(lending.Lent(capsule, (1, 0)))
     assert own is not None and own.unsafe_buffer_pointer() != address(x)
     np.testing.assert_array_equal(own, ROWS)
     low = on_ranks(np.zeros((4, 4), jnp.float8_e4m3fn))
-    assert low._memory.lend(0, 0, 2, 0, False) is None  # DLPack has no such type
-    assert low._memory.lend(0, 0, 1, 0, True) is not None
+    assert low._values[0].lend(0, 0, 2, 0, False) is None  # DLPack has no such type
+    assert low._values[0].lend(0, 0, 1, 0, True) is not None
 
 
 def test_another_platform_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "platform_of", lambda device: "tpu")
     x = on_ranks(ROWS)
     np.testing.assert_array_equal(jnp.sum(x, 0), ROWS.sum(0))
-    assert lending.lent_array(x._memory, 0, 0, jax.devices()[0]) is None
+    assert lending.lent_array(x._values[0], 0, 0, jax.devices()[0]) is None

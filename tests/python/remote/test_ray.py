@@ -194,7 +194,7 @@ def test_arrays_without_a_holder_are_freed_with_the_next_message(
     sharding = jaxpp.MpmdSharding(mesh2, (0,), P())
     (array,) = jaxpp.spmd_to_mpmd_reshard(mesh2, [np.ones(3)], [sharding])
     assert np.asarray(array).sum() == array._value.sum() == 3
-    number = array._memory.number
+    number = array._values[0].number
     workers = mesh2.workers
     del array
     float(two_stages(mesh2)(weights(), batch())[1])

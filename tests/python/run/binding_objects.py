@@ -94,7 +94,7 @@ class Step:
 
     def values(self) -> list[_core.Value]:
         leaves = jax.tree.leaves(self.args)
-        return self.compiled._values_of(leaves) + self.compiled._constants
+        return self.compiled._values_of(leaves, []) + self.compiled._constants
 
 
 def plan_measured(step: Step, measure: Callable[[_core.Staged], Any]) -> _core.Plan:
