@@ -94,7 +94,8 @@ typedef struct jpp_decision {
 //   If the step can move the array, one local rank is enough.
 // - Everything else is uploaded from local blocks.
 // Errors: JPP_DONATED_ERROR, JPP_MESH_ERROR if this process lacks a part that its ranks
-// need, JPP_INVALID_ARGUMENT for blocks that no array has. Lists of the decision are for jpp_decision_free().
+// need, JPP_INVALID_ARGUMENT for blocks that no array has. Lists of the decision are for
+// jpp_decision_free().
 JPP_API jpp_status_t* jpp_argument_decide(const jpp_wanted_t* wanted,
                                           const jpp_given_t* given,
                                           jpp_decision_t* out_decision) JPP_MUST_USE;

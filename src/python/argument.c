@@ -270,16 +270,16 @@ static PyGetSetDef kWantedGetSet[] = {
 
 static PyMethodDef kWantedMethods[] = {
     {"decide", wanted_decide, METH_VARARGS,
-     "decide(given, deletion_reason, copies, /)\n--\n\n"
+     "decide($self, given, deletion_reason, copies, /)\n--\n\n"
      "A Decision about a Given. `deletion_reason`: None for an array that was not "
      "deleted. "
      "`copies`: upload it in any case."},
     {"upload", wanted_upload, METH_VARARGS,
-     "upload(client, devices, arrays, bounds, /)\n--\n\n"
+     "upload($self, client, devices, arrays, bounds, /)\n--\n\n"
      "A Value on the local ranks, out of a list of arrays whose blocks are `bounds`; "
      "devices are [local rank][device], flat."},
     {"gather", wanted_gather, METH_VARARGS,
-     "gather(device, arrays, bounds, buffer, /)\n--\n\n"
+     "gather($self, device, arrays, bounds, buffer, /)\n--\n\n"
      "Copies the block of a rank's device into a buffer, dense, last dimension fastest."},
     {NULL, NULL, 0, NULL},
 };
