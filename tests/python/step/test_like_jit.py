@@ -191,7 +191,9 @@ def test_a_donated_array_is_deleted(jit):
     step, ws, xs = JITS[jit](), m.params(), m.batch()
     new, _ = step(ws, xs)
     assert all(w.is_deleted() for w in ws) and not xs.is_deleted()
-    with pytest.raises(ValueError, match="deleted or donated"):
+    # JAX's own error is another one where it does not take its fast path.
+    errors = (ValueError, RuntimeError) if jit == "jax" else ValueError
+    with pytest.raises(errors, match="deleted or donated|has been deleted"):
         step(ws, xs)
     step(new, xs)
 
