@@ -31,10 +31,10 @@ typedef struct jpp_job_part {
   uint32_t* places;  // [num_places] this process's positions in each of its ranks
 } jpp_job_part_t;
 
-// The part of `process`; of a process that owns no device, that of rank 0's first
-// process. JPP_UNSUPPORTED if a rank spans processes in a way that is not supported: on
-// CPUs, on shared devices, at positions that differ between ranks, or so that processes
-// which share ranks could execute their tasks in different orders.
+// Describes the part of `process`; a process that owns no device gets the part of rank
+// 0's first process. JPP_UNSUPPORTED if a rank spans processes in a way that is not
+// supported: on CPUs, on shared devices, at positions that differ between ranks, or so
+// that processes which share ranks could execute their tasks in different orders.
 JPP_API jpp_status_t* jpp_job_divide_ranks(const jpp_job_mesh_t* mesh, uint32_t process,
                                            jpp_job_part_t* out_part) JPP_MUST_USE;
 // Frees the lists of a part, not the struct. Takes NULL.

@@ -129,19 +129,6 @@ class Part:
         known = list(lowering.devices.flat)
         return [indices[known[place]] for place in self.devices.places]
 
-    def put(self, array: Any) -> _core.Value:
-        """Uploads a host or JAX array to this process's ranks, of which there may be none."""
-        shards: list[np.ndarray] = []
-        if self.local_ranks:
-            host = to_host(array, self.dtype_name)
-            shards = [host[index] if index else host for index in self.slices]
-        return self.devices.put(
-            self.local_ranks,
-            self.device_indices,
-            shards * len(self.local_ranks),
-            self.dtype_name,
-        )
-
     def read(self, value: _core.Value, rank: int) -> np.ndarray:
         """The whole array, assembled from one rank's shards."""
         dtype = jnp.dtype(self.dtype_name)
@@ -197,7 +184,12 @@ class Part:
 
     def copy(self, value: _core.Value) -> _core.Value:
         """A copy with the same placement."""
-        return self.put(self.read(value, self.local_ranks[0]) if self.local_ranks else None)
+        ranks, shards = self.local_ranks, range(len(self.slices))
+        of_rank = [self.read_shard(value, ranks[0], d) for d in shards] if ranks else []
+        copy: _core.Value = self.devices.put(
+            ranks, self.device_indices, of_rank * len(ranks), self.dtype_name
+        )
+        return copy
 
 
 class JaxArrays:

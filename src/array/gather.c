@@ -1,6 +1,6 @@
 // Makes an argument of a step out of blocks in host memory.
 //
-// A device's block that lies within one host block is uploaded from there, with strides.
+// If one host block contains a device's block, the upload reads it there, with strides.
 // Only one that several blocks share is assembled first.
 #include "array/argument.h"
 #include "array/block.h"

@@ -136,7 +136,8 @@ static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   }
 }
 
-// Their home is c->scratch or, if they are made everywhere, that of the heaviest operand.
+// Gives the outputs the home in c->scratch or, if they are made everywhere, the heaviest
+// operand's home.
 static void set_outputs(const placer_t* c, const jpp_op_t* op, bool everywhere,
                         uint32_t phase) {
   uint32_t heaviest = heaviest_operand(c, op);

@@ -73,7 +73,7 @@ def test_the_demo_trains_as_in_one_process(
 
 
 def test_calls_return_before_the_workers_are_done(mesh2: jaxpp.RemoteMpmdMesh) -> None:
-    """Two steps, of which a worker that is stopped does nothing yet."""
+    """Calls two steps; a stopped worker has run neither of them."""
     step = two_stages(mesh2)
     state, loss = jax.block_until_ready(step(weights(), batch()))
     stopped = processes_of(mesh2)[1]

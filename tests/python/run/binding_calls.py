@@ -114,7 +114,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
 
 
 def unmade(step: Step) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Objects that nobody has filled in."""
+    """Objects that are not initialised."""
     made = [step.graph, step.schedules[0], step.staged, step.plan, step.client]
     made += [step.compiled._runtime, value_of(step.client), _core.Callback(print, [], [])]
     made += [next(filter(None, step.executables(None)))]
