@@ -103,6 +103,9 @@ JPP_API const char* jpp_reduce_kind_name(jpp_reduce_kind_t kind);
 // Its layout is final.
 typedef struct jpp_loop_result {
   uint8_t reduce;  // jpp_reduce_kind_t
+  // JPP_REDUCE_ADD: in the loop, each device of a rank sums its own part of the value;
+  // the parts are added once, after the loop.
+  bool partial;
   uint32_t value;  // a value of the body, or of outside
 } jpp_loop_result_t;
 
@@ -211,6 +214,11 @@ JPP_API jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builde
 // Hands the graph over. The builder is empty afterwards.
 JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                                                jpp_graph_t** out_graph) JPP_MUST_USE;
+
+// Says which results of a loop are partial, [num_results] of the loop. For a graph that no
+// planning has read yet. JPP_GRAPH_ERROR if one is not reduced by JPP_REDUCE_ADD.
+JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
+                                            const bool* partial) JPP_MUST_USE;
 
 // --- Text form ------------------------------------------------------------------------
 //

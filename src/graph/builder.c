@@ -374,6 +374,21 @@ jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,
   return note(builder, leave_output(builder, ranks, num_ranks));
 }
 
+jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
+                                    const bool* partial) {
+  JPP_RETURN_IF_NULL(graph, partial);
+  if (loop >= graph->num_loops) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "loop %u: expected one below %u", loop,
+                           graph->num_loops);
+  }
+  for (uint32_t i = 0; i < graph->loops[loop].num_results; ++i) {
+    // The builder's own copy, in the arena.
+    jpp_loop_result_t* result = (jpp_loop_result_t*)&graph->loops[loop].results[i];
+    result->partial = partial[i];
+  }
+  return jpp__graph_verify_op(graph, graph->loops[loop].op);
+}
+
 // The vecs' storage moves into the arena, so that the graph is one artefact.
 static jpp_status_t* builder_move_arrays(jpp_graph_builder_t* builder) {
   jpp_graph_t* graph = &builder->storage->graph;

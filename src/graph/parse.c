@@ -319,6 +319,8 @@ static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
     if (!at_word(p, jpp_reduce_kind_name((jpp_reduce_kind_t)i))) continue;
     result->reduce = (uint8_t)i;
     JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+    result->partial = at_word(p, "partial");
+    if (result->partial) JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     return parse_use(p, &result->value);
   }
   return jpp__lexer_expected(&p->lexer, "add, max, concat or custom");

@@ -96,8 +96,9 @@ static void append_loop_tail(jpp_str_t* str, const jpp_graph_t* graph,
   for (uint32_t i = 0; i < loop->num_results; ++i) {
     jpp_str_append(str, i ? ",\n  " : " ");
     append_typed_value(str, graph->values, first + i);
-    jpp_str_appendf(str, " = %s %%%u", jpp_reduce_kind_name(loop->results[i].reduce),
-                    loop->results[i].value);
+    const jpp_loop_result_t* result = &loop->results[i];
+    jpp_str_appendf(str, " = %s%s %%%u", jpp_reduce_kind_name(result->reduce),
+                    result->partial ? " partial" : "", result->value);
   }
   jpp_str_append(str, "\n");
 }

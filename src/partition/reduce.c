@@ -1,5 +1,7 @@
 // Makes the accumulators of a loop's results. A result whose terms several tasks compute
-// gets one accumulator in each of them, and the parts are summed after the loop.
+// gets one accumulator in each of them, and the parts are summed after the loop. So is a
+// result that is partial over the devices of a rank, if only of one part: the sum is where
+// the devices' parts become one value.
 #include "partition/partitioner.h"
 
 typedef struct reducer {
@@ -116,37 +118,39 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   return JPP_VEC_PUSH(&r->sums_after, sum);
 }
 
-// Fills tree and tasks; false if all terms come from one task.
-static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool* out_split) {
-  *out_split = false;
+// The terms of a loop's result and their tasks: of a sum the leaves of the additions that
+// make `value`, if several tasks make them, and otherwise `value` alone.
+static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
+  uint32_t task = task_of_value(r, value);
+  if (task == JPP_NONE) task = r->p->loops[r->loop].forward[0];
   r->tasks.count = 0;
-  JPP_RETURN_IF_ERROR(jpp__add_tree_collect(r->p, value, r->loop, &r->tree));
-  uint32_t first_task = JPP_NONE;
-  for (size_t i = 0; i < r->tree.leaves.count; ++i) {
-    uint32_t task = task_of_value(r, r->tree.leaves.data[i]);
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->tasks, task));
-    if (task == JPP_NONE) continue;
-    if (first_task == JPP_NONE) first_task = task;
-    *out_split = *out_split || task != first_task;
+  bool split = false;
+  if (is_sum && r->p->uses[value] == 1) {
+    JPP_RETURN_IF_ERROR(jpp__add_tree_collect(r->p, value, r->loop, &r->tree));
+    for (size_t i = 0; i < r->tree.leaves.count; ++i) {
+      uint32_t of_leaf = task_of_value(r, r->tree.leaves.data[i]);
+      // A term from outside the loop is added where the sum is made.
+      if (of_leaf == JPP_NONE) of_leaf = task;
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->tasks, of_leaf));
+      split = split || of_leaf != r->tasks.data[0];
+    }
   }
-  for (size_t i = 0; i < r->tasks.count; ++i) {
-    if (r->tasks.data[i] == JPP_NONE) r->tasks.data[i] = first_task;
-  }
-  return NULL;
+  if (split) return NULL;
+  r->tree.adds.count = r->tree.leaves.count = r->tasks.count = 0;
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->tree.leaves, value));
+  return JPP_VEC_PUSH(&r->tasks, task);
 }
 
 static jpp_status_t* reduce_result(reducer_t* r, uint32_t result) {
   const jpp_loop_t* loop = &r->p->graph->loops[r->loop];
   uint32_t value = r->p->alias[loop->results[result].value];
-  if (loop->results[result].reduce == JPP_REDUCE_ADD && r->p->uses[value] == 1) {
-    bool split = false;
-    JPP_RETURN_IF_ERROR(find_terms(r, value, &split));
-    if (split) return add_split_result(r, result);
+  bool is_sum = loop->results[result].reduce == JPP_REDUCE_ADD;
+  JPP_RETURN_IF_ERROR(find_terms(r, value, is_sum));
+  if (r->tree.leaves.count > 1 || loop->results[result].partial) {
+    return add_split_result(r, result);
   }
-  uint32_t task = task_of_value(r, value);
-  if (task == JPP_NONE) task = r->p->loops[r->loop].forward[0];
   uint32_t output = r->p->ops.data[loop->op].first_output + result;
-  return add_accumulator(r, result, task, value, output);
+  return add_accumulator(r, result, r->tasks.data[0], value, output);
 }
 
 static jpp_status_t* append_all(jpp_u32_vec_t* to, const jpp_u32_vec_t* from) {

@@ -63,6 +63,7 @@ static uint64_t hash_loop(uint64_t hash, const jpp_loop_t* loop) {
   hash = jpp__hash_u64(hash, loop->num_results);
   for (uint32_t k = 0; k < loop->num_results; ++k) {
     hash = jpp__hash_u64(hash, loop->results[k].reduce);
+    if (loop->results[k].partial) hash = jpp__hash_u64(hash, JPP_NONE);
     hash = jpp__hash_u64(hash, loop->results[k].value);
   }
   return hash;

@@ -239,6 +239,26 @@ static PyObject* graph_leave_output(PyObject* self, PyObject* ranks) {
   Py_RETURN_NONE;
 }
 
+static PyObject* graph_set_partial(PyObject* object, PyObject* args) {
+  jpp_graph_t* graph = ((jpp_py_graph_t*)object)->graph;
+  uint32_t loop = 0, count = 0, *numbers = NULL;
+  PyObject* results = NULL;
+  if (!PyArg_ParseTuple(args, "O&O", jpp_py_u32_converter, &loop, &results)) return NULL;
+  if (!graph) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
+  bool* partial = NULL;
+  uint32_t all = loop < graph->num_loops ? graph->loops[loop].num_results : 0;
+  bool ok = jpp_py_to_u32s(results, &numbers, &count) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(all, &partial));
+  for (uint32_t i = 0; ok && i < count; ++i) {
+    if (numbers[i] < all) partial[numbers[i]] = true;
+  }
+  ok = ok && jpp_py_check(jpp_graph_set_partial(graph, loop, partial));
+  jpp_free(numbers);
+  jpp_free(partial);
+  if (!ok) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject* graph_finish(PyObject* object, PyObject* unused) {
   (void)unused;
   jpp_py_graph_t* self = (jpp_py_graph_t*)object;
@@ -286,6 +306,9 @@ static PyMethodDef kMethods[] = {
      "leave_output($self, ranks, /)\n--\n\n"
      "Leaves the result added last on these ranks, ascending, and no others."},
     {"finish", graph_finish, METH_NOARGS, "finish($self, /)\n--\n\nEnds the building."},
+    {"set_partial", graph_set_partial, METH_VARARGS,
+     "set_partial($self, loop, results, /)\n--\n\n"
+     "Says which results of a loop, by number, are partial over a rank's devices."},
     {"text", graph_text, METH_VARARGS,
      "text($self, device_bytes=None, /)\n--\n\n"
      "The graph's text form; with the bytes on one device of every value, if given."},

@@ -116,13 +116,13 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
     jpp_status_free(status);
     return false;
   }
-  if (self->planned) self->plan = self->planned->plan;
+  if (self->planned) self->plan = self->planned->plan;  // NULL after a partition alone
   return jpp_py_check(status);
 }
 
 // Reads the tables that the options point to, and frees them again.
 static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory_limits,
-                      PyObject* measure) {
+                      PyObject* measure, jpp_plan_part_t last) {
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   const jpp_schedule_t** table = NULL;
   jpp_loop_schedule_t* loops = NULL;
@@ -133,7 +133,8 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
   for (uint32_t l = 0; ok && l < graph->num_loops; ++l) {
     loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .given = table[l]};
   }
-  jpp_plan_options_t options = {.struct_size = sizeof(options), .loops = loops};
+  jpp_plan_options_t options = {
+      .struct_size = sizeof(options), .loops = loops, .last = last};
   measuring_t measuring = {.measure = measure};
   ok = ok && make_plan(self, &options, limits.given, &measuring);
   jpp_free(table);
@@ -159,9 +160,30 @@ static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   jpp_py_plan_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->graph = Py_NewRef(graph);
-  if (plan_with(self, schedules, memory_limits, measure)) return (PyObject*)self;
+  if (plan_with(self, schedules, memory_limits, measure, JPP_PART_CHECK)) {
+    return (PyObject*)self;
+  }
   Py_DECREF(self);
   return NULL;
+}
+
+static PyObject* plan_partition(PyObject* unused, PyObject* args) {
+  (void)unused;
+  PyObject *graph = NULL, *schedules = NULL;
+  if (!PyArg_ParseTuple(args, "O!O", jpp_py_types.graph, &graph, &schedules)) return NULL;
+  if (!((jpp_py_graph_t*)graph)->graph) {
+    return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
+  }
+  jpp_py_plan_t* self = jpp_py_new(jpp_py_types.plan);
+  if (!self) return NULL;
+  self->graph = Py_NewRef(graph);
+  PyObject* staged = NULL;
+  if (plan_with(self, schedules, Py_None, Py_None, JPP_PART_PARTITION)) {
+    staged = jpp_py_staged_new(self->planned->staged);
+  }
+  if (staged) ((jpp_py_staged_t*)staged)->plan = Py_NewRef((PyObject*)self);
+  Py_DECREF(self);
+  return staged;
 }
 
 PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned) {
@@ -438,6 +460,8 @@ static PyObject* plan_hashes(PyObject* object, PyObject* unused) {
 }
 
 static PyMethodDef kMethods[] = {
+    {"partition", plan_partition, METH_VARARGS | METH_STATIC,
+     "partition(graph, schedules, /)\n--\n\nThe graph partitioned in tasks, unplanned."},
     {"staged", plan_staged, METH_NOARGS,
      "staged($self, /)\n--\n\nThe graph partitioned in tasks."},
     {"proof", plan_proof, METH_NOARGS,

@@ -97,6 +97,26 @@ static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   return staged ? jpp_py_from_u32s(staged->origins, staged->num_values) : NULL;
 }
 
+static PyObject* make_partials(const jpp_staged_t* staged) {
+  PyObject* list = PyList_New(0);
+  for (uint32_t i = 0; list && i < staged->num_accumulators; ++i) {
+    const jpp_accumulator_t* acc = &staged->accumulators[i];
+    if (!staged->graph->loops[acc->loop].results[acc->result].partial) continue;
+    const uint32_t values[] = {acc->init, acc->state, acc->next, acc->final};
+    PyObject* entry =
+        Py_BuildValue("IIN", acc->loop, acc->result, jpp_py_from_u32s(values, 4));
+    if (!entry || PyList_Append(list, entry) < 0) Py_CLEAR(list);
+    Py_XDECREF(entry);
+  }
+  return list;
+}
+
+static PyObject* staged_partials(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_staged_t* staged = staged_of(object);
+  return staged ? make_partials(staged) : NULL;
+}
+
 static PyObject* make_note(const void* staged, uint64_t index) {
   char* text = NULL;
   if (!jpp_py_check(jpp_staged_print_note(staged, (uint32_t)index, &text))) return NULL;
@@ -129,6 +149,9 @@ static PyMethodDef kMethods[] = {
     {"origins", staged_origins, METH_NOARGS,
      "origins($self, /)\n--\n\n"
      "For every value that of the graph whose type and sharding it has."},
+    {"partials", staged_partials, METH_NOARGS,
+     "partials($self, /)\n--\n\n"
+     "(loop, result, values) for each accumulator that is partial over a rank's devices."},
     {"notes", staged_notes, METH_NOARGS,
      "notes($self, /)\n--\n\nWhat the partition costs, a sentence each."},
     {"text", staged_text, METH_NOARGS,

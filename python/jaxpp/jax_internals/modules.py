@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,35 +14,22 @@ from jax._src.interpreters import mlir
 from jax.sharding import Mesh, PartitionSpec
 from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+from jaxpp.jax_internals.partial import Axes, Partials, operations, sharded_axes
 
 __all__ = [
     "LoweredModule",
     "element_type_name",
 ]
 
-_DIMENSION = re.compile(r"\{([^}]*)\}")
-_AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
 
-
-# JAX 0.10.2, 0.11.2: how MLIR prints Shardy's attributes.
-def _parse_sharding(text: str) -> list[tuple[str, ...]]:
-    """`#sdy.sharding<@mesh, [{"data"}, {?}]>` as mesh axes by dimension."""
-    inside = text[text.index("[") : text.index("]") + 1]
-    dimensions = []
-    for part in _DIMENSION.findall(inside):
-        axes = _AXIS.findall(part)
-        # A PartitionSpec cannot express a part of an axis.
-        dimensions.append(() if any(sub for _, sub in axes) else tuple(a for a, _ in axes))
-    return dimensions
-
-
-def _spec_of(attribute: Any, aval: Any, mesh: Mesh) -> PartitionSpec:
-    """The spec in a module's attribute, without entries that do not divide their dimension."""
-    if attribute is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+def _spec_of(dimensions: Sequence[tuple[str, ...]] | None, aval: Any, mesh: Mesh) -> PartitionSpec:
+    """The spec of a propagated sharding, without entries that do not divide their dimension."""
+    if dimensions is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return PartitionSpec()
     parts: list[Any] = []
-    for size, axes in zip(aval.shape, _parse_sharding(str(attribute)), strict=True):
+    for size, axes in zip(aval.shape, dimensions, strict=True):
         ways = math.prod(mesh.shape[a] for a in axes)
         keep = axes and ways > 1 and size % ways == 0
         parts.append((axes[0] if len(axes) == 1 else axes) if keep else None)
@@ -83,6 +70,92 @@ def _portable_version() -> str:
     return version
 
 
+def _functions(module: Any) -> dict[str, Any]:
+    """The functions of a module by name."""
+    return {
+        op.attributes["sym_name"].value: op
+        for op in module.regions[0].blocks[0].operations
+        if op.operation.name == "func.func"
+    }
+
+
+# JAX 0.10.2, 0.11.2: jaxlib's MLIR bindings.
+def _inline_calls(module: Any) -> None:
+    """Inlines a function at each of its calls.
+
+    Shardy propagates shardings into a call but not always out of it: it would report values
+    that a loop stacks through calls for weight gradients as unsharded.
+    """
+    functions = _functions(module)
+    calls = list(_func_calls(module))
+    while calls:
+        call = calls.pop()
+        copy = functions[call.attributes["callee"].value].operation.clone()
+        body = copy.regions[0].blocks[0]
+        for argument, operand in zip(body.arguments, call.operands, strict=True):
+            argument.replace_all_uses_with(operand)
+        for op in list(body.operations):
+            if op.operation.name == "func.return":
+                for result, value in zip(call.results, op.operands, strict=True):
+                    result.replace_all_uses_with(value)
+            else:
+                op.operation.move_before(call)
+                calls += _func_calls(op.operation)
+        call.erase()
+        copy.erase()
+
+
+# JAX 0.10.2, 0.11.2: jaxlib's pass manager with Shardy's pipeline; sdy.sharding.
+class Propagated:
+    """The shardings that Shardy finds for the values of a module, which stays as it is."""
+
+    def __init__(self, module: Any, mesh: Mesh) -> None:
+        self._module = module
+        self._mesh = mesh
+        copy = module.clone()
+        # Numbers lead from the copy's operations, inlined and simplified, to the module's.
+        original = list(operations(module))
+        for number, op in enumerate(operations(copy)):
+            op.attributes["number"] = ir.IntegerAttr.get(ir.IntegerType.get(64), number)
+        _inline_calls(copy)
+        pipeline = "builtin.module(sdy-propagation-pipeline)"
+        passmanager.PassManager.parse(pipeline).run(copy)
+        main = _functions(copy)["main"]
+        self._arguments = self._of_rows(main.arg_attrs)
+        self._results = self._of_rows(main.attributes["res_attrs"])
+        self._of_ops: dict[Any, list[Any]] = {}
+        for op in operations(copy):
+            if "number" in op.attributes and "sdy.sharding" in op.attributes:
+                values = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
+                dims = [sharded_axes(sharding)[0] for sharding in values.shardings]
+                self._of_ops[original[op.attributes["number"].value].results[0]] = dims
+
+    @staticmethod
+    def _of_rows(rows: Any) -> list[Any]:
+        found = [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
+        return [None if sharding is None else sharded_axes(sharding)[0] for sharding in found]
+
+    def specs(
+        self, arguments: Sequence[Any], results: Sequence[Any]
+    ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
+        """The specs of main's arguments and results, whose types are given."""
+
+        def specs(found: Any, avals: Sequence[Any]) -> list[PartitionSpec]:
+            return [_spec_of(d, a, self._mesh) for d, a in zip(found, avals, strict=True)]
+
+        return specs(self._arguments, arguments), specs(self._results, results)
+
+    @functools.cached_property
+    def partials(self) -> Partials:
+        """The partial sums among main's results."""
+        mesh = next(op.operation for op in self._module.regions[0].blocks[0].operations
+                    if op.operation.name == "sdy.mesh")
+        sizes = dict(self._mesh.shape)
+        return Partials(
+            _functions(self._module), mesh, sizes, self._arguments, self._of_ops
+        )
+
+
 # JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
 # method.
 class LoweredModule:
@@ -118,54 +191,28 @@ class LoweredModule:
                 rows.append(ir.DictAttr.get(attributes))
             main.arg_attrs = ir.ArrayAttr.get(rows)
 
-    # JAX 0.10.2, 0.11.2: jaxlib's MLIR bindings.
-    def _inline_calls(self) -> None:
-        """Inlines a function at each of its calls.
-
-        Shardy propagates shardings into a call but not always out of it: it would report values
-        that a loop stacks through calls for weight gradients as unsharded.
-        """
-        functions = {
-            function.attributes["sym_name"].value: function
-            for function in self._module.body.operations
-            if function.operation.name == "func.func"
-        }
-        calls = list(_func_calls(self._module.operation))
-        while calls:
-            call = calls.pop()
-            copy = functions[call.attributes["callee"].value].operation.clone()
-            body = copy.regions[0].blocks[0]
-            for argument, operand in zip(body.arguments, call.operands, strict=True):
-                argument.replace_all_uses_with(operand)
-            for op in list(body.operations):
-                if op.operation.name == "func.return":
-                    for result, value in zip(call.results, op.operands, strict=True):
-                        result.replace_all_uses_with(value)
-                else:
-                    op.operation.move_before(call)
-                    calls += _func_calls(op.operation)
-            call.erase()
-            copy.erase()
-
-    # JAX 0.10.2, 0.11.2: jaxlib's pass manager with Shardy's pipeline; sdy.sharding.
-    def propagated_specs(
-        self, arguments: Sequence[Any], results: Sequence[Any], mesh: Mesh
-    ) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
-        """The shardings that Shardy finds for arguments and results of the given types."""
+    # JAX 0.10.2, 0.11.2: sdy.sharding as JAX itself writes it.
+    def keep_partial(
+        self, arguments: dict[int, Axes], results: dict[int, Axes], mesh: Mesh
+    ) -> None:
+        """Makes arguments and results of main, by number, partial over axes of the mesh."""
         with self._module.context:
-            self._inline_calls()
-            name = "builtin.module(sdy-propagation-pipeline)"
-            passmanager.PassManager.parse(name).run(self._module.operation)
+            partials = self.propagate(mesh).partials
             main = self._main()
+            for name, numbers in (("arg_attrs", arguments), ("res_attrs", results)):
+                rows = list(main.attributes[name])
+                for k, axes in numbers.items():
+                    row = {named.name: named.attr for named in ir.DictAttr(rows[k])}
+                    dims, _ = sharded_axes(row["sdy.sharding"])
+                    row["sdy.sharding"] = partials.attribute(dims, axes)
+                    rows[k] = ir.DictAttr.get(row)
+                main.attributes[name] = ir.ArrayAttr.get(rows)
+            partials.keep(arguments, results)
 
-            def specs(rows: Any, avals: Sequence[Any]) -> list[PartitionSpec]:
-                found = [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
-                return [_spec_of(a, v, mesh) for a, v in zip(found, avals, strict=True)]
-
-            return (
-                specs(main.arg_attrs, arguments),
-                specs(main.attributes["res_attrs"], results),
-            )
+    def propagate(self, mesh: Mesh) -> Propagated:
+        """The shardings that Shardy finds."""
+        with self._module.context:
+            return Propagated(self._module.operation, mesh)
 
     # JAX 0.10.2, 0.11.2: mhlo.backend_config's index into the table of callbacks.
     def redirect_callbacks(

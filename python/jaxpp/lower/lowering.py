@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from jaxpp import _core
 from jaxpp.jax_internals.context import context_mesh
@@ -19,6 +19,7 @@ from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
+from jaxpp.plan.sharding import Specs
 from jaxpp.trace.graph import FrontOp, Graph
 
 __all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]
@@ -60,9 +61,8 @@ class TaskLowerer:
 
     Args:
       graph: the traced step. staged: its partition. mesh: the mesh it runs on. specs: the
-      sharding of every value that tasks exchange, by value id; None if a rank
-        has one device.
-      platform: the target of the lowering ("cpu", "cuda", ...).
+      shardings of the values that tasks exchange. platform: the target of the lowering ("cpu",
+      "cuda", ...).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TaskLowerer:
         graph: Graph,
         staged: _core.Staged,
         mesh: MpmdMesh,
-        specs: dict[int, PartitionSpec] | None,
+        specs: Specs,
         platform: str,
     ) -> None:
         self.graph = graph
@@ -169,7 +169,9 @@ class TaskLowerer:
         return tuple(key)
 
     def _value_key(self, value: int) -> Any:
-        return str(self.avals[value]), None if self.specs is None else self.specs[value]
+        specs = self.specs
+        sharding = () if specs.one_device else (specs.of(value), specs.partial.get(value))
+        return str(self.avals[value]), sharding
 
     def _task_key(self, task: _core.StagedTask, donations: Sequence[int | None]) -> Any:
         local: dict[Any, int] = {v: k for k, v in enumerate(task.inputs)}
@@ -191,22 +193,31 @@ class TaskLowerer:
             self._cache[key] = self._lower(task, donations)
         return self._cache[key]
 
-    def _shardings(self, values: Sequence[int], specs: dict[int, PartitionSpec]) -> Any:
+    def _shardings(self, values: Sequence[int]) -> Any:
         mesh = self.mesh.lowering_mesh()
-        return [NamedSharding(mesh, specs[v]) for v in values]
+        return [NamedSharding(mesh, self.specs.of(v)) for v in values]
+
+    def _keep_partial(self, task: _core.StagedTask, module: LoweredModule) -> None:
+        arguments, results = (
+            {k: self.specs.partial[v] for k, v in enumerate(values) if v in self.specs.partial}
+            for values in (task.inputs, task.outputs)
+        )
+        if arguments or results:
+            module.keep_partial(arguments, results, self.mesh.lowering_mesh())
 
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         avals = [
             jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in task.inputs
         ]
         options: dict[str, Any] = {}
-        if self.specs is not None:
-            options["in_shardings"] = tuple(self._shardings(task.inputs, self.specs))
-            options["out_shardings"] = self._shardings(task.outputs, self.specs)
+        if not self.specs.one_device:
+            options["in_shardings"] = tuple(self._shardings(task.inputs))
+            options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
         with context_mesh(self.mesh.lowering_mesh()):
             traced = function.trace(*avals)
             module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
+        self._keep_partial(task, module)
         module.set_aliases(donations)
         callbacks = redirect_callbacks(module)
         text = module.printer()

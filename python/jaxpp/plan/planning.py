@@ -25,12 +25,13 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
+from jaxpp.jax_internals.partial import Blocked
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
 from jaxpp.plan.advice import Step, warn_of_layout, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
-from jaxpp.plan.sharding import Specs, infer_specs
+from jaxpp.plan.sharding import Specs, StepShardings
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
@@ -321,18 +322,24 @@ class _TracedCall:
         memory_limits: MemoryLimits | None,
     ) -> Traced:
         found: list[Specs] = []
+        names = (self.arg_names, self.out_names)
+        shardings = StepShardings(graph, self.mesh, self.in_specs, self.out_specs, *names)
 
         def measure(staged: _core.Staged) -> list[int] | None:
-            names = (self.arg_names, self.out_names)
-            specs = infer_specs(graph, staged, self.mesh, self.in_specs, self.out_specs, *names)
-            found.append(specs)
-            return specs.value_bytes
+            found.append(shardings.infer(staged))
+            return found[-1].value_bytes
+
+        if self.mesh.lowering_mesh().size > 1 and graph.loops:
+            shardings.infer(_core.Plan.partition(graph.core, schedules))
+            for loop, results in enumerate(shardings.partial):
+                partial = [k for k, r in enumerate(results) if not isinstance(r, Blocked)]
+                graph.core.set_partial(loop, partial)
 
         plan = _core.Plan(graph.core, schedules, memory_limits, measure)
         return Traced(
             mesh=self.mesh,
             staged=plan.staged(),
-            specs=found[0],
+            specs=found[-1],
             plan=plan,
             tree=self.tree,
             out_tree=self.out_tree,

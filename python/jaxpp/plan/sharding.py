@@ -19,23 +19,26 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
+from jaxpp.jax_internals.partial import Blocked
 from jaxpp.mesh import MpmdMesh
-from jaxpp.operations import accumulate
+from jaxpp.operations import Add, accumulate
 from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import run_op
 from jaxpp.trace.graph import FrontLoop, Graph
 
-__all__ = ["Specs", "infer_specs"]
+__all__ = ["Specs", "StepShardings"]
 
 
 @dataclasses.dataclass
 class Specs:
     """`by_value`: the spec of every value that tasks exchange; for ranks of one device, only
     the specs from the user. `value_bytes`: the size of every value on one device; None: whole
-    values."""
+    values. `partial`: for values of which each device has a part of a sum, the mesh axes over
+    which they are to be added."""
 
     by_value: dict[int, PartitionSpec]
     value_bytes: list[int] | None
+    partial: dict[int, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def one_device(self) -> bool:
@@ -125,38 +128,6 @@ def _one_microbatch(
     return run
 
 
-def _propagate(
-    graph: Graph,
-    mesh: MpmdMesh,
-    in_specs: dict[int, PartitionSpec],
-    out_specs: dict[int, PartitionSpec],
-    wanted: list[int],
-) -> dict[int, PartitionSpec]:
-    lowering_mesh = mesh.lowering_mesh()
-    indices = [loop.index for loop in graph.loops]
-    args = [*range(graph.num_args + len(graph.consts)), *indices]
-    run = _one_microbatch(graph, mesh, args, wanted)
-
-    def shardings(values: Sequence[int], specs: dict[int, PartitionSpec]) -> list[Any]:
-        return [NamedSharding(lowering_mesh, specs[v]) if v in specs else None for v in values]
-
-    structs = [jax.ShapeDtypeStruct(graph.avals[v].shape, graph.avals[v].dtype) for v in args]
-    jitted = jax.jit(
-        run,
-        keep_unused=True,
-        in_shardings=tuple(shardings(args, in_specs)),
-        out_shardings=shardings(wanted, out_specs),
-    )
-    arguments, results = ([graph.avals[v] for v in values] for values in (args, wanted))
-    with context_mesh(lowering_mesh):
-        module = LoweredModule(jitted.lower(*structs))
-    specs = module.propagated_specs(arguments, results, lowering_mesh)
-    found: dict[int, PartitionSpec] = {}
-    for values, of_values in zip((args, wanted), specs, strict=True):
-        found.update(zip(values, of_values, strict=True))
-    return found
-
-
 # --- All values that tasks exchange --------------------------------------------------------
 
 
@@ -168,57 +139,144 @@ def _crossing_values(staged: _core.Staged) -> set[int]:
     return values
 
 
+def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
+    """The spec without these axes."""
+    parts = [() if p is None else (p if isinstance(p, tuple) else (p,)) for p in spec]
+    return PartitionSpec(*(tuple(a for a in part if a not in axes) or None for part in parts))
+
+
+def _partial(propagated: Any, loop: FrontLoop, k: int, at: dict[int, int]) -> Partial:
+    """Whether result k of a loop is a sum over devices. `at`: the results of the propagated
+    module by value."""
+    value = loop.results[k]
+    if type(loop.operations[k]) is not Add:
+        return Blocked("the loop does not add it up", loop.where)
+    if not isinstance(value, int):
+        return Blocked("it is a constant", loop.where)
+    try:
+        return propagated.partials.axes(at[value])
+    except Blocked as blocked:
+        return blocked
+
+
 def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
     dtype, shape = physical_type(aval)
     shard = NamedSharding(mesh, spec).shard_shape(tuple(shape))
     return _core.device_bytes(dtype, math.prod(shard))
 
 
-def infer_specs(
-    graph: Graph,
-    staged: _core.Staged,
-    mesh: MpmdMesh,
-    in_specs: Sequence[PartitionSpec | None],
-    out_specs: Sequence[PartitionSpec | None],
-    names: Sequence[str],
-    out_names: Sequence[str],
-) -> Specs:
-    """The spec of every value that tasks exchange, and its bytes on one device.
+Partial = frozenset[str] | Blocked  # the axes of a sum, or why it is none
+
+
+class StepShardings:
+    """The shardings of a traced step's values, inferred for a partition.
 
     Args:
-      graph, staged, mesh: the step, its partition and its mesh. in_specs, out_specs: specs from
-      the user, one entry per leaf; None: inferred. names, out_names: the names of the argument
-      and result leaves.
+      graph, mesh: the step and its mesh. in_specs, out_specs: specs from the user, one entry
+      per leaf; None: inferred. names, out_names: the names of the argument and result leaves.
 
     Raises:
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").
     """
-    lowering_mesh = mesh.lowering_mesh()
-    args = [placed.value for placed in staged.args()]
-    outputs = [placed.value for placed in staged.outputs()]
-    _check_given(
-        in_specs, [graph.avals[v] for v in args[: len(names)]], names, lowering_mesh, "in_specs"
-    )
-    _check_given(
-        out_specs, [graph.avals[v] for v in outputs], out_names, lowering_mesh, "out_specs"
-    )
-    given_in = {v: s for v, s in zip(args, in_specs, strict=False) if s is not None}
-    given_out = {
-        v: s
-        for v, s in zip(outputs, out_specs, strict=True)
-        if s is not None and v not in given_in
-    }
-    if lowering_mesh.size == 1:
-        return Specs({**given_in, **given_out}, None)
-    origins = staged.origins()
-    crossing = _crossing_values(staged)
-    wanted = sorted({origins[v] for v in crossing})
-    by_origin = _propagate(graph, mesh, given_in, given_out, wanted)
-    by_origin.update(given_in)
-    by_origin.update(given_out)
-    by_value = [by_origin.get(origin) for origin in origins]
-    value_bytes = [
-        _shard_bytes(spec, graph.avals[origin], lowering_mesh) if spec is not None else 0
-        for spec, origin in zip(by_value, origins, strict=True)
-    ]
-    return Specs({v: spec for v, spec in enumerate(by_value) if spec is not None}, value_bytes)
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: MpmdMesh,
+        in_specs: Sequence[PartitionSpec | None],
+        out_specs: Sequence[PartitionSpec | None],
+        names: Sequence[str],
+        out_names: Sequence[str],
+    ) -> None:
+        self._graph = graph
+        self._mesh = mesh
+        self._in_specs = in_specs
+        self._out_specs = out_specs
+        self._names = names
+        self._out_names = out_names
+        self._found: dict[int, PartitionSpec] = {}  # by value of the graph
+        self.partial: list[list[Partial]] = []  # of each loop's results
+
+    def _given(
+        self, staged: _core.Staged
+    ) -> tuple[dict[int, PartitionSpec], dict[int, PartitionSpec]]:
+        avals, mesh = self._graph.avals, self._mesh.lowering_mesh()
+        args = [placed.value for placed in staged.args()]
+        outputs = [placed.value for placed in staged.outputs()]
+        own = [avals[v] for v in args[: len(self._names)]]
+        _check_given(self._in_specs, own, self._names, mesh, "in_specs")
+        results = [avals[v] for v in outputs]
+        _check_given(self._out_specs, results, self._out_names, mesh, "out_specs")
+        given_in = {v: s for v, s in zip(args, self._in_specs, strict=False) if s is not None}
+        given_out = {
+            v: s
+            for v, s in zip(outputs, self._out_specs, strict=True)
+            if s is not None and v not in given_in
+        }
+        return given_in, given_out
+
+    def infer(self, staged: _core.Staged) -> Specs:
+        """The spec of every value that tasks exchange, and its bytes on one device."""
+        given_in, given_out = self._given(staged)
+        mesh = self._mesh.lowering_mesh()
+        if mesh.size == 1:
+            return Specs({**given_in, **given_out}, None)
+        origins = staged.origins()
+        wanted = sorted({origins[v] for v in _crossing_values(staged)})
+        if not self._found.keys() >= set(wanted):
+            self._propagate(given_in, given_out, wanted)
+            self._found.update(given_in)
+            self._found.update(given_out)
+        by_value = {
+            v: self._found[origin]
+            for v, origin in enumerate(origins)
+            if origin in self._found
+        }
+        partial: dict[int, frozenset[str]] = {}
+        for loop, result, values in staged.partials():
+            axes = self.partial[loop][result]
+            assert not isinstance(axes, Blocked)
+            for v in values:
+                partial[v] = axes
+                by_value[v] = _without(by_value[v], axes)
+        value_bytes = [0] * len(origins)
+        for v, spec in by_value.items():
+            value_bytes[v] = _shard_bytes(spec, self._graph.avals[origins[v]], mesh)
+        return Specs(by_value, value_bytes, partial)
+
+    def _propagate(
+        self,
+        in_specs: dict[int, PartitionSpec],
+        out_specs: dict[int, PartitionSpec],
+        wanted: list[int],
+    ) -> None:
+        graph, mesh = self._graph, self._mesh.lowering_mesh()
+        indices = [loop.index for loop in graph.loops]
+        args = [*range(graph.num_args + len(graph.consts)), *indices]
+        reduced = [v for loop in graph.loops for v in loop.results if isinstance(v, int)]
+        outputs = list(dict.fromkeys((*wanted, *reduced)))
+        run = _one_microbatch(graph, self._mesh, args, outputs)
+
+        def shardings(values: Sequence[int], specs: dict[int, PartitionSpec]) -> list[Any]:
+            return [NamedSharding(mesh, specs[v]) if v in specs else None for v in values]
+
+        def struct(value: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(graph.avals[value].shape, graph.avals[value].dtype)
+
+        jitted = jax.jit(
+            run,
+            keep_unused=True,
+            in_shardings=tuple(shardings(args, in_specs)),
+            out_shardings=shardings(outputs, out_specs),
+        )
+        with context_mesh(mesh):
+            module = LoweredModule(jitted.lower(*map(struct, args)))
+        propagated = module.propagate(mesh)
+        avals = ([graph.avals[v] for v in values] for values in (args, outputs))
+        for values, specs in zip((args, outputs), propagated.specs(*avals), strict=True):
+            self._found.update(zip(values, specs, strict=True))
+        at = {v: k for k, v in enumerate(outputs)}
+        self.partial = [
+            [_partial(propagated, loop, k, at) for k in range(len(loop.results))]
+            for loop in graph.loops
+        ]

@@ -46,9 +46,8 @@ class _TracedCode:
     """A step whose tasks JAX has lowered."""
 
     def __init__(self, traced: Traced, devices: StepDevices, options: Options) -> None:
-        specs = None if traced.specs.one_device else traced.specs.by_value
         self.lower = TaskLowerer(
-            traced.graph, traced.staged, options.mesh, specs, devices.platform
+            traced.graph, traced.staged, options.mesh, traced.specs, devices.platform
         ).lower
         self.compile_options = serialized_compile_options(
             devices.rank_size,

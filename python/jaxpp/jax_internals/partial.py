@@ -1,0 +1,570 @@
+"""Sums that stay partial over the devices of a rank, in MLIR.
+
+A sum over an axis that is sharded over devices is first a partial sum on each device. XLA adds
+these at once, with an all-reduce, unless Shardy is told that the value is `unreduced` over the
+mesh's axes. `Partials` finds where a result is such a sum, through the operations that are
+linear in it, and keeps it partial up to there.
+
+Shardy does not prove that a value that is declared unreduced is a partial sum: a value that
+each device has whole would be counted once for each. Therefore the operands of a sum are
+constrained to the shards that make it partial, only listed operations are passed, and any other
+value that is added is first made partial: whole on one device, zero on the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, sdy, stablehlo
+
+__all__ = ["Blocked", "Partials", "operations", "sharded_axes"]
+
+Axes = frozenset[str]
+_Dimensions = list[tuple[str, ...]]
+_Calls = tuple[Any, ...]  # the calls that lead to a function, from main on
+
+# Operations of one operand that are linear in it, or round it.
+_UNARY = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "broadcast_in_dim convert dynamic_slice gather negate reshape reverse slice transpose"
+    ).split()
+) | {"sdy.sharding_constraint"}
+_SUMS = frozenset(("stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"))
+_BRANCHES = ("stablehlo.case", "stablehlo.if")
+
+# A function of a value: itself on the first device along some axes, zeros on the others.
+_ON_FIRST_DEVICE = """
+{mesh}
+func.func private @partial(%v: {type}) -> {type} {{
+  %none = stablehlo.constant dense<0> : tensor<i32>
+  %zero = stablehlo.convert %none : (tensor<i32>) -> tensor<{element}>
+  %zeros = stablehlo.broadcast_in_dim %zero, dims = []
+      : (tensor<{element}>) -> tensor<{shape}{element}>
+  %at = stablehlo.iota dim = 0 : tensor<{shape}i32>
+  %first = stablehlo.constant dense<0> : tensor<{shape}i32>
+  %is_first = stablehlo.compare EQ, %at, %first
+      : (tensor<{shape}i32>, tensor<{shape}i32>) -> tensor<{shape}i1>
+  %all = stablehlo.broadcast_in_dim %v, dims = {dims} : ({type}) -> tensor<{shape}{element}>
+  %one = stablehlo.select %is_first, %all, %zeros : tensor<{shape}i1>, tensor<{shape}{element}>
+  %each = sdy.sharding_constraint %one {one_each} : tensor<{shape}{element}>
+  %sum = stablehlo.reduce(%each init: %zero) applies stablehlo.add across dimensions = [0]
+      : (tensor<{shape}{element}>, tensor<{element}>) -> {type}
+  %partial = sdy.sharding_constraint %sum {partial} : {type}
+  return %partial : {type}
+}}
+"""
+
+
+@dataclasses.dataclass
+class Blocked(Exception):
+    """Why a value is no partial sum, and the location of the operation that says so."""
+
+    reason: str
+    location: Any
+
+
+def operations(root: Any) -> Iterator[Any]:
+    """The operations in an operation, at any depth, in order."""
+    for region in root.regions:
+        for block in region.blocks:
+            for op in block.operations:
+                yield op.operation
+                yield from operations(op.operation)
+
+
+def sharded_axes(sharding: Any) -> tuple[_Dimensions, Axes]:
+    """The mesh axes of a Shardy sharding by dimension, and those that it is unreduced over.
+
+    A dimension that takes a part of an axis counts as whole.
+    """
+    found = []
+    for dimension in sdy.TensorShardingAttr(sharding).dimension_shardings:
+        refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dimension).axes]
+        parts = any(ref.sub_axis_info is not None for ref in refs)
+        found.append(() if parts else tuple(ref.name for ref in refs))
+    unreduced = sdy.TensorShardingAttr(sharding).unreduced_axes
+    return found, frozenset(sdy.AxisRefAttr(ref).name for ref in unreduced)
+
+
+def _operation(value: Any) -> Any:
+    return value.owner.operation
+
+
+def _is_argument(value: Any) -> bool:
+    return isinstance(value.owner, ir.Block)
+
+
+def _rank(value: Any) -> int:
+    return ir.RankedTensorType(value.type).rank
+
+
+def _is_zero(value: Any) -> bool:
+    if _is_argument(value) or _operation(value).name != "stablehlo.constant":
+        return False
+    constant = ir.DenseElementsAttr(value.owner.attributes["value"])
+    return constant.is_splat and not np.any(np.asarray(constant.get_splat_value().value))
+
+
+def _adds(op: Any) -> bool:
+    """Whether the op's region returns the sum of its two arguments."""
+    inner = [o.operation for o in op.regions[0].blocks[0].operations]
+    return len(inner) == 2 and inner[0].name == "stablehlo.add"
+
+
+def _behind(value: Any) -> Any:
+    """The insertion point behind the operation that makes a value."""
+    if _is_argument(value):
+        return ir.InsertionPoint.at_block_begin(value.owner)
+    return ir.InsertionPoint.after(value.owner.operation)
+
+
+def _printed(sharding: Any) -> str:
+    """A sharding as constraints print it."""
+    return str(sharding).removeprefix("#sdy.sharding")
+
+
+def _returned(region: Any) -> Any:
+    """The operation that ends a region."""
+    *_, last = region.blocks[0].operations
+    return last.operation
+
+
+def _meet(a: Axes | None, b: Axes | None) -> Axes | None:
+    """The axes over which both are partial; None: over any."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+@dataclasses.dataclass
+class _Rule:
+    """How an operation's result is partial.
+
+    `sharded`: the sum's operands, with the shards that make it partial over `axes`; without
+    any, axes is None. `partial`: the operands that have to be partial themselves.
+    """
+
+    partial: Sequence[int] = ()
+    axes: Axes | None = None
+    sharded: dict[int, _Dimensions] = dataclasses.field(default_factory=dict)
+
+
+class Partials:
+    """The partial sums of a module's main function.
+
+    Args:
+      functions: the module's functions by name. mesh: its sdy.mesh. sizes: of the mesh's
+      axes. arguments: the sharding of main's arguments by dimension. of_ops: that of each
+      operation's results, as Shardy propagates it, by the first of them. (Operations
+      compare by what they do, values by what they are.)
+    """
+
+    def __init__(
+        self,
+        functions: dict[str, Any],
+        mesh: Any,
+        sizes: dict[str, int],
+        arguments: Sequence[_Dimensions | None],
+        of_ops: dict[Any, Sequence[_Dimensions]],
+    ) -> None:
+        self.functions = functions
+        self.main = functions["main"]
+        self.mesh = mesh.attributes["sym_name"].value
+        self._text = str(mesh)
+        self.sizes = sizes
+        self.arguments = arguments
+        self.of_ops = of_ops
+        self._assumed: dict[Any, Axes | None] = {}  # of loops that are being looked at
+        self._kept: dict[Any, Any] = {}  # values with a constraint behind them
+        self._partial: dict[Any, Axes] = {}  # values that are partial by now
+        self._copies: dict[Any, str] = {}  # calls to a copy: the function that was copied
+
+    # --- Shardings ---
+
+    def _dimensions(self, value: Any, calls: _Calls) -> _Dimensions:
+        """The sharding of a value in the function that the last of the calls calls."""
+        number = value.arg_number if _is_argument(value) else value.result_number
+        owner = value.owner.owner.operation if _is_argument(value) else _operation(value)
+        if owner.name == "func.call":
+            end = _returned(self._called(owner).regions[0])
+            return self._dimensions(end.operands[number], (*calls, owner))
+        if owner.name != "func.func":
+            found = self.of_ops.get(owner.results[0])
+            return found[number] if found else [()] * _rank(value)
+        if calls:
+            return self._dimensions(calls[-1].operands[number], calls[:-1])
+        return self.arguments[number] or [()] * _rank(value)
+
+    def _constrained(self, value: Any, dimensions: _Dimensions, axes: Axes) -> Any:
+        """The value with a constraint behind it, unreduced over the axes."""
+        with value.context, ir.Location.unknown(), _behind(value):
+            return sdy.ShardingConstraintOp(value, self.attribute(dimensions, axes)).result
+
+    def attribute(self, dimensions: _Dimensions, axes: Axes) -> Any:
+        """The Shardy sharding with these mesh axes for each dimension, in a context."""
+
+        def refs(names: Any) -> list[Any]:
+            return [sdy.AxisRefAttr.get(name) for name in names]
+
+        dims = [sdy.DimensionShardingAttr.get(refs(names), True) for names in dimensions]
+        ordered = [name for name in self.sizes if name in axes]
+        return sdy.TensorShardingAttr.get(self.mesh, dims, unreduced_axes=refs(ordered))
+
+    def _without(self, value: Any, calls: _Calls, axes: Axes) -> _Dimensions:
+        return [
+            tuple(a for a in names if a not in axes)
+            for names in self._dimensions(value, calls)
+        ]
+
+    # --- Sums over a sharded dimension ---
+
+    def _contracted(self, op: Any, calls: _Calls) -> tuple[list[int], list[int]]:
+        """The dimensions of both operands of a product that it sums over, in pairs."""
+        if op.name == "stablehlo.dot_general":
+            numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+            return (
+                list(numbers.lhs_contracting_dimensions),
+                list(numbers.rhs_contracting_dimensions),
+            )
+        numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        groups = ("feature_group_count", "batch_group_count")
+        if any(ir.IntegerAttr(op.attributes[name]).value != 1 for name in groups):
+            return [], []
+        return [numbers.input_feature_dimension], [numbers.kernel_input_feature_dimension]
+
+    def _product_rule(self, op: Any, calls: _Calls) -> _Rule | None:
+        operands = op.operands[0], op.operands[1]
+        both = [self._dimensions(v, calls) for v in operands]
+        pairs = list(zip(*self._contracted(op, calls), strict=True))
+        summed = [both[0][i] or both[1][j] for i, j in pairs]
+        axes = frozenset(a for names in summed for a in names)
+        if not axes:
+            return None
+        sharded = {}
+        for k, value in enumerate(operands):
+            shape = ir.RankedTensorType(value.type).shape
+            dims = [tuple(a for a in names if a not in axes) for names in both[k]]
+            for pair, names in zip(pairs, summed, strict=True):
+                dims[pair[k]] = names
+                if shape[pair[k]] % self._ways(names):
+                    return None
+            sharded[k] = dims
+        return _Rule(axes=axes, sharded=sharded)
+
+    def _ways(self, names: tuple[str, ...]) -> int:
+        return int(np.prod([self.sizes[a] for a in names]))
+
+    def _sum_rule(self, op: Any, calls: _Calls) -> _Rule | None:
+        """The rule of a reduction with addition."""
+        if len(op.operands) != 2 or not _adds(op) or not _is_zero(op.operands[1]):
+            raise Blocked("it is reduced otherwise than by a sum from zero", op.location)
+        dims = self._dimensions(op.operands[0], calls)
+        reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
+        axes = frozenset(a for d in reduced for a in dims[d])
+        return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
+
+    def _scatter_rule(self, op: Any, calls: _Calls) -> _Rule:
+        """The rule of an addition of rows, as in the gradient of an embedding."""
+        numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+        plain = len(op.operands) == 3 and not list(numbers.input_batching_dims)
+        if not plain or not _adds(op):
+            raise Blocked("rows are written to it, not added", op.location)
+        updates, window = op.operands[2], list(numbers.update_window_dims)
+        dims = self._dimensions(updates, calls)
+        rows = [d for d in range(_rank(updates)) if d not in window]
+        axes = frozenset(a for d in rows for a in dims[d])
+        kept: list[Any] = [dims[d] for d in rows]
+        shape = ir.RankedTensorType(updates.type).shape
+        if any(shape[d] % self._ways(dims[d]) for d in rows):
+            axes = frozenset()
+        kept.insert(numbers.index_vector_dim, ())
+        indices = kept[: _rank(op.operands[1])]
+        windows = [() if d in window else dims[d] for d in range(_rank(updates))]
+        return _Rule([0], axes, {1: indices, 2: windows})
+
+    # --- Rules ---
+
+    def _either(self, op: Any, calls: _Calls) -> _Rule:
+        """The rule of a product that is no sum over a sharded dimension itself."""
+        first: Blocked | None = None
+        for k in (0, 1):
+            try:
+                axes = self._axes(op.operands[k], calls, op)
+            except Blocked as blocked:
+                first = first or blocked
+                continue
+            other = self._dimensions(op.operands[1 - k], calls)
+            if axes and any(a in axes for names in other for a in names):
+                first = first or Blocked("it is multiplied by a sharded array", op.location)
+                continue
+            return _Rule([k])
+        assert first is not None
+        raise first
+
+    def _rule(self, op: Any, calls: _Calls) -> _Rule:
+        name = op.name
+        if name == "sdy.sharding_constraint":
+            raise Blocked("the step constrains its sharding", op.location)
+        if name in ("stablehlo.dot_general", "stablehlo.convolution"):
+            return self._product_rule(op, calls) or self._either(op, calls)
+        if name == "stablehlo.reduce":
+            return self._sum_rule(op, calls) or _Rule([0])
+        if name == "stablehlo.scatter":
+            return self._scatter_rule(op, calls)
+        if name in _UNARY or name == "stablehlo.divide":
+            return _Rule([0])
+        if name in _SUMS:
+            return _Rule(range(len(op.operands)))
+        if name in ("stablehlo.pad", "stablehlo.dynamic_update_slice"):
+            return _Rule([0, 1])
+        if name == "stablehlo.select":
+            return _Rule([1, 2])
+        if name == "stablehlo.multiply":
+            return self._either(op, calls)
+        raise Blocked(f"{name.partition('.')[2]} is not linear in it", op.location)
+
+    # --- Where a value is partial ---
+
+    def axes(self, result: int) -> Axes:
+        """The axes over which a result of main is a partial sum whose only other user is the
+        sum over microbatches. Raises Blocked."""
+        end = _returned(self.main.regions[0])
+        value = end.operands[result]
+        if _is_argument(value):
+            raise Blocked("it comes from outside the loop", self.main.location)
+        if len([use for use in value.uses if use.owner.operation != end]) > 1:
+            raise Blocked("the step also uses it in the loop", _operation(value).location)
+        found = self._axes_of_result(value, ())
+        if not found:
+            raise Blocked("no axis of a rank's mesh shards what it sums", value.owner.location)
+        return found
+
+    def _axes(self, value: Any, calls: _Calls, user: Any) -> Axes | None:
+        """The axes over which a value that `user` takes is a partial sum; None for zeros."""
+        if value in self._partial:
+            return self._partial[value]
+        if _is_zero(value):
+            return None
+        if any(use.owner.operation != user for use in value.uses):
+            maker = value.owner.owner if _is_argument(value) else value.owner
+            raise Blocked("the step also uses it in the loop", maker.location)
+        if _is_argument(value):
+            return self._axes_of_argument(value, calls)
+        return self._axes_of_result(value, calls)
+
+    def _axes_of_result(self, value: Any, calls: _Calls) -> Axes | None:
+        op, k = _operation(value), value.result_number
+        if op.name == "stablehlo.while":
+            return self._axes_of_carry(op, k, calls)
+        if op.name in _BRANCHES:
+            ends = [_returned(region) for region in op.regions]
+            return self._axes_of_all([(end, k) for end in ends], calls)
+        if op.name == "func.call":
+            end = _returned(self._called(op).regions[0])
+            return self._axes(end.operands[k], (*calls, op), end)
+        if op.name == "stablehlo.optimization_barrier":
+            return self._axes(op.operands[k], calls, op)
+        rule = self._rule(op, calls)
+        return _meet(rule.axes, self._axes_of_all([(op, i) for i in rule.partial], calls))
+
+    def _axes_of_all(self, uses: Sequence[tuple[Any, int]], calls: _Calls) -> Axes | None:
+        axes: Axes | None = None
+        for user, k in uses:
+            axes = _meet(axes, self._axes(user.operands[k], calls, user))
+        return axes
+
+    def _called(self, call: Any) -> Any:
+        return self.functions[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
+
+    def _axes_of_argument(self, value: Any, calls: _Calls) -> Axes | None:
+        owner, k = value.owner.owner.operation, value.arg_number
+        if owner.name == "stablehlo.while":
+            key = owner.results[k], calls
+            if key in self._assumed:
+                return self._assumed[key]
+            return self._axes_of_carry(owner, k, calls)
+        if owner.name == "func.func" and calls:
+            return self._axes(calls[-1].operands[k], calls[:-1], calls[-1])
+        raise Blocked("it comes from outside the loop", owner.location)
+
+    def _axes_of_carry(self, op: Any, k: int, calls: _Calls) -> Axes | None:
+        """The largest set of axes that a loop keeps from its start to its end."""
+        key, end = (op.results[k], calls), _returned(op.regions[1])
+        if list(op.regions[0].blocks[0].arguments[k].uses):
+            raise Blocked("the step also uses it in the loop", op.location)
+        axes = self._axes(op.operands[k], calls, op)
+        while True:
+            self._assumed[key] = axes
+            try:
+                found = _meet(axes, self._axes(end.operands[k], calls, end))
+            finally:
+                del self._assumed[key]
+            if found == axes:
+                return axes
+            axes = found
+
+    # --- Keeping a value partial ---
+
+    def keep(self, arguments: dict[int, Axes], results: dict[int, Axes]) -> None:
+        """Takes arguments of main as partial sums and makes results partial, by number.
+
+        Arguments that no partial result adds up are added among each other and reduced.
+        """
+        block = self.main.regions[0].blocks[0]
+        for k, axes in arguments.items():
+            self._partial[block.arguments[k]] = axes
+        for k, axes in results.items():
+            self._keep_operand(_returned(self.main.regions[0]), k, (), axes)
+        self._reduce([block.arguments[k] for k in arguments])
+        self._share_copies()
+
+    def _keep_operand(self, user: Any, k: int, calls: _Calls, axes: Axes) -> None:
+        value = user.operands[k]
+        try:
+            found = self._axes(value, calls, user)
+        except Blocked:
+            found = frozenset()
+        if found is None or axes == found:
+            user.operands[k] = self._kept_value(value, calls, axes)
+        else:
+            user.operands[k] = self._made_partial(value, calls, axes)
+
+    def _kept_value(self, value: Any, calls: _Calls, axes: Axes) -> Any:
+        if value in self._partial:
+            return value
+        if _is_argument(value):
+            self._keep_argument(value, calls, axes)
+            return value
+        if value not in self._kept:
+            kept = self._constrained(value, self._without(value, calls, axes), axes)
+            self._kept[value] = kept
+            self._partial[kept] = axes
+            if not _is_zero(value):
+                self._keep_operands(_operation(value), value.result_number, calls, axes)
+        return self._kept[value]
+
+    def _keep_argument(self, value: Any, calls: _Calls, axes: Axes) -> None:
+        owner, k = value.owner.owner.operation, value.arg_number
+        if owner.name == "stablehlo.while":
+            self._keep_carry(owner, k, calls, axes)
+        else:
+            self._partial[value] = axes
+            self._keep_operand(calls[-1], k, calls[:-1], axes)
+
+    def _keep_carry(self, op: Any, k: int, calls: _Calls, axes: Axes) -> None:
+        argument = op.regions[1].blocks[0].arguments[k]
+        if argument not in self._partial:
+            end = _returned(op.regions[1])
+            self._partial[argument] = axes
+            self._keep_operand(op, k, calls, axes)
+            self._keep_operand(end, k, calls, axes)
+
+    def _keep_operands(self, op: Any, k: int, calls: _Calls, axes: Axes) -> None:
+        """Makes the operands of `op` such that its result `k` is partial."""
+        if op.name == "stablehlo.while":
+            self._keep_carry(op, k, calls, axes)
+        elif op.name in _BRANCHES:
+            for region in op.regions:
+                self._keep_operand(_returned(region), k, calls, axes)
+        elif op.name == "func.call":
+            self._own_function(op)
+            end = _returned(self._called(op).regions[0])
+            self._keep_operand(end, k, (*calls, op), axes)
+        elif op.name == "stablehlo.optimization_barrier":
+            self._keep_operand(op, k, calls, axes)
+        else:
+            rule = self._rule(op, calls)
+            for i, dims in rule.sharded.items():
+                op.operands[i] = self._constrained(op.operands[i], dims, frozenset())
+            for i in rule.partial:
+                self._keep_operand(op, i, calls, axes)
+
+    def _made_partial(self, value: Any, calls: _Calls, axes: Axes) -> Any:
+        """The value on the first of the devices along the axes, zeros on the others."""
+        kind = ir.RankedTensorType(value.type)
+        names = tuple(a for a in self.sizes if a in axes)
+        dims = self._without(value, calls, axes)
+        with value.context, ir.Location.unknown():
+            text = _ON_FIRST_DEVICE.format(
+                type=kind,
+                element=kind.element_type,
+                shape="".join(f"{size}x" for size in (self._ways(names), *kind.shape)),
+                dims=list(range(1, kind.rank + 1)),
+                mesh=self._text,
+                one_each=_printed(self.attribute([names, *dims], frozenset())),
+                partial=_printed(self.attribute(dims, axes)),
+            )
+            function = ir.Module.parse(text).body.operations[1].operation
+            call = self._add_function(function, "partial")
+            with _behind(value):
+                made = func.CallOp([kind], call, [value]).result
+        self._partial[made] = axes
+        return made
+
+    # --- Functions ---
+
+    def _add_function(self, function: Any, name: str) -> str:
+        """Adds a copy of a function to the module, and returns its name."""
+        name = f"{name}_{len(self.functions)}"
+        with self.main.context:
+            copy = function.clone(ip=ir.InsertionPoint(self.main.operation))
+            copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        self.functions[name] = copy
+        return name
+
+    def _own_function(self, call: Any) -> None:
+        """Makes a call the only one of its function."""
+        if call.results[0] in self._copies:
+            return
+        function = self._called(call)
+        original = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+        name = self._add_function(function.operation, original)
+        with call.context:
+            call.attributes["callee"] = ir.FlatSymbolRefAttr.get(name)
+        copy = self.functions[name]
+        for old, new in zip(operations(function), operations(copy), strict=True):
+            if len(old.results) and old.results[0] in self.of_ops:
+                self.of_ops[new.results[0]] = self.of_ops[old.results[0]]
+        self._copies[call.results[0]] = original
+
+    def _share_copies(self) -> None:
+        """Makes calls of equal copies of a function calls of one of them."""
+        first: dict[str, str] = {}
+        for call in map(_operation, self._copies):
+            name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+            body = str(self.functions[name].operation).partition("(")[2]
+            shared = first.setdefault(body, name)
+            if shared != name:
+                with call.context:
+                    call.attributes["callee"] = ir.FlatSymbolRefAttr.get(shared)
+                self.functions.pop(name).erase()
+
+    # --- The end of a partial sum ---
+
+    def _reduce(self, values: list[Any]) -> None:
+        """Adds partial arguments of main that are terms of one sum, and then the devices' parts
+        of what remains."""
+        left = [v for v in values if any(True for _ in v.uses)]
+        while left:
+            value = left.pop()
+            axes = self._partial[value]
+            users = {use.owner.operation for use in value.uses}
+            if len(users) == 1 and (op := users.pop()).name == "stablehlo.add":
+                terms = [v for v in op.operands if v != value]
+                if all(self._partial.get(v) == axes for v in terms):
+                    left = [v for v in left if v not in terms]
+                    if op.results[0] in self._kept:
+                        continue  # the state of an accumulator
+                    dims = self._without(op.results[0], (), axes)
+                    total = self._constrained(op.results[0], dims, axes)
+                    op.results[0].replace_all_uses_except(total, total.owner.operation)
+                    self._partial[total] = axes
+                    left.append(total)
+                    continue
+            whole = self._constrained(value, self._dimensions(value, ()), frozenset())
+            value.replace_all_uses_except(whole, whole.owner.operation)
