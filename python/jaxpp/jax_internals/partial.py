@@ -180,6 +180,7 @@ class Partials:
         self.arguments = arguments
         self.of_ops = of_ops
         self._assumed: dict[Any, Axes | None] = {}  # of loops that are being looked at
+        self._uses: list[Any] = []  # (value, calls, user) of the sum that is looked at
         self._kept: dict[Any, Any] = {}  # values with a constraint behind them
         self._partial: dict[Any, Axes] = {}  # values that are partial by now
         self._copies: dict[Any, str] = {}  # calls to a copy: the function that was copied
@@ -293,13 +294,16 @@ class Partials:
         """The rule of a product that is no sum over a sharded dimension itself."""
         first: Blocked | None = None
         for k in (0, 1):
+            before = len(self._uses)
             try:
                 axes = self._axes(op.operands[k], calls, op)
             except Blocked as blocked:
+                del self._uses[before:]
                 first = first or blocked
                 continue
             other = self._dimensions(op.operands[1 - k], calls)
             if axes and any(a in axes for names in other for a in names):
+                del self._uses[before:]
                 first = first or Blocked("it is multiplied by a sharded array", op.location)
                 continue
             return _Rule([k])
@@ -330,19 +334,49 @@ class Partials:
 
     # --- Where a value is partial ---
 
-    def axes(self, result: int) -> Axes:
-        """The axes over which a result of main is a partial sum whose only other user is the
-        sum over microbatches. Raises Blocked."""
+    def axes(self, results: Sequence[int]) -> dict[int, Axes | Blocked | None]:
+        """The axes over which results of main are partial sums, or why they are none; None for
+        zeros.
+
+        All users of such a sum must be linear in it too, up to other partial results. A result
+        has one user more, which adds it up over the microbatches.
+        """
         end = _returned(self.main.regions[0])
-        value = end.operands[result]
-        if _is_argument(value):
-            raise Blocked("it comes from outside the loop", self.main.location)
-        if len([use for use in value.uses if use.owner.operation != end]) > 1:
-            raise Blocked("the step also uses it in the loop", _operation(value).location)
-        found = self._axes_of_result(value, ())
-        if not found:
-            raise Blocked("no axis of a rank's mesh shards what it sums", value.owner.location)
+        found: dict[int, Axes | Blocked | None] = {}
+        uses: dict[int, set[Any]] = {}  # that make each of them
+        for k in results:
+            value = end.operands[k]
+            self._uses = []
+            try:
+                if _is_argument(value):
+                    raise Blocked("it comes from outside the loop", self.main.location)
+                axes = self._axes_of_result(value, ())
+                if axes == frozenset():
+                    raise Blocked("nothing that it sums is sharded", value.owner.location)
+                found[k], uses[k] = axes, set(self._uses)
+            except Blocked as blocked:
+                found[k] = blocked
+        while blocked_now := self._with_other_users(end, found, uses):
+            found.update(blocked_now)
         return found
+
+    def _with_other_users(
+        self, end: Any, found: dict[int, Axes | Blocked | None], uses: dict[int, set[Any]]
+    ) -> dict[int, Blocked]:
+        """The partial results made of a value that anything else uses."""
+        blocked: dict[int, Blocked] = {}
+        live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
+        roots = {end.operands[k] for k in live}
+        for k, axes in live.items():
+            known = set().union(*(uses[j] for j in live if live[j] == axes))
+            for value, calls in {(end.operands[k], ()), *((v, c) for v, c, _ in uses[k])}:
+                users = [use.owner.operation for use in value.uses]
+                others = [user for user in users if (value, calls, user) not in known]
+                if value in roots:  # returned, and added up over the microbatches
+                    others = [user for user in others if user != end][1:]
+                if others:
+                    blocked[k] = Blocked("the step also uses it in the loop", others[0].location)
+        return blocked
 
     def _axes(self, value: Any, calls: _Calls, user: Any) -> Axes | None:
         """The axes over which a value that `user` takes is a partial sum; None for zeros."""
@@ -350,9 +384,7 @@ class Partials:
             return self._partial[value]
         if _is_zero(value):
             return None
-        if any(use.owner.operation != user for use in value.uses):
-            maker = value.owner.owner if _is_argument(value) else value.owner
-            raise Blocked("the step also uses it in the loop", maker.location)
+        self._uses.append((value, calls, user))
         if _is_argument(value):
             return self._axes_of_argument(value, calls)
         return self._axes_of_result(value, calls)
@@ -418,8 +450,14 @@ class Partials:
         block = self.main.regions[0].blocks[0]
         for k, axes in arguments.items():
             self._partial[block.arguments[k]] = axes
+        end = _returned(self.main.regions[0])
+        found = self.axes(list(results))
+        others = [k for k, axes in results.items() if found[k] not in (None, axes)]
         for k, axes in results.items():
-            self._keep_operand(_returned(self.main.regions[0]), k, (), axes)
+            if k not in others:
+                end.operands[k] = self._kept_value(end.operands[k], (), axes)
+        for k in others:
+            end.operands[k] = self._made_partial(end.operands[k], (), results[k])
         self._reduce([block.arguments[k] for k in arguments])
         self._share_copies()
 
@@ -440,12 +478,16 @@ class Partials:
         if _is_argument(value):
             self._keep_argument(value, calls, axes)
             return value
+        if _is_zero(value):
+            # Behind a barrier, it is not merged with a zero that is whole.
+            with value.context, ir.Location.unknown(), _behind(value):
+                own = stablehlo.OptimizationBarrierOp([value]).results[0]
+            return self._constrained(own, self._without(value, calls, axes), axes)
         if value not in self._kept:
             kept = self._constrained(value, self._without(value, calls, axes), axes)
             self._kept[value] = kept
             self._partial[kept] = axes
-            if not _is_zero(value):
-                self._keep_operands(_operation(value), value.result_number, calls, axes)
+            self._keep_operands(_operation(value), value.result_number, calls, axes)
         return self._kept[value]
 
     def _keep_argument(self, value: Any, calls: _Calls, axes: Axes) -> None:
@@ -499,8 +541,8 @@ class Partials:
                 one_each=_printed(self.attribute([names, *dims], frozenset())),
                 partial=_printed(self.attribute(dims, axes)),
             )
-            function = ir.Module.parse(text).body.operations[1].operation
-            call = self._add_function(function, "partial")
+            module = ir.Module.parse(text)
+            call = self._add_function(module.body.operations[1].operation, "partial")
             with _behind(value):
                 made = func.CallOp([kind], call, [value]).result
         self._partial[made] = axes

@@ -145,18 +145,10 @@ def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
     return PartitionSpec(*(tuple(a for a in part if a not in axes) or None for part in parts))
 
 
-def _partial(propagated: Any, loop: FrontLoop, k: int, at: dict[int, int]) -> Partial:
-    """Whether result k of a loop is a sum over devices. `at`: the results of the propagated
-    module by value."""
-    value = loop.results[k]
-    if type(loop.operations[k]) is not Add:
-        return Blocked("the loop does not add it up", loop.where)
-    if not isinstance(value, int):
-        return Blocked("it is a constant", loop.where)
-    try:
-        return propagated.partials.axes(at[value])
-    except Blocked as blocked:
-        return blocked
+def _sums(loop: FrontLoop) -> list[int | None]:
+    """The values that a loop adds up, in the order of its results; None for other results."""
+    pairs = zip(loop.results, loop.operations, strict=True)
+    return [v if type(o) is Add and isinstance(v, int) else None for v, o in pairs]
 
 
 def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
@@ -275,8 +267,13 @@ class StepShardings:
         avals = ([graph.avals[v] for v in values] for values in (args, outputs))
         for values, specs in zip((args, outputs), propagated.specs(*avals), strict=True):
             self._found.update(zip(values, specs, strict=True))
-        at = {v: k for k, v in enumerate(outputs)}
+        position = {v: k for k, v in enumerate(outputs)}
+        sums = [v for loop in graph.loops for v in _sums(loop) if v is not None]
+        at = [position[v] for v in dict.fromkeys(sums)]
+        axes = propagated.partials.axes(at).values()
+        found = dict(zip(dict.fromkeys(sums), axes, strict=True))
+        found[None] = Blocked("the loop does not add it up", None)
         self.partial = [
-            [_partial(propagated, loop, k, at) for k in range(len(loop.results))]
+            [found[v] or Blocked("it is zero", None) for v in _sums(loop)]
             for loop in graph.loops
         ]
