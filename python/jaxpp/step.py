@@ -30,6 +30,7 @@ from jaxpp.trace.call import (
     Signature,
     TracedArgument,
     compiler_options_of,
+    flag_of,
     memory_limits_of,
     plugin_of,
     static_key,
@@ -348,6 +349,7 @@ def make_function(
     plugin: Any = None,
     memory_limit: Any = None,
     steps_in_flight: Any = None,
+    reduce_once: Any = True,
 ) -> MpmdFunction:
     """Checks the arguments of the API function `who` and returns its result."""
     check_function(who, fun, mpmd_mesh)
@@ -364,6 +366,7 @@ def make_function(
         plugin_of(plugin, who),
         memory_limits_of(memory_limit, mpmd_mesh, who),
         steps_in_flight_of(steps_in_flight, who),
+        flag_of(reduce_once, "reduce_once", who),
     )
     return MpmdFunction(fun, options)
 
@@ -384,6 +387,7 @@ def mpmd_jit_with_loop(
     plugin: str | os.PathLike[str] | None = None,
     memory_limit: int | Sequence[int] | None = None,
     steps_in_flight: int | None = None,
+    reduce_once: bool = True,
     use_pgle: bool = False,
 ) -> Any:
     """Pipelines a training step that contains a `treduce`.
@@ -409,6 +413,9 @@ def mpmd_jit_with_loop(
         then 2. A call returns as soon as the runtime has taken its arguments, and waits only
         while that many steps are unfinished. With 0, a call returns when its step is done. It
         is 1 under a memory limit that cannot hold the arguments and results of several steps.
+      reduce_once: whether results that the loop adds up, such as gradients, are summed over the
+        devices of a rank once, after the loop. Until then, each device keeps its part of the
+        sum. False: in every microbatch.
       use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 

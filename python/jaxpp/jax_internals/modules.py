@@ -148,8 +148,8 @@ class Propagated:
     @functools.cached_property
     def partials(self) -> Partials:
         """The partial sums among main's results."""
-        mesh = next(op.operation for op in self._module.regions[0].blocks[0].operations
-                    if op.operation.name == "sdy.mesh")
+        named = (op.operation for op in self._module.regions[0].blocks[0].operations)
+        mesh = next((op for op in named if op.name == "sdy.mesh"), None)  # None: not sharded
         sizes = dict(self._mesh.shape)
         return Partials(
             _functions(self._module), mesh, sizes, self._arguments, self._of_ops

@@ -158,7 +158,7 @@ class Partials:
     """The partial sums of a module's main function.
 
     Args:
-      functions: the module's functions by name. mesh: its sdy.mesh. sizes: of the mesh's
+      functions: the module's functions by name. mesh: its sdy.mesh; None: nothing is sharded. sizes: of the mesh's
       axes. arguments: the sharding of main's arguments by dimension. of_ops: that of each
       operation's results, as Shardy propagates it, by the first of them. (Operations
       compare by what they do, values by what they are.)
@@ -174,8 +174,7 @@ class Partials:
     ) -> None:
         self.functions = functions
         self.main = functions["main"]
-        self.mesh = mesh.attributes["sym_name"].value
-        self._text = str(mesh)
+        self.mesh = mesh
         self.sizes = sizes
         self.arguments = arguments
         self.of_ops = of_ops
@@ -214,7 +213,8 @@ class Partials:
 
         dims = [sdy.DimensionShardingAttr.get(refs(names), True) for names in dimensions]
         ordered = [name for name in self.sizes if name in axes]
-        return sdy.TensorShardingAttr.get(self.mesh, dims, unreduced_axes=refs(ordered))
+        name = self.mesh.attributes["sym_name"].value
+        return sdy.TensorShardingAttr.get(name, dims, unreduced_axes=refs(ordered))
 
     def _without(self, value: Any, calls: _Calls, axes: Axes) -> _Dimensions:
         return [
@@ -537,7 +537,7 @@ class Partials:
                 element=kind.element_type,
                 shape="".join(f"{size}x" for size in (self._ways(names), *kind.shape)),
                 dims=list(range(1, kind.rank + 1)),
-                mesh=self._text,
+                mesh=self.mesh,
                 one_each=_printed(self.attribute([names, *dims], frozenset())),
                 partial=_printed(self.attribute(dims, axes)),
             )

@@ -25,7 +25,6 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
-from jaxpp.jax_internals.partial import Blocked
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
 from jaxpp.plan.advice import Step, warn_of_layout, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
@@ -320,6 +319,7 @@ class _TracedCall:
         schedules: list[_core.Schedule],
         donated: list[bool],
         memory_limits: MemoryLimits | None,
+        reduce_once: bool,
     ) -> Traced:
         found: list[Specs] = []
         names = (self.arg_names, self.out_names)
@@ -329,13 +329,20 @@ class _TracedCall:
             found.append(shardings.infer(staged))
             return found[-1].value_bytes
 
-        if self.mesh.lowering_mesh().size > 1 and graph.loops:
-            shardings.infer(_core.Plan.partition(graph.core, schedules))
-            for loop, results in enumerate(shardings.partial):
-                partial = [k for k, r in enumerate(results) if not isinstance(r, Blocked)]
-                graph.core.set_partial(loop, partial)
+        def make_plan() -> _core.Plan:
+            for loop in range(len(graph.loops)):
+                graph.core.set_partial(loop, shardings.partial_results(loop))
+            return _core.Plan(graph.core, schedules, memory_limits, measure)
 
-        plan = _core.Plan(graph.core, schedules, memory_limits, measure)
+        if reduce_once and graph.loops and self.mesh.lowering_mesh().size > 1:
+            shardings.find_partial(_core.Plan.partition(graph.core, schedules))
+        try:
+            plan = make_plan()
+        except JaxppError as error:
+            # A partial sum is whole on each device: those of sharded weights need more memory.
+            if error.code != "out-of-memory" or not shardings.leave_sharded():
+                raise
+            plan = make_plan()
         return Traced(
             mesh=self.mesh,
             staged=plan.staged(),
@@ -519,7 +526,7 @@ def trace_step(
         borrowed = [False] * len(donated)
         trial_graph = traced_call.graph(borrowed, next_args, loop_length=trial_length)
         schedules = _core.Schedule.placeholders(trial_graph.core, ranks, given)
-        trial = traced_call.plan(trial_graph, schedules, borrowed, None)
+        trial = traced_call.plan(trial_graph, schedules, borrowed, None, options.reduce_once)
         return trial.plan, measure(trial)
 
     given = [
@@ -527,7 +534,7 @@ def trace_step(
     ]
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
-    traced = traced_call.plan(graph, schedules, donated, limits)
+    traced = traced_call.plan(graph, schedules, donated, limits, options.reduce_once)
     for note in traced.staged.notes():
         warn(note, note.split(": ", 1)[0])
     line = definition_line(fun)

@@ -187,7 +187,7 @@ class StepShardings:
         self._names = names
         self._out_names = out_names
         self._found: dict[int, PartitionSpec] = {}  # by value of the graph
-        self.partial: list[list[Partial]] = []  # of each loop's results
+        self.partial: list[list[Partial]] = []  # of each loop's results; empty: of none
 
     def _given(
         self, staged: _core.Staged
@@ -267,13 +267,36 @@ class StepShardings:
         avals = ([graph.avals[v] for v in values] for values in (args, outputs))
         for values, specs in zip((args, outputs), propagated.specs(*avals), strict=True):
             self._found.update(zip(values, specs, strict=True))
-        position = {v: k for k, v in enumerate(outputs)}
-        sums = [v for loop in graph.loops for v in _sums(loop) if v is not None]
-        at = [position[v] for v in dict.fromkeys(sums)]
-        axes = propagated.partials.axes(at).values()
-        found = dict(zip(dict.fromkeys(sums), axes, strict=True))
+        self._propagated = propagated, {v: k for k, v in enumerate(outputs)}
+
+    # --- Partial sums ---
+
+    def find_partial(self, staged: _core.Staged) -> None:
+        """Finds the results of loops that are sums over a rank's devices."""
+        self.infer(staged)
+        propagated, position = self._propagated
+        values = [v for loop in self._graph.loops for v in _sums(loop)]
+        sums = [v for v in dict.fromkeys(values) if v is not None]
+        axes = propagated.partials.axes([position[v] for v in sums]).values()
+        found: dict[int | None, Any] = dict(zip(sums, axes, strict=True))
         found[None] = Blocked("the loop does not add it up", None)
-        self.partial = [
-            [found[v] or Blocked("it is zero", None) for v in _sums(loop)]
-            for loop in graph.loops
-        ]
+        zero = Blocked("it is zero", None)
+        self.partial = [[found[v] or zero for v in _sums(loop)] for loop in self._graph.loops]
+
+    def partial_results(self, loop: int) -> list[int]:
+        """The numbers of a loop's results that are partial."""
+        results = self.partial[loop] if self.partial else []
+        return [k for k, axes in enumerate(results) if not isinstance(axes, Blocked)]
+
+    def leave_sharded(self) -> bool:
+        """Reduces sums that are sharded over their axes at once; False: there are none."""
+        left = False
+        for number, results in enumerate(self.partial):
+            first = self._graph.loops[number].first_output
+            for k in self.partial_results(number):
+                spec, axes = self._found[first + k], results[k]
+                assert not isinstance(axes, Blocked)
+                if _without(spec, axes) != spec:
+                    results[k] = Blocked("the memory limit does not hold it whole", None)
+                    left = True
+        return left

@@ -29,6 +29,7 @@ __all__ = [
     "Static",
     "TracedArgument",
     "compiler_options_of",
+    "flag_of",
     "memory_limits_of",
     "plugin_of",
     "static_key",
@@ -59,6 +60,7 @@ class Options:
     plugin: str | None
     memory_limits: MemoryLimits | None
     steps_in_flight: int  # 0: a call returns when its step is done
+    reduce_once: bool = True  # gradients are summed over a rank's devices after the loop
 
 
 @dataclasses.dataclass
@@ -287,6 +289,17 @@ def steps_in_flight_of(given: Any, who: str) -> int:
         "invalid-argument",
         f"{who}: {name}={shorten(given)}; expected the number of steps in flight, from 0 (a "
         "call waits for its step) to 64",
+    )
+
+
+def flag_of(given: Any, name: str, who: str) -> bool:
+    """The value of an option that is True or False."""
+    if isinstance(given, bool | np.bool_):
+        return bool(given)
+    raise make_error(
+        "invalid-argument",
+        f"{who}: {name}={shorten(given)}; expected True or False",
+        wrong_type=True,
     )
 
 
