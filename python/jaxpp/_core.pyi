@@ -587,16 +587,6 @@ class Value:
         /,
     ) -> Value: ...
     @staticmethod
-    def borrow(
-        client: Client,
-        ranks: Sequence[int],
-        devices_per_rank: int,
-        devices: Sequence[int],
-        shards: list[CapsuleType],
-        dtype: str,
-        /,
-    ) -> Value | None: ...
-    @staticmethod
     def elsewhere() -> Value: ...
     def set_origin(self, origin: Value, /) -> None: ...
     def read(self, rank: int, device: int, buffer: Any, /) -> None: ...
@@ -633,8 +623,16 @@ class Wanted:
     def decide(
         self, given: Given, deletion_reason: str | None, copies: bool, /
     ) -> Decision: ...
-    def upload(
-        self, client: Client, devices: Sequence[int], arrays: list[Any], bounds: Any, /
+    def take(
+        self,
+        client: Client,
+        devices: Sequence[int],
+        source: Any,
+        given: Given,
+        deletion_reason: str | None,
+        dtype: str,
+        copies: bool,
+        /,
     ) -> Value: ...
     def gather(self, device: int, arrays: list[Any], bounds: Any, buffer: Any, /) -> None: ...
     @property
