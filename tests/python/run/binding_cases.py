@@ -266,8 +266,7 @@ def cases(step: Step) -> list[Case]:
         Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
         Case("Plan.summary", lambda: step.plan.summary),
-        Case("Plan.totals", lambda: step.plan.totals),
-        Case("Plan.channels", lambda: step.plan.channels),
+        Case("Plan.costs", lambda: step.plan.costs),
         Case(
             "Plan.search",
             lambda: step.plan.search,
