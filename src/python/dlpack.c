@@ -80,14 +80,6 @@ void jpp_py_dropped_collect(void) {
 
 void jpp_py_dropped_close(void) { atomic_store(&g_closed, true); }
 
-// Whether memory that cannot be shared is a reason to copy; frees the status then.
-static bool is_refusal(jpp_status_t* status) {
-  jpp_status_code_t code = jpp_status_code(status);
-  if (code != JPP_UNSUPPORTED && code != JPP_INVALID_ARGUMENT) return false;
-  jpp_status_free(status);
-  return true;
-}
-
 // --- Lending --------------------------------------------------------------------------
 
 typedef struct lent_tensor {
@@ -176,7 +168,9 @@ PyObject* jpp_py_value_lend(PyObject* object, PyObject* args) {
   jpp_py_wait_begin(&wait);
   jpp_status_t* status =
       jpp_array_lend(value->array, rank, device, &wait.interrupt, &lent->loan);
-  bool refused = status && is_refusal(status);
+  jpp_status_code_t code = jpp_status_code(status);
+  bool refused = code == JPP_UNSUPPORTED || code == JPP_INVALID_ARGUMENT;
+  if (refused) jpp_status_free(status);
   bool ok = jpp_py_wait_end(&wait, refused ? NULL : status);
   if (!ok || refused) {
     jpp_free(lent);
