@@ -12,7 +12,7 @@
 
 #include "stablehlo.h"
 
-enum { kMost = 8, kSteps = 20 };  // arguments, results
+enum { kMost = 8, kMostDims = 4, kSteps = 20 };  // kMost: arguments, results
 
 // A program that can go on after an error would look at jpp_status_code().
 static void check(jpp_status_t* status) {
@@ -35,37 +35,46 @@ static void report(const jpp_planned_t* planned) {
   jpp_simulation_destroy(simulation);
 }
 
+// Called while jpp_runtime_take() copies an array; this one is a single block.
+static jpp_status_t* read_block(void* data, uint32_t block, jpp_host_block_t* out_block) {
+  (void)block;
+  out_block->data = data;
+  return NULL;
+}
+
 // An argument with the numbers of this example: y = 2 x, and both weights begin with 1.
-// It lies on rank 0; a step brings it to the ranks that need it.
-static jpp_array_t* upload(jpp_client_t* client, const jpp_value_t* value) {
-  static const uint32_t kFirst = 0;
+// The runtime copies it from the host to the ranks that need it.
+static jpp_array_t* take(jpp_runtime_t* runtime, const jpp_graph_t* graph, uint32_t arg) {
+  const jpp_value_t* value = &graph->values[graph->args[arg].value];
   float data[4 * 8];
+  int64_t bounds[2 * kMostDims] = {0};
   for (int i = 0; i < 4 * 8; ++i) {
     float x = (float)(i % 5) * 0.25f;
     data[i] = *value->name == 'x' ? x : *value->name == 'y' ? 2 * x : 1;
     if (!strcmp(value->name, "lr")) data[i] = 0.125f;
   }
-  jpp_host_array_t host = {.struct_size = sizeof(host),
-                           .data = data,
-                           .dtype = JPP_DTYPE_F32,
-                           .rank = value->type.ndim,
-                           .dims = value->type.dims};
-  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
-                               .client = client,
-                               .num_ranks = 1,
-                               .devices_per_rank = 1,
-                               .ranks = &kFirst};
+  for (uint32_t i = 0; i < value->type.ndim; ++i) {
+    bounds[2 * i + 1] = value->type.dims[i];
+  }
+  jpp_given_block_t whole = {.rank = JPP_ANY_RANK, .is_local = true, .bounds = bounds};
+  jpp_given_t given = {.struct_size = sizeof(given),
+                       .home = JPP_HOME_HOST,
+                       .dtype = JPP_DTYPE_F32,
+                       .ndim = value->type.ndim,
+                       .num_blocks = 1,
+                       .blocks = &whole};
+  jpp_source_t source = {
+      .struct_size = sizeof(source), .given = &given, .user = data, .read = read_block};
   jpp_array_t* array = NULL;
-  check(jpp_array_upload(&layout, &host, &kFirst, &array));
+  check(jpp_runtime_take(runtime, arg, NULL, &source, &array));
   return array;
 }
 
 // The results are promises: only to print one waits for its step.
-static void train(jpp_client_t* client, const jpp_graph_t* graph,
-                  jpp_runtime_t* runtime) {
+static void train(const jpp_graph_t* graph, jpp_runtime_t* runtime) {
   jpp_array_t *args[kMost], *results[kMost];
   for (uint32_t a = 0; a < graph->num_args; ++a) {
-    args[a] = upload(client, &graph->values[graph->args[a].value]);
+    args[a] = take(runtime, graph, a);
   }
   for (int step = 0; step < kSteps; ++step) {
     jpp_call_t call = {.struct_size = sizeof(call),
@@ -130,7 +139,7 @@ static void run(const jpp_plan_t* plan, const char* plugin) {
                                    .executables = executables};
   jpp_runtime_t* runtime = NULL;
   check(jpp_runtime_create(&options, &runtime));
-  train(client, plan->staged->graph, runtime);
+  train(plan->staged->graph, runtime);
   jpp_runtime_destroy(runtime);
   for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
     jpp_client_executable_destroy(client, executables[t].executable);

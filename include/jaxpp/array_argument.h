@@ -10,6 +10,9 @@
 // array, [ndim][2], each start and stop. A device has one block. The rows of an array
 // that is cut along axis 0, one part for each stage, are blocks as well.
 //
+// jpp_argument_take() carries the decision out as well: a jpp_source_t gives it the
+// contents. For an argument of a runtime, jpp_runtime_take() knows what is wanted.
+//
 // Threads: these functions have no state. Descriptions are read during a call only.
 #ifndef JAXPP_ARRAY_ARGUMENT_H_
 #define JAXPP_ARRAY_ARGUMENT_H_
@@ -71,7 +74,7 @@ typedef struct jpp_given {
 typedef enum jpp_action {
   JPP_ACTION_USE,     // pass the array of `part` to the step, which moves it if necessary
   JPP_ACTION_BORROW,  // make an array over the memory of `blocks`: jpp_array_borrow()
-  JPP_ACTION_UPLOAD,  // copy `blocks` by way of the host: jpp_argument_upload()
+  JPP_ACTION_UPLOAD,  // copy `blocks` by way of the host: jpp_argument_gather()
 } jpp_action_t;
 
 // Its layout is final.
@@ -115,15 +118,35 @@ JPP_API jpp_status_t* jpp_argument_gather(const jpp_wanted_t* wanted, uint32_t d
                                           const jpp_host_block_t* blocks,
                                           uint32_t num_blocks, void* data,
                                           size_t size) JPP_MUST_USE;
-// Makes the argument on the local ranks, out of host blocks, in place where one of them
-// contains what a device wants. `client_devices` are client indices,
-// [local ranks][devices_per_rank]. Errors: those of jpp_argument_gather() and
-// jpp_array_upload().
-JPP_API jpp_status_t* jpp_argument_upload(const jpp_wanted_t* wanted,
-                                          jpp_client_t* client,
-                                          const uint32_t* client_devices,
-                                          const jpp_host_block_t* blocks,
-                                          uint32_t num_blocks,
-                                          jpp_array_t** out_array) JPP_MUST_USE;
+// The contents of a given array. jpp_argument_take() calls these functions during the
+// call, on its thread, without a lock. It returns their errors; after JPP_UNSUPPORTED or
+// JPP_INVALID_ARGUMENT of `lend`, it copies instead.
+typedef struct jpp_source {
+  size_t struct_size;  // sizeof(jpp_source_t)
+  const jpp_given_t* given;
+  void* user;
+  // The array of a part, borrowed. NULL unless the home is JPP_HOME_CLIENT.
+  jpp_status_t* (*part)(void* user, uint32_t part, jpp_array_t** out_array);
+  // The device memory of given blocks: sets `memory` and `shape` of each element of
+  // out_memory[num_blocks], and what releases all of it, as jpp_array_borrow() does.
+  // After an error there is nothing to release. NULL: such memory is copied.
+  jpp_status_t* (*lend)(void* user, const uint32_t* blocks, uint32_t num_blocks,
+                        jpp_foreign_memory_t* out_memory,
+                        void (**out_release)(void* owner), void** out_owner);
+  // A block in host memory, of the wanted type, valid until the call returns: sets `data`
+  // and, for memory that is not dense with the last dimension fastest, `byte_strides`.
+  jpp_status_t* (*read)(void* user, uint32_t block, jpp_host_block_t* out_block);
+} jpp_source_t;
+
+// Decides about an array, as jpp_argument_decide() does, and makes the argument on the
+// local ranks: the given array itself, one over the lent memory, or a copy. A copy reads
+// a block in place if it contains what a device wants. `devices` are client indices of
+// every rank of the plan, [num_devices], which is [ranks][devices_per_rank]. The caller
+// holds the array. Errors: those of the decision, of the source and of
+// jpp_array_upload(); JPP_INVALID_ARGUMENT for a rank without devices.
+JPP_API jpp_status_t* jpp_argument_take(const jpp_wanted_t* wanted,
+                                        const jpp_source_t* source, jpp_client_t* client,
+                                        const uint32_t* devices, uint32_t num_devices,
+                                        jpp_array_t** out_array) JPP_MUST_USE;
 
 #endif  // JAXPP_ARRAY_ARGUMENT_H_

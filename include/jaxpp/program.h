@@ -117,15 +117,34 @@ JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                         jpp_plan_t** out_plan) JPP_MUST_USE;
 JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 
-// What a rank does in one step.
-// Its layout is final.
-typedef struct jpp_rank_totals {
-  uint32_t tasks;  // runs
-  double flops;    // the sum of the ops' costs, which see
-} jpp_rank_totals_t;
-JPP_API jpp_rank_totals_t jpp_plan_rank_totals(const jpp_plan_t* plan, uint32_t rank);
-// Bytes that go through a channel in one step, on each device.
-JPP_API uint64_t jpp_plan_channel_bytes(const jpp_plan_t* plan, uint32_t channel);
+// A rank's part of one step. Its layout is final.
+typedef struct jpp_rank_costs {
+  uint32_t tasks;       // runs
+  double flops;         // the sum of the ops' costs, which see
+  uint64_t peak_bytes;  // on each of the rank's devices
+} jpp_rank_costs_t;
+
+// The messages that one rank sends to another in one step. Its layout is final.
+typedef struct jpp_link_costs {
+  uint32_t src, dst;  // ranks
+  uint64_t messages;
+  uint64_t bytes;  // on each device
+} jpp_link_costs_t;
+
+typedef struct jpp_plan_costs {
+  uint32_t num_ranks, num_links;
+  const jpp_rank_costs_t* ranks;  // [num_ranks]
+  const jpp_link_costs_t* links;  // [num_links] by src, then by dst
+} jpp_plan_costs_t;
+
+// The costs of a step, which the caller frees with jpp_plan_costs_destroy().
+JPP_API jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan,
+                                     jpp_plan_costs_t** out_costs) JPP_MUST_USE;
+// Takes NULL.
+JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
+// A table of the ranks and one of the links; free with jpp_text_free().
+JPP_API jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs,
+                                           char** out_text) JPP_MUST_USE;
 
 typedef void (*jpp_append_sharding_t)(void* user, uint32_t value, jpp_str_t* str);
 

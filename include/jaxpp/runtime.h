@@ -41,7 +41,7 @@
 #ifndef JAXPP_RUNTIME_H_
 #define JAXPP_RUNTIME_H_
 
-#include "jaxpp/array.h"
+#include "jaxpp/array_argument.h"
 #include "jaxpp/program.h"
 #include "jaxpp/transport.h"
 
@@ -114,6 +114,18 @@ typedef struct jpp_call {
 // After an error nothing has happened: no argument is deleted, and no step was called.
 JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
                                        const jpp_call_t* call) JPP_MUST_USE;
+
+// Makes an argument for jpp_runtime_call() of an array that the program describes: one on
+// the host, in memory of another framework, or on other ranks. jpp_argument_take()
+// decides and does what the plan wants of argument `arg`; of an array on the runtime's
+// devices, `devices` in the description is 1. `blocks` are those of a rank's devices,
+// [devices_per_rank][ndim][2]; NULL: each device has the whole array. The caller holds
+// the array. Errors: those of jpp_argument_take(), where JPP_OUT_OF_MEMORY says what the
+// plan takes, and JPP_INVALID_ARGUMENT for a number that no argument has.
+JPP_API jpp_status_t* jpp_runtime_take(jpp_runtime_t* runtime, uint32_t arg,
+                                       JPP_OPTIONAL const int64_t* blocks,
+                                       const jpp_source_t* source,
+                                       jpp_array_t** out_array) JPP_MUST_USE;
 
 // Waits until all steps called so far are done. Returns the status of a step that failed,
 // if no caller has been told yet; JPP_CANCELLED if interrupted.

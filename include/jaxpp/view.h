@@ -25,8 +25,8 @@ JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
 JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
                                              jpp_plan_part_t part,
                                              char** out_text) JPP_MUST_USE;
-// A few lines for people: sizes, stages a rank, transfers, peak bytes by kind. For a
-// plan with all its parts.
+// A few lines for people: sizes, stages a rank, jpp_plan_costs(), peak bytes by kind. For
+// a plan with all its parts.
 JPP_API jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
                                             char** out_text) JPP_MUST_USE;
 

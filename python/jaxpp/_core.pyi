@@ -83,6 +83,8 @@ def job_divide_ranks(
     shares_devices: bool,
     /,
 ) -> JobPart: ...
+def job_compare_facts(process: int, mine: str, other: int, theirs: str, /) -> None: ...
+def job_compare_programs(process: int, mine: str, other: int, theirs: str, /) -> None: ...
 def job_join(
     process: int, num_processes: int, address: str, port: int, token: bytes, /
 ) -> int: ...
@@ -328,26 +330,6 @@ class ScheduleTask(structseq[Any], tuple[int, bool, int, int, int]):
     def microbatch(self) -> int: ...
 
 @final
-class RankTotals(structseq[Any], tuple[int, float]):
-    __match_args__: Final = ("tasks", "flops")
-    @property
-    def tasks(self) -> int: ...
-    @property
-    def flops(self) -> float: ...
-
-@final
-class Channel(structseq[Any], tuple[int, int, int, int]):
-    __match_args__: Final = ("src", "dst", "messages", "bytes")
-    @property
-    def src(self) -> int: ...
-    @property
-    def dst(self) -> int: ...
-    @property
-    def messages(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-
-@final
 class StageCosts(structseq[Any], tuple[float, float, float]):
     __match_args__: Final = ("forward", "backward", "weight")
     @property
@@ -504,8 +486,9 @@ class Plan:
     def proof(self, /) -> str: ...
     def donations(self, /) -> list[list[int | None]]: ...
     def summary(self, /) -> list[RankSummary]: ...
-    def totals(self, /) -> list[RankTotals]: ...
-    def channels(self, /) -> list[Channel]: ...
+    def costs(
+        self, /
+    ) -> tuple[list[tuple[int, float, int]], list[tuple[int, int, int, int]], str]: ...
     def search(
         self,
         graph: Graph,
@@ -591,16 +574,6 @@ class Value:
         /,
     ) -> Value: ...
     @staticmethod
-    def borrow(
-        client: Client,
-        ranks: Sequence[int],
-        devices_per_rank: int,
-        devices: Sequence[int],
-        shards: list[CapsuleType],
-        dtype: str,
-        /,
-    ) -> Value | None: ...
-    @staticmethod
     def elsewhere() -> Value: ...
     def set_origin(self, origin: Value, /) -> None: ...
     def read(self, rank: int, device: int, buffer: Any, /) -> None: ...
@@ -637,8 +610,16 @@ class Wanted:
     def decide(
         self, given: Given, deletion_reason: str | None, copies: bool, /
     ) -> Decision: ...
-    def upload(
-        self, client: Client, devices: Sequence[int], arrays: list[Any], bounds: Any, /
+    def take(
+        self,
+        client: Client,
+        devices: Sequence[int],
+        source: Any,
+        given: Given,
+        deletion_reason: str | None,
+        dtype: str,
+        copies: bool,
+        /,
     ) -> Value: ...
     def gather(self, device: int, arrays: list[Any], bounds: Any, buffer: Any, /) -> None: ...
     @property

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from jaxpp import _core
 from jaxpp.mesh import MpmdMesh
@@ -40,7 +39,7 @@ class Devices:
 
     # Whether a step can send an argument from one rank to another that needs it.
     can_move = True
-    # The minimum size in bytes of a JAX array for `borrow` to pay off.
+    # The minimum size in bytes of a JAX array whose memory a step uses in place.
     least_borrowed = 0
 
     def __init__(
@@ -94,24 +93,10 @@ class Devices:
         """Uploads an array's shards, one per device, to some ranks."""
         raise NotImplementedError
 
-    def upload(
-        self,
-        wanted: _core.Wanted,
-        ranks: Sequence[int],
-        indices: Sequence[int],
-        arrays: list[np.ndarray],
-        bounds: np.ndarray,
-        dtype: str,
-    ) -> Any:
-        """Uploads an argument out of blocks in host memory, [block, axis, 2], to some ranks."""
+    def take(self, wanted: _core.Wanted, part: Any, source: Any, copies: bool) -> Any:
+        """The value of an argument, a `Part`, made from a `Source` (run/arguments.py);
+        `copies`: a copy in any case."""
         raise NotImplementedError
-
-    def borrow(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
-    ) -> Any:
-        """The same without a copy, in the memory of JAX's arrays, one per device; None if that
-        is impossible."""
-        return None
 
     def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
         """Whether memory of one JAX device can be used on another one without a copy."""

@@ -12,13 +12,10 @@
 #include "base/struct_size.h"
 #include "jaxpp/array_argument.h"
 
-static bool is_local_rank(const jpp_wanted_t* wanted, uint32_t index) {
-  return !wanted->is_local || wanted->is_local[index];
-}
-
 static uint32_t count_local_ranks(const jpp_wanted_t* wanted) {
   uint32_t count = 0;
-  for (uint32_t r = 0; r < wanted->num_ranks; ++r) count += is_local_rank(wanted, r);
+  for (uint32_t r = 0; r < wanted->num_ranks; ++r)
+    count += jpp__wanted_is_local(wanted, r);
   return count;
 }
 
@@ -119,7 +116,8 @@ static bool borrow(const jpp_wanted_t* wanted, const jpp_given_t* given,
   }
   uint32_t local = count_local_ranks(wanted);
   for (uint32_t r = 0; r < wanted->num_ranks; ++r) {
-    if (is_local_rank(wanted, r)) borrow_on(wanted, given, wanted->ranks[r], decision);
+    if (jpp__wanted_is_local(wanted, r))
+      borrow_on(wanted, given, wanted->ranks[r], decision);
   }
   if (wanted->can_move && local && !decision->num_ranks) {
     borrow_elsewhere(wanted, given, decision);

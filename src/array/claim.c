@@ -22,12 +22,6 @@ static jpp_array_t* donated_root_of(const claim_t* claim, uint32_t arg) {
 
 // --- Refusals -------------------------------------------------------------------------
 
-static jpp_status_t* deleted_error(const claim_t* claim, uint32_t arg) {
-  return jpp_status_make(
-      JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
-      claim->params->names[arg], jpp__array_deletion_reason_of(root_of(claim, arg)));
-}
-
 static jpp_status_t* used_twice_error(const claim_t* claim, uint32_t first,
                                       uint32_t second) {
   return jpp_status_make(
@@ -45,7 +39,9 @@ static jpp_status_t* unusable_error(const claim_t* claim, uint32_t arg, uint32_t
     if (b == arg || donated_root_of(claim, b) != root_of(claim, arg)) continue;
     return used_twice_error(claim, b < arg ? b : arg, b < arg ? arg : b);
   }
-  return deleted_error(claim, arg);
+  return jpp_status_make(
+      JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
+      claim->params->names[arg], jpp__array_deletion_reason_of(root_of(claim, arg)));
 }
 
 // --- Claims ---------------------------------------------------------------------------

@@ -177,29 +177,33 @@ static jpp_status_t* upload(const jpp_wanted_t* wanted, const jpp_array_layout_t
   return jpp_array_upload(layout, staged->shards, devices, out_array);
 }
 
-jpp_status_t* jpp_argument_upload(const jpp_wanted_t* wanted, jpp_client_t* client,
-                                  const uint32_t* client_devices,
-                                  const jpp_host_block_t* blocks, uint32_t num_blocks,
-                                  jpp_array_t** out_array) {
-  JPP_RETURN_IF_NULL(wanted, client, client_devices, blocks, out_array);
-  *out_array = NULL;
-  jpp_wanted_t full;
-  JPP_RETURN_IF_ERROR(jpp__wanted_read(wanted, &full));
-  JPP_RETURN_IF_ERROR(check_blocks(&full, blocks, num_blocks));
+jpp_status_t* jpp__argument_upload(const jpp_wanted_t* wanted, jpp_client_t* client,
+                                   const uint32_t* devices,
+                                   const jpp_host_block_t* blocks, uint32_t num_blocks,
+                                   jpp_array_t** out_array) {
+  JPP_RETURN_IF_ERROR(check_blocks(wanted, blocks, num_blocks));
+  uint32_t per_rank = wanted->devices_per_rank;
+  // One allocation: the local ranks, and the devices of each.
   uint32_t* ranks = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(full.num_ranks, &ranks));
+  JPP_RETURN_IF_ERROR(
+      JPP_ALLOC_ARRAY((size_t)wanted->num_ranks * (per_rank + 1), &ranks));
+  uint32_t* own_devices = ranks + wanted->num_ranks;
   jpp_array_layout_t layout = {.struct_size = sizeof(layout),
                                .client = client,
-                               .devices_per_rank = full.devices_per_rank,
+                               .devices_per_rank = per_rank,
                                .ranks = ranks};
-  for (uint32_t r = 0; r < full.num_ranks; ++r) {
-    bool here = !full.is_local || full.is_local[r];
-    if (here) ranks[layout.num_ranks++] = full.ranks[r];
+  for (uint32_t r = 0; r < wanted->num_ranks; ++r) {
+    if (!jpp__wanted_is_local(wanted, r)) continue;
+    for (uint32_t d = 0; d < per_rank; ++d) {
+      own_devices[(size_t)layout.num_ranks * per_rank + d] =
+          devices[(size_t)wanted->ranks[r] * per_rank + d];
+    }
+    ranks[layout.num_ranks++] = wanted->ranks[r];
   }
   staged_shards_t staged = {0};
   jpp_status_t* status =
-      upload(&full, &layout, client_devices, blocks, num_blocks, &staged, out_array);
-  for (uint32_t d = 0; d < full.devices_per_rank && staged.assembled; ++d) {
+      upload(wanted, &layout, own_devices, blocks, num_blocks, &staged, out_array);
+  for (uint32_t d = 0; d < per_rank && staged.assembled; ++d) {
     jpp_free(staged.assembled[d]);
   }
   jpp_free(staged.assembled);

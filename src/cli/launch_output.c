@@ -27,11 +27,6 @@ static void write_line(const launch_child_t* child, launch_output_t* output,
   if (!length || output->line[length - 1] != '\n') fputc('\n', output->to);
 }
 
-static void drop(launch_output_t* output, size_t length) {
-  output->length -= length;
-  memmove(output->line, output->line + length, output->length);
-}
-
 // A progress bar returns to the start of its line and redraws itself; only some of the
 // redraws are shown.
 static void redraw(const launch_child_t* child, launch_output_t* output, size_t length) {
@@ -63,7 +58,8 @@ static void write_lines(const launch_child_t* child, launch_output_t* output, bo
     } else {
       redraw(child, output, length);
     }
-    drop(output, length + 1);
+    output->length -= length + 1;
+    memmove(output->line, end + 1, output->length);
   }
   if (output->length && (all || output->length == kLaunchLineSize)) {
     write_line(child, output, output->length);

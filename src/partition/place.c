@@ -259,11 +259,6 @@ static jpp_status_t* regroup_sums(placer_t* c, uint32_t root) {
   return status;
 }
 
-static bool is_tree_root(const placer_t* c, uint32_t id) {
-  const jpp_op_t* op = &c->p->ops.data[id];
-  return op->kind == JPP_OP_ADD && !c->inner[id];
-}
-
 // Marks sums whose only user is another sum.
 static void find_inner_adds(placer_t* c) {
   const jpp_partitioner_t* p = c->p;
@@ -282,9 +277,9 @@ static jpp_status_t* place_forward(placer_t* c) {
   find_inner_adds(c);
   for (size_t i = 0; i < c->p->outer.count; ++i) {
     uint32_t id = c->p->outer.data[i];
-    if (is_tree_root(c, id)) JPP_RETURN_IF_ERROR(regroup_sums(c, id));
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&c->order, id));
     uint8_t kind = c->p->ops.data[id].kind;
+    if (kind == JPP_OP_ADD && !c->inner[id]) JPP_RETURN_IF_ERROR(regroup_sums(c, id));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&c->order, id));
     if (kind != JPP_OP_LOOP && kind != JPP_OP_INIT) find_home(c, id);
   }
   return NULL;

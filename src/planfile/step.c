@@ -214,106 +214,61 @@ static jpp_status_t* compile_tasks(jpp_planfile_step_t* step) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// An array in host memory and the devices of its parts.
-typedef struct upload {
-  const jpp_planfile_step_t* step;
-  jpp_host_array_t host;  // of the part on one device
-  const int64_t* starts;  // [devices_per_rank][ndim]; NULL: every device has all of it
-  const char* data;       // of the whole array
-} upload_t;
-
-static jpp_status_t* upload_rank(upload_t* upload, uint32_t rank,
-                                 jpp_buffer_t** out_buffers) {
-  const jpp_planfile_step_t* step = upload->step;
-  uint32_t per_rank = step->file->contents.devices_per_rank;
-  for (uint32_t d = 0; d < per_rank; ++d) {
-    int64_t offset = 0;
-    for (uint32_t i = 0; upload->starts && i < upload->host.rank; ++i) {
-      offset += upload->starts[(size_t)d * upload->host.rank + i] *
-                upload->host.byte_strides[i];
-    }
-    upload->host.data = upload->data + offset;
-    JPP_RETURN_IF_ERROR(jpp_client_buffer_from_host(
-        step->client, &upload->host, step->devices[(size_t)rank * per_rank + d],
-        &out_buffers[d]));
-  }
+static jpp_status_t* read_data(void* data, uint32_t block, jpp_host_block_t* out_block) {
+  (void)block;
+  out_block->data = data;
   return NULL;
 }
 
-static jpp_status_t* upload_ranks(upload_t* upload, const jpp_array_layout_t* layout,
-                                  jpp_array_t** out_array) {
-  uint32_t per_rank = layout->devices_per_rank;
-  size_t count = (size_t)layout->num_ranks * per_rank;
-  jpp_buffer_t** buffers = NULL;
-  jpp_status_t* status = JPP_ALLOC_ARRAY(count, &buffers);
-  for (uint32_t i = 0; i < layout->num_ranks && !status; ++i) {
-    status = upload_rank(upload, layout->ranks[i], buffers + (size_t)i * per_rank);
-    if (!status) continue;
-    status = jpp_plan_explain_memory(upload->step->file->contents.planned->plan,
-                                     layout->ranks[i], status);
-    status = jpp_status_annotate(status, "rank %u", layout->ranks[i]);
+// The block of the whole array, and those of a rank's devices if they differ.
+static jpp_status_t* list_blocks(const jpp_planfile_contents_t* contents, uint32_t arg,
+                                 const jpp_type_t* type, int64_t** out_blocks) {
+  const jpp_planfile_layout_t* layout =
+      contents->layouts ? &contents->layouts[arg] : NULL;
+  size_t devices = layout ? contents->devices_per_rank : 0;
+  int64_t* blocks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY((devices + 1) * type->ndim * 2, &blocks));
+  for (uint32_t i = 0; i < type->ndim; ++i) blocks[2 * i + 1] = type->dims[i];
+  int64_t* bounds = blocks + (size_t)type->ndim * 2;
+  for (size_t k = 0; k < devices * type->ndim; ++k, bounds += 2) {
+    bounds[0] = layout->starts[k];
+    bounds[1] = bounds[0] + layout->dims[k % type->ndim];
   }
-  if (!status) status = jpp_array_create(layout, buffers, out_array);
-  for (size_t i = 0; status && buffers && i < count; ++i) {
-    jpp_client_buffer_destroy(layout->client, buffers[i]);
-  }
-  jpp_free(buffers);
-  return status;
-}
-
-// Finds the ranks that need the array. `strides` and `ranks` have room for all.
-static jpp_status_t* upload_array(const jpp_planfile_step_t* step, uint32_t arg,
-                                  const void* data, int64_t* strides, uint32_t* ranks,
-                                  jpp_array_t** out_array) {
-  const jpp_planfile_contents_t* contents = &step->file->contents;
-  const jpp_graph_t* graph = contents->planned->graph;
-  const jpp_type_t* type = jpp__planfile_type(graph, arg);
-  const jpp_planfile_layout_t* box = contents->layouts ? &contents->layouts[arg] : NULL;
-  int64_t stride = jpp_dtype_bits(type->dtype) / 8;
-  for (uint32_t i = type->ndim; i-- > 0; stride *= type->dims[i]) strides[i] = stride;
-  upload_t upload = {.step = step,
-                     .host = {.struct_size = sizeof(upload.host),
-                              .dtype = type->dtype,
-                              .rank = type->ndim,
-                              .dims = box ? box->dims : type->dims,
-                              .byte_strides = strides},
-                     .starts = box ? box->starts : NULL,
-                     .data = data};
-  jpp_array_layout_t layout = {.struct_size = sizeof(layout),
-                               .client = step->client,
-                               .devices_per_rank = contents->devices_per_rank,
-                               .ranks = ranks};
-  for (uint32_t r = 0; r < contents->planned->ranks; ++r) {
-    if (jpp_rank_set_has(contents->planned->staged->args[arg].ranks, r)) {
-      ranks[layout.num_ranks++] = r;
-    }
-  }
-  return upload_ranks(&upload, &layout, out_array);
+  *out_blocks = blocks;
+  return NULL;
 }
 
 jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step, uint32_t arg,
                                        const void* data, jpp_array_t** out_array) {
   JPP_RETURN_IF_NULL(step, data, out_array);
-  const jpp_planned_t* planned = step->file->contents.planned;
-  const jpp_graph_t* graph = planned->graph;
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  const jpp_graph_t* graph = contents->planned->graph;
   *out_array = NULL;
   if (arg >= graph->num_args) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "expected the number of an argument, below %u, found %u",
                            graph->num_args, arg);
   }
-  const jpp_value_t* value = &graph->values[graph->args[arg].value];
-  if (value->type.ndim > JPP_BUFFER_MAX_RANK) {
-    return jpp_status_make(
-        JPP_UNSUPPORTED, "argument %s: expected at most %d dimensions, found %u",
-        value->name ? value->name : "?", JPP_BUFFER_MAX_RANK, value->type.ndim);
-  }
-  int64_t strides[JPP_BUFFER_MAX_RANK];
-  uint32_t* ranks = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &ranks));
-  jpp_status_t* status = upload_array(step, arg, data, strides, ranks, out_array);
-  jpp_free(ranks);
-  return jpp_status_annotate(status, "argument %s", value->name ? value->name : "?");
+  const jpp_type_t* type = jpp__planfile_type(graph, arg);
+  int64_t* blocks = NULL;
+  JPP_RETURN_IF_ERROR(list_blocks(contents, arg, type, &blocks));
+  const jpp_given_block_t whole = {
+      .rank = JPP_ANY_RANK, .is_local = true, .bounds = blocks};
+  const jpp_given_t given = {.struct_size = sizeof(given),
+                             .home = JPP_HOME_HOST,
+                             .dtype = type->dtype,
+                             .ndim = type->ndim,
+                             .num_blocks = 1,
+                             .blocks = &whole};
+  const jpp_source_t source = {.struct_size = sizeof(source),
+                               .given = &given,
+                               .user = (void*)data,
+                               .read = read_data};
+  jpp_status_t* status = jpp_runtime_take(
+      step->runtime, arg, contents->layouts ? blocks + (size_t)type->ndim * 2 : NULL,
+      &source, out_array);
+  jpp_free(blocks);
+  return status;
 }
 
 // --- Results --------------------------------------------------------------------------
@@ -404,11 +359,6 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count_devices(step->file), &step->devices));
   memcpy(step->devices, devices, count_devices(step->file) * sizeof(*devices));
   JPP_RETURN_IF_ERROR(compile_tasks(step));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
-  for (uint32_t c = 0; c < contents->num_constants; ++c) {
-    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
-        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
-  }
   jpp_runtime_options_t options = {.struct_size = sizeof(options),
                                    .client = step->client,
                                    .plan = contents->planned->plan,
@@ -416,7 +366,13 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
                                    .devices = step->devices,
                                    .executables = step->executables,
                                    .steps_in_flight = contents->steps_in_flight};
-  return jpp_runtime_create(&options, &step->runtime);
+  JPP_RETURN_IF_ERROR(jpp_runtime_create(&options, &step->runtime));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));
+  for (uint32_t c = 0; c < contents->num_constants; ++c) {
+    JPP_RETURN_IF_ERROR(jpp_planfile_step_upload(
+        step, count_args(step) + c, contents->constants[c].data, &step->constants[c]));
+  }
+  return NULL;
 }
 
 jpp_status_t* jpp_planfile_step_create(const jpp_planfile_t* file, jpp_client_t* client,

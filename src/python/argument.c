@@ -110,6 +110,14 @@ static PyObject* wrap_decision(const jpp_decision_t* decision) {
                        jpp_py_from_u32s(decision->blocks, decision->num_blocks));
 }
 
+static jpp_given_t describe(PyObject* given, const jpp_py_utf8_t* deletion_reason,
+                            int copies) {
+  jpp_given_t described = ((given_object_t*)given)->given;
+  if (copies) described.home = JPP_HOME_HOST;
+  described.deletion_reason = deletion_reason->text;
+  return described;
+}
+
 static PyObject* wanted_decide(PyObject* object, PyObject* args) {
   PyObject* given = NULL;
   jpp_py_utf8_t reason = {0};
@@ -118,9 +126,7 @@ static PyObject* wanted_decide(PyObject* object, PyObject* args) {
                         &reason, &copies)) {
     return NULL;
   }
-  jpp_given_t from = ((given_object_t*)given)->given;
-  if (copies) from.home = JPP_HOME_HOST;
-  from.deletion_reason = reason.text;
+  const jpp_given_t from = describe(given, &reason, copies);
   jpp_decision_t decision;
   jpp_status_t* status =
       jpp_argument_decide(&((wanted_object_t*)object)->wanted, &from, &decision);
@@ -133,7 +139,7 @@ static PyObject* wanted_decide(PyObject* object, PyObject* args) {
 
 // --- Host blocks ----------------------------------------------------------------------
 
-// What upload() and gather() get: arrays, and the blocks that they hold.
+// What gather() gets: arrays, and the blocks that they hold.
 typedef struct host_blocks {
   uint32_t count;
   jpp_host_block_t* blocks;  // [count]
@@ -153,22 +159,24 @@ static bool check_extents(const Py_buffer* view, const int64_t* bounds, uint32_t
   return ok;
 }
 
-static bool read_array(const jpp_wanted_t* wanted, PyObject* array, host_blocks_t* blocks,
-                       uint32_t index) {
-  Py_buffer* view = &blocks->views[index];
+// Fills a block whose bounds are set from an array. `view` and `strides`, [ndim], must
+// remain as long as the block; `view` is to be released if this succeeds.
+static bool read_array(const jpp_wanted_t* wanted, PyObject* array, Py_buffer* view,
+                       int64_t* strides, jpp_host_block_t* block) {
   if (PyObject_GetBuffer(array, view, PyBUF_STRIDED_RO) < 0) return false;
-  ++blocks->viewed;
-  const int64_t* bounds = blocks->bounds + (size_t)index * wanted->ndim * 2;
-  if (!check_extents(view, bounds, wanted->ndim)) return false;
-  if (view->itemsize * 8 != jpp_dtype_bits(wanted->dtype)) {
-    return jpp_py_check(
-        jpp_status_make(JPP_INTERNAL_ERROR, "items of %d bytes given as %s",
-                        (int)view->itemsize, jpp_dtype_name(wanted->dtype)));
+  bool ok = check_extents(view, block->bounds, wanted->ndim);
+  if (ok && view->itemsize * 8 != jpp_dtype_bits(wanted->dtype)) {
+    ok =
+        jpp_py_check(jpp_status_make(JPP_INTERNAL_ERROR, "items of %d bytes given as %s",
+                                     (int)view->itemsize, jpp_dtype_name(wanted->dtype)));
   }
-  int64_t* strides = blocks->strides + (size_t)index * wanted->ndim;
+  if (!ok) {
+    PyBuffer_Release(view);
+    return false;
+  }
   for (uint32_t i = 0; i < wanted->ndim; ++i) strides[i] = view->strides[i];
-  blocks->blocks[index] =
-      (jpp_host_block_t){.data = view->buf, .bounds = bounds, .byte_strides = strides};
+  block->data = view->buf;
+  block->byte_strides = strides;
   return true;
 }
 
@@ -183,8 +191,11 @@ static bool read_blocks(const jpp_wanted_t* wanted, PyObject* list, PyObject* bo
             jpp_py_check(JPP_ALLOC_ARRAY((size_t)b->count * wanted->ndim, &b->strides));
   for (uint32_t i = 0; ok && i < b->count; ++i) {
     PyObject* array = Py_XNewRef(PyList_GetItem(list, i));
-    ok = array && read_array(wanted, array, b, i);
+    b->blocks[i].bounds = b->bounds + (size_t)i * wanted->ndim * 2;
+    ok = array && read_array(wanted, array, &b->views[i],
+                             b->strides + (size_t)i * wanted->ndim, &b->blocks[i]);
     Py_XDECREF(array);
+    b->viewed += ok;
   }
   return ok;
 }
@@ -195,42 +206,6 @@ static void free_blocks(host_blocks_t* blocks) {
   jpp_free(blocks->blocks);
   jpp_free(blocks->bounds);
   jpp_free(blocks->strides);
-}
-
-static uint32_t count_local_ranks(const jpp_wanted_t* wanted) {
-  uint32_t count = 0;
-  for (uint32_t r = 0; r < wanted->num_ranks; ++r) count += wanted->is_local[r];
-  return count;
-}
-
-static PyObject* wanted_upload(PyObject* object, PyObject* args) {
-  const jpp_wanted_t* wanted = &((wanted_object_t*)object)->wanted;
-  PyObject *client = NULL, *devices = NULL, *list = NULL, *bounds = NULL;
-  if (!PyArg_ParseTuple(args, "O!OO!O", jpp_py_types.client, &client, &devices,
-                        &PyList_Type, &list, &bounds)) {
-    return NULL;
-  }
-  uint32_t *indices = NULL, num_devices = 0;
-  host_blocks_t blocks = {0};
-  jpp_array_t* array = NULL;
-  bool ok =
-      jpp_py_to_u32s(devices, &indices, &num_devices) &&
-      jpp_py_check_count("devices of the ranks",
-                         (uint64_t)count_local_ranks(wanted) * wanted->devices_per_rank,
-                         num_devices) &&
-      read_blocks(wanted, list, bounds, &blocks);
-  if (ok) {
-    jpp_status_t* status = NULL;
-    jpp_client_t* handle = ((jpp_py_client_t*)client)->client;
-    Py_BEGIN_ALLOW_THREADS
-      status = jpp_argument_upload(wanted, handle, indices, blocks.blocks, blocks.count,
-                                   &array);
-    Py_END_ALLOW_THREADS
-    ok = jpp_py_check(status);
-  }
-  free_blocks(&blocks);
-  jpp_free(indices);
-  return ok ? jpp_py_value_wrap(client, array) : NULL;
 }
 
 static PyObject* wanted_gather(PyObject* object, PyObject* args) {
@@ -250,6 +225,126 @@ static PyObject* wanted_gather(PyObject* object, PyObject* args) {
   PyBuffer_Release(&into);
   if (!ok) return NULL;
   Py_RETURN_NONE;
+}
+
+// --- Taking ---------------------------------------------------------------------------
+
+// A Source of Python, whose methods the library calls without the GIL.
+typedef struct py_source {
+  jpp_py_wait_t wait;
+  const jpp_wanted_t* wanted;
+  PyObject* source;   // borrowed
+  const char* dtype;  // the wanted one, by numpy's name
+  PyObject* used;     // held: the Value that is used as it is; or NULL
+  uint32_t* devices;  // [num_devices]
+  uint32_t num_devices;
+  Py_buffer* views;  // [given.num_blocks], of which `viewed` are held
+  uint32_t viewed;
+  int64_t* strides;  // [given.num_blocks][ndim]
+} py_source_t;
+
+static py_source_t* enter_python(void* user) {
+  py_source_t* self = user;
+  PyEval_RestoreThread(self->wait.state);
+  return self;
+}
+
+static jpp_status_t* leave_python(py_source_t* self, jpp_status_t* status) {
+  self->wait.raised = PyErr_Occurred() != NULL;
+  if (self->wait.raised && !status) status = jpp_status_make(JPP_CANCELLED, "it raised");
+  self->wait.state = PyEval_SaveThread();
+  return status;
+}
+
+static jpp_status_t* use_value(void* user, uint32_t part, jpp_array_t** out_array) {
+  py_source_t* self = enter_python(user);
+  self->used = PyObject_CallMethod(self->source, "value", "I", part);
+  if (self->used && !Py_IS_TYPE(self->used, jpp_py_types.value)) {
+    PyErr_SetString(PyExc_TypeError, "expected a Value");
+  } else if (self->used) {
+    *out_array = ((jpp_py_value_t*)self->used)->array;
+  }
+  return leave_python(self, NULL);
+}
+
+static jpp_status_t* lend_capsules(void* user, const uint32_t* blocks,
+                                   uint32_t num_blocks, jpp_foreign_memory_t* out_memory,
+                                   void (**out_release)(void* owner), void** out_owner) {
+  py_source_t* self = enter_python(user);
+  jpp_status_t* status = NULL;
+  PyObject* list = PyObject_CallMethod(self->source, "capsules", "N",
+                                       jpp_py_from_u32s(blocks, num_blocks));
+  if (list == Py_None) {
+    status = jpp_status_make(JPP_UNSUPPORTED, "expected arrays with DLPack exports");
+  } else if (list) {
+    PyObject* capsules = PyList_AsTuple(list);
+    if (capsules &&
+        jpp_py_check_count("capsules", num_blocks, (uint64_t)PyTuple_Size(capsules))) {
+      status = jpp_py_capsules_lend(capsules, self->wanted->dtype, num_blocks, out_memory,
+                                    out_release, out_owner);
+    }
+    Py_XDECREF(capsules);
+  }
+  Py_XDECREF(list);
+  return leave_python(self, status);
+}
+
+static jpp_status_t* read_host(void* user, uint32_t block, jpp_host_block_t* out_block) {
+  py_source_t* self = enter_python(user);
+  PyObject* array = PyObject_CallMethod(self->source, "host", "Is", block, self->dtype);
+  uint32_t k = self->viewed;
+  int64_t* strides = self->strides + (size_t)k * self->wanted->ndim;
+  if (array && read_array(self->wanted, array, &self->views[k], strides, out_block)) {
+    ++self->viewed;
+  }
+  Py_XDECREF(array);
+  return leave_python(self, NULL);
+}
+
+static PyObject* take(py_source_t* self, PyObject* client, const jpp_given_t* given) {
+  const jpp_source_t source = {.struct_size = sizeof(source),
+                               .given = given,
+                               .user = self,
+                               .part = use_value,
+                               .lend = lend_capsules,
+                               .read = read_host};
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(given->num_blocks, &self->views)) ||
+      !jpp_py_check(JPP_ALLOC_ARRAY((size_t)given->num_blocks * self->wanted->ndim,
+                                    &self->strides))) {
+    return NULL;
+  }
+  jpp_array_t* array = NULL;
+  jpp_py_wait_begin(&self->wait);
+  jpp_status_t* status =
+      jpp_argument_take(self->wanted, &source, ((jpp_py_client_t*)client)->client,
+                        self->devices, self->num_devices, &array);
+  if (!jpp_py_wait_end(&self->wait, status)) return NULL;
+  if (!self->used) return jpp_py_value_wrap(client, array);
+  jpp_array_release(array);
+  return Py_NewRef(self->used);
+}
+
+static PyObject* wanted_take(PyObject* object, PyObject* args) {
+  PyObject *client = NULL, *devices = NULL, *given = NULL, *value = NULL;
+  py_source_t self = {.wanted = &((wanted_object_t*)object)->wanted};
+  jpp_py_utf8_t reason = {0};
+  int copies = 0;
+  if (!PyArg_ParseTuple(args, "O!OOO!O&sp", jpp_py_types.client, &client, &devices,
+                        &self.source, jpp_py_types.given, &given, jpp_py_utf8_converter,
+                        &reason, &self.dtype, &copies)) {
+    return NULL;
+  }
+  const jpp_given_t from = describe(given, &reason, copies);
+  if (jpp_py_to_u32s(devices, &self.devices, &self.num_devices)) {
+    value = take(&self, client, &from);
+  }
+  for (uint32_t i = 0; i < self.viewed; ++i) PyBuffer_Release(&self.views[i]);
+  Py_XDECREF(self.used);
+  jpp_py_utf8_release(&reason);
+  jpp_free(self.views);
+  jpp_free(self.strides);
+  jpp_free(self.devices);
+  return value;
 }
 
 static PyObject* make_extent(const void* context, uint64_t axis) {
@@ -274,10 +369,12 @@ static PyMethodDef kWantedMethods[] = {
      "A Decision about a Given. `deletion_reason`: None for an array that was not "
      "deleted. "
      "`copies`: upload it in any case."},
-    {"upload", wanted_upload, METH_VARARGS,
-     "upload($self, client, devices, arrays, bounds, /)\n--\n\n"
-     "A Value on the local ranks, out of a list of arrays whose blocks are `bounds`; "
-     "devices are [local rank][device], flat."},
+    {"take", wanted_take, METH_VARARGS,
+     "take($self, client, devices, source, given, deletion_reason, dtype, copies, /)\n"
+     "--\n\n"
+     "Decides as decide() does, and makes the argument's Value. `devices` are "
+     "[rank][device], flat, of every rank. The source has the methods value(part), "
+     "capsules(blocks) and host(block, dtype)."},
     {"gather", wanted_gather, METH_VARARGS,
      "gather($self, device, arrays, bounds, buffer, /)\n--\n\n"
      "Copies the block of a rank's device into a buffer, dense, last dimension fastest."},

@@ -99,8 +99,6 @@ typedef enum jpp_py_record {
   JPP_PY_STAGED_OP,
   JPP_PY_PLACED_VALUE,
   JPP_PY_RANK_SUMMARY,
-  JPP_PY_RANK_TOTALS,
-  JPP_PY_CHANNEL,
   JPP_PY_SEARCH_RESULT,
   JPP_PY_DEVICE_INFO,
   JPP_PY_GLOBAL_DEVICE,
@@ -235,27 +233,17 @@ typedef struct jpp_py_value {
 
 // Takes over `array`, which is released if it raised.
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array);
-// The arguments from which a Value is made: (client, ranks, devices_per_rank, devices,
-// shards, dtype), with devices and shards as [rank][device], flat.
-typedef struct jpp_py_shards {
-  PyObject* client;  // borrowed
-  PyObject* list;    // borrowed; as long as it must be
-  jpp_array_layout_t layout;
-  uint32_t* ranks;         // owned; the layout's
-  uint32_t* devices;       // owned
-  const char* dtype_name;  // borrowed
-  jpp_dtype_t dtype;       // JPP_DTYPE_INVALID for an unknown name
-} jpp_py_shards_t;
-// False, with an exception; to be freed in either case.
-bool jpp_py_shards_parse(PyObject* args, jpp_py_shards_t* out_shards);
-void jpp_py_shards_free(jpp_py_shards_t* shards);
-
 // False, with an IndexError, if it has no such shard.
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device);
 
-// dlpack.c: the methods Value.lend and Value.borrow.
+// dlpack.c: the method Value.lend.
 PyObject* jpp_py_value_lend(PyObject* object, PyObject* args);
-PyObject* jpp_py_value_borrow(PyObject* type, PyObject* args);
+// The memory of a tuple of `count` DLPack capsules, which out_owner holds, as
+// jpp_source_t.lend returns it. JPP_UNSUPPORTED for memory that cannot be borrowed; NULL
+// with an exception for an object that is not a capsule.
+jpp_status_t* jpp_py_capsules_lend(PyObject* capsules, jpp_dtype_t dtype, uint32_t count,
+                                   jpp_foreign_memory_t* out_memory,
+                                   void (**out_release)(void* owner), void** out_owner);
 // Drops references that threads without the GIL have given up.
 void jpp_py_dropped_collect(void);
 // From now on such references stay: the interpreter is about to exit.

@@ -80,14 +80,6 @@ void jpp_py_dropped_collect(void) {
 
 void jpp_py_dropped_close(void) { atomic_store(&g_closed, true); }
 
-// Whether memory that cannot be shared is a reason to copy; frees the status then.
-static bool is_refusal(jpp_status_t* status) {
-  jpp_status_code_t code = jpp_status_code(status);
-  if (code != JPP_UNSUPPORTED && code != JPP_INVALID_ARGUMENT) return false;
-  jpp_status_free(status);
-  return true;
-}
-
 // --- Lending --------------------------------------------------------------------------
 
 typedef struct lent_tensor {
@@ -176,7 +168,9 @@ PyObject* jpp_py_value_lend(PyObject* object, PyObject* args) {
   jpp_py_wait_begin(&wait);
   jpp_status_t* status =
       jpp_array_lend(value->array, rank, device, &wait.interrupt, &lent->loan);
-  bool refused = status && is_refusal(status);
+  jpp_status_code_t code = jpp_status_code(status);
+  bool refused = code == JPP_UNSUPPORTED || code == JPP_INVALID_ARGUMENT;
+  if (refused) jpp_status_free(status);
   bool ok = jpp_py_wait_end(&wait, refused ? NULL : status);
   if (!ok || refused) {
     jpp_free(lent);
@@ -226,67 +220,21 @@ static bool read_capsule(PyObject* capsule, jpp_dtype_t dtype,
   return true;
 }
 
-static bool read_capsules(PyObject* capsules, const uint32_t* devices, jpp_dtype_t dtype,
-                          jpp_foreign_memory_t* memory, bool* out_fit) {
-  *out_fit = true;
-  for (Py_ssize_t i = 0; i < PyTuple_Size(capsules); ++i) {
+jpp_status_t* jpp_py_capsules_lend(PyObject* capsules, jpp_dtype_t dtype, uint32_t count,
+                                   jpp_foreign_memory_t* out_memory,
+                                   void (**out_release)(void* owner), void** out_owner) {
+  bool fit = true;
+  for (uint32_t i = 0; i < count; ++i) {
     bool fits = false;
-    memory[i].device = devices[i];
-    if (!read_capsule(PyTuple_GetItem(capsules, i), dtype, &memory[i], &fits)) {
-      return false;
-    }
-    *out_fit &= fits;
+    PyObject* capsule = PyTuple_GetItem(capsules, (Py_ssize_t)i);
+    if (!read_capsule(capsule, dtype, &out_memory[i], &fits)) return NULL;
+    fit = fit && fits;
   }
-  return true;
-}
-
-// None if it cannot be shared.
-static PyObject* borrow_memory(const jpp_array_layout_t* layout, PyObject* client,
-                               PyObject* capsules, const jpp_foreign_memory_t* memory) {
+  if (!fit) return jpp_status_make(JPP_UNSUPPORTED, "expected dense memory to borrow");
   dropped_t* owner = NULL;
-  jpp_array_t* array = NULL;
-  jpp_status_t* status = NULL;
-  if (!jpp_py_check(JPP_ALLOC_ARRAY(1, &owner))) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &owner));
   owner->object = Py_NewRef(capsules);
-  Py_BEGIN_ALLOW_THREADS
-    status = jpp_array_borrow(layout, memory, release_capsules, owner, &array);
-  Py_END_ALLOW_THREADS
-  if (!status) return jpp_py_value_wrap(client, array);
-  return is_refusal(status) ? Py_NewRef(Py_None) : jpp_py_raise(status);
-}
-
-// `capsules` is a tuple.
-static PyObject* borrow_capsules(const jpp_array_layout_t* layout, PyObject* client,
-                                 PyObject* capsules, const uint32_t* devices,
-                                 jpp_dtype_t dtype) {
-  jpp_foreign_memory_t* memory = NULL;
-  PyObject* value = NULL;
-  bool fit = false;
-  size_t count = (size_t)PyTuple_Size(capsules);
-  if (jpp_py_check(JPP_ALLOC_ARRAY(count, &memory)) &&
-      read_capsules(capsules, devices, dtype, memory, &fit)) {
-    value = fit ? borrow_memory(layout, client, capsules, memory) : Py_NewRef(Py_None);
-  }
-  jpp_free(memory);
-  return value;
-}
-
-PyObject* jpp_py_value_borrow(PyObject* type, PyObject* args) {
-  (void)type;
-  jpp_py_dropped_collect();
-  jpp_py_shards_t shards;
-  PyObject *capsules = NULL, *value = NULL;
-  bool ok = jpp_py_shards_parse(args, &shards);
-  if (ok && shards.dtype == JPP_DTYPE_INVALID) {
-    ok = false;
-    PyErr_Format(PyExc_ValueError, "expected a dtype, found '%s'", shards.dtype_name);
-  }
-  if (ok) capsules = PyList_AsTuple(shards.list);
-  if (capsules) {
-    value = borrow_capsules(&shards.layout, shards.client, capsules, shards.devices,
-                            shards.dtype);
-  }
-  jpp_py_shards_free(&shards);
-  Py_XDECREF(capsules);
-  return value;
+  *out_owner = owner;
+  *out_release = release_capsules;
+  return NULL;
 }

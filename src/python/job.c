@@ -191,7 +191,41 @@ static PyObject* job_divide_ranks(PyObject* module, PyObject* args) {
   return record;
 }
 
+static PyObject* compare(PyObject* args,
+                         jpp_status_t* (*compare_texts)(uint32_t process,
+                                                        const char* mine, uint32_t other,
+                                                        const char* theirs)) {
+  uint32_t process = 0, other = 0;
+  jpp_py_utf8_t mine = {0}, theirs = {0};
+  if (!PyArg_ParseTuple(args, "O&O&O&O&", jpp_py_u32_converter, &process,
+                        jpp_py_str_converter, &mine, jpp_py_u32_converter, &other,
+                        jpp_py_str_converter, &theirs)) {
+    return NULL;
+  }
+  bool ok = jpp_py_check(compare_texts(process, mine.text, other, theirs.text));
+  jpp_py_utf8_release(&mine);
+  jpp_py_utf8_release(&theirs);
+  return ok ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject* job_compare_facts(PyObject* module, PyObject* args) {
+  (void)module;
+  return compare(args, jpp_job_compare_facts);
+}
+
+static PyObject* job_compare_programs(PyObject* module, PyObject* args) {
+  (void)module;
+  return compare(args, jpp_job_compare_programs);
+}
+
 PyMethodDef jpp_py_job_methods[] = {
+    {"job_compare_facts", job_compare_facts, METH_VARARGS,
+     "job_compare_facts($module, process, mine, other, theirs, /)\n--\n\n"
+     "Raises the first difference between two texts with a line for each fact of a step, "
+     "its name, a tab and its value."},
+    {"job_compare_programs", job_compare_programs, METH_VARARGS,
+     "job_compare_programs($module, process, mine, other, theirs, /)\n--\n\n"
+     "The same for two programs, by lines of a place, a tab and code."},
     {"job_divide_ranks", job_divide_ranks, METH_VARARGS,
      "job_divide_ranks($module, owners, num_ranks, process, on_cpu, shares_devices, /)\n"
      "--\n\n"

@@ -239,32 +239,32 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
   return jpp_py_make_list(plan->ranks, make_summary, plan->programs);
 }
 
-static PyObject* make_totals(const void* plan, uint64_t rank) {
-  jpp_rank_totals_t totals = jpp_plan_rank_totals(plan, (uint32_t)rank);
-  return JPP_PY_RECORD(JPP_PY_RANK_TOTALS, PyLong_FromUnsignedLong(totals.tasks),
-                       PyFloat_FromDouble(totals.flops));
+static PyObject* make_rank_costs(const void* ranks, uint64_t index) {
+  const jpp_rank_costs_t* rank = &((const jpp_rank_costs_t*)ranks)[index];
+  return Py_BuildValue("(IdK)", rank->tasks, rank->flops,
+                       (unsigned long long)rank->peak_bytes);
 }
 
-static PyObject* plan_totals(PyObject* object, PyObject* unused) {
+static PyObject* make_link_costs(const void* links, uint64_t index) {
+  const jpp_link_costs_t* link = &((const jpp_link_costs_t*)links)[index];
+  return Py_BuildValue("(IIKK)", link->src, link->dst, (unsigned long long)link->messages,
+                       (unsigned long long)link->bytes);
+}
+
+static PyObject* plan_costs(PyObject* object, PyObject* unused) {
   (void)unused;
-  const jpp_plan_t* plan = plan_of(object);
-  return jpp_py_make_list(plan->ranks, make_totals, plan);
-}
-
-static PyObject* make_channel(const void* context, uint64_t index) {
-  const jpp_plan_t* plan = context;
-  const jpp_plan_channel_t* channel = &plan->channels[index];
-  uint64_t bytes = jpp_plan_channel_bytes(plan, (uint32_t)index);
-  return JPP_PY_RECORD(JPP_PY_CHANNEL, PyLong_FromUnsignedLong(channel->src),
-                       PyLong_FromUnsignedLong(channel->dst),
-                       PyLong_FromUnsignedLong(channel->messages),
-                       PyLong_FromUnsignedLongLong(bytes));
-}
-
-static PyObject* plan_channels(PyObject* object, PyObject* unused) {
-  (void)unused;
-  const jpp_plan_t* plan = plan_of(object);
-  return jpp_py_make_list(plan->num_channels, make_channel, plan);
+  jpp_plan_costs_t* costs = NULL;
+  char* text = NULL;
+  PyObject* result = NULL;
+  if (jpp_py_check(jpp_plan_costs(plan_of(object), &costs)) &&
+      jpp_py_check(jpp_plan_costs_print(costs, &text))) {
+    result = Py_BuildValue(
+        "(NNN)", jpp_py_make_list(costs->num_ranks, make_rank_costs, costs->ranks),
+        jpp_py_make_list(costs->num_links, make_link_costs, costs->links),
+        jpp_py_take_text(text));
+  }
+  jpp_plan_costs_destroy(costs);
+  return result;
 }
 
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
@@ -471,10 +471,11 @@ static PyMethodDef kMethods[] = {
      "For every input of every task None, or the output that takes over its memory."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
-    {"totals", plan_totals, METH_NOARGS,
-     "totals($self, /)\n--\n\nA RankTotals for each rank."},
-    {"channels", plan_channels, METH_NOARGS,
-     "channels($self, /)\n--\n\nA Channel for each pair of ranks and kind of message."},
+    {"costs", plan_costs, METH_NOARGS,
+     "costs($self, /)\n--\n\n"
+     "The costs of a step: (tasks, FLOPs, peak bytes) for each rank, (src, dst, "
+     "messages, "
+     "bytes) for each link, and a table of both."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},

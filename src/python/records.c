@@ -125,20 +125,6 @@ static PyStructSequence_Field kScheduleTask[] = {
     {NULL, NULL},
 };
 
-static PyStructSequence_Field kRankTotals[] = {
-    {"tasks", "runs in a step"},
-    {"flops", "of these"},
-    {NULL, NULL},
-};
-
-static PyStructSequence_Field kChannel[] = {
-    {"src", "rank"},
-    {"dst", "rank"},
-    {"messages", "in a step"},
-    {"bytes", "of these, on each device"},
-    {NULL, NULL},
-};
-
 static PyStructSequence_Field kStageCosts[] = {
     {"forward", "of a microbatch, in ms"},
     {"backward", "of its input gradients, or of the whole backward"},
@@ -204,10 +190,6 @@ static PyStructSequence_Desc kRecords[] = {
                                JPP_PY_FIELDS(kScheduleSizes)},
     [JPP_PY_SCHEDULE_TASK] = {"jaxpp._core.ScheduleTask", "An entry of a rank's row.",
                               JPP_PY_FIELDS(kScheduleTask)},
-    [JPP_PY_RANK_TOTALS] = {"jaxpp._core.RankTotals", "What a rank does in a step.",
-                            JPP_PY_FIELDS(kRankTotals)},
-    [JPP_PY_CHANNEL] = {"jaxpp._core.Channel", "What a rank sends to another in a step.",
-                        JPP_PY_FIELDS(kChannel)},
     [JPP_PY_STAGE_COSTS] = {"jaxpp._core.StageCosts", "How long a stage takes.",
                             JPP_PY_FIELDS(kStageCosts)},
     [JPP_PY_TASK_RUN] = {"jaxpp._core.TaskRun", "A task as it ran in a traced step.",

@@ -113,46 +113,51 @@ static PyObject* put_shards(const jpp_array_layout_t* layout, PyObject* client,
   return ok ? jpp_py_value_wrap(client, array) : NULL;
 }
 
-bool jpp_py_shards_parse(PyObject* args, jpp_py_shards_t* out_shards) {
+// What put() gets, with devices and shards as [rank][device], flat.
+typedef struct put_args {
+  PyObject* client;  // borrowed
+  PyObject* list;    // borrowed; as long as it must be
+  jpp_array_layout_t layout;
+  uint32_t* ranks;    // owned; the layout's
+  uint32_t* devices;  // owned
+  jpp_dtype_t dtype;  // JPP_DTYPE_INVALID for an unknown name
+} put_args_t;
+
+static bool parse_put_args(PyObject* args, put_args_t* out_args) {
   PyObject *ranks = NULL, *devices = NULL;
+  const char* dtype = NULL;
   Py_ssize_t dtype_length = 0;
   uint32_t num_devices = 0;
-  *out_shards = (jpp_py_shards_t){.layout = {.struct_size = sizeof(out_shards->layout)}};
-  jpp_array_layout_t* layout = &out_shards->layout;
-  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &out_shards->client,
+  *out_args = (put_args_t){.layout = {.struct_size = sizeof(out_args->layout)}};
+  jpp_array_layout_t* layout = &out_args->layout;
+  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &out_args->client,
                         &ranks, jpp_py_u32_converter, &layout->devices_per_rank, &devices,
-                        &PyList_Type, &out_shards->list, &out_shards->dtype_name,
-                        &dtype_length)) {
+                        &PyList_Type, &out_args->list, &dtype, &dtype_length)) {
     return false;
   }
-  out_shards->dtype = jpp_dtype_parse(out_shards->dtype_name, (uint32_t)dtype_length);
-  if (!jpp_py_to_u32s(ranks, &out_shards->ranks, &layout->num_ranks) ||
-      !jpp_py_to_u32s(devices, &out_shards->devices, &num_devices)) {
+  out_args->dtype = jpp_dtype_parse(dtype, (uint32_t)dtype_length);
+  if (!jpp_py_to_u32s(ranks, &out_args->ranks, &layout->num_ranks) ||
+      !jpp_py_to_u32s(devices, &out_args->devices, &num_devices)) {
     return false;
   }
-  layout->client = ((jpp_py_client_t*)out_shards->client)->client;
-  layout->ranks = out_shards->ranks;
+  layout->client = ((jpp_py_client_t*)out_args->client)->client;
+  layout->ranks = out_args->ranks;
   // The list last: what came before may have run code that changes it.
   uint64_t count = (uint64_t)layout->num_ranks * layout->devices_per_rank;
   return jpp_py_check_count("devices of the ranks", count, num_devices) &&
-         jpp_py_check_count("shards", count, (uint64_t)PyList_Size(out_shards->list));
-}
-
-void jpp_py_shards_free(jpp_py_shards_t* shards) {
-  jpp_free(shards->ranks);
-  jpp_free(shards->devices);
+         jpp_py_check_count("shards", count, (uint64_t)PyList_Size(out_args->list));
 }
 
 // A value may be on no rank at all.
 static PyObject* value_put(PyObject* type, PyObject* args) {
   (void)type;
-  jpp_py_shards_t shards;
+  put_args_t put;
   PyObject* value = NULL;
-  if (jpp_py_shards_parse(args, &shards)) {
-    value = put_shards(&shards.layout, shards.client, shards.list, shards.dtype,
-                       shards.devices);
+  if (parse_put_args(args, &put)) {
+    value = put_shards(&put.layout, put.client, put.list, put.dtype, put.devices);
   }
-  jpp_py_shards_free(&shards);
+  jpp_free(put.ranks);
+  jpp_free(put.devices);
   return value;
 }
 
@@ -250,10 +255,6 @@ static PyMethodDef kMethods[] = {
     {"put", value_put, METH_VARARGS | METH_STATIC,
      "put(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
      "Uploads a list of shards; devices and shards are [rank][device], flat."},
-    {"borrow", jpp_py_value_borrow, METH_VARARGS | METH_STATIC,
-     "borrow(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
-     "The same over the memory of a list of DLPack capsules, which stays theirs and is "
-     "not copied; None where the devices cannot use it."},
     {"elsewhere", value_elsewhere, METH_NOARGS | METH_STATIC,
      "elsewhere()\n--\n\nThe state of an array that other processes hold."},
     {"set_origin", value_set_origin, METH_O,

@@ -180,20 +180,17 @@ jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
 
 typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
 
-// More than a row with all tasks of all stages, each with an idle entry, can hold.
-static uint64_t most_entries(const jpp_schedule_rows_t* rows) {
-  return 16 + 64 * (uint64_t)rows->stages * rows->microbatches;
-}
-
 static jpp_status_t* call_back(const jpp_schedule_rows_t* rows, jpp_schedule_next_t next,
                                void* context, task_vec_t* tasks,
                                jpp_schedule_row_t* out) {
+  // More than a row with all tasks of all stages, each with an idle entry, can hold.
+  const uint64_t most = 16 + 64 * (uint64_t)rows->stages * rows->microbatches;
   for (uint32_t rank = 0; rank < rows->ranks; ++rank) {
     jpp_schedule_task_t task = {0};
     size_t before = tasks->count;
     for (; next(context, rank, &task); task = (jpp_schedule_task_t){0}) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(tasks, task));
-      if (tasks->count - before <= most_entries(rows)) continue;
+      if (tasks->count - before <= most) continue;
       return jpp_status_make(
           JPP_INVALID_ARGUMENT,
           "rank %u: the callback has made %llu entries and goes on; it "

@@ -280,15 +280,12 @@ void jpp__nccl_comm_advance(jpp_nccl_comm_t* comm) {
 
 // --- End ------------------------------------------------------------------------------
 
-static bool is_at_work(const jpp_nccl_comm_t* comm) {
-  return comm->state == JPP_NCCL_ISSUING || comm->state == JPP_NCCL_RUNNING;
-}
-
 void jpp__nccl_comms_abort(jpp_nccl_t* nccl) {
   bool some = false;
   for (size_t i = 0; i < nccl->used.count; ++i) {
-    if (is_at_work(nccl->used.data[i])) return;
-    some |= nccl->used.data[i]->state == JPP_NCCL_DOOMED;
+    const jpp_nccl_comm_t* comm = nccl->used.data[i];
+    if (comm->state == JPP_NCCL_ISSUING || comm->state == JPP_NCCL_RUNNING) return;
+    some |= comm->state == JPP_NCCL_DOOMED;
   }
   if (!some) return;
   // Abort all of them before the memory of any is freed.

@@ -236,14 +236,6 @@ static const char* take_channel_packet(jpp_net_channel_t* channel,
   }
 }
 
-// nccl.c carries the data of a shard in device memory, also when they are dropped.
-static const char* take_turn(jpp_net_peer_t* peer, const jpp_packet_t* packet,
-                             jpp_net_channel_t* channel) {
-  jpp_net_place_t place = {0};
-  const char* wrong = channel ? take_channel_packet(channel, packet, NULL, &place) : NULL;
-  return wrong ? wrong : peer->net->device->fetch(peer, packet, &place);
-}
-
 // What is wrong with the packet, or NULL.
 static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                const void* data, size_t size,
@@ -283,7 +275,11 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     return jpp__net_early_abort(peer, packet, data);
   }
   if (packet->kind == JPP_PACKET_DATA && packet->turn) {
-    return take_turn(peer, packet, channel);
+    // nccl.c carries the data of a shard in device memory, also when they are dropped.
+    jpp_net_place_t place = {0};
+    const char* wrong =
+        channel ? take_channel_packet(channel, packet, NULL, &place) : NULL;
+    return wrong ? wrong : peer->net->device->fetch(peer, packet, &place);
   }
   return channel ? take_channel_packet(channel, packet, data, out_place) : NULL;
 }
@@ -312,13 +308,9 @@ void jpp__net_arrived(jpp_net_t* net, const void* head, size_t head_size,
 
 // --- Progress -------------------------------------------------------------------------
 
-// Peers without channels between them need not know of each other.
-static bool is_watched(const jpp_net_peer_t* peer) {
-  return peer->endpoint && peer->ends.count && !peer->status && !peer->left;
-}
-
 static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
-  if (!is_watched(peer)) return;
+  // Peers without channels between them need not know of each other.
+  if (!peer->endpoint || !peer->ends.count || peer->status || peer->left) return;
   if (!peer->beat.busy) {
     size_t size = 0;
     peer->beat.packet.count = jpp__net_pack_notes(peer, &size);

@@ -1,7 +1,6 @@
-// A plan in a few lines: sizes, stages on each rank, transfers, peaks.
+// A plan in a few lines: sizes, stages on each rank, costs, peaks.
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/null.h"
 #include "base/str.h"
 #include "jaxpp/view.h"
@@ -36,24 +35,15 @@ static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t*
   }
 }
 
-static uint64_t bytes_sent(const jpp_check_report_t* report, uint32_t rank) {
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < report->plan->num_channels; ++i) {
-    if (report->plan->channels[i].src == rank)
-      bytes = jpp__bytes_add(bytes, report->channels[i].bytes);
-  }
-  return bytes;
-}
-
-static void append_actor(const jpp_check_report_t* report, uint32_t rank,
-                         jpp_str_t* out) {
-  const jpp_check_actor_t* actor = &report->actors[rank];
-  jpp_str_appendf(out, "actor %u: %u task runs, %u sends (", rank, actor->runs,
-                  actor->sends);
-  append_bytes(bytes_sent(report, rank), out);
-  jpp_str_appendf(out, "), %u receives, peak ", actor->recvs);
-  append_bytes(actor->peak_bytes, out);
-  jpp_str_append(out, "\n");
+static jpp_status_t* append_costs(const jpp_plan_t* plan, jpp_str_t* out) {
+  jpp_plan_costs_t* costs = NULL;
+  char* text = NULL;
+  JPP_RETURN_IF_ERROR(jpp_plan_costs(plan, &costs));
+  jpp_status_t* status = jpp_plan_costs_print(costs, &text);
+  if (text) jpp_str_append(out, text);
+  jpp_text_free(text);
+  jpp_plan_costs_destroy(costs);
+  return status;
 }
 
 // --- Memory at the peaks --------------------------------------------------------------
@@ -90,7 +80,7 @@ static void append_peak(const jpp_check_report_t* report, uint32_t rank, jpp_str
 }
 
 static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
-  jpp_str_append(out, "memory at the peak of each rank, on each of its devices:\nrank");
+  jpp_str_append(out, "\nmemory at the peak of each rank, on each of its devices:\nrank");
   for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) {
     if (!any_of_kind(report, k)) continue;
     jpp_str_appendf(out, "  %*s", column_width(k),
@@ -111,9 +101,13 @@ jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned, char** out_tex
                   graph->name, graph->num_ops, graph->num_values, graph->num_args,
                   graph->num_outputs);
   for (uint32_t i = 0; i < graph->num_loops; ++i) append_loop(planned, i, &str);
-  jpp_str_appendf(&str, "%u tasks, %u accumulators, %u channels\n", staged->num_tasks,
+  jpp_str_appendf(&str, "%u tasks, %u accumulators, %u channels\n\n", staged->num_tasks,
                   staged->num_accumulators, planned->plan->num_channels);
-  for (uint32_t r = 0; r < planned->ranks; ++r) append_actor(planned->report, r, &str);
+  jpp_status_t* status = append_costs(planned->plan, &str);
+  if (status) {
+    jpp_str_deinit(&str);
+    return status;
+  }
   append_peaks(planned->report, &str);
   return jpp_str_finish(&str, out_text);
 }

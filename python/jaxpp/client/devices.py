@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.client.identity import identity_of
-from jaxpp.client.lending import can_share, capsules_of, lent_array
+from jaxpp.client.lending import can_share, lent_array
 from jaxpp.client.nodes import client_of_node, numbers_of
 from jaxpp.client.plugins import client_options, is_gpu_plugin, platform_of, plugin_path
 from jaxpp.client.processes import Processes, processes_of
@@ -83,6 +83,11 @@ class LocalDevices(StepDevices):
     def layout(self) -> tuple[Any, ...]:
         return (id(self.client), tuple(map(tuple, self.indices)))
 
+    @functools.cached_property
+    def all_indices(self) -> list[int]:
+        """The client's indices of the devices of all ranks, one rank after the other."""
+        return [device for row in self.indices for device in row]
+
     def assignment(self, rank: int) -> list[int]:
         """The client's indices of all devices of a rank."""
         return self.indices[rank]
@@ -92,24 +97,13 @@ class LocalDevices(StepDevices):
     ) -> _core.Value:
         return _core.Value.put(self.client, ranks, self.per_rank, indices, shards, dtype)
 
-    def upload(
-        self,
-        wanted: _core.Wanted,
-        ranks: Sequence[int],
-        indices: Sequence[int],
-        arrays: list[np.ndarray],
-        bounds: np.ndarray,
-        dtype: str,
+    def take(
+        self, wanted: _core.Wanted, part: Any, source: Any, copies: bool
     ) -> _core.Value:
-        return wanted.upload(self.client, indices, arrays, bounds)
-
-    def borrow(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[jax.Array], dtype: str
-    ) -> _core.Value | None:
-        capsules = capsules_of(shards)
-        if capsules is None:
-            return None
-        return _core.Value.borrow(self.client, ranks, self.per_rank, indices, capsules, dtype)
+        reason, dtype = source.deletion_reason(), part.dtype_name
+        return wanted.take(
+            self.client, self.all_indices, source, source.given, reason, dtype, copies
+        )
 
     def can_borrow(self, given: jax.Device, wanted: jax.Device) -> bool:
         return self._shares_with(wanted) and can_share(given, wanted)
@@ -157,7 +151,7 @@ class LocalDevices(StepDevices):
             self.client,
             plan,
             self.per_rank,
-            [d for row in self.indices for d in row],
+            self.all_indices,
             executables,
             self.rank_size == 1,
             in_flight,

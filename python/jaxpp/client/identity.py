@@ -1,14 +1,11 @@
-"""Checks that the processes of a job run the same step."""
+"""What the processes of a job must agree on to run the same step."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
-import json
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -30,50 +27,27 @@ def _digest(data: bytes) -> str:
 
 @dataclasses.dataclass
 class StepIdentity:
-    """The properties of a step that must be equal in every process.
+    """The properties of a step that must be equal in every process, as the library compares
+    them (jaxpp/job.h).
 
     Args:
-      facts: values by the name used in errors, in the order of comparison. program: the lines
-      of the step's code, each followed by the user's line.
+      facts: a line for each, in the order of comparison. program: a line for each operation.
+      digest: of the program's code.
     """
 
-    facts: dict[str, str]
-    program: list[tuple[str, str]]
+    facts: str
+    program: str
+    digest: str
 
-    @functools.cached_property
+    @property
     def summary(self) -> bytes:
         """The text that processes exchange: equal if and only if the steps are."""
-        code = "\n".join(code for code, _ in self.program)
-        return json.dumps({**self.facts, "program": _digest(code.encode())}).encode()
+        return f"{self.digest}\n{self.facts}".encode()
 
-    def packed_program(self) -> bytes:
-        """The lines of the program, for a process whose program differs."""
-        return zlib.compress(json.dumps(self.program).encode())
 
-    def differing_fact(self, summary: bytes) -> tuple[str, str, str] | None:
-        """The first fact that differs from another process's summary: its name, the value here
-        and the value there. None if only the programs differ."""
-        theirs = json.loads(summary)
-        for name, mine in self.facts.items():
-            if theirs.get(name) != mine:
-                return name, mine, str(theirs.get(name))
-        return None
-
-    def differing_line(self, packed: bytes) -> tuple[str, str, str]:
-        """The first line that differs from another process's `packed_program`: its place in the
-        user's code, the line here and the line there."""
-        theirs = json.loads(zlib.decompress(packed))
-        end = ("the end of the step", "")
-        mine = [*self.program, end]
-        at = next(
-            (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a[0] != b[0]),
-            min(len(self.program), len(theirs)),
-        )
-        other = theirs[at] if at < len(theirs) else end
-        # "c:f32[4] = mul 0.1:f32[] b": drop the name of the result, which means nothing to a
-        # user.
-        here, there = (code.rpartition(" = ")[2] for code in (mine[at][0], other[0]))
-        return mine[at][1] or other[1], here, there
+def _lines(pairs: Iterable[tuple[str, str]]) -> str:
+    text = "".join(f"{label}\t{text}\n" for label, text in pairs)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _constant_line(number: int, const: Any) -> tuple[str, str]:
@@ -81,16 +55,17 @@ def _constant_line(number: int, const: Any) -> tuple[str, str]:
     kind = jax.typeof(const).str_short(short_dtypes=True)
     here = getattr(physical_array(const), "is_fully_addressable", True)
     contents = _digest(np.asarray(physical_array(const)).tobytes()) if here else "elsewhere"
-    return f"constant {number} that the step closes over: {kind} with digest {contents}", ""
+    return "", f"constant {number} that the step closes over: {kind} with digest {contents}"
 
 
 def _program_of(planned: Planned, code: Code) -> list[tuple[str, str]]:
+    """Lines of a place in the user's code, or "", and code."""
     constants = [_constant_line(k, const) for k, const in enumerate(planned.consts)]
     if isinstance(planned, Traced):
-        return constants + printed_lines(planned.closed.jaxpr)
+        return constants + [(at, code) for code, at in printed_lines(planned.closed.jaxpr)]
     tasks = zip(planned.staged.tasks(), planned.plan.donations(), strict=True)
     return constants + [
-        (f"module of task {task.name} with digest {_digest(code.lower(task, row).code)}", "")
+        ("", f"module of task {task.name} with digest {_digest(code.lower(task, row).code)}")
         for task, row in tasks
         if task.ops
     ]
@@ -135,4 +110,6 @@ def identity_of(planned: Planned, options: Options, code: Code, client: str) -> 
     digests = {
         f"digest of the {name}": f"{h:016x}" for name, h in planned.plan.hashes().items()
     }
-    return StepIdentity(facts, program + [(f"{k} {v}", "") for k, v in digests.items()])
+    program += [("", f"{name} {digest}") for name, digest in digests.items()]
+    code_digest = _digest("\n".join(code for _, code in program).encode(errors="replace"))
+    return StepIdentity(_lines(facts.items()), _lines(program), code_digest)

@@ -13,6 +13,7 @@ import itertools
 import os
 import pathlib
 import secrets
+import zlib
 
 import jax
 
@@ -105,21 +106,12 @@ class Processes:
         others = [p for p, found in enumerate(summaries) if found != identity.summary]
         if not others:
             return
-        other, theirs = others[0], f"process {others[0]}"
-        fact = identity.differing_fact(summaries[other])
-        if fact is not None:
-            name, here, there = fact
-            what = f"the {name} is {here} in process {self.me} and {there} in {theirs}"
-        else:
-            self._publish_program(key, identity.packed_program())
-            where, here, there = identity.differing_line(self._program(key, other))
-            at = f"at {where}, " if where else ""
-            what = f"{at}process {self.me} has `{here}`, and {theirs} has `{there}`"
-        raise make_error(
-            "mesh",
-            f"process {self.me} and {theirs} do not run the same step: {what}; expected the "
-            "same script, versions and arguments in all",
-        )
+        other = others[0]
+        facts = summaries[other].decode().partition("\n")[2]
+        _core.job_compare_facts(self.me, identity.facts, other, facts)
+        self._publish_program(key, zlib.compress(identity.program.encode()))
+        program = zlib.decompress(self._program(key, other)).decode()
+        _core.job_compare_programs(self.me, identity.program, other, program)
 
     def connect(self, identity: StepIdentity, devices: Devices) -> _core.Network:
         """The network of the next step, which all processes create in the same order."""

@@ -34,6 +34,7 @@ class CostSummary:
 
     ranks: list[RankCost]
     links: list[LinkCost]
+    table: str  # of both, as the command `jaxpp plan` prints it
 
     @property
     def tasks(self) -> int:
@@ -51,30 +52,12 @@ class CostSummary:
         return max(rank.peak_bytes for rank in self.ranks)
 
     def __str__(self) -> str:
-        lines = [f"{'rank':>4} {'tasks':>7} {'FLOPs':>10} {'peak bytes':>12}"]
-        lines += [
-            f"{k:>4} {rank.tasks:>7} {rank.flops:>10.3g} {rank.peak_bytes:>12}"
-            for k, rank in enumerate(self.ranks)
-        ]
-        if self.links:
-            lines += ["", f"{'link':>8} {'messages':>9} {'bytes':>12}"]
-        lines += [
-            f"{f'{link.src} -> {link.dst}':>8} {link.messages:>9} {link.bytes:>12}"
-            for link in self.links
-        ]
-        return "\n".join(lines)
+        return self.table
 
 
 def cost_summary(plan: _core.Plan) -> CostSummary:
     """The costs of a plan's step."""
-    totals = zip(plan.totals(), plan.summary(), strict=True)
-    links: dict[tuple[int, int], LinkCost] = {}
-    for channel in plan.channels():
-        pair = channel.src, channel.dst
-        before = links.get(pair, LinkCost(*pair, 0, 0))
-        messages, size = before.messages + channel.messages, before.bytes + channel.bytes
-        links[pair] = LinkCost(*pair, messages, size)
+    ranks, links, table = plan.costs()
     return CostSummary(
-        [RankCost(total.tasks, total.flops, rank.peak_bytes) for total, rank in totals],
-        [links[pair] for pair in sorted(links)],
+        [RankCost(*rank) for rank in ranks], [LinkCost(*link) for link in links], table.rstrip()
     )

@@ -69,20 +69,20 @@ class RemoteDevices(StepDevices):
         workers.upload(value, by_rank)
         return value
 
-    def upload(
-        self,
-        wanted: _core.Wanted,
-        ranks: Sequence[int],
-        indices: Sequence[int],
-        arrays: list[np.ndarray],
-        bounds: np.ndarray,
-        dtype: str,
+    def take(
+        self, wanted: _core.Wanted, part: Any, source: Any, copies: bool
     ) -> RemoteValue:
+        decision = wanted.decide(source.given, source.deletion_reason(), copies)
+        if decision.action == "use":
+            used: RemoteValue = source.value(decision.part)
+            return used
+        dtype, blocks = part.dtype_name, decision.blocks
+        arrays = [source.host(block, dtype) for block in blocks]
         carrier = carrier_of(jnp.dtype(dtype))
         shards = [np.empty(wanted.shape, carrier) for _ in range(self.per_rank)]
         for device, shard in enumerate(shards):
-            wanted.gather(device, arrays, bounds, shard)
-        return self.put(ranks, indices, shards * len(ranks), dtype)
+            wanted.gather(device, arrays, source.bounds[blocks], shard)
+        return self.put(part.ranks, part.device_indices, shards * len(part.ranks), dtype)
 
     def flush(self) -> None:
         self._workers.flush()

@@ -1,5 +1,5 @@
 """Arguments of a step: describes arrays for the library, which decides what becomes of each
-(jaxpp/array_argument.h), and carries its decisions out."""
+(jaxpp/array_argument.h), and gives it their contents."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jax.sharding import Sharding
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
+from jaxpp.client.lending import capsules_of
 from jaxpp.devices import Devices
 from jaxpp.errors import DELETED
 from jaxpp.mesh import MpmdMesh
@@ -50,8 +51,8 @@ class Source:
         """The runtime's array of a part, to use."""
         raise NotImplementedError
 
-    def shards(self, blocks: list[int]) -> list[jax.Array]:
-        """JAX's arrays of these blocks, to borrow."""
+    def capsules(self, blocks: list[int]) -> list[Any] | None:
+        """DLPack capsules of these blocks, to borrow; None if there are none."""
         raise NotImplementedError
 
     def host(self, block: int, dtype: str) -> np.ndarray:
@@ -93,44 +94,15 @@ class Argument:
             devices.least_borrowed,
         )
 
-    def take(self, source: Source) -> _core.Value:
+    def take(self, source: Source, copies: bool = False) -> _core.Value:
         """The runtime's array for the step: the given one, one in the same memory, or a copy.
+        `copies`: a copy in any case.
 
         Raises:
           JaxppError: the array was deleted ("donated"); this process lacks elements that its
             ranks need ("mesh"); a device has no memory for it ("out-of-memory").
         """
-        decision = self._wanted.decide(source.given, source.deletion_reason(), False)
-        if decision.action == "use":
-            return source.value(decision.part)
-        if decision.action == "borrow":
-            value = self._borrow(source, decision)
-            if value is not None:
-                return value
-            return self.copy(source)
-        return self._upload(source, decision.blocks)
-
-    def copy(self, source: Source) -> _core.Value:
-        """The same, always as a copy."""
-        decision = self._wanted.decide(source.given, source.deletion_reason(), True)
-        return self._upload(source, decision.blocks)
-
-    def _borrow(self, source: Source, decision: _core.Decision) -> _core.Value | None:
-        devices = self.part.devices
-        indices = [d for rank in decision.ranks for d in devices.indices[rank]]
-        shards = source.shards(decision.blocks)
-        value: _core.Value | None = devices.borrow(
-            decision.ranks, indices, shards, self.part.dtype_name
-        )
-        return value
-
-    def _upload(self, source: Source, blocks: list[int]) -> _core.Value:
-        part, dtype = self.part, self.part.dtype_name
-        arrays = [source.host(block, dtype) for block in blocks]
-        bounds = source.bounds[blocks]
-        value: _core.Value = part.devices.upload(
-            self._wanted, part.local_ranks, part.device_indices, arrays, bounds, dtype
-        )
+        value: _core.Value = self.part.devices.take(self._wanted, self.part, source, copies)
         return value
 
 
@@ -225,8 +197,8 @@ class _JaxSource(Source):
             devices, mesh, shardings, ranks, arrays[0].shape, str(arrays[0].dtype)
         )
 
-    def shards(self, blocks: list[int]) -> list[jax.Array]:
-        return [self._shard(block) for block in blocks]
+    def capsules(self, blocks: list[int]) -> list[Any] | None:
+        return capsules_of([self._shard(block) for block in blocks])
 
     def host(self, block: int, dtype: str) -> np.ndarray:
         return to_host(self._shard(block), dtype)

@@ -66,7 +66,7 @@ def spmd_to_mpmd_reshard(
         aval = jax.typeof(array)
         part = Part(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
         argument = Argument(part, "spmd_to_mpmd_reshard", donated=False)
-        value = argument.copy(source_of(array, devices, mpmd_mesh))
+        value = argument.take(source_of(array, devices, mpmd_mesh), copies=True)
         if donate and isinstance(array, jax.Array):
             value.wait()
             array.delete()

@@ -37,11 +37,6 @@ static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
   return status;
 }
 
-// After a breakage there is no other step.
-static jpp_status_t* refuse_if_broken(const jpp_runtime_t* runtime) {
-  return atomic_load(&runtime->broken) ? jpp__runtime_breakage(runtime) : NULL;
-}
-
 // The plan says how many bytes of a cut argument a device holds, but not how it is cut:
 // the piece divides the whole.
 static bool is_of_type(const jpp_array_type_t* found, const jpp_type_t* type,
@@ -225,7 +220,8 @@ void jpp__call_release(const jpp_runtime_t* runtime, jpp_step_t* step) {
 static jpp_status_t* prepare_call(jpp_runtime_t* runtime, jpp_step_t* step,
                                   const jpp_call_t* call) {
   JPP_RETURN_IF_ERROR(take_failure(runtime));
-  JPP_RETURN_IF_ERROR(refuse_if_broken(runtime));
+  // After a breakage there is no other step.
+  if (atomic_load(&runtime->broken)) return jpp__runtime_breakage(runtime);
   JPP_RETURN_IF_ERROR(check_args(runtime, call));
   JPP_RETURN_IF_ERROR(check_places(runtime, call));
   JPP_RETURN_IF_ERROR(tell_of_failed_arg(runtime, call));

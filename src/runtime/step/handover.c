@@ -57,14 +57,6 @@ static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t
   }
 }
 
-// Out of memory it says what the plan takes there. Owns `status`.
-static jpp_status_t* explain_copy(const jpp_runtime_t* runtime, uint32_t arg,
-                                  uint32_t rank, jpp_status_t* status) {
-  status = jpp_plan_explain_memory(runtime->plan, rank, status);
-  return jpp_status_annotate(status, "rank %u, argument %s", rank,
-                             runtime->params.names[arg]);
-}
-
 // Copies an argument from the same rank or, if it is not there, from its first rank.
 static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
                                 uint32_t rank, uint32_t input) {
@@ -105,7 +97,10 @@ static jpp_status_t* copy_inputs(jpp_runtime_t* runtime, const jpp_step_t* step)
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
       if (!step->actors[r].is_copy[i]) continue;
       jpp_status_t* status = copy_input(runtime, step, r, i);
-      if (status) return explain_copy(runtime, program->inputs[i].arg, r, status);
+      if (!status) continue;
+      status = jpp_plan_explain_memory(runtime->plan, r, status);
+      return jpp_status_annotate(status, "rank %u, argument %s", r,
+                                 runtime->params.names[program->inputs[i].arg]);
     }
   }
   return NULL;
@@ -192,15 +187,6 @@ static jpp_status_t* inherit_failure(jpp_step_t* step, jpp_outcome_t* from,
   return jpp_status_clone(from->failure);
 }
 
-// Keeps the failure for the next call, in case no other caller is told about it before.
-// Returns the failure that was kept until now.
-static jpp_outcome_t* remember_failure(jpp_runtime_t* runtime, jpp_outcome_t* outcome) {
-  jpp_outcome_t* before = runtime->failed;
-  runtime->failed = outcome;
-  ++outcome->holders;
-  return before;
-}
-
 static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status) {
   jpp_outcome_t* before = NULL;
   jpp__arrays_lock();
@@ -212,7 +198,10 @@ static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* st
     status = inherit_failure(step, from, status);
   } else {
     status = jpp_status_annotate(status, "step %llu", (unsigned long long)step->number);
-    before = remember_failure(runtime, step->outcome);
+    // For the next call, in case no other caller is told about it before.
+    before = runtime->failed;
+    runtime->failed = step->outcome;
+    ++step->outcome->holders;
   }
   jpp__outcome_finish(step->outcome, status);
   jpp__arrays_unlock();

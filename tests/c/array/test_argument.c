@@ -1,5 +1,5 @@
-// What becomes of each kind of array that a program may have, as a table; blocks gathered
-// at random; and uploads to the fake device.
+// What becomes of each kind of array that a program may have, as a table, decided and
+// carried out on the fake device; blocks gathered at random; and random uploads.
 #include "fake/device.h"
 #include "jaxpp/alloc.h"
 #include "jaxpp/array_argument.h"
@@ -132,30 +132,33 @@ static char letter_of(jpp_status_t* status, const jpp_decision_t* decision) {
   return letter;
 }
 
-static char decide(const given_row_t* row, bool can_move, bool donated) {
-  const int64_t blocks[] = {0, 2, 0, 6, 2, 4, 0, 6};
-  const uint32_t rank = 1;
-  const jpp_wanted_t wanted = {.struct_size = sizeof(wanted),
-                               .name = "argument x",
-                               .dtype = JPP_DTYPE_F32,
-                               .ndim = 2,
-                               .devices = kPlace,
-                               .num_ranks = 1,
-                               .ranks = &rank,
-                               .devices_per_rank = kDevices,
-                               .blocks = blocks,
-                               .donated = donated,
-                               .can_move = can_move,
-                               .least_borrowed = 64};
-  jpp_given_block_t given_blocks[kDevices];
+static const uint32_t kRank = 1;
+static const int64_t kRows[] = {0, 2, 0, 6, 2, 4, 0, 6};
+
+static jpp_wanted_t wanted_by(bool can_move, bool donated) {
+  return (jpp_wanted_t){.struct_size = sizeof(jpp_wanted_t),
+                        .name = "argument x",
+                        .dtype = JPP_DTYPE_F32,
+                        .ndim = 2,
+                        .devices = kPlace,
+                        .num_ranks = 1,
+                        .ranks = &kRank,
+                        .devices_per_rank = kDevices,
+                        .blocks = kRows,
+                        .donated = donated,
+                        .can_move = can_move,
+                        .least_borrowed = 64};
+}
+
+static jpp_given_t given_by(const given_row_t* row, jpp_given_block_t blocks[kDevices]) {
   for (uint32_t d = 0; d < kDevices; ++d) {
-    given_blocks[d] = (jpp_given_block_t){.rank = row->rank,
-                                          .device = d,
-                                          .is_local = !row->elsewhere,
-                                          .bounds = bounds_of(row->cut, d)};
+    blocks[d] = (jpp_given_block_t){.rank = row->rank,
+                                    .device = d,
+                                    .is_local = !row->elsewhere,
+                                    .bounds = bounds_of(row->cut, d)};
   }
-  const jpp_given_t given = {
-      .struct_size = sizeof(given),
+  return (jpp_given_t){
+      .struct_size = sizeof(jpp_given_t),
       .home = row->home,
       .dtype = row->dtype ? row->dtype : JPP_DTYPE_F32,
       .ndim = 2,
@@ -163,14 +166,20 @@ static char decide(const given_row_t* row, bool can_move, bool donated) {
       .bytes = row->bytes ? row->bytes : 96,
       .deletion_reason = row->is_deleted ? "was deleted" : NULL,
       .num_blocks = kDevices,
-      .blocks = given_blocks,
+      .blocks = blocks,
   };
+}
+
+static char decide(const given_row_t* row, bool can_move, bool donated) {
+  jpp_given_block_t given_blocks[kDevices];
+  const jpp_wanted_t wanted = wanted_by(can_move, donated);
+  const jpp_given_t given = given_by(row, given_blocks);
   jpp_decision_t decision;
   char letter = letter_of(jpp_argument_decide(&wanted, &given, &decision), &decision);
   if (letter == 'B') {
     assert_int_equal(decision.num_ranks, 1);
     assert_int_equal(decision.num_blocks, kDevices);
-    assert_int_equal(decision.ranks[0], row->rank == JPP_ANY_RANK ? rank : row->rank);
+    assert_int_equal(decision.ranks[0], row->rank == JPP_ANY_RANK ? kRank : row->rank);
     for (uint32_t d = 0; d < kDevices; ++d) assert_int_equal(decision.blocks[d], d);
   }
   if (letter == 'C') {
@@ -191,6 +200,152 @@ static void test_each_given_array(void** state) {
       fail_msg("%s: expected %s, found %s", row->what, row->expected, found);
     }
   }
+}
+
+// --- Carried out ----------------------------------------------------------------------
+
+// A row's array: the numbers 0 to 23, which its source gives as one in memory with rows.
+typedef struct contents {
+  const jpp_given_t* given;
+  float numbers[4 * 6];
+  jpp_array_t* array;  // of part 0
+  bool refuses;        // to lend
+  int lent, read, released;
+} contents_t;
+
+static jpp_status_t* give_part(void* user, uint32_t part, jpp_array_t** out_array) {
+  contents_t* contents = user;
+  assert_int_equal(part, 0);
+  *out_array = contents->array;
+  return NULL;
+}
+
+static void count_release(void* user) { ++((contents_t*)user)->released; }
+
+static jpp_status_t* lend_blocks(void* user, const uint32_t* blocks, uint32_t num_blocks,
+                                 jpp_foreign_memory_t* out_memory,
+                                 void (**out_release)(void* owner), void** out_owner) {
+  static const int64_t kDims[] = {2, 6};
+  contents_t* contents = user;
+  if (contents->refuses) return jpp_status_make(JPP_UNSUPPORTED, "not lent");
+  for (uint32_t b = 0; b < num_blocks; ++b) {
+    const int64_t* bounds = contents->given->blocks[blocks[b]].bounds;
+    out_memory[b].memory = contents->numbers + bounds[0] * 6;
+    out_memory[b].shape =
+        (jpp_buffer_shape_t){.dtype = JPP_DTYPE_F32, .rank = 2, .dims = kDims};
+  }
+  ++contents->lent;
+  *out_release = count_release;
+  *out_owner = contents;
+  return NULL;
+}
+
+static jpp_status_t* read_block(void* user, uint32_t block, jpp_host_block_t* out_block) {
+  static const int64_t kStrides[] = {6 * sizeof(float), sizeof(float)};
+  contents_t* contents = user;
+  const int64_t* bounds = contents->given->blocks[block].bounds;
+  out_block->data = contents->numbers + bounds[0] * 6 + bounds[2];
+  out_block->byte_strides = kStrides;
+  ++contents->read;
+  return NULL;
+}
+
+static void expect_rows(jpp_array_t* array) {
+  uint32_t rank = jpp_array_layout(array)->ranks[0];
+  for (uint32_t d = 0; d < kDevices; ++d) {
+    float found[2 * 6];
+    ASSERT_OK(jpp_array_read(array, rank, d, found, sizeof(found), NULL));
+    for (int i = 0; i < 2 * 6; ++i) {
+      assert_int_equal((int)found[i], (int)d * 2 * 6 + i);
+    }
+  }
+}
+
+// The letter of what became of the array, whose contents are then checked.
+static char take(jpp_client_t* client, const given_row_t* row, bool can_move,
+                 bool donated, bool refuses) {
+  static const uint32_t kAllDevices[kRanks * kDevices] = {0, 1, 2, 3, 4, 5};
+  jpp_given_block_t given_blocks[kDevices];
+  const jpp_wanted_t wanted = wanted_by(can_move, donated);
+  const jpp_given_t given = given_by(row, given_blocks);
+  contents_t contents = {.given = &given, .refuses = refuses};
+  for (int i = 0; i < 4 * 6; ++i) contents.numbers[i] = (float)i;
+  ASSERT_OK(jpp_array_create_elsewhere(&contents.array));
+  const jpp_source_t source = {.struct_size = sizeof(source),
+                               .given = &given,
+                               .user = &contents,
+                               .part = give_part,
+                               .lend = lend_blocks,
+                               .read = read_block};
+  jpp_array_t* array = NULL;
+  jpp_status_t* status =
+      jpp_argument_take(&wanted, &source, client, kAllDevices, kRanks * kDevices, &array);
+  const jpp_decision_t taken = {.action = array == contents.array ? JPP_ACTION_USE
+                                          : contents.lent         ? JPP_ACTION_BORROW
+                                                                  : JPP_ACTION_UPLOAD};
+  bool failed = status != NULL;
+  char letter = letter_of(status, &taken);
+  assert_int_equal(contents.read > 0, letter == 'C');
+  if (failed) assert_null(array);
+  if (letter == 'B' || letter == 'C') expect_rows(array);
+  jpp_array_release(array);
+  assert_int_equal(contents.released, contents.lent);
+  jpp_array_release(contents.array);
+  return letter;
+}
+
+static void test_each_given_array_is_taken(void** state) {
+  (void)state;
+  jpp_client_t* client = NULL;
+  const jpp_fake_options_t options = {.struct_size = sizeof(options),
+                                      .device_count = kRanks * kDevices};
+  ASSERT_OK(jpp_client_create_fake(&options, &client));
+  for (size_t i = 0; i < sizeof(kGiven) / sizeof(*kGiven); ++i) {
+    const given_row_t* row = &kGiven[i];
+    for (uint32_t k = 0; k < 4; ++k) {
+      char expected = row->expected[k], found = take(client, row, k / 2, k % 2, false);
+      char refused = take(client, row, k / 2, k % 2, true);
+      char copied = expected == 'B' ? 'C' : expected;  // what is not lent is copied
+      if (found == expected && refused == copied) continue;
+      fail_msg("%s, %u: expected %c and without a loan %c, found %c and %c", row->what, k,
+               expected, copied, found, refused);
+    }
+  }
+  jpp_client_destroy(client);
+}
+
+static jpp_status_t* fail_to_read(void* user, uint32_t block,
+                                  jpp_host_block_t* out_block) {
+  (void)user, (void)block, (void)out_block;
+  return jpp_status_make(JPP_EXECUTION_ERROR, "the disk is gone");
+}
+
+static void test_what_a_source_lacks(void** state) {
+  (void)state;
+  jpp_client_t* client = NULL;
+  const jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = 4};
+  ASSERT_OK(jpp_client_create_fake(&options, &client));
+  static const uint32_t kAllDevices[] = {0, 1, 2, 3};
+  const given_row_t here = {.rank = 1, .devices = kPlace};
+  const given_row_t host = {.home = JPP_HOME_HOST, .rank = JPP_ANY_RANK, .cut = WHOLE};
+  jpp_given_block_t blocks[kDevices];
+  const jpp_wanted_t wanted = wanted_by(false, false);
+  jpp_array_t* array = NULL;
+  jpp_given_t given = given_by(&here, blocks);
+  jpp_source_t source = {.struct_size = sizeof(source), .given = &given};
+  ASSERT_FAILS(jpp_argument_take(&wanted, &source, client, kAllDevices, 4, &array),
+               JPP_INVALID_ARGUMENT,
+               "argument x: expected a source whose function `part` is set, found NULL");
+  given = given_by(&host, blocks);
+  ASSERT_FAILS(jpp_argument_take(&wanted, &source, client, kAllDevices, 4, &array),
+               JPP_INVALID_ARGUMENT, "function `read` is set, found NULL");
+  source.read = fail_to_read;
+  ASSERT_FAILS(jpp_argument_take(&wanted, &source, client, kAllDevices, 4, &array),
+               JPP_EXECUTION_ERROR, "the disk is gone");
+  ASSERT_FAILS(jpp_argument_take(&wanted, &source, client, kAllDevices, 3, &array),
+               JPP_INVALID_ARGUMENT,
+               "argument x, on rank 1: expected at least 4 devices, found 3");
+  jpp_client_destroy(client);
 }
 
 // Rows of an array in parts: each part is an argument of its own.
@@ -408,6 +563,12 @@ static void test_a_missing_block(void** state) {
                "[0:4, 0:6], found 12 of its 24 elements");
 }
 
+static jpp_status_t* read_random(void* user, uint32_t block,
+                                 jpp_host_block_t* out_block) {
+  *out_block = ((blocks_t*)user)->host[block];
+  return NULL;
+}
+
 // Each device of each rank gets its block, assembled or in place.
 static void test_uploads(void** state) {
   (void)state;
@@ -415,7 +576,7 @@ static void test_uploads(void** state) {
   const jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = 4};
   ASSERT_OK(jpp_client_create_fake(&options, &client));
   uint64_t seed = 25;
-  const uint32_t ranks[] = {0, 2, 5}, devices[] = {0, 1, 2, 3};
+  const uint32_t ranks[] = {0, 2, 5}, devices[6 * 2] = {0, 1, [10] = 2, [11] = 3};
   const bool is_local[] = {true, false, true};
   for (int round = 0; round < 50; ++round) {
     blocks_t blocks;
@@ -436,9 +597,23 @@ static void test_uploads(void** state) {
     }
     jpp_wanted_t wanted = wanted_of(&blocks, ranks, 3, 2, flat);
     wanted.is_local = is_local;
+    jpp_given_block_t given_blocks[kMostBlocks];
+    for (uint32_t b = 0; b < blocks.count; ++b) {
+      given_blocks[b] = (jpp_given_block_t){
+          .rank = JPP_ANY_RANK, .is_local = true, .bounds = blocks.bounds[b]};
+    }
+    const jpp_given_t given = {.struct_size = sizeof(given),
+                               .home = JPP_HOME_HOST,
+                               .dtype = JPP_DTYPE_S32,
+                               .ndim = blocks.ndim,
+                               .num_blocks = blocks.count,
+                               .blocks = given_blocks};
+    const jpp_source_t source = {.struct_size = sizeof(source),
+                                 .given = &given,
+                                 .user = &blocks,
+                                 .read = read_random};
     jpp_array_t* array = NULL;
-    ASSERT_OK(
-        jpp_argument_upload(&wanted, client, devices, blocks.host, blocks.count, &array));
+    ASSERT_OK(jpp_argument_take(&wanted, &source, client, devices, 6 * 2, &array));
     assert_int_equal(jpp_array_layout(array)->num_ranks, 2);
     for (uint32_t k = 0; k < 4; ++k) {
       ASSERT_OK(jpp_array_read(array, k / 2 ? 5 : 0, k % 2, found, size * sizeof(*found),
@@ -453,6 +628,8 @@ static void test_uploads(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_each_given_array),
+      cmocka_unit_test(test_each_given_array_is_taken),
+      cmocka_unit_test(test_what_a_source_lacks),
       cmocka_unit_test(test_parts),
       cmocka_unit_test(test_blocks_that_no_array_has),
       cmocka_unit_test(test_random_blocks),

@@ -212,6 +212,15 @@ static jpp_status_t* call_decide_given(const void* given) {
   return decide(&g_wanted, given);
 }
 
+static jpp_status_t* call_take(const void* source) {
+  const uint32_t device = 0;
+  jpp_array_t* array = NULL;
+  jpp_status_t* status =
+      jpp_argument_take(&g_wanted, source, g_client, &device, 1, &array);
+  jpp_array_release(array);
+  return status;
+}
+
 static jpp_status_t* call_divide_ranks(const void* mesh) {
   jpp_job_part_t part;
   jpp_status_t* status = jpp_job_divide_ranks(mesh, 0, &part);
@@ -301,6 +310,8 @@ static void test_all_options_are_read_by_their_size(void** state) {
       .client = g_client, .devices_per_rank = 1, .ranks = &kZero};
   jpp_wanted_t wanted = {.name = "x"};
   jpp_given_t given = {.ndim = 0};
+  static const jpp_given_t kNothing = {.struct_size = sizeof(kNothing)};
+  jpp_source_t source = {.given = &kNothing};
   jpp_job_mesh_t mesh = {.num_ranks = 1, .rank_size = 1, .owners = &kZero};
   jpp_transport_options_t transport = {.driver = "inproc"};
   jpp_channel_spec_t channel = {.slots = 1, .capacity = 1};
@@ -333,6 +344,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_array_layout_t, call_create_array, layout, JPP_OK),
       ENTRY(jpp_wanted_t, call_decide_wanted, wanted, JPP_OK),
       ENTRY(jpp_given_t, call_decide_given, given, JPP_OK),
+      ENTRY(jpp_source_t, call_take, source, JPP_OK),
       ENTRY(jpp_job_mesh_t, call_divide_ranks, mesh, JPP_OK),
       ENTRY(jpp_runtime_options_t, call_runtime, runtime, JPP_DEVICES_ERROR),
   };

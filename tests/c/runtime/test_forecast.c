@@ -9,7 +9,11 @@
 #include "test_util.h"
 
 static double work_of(const jpp_plan_t* plan, uint32_t rank) {
-  return jpp_plan_rank_totals(plan, rank).flops;
+  jpp_plan_costs_t* costs = NULL;
+  ASSERT_OK(jpp_plan_costs(plan, &costs));
+  double flops = costs->ranks[rank].flops;
+  jpp_plan_costs_destroy(costs);
+  return flops;
 }
 
 static double waits_of(const jpp_plan_t* plan, const jpp_forecast_t* forecast,

@@ -20,7 +20,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from binding_cases import TRACE, cases  # noqa: E402
+from binding_cases import TRACE, Source, cases, given_in  # noqa: E402
 from binding_objects import Step, built_graph, failed_staged, in_loop, plan_measured, value_of  # noqa: E402
 from jaxpp import _core  # noqa: E402
 
@@ -49,6 +49,9 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     )
     gone = value_of(step.client)
     gone.delete()
+    wanted = _core.Wanted("x", "float32", 1, 1, [0], [1], 1, np.array([0, 64]), False, True, 0)
+    handlers, capsules = [_core.callback_handler("Host")], [jnp.ones(64).__dlpack__()]
+    foreign, part = given_in("foreign", 64), given_in("client", 64)
     return {
         "schedules of other sizes": lambda: _core.Plan(step.graph, [other], None, None),
         "too many schedules": lambda: _core.Plan(step.graph, step.schedules * 2, None, None),
@@ -89,11 +92,23 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "a loan of a shard that is not there": lambda: values[0].lend(0, 1, 1, 0, True),
         "a deleted array": gone.wait,
         "a loan of a deleted array": lambda: gone.lend(0, 0, 1, 0, True),
-        "a capsule of something else": lambda: _core.Value.borrow(
-            step.client, [0], 1, [0], [_core.callback_handler("Host")], "float32"
+        "a capsule of something else": lambda: wanted.take(
+            step.client, [0], Source(handlers), foreign, None, "float32", False
         ),
-        "memory for a device that is not there": lambda: _core.Value.borrow(
-            step.client, [0], 1, [99], [jnp.ones(64).__dlpack__()], "float32"
+        "too few capsules": lambda: wanted.take(
+            step.client, [0], Source([]), foreign, None, "float32", False
+        ),
+        "a block of another shape": lambda: wanted.take(
+            step.client, [0], Source(), foreign, None, "float32", True
+        ),
+        "memory for a device that is not there": lambda: wanted.take(
+            step.client, [99], Source(capsules), foreign, None, "float32", False
+        ),
+        "an argument on a rank without devices": lambda: wanted.take(
+            step.client, [], Source(capsules), foreign, None, "float32", False
+        ),
+        "a part that is no Value": lambda: wanted.take(
+            step.client, [0], Source(), part, None, "float32", False
         ),
         "items of another size": lambda: _core.Value.put(
             step.client, [0], 1, [0], [np.ones(2, "f8")], "float32"
