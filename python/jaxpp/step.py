@@ -31,6 +31,7 @@ from jaxpp.trace.call import (
     TracedArgument,
     compiler_options_of,
     flag_of,
+    fsdp_of,
     memory_limits_of,
     plugin_of,
     static_key,
@@ -350,6 +351,7 @@ def make_function(
     memory_limit: Any = None,
     steps_in_flight: Any = None,
     reduce_once: Any = True,
+    fsdp: Any = None,
 ) -> MpmdFunction:
     """Checks the arguments of the API function `who` and returns its result."""
     check_function(who, fun, mpmd_mesh)
@@ -367,6 +369,7 @@ def make_function(
         memory_limits_of(memory_limit, mpmd_mesh, who),
         steps_in_flight_of(steps_in_flight, who),
         flag_of(reduce_once, "reduce_once", who),
+        fsdp_of(fsdp, who),
     )
     return MpmdFunction(fun, options)
 
@@ -388,6 +391,7 @@ def mpmd_jit_with_loop(
     memory_limit: int | Sequence[int] | None = None,
     steps_in_flight: int | None = None,
     reduce_once: bool = True,
+    fsdp: str | Callable[[str, Any], str | None] | None = None,
     use_pgle: bool = False,
 ) -> Any:
     """Pipelines a training step that contains a `treduce`.
@@ -416,6 +420,11 @@ def mpmd_jit_with_loop(
       reduce_once: whether results that the loop adds up, such as gradients, are summed over the
         devices of a rank once, after the loop. Until then, each device keeps its part of the
         sum. False: in every microbatch.
+      fsdp: when weights that are sharded over the devices of the batch are gathered: "step",
+        once before the loop, and kept until its end; "use", in each task that uses them, and
+        freed after it; a function of a weight's name, such as "params['w']", and its
+        `jax.ShapeDtypeStruct` that returns one of these or None; None: where XLA does. Under
+        a memory limit that cannot hold them until the loop's end, "step" becomes "use".
       use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 

@@ -32,6 +32,7 @@ from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.sharding import Specs, StepShardings
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
+from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
@@ -313,6 +314,10 @@ class _TracedCall:
         ends = (*names, next_args, self.out_ranks)
         return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
 
+    def shardings(self, graph: Graph) -> StepShardings:
+        names = (self.arg_names, self.out_names)
+        return StepShardings(graph, self.mesh, self.in_specs, self.out_specs, *names)
+
     def plan(
         self,
         graph: Graph,
@@ -322,8 +327,7 @@ class _TracedCall:
         reduce_once: bool,
     ) -> Traced:
         found: list[Specs] = []
-        names = (self.arg_names, self.out_names)
-        shardings = StepShardings(graph, self.mesh, self.in_specs, self.out_specs, *names)
+        shardings = self.shardings(graph)
 
         def measure(staged: _core.Staged) -> list[int] | None:
             found.append(shardings.infer(staged))
@@ -504,6 +508,32 @@ def _trace_call(
     return _with_split_results(_with_split_leaves(traced_call), given)
 
 
+def _plan_gathered(
+    traced_call: _TracedCall,
+    graph: Graph,
+    schedules: list[_core.Schedule],
+    donated: list[bool],
+    next_args: list[int],
+    options: Options,
+) -> Traced:
+    """Plans a step whose sharded weights are gathered as the options say."""
+    limits, once = options.memory_limits, options.reduce_once
+    gathers: dict[int, Gather] = {}
+    if options.fsdp is not None and graph.loops and options.mesh.lowering_mesh().size > 1:
+        shardings = traced_call.shardings(graph)
+        shardings.find_partial(_core.Plan.partition(graph.core, schedules))
+        gathers = shardings.gathers(options.fsdp, traced_call.arg_names)
+        graph = traced_call.graph(donated, next_args, gathers=gathers)
+    try:
+        return traced_call.plan(graph, schedules, donated, limits, once)
+    except JaxppError as error:
+        if error.code != "out-of-memory" or not any(g.once for g in gathers.values()):
+            raise
+    gathers = {v: dataclasses.replace(g, once=False) for v, g in gathers.items()}
+    graph = traced_call.graph(donated, next_args, gathers=gathers)
+    return traced_call.plan(graph, schedules, donated, limits, once)
+
+
 def trace_step(
     fun: Callable[..., Any],
     signature: Signature,
@@ -534,7 +564,7 @@ def trace_step(
     ]
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
-    traced = traced_call.plan(graph, schedules, donated, limits, options.reduce_once)
+    traced = _plan_gathered(traced_call, graph, schedules, donated, next_args, options)
     for note in traced.staged.notes():
         warn(note, note.split(": ", 1)[0])
     line = definition_line(fun)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
@@ -24,6 +25,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import Add, accumulate
 from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import run_op
+from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import FrontLoop, Graph
 
 __all__ = ["Specs", "StepShardings"]
@@ -288,13 +290,40 @@ class StepShardings:
         results = self.partial[loop] if self.partial else []
         return [k for k, axes in enumerate(results) if not isinstance(axes, Blocked)]
 
+    # --- Gathered weights ---
+
+    def gathers(self, rule: Callable[[str, Any], str | None], names: Sequence[str]) -> Any:
+        """How the loops get weights that are sharded over the devices of the batch, by value.
+
+        `rule` says when, from an argument's name and type. The devices of the batch are those
+        over which the loops' results are partial sums.
+        """
+        axes = frozenset(
+            axis
+            for number, results in enumerate(self.partial)
+            for k in self.partial_results(number)
+            for axis in cast(frozenset[str], results[k])
+        )
+        found: dict[int, Gather] = {}
+        for value, name in enumerate(names):
+            aval, spec = self._graph.avals[value], self._found[value]
+            if _without(spec, axes) == spec or not jnp.issubdtype(aval.dtype, jnp.floating):
+                continue
+            struct = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            when = rule(name, struct)
+            if when is not None:
+                mesh = self._mesh.lowering_mesh()
+                before, after = (NamedSharding(mesh, s) for s in (spec, _without(spec, axes)))
+                found[value] = Gather(before, after, when == "step")
+        return found
+
     def leave_sharded(self) -> bool:
         """Reduces sums that are sharded over their axes at once; False: there are none."""
         left = False
         for number, results in enumerate(self.partial):
             first = self._graph.loops[number].first_output
             for k in self.partial_results(number):
-                spec, axes = self._found[first + k], results[k]
+                spec, axes = self._found.get(first + k, PartitionSpec()), results[k]
                 assert not isinstance(axes, Blocked)
                 if _without(spec, axes) != spec:
                     results[k] = Blocked("the memory limit does not hold it whole", None)

@@ -30,6 +30,7 @@ __all__ = [
     "TracedArgument",
     "compiler_options_of",
     "flag_of",
+    "fsdp_of",
     "memory_limits_of",
     "plugin_of",
     "static_key",
@@ -61,6 +62,8 @@ class Options:
     memory_limits: MemoryLimits | None
     steps_in_flight: int  # 0: a call returns when its step is done
     reduce_once: bool = True  # gradients are summed over a rank's devices after the loop
+    # When a sharded weight, by its name and type, is gathered: "step", "use" or None.
+    fsdp: Callable[[str, Any], str | None] | None = None
 
 
 @dataclasses.dataclass
@@ -301,6 +304,27 @@ def flag_of(given: Any, name: str, who: str) -> bool:
         f"{who}: {name}={shorten(given)}; expected True or False",
         wrong_type=True,
     )
+
+
+def fsdp_of(given: Any, who: str) -> Callable[[str, Any], str | None] | None:
+    """Converts fsdp= to a rule that checks what the user's rule returns; None: not given."""
+    if given is None:
+        return None
+
+    def rule(name: str, struct: Any) -> str | None:
+        when = given(name, struct) if callable(given) else given
+        if when in ("step", "use", None):
+            return None if when is None else str(when)
+        of = f" of {name}" if callable(given) else ""
+        raise make_error(
+            "invalid-argument",
+            f'{who}: fsdp{of}={shorten(when)}; expected "step", "use" or None, or a function of '
+            "a weight's name and type that returns one of these",
+        )
+
+    if not callable(given):
+        rule("", None)
+    return rule
 
 
 def static_key(value: Any) -> Any:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -26,6 +27,7 @@ from jaxpp.operations import Operation, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
+from jaxpp.trace.gather import Gather, gather_p
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.nested import refuse_traced, step_p
@@ -208,9 +210,19 @@ def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> li
 class _Builder:
     """Walks jaxprs and adds to the graph."""
 
-    def __init__(self, name: str, ranks: int, loop_length: Callable[[Any, int], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        ranks: int,
+        loop_length: Callable[[Any, int], int],
+        gathers: Mapping[int, Gather],
+    ) -> None:
         self.core = _core.Graph(name, ranks)
         self.loop_length = loop_length
+        self.gathers = dict(gathers)  # by value
+        self.gathered: dict[int, int] = {}  # in a body: values of `gathers` once gathered
+        self.index: int | None = None  # in a body,
+        self.from_index: set[int] = set()  # and what depends on it alone
         self.ops: dict[int, FrontOp] = {}
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
@@ -288,6 +300,11 @@ class _Builder:
         if eqn.primitive in _MARKS:
             return self.add_mark(eqn, operands)
         called = _called(eqn)
+        if called is None and self.outside is not None and self.gathers:
+            outs = self._convert_shards(eqn, operands)
+            if outs is not None:
+                return outs
+            operands = self._gather(operands)
         if called is not None:
             outer, self.in_backward = self.in_backward, self.is_backward(eqn)
             add = self.add_recomputation if is_recomputation(eqn) else self.add_called
@@ -303,6 +320,33 @@ class _Builder:
                 check_equation(eqn, user_line(eqn))
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
+
+    def _convert_shards(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand] | None:
+        """A cast of a weight that is to be gathered: its shards are cast before."""
+        if eqn.primitive is not jax.lax.convert_element_type_p:
+            return None
+        gather = self.gathers.get(operands[0]) if isinstance(operands[0], int) else None
+        if gather is None or _bytes(eqn.outvars[0].aval) > _bytes(eqn.invars[0].aval):
+            return None
+        cast = self.add_call(eqn, operands)
+        # Otherwise, Shardy could give the cast the sharding of its user, the gather.
+        params, avals = {"sharding": gather.before}, [eqn.outvars[0].aval]
+        first = self._add(None, gather_p, params, cast, avals)
+        self.gathers[first] = gather
+        return [first]
+
+    def _gather(self, operands: list[Operand]) -> list[Operand]:
+        """The operands with weights gathered; not those of an op that takes the batch apart."""
+        if any(o in self.from_index for o in operands if isinstance(o, int)):
+            return operands
+        for value in operands:
+            gather = self.gathers.get(value) if isinstance(value, int) else None
+            if gather is not None and value not in self.gathered:
+                taken = [value] if gather.once else [value, self.index]
+                flags = 0 if gather.once else _core.FLAG_CHEAP
+                params, avals = {"sharding": gather.after}, [self.avals[value]]
+                self.gathered[value] = self._add(None, gather_p, params, taken, avals, flags)
+        return [self.gathered.get(o, o) if isinstance(o, int) else o for o in operands]
 
     def add_called(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
@@ -408,7 +452,11 @@ class _Builder:
         if eqn.primitive is place_p and self.outside is None:
             kind = _core.OP_PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
-        return list(range(first, first + len(avals)))
+        outs = list(range(first, first + len(avals)))
+        values = [o for o in operands if isinstance(o, int)]
+        if values and self.from_index.issuperset(values):
+            self.from_index.update(outs)
+        return outs
 
     def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if self.outside is None or eqn.primitive is mark_tangent_p:
@@ -455,6 +503,7 @@ class _Builder:
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
+        self.gathered, self.index, self.from_index = {}, index, {index}
         scans: list[list[bool]] = []
         _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
         self.scans_for_marks = reversed(scans)
@@ -598,6 +647,7 @@ def build_graph(
     next_args: Sequence[int],
     out_ranks: Sequence[Sequence[int] | None],
     loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
+    gathers: Mapping[int, Gather] = types.MappingProxyType({}),
 ) -> Graph:
     """Builds the graph of a traced step.
 
@@ -611,11 +661,12 @@ def build_graph(
         computed.
       loop_length: the number of microbatches to plan for a loop, from its schedule and its
         length.
+      gathers: for values of the graph that are weights of a loop how it gathers them.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.
     """
-    builder = _Builder(name, ranks, loop_length)
+    builder = _Builder(name, ranks, loop_length, gathers)
     jaxpr = closed_jaxpr.jaxpr
     args = [
         builder.add_arg(v.aval, d, n)
