@@ -204,6 +204,64 @@ JPP_API jpp_status_t* jpp_client_compile_cached(
 JPP_API jpp_status_t* jpp_client_executable_result_count(
     jpp_client_t* client, jpp_executable_t* executable, uint32_t* out_count) JPP_MUST_USE;
 
+typedef enum jpp_collective_kind {
+  JPP_COLLECTIVE_ALL_REDUCE,
+  JPP_COLLECTIVE_ALL_GATHER,
+  JPP_COLLECTIVE_REDUCE_SCATTER,
+  JPP_COLLECTIVE_ALL_TO_ALL,
+  JPP_COLLECTIVE_PERMUTE,
+  JPP_COLLECTIVE_BROADCAST,
+  JPP_COLLECTIVE_KIND_COUNT,
+} jpp_collective_kind_t;
+
+// "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+// "collective-broadcast"; lifetime static. NULL for an unknown kind.
+JPP_API const char* jpp_collective_kind_name(jpp_collective_kind_t kind);
+
+// The collectives of one kind over the same groups of partitions. Its layout is final.
+typedef struct jpp_collective {
+  uint8_t kind;    // jpp_collective_kind_t
+  uint64_t times;  // in one execution; once for each turn of a loop, if its turns are known
+  uint64_t bytes;  // of the results on one device, in one execution
+  uint32_t num_members;
+  const uint32_t* members;  // [num_members] the partitions of the first group, ascending
+} jpp_collective_t;
+
+typedef struct jpp_collectives {
+  uint32_t count;
+  const jpp_collective_t* each;  // [count] in the order of the program
+} jpp_collectives_t;
+
+// The axes of a mesh over whose devices a collective goes, joined by commas: "data,model".
+// `sizes` are those of the mesh's axes, the last of which varies fastest over partitions.
+// Free the text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member that the mesh does
+// not have.
+JPP_API jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective,
+                                          uint32_t num_axes, const char* const* names,
+                                          const uint32_t* sizes,
+                                          char** out_axes) JPP_MUST_USE;
+
+// What the compiled program sends among its devices. Free the list with
+// jpp_collectives_destroy(). JPP_UNSUPPORTED if the plugin does not show its programs.
+JPP_API jpp_status_t* jpp_client_executable_collectives(
+    jpp_client_t* client, jpp_executable_t* executable,
+    jpp_collectives_t** out_collectives) JPP_MUST_USE;
+// Takes NULL.
+JPP_API void jpp_collectives_destroy(jpp_collectives_t* collectives);
+
+// Memory of one device during one execution, in bytes. Its layout is final.
+typedef struct jpp_executable_memory {
+  uint64_t arguments, results;
+  uint64_t donated;    // counted among the results, which take their memory
+  uint64_t temporary;  // besides arguments and results
+  uint64_t code;
+} jpp_executable_memory_t;
+
+// JPP_UNSUPPORTED if the plugin does not say.
+JPP_API jpp_status_t* jpp_client_executable_memory(
+    jpp_client_t* client, jpp_executable_t* executable,
+    jpp_executable_memory_t* out_memory) JPP_MUST_USE;
+
 // Executions already issued still finish. Takes NULL.
 JPP_API void jpp_client_executable_destroy(jpp_client_t* client,
                                            jpp_executable_t* executable);

@@ -131,18 +131,35 @@ typedef struct jpp_link_costs {
   uint64_t bytes;  // on each device
 } jpp_link_costs_t;
 
+// The collectives of one kind that a task runs over the same axes of its rank's devices.
+// Its layout is final.
+typedef struct jpp_collective_costs {
+  uint32_t rank;
+  const char* task;  // its name
+  const char* kind;  // "all-reduce"
+  const char* axes;  // "data,model"
+  uint64_t times;    // in a step
+  uint64_t bytes;    // of results on each device, in a step
+} jpp_collective_costs_t;
+
 typedef struct jpp_plan_costs {
-  uint32_t num_ranks, num_links;
-  const jpp_rank_costs_t* ranks;  // [num_ranks]
-  const jpp_link_costs_t* links;  // [num_links] by src, then by dst
+  uint32_t num_ranks, num_links, num_collectives;
+  const jpp_rank_costs_t* ranks;              // [num_ranks]
+  const jpp_link_costs_t* links;              // [num_links] by src, then by dst
+  const jpp_collective_costs_t* collectives;  // [num_collectives] as they were added
 } jpp_plan_costs_t;
 
 // The costs of a step, which the caller frees with jpp_plan_costs_destroy().
 JPP_API jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan,
                                      jpp_plan_costs_t** out_costs) JPP_MUST_USE;
+// A plan does not know what its tasks, once compiled, send among the devices of a rank:
+// adds one row, with `times` and `bytes` of one run of the task. Texts are copied.
+JPP_API jpp_status_t* jpp_plan_costs_add_collective(
+    jpp_plan_costs_t* costs, const jpp_plan_t* plan, uint32_t task, const char* kind,
+    const char* axes, uint64_t times, uint64_t bytes) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
-// A table of the ranks and one of the links; free with jpp_text_free().
+// Tables of the ranks, the links and the collectives; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs,
                                            char** out_text) JPP_MUST_USE;
 

@@ -2,11 +2,13 @@
 // driver's function table.
 #include "jaxpp/device.h"
 
+#include "base/alloc.h"
 #include "base/log.h"
 #include "base/null.h"
 #include "base/struct_size.h"
 #include "device/assignment.h"
 #include "device/driver.h"
+#include "device/hlo.h"
 #include "device/process.h"
 
 void jpp_client_destroy(jpp_client_t* client) {
@@ -90,6 +92,29 @@ jpp_status_t* jpp_client_executable_result_count(jpp_client_t* client,
   *out_count = 0;
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->executable_result_count(client, executable, out_count);
+}
+
+jpp_status_t* jpp_client_executable_collectives(jpp_client_t* client,
+                                                jpp_executable_t* executable,
+                                                jpp_collectives_t** out_collectives) {
+  JPP_RETURN_IF_NULL(client, executable, out_collectives);
+  *out_collectives = NULL;
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  void* module = NULL;
+  size_t size = 0;
+  JPP_RETURN_IF_ERROR(client->vtable->executable_hlo(client, executable, &module, &size));
+  jpp_status_t* status = jpp__hlo_collectives(module, size, out_collectives);
+  jpp_free(module);
+  return status;
+}
+
+jpp_status_t* jpp_client_executable_memory(jpp_client_t* client,
+                                           jpp_executable_t* executable,
+                                           jpp_executable_memory_t* out_memory) {
+  JPP_RETURN_IF_NULL(client, executable, out_memory);
+  *out_memory = (jpp_executable_memory_t){0};
+  JPP_RETURN_IF_ERROR(jpp_process_check());
+  return client->vtable->executable_memory(client, executable, out_memory);
 }
 
 void jpp_client_executable_destroy(jpp_client_t* client, jpp_executable_t* executable) {
@@ -287,6 +312,22 @@ jpp_status_t* jpp__client_executable_load_unsupported(jpp_client_t* client,
                                                       jpp_executable_t** out_executable) {
   (void)bytes, (void)size, (void)out_executable;
   return jpp_status_make(JPP_UNSUPPORTED, "driver %s cannot load compiled programs",
+                         client->info.driver);
+}
+
+jpp_status_t* jpp__client_executable_hlo_unsupported(jpp_client_t* client,
+                                                     jpp_executable_t* executable,
+                                                     void** out_bytes, size_t* out_size) {
+  (void)executable, (void)out_bytes, (void)out_size;
+  return jpp_status_make(JPP_UNSUPPORTED, "driver %s does not show compiled programs",
+                         client->info.driver);
+}
+
+jpp_status_t* jpp__client_executable_memory_unsupported(
+    jpp_client_t* client, jpp_executable_t* executable,
+    jpp_executable_memory_t* out_memory) {
+  (void)executable, (void)out_memory;
+  return jpp_status_make(JPP_UNSUPPORTED, "driver %s does not know what programs need",
                          client->info.driver);
 }
 

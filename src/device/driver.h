@@ -20,6 +20,11 @@ typedef struct jpp_client_vtable {
   jpp_status_t* (*executable_result_count)(jpp_client_t* client,
                                            jpp_executable_t* executable,
                                            uint32_t* out_count);
+  // The compiled program, a serialized HloModuleProto; freed with jpp_free().
+  jpp_status_t* (*executable_hlo)(jpp_client_t* client, jpp_executable_t* executable,
+                                  void** out_bytes, size_t* out_size);
+  jpp_status_t* (*executable_memory)(jpp_client_t* client, jpp_executable_t* executable,
+                                     jpp_executable_memory_t* out_memory);
   void (*executable_destroy)(jpp_client_t* client, jpp_executable_t* executable);
   jpp_status_t* (*execute)(jpp_client_t* client, const jpp_execute_t* execute);
   jpp_status_t* (*buffer_from_host)(jpp_client_t* client, const jpp_host_array_t* array,
@@ -69,6 +74,12 @@ jpp_status_t* jpp__client_executable_serialize_unsupported(jpp_client_t* client,
 jpp_status_t* jpp__client_executable_load_unsupported(jpp_client_t* client,
                                                       const void* bytes, size_t size,
                                                       jpp_executable_t** out_executable);
+jpp_status_t* jpp__client_executable_hlo_unsupported(jpp_client_t* client,
+                                                     jpp_executable_t* executable,
+                                                     void** out_bytes, size_t* out_size);
+jpp_status_t* jpp__client_executable_memory_unsupported(
+    jpp_client_t* client, jpp_executable_t* executable,
+    jpp_executable_memory_t* out_memory);
 jpp_status_t* jpp__client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call);
 

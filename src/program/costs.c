@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/alloc.h"
 #include "base/null.h"
 #include "base/str.h"
+#include "base/vec.h"
 #include "jaxpp/program.h"
 
 // Counts tasks of a rank in `rank` and bytes of its messages in `links`, by channel.
@@ -44,20 +44,17 @@ static uint32_t merge_links(jpp_link_costs_t* links, uint32_t count) {
   return merged;
 }
 
-jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan, jpp_plan_costs_t** out_costs) {
-  JPP_RETURN_IF_NULL(plan, out_costs);
-  *out_costs = NULL;
-  jpp_plan_costs_t* costs = NULL;
+typedef struct costs_storage {
+  jpp_plan_costs_t costs;  // first: what the caller holds
+  jpp_arena_t arena;
+  JPP_VEC(jpp_collective_costs_t) collectives;
+} costs_storage_t;
+
+static jpp_status_t* count_plan(const jpp_plan_t* plan, costs_storage_t* storage) {
   jpp_rank_costs_t* ranks = NULL;
   jpp_link_costs_t* links = NULL;
-  jpp_status_t* status = JPP_ALLOC_ARRAY(1, &costs);
-  if (!status) status = JPP_ALLOC_ARRAY(plan->ranks, &ranks);
-  if (!status) status = JPP_ALLOC_ARRAY(plan->num_channels, &links);
-  if (status) {
-    jpp_free(ranks);
-    jpp_free(costs);
-    return status;
-  }
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, plan->ranks, &ranks));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&storage->arena, plan->num_channels, &links));
   for (uint32_t c = 0; c < plan->num_channels; ++c) {
     const jpp_plan_channel_t* channel = &plan->channels[c];
     links[c] = (jpp_link_costs_t){
@@ -66,19 +63,71 @@ jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan, jpp_plan_costs_t** out_cost
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     count_program(plan, &plan->programs[r], &ranks[r], links);
   }
-  *costs = (jpp_plan_costs_t){.num_ranks = plan->ranks,
-                              .num_links = merge_links(links, plan->num_channels),
-                              .ranks = ranks,
-                              .links = links};
-  *out_costs = costs;
+  storage->costs = (jpp_plan_costs_t){.num_ranks = plan->ranks,
+                                      .num_links = merge_links(links, plan->num_channels),
+                                      .ranks = ranks,
+                                      .links = links};
+  return NULL;
+}
+
+jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan, jpp_plan_costs_t** out_costs) {
+  JPP_RETURN_IF_NULL(plan, out_costs);
+  *out_costs = NULL;
+  costs_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp__arena_init(&storage->arena);
+  jpp_status_t* status = count_plan(plan, storage);
+  if (status) {
+    jpp_plan_costs_destroy(&storage->costs);
+    return status;
+  }
+  *out_costs = &storage->costs;
+  return NULL;
+}
+
+jpp_status_t* jpp_plan_costs_add_collective(jpp_plan_costs_t* costs,
+                                            const jpp_plan_t* plan, uint32_t task,
+                                            const char* kind, const char* axes,
+                                            uint64_t times, uint64_t bytes) {
+  JPP_RETURN_IF_NULL(costs, plan, kind, axes);
+  if (task >= plan->staged->num_tasks) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "task %u: expected one below %u", task,
+                           plan->staged->num_tasks);
+  }
+  costs_storage_t* storage = (costs_storage_t*)costs;
+  jpp_arena_t* arena = &storage->arena;
+  const jpp_task_t* of = &plan->staged->tasks[task];
+  jpp_collective_costs_t row = {.rank = of->rank,
+                                .times = times * plan->bindings[task].runs,
+                                .bytes = bytes * plan->bindings[task].runs};
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, of->name, &row.task));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, kind, &row.kind));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, axes, &row.axes));
+  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&storage->collectives, row));
+  costs->collectives = storage->collectives.data;
+  costs->num_collectives = (uint32_t)storage->collectives.count;
   return NULL;
 }
 
 void jpp_plan_costs_destroy(jpp_plan_costs_t* costs) {
   if (!costs) return;
-  jpp_free((void*)costs->ranks);
-  jpp_free((void*)costs->links);
-  jpp_free(costs);
+  costs_storage_t* storage = (costs_storage_t*)costs;
+  jpp_vec_deinit(&storage->collectives);
+  jpp__arena_deinit(&storage->arena);
+  jpp_free(storage);
+}
+
+static void append_collectives(jpp_str_t* str, const jpp_plan_costs_t* costs) {
+  if (!costs->num_collectives) return;
+  jpp_str_append(str,
+                 "\nrank task                 collective           axes            times"
+                 "        bytes\n");
+  for (uint32_t c = 0; c < costs->num_collectives; ++c) {
+    const jpp_collective_costs_t* row = &costs->collectives[c];
+    jpp_str_appendf(str, "%4u %-20s %-20s %-12s %8llu %12llu\n", row->rank, row->task,
+                    row->kind, row->axes, (unsigned long long)row->times,
+                    (unsigned long long)row->bytes);
+  }
 }
 
 jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs, char** out_text) {
@@ -98,5 +147,6 @@ jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs, char** out_tex
     jpp_str_appendf(&str, "%8s %9llu %12llu\n", ends, (unsigned long long)link->messages,
                     (unsigned long long)link->bytes);
   }
+  append_collectives(&str, costs);
   return jpp_str_finish(&str, out_text);
 }

@@ -251,20 +251,34 @@ static PyObject* make_link_costs(const void* links, uint64_t index) {
                        (unsigned long long)link->bytes);
 }
 
-static PyObject* plan_costs(PyObject* object, PyObject* unused) {
-  (void)unused;
-  jpp_plan_costs_t* costs = NULL;
+static PyObject* make_collective_costs(const void* collectives, uint64_t index) {
+  const jpp_collective_costs_t* row =
+      &((const jpp_collective_costs_t*)collectives)[index];
+  return Py_BuildValue("(INNNKK)", row->rank, jpp_py_text(row->task),
+                       jpp_py_text(row->kind), jpp_py_text(row->axes),
+                       (unsigned long long)row->times, (unsigned long long)row->bytes);
+}
+
+PyObject* jpp_py_take_costs(jpp_plan_costs_t* costs) {
   char* text = NULL;
   PyObject* result = NULL;
-  if (jpp_py_check(jpp_plan_costs(plan_of(object), &costs)) &&
-      jpp_py_check(jpp_plan_costs_print(costs, &text))) {
+  if (jpp_py_check(jpp_plan_costs_print(costs, &text))) {
     result = Py_BuildValue(
-        "(NNN)", jpp_py_make_list(costs->num_ranks, make_rank_costs, costs->ranks),
+        "(NNNN)", jpp_py_make_list(costs->num_ranks, make_rank_costs, costs->ranks),
         jpp_py_make_list(costs->num_links, make_link_costs, costs->links),
+        jpp_py_make_list(costs->num_collectives, make_collective_costs,
+                         costs->collectives),
         jpp_py_take_text(text));
   }
   jpp_plan_costs_destroy(costs);
   return result;
+}
+
+static PyObject* plan_costs(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_plan_costs_t* costs = NULL;
+  if (!jpp_py_check(jpp_plan_costs(plan_of(object), &costs))) return NULL;
+  return jpp_py_take_costs(costs);
 }
 
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
@@ -473,9 +487,8 @@ static PyMethodDef kMethods[] = {
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"costs", plan_costs, METH_NOARGS,
      "costs($self, /)\n--\n\n"
-     "The costs of a step: (tasks, FLOPs, peak bytes) for each rank, (src, dst, "
-     "messages, "
-     "bytes) for each link, and a table of both."},
+     "The costs of a step: (tasks, FLOPs, peak bytes) for each rank, (src, dst, messages, "
+     "bytes) for each link, no collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},

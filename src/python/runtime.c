@@ -335,6 +335,61 @@ static PyObject* runtime_num_steps(PyObject* object, PyObject* unused) {
   return PyLong_FromUnsignedLongLong(jpp_runtime_num_steps(self->runtime));
 }
 
+static bool add_compiled(const runtime_object_t* self, PyObject* names, PyObject* sizes,
+                         jpp_plan_costs_t* costs) {
+  uint32_t tasks = self->plan->staged->num_tasks, count = 0, *axis_sizes = NULL;
+  jpp_task_executable_t* table = NULL;
+  const char** axis_names = NULL;
+  bool ok = jpp_py_to_u32s(sizes, &axis_sizes, &count) &&
+            jpp_py_check_count("names of axes", count, (uint64_t)PyTuple_Size(names)) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(count, &axis_names)) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
+            read_executables(self, false, tasks, table);
+  for (uint32_t a = 0; ok && a < count; ++a) {
+    axis_names[a] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, a), NULL);
+    ok = axis_names[a];
+  }
+  jpp_client_t* client = ((jpp_py_client_t*)self->client)->client;
+  ok = ok && jpp_py_check(jpp_plan_costs_add_compiled(costs, self->plan, client, table,
+                                                      count, axis_names, axis_sizes));
+  jpp_free(axis_sizes);
+  jpp_free(axis_names);
+  jpp_free(table);
+  return ok;
+}
+
+static PyObject* runtime_costs(PyObject* object, PyObject* args) {
+  runtime_object_t* self = (runtime_object_t*)object;
+  PyObject *names = NULL, *sizes = NULL;
+  if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &names, &sizes)) return NULL;
+  jpp_plan_costs_t* costs = NULL;
+  if (!check_open(self) || !jpp_py_check(jpp_plan_costs(self->plan, &costs))) return NULL;
+  if (add_compiled(self, names, sizes, costs)) return jpp_py_take_costs(costs);
+  jpp_plan_costs_destroy(costs);
+  return NULL;
+}
+
+static PyObject* runtime_memory(PyObject* object, PyObject* args) {
+  runtime_object_t* self = (runtime_object_t*)object;
+  uint32_t rank = 0;
+  jpp_task_executable_t* table = NULL;
+  jpp_rank_memory_t memory = {0};
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &rank) || !check_open(self) ||
+      !jpp_py_check(JPP_ALLOC_ARRAY(self->plan->staged->num_tasks, &table))) {
+    return NULL;
+  }
+  jpp_client_t* client = ((jpp_py_client_t*)self->client)->client;
+  bool ok = read_executables(self, false, self->plan->staged->num_tasks, table) &&
+            jpp_py_check(jpp_plan_rank_memory(self->plan, rank, client, table, &memory));
+  jpp_free(table);
+  if (!ok) return NULL;
+  return Py_BuildValue("(KKKKKK)", (unsigned long long)memory.arguments,
+                       (unsigned long long)memory.results,
+                       (unsigned long long)memory.donated,
+                       (unsigned long long)memory.temporary,
+                       (unsigned long long)memory.code, (unsigned long long)memory.peak);
+}
+
 // Whether what it runs can be seen from outside the devices.
 static bool has_callbacks(const runtime_object_t* self) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(self->executables); ++i) {
@@ -532,6 +587,13 @@ static PyMethodDef kMethods[] = {
     {"wait", runtime_wait, METH_VARARGS,
      "wait($self, count, /)\n--\n\n"
      "Until the first `count` steps are done; raises a failure that nobody has seen."},
+    {"costs", runtime_costs, METH_VARARGS,
+     "costs($self, names, sizes, /)\n--\n\n"
+     "Like Plan.costs(), with (rank, task, kind, axes, times, bytes) for the collectives of "
+     "the tasks of this process; `names` and `sizes` of the axes of a rank's mesh."},
+    {"memory", runtime_memory, METH_VARARGS,
+     "memory($self, rank, /)\n--\n\n"
+     "(arguments, results, donated, temporary, code, peak) in bytes on each device."},
     {"num_steps", runtime_num_steps, METH_NOARGS,
      "num_steps($self, /)\n--\n\nHow many steps were called so far."},
     {"set_checks", runtime_set_checks, METH_VARARGS,

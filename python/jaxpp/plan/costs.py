@@ -1,12 +1,18 @@
-"""The costs of a step, computed from its plan without compiling or running it."""
+"""The costs of a step, computed from its plan and, if it is compiled, from its tasks."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from jaxpp import _core
-
-__all__ = ["CostSummary", "LinkCost", "RankCost", "cost_summary"]
+__all__ = [
+    "CollectiveCost",
+    "CostSummary",
+    "LinkCost",
+    "MemoryAnalysis",
+    "RankCost",
+    "cost_summary",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +35,25 @@ class LinkCost:
 
 
 @dataclasses.dataclass(frozen=True)
+class CollectiveCost:
+    """The collectives of one kind that a task runs over the same axes of its rank's mesh."""
+
+    rank: int
+    task: str
+    kind: str  # "all-reduce", "all-gather", ...
+    axes: str  # joined by commas
+    times: int  # in a step
+    bytes: int  # of results on each device, in a step
+
+
+@dataclasses.dataclass(frozen=True)
 class CostSummary:
-    """The costs of a step. It prints as a table."""
+    """The costs of a step. It prints as tables."""
 
     ranks: list[RankCost]
     links: list[LinkCost]
-    table: str  # of both, as the command `jaxpp plan` prints it
+    collectives: list[CollectiveCost]  # of this process; empty before the step is compiled
+    table: str  # of all, as the command `jaxpp plan` prints it
 
     @property
     def tasks(self) -> int:
@@ -55,9 +74,24 @@ class CostSummary:
         return self.table
 
 
-def cost_summary(plan: _core.Plan) -> CostSummary:
-    """The costs of a plan's step."""
-    ranks, links, table = plan.costs()
+@dataclasses.dataclass(frozen=True)
+class MemoryAnalysis:
+    """The memory of the device that needs most, with JAX's names, in bytes."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int  # of donated arguments
+    temp_size_in_bytes: int  # everything else at the peak
+    generated_code_size_in_bytes: int
+    peak_memory_in_bytes: int
+
+
+def cost_summary(costs: Any) -> CostSummary:
+    """The costs that `_core.Plan.costs` or `_core.Runtime.costs` returns."""
+    ranks, links, collectives, table = costs
     return CostSummary(
-        [RankCost(*rank) for rank in ranks], [LinkCost(*link) for link in links], table.rstrip()
+        [RankCost(*rank) for rank in ranks],
+        [LinkCost(*link) for link in links],
+        [CollectiveCost(*collective) for collective in collectives],
+        table.rstrip(),
     )

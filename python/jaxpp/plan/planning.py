@@ -101,7 +101,7 @@ class Planned:
 
     def cost_summary(self) -> CostSummary:
         """The tasks, floating-point operations and bytes of a step, per rank."""
-        return cost_summary(self.plan)
+        return cost_summary(self.plan.costs())
 
     def _shardings(
         self, placed: Sequence[_core.PlacedValue], bounds: Sequence[Bounds | None]

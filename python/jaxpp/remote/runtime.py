@@ -145,6 +145,17 @@ def _is_sent(pickle: Callable[[Any], bytes], found: Any) -> bool:
 class RemoteRuntime:
     """A plan ready to run on workers, with the interface of `_core.Runtime`."""
 
+    def costs(self, names: tuple[str, ...], sizes: Sequence[int]) -> Any:
+        """Without collectives: the compiled tasks are elsewhere."""
+        return self._plan.costs()
+
+    def memory(self, rank: int) -> Any:
+        raise make_error(
+            "unsupported",
+            "memory_analysis: the tasks of a mesh of actors are compiled in its workers; use "
+            "cost_summary(), which has the planned peak of each rank",
+        )
+
     def __init__(
         self,
         workers: Workers,
@@ -154,7 +165,7 @@ class RemoteRuntime:
         functions: bytes,
         in_flight: int,
     ) -> None:
-        self._workers, self._in_flight = workers, in_flight
+        self._workers, self._in_flight, self._plan = workers, in_flight, planned.plan
         self._number = workers.numbers(1)
         self._steps = 0
         self._under_way: collections.deque[Message] = collections.deque()

@@ -22,7 +22,7 @@ from jaxpp.placements import (
     Part,
     Placement,
 )
-from jaxpp.plan.costs import CostSummary
+from jaxpp.plan.costs import CostSummary, MemoryAnalysis, cost_summary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
@@ -332,9 +332,27 @@ class CompiledStep:
         return ProgramText(self._traced)
 
     def cost_summary(self) -> CostSummary:
-        """The costs of a step: tasks, floating-point operations and peak bytes per rank, and
-        the bytes that ranks send to each other. They print as a table."""
-        return self._traced.cost_summary()
+        """The costs of a step: tasks, floating-point operations and peak bytes per rank, the
+        bytes that ranks send to each other, and the collectives among the devices of a rank,
+        by task. They print as tables."""
+        axes = self._mesh.lowering_mesh().shape
+        return cost_summary(self._runtime.costs(tuple(axes), list(axes.values())))
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The memory that a step takes, like that of JAX's `Compiled`, on the device of this
+        process that needs most: what the plan keeps, and the largest temporary memory of a
+        task."""
+        found = (
+            MemoryAnalysis(*self._runtime.memory(rank))
+            for rank in range(self._mesh.mpmd_dim)
+            if self._devices.has_rank(rank)
+        )
+        return max(found, key=lambda memory: memory.peak_memory_in_bytes)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """The floating-point operations of a step, all ranks together, like that of JAX's
+        `Compiled`."""
+        return {"flops": self.cost_summary().flops}
 
     def set_tracing(self, enabled: bool = True) -> None:
         """Starts to record when each task runs, from the next call on."""

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "device/hlo.h"
 #include "device/pjrt/pjrt.h"
 
 // A CompileOptionsProto: executable_build_options (3) {num_replicas (4): 1,
@@ -86,6 +87,63 @@ jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
   jpp_status_t* status = serialize_program(api, program, out_bytes, out_size);
   release_program(api, program);
   return status;
+}
+
+// Plugins answer with a module, or with a module (field 1) and its configuration.
+static jpp_status_t* take_module(const PJRT_Program* program, void* bytes,
+                                 void** out_bytes, size_t* out_size) {
+  static const char kModule[] = "hlo", kWithConfig[] = "hlo_with_config";
+  size_t size = program->format_size;
+  *out_bytes = bytes;
+  *out_size = program->code_size;
+  if (size == strlen(kModule) && !memcmp(program->format, kModule, size)) return NULL;
+  if (size == strlen(kWithConfig) && !memcmp(program->format, kWithConfig, size)) {
+    return jpp__hlo_without_config(bytes, out_size);
+  }
+  return jpp_status_make(JPP_UNSUPPORTED, "compiled program: expected HLO, found %.*s",
+                         (int)size, program->format);
+}
+
+jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* executable,
+                                       void** out_bytes, size_t* out_size) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
+  PJRT_Program program = {.struct_size = PJRT_Program_STRUCT_SIZE};
+  JPP_PJRT_ARGS(Executable_OptimizedProgram, args);
+  args.program = &program;
+  JPP_RETURN_IF_ERROR(borrow_program(api, executable, &args.executable));
+  void* bytes = NULL;
+  jpp_status_t* status = jpp__pjrt_status(api, api->PJRT_Executable_OptimizedProgram(&args),
+                                          JPP_UNSUPPORTED, "compiled program");
+  if (!status) status = jpp_alloc(program.code_size, &bytes);
+  if (!status) {
+    program.code = bytes;
+    status = jpp__pjrt_status(api, api->PJRT_Executable_OptimizedProgram(&args),
+                              JPP_UNSUPPORTED, "compiled program");
+  }
+  if (!status) status = take_module(&program, bytes, out_bytes, out_size);
+  if (status) jpp_free(bytes);
+  release_program(api, args.executable);
+  return status;
+}
+
+jpp_status_t* jpp__pjrt_executable_memory(jpp_client_t* base,
+                                          jpp_executable_t* executable,
+                                          jpp_executable_memory_t* out_memory) {
+  const PJRT_Api* api = jpp__pjrt_client(base)->api;
+  JPP_PJRT_ARGS(Executable_GetCompiledMemoryStats, args);
+  JPP_RETURN_IF_ERROR(borrow_program(api, executable, &args.executable));
+  jpp_status_t* status =
+      jpp__pjrt_status(api, api->PJRT_Executable_GetCompiledMemoryStats(&args),
+                       JPP_UNSUPPORTED, "memory of a program");
+  release_program(api, args.executable);
+  if (status) return status;
+  *out_memory =
+      (jpp_executable_memory_t){.arguments = (uint64_t)args.argument_size_in_bytes,
+                                .results = (uint64_t)args.output_size_in_bytes,
+                                .donated = (uint64_t)args.alias_size_in_bytes,
+                                .temporary = (uint64_t)args.temp_size_in_bytes,
+                                .code = (uint64_t)args.generated_code_size_in_bytes};
+  return NULL;
 }
 
 jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base, const void* bytes,

@@ -74,6 +74,11 @@ jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base, const void* bytes,
 jpp_status_t* jpp__pjrt_executable_result_count(jpp_client_t* base,
                                                 jpp_executable_t* executable,
                                                 uint32_t* out_count);
+jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* executable,
+                                       void** out_bytes, size_t* out_size);
+jpp_status_t* jpp__pjrt_executable_memory(jpp_client_t* base,
+                                          jpp_executable_t* executable,
+                                          jpp_executable_memory_t* out_memory);
 void jpp__pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable);
 jpp_status_t* jpp__pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute);
 

@@ -1,0 +1,481 @@
+// Reads collectives out of compiled HLO. The module is walked from its entry, so that what
+// a loop runs counts once for each of its turns.
+#include "device/hlo.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/null.h"
+#include "base/str.h"
+#include "base/vec.h"
+
+// Field numbers of xla/service/hlo.proto and xla/xla_data.proto.
+enum {
+  kConfiguredModule = 1,
+  kModuleComputations = 3,
+  kModuleEntryId = 6,
+  kComputationInstructions = 2,
+  kComputationId = 5,
+  kInstructionOpcode = 2,
+  kInstructionShape = 3,
+  kInstructionCalled = 38,
+  kInstructionBackendConfig = 43,
+  kInstructionGroups = 49,
+  kInstructionPairs = 52,
+  kInstructionDeviceList = 87,
+  kShapeType = 2,
+  kShapeDims = 3,
+  kShapeTuple = 4,
+  kGroupIds = 1,  // of a ReplicaGroup
+  kPairSource = 1,
+  kPairTarget = 2,
+  kDeviceListGroups = 1,
+  kDeviceListIota = 2,
+  kIotaGroups = 1,
+  kIotaGroupSize = 2,
+  kIotaDims = 3,
+  kIotaPermutation = 4,
+};
+
+enum { kMostDepth = 64, kMostDims = 16, kMostMembers = 1 << 20 };
+
+// --- Protocol buffers -----------------------------------------------------------------
+
+typedef struct bytes {
+  const uint8_t* at;
+  const uint8_t* end;
+} bytes_t;
+
+typedef struct field {
+  uint32_t number;
+  uint64_t value;  // of a varint
+  bytes_t inside;  // of a string, a message or packed numbers; else empty
+} field_t;
+
+static bool read_varint(bytes_t* bytes, uint64_t* out_value) {
+  *out_value = 0;
+  for (unsigned shift = 0; shift < 64 && bytes->at < bytes->end; shift += 7) {
+    uint8_t byte = *bytes->at++;
+    *out_value |= (uint64_t)(byte & 0x7f) << shift;
+    if (byte < 0x80) return true;
+  }
+  return false;
+}
+
+static bool skip(bytes_t* bytes, uint64_t count) {
+  if (count > (uint64_t)(bytes->end - bytes->at)) return false;
+  bytes->at += count;
+  return true;
+}
+
+// False at the end of the message, and at the first field that cannot be read.
+static bool next_field(bytes_t* bytes, field_t* out) {
+  uint64_t tag = 0, size = 0;
+  if (!read_varint(bytes, &tag)) return false;
+  *out = (field_t){.number = (uint32_t)(tag >> 3)};
+  switch (tag & 7) {
+    case 0:
+      return read_varint(bytes, &out->value);
+    case 1:
+      return skip(bytes, 8);
+    case 2:
+      if (!read_varint(bytes, &size)) return false;
+      out->inside.at = bytes->at;
+      if (!skip(bytes, size)) return false;
+      out->inside.end = bytes->at;
+      return true;
+    case 5:
+      return skip(bytes, 4);
+    default:
+      return false;
+  }
+}
+
+typedef JPP_VEC(uint64_t) numbers_t;
+
+// A repeated number: packed, or one of several fields.
+static jpp_status_t* append_numbers(const field_t* field, numbers_t* numbers) {
+  if (!field->inside.at) return JPP_VEC_PUSH(numbers, field->value);
+  bytes_t inside = field->inside;
+  for (uint64_t value = 0; read_varint(&inside, &value);) {
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(numbers, value));
+  }
+  return NULL;
+}
+
+static bool is_text(bytes_t bytes, const char* text) {
+  size_t size = strlen(text);
+  return (size_t)(bytes.end - bytes.at) == size && !memcmp(bytes.at, text, size);
+}
+
+// --- Shapes ---------------------------------------------------------------------------
+
+// Of an element, by XLA's PrimitiveType; 4-bit types and smaller take half a byte.
+static uint64_t element_bits(uint64_t type) {
+  static const uint8_t kBits[] = {
+      [1] = 8,   [2] = 8,   [3] = 16,  [4] = 32, [5] = 64, [6] = 8,  [7] = 16,
+      [8] = 32,  [9] = 64,  [10] = 16, [11] = 32, [12] = 64, [15] = 64, [16] = 16,
+      [18] = 128, [19] = 8, [20] = 8,  [21] = 4, [22] = 4, [23] = 8, [24] = 8,
+      [25] = 8,  [26] = 4,  [27] = 4,  [28] = 8, [29] = 8, [30] = 4, [31] = 4,
+      [32] = 4,  [33] = 8,
+  };
+  return type < sizeof(kBits) ? kBits[type] : 0;
+}
+
+// The bytes of an array, or of the parts of a tuple from `first` on.
+static uint64_t shape_bytes(bytes_t shape, uint32_t first, uint32_t depth) {
+  uint64_t bits = 0, elements = 1, parts = 0;
+  uint32_t part = 0;
+  if (depth > kMostDepth) return 0;
+  for (field_t field; next_field(&shape, &field);) {
+    if (field.number == kShapeType) bits = element_bits(field.value);
+    if (field.number == kShapeTuple && part++ >= first) {
+      parts += shape_bytes(field.inside, 0, depth + 1);
+    }
+    if (field.number != kShapeDims) continue;
+    if (!field.inside.at) elements *= field.value;
+    for (uint64_t dim = 0; read_varint(&field.inside, &dim);) elements *= dim;
+  }
+  return parts + (elements * bits + 7) / 8;
+}
+
+// --- Groups ---------------------------------------------------------------------------
+
+// The first group of an iota list: numbers 0, 1, 2 ... in the shape `dims`, transposed,
+// and cut in rows of one group each.
+static jpp_status_t* append_iota_group(bytes_t iota, numbers_t* members) {
+  numbers_t dims = {0}, order = {0};
+  uint64_t size = 0;
+  jpp_status_t* status = NULL;
+  for (field_t field; !status && next_field(&iota, &field);) {
+    if (field.number == kIotaGroupSize) size = field.value;
+    if (field.number == kIotaDims) status = append_numbers(&field, &dims);
+    if (field.number == kIotaPermutation) status = append_numbers(&field, &order);
+  }
+  uint64_t strides[kMostDims] = {0}, stride = 1;
+  bool valid = !status && dims.count <= kMostDims && size <= kMostMembers &&
+               (!order.count || order.count == dims.count);
+  for (size_t d = valid ? dims.count : 0; d-- > 0; stride *= dims.data[d]) {
+    strides[d] = stride;
+  }
+  for (uint64_t i = 0; valid && !status && i < size; ++i) {
+    uint64_t rest = i, member = 0;
+    for (size_t d = dims.count; d-- > 0;) {
+      uint64_t axis = order.count ? order.data[d] : d;
+      if (axis >= dims.count || !dims.data[axis]) break;
+      member += rest % dims.data[axis] * strides[axis];
+      rest /= dims.data[axis];
+    }
+    status = JPP_VEC_PUSH(members, member);
+  }
+  jpp_vec_deinit(&dims);
+  jpp_vec_deinit(&order);
+  return status;
+}
+
+// A ReplicaGroup, or a pair of source and target.
+static jpp_status_t* append_group(bytes_t group, numbers_t* members) {
+  for (field_t field; next_field(&group, &field);) {
+    if (field.number == kPairSource || field.number == kPairTarget) {
+      JPP_RETURN_IF_ERROR(append_numbers(&field, members));
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* append_device_list(bytes_t list, numbers_t* members) {
+  for (field_t field; next_field(&list, &field);) {
+    if (members->count) return NULL;
+    if (field.number == kDeviceListGroups) {
+      JPP_RETURN_IF_ERROR(append_group(field.inside, members));
+    } else if (field.number == kDeviceListIota) {
+      JPP_RETURN_IF_ERROR(append_iota_group(field.inside, members));
+    }
+  }
+  return NULL;
+}
+
+// --- Instructions ---------------------------------------------------------------------
+
+typedef struct computation {
+  uint64_t id;
+  bytes_t inside;
+} computation_t;
+
+typedef struct lister {
+  JPP_VEC(computation_t) computations;
+  JPP_VEC(jpp_collective_t) found;
+  numbers_t members;  // of the instruction at hand
+  jpp_arena_t arena;  // holds the result
+} lister_t;
+
+typedef struct instruction {
+  bytes_t opcode, shape, config;
+  numbers_t called;
+} instruction_t;
+
+typedef struct opcode {
+  const char* name;
+  uint8_t kind;
+  uint32_t first_result;  // of its shape, if that is a tuple of operands and results
+} opcode_t;
+
+static const opcode_t* find_collective(bytes_t opcode) {
+  static const opcode_t kOpcodes[] = {
+      {"all-reduce", JPP_COLLECTIVE_ALL_REDUCE, 0},
+      {"all-reduce-start", JPP_COLLECTIVE_ALL_REDUCE, 0},
+      {"all-gather", JPP_COLLECTIVE_ALL_GATHER, 0},
+      {"all-gather-start", JPP_COLLECTIVE_ALL_GATHER, 1},
+      {"reduce-scatter", JPP_COLLECTIVE_REDUCE_SCATTER, 0},
+      {"all-to-all", JPP_COLLECTIVE_ALL_TO_ALL, 0},
+      {"ragged-all-to-all", JPP_COLLECTIVE_ALL_TO_ALL, 0},
+      {"collective-permute", JPP_COLLECTIVE_PERMUTE, 0},
+      {"collective-permute-start", JPP_COLLECTIVE_PERMUTE, 1},
+      {"collective-broadcast", JPP_COLLECTIVE_BROADCAST, 0},
+  };
+  for (size_t i = 0; i < sizeof(kOpcodes) / sizeof(*kOpcodes); ++i) {
+    if (is_text(opcode, kOpcodes[i].name)) return &kOpcodes[i];
+  }
+  return NULL;
+}
+
+static int compare_members(const void* a, const void* b) {
+  uint32_t left = *(const uint32_t*)a, right = *(const uint32_t*)b;
+  return (left > right) - (left < right);
+}
+
+static jpp_status_t* add_collective(lister_t* lister, uint8_t kind, uint64_t bytes,
+                                    uint64_t times) {
+  uint32_t count = (uint32_t)lister->members.count, *members = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&lister->arena, count, &members));
+  for (uint32_t i = 0; i < count; ++i) members[i] = (uint32_t)lister->members.data[i];
+  if (count) qsort(members, count, sizeof(*members), compare_members);
+  for (size_t i = 0; i < lister->found.count; ++i) {
+    jpp_collective_t* known = &lister->found.data[i];
+    if (known->kind != kind || known->num_members != count) continue;
+    if (count && memcmp(known->members, members, count * sizeof(*members)) != 0) continue;
+    known->times += times;
+    known->bytes += times * bytes;
+    return NULL;
+  }
+  jpp_collective_t collective = {.kind = kind,
+                                 .times = times,
+                                 .bytes = times * bytes,
+                                 .num_members = count,
+                                 .members = members};
+  return JPP_VEC_PUSH(&lister->found, collective);
+}
+
+// How often a while loop runs its body, by a backend config such as
+// {"known_trip_count":{"n":"3"}}; 1 if that is unknown.
+static uint64_t turns_of(bytes_t config) {
+  static const char kKey[] = "\"known_trip_count\":{\"n\":\"";
+  size_t size = (size_t)(config.end - config.at), length = sizeof(kKey) - 1;
+  for (size_t i = 0; i + length < size; ++i) {
+    if (memcmp(config.at + i, kKey, length) != 0) continue;
+    uint64_t turns = 0;
+    for (const uint8_t* at = config.at + i + length; at < config.end; ++at) {
+      if (*at < '0' || *at > '9' || turns > UINT32_MAX) break;
+      turns = turns * 10 + (uint64_t)(*at - '0');
+    }
+    return turns;
+  }
+  return 1;
+}
+
+static jpp_status_t* read_instruction(lister_t* lister, bytes_t inside,
+                                      instruction_t* out) {
+  lister->members.count = 0;
+  for (field_t field; next_field(&inside, &field);) {
+    jpp_status_t* status = NULL;
+    bool first_group = lister->members.count == 0;
+    switch (field.number) {
+      case kInstructionOpcode:
+        out->opcode = field.inside;
+        break;
+      case kInstructionShape:
+        out->shape = field.inside;
+        break;
+      case kInstructionBackendConfig:
+        out->config = field.inside;
+        break;
+      case kInstructionCalled:
+        status = append_numbers(&field, &out->called);
+        break;
+      case kInstructionGroups:
+      case kInstructionPairs:
+        if (first_group) status = append_group(field.inside, &lister->members);
+        break;
+      case kInstructionDeviceList:
+        if (first_group) status = append_device_list(field.inside, &lister->members);
+        break;
+      default:
+        break;
+    }
+    JPP_RETURN_IF_ERROR(status);
+  }
+  return NULL;
+}
+
+static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t times,
+                                      uint32_t depth);
+
+static jpp_status_t* list_instruction(lister_t* lister, const instruction_t* instruction,
+                                      uint64_t times, uint32_t depth) {
+  const opcode_t* opcode = find_collective(instruction->opcode);
+  if (opcode) {
+    uint64_t bytes = shape_bytes(instruction->shape, opcode->first_result, 0);
+    return add_collective(lister, opcode->kind, bytes, times);
+  }
+  bool is_loop = is_text(instruction->opcode, "while");
+  bool calls = is_loop || is_text(instruction->opcode, "call") ||
+               is_text(instruction->opcode, "conditional") ||
+               is_text(instruction->opcode, "async-start");
+  if (is_loop) times *= turns_of(instruction->config);
+  for (size_t i = 0; calls && i < instruction->called.count; ++i) {
+    JPP_RETURN_IF_ERROR(
+        list_computation(lister, instruction->called.data[i], times, depth + 1));
+  }
+  return NULL;
+}
+
+static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t times,
+                                      uint32_t depth) {
+  bytes_t inside = {0};
+  for (size_t i = 0; i < lister->computations.count; ++i) {
+    if (lister->computations.data[i].id == id) inside = lister->computations.data[i].inside;
+  }
+  if (depth > kMostDepth) return NULL;
+  for (field_t field; next_field(&inside, &field);) {
+    if (field.number != kComputationInstructions) continue;
+    instruction_t instruction = {0};
+    jpp_status_t* status = read_instruction(lister, field.inside, &instruction);
+    if (!status) status = list_instruction(lister, &instruction, times, depth);
+    jpp_vec_deinit(&instruction.called);
+    JPP_RETURN_IF_ERROR(status);
+  }
+  return NULL;
+}
+
+// --- Modules --------------------------------------------------------------------------
+
+static jpp_status_t* list_module(lister_t* lister, bytes_t module) {
+  uint64_t entry = UINT64_MAX;
+  for (field_t field; next_field(&module, &field);) {
+    if (field.number == kModuleEntryId) entry = field.value;
+    if (field.number != kModuleComputations) continue;
+    computation_t computation = {.inside = field.inside};
+    bytes_t inside = field.inside;
+    for (field_t inner; next_field(&inside, &inner);) {
+      if (inner.number == kComputationId) computation.id = inner.value;
+    }
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&lister->computations, computation));
+  }
+  if (entry == UINT64_MAX || module.at != module.end) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "expected an HLO module");
+  }
+  return list_computation(lister, entry, 1, 0);
+}
+
+jpp_status_t* jpp__hlo_without_config(void* bytes, size_t* size) {
+  bytes_t all = {bytes, (const uint8_t*)bytes + *size};
+  for (field_t field; next_field(&all, &field);) {
+    if (field.number != kConfiguredModule || !field.inside.at) continue;
+    *size = (size_t)(field.inside.end - field.inside.at);
+    memmove(bytes, field.inside.at, *size);
+    return NULL;
+  }
+  return jpp_status_make(JPP_INVALID_ARGUMENT, "expected an HLO module with a config");
+}
+
+typedef struct collectives_storage {
+  jpp_collectives_t collectives;  // first: what the caller holds
+  jpp_arena_t arena;
+} collectives_storage_t;
+
+static jpp_status_t* hand_over(lister_t* lister, jpp_collectives_t** out_collectives) {
+  collectives_storage_t* storage = NULL;
+  jpp_collective_t* each = NULL;
+  JPP_RETURN_IF_ERROR(jpp__arena_copy(&lister->arena, lister->found.data,
+                                      lister->found.count * sizeof(*each),
+                                      (void**)&each));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  storage->collectives = (jpp_collectives_t){(uint32_t)lister->found.count, each};
+  storage->arena = lister->arena;
+  lister->arena = (jpp_arena_t){0};
+  *out_collectives = &storage->collectives;
+  return NULL;
+}
+
+jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
+                                   jpp_collectives_t** out_collectives) {
+  *out_collectives = NULL;
+  lister_t lister = {0};
+  jpp__arena_init(&lister.arena);
+  jpp_status_t* status =
+      list_module(&lister, (bytes_t){module, (const uint8_t*)module + size});
+  if (!status) status = hand_over(&lister, out_collectives);
+  jpp__arena_deinit(&lister.arena);
+  jpp_vec_deinit(&lister.computations);
+  jpp_vec_deinit(&lister.found);
+  jpp_vec_deinit(&lister.members);
+  return status;
+}
+
+// --- Reading the result ---------------------------------------------------------------
+
+// Whether the members, or all partitions if there are none, differ along an axis:
+// `stride` partitions lie between neighbours on it.
+static bool goes_along(const jpp_collective_t* collective, uint64_t stride,
+                       uint32_t size) {
+  for (uint32_t i = 1; i < collective->num_members; ++i) {
+    uint64_t first = collective->members[0] / stride % size;
+    if (collective->members[i] / stride % size != first) return true;
+  }
+  return !collective->num_members && size > 1;
+}
+
+jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective, uint32_t num_axes,
+                                  const char* const* names, const uint32_t* sizes,
+                                  char** out_axes) {
+  JPP_RETURN_IF_NULL(collective, out_axes);
+  if (num_axes) JPP_RETURN_IF_NULL(names, sizes);
+  *out_axes = NULL;
+  uint64_t partitions = 1;
+  for (uint32_t a = 0; a < num_axes; ++a) partitions *= sizes[a];
+  for (uint32_t i = 0; i < collective->num_members; ++i) {
+    if (collective->members[i] < partitions) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "partition %u: expected one below %llu, the devices of the mesh",
+                           collective->members[i], (unsigned long long)partitions);
+  }
+  jpp_str_t text = {0};
+  for (uint32_t a = 0; a < num_axes; ++a) {
+    partitions /= sizes[a];
+    if (!goes_along(collective, partitions, sizes[a])) continue;
+    jpp_str_appendf(&text, "%s%s", text.length ? "," : "", names[a]);
+  }
+  jpp_str_append(&text, "");  // not NULL without an axis
+  return jpp_str_finish(&text, out_axes);
+}
+
+void jpp_collectives_destroy(jpp_collectives_t* collectives) {
+  if (!collectives) return;
+  collectives_storage_t* storage = (collectives_storage_t*)collectives;
+  jpp__arena_deinit(&storage->arena);
+  jpp_free(storage);
+}
+
+const char* jpp_collective_kind_name(jpp_collective_kind_t kind) {
+  static const char* const kNames[] = {
+      [JPP_COLLECTIVE_ALL_REDUCE] = "all-reduce",
+      [JPP_COLLECTIVE_ALL_GATHER] = "all-gather",
+      [JPP_COLLECTIVE_REDUCE_SCATTER] = "reduce-scatter",
+      [JPP_COLLECTIVE_ALL_TO_ALL] = "all-to-all",
+      [JPP_COLLECTIVE_PERMUTE] = "collective-permute",
+      [JPP_COLLECTIVE_BROADCAST] = "collective-broadcast",
+  };
+  _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_COLLECTIVE_KIND_COUNT,
+                 "a name a kind");
+  return (unsigned)kind < JPP_COLLECTIVE_KIND_COUNT ? kNames[kind] : NULL;
+}

@@ -1,0 +1,102 @@
+// The costs of a plan that are known once its tasks are compiled.
+#include "base/null.h"
+#include "jaxpp/runtime.h"
+
+static jpp_status_t* add_collective(jpp_plan_costs_t* costs, const jpp_plan_t* plan,
+                                    uint32_t task, const jpp_collective_t* collective,
+                                    uint32_t num_axes, const char* const* names,
+                                    const uint32_t* sizes) {
+  char* axes = NULL;
+  JPP_RETURN_IF_ERROR(jpp_collective_axes(collective, num_axes, names, sizes, &axes));
+  const char* kind = jpp_collective_kind_name(collective->kind);
+  jpp_status_t* status = NULL;
+  if (*axes) {  // otherwise it is over one device, and sends nothing
+    status = jpp_plan_costs_add_collective(costs, plan, task, kind, axes,
+                                           collective->times, collective->bytes);
+  }
+  jpp_text_free(axes);
+  return status;
+}
+
+jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_plan_t* plan,
+                                          jpp_client_t* client,
+                                          const jpp_task_executable_t* executables,
+                                          uint32_t num_axes, const char* const* names,
+                                          const uint32_t* sizes) {
+  JPP_RETURN_IF_NULL(costs, plan, client, executables);
+  for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
+    if (!executables[t].executable) continue;
+    jpp_collectives_t* found = NULL;
+    jpp_status_t* status =
+        jpp_client_executable_collectives(client, executables[t].executable, &found);
+    if (jpp_status_code(status) == JPP_UNSUPPORTED) {
+      jpp_status_free(status);
+      return NULL;
+    }
+    for (uint32_t c = 0; !status && c < found->count; ++c) {
+      status = add_collective(costs, plan, t, &found->each[c], num_axes, names, sizes);
+    }
+    jpp_collectives_destroy(found);
+    JPP_RETURN_IF_ERROR(status);
+  }
+  return NULL;
+}
+
+// The largest temporary memory of a task of the rank, and the code of all.
+static jpp_status_t* measure_tasks(const jpp_plan_t* plan, uint32_t rank,
+                                   jpp_client_t* client,
+                                   const jpp_task_executable_t* executables,
+                                   jpp_rank_memory_t* out_memory) {
+  for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
+    jpp_executable_t* executable = executables[t].executable;
+    if (plan->staged->tasks[t].rank != rank || !executable) continue;
+    jpp_executable_memory_t memory = {0};
+    jpp_status_t* status = jpp_client_executable_memory(client, executable, &memory);
+    if (jpp_status_code(status) == JPP_UNSUPPORTED) {
+      jpp_status_free(status);
+      return NULL;
+    }
+    JPP_RETURN_IF_ERROR(status);
+    if (memory.temporary > out_memory->temporary) {
+      out_memory->temporary = memory.temporary;
+    }
+    bool counted = false;  // tasks may share an executable
+    for (uint32_t before = 0; before < t && !counted; ++before) {
+      counted = plan->staged->tasks[before].rank == rank &&
+                executables[before].executable == executable;
+    }
+    if (!counted) out_memory->code += memory.code;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_plan_rank_memory(const jpp_plan_t* plan, uint32_t rank,
+                                   jpp_client_t* client,
+                                   const jpp_task_executable_t* executables,
+                                   jpp_rank_memory_t* out_memory) {
+  JPP_RETURN_IF_NULL(plan, client, executables, out_memory);
+  *out_memory = (jpp_rank_memory_t){0};
+  if (rank >= plan->ranks) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "rank %u: expected one below %u", rank,
+                           plan->ranks);
+  }
+  const jpp_staged_t* staged = plan->staged;
+  for (uint32_t a = 0; a < staged->graph->num_args; ++a) {
+    if (!jpp_rank_set_has(staged->args[a].ranks, rank)) continue;
+    uint64_t bytes = plan->value_bytes[staged->args[a].value];
+    out_memory->arguments += bytes;
+    if (staged->graph->args[a].donated) out_memory->donated += bytes;
+  }
+  for (uint32_t o = 0; o < staged->graph->num_outputs; ++o) {
+    if (!jpp_rank_set_has(staged->outputs[o].ranks, rank)) continue;
+    out_memory->results += plan->value_bytes[staged->outputs[o].value];
+  }
+  JPP_RETURN_IF_ERROR(measure_tasks(plan, rank, client, executables, out_memory));
+  uint64_t held = out_memory->arguments;
+  if (out_memory->results > out_memory->donated) {
+    held += out_memory->results - out_memory->donated;
+  }
+  out_memory->peak = plan->programs[rank].peak_bytes + out_memory->temporary;
+  out_memory->temporary = out_memory->peak > held ? out_memory->peak - held : 0;
+  return NULL;
+}
