@@ -418,6 +418,7 @@ class Graph:
         cost: float,
         name: str | None,
         where: str | None,
+        code: int,
         /,
     ) -> int: ...
     def begin_loop(

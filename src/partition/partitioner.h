@@ -76,6 +76,8 @@ jpp_status_t* jpp__partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP
 jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
 // tasks.c: ops and inputs of the stage tasks.
 jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+// share.c: divides stage tasks so that a part is the same as another stage's task.
+jpp_status_t* jpp__partition_share_stages(jpp_partitioner_t* p) JPP_MUST_USE;
 // place.c: the ranks and phase of every op outside.
 jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
 // outer.c: levels, and the tasks outside.

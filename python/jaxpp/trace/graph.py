@@ -26,6 +26,7 @@ from jaxpp.operations import Operation, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
+from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.nested import refuse_traced, step_p
@@ -212,6 +213,7 @@ class _Builder:
         self.core = _core.Graph(name, ranks)
         self.loop_length = loop_length
         self.ops: dict[int, FrontOp] = {}
+        self.codes: dict[Any, int] = {}  # of equations in loops
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
@@ -502,8 +504,9 @@ class _Builder:
         types = [physical_type(a) for a in avals]
         cost = _flops(eqn, params) if eqn and kind == _core.OP_CALL else 0.0
         where = user_line(eqn) if eqn else None
+        code = self._code(primitive, params, operands) if part is None else 0
         first = self.core.add_op(
-            kind, flags, attr, values + guards, types, cost, primitive.name, where
+            kind, flags, attr, values + guards, types, cost, primitive.name, where, code
         )
         self.ops[self.num_ops] = FrontOp(
             primitive,
@@ -520,6 +523,14 @@ class _Builder:
         if self.outside is not None and all(v in self.outside for v in values):
             self.outside.update(range(first, first + len(avals)))
         return first
+
+    def _code(self, primitive: Any, params: dict[str, Any], operands: Sequence[Operand]) -> int:
+        """A number that is the same for equations that compute the same."""
+        if self.outside is None:
+            return 0
+        literals = tuple(literal_key(o) if isinstance(o, Literal) else None for o in operands)
+        key = (primitive, param_key(params), literals)
+        return self.codes.setdefault(key, len(self.codes) + 1)
 
     def _is_outside(self, value: int) -> bool:
         return self.outside is None or value in self.outside
