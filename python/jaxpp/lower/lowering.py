@@ -19,7 +19,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
 from jaxpp.trace.graph import FrontOp, Graph
-from jaxpp.trace.keys import literal_key, param_key
+from jaxpp.trace.keys import literal_key
 
 __all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]
 
@@ -122,11 +122,8 @@ class TaskLowerer:
                 operation = (loop.operations[staged.attr], loop.length, value)
             key = (staged.kind, operation, tuple(local[v] for v in staged.inputs))
         else:
-            front = self._resolved(op)
-            operands = tuple(
-                literal_key(o) if isinstance(o, Literal) else local[o] for o in front.operands
-            )
-            key = (front.primitive, param_key(front.params), operands)
+            front = self.graph.ops[op]
+            key = (front.code, tuple(local[v] for v in staged.inputs))
             key += self._split_key(front, local)
         for k in range(staged.num_outputs):
             local[staged.first_output + k] = len(local)

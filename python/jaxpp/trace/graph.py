@@ -70,6 +70,7 @@ class FrontOp:
     operands: tuple[Operand, ...]
     first_output: int
     num_outputs: int
+    code: int  # the same for ops that compute the same, but for their branches and parts
     eqn: JaxprEqn | None = None  # the JAX settings for its evaluation
     branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
     part: Part | None = None  # for an equation that was split into several ops
@@ -213,7 +214,7 @@ class _Builder:
         self.core = _core.Graph(name, ranks)
         self.loop_length = loop_length
         self.ops: dict[int, FrontOp] = {}
-        self.codes: dict[Any, int] = {}  # of equations in loops
+        self.codes: dict[Any, int] = {}  # of equations, by what they compute
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
@@ -504,9 +505,10 @@ class _Builder:
         types = [physical_type(a) for a in avals]
         cost = _flops(eqn, params) if eqn and kind == _core.OP_CALL else 0.0
         where = user_line(eqn) if eqn else None
-        code = self._code(primitive, params, operands) if part is None else 0
+        code = self._code(primitive, params, operands)
+        known = 0 if branches or part else code
         first = self.core.add_op(
-            kind, flags, attr, values + guards, types, cost, primitive.name, where, code
+            kind, flags, attr, values + guards, types, cost, primitive.name, where, known
         )
         self.ops[self.num_ops] = FrontOp(
             primitive,
@@ -514,6 +516,7 @@ class _Builder:
             tuple(operands),
             first,
             len(avals),
+            code,
             eqn,
             branches,
             part,
@@ -526,8 +529,6 @@ class _Builder:
 
     def _code(self, primitive: Any, params: dict[str, Any], operands: Sequence[Operand]) -> int:
         """A number that is the same for equations that compute the same."""
-        if self.outside is None:
-            return 0
         literals = tuple(literal_key(o) if isinstance(o, Literal) else None for o in operands)
         key = (primitive, param_key(params), literals)
         return self.codes.setdefault(key, len(self.codes) + 1)
