@@ -48,6 +48,9 @@ typedef struct jpp_task {
   uint32_t repeats;
   // The task that follows this one wherever a schedule runs the stage; JPP_NONE: none.
   uint32_t next_part;
+  // The task with the same ops on operands of the same types whose module it shares, as
+  // far as the same inputs can be donated; JPP_NONE: none that is known of.
+  uint32_t pattern;
   uint32_t num_ops, num_inputs, num_outputs;
   const uint32_t* ops;      // staged op ids, in an order that can run
   const uint32_t* inputs;   // value ids

@@ -36,11 +36,13 @@ typedef struct jpp_partitioner {
   JPP_VEC(jpp_op_t) ops;  // inputs look through marks
   jpp_u32_vec_t origins;  // [values] as in jpp_staged_t
 
-  uint32_t* alias;    // [graph values] the value behind the marks
-  uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
-  uint32_t* segment;  // [graph ops]
-  bool* outer_copy;   // [graph ops] a cloned op that ops outside need too
-  bool* weight_part;  // [graph ops] in a backward segment, no mark needs it
+  uint32_t* alias;      // [graph values] the value behind the marks
+  uint32_t* uses;       // [graph values] by ops, loop results and outputs of the step
+  uint32_t* segment;    // [graph ops]
+  bool* outer_copy;     // [graph ops] a cloned op that ops outside need too
+  uint32_t* handed_by;  // [graph ops] the task that hands out the results of a cloned op;
+                        // JPP_NONE: each task that uses them runs the op
+  bool* weight_part;    // [graph ops] in a backward segment, no mark needs it
 
   JPP_VEC(jpp_task_t) tasks;
   JPP_VEC(jpp_partition_made_t) made;  // ops made for stage tasks

@@ -281,15 +281,24 @@ static void assign_parts(const sharer_t* s, const matching_t* m) {
       if (*part_of_producer(s, op->inputs[k]) & ~PART_BEFORE) *part = PART_AFTER;
     }
   }
-  // Cheap ops run in each part that uses them.
+  // Cheap ops run in each part that uses them, but the shared part runs none that the
+  // pattern has not: it takes their results from the part before.
   for (uint32_t i = task->num_ops; i-- > 0;) {
     const jpp_op_t* op = op_of(s, task, i);
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       uint32_t producer = s->p->values.data[op->inputs[k]].producer;
       if (!is_made_here(s, op->inputs[k]) || !is_clone(s, producer)) continue;
-      s->part[producer] |= s->part[task->ops[i]];
+      uint8_t users = s->part[task->ops[i]];
+      bool is_shared = s->part[producer] & PART_SHARED;
+      if (!is_shared && users & PART_SHARED) users ^= PART_SHARED | PART_BEFORE;
+      s->part[producer] |= users;
     }
   }
+}
+
+// A cheap op hands out its results in one task only, so that there is one maker.
+static bool may_hand_out(const sharer_t* s, uint32_t clone) {
+  return !s->p->outer_copy[clone] && s->p->handed_by[clone] == JPP_NONE;
 }
 
 // Whether the shared part has the ops of the pattern and no others, uses nothing that is
@@ -304,8 +313,11 @@ static bool parts_are_sound(const sharer_t* s, const matching_t* m) {
     if (part & PART_SHARED) ++num_shared;
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       if (!is_made_here(s, op->inputs[k])) continue;
-      uint8_t made = *part_of_producer(s, op->inputs[k]);
-      if (part & PART_SHARED && made == PART_AFTER) sound = false;
+      uint32_t producer = s->p->values.data[op->inputs[k]].producer;
+      uint8_t made = s->part[producer];
+      bool crosses = part & PART_SHARED && !(made & PART_SHARED);
+      if (crosses && made == PART_AFTER) sound = false;
+      if (crosses && is_clone(s, producer) && !may_hand_out(s, producer)) sound = false;
       if (part == PART_AFTER && made == PART_SHARED) s->leaves[op->inputs[k]] = true;
     }
   }
@@ -336,6 +348,9 @@ static jpp_status_t* collect_part(sharer_t* s, const jpp_task_t* whole, uint8_t 
       if (s->input_of[value] == s->num_parts) continue;
       s->input_of[value] = s->num_parts;
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&s->inputs, value));
+      uint32_t producer = s->p->values.data[value].producer;
+      bool handed = is_made_here(s, value) && is_clone(s, producer);
+      if (handed) s->p->handed_by[producer] = whole->repeats;
     }
   }
   part->num_ops = (uint32_t)s->ops.count;
@@ -364,7 +379,7 @@ static void move_accumulators(const sharer_t* s, uint32_t from, uint8_t bit,
 }
 
 // Replaces the task, which is entered, by its parts. The first one keeps its id and name.
-static jpp_status_t* divide_task(sharer_t* s, uint32_t id) {
+static jpp_status_t* divide_task(sharer_t* s, uint32_t id, uint32_t pattern) {
   jpp_partitioner_t* p = s->p;
   const jpp_task_t whole = p->tasks.data[id];
   uint32_t last = JPP_NONE, number = 0;
@@ -372,6 +387,7 @@ static jpp_status_t* divide_task(sharer_t* s, uint32_t id) {
     jpp_task_t part = whole;
     JPP_RETURN_IF_ERROR(collect_part(s, &whole, bit, &part));
     if (!part.num_ops) continue;
+    if (bit == PART_SHARED) part.pattern = pattern;
     ++number;
     if (last == JPP_NONE) {
       p->tasks.data[id] = part;
@@ -388,10 +404,11 @@ static jpp_status_t* divide_task(sharer_t* s, uint32_t id) {
   return NULL;
 }
 
-static jpp_status_t* divide_if_sound(sharer_t* s, const matching_t* m, uint32_t id) {
+static jpp_status_t* divide_if_sound(sharer_t* s, const matching_t* m, uint32_t id,
+                                     uint32_t pattern) {
   enter_task(s, m->task);
   assign_parts(s, m);
-  jpp_status_t* status = parts_are_sound(s, m) ? divide_task(s, id) : NULL;
+  jpp_status_t* status = parts_are_sound(s, m) ? divide_task(s, id, pattern) : NULL;
   leave_task(s, m->task);
   return status;
 }
@@ -406,7 +423,7 @@ static jpp_status_t* share_with(sharer_t* s, uint32_t pattern_id, uint32_t id) {
   if (!status) status = JPP_ALLOC_ARRAY(task.num_ops, &m.of_task);
   if (!status) status = JPP_ALLOC_ARRAY(pattern.num_ops, &m.ops);
   if (!status && (match_by(s, &m, hash_by_operands) || match_by(s, &m, hash_by_users))) {
-    status = divide_if_sound(s, &m, id);
+    status = divide_if_sound(s, &m, id, pattern_id);
     forget_matches(s, &m, pattern.num_ops);
   }
   jpp_free(m.of_pattern);

@@ -67,16 +67,49 @@ def test_parts_train_as_plain_jax_does(schedule: Any) -> None:
     assert_trains_equal(decoder(), schedule, make_mesh(getattr(schedule, "mpmd_dim", STAGES)))
 
 
-def test_what_all_stages_have_is_one_module() -> None:
-    problem = decoder()
+def residual() -> Problem:
+    """Two blocks a stage; the first one takes the batch, which each microbatch is cut from."""
+
+    def loss(params: Any, x: jax.Array, i: Any, mark: Any) -> Any:
+        for number, p in enumerate(params):
+            x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+            if number % 2 and number + 1 < len(params):
+                x = mark(x)
+        return jnp.mean(x**2), ()
+
+    keys = jax.random.split(jax.random.key(0), 4 * STAGES + 1)
+    shapes = {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    params = [
+        {name: jax.random.normal(next(pair), s) / s[0] ** 0.5 for name, s in shapes.items()}
+        for pair in (iter(keys[2 * k : 2 * k + 2]) for k in range(2 * STAGES))
+    ]
+    batch = jax.random.normal(keys[-1], (4, 8, 64, WIDTH))
+    return Problem(loss, params, batch, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_a_part_takes_the_microbatch_of_the_part_before(schedule: Any) -> None:
+    assert_trains_equal(residual(), schedule, make_mesh(getattr(schedule, "mpmd_dim", STAGES)))
+
+
+def modules_of(problem: Problem) -> dict[str, int]:
+    """The module of each task under 1F1B, by the task's name."""
     state = (problem.params, problem.optimizer.init(problem.params))
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, jaxpp.Std1F1B(STAGES)), make_mesh(STAGES), donate_argnums=(0, 1)
     ).compile(*state, problem.batch)
     tasks = step._traced.staged.tasks()
-    module = {t.name: m for t, m in zip(tasks, step._modules.of_task, strict=True)}
-    for shared in (
-        ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"],
-        ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"],
-    ):
-        assert len({module[name] for name in shared}) == 1
+    return {t.name: m for t, m in zip(tasks, step._modules.of_task, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "problem, shared",
+    [
+        (decoder, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
+        (decoder, ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"]),
+        (residual, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
+    ],
+)
+def test_what_all_stages_have_is_one_module(problem: Any, shared: list[str]) -> None:
+    module = modules_of(problem())
+    assert len({module[name] for name in shared}) == 1
