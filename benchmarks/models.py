@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import jaxpp.api as jaxpp
 
@@ -43,7 +44,7 @@ class Model:
         shape = (self.microbatches, 2, self.sequence, self.width)
         return tuple(jax.random.normal(jax.random.key(k), shape) for k in (1, 2))
 
-    def params(self) -> list[dict[str, Any]]:
+    def params(self) -> Any:
         d = self.width
         keys = jax.random.split(jax.random.key(0), self.layers * 2)
         return [
@@ -67,34 +68,107 @@ class Model:
         """The same under `jax.jit`, a `lax.scan` over the microbatches."""
         return jax.jit(partial(_plain, self), donate_argnums=0)
 
+    def is_stage_end(self, layer: int) -> bool:
+        return (layer + 1) % (self.layers // self.stages) == 0
 
-def _loss(model: Model, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    for i, p in enumerate(params):
-        x = x + jnp.tanh(x @ p["up"]) @ p["down"]
-        if (i + 1) % (model.layers // model.stages) == 0:
-            x = jaxpp.mark_stage_end(x)
-    return jnp.mean((x - y) ** 2)
+    def weights(self, state: Any) -> Any:
+        """What is differentiated."""
+        return state
+
+    def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for i, p in enumerate(params):
+            x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+            if self.is_stage_end(i):
+                x = jaxpp.mark_stage_end(x)
+        return jnp.mean((x - y) ** 2)
+
+    def update(self, state: Any, grads: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, state, grads)
 
 
-def _update(params: Any, grads: Any) -> Any:
-    return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads)
+@dataclasses.dataclass(frozen=True)
+class Decoder(Model):
+    """A decoder of a language model: every layer is rematerialised, AdamW updates it."""
+
+    layers: int = 12
+    heads: int = 4
+    vocabulary: int = 512
+
+    def batch(self) -> tuple[jax.Array, ...]:
+        """Tokens and the next ones, s32[microbatches, 2, sequence] each."""
+        shape = (self.microbatches, 2, self.sequence + 1)
+        tokens = jax.random.randint(jax.random.key(1), shape, 0, self.vocabulary)
+        return tokens[..., :-1], tokens[..., 1:]
+
+    def params(self) -> Any:
+        d = self.width
+        shapes = {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
+        keys = iter(jax.random.split(jax.random.key(0), 2 + self.layers * len(shapes)))
+
+        def weight(*shape: int) -> jax.Array:
+            return jax.random.normal(next(keys), shape) / shape[0] ** 0.5
+
+        weights = {
+            "embedding": weight(self.vocabulary, d),
+            "head": weight(d, self.vocabulary),
+            "layers": [
+                {"norm1": jnp.ones(d), "norm2": jnp.ones(d)}
+                | {name: weight(*shape) for name, shape in shapes.items()}
+                for _ in range(self.layers)
+            ],
+        }
+        return weights, _ADAMW.init(weights)
+
+    def weights(self, state: Any) -> Any:
+        return state[0]
+
+    def apply_layer(self, p: Any, x: jax.Array) -> jax.Array:
+        batch, length, d = x.shape
+        heads = (batch, length, self.heads, d // self.heads)
+        qkv = jnp.split(_normalize(x, p["norm1"]) @ p["qkv"], 3, -1)
+        q, k, v = (y.reshape(heads) for y in qkv)
+        attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + attended.reshape(x.shape) @ p["out"]
+        return x + jax.nn.gelu(_normalize(x, p["norm2"]) @ p["up"]) @ p["down"]
+
+    def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        h = params["embedding"][x]
+        for i, p in enumerate(params["layers"]):
+            h = jax.checkpoint(self.apply_layer)(p, h)
+            if self.is_stage_end(i) and i + 1 < self.layers:
+                h = jaxpp.mark_stage_end(h)
+        losses = optax.softmax_cross_entropy_with_integer_labels(h @ params["head"], y)
+        return jaxpp.mark_stage_end(losses.mean())
+
+    def update(self, state: Any, grads: Any) -> Any:
+        updates, optimizer_state = _ADAMW.update(grads, state[1], state[0])
+        return optax.apply_updates(state[0], updates), optimizer_state
 
 
-def _pipelined(model: Model, params: Any, xs: jax.Array, ys: jax.Array) -> Any:
+_ADAMW = optax.adamw(1e-3)
+
+
+def _normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return scale * x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def _pipelined(model: Model, state: Any, xs: jax.Array, ys: jax.Array) -> Any:
     loss, grads = jaxpp.treduce(
-        lambda xy: jax.value_and_grad(partial(_loss, model))(params, *xy),
+        lambda xy: jax.value_and_grad(model.loss)(model.weights(state), *xy),
         (xs, ys),
         schedule=jaxpp.Std1F1B(model.stages),
         operation=jaxpp.Add,
     )
-    return _update(params, grads), loss
+    return model.update(state, grads), loss
 
 
-def _plain(model: Model, params: Any, xs: jax.Array, ys: jax.Array) -> Any:
+def _plain(model: Model, state: Any, xs: jax.Array, ys: jax.Array) -> Any:
+    weights = model.weights(state)
+
     def one(carry: Any, xy: Any) -> Any:
-        found = jax.value_and_grad(partial(_loss, model))(params, *xy)
+        found = jax.value_and_grad(model.loss)(weights, *xy)
         return jax.tree.map(jnp.add, carry, found), None
 
-    zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+    zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, weights))
     (loss, grads), _ = jax.lax.scan(one, zeros, (xs, ys))
-    return _update(params, grads), loss
+    return model.update(state, grads), loss

@@ -86,6 +86,9 @@ typedef struct jpp_op {
   float cost;         // relative; floating point operations when the front knows them
   const char* name;   // "dot_general"
   const char* where;  // the user's "file.py:12"; NULL when unknown
+  // Ops of a graph with the same code compute the same from operands of the same types; 0
+  // says nothing.
+  uint32_t code;
 } jpp_op_t;
 
 // How one result of a loop is reduced over the microbatches.
@@ -176,6 +179,7 @@ typedef struct jpp_op_desc {
   float cost;
   const char* name;  // letters, digits, "_.-+"; any other byte becomes '_'
   const char* where;
+  uint32_t code;  // as in jpp_op_t
 } jpp_op_desc_t;
 
 // Outputs get consecutive ids from *out_first_output on. Strings and types are copied.
@@ -224,7 +228,7 @@ JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
 //
 //   graph "step" ranks 2
 //   arg %0 f32[32,4] "params['w']" donated
-//   %1:f32[4,32] = transpose(%0) cost 32 at "model.py:3"
+//   %1:f32[4,32] = transpose(%0) code 1 cost 32 at "model.py:3"
 //   loop microbatches 4 stages 2 schedule "1f1b" index %2 {
 //     %3:f32[8,4] = dot(%1, %2) cheap
 //     %4:f32[8,4] = @mark 0 (%3)

@@ -12,7 +12,8 @@
 // The rules (docs/partition.md walks through them):
 //  1. Forward marks cut the body in order: what mark k needs and no earlier mark took is
 //     fwd_k. The backward marks cut the rest from the last stage to the first; what no
-//     mark needs goes where its latest operand is made.
+//     mark needs goes where its latest operand is made. A stage that has all ops of
+//     stage 1 and more runs them as a task of their own, which is the same module.
 //  2. Cheap ops of the loop index and of values from outside are computed again in every
 //     task that needs them. Other ops that only use values from outside leave the loop.
 //  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
@@ -45,6 +46,11 @@ typedef struct jpp_task {
   // The first task with the same ops, inputs and outputs, of the lowest rank that runs
   // them; its own id if there is no other. Such tasks are donated the same inputs.
   uint32_t repeats;
+  // The task that follows this one wherever a schedule runs the stage; JPP_NONE: none.
+  uint32_t next_part;
+  // The task with the same ops on operands of the same types whose module it shares, as
+  // far as the same inputs can be donated; JPP_NONE: none that is known of.
+  uint32_t pattern;
   uint32_t num_ops, num_inputs, num_outputs;
   const uint32_t* ops;      // staged op ids, in an order that can run
   const uint32_t* inputs;   // value ids

@@ -407,6 +407,7 @@ class Graph:
         cost: float,
         name: str | None,
         where: str | None,
+        code: int,
         /,
     ) -> int: ...
     def begin_loop(

@@ -191,6 +191,7 @@ static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* d
       .first_output = *out_first_output,
       .num_outputs = desc->num_outputs,
       .cost = desc->cost,
+      .code = desc->code,
   };
   jpp_arena_t* arena = builder_arena(builder);
   JPP_RETURN_IF_ERROR(jpp__arena_copy(

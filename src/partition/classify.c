@@ -2,6 +2,7 @@
 // outside leaves the loop and runs once, and a cheap op of the loop index and of such
 // values is recomputed in every task that needs it.
 #include "partition/partitioner.h"
+#include "task/ids.h"
 
 enum { kInvariant = 1, kAvailable = 2 };  // of a value
 
@@ -75,6 +76,7 @@ jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->segment));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->outer_copy));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, graph->num_ops, &p->handed_by));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->weight_part));
   uint8_t* known = NULL;  // [graph values]
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &known));

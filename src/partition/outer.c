@@ -318,7 +318,9 @@ static jpp_status_t* add_outer_tasks(leveler_t* l, const placed_op_t* first,
                      .loop = JPP_NONE,
                      .stage = JPP_NONE,
                      .phase = first->phase,
-                     .repeats = (uint32_t)p->tasks.count};
+                     .repeats = (uint32_t)p->tasks.count,
+                     .next_part = JPP_NONE,
+                     .pattern = JPP_NONE};
   JPP_RETURN_IF_ERROR(collect_task(l, first, count));
   for (size_t i = 0; i < l->ops.count; ++i) {
     task.cost += p->ops.data[l->ops.data[i]].cost;

@@ -21,7 +21,10 @@ static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
   bool taken = jpp__ranks_first(taken_at(f, value), p->words) != JPP_NONE;
   if (task->kind == JPP_TASK_OUTER) return taken || f->is_output[value];
   bool cloned = op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
-  if (cloned) return false;
+  if (cloned) {
+    uint32_t by = p->handed_by[op];
+    return taken && by != JPP_NONE && task == &p->tasks.data[by];
+  }
   return taken || p->ops.data[op].kind == JPP_OP_ACCUMULATE;
 }
 

@@ -140,6 +140,7 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(jpp__partition_classify(p));
   JPP_RETURN_IF_ERROR(split_loops(p));
   JPP_RETURN_IF_ERROR(jpp__partition_fill_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_share_stages(p));
   JPP_RETURN_IF_ERROR(jpp__partition_place(p));
   JPP_RETURN_IF_ERROR(jpp__partition_make_outer_tasks(p));
   JPP_RETURN_IF_ERROR(jpp__partition_find_outputs(p));

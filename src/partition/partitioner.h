@@ -36,11 +36,13 @@ typedef struct jpp_partitioner {
   JPP_VEC(jpp_op_t) ops;  // inputs look through marks
   jpp_u32_vec_t origins;  // [values] as in jpp_staged_t
 
-  uint32_t* alias;    // [graph values] the value behind the marks
-  uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
-  uint32_t* segment;  // [graph ops]
-  bool* outer_copy;   // [graph ops] a cloned op that ops outside need too
-  bool* weight_part;  // [graph ops] in a backward segment, no mark needs it
+  uint32_t* alias;      // [graph values] the value behind the marks
+  uint32_t* uses;       // [graph values] by ops, loop results and outputs of the step
+  uint32_t* segment;    // [graph ops]
+  bool* outer_copy;     // [graph ops] a cloned op that ops outside need too
+  uint32_t* handed_by;  // [graph ops] the task that hands out the results of a cloned op;
+                        // JPP_NONE: each task that uses them runs the op
+  bool* weight_part;    // [graph ops] in a backward segment, no mark needs it
 
   JPP_VEC(jpp_task_t) tasks;
   JPP_VEC(jpp_partition_made_t) made;  // ops made for stage tasks
@@ -76,6 +78,8 @@ jpp_status_t* jpp__partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP
 jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
 // tasks.c: ops and inputs of the stage tasks.
 jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+// share.c: divides stage tasks so that a part is the same as another stage's task.
+jpp_status_t* jpp__partition_share_stages(jpp_partitioner_t* p) JPP_MUST_USE;
 // place.c: the ranks and phase of every op outside.
 jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
 // outer.c: levels, and the tasks outside.

@@ -34,6 +34,9 @@ static void append_task(jpp_str_t* str, const jpp_staged_t* staged,
   jpp_str_appendf(str, "task %s rank %u", task->name, task->rank);
   const jpp_task_t* first = &staged->tasks[task->repeats];
   if (first != task) jpp_str_appendf(str, " repeats %s", first->name);
+  if (task->next_part != JPP_NONE) {
+    jpp_str_appendf(str, " then %s", staged->tasks[task->next_part].name);
+  }
   if (task->cost > 0) jpp_str_appendf(str, " cost %g", (double)task->cost);
   jpp_str_append(str, "\n");
   append_values(str, "in ", staged, task->inputs, task->num_inputs);

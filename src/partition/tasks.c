@@ -13,7 +13,9 @@ static jpp_status_t* add_task(jpp_partitioner_t* p, jpp_task_kind_t kind, uint32
                      .loop = loop,
                      .stage = stage,
                      .phase = loop,
-                     .repeats = *out_task};
+                     .repeats = *out_task,
+                     .next_part = JPP_NONE,
+                     .pattern = JPP_NONE};
   task.rank = p->loops[loop].stage_rank[stage];
   jpp_str_t name = {0};
   if (loop) jpp_str_appendf(&name, "loop%u_", loop);

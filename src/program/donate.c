@@ -49,6 +49,17 @@ static void agree_on_deaths(const donor_t* d) {
   }
 }
 
+// A task that shares its pattern's module donates no input that the pattern keeps.
+static void agree_with_patterns(const donor_t* d) {
+  const jpp_staged_t* staged = d->b->staged;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    uint32_t pattern = staged->tasks[t].pattern;
+    for (uint32_t i = 0; pattern != JPP_NONE && i < staged->tasks[t].num_inputs; ++i) {
+      if (!d->dies[pattern][i]) d->dies[t][i] = false;
+    }
+  }
+}
+
 static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
   const jpp_value_t* values = d->b->staged->values;
   return jpp_type_equal(&values[input].type, &values[output].type) &&
@@ -148,6 +159,7 @@ jpp_status_t* jpp__program_donate(jpp_program_builder_t* b) {
   }
   find_deaths(&donor);
   agree_on_deaths(&donor);
+  agree_with_patterns(&donor);
   jpp_status_t* status = NULL;
   for (uint32_t t = 0; t < b->staged->num_tasks && !status; ++t) {
     status = match_task(&donor, t);

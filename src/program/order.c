@@ -74,19 +74,23 @@ static jpp_status_t* check_schedule(const jpp_program_builder_t* b, uint32_t loo
   return check_backward(staged, where, schedule);
 }
 
-// The staged tasks of a schedule's entry: none, one, or input and weight gradients.
-static uint32_t tasks_of_entry(const jpp_staged_loop_t* loop,
-                               const jpp_schedule_task_t* entry, uint32_t tasks[2]) {
-  if (entry->kind == JPP_TASK_FWD) {
-    tasks[0] = loop->forward[entry->stage];
-    return 1;
-  }
-  if (!loop->has_backward) return 0;
-  tasks[0] = entry->kind == JPP_TASK_BWD_W ? loop->weight[entry->stage]
-                                           : loop->backward[entry->stage];
-  if (entry->kind != JPP_TASK_BWD || !loop->split_backward) return 1;
-  tasks[1] = loop->weight[entry->stage];
-  return 2;
+// The first staged task of a schedule's entry; JPP_NONE: it has none.
+static uint32_t first_of_entry(const jpp_staged_loop_t* loop,
+                               const jpp_schedule_task_t* entry) {
+  if (entry->kind == JPP_TASK_FWD) return loop->forward[entry->stage];
+  if (!loop->has_backward) return JPP_NONE;
+  return entry->kind == JPP_TASK_BWD_W ? loop->weight[entry->stage]
+                                       : loop->backward[entry->stage];
+}
+
+// The staged task of the entry behind `task`: its next part, or the weight gradients
+// behind the input gradients; JPP_NONE: it was the last.
+static uint32_t next_of_entry(const jpp_staged_t* staged, const jpp_staged_loop_t* loop,
+                              const jpp_schedule_task_t* entry, uint32_t task) {
+  const jpp_task_t* at = &staged->tasks[task];
+  if (at->next_part != JPP_NONE) return at->next_part;
+  bool split = entry->kind == JPP_TASK_BWD && at->kind == JPP_TASK_BWD_I;
+  return split ? loop->weight[entry->stage] : JPP_NONE;
 }
 
 static int compare_ends(const void* a, const void* b) {
@@ -106,15 +110,18 @@ typedef struct merger {
 static jpp_status_t* push_slot(const merger_t* m, const jpp_schedule_slot_t* slot,
                                bool is_end) {
   const jpp_schedule_task_t* entry = &m->schedule->rows[slot->rank].tasks[slot->index];
-  uint32_t tasks[2];
-  uint32_t count = tasks_of_entry(m->loop, entry, tasks);
-  for (uint32_t i = 0; i < count; ++i) {
-    // The first of two tasks ends when the second begins.
-    bool early_end = i + 1 < count;
-    if (is_end && early_end) continue;
-    JPP_RETURN_IF_ERROR(push_event(m->b, tasks[i], entry->microbatch, is_end));
-    if (!early_end) continue;
-    JPP_RETURN_IF_ERROR(push_event(m->b, tasks[i], entry->microbatch, true));
+  const jpp_staged_t* staged = m->b->staged;
+  uint32_t task = first_of_entry(m->loop, entry);
+  while (task != JPP_NONE) {
+    uint32_t next = next_of_entry(staged, m->loop, entry, task);
+    // Each task but the last ends when the next one begins.
+    if (!is_end || next == JPP_NONE) {
+      JPP_RETURN_IF_ERROR(push_event(m->b, task, entry->microbatch, is_end));
+    }
+    if (!is_end && next != JPP_NONE) {
+      JPP_RETURN_IF_ERROR(push_event(m->b, task, entry->microbatch, true));
+    }
+    task = next;
   }
   return NULL;
 }

@@ -128,11 +128,11 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   jpp_op_desc_t desc = {.struct_size = sizeof(desc)};
   jpp_py_utf8_t name = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder ||
-      !PyArg_ParseTuple(args, "O&O&O&OOfO&O&", jpp_py_u32_converter, &kind,
-                        jpp_py_u32_converter, &flags, jpp_py_u32_converter, &desc.attr,
-                        &inputs, &outputs, &desc.cost, jpp_py_utf8_converter, &name,
-                        jpp_py_utf8_converter, &where)) {
+  if (!builder || !PyArg_ParseTuple(args, "O&O&O&OOfO&O&O&", jpp_py_u32_converter, &kind,
+                                    jpp_py_u32_converter, &flags, jpp_py_u32_converter,
+                                    &desc.attr, &inputs, &outputs, &desc.cost,
+                                    jpp_py_utf8_converter, &name, jpp_py_utf8_converter,
+                                    &where, jpp_py_u32_converter, &desc.code)) {
     return NULL;
   }
   desc.name = name.text;
@@ -291,7 +291,7 @@ static PyMethodDef kMethods[] = {
      "add_arg($self, type, donated, name, /)\n--\n\n"
      "Adds an argument of a type (dtype, dims); gives its value id."},
     {"add_op", graph_add_op, METH_VARARGS,
-     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, /)\n--\n\n"
+     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, code, /)\n--\n\n"
      "Adds an op with outputs of these types; gives the first one's value id."},
     {"begin_loop", graph_begin_loop, METH_VARARGS,
      "begin_loop($self, microbatches, stages, schedule, where, /)\n--\n\n"

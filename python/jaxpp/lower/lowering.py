@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from jaxpp import _core
@@ -21,6 +20,7 @@ from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
 from jaxpp.plan.sharding import Specs
 from jaxpp.trace.graph import FrontOp, Graph
+from jaxpp.trace.keys import literal_key
 
 __all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]
 
@@ -32,28 +32,6 @@ class LoweredTask:
     code: bytes
     callbacks: tuple[Callback, ...]  # callbacks whose addresses are in the code
     text: Callable[[], str]
-
-
-def _param_key(param: Any) -> Any:
-    """A key that is equal only for equivalent parameters; compares by identity if in doubt."""
-    if isinstance(param, ClosedJaxpr | Jaxpr):
-        return ("jaxpr", id(param))
-    if isinstance(param, tuple | list):
-        return tuple(_param_key(p) for p in param)
-    if isinstance(param, dict):
-        return tuple((k, _param_key(v)) for k, v in sorted(param.items()))
-    if isinstance(param, np.ndarray | jax.Array):
-        return ("array", id(param))
-    try:
-        hash(param)
-    except TypeError:
-        return ("object", id(param))
-    return (type(param), param)
-
-
-def _literal_key(literal: Literal) -> Any:
-    value = np.asarray(literal.val)
-    return ("literal", str(literal.aval), value.tobytes())
 
 
 class TaskLowerer:
@@ -144,11 +122,8 @@ class TaskLowerer:
                 operation = (loop.operations[staged.attr], loop.length, value)
             key = (staged.kind, operation, tuple(local[v] for v in staged.inputs))
         else:
-            front = self._resolved(op)
-            operands = tuple(
-                _literal_key(o) if isinstance(o, Literal) else local[o] for o in front.operands
-            )
-            key = (front.primitive, _param_key(front.params), operands)
+            front = self.graph.ops[op]
+            key = (front.code, tuple(local[v] for v in staged.inputs))
             key += self._split_key(front, local)
         for k in range(staged.num_outputs):
             local[staged.first_output + k] = len(local)
@@ -160,7 +135,7 @@ class TaskLowerer:
         key: list[Any] = []
         for branch in op.branches:
             index = branch.conditional.index
-            at = _literal_key(index) if isinstance(index, Literal) else local[index]
+            at = literal_key(index) if isinstance(index, Literal) else local[index]
             conditional = local.setdefault(branch.conditional, len(local))
             key.append((conditional, branch.number, at))
         if op.part is not None:

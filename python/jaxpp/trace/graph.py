@@ -28,6 +28,7 @@ from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
 from jaxpp.trace.gather import Gather, gather_p
+from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.nested import refuse_traced, step_p
@@ -71,6 +72,7 @@ class FrontOp:
     operands: tuple[Operand, ...]
     first_output: int
     num_outputs: int
+    code: int  # the same for ops that compute the same, but for their branches and parts
     eqn: JaxprEqn | None = None  # the JAX settings for its evaluation
     branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
     part: Part | None = None  # for an equation that was split into several ops
@@ -224,6 +226,7 @@ class _Builder:
         self.index: int | None = None  # in a body,
         self.from_index: set[int] = set()  # and what depends on it alone
         self.ops: dict[int, FrontOp] = {}
+        self.codes: dict[Any, int] = {}  # of equations, by what they compute
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
@@ -551,8 +554,10 @@ class _Builder:
         types = [physical_type(a) for a in avals]
         cost = _flops(eqn, params) if eqn and kind == _core.OP_CALL else 0.0
         where = user_line(eqn) if eqn else None
+        code = self._code(primitive, params, operands)
+        known = 0 if branches or part else code
         first = self.core.add_op(
-            kind, flags, attr, values + guards, types, cost, primitive.name, where
+            kind, flags, attr, values + guards, types, cost, primitive.name, where, known
         )
         self.ops[self.num_ops] = FrontOp(
             primitive,
@@ -560,6 +565,7 @@ class _Builder:
             tuple(operands),
             first,
             len(avals),
+            code,
             eqn,
             branches,
             part,
@@ -569,6 +575,12 @@ class _Builder:
         if self.outside is not None and all(v in self.outside for v in values):
             self.outside.update(range(first, first + len(avals)))
         return first
+
+    def _code(self, primitive: Any, params: dict[str, Any], operands: Sequence[Operand]) -> int:
+        """A number that is the same for equations that compute the same."""
+        literals = tuple(literal_key(o) if isinstance(o, Literal) else None for o in operands)
+        key = (primitive, param_key(params), literals)
+        return self.codes.setdefault(key, len(self.codes) + 1)
 
     def _is_outside(self, value: int) -> bool:
         return self.outside is None or value in self.outside

@@ -30,12 +30,16 @@ static uint32_t recent(const pool_t* pool) {
   return pool->ids[pool->count > back ? pool->count - back : 0];
 }
 
+static uint32_t last(const pool_t* pool) { return pool->ids[pool->count - 1]; }
+
 typedef struct maker {
   jpp_graph_builder_t* builder;
   uint32_t stages, microbatches;
   uint32_t names;
   uint32_t index;
   bool backward, last_mark;
+  bool layered;    // each stage has the same ops, and the first and last one some more
+  uint32_t code;   // of the ops that are added; 0: none
   pool_t args;     // small and large ones
   pool_t outside;  // what ops outside the loops made
   pool_t forward[kMaxStages], transposed[kMaxStages], marked[kMaxStages];
@@ -69,7 +73,9 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
                         .num_outputs = 1,
                         .outputs = &type,
                         .name = name,
-                        .cost = kind == JPP_OP_CALL ? (float)(m->names % 5) : 0};
+                        .cost = kind == JPP_OP_CALL ? (float)(m->names % 5) : 0,
+                        .code = m->code};
+  if (m->code) desc.cost = 1e7F;  // worth a task of its own
   uint32_t value = 0;
   ASSERT_OK(jpp_graph_builder_add_op(m->builder, &desc, &value));
   m->is_large[value] = large;
@@ -87,6 +93,24 @@ static uint32_t add_call(maker_t* m, uint8_t flags, const pool_t* near,
   if (m->index != JPP_NONE && pick(8) == 0) inputs[0] = m->index;
   if (pick(4) == 0) flags |= JPP_OP_CHEAP;
   return add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
+}
+
+// The ops that each stage has.
+static void add_layer(maker_t* m, uint8_t flags, pool_t* here, const pool_t* kept) {
+  enum { kOps = 9 };
+  uint32_t values[kOps + 1] = {here->count ? last(here) : any(&m->args)};
+  for (uint32_t i = 0; i < kOps; ++i) {
+    m->code = i + 1;
+    uint32_t inputs[] = {values[i], values[i / 2], kept->ids[i % kept->count]};
+    values[i + 1] =
+        add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){2 + i % 2, inputs}, false);
+    put(here, values[i + 1]);
+  }
+  m->code = 0;
+}
+
+static bool has_more(const maker_t* m, uint32_t stage) {
+  return !m->layered || ((stage == 0 || stage + 1 == m->stages) && pick(4));
 }
 
 static void add_args(maker_t* m) {
@@ -129,6 +153,7 @@ static uint32_t add_sum(maker_t* m, uint8_t flags, const pool_t* pools, uint32_t
 static void add_mark(maker_t* m, jpp_op_kind_t kind, uint32_t stage, const pool_t* from,
                      pool_t* to) {
   uint32_t value = from->count ? recent(from) : any(&m->args);
+  if (m->layered && from->count) value = last(from);
   uint8_t flags = kind == JPP_OP_MARK ? 0 : JPP_OP_BACKWARD;
   put(to, add_op(m, kind, stage, flags, (inputs_t){1, &value}, m->is_large[value]));
 }
@@ -138,7 +163,14 @@ static void add_forward(maker_t* m) {
     pool_t* here = &m->forward[s];
     if (s) put(here, m->marked[s - 1].ids[0]);
     const pool_t* far = s && pick(4) == 0 ? &m->forward[pick(s)] : &m->outside;
-    for (uint32_t i = pick(5); i-- > 0;) put(here, add_call(m, 0, here, far));
+    if (has_more(m, s)) {
+      for (uint32_t i = pick(5); i-- > 0;) put(here, add_call(m, 0, here, far));
+    }
+    if (m->layered && s == 0) {  // else all of it might leave the loop
+      uint32_t inputs[] = {m->index, here->count ? last(here) : any(&m->args)};
+      put(here, add_op(m, JPP_OP_CALL, 0, 0, (inputs_t){2, inputs}, false));
+    }
+    if (m->layered) add_layer(m, 0, here, &m->args);
     if (s + 1 < m->stages || m->last_mark) {
       add_mark(m, JPP_OP_MARK, s, here, &m->marked[s]);
     }
@@ -148,10 +180,11 @@ static void add_forward(maker_t* m) {
 static void add_backward(maker_t* m) {
   for (uint32_t s = m->stages; s-- > 0;) {
     pool_t* here = &m->transposed[s];
-    for (uint32_t i = pick(3) + 1; i-- > 0;) {
+    for (uint32_t i = has_more(m, s) ? pick(3) + 1 : 0; i-- > 0;) {
       const pool_t* near = here->count ? here : &m->forward[s];
       put(here, add_call(m, JPP_OP_BACKWARD, near, &m->forward[s]));
     }
+    if (m->layered) add_layer(m, JPP_OP_BACKWARD, here, &m->forward[s]);
     if (s && pick(6)) {
       // What crosses to the stage before begins behind its mark.
       add_mark(m, JPP_OP_MARK_BACKWARD, s - 1, here, &m->transposed[s - 1]);
@@ -168,6 +201,8 @@ static void end_loop(maker_t* m) {
     uint8_t flags = m->backward ? JPP_OP_BACKWARD : 0;
     uint32_t value = pick(2) ? add_sum(m, flags, pools, m->stages)
                              : any(pools[0].count ? &pools[0] : &m->args);
+    const pool_t* end = &pools[pick(m->stages)];
+    if (m->layered && end->count && pick(8)) value = last(end);
     if (value == JPP_NONE) value = any(&m->args);
     results[i] =
         (jpp_loop_result_t){.reduce = (uint8_t)(pick(2) ? 0 : pick(4)), .value = value};
@@ -267,6 +302,7 @@ planned_t random_step(uint64_t seed, uint32_t* out_slots) {
   maker_t maker = {.stages = kShapes[shape].stages,
                    .microbatches = kShapes[shape].microbatches,
                    .backward = pick(6) != 0,
+                   .layered = pick(3) == 0,
                    .last_mark = pick(2)};
   planned_t planned = {.ranks = kShapes[shape].ranks};
   planned.graph = make_graph(&maker, planned.ranks);

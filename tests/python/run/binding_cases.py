@@ -163,6 +163,7 @@ def cases(step: Step) -> list[Case]:
             ("float", 1.0),
             ("text", "f"),
             ("text", "w"),
+            ("number", 0),
         ),
         Case(
             "Graph.begin_loop",
