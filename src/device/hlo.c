@@ -23,6 +23,8 @@ enum {
   kInstructionGroups = 49,
   kInstructionPairs = 52,
   kInstructionDeviceList = 87,
+  kInstructionIota = 92,  // these two instead of a device list, in newer versions
+  kInstructionMeshAxes = 93,
   kShapeType = 2,
   kShapeDims = 3,
   kShapeTuple = 4,
@@ -35,6 +37,14 @@ enum {
   kIotaGroupSize = 2,
   kIotaDims = 3,
   kIotaPermutation = 4,
+  kMeshAxesMesh = 1,
+  kMeshAxesRef = 2,
+  kMeshAxis = 1,
+  kAxisSize = 2,
+  kRefAxis = 1,
+  kRefPart = 2,  // of the axis, of which an index is (before, part, behind)
+  kPartBefore = 1,
+  kPartSize = 2,
 };
 
 enum { kMostDepth = 64, kMostDims = 16, kMostMembers = 1 << 20 };
@@ -173,6 +183,56 @@ static jpp_status_t* append_iota_group(bytes_t iota, numbers_t* members) {
   return status;
 }
 
+static uint64_t number_in(bytes_t message, uint32_t number, uint64_t otherwise) {
+  for (field_t field; next_field(&message, &field);) {
+    if (field.number == number) return field.value;
+  }
+  return otherwise;
+}
+
+static jpp_status_t* read_mesh(bytes_t mesh, numbers_t* sizes) {
+  for (field_t field; next_field(&mesh, &field);) {
+    if (field.number != kMeshAxis) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(sizes, number_in(field.inside, kAxisSize, 1)));
+  }
+  return NULL;
+}
+
+// Adds to each of the members so far those that differ along an axis, or a part of it.
+static jpp_status_t* extend_along(const numbers_t* sizes, bytes_t ref,
+                                  numbers_t* members) {
+  uint64_t axis = number_in(ref, kRefAxis, 0), stride = 1;
+  if (axis >= sizes->count) return NULL;
+  for (size_t a = axis + 1; a < sizes->count; ++a) stride *= sizes->data[a];
+  uint64_t size = sizes->data[axis];
+  for (field_t field; next_field(&ref, &field);) {
+    if (field.number != kRefPart) continue;
+    uint64_t before = number_in(field.inside, kPartBefore, 1);
+    uint64_t part = number_in(field.inside, kPartSize, 1);
+    if (before && part && part <= size / before) stride *= size / before / part;
+    size = part;
+  }
+  size_t count = members->count;
+  for (uint64_t k = 1; k < size && members->count < kMostMembers; ++k) {
+    for (size_t i = 0; i < count; ++i) {
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(members, members->data[i] + k * stride));
+    }
+  }
+  return NULL;
+}
+
+// The group of partition 0 along axes of a mesh.
+static jpp_status_t* append_mesh_group(bytes_t list, numbers_t* members) {
+  numbers_t sizes = {0};
+  jpp_status_t* status = JPP_VEC_PUSH(members, 0);
+  for (field_t field; !status && next_field(&list, &field);) {
+    if (field.number == kMeshAxesMesh) status = read_mesh(field.inside, &sizes);
+    if (field.number == kMeshAxesRef) status = extend_along(&sizes, field.inside, members);
+  }
+  jpp_vec_deinit(&sizes);
+  return status;
+}
+
 // A ReplicaGroup, or a pair of source and target.
 static jpp_status_t* append_group(bytes_t group, numbers_t* members) {
   for (field_t field; next_field(&group, &field);) {
@@ -308,6 +368,12 @@ static jpp_status_t* read_instruction(lister_t* lister, bytes_t inside,
         break;
       case kInstructionDeviceList:
         if (first_group) status = append_device_list(field.inside, &lister->members);
+        break;
+      case kInstructionIota:
+        if (first_group) status = append_iota_group(field.inside, &lister->members);
+        break;
+      case kInstructionMeshAxes:
+        if (first_group) status = append_mesh_group(field.inside, &lister->members);
         break;
       default:
         break;

@@ -1,0 +1,194 @@
+"""Sums over the devices of a rank: results that the loop adds up are reduced once, after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxpp.api as jaxpp
+import models
+from equality import Problem, assert_trains_equal, mesh_of
+
+WIDTH, LENGTH, ROWS, MICROBATCHES, WORDS = 8, 6, 4, 4, 12
+AXES = {
+    "2 x (data 2)": (2, {"data": 2}),
+    "2 x (data 2, model 2)": (2, {"data": 2, "model": 2}),
+    "4 x (data 2)": (4, {"data": 2}),
+}
+
+
+def layer(x: Any, p: Any) -> Any:
+    return x + jnp.tanh(x @ p["up"] + p["b"]) @ p["down"]
+
+
+def weights(layers: int) -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(0), 6)
+    return {
+        "layers": {
+            "up": jax.random.normal(keys[0], (layers, WIDTH, 2 * WIDTH)) / 3,
+            "b": jax.random.normal(keys[1], (layers, 2 * WIDTH)) / 3,
+            "down": jax.random.normal(keys[2], (layers, 2 * WIDTH, WIDTH)) / 3,
+        },
+        "words": jax.random.normal(keys[3], (WORDS, WIDTH)) / 3,
+        "head": jax.random.normal(keys[4], (WIDTH, WORDS)) / 3,
+    }
+
+
+def row(tree: Any, k: int) -> Any:
+    return jax.tree.map(lambda w: w[k], tree)
+
+
+def unrolled(x: Any, stage: Any, apply: Any = layer) -> Any:
+    for k in range(2):
+        x = apply(x, row(stage, k))
+    return x
+
+
+def scanned(x: Any, stage: Any) -> Any:
+    return jax.lax.scan(lambda h, p: (layer(h, p), None), x, stage)[0]
+
+
+def checkpointed(x: Any, stage: Any) -> Any:
+    return unrolled(x, stage, jax.checkpoint(layer))
+
+
+def scanned_and_checkpointed(x: Any, stage: Any) -> Any:
+    body = jax.checkpoint(lambda h, p: (layer(h, p), None))
+    return jax.lax.scan(body, x, stage)[0]
+
+
+def called(x: Any, stage: Any) -> Any:
+    return unrolled(x, stage, jax.jit(layer))
+
+
+def in_bfloat16(x: Any, stage: Any) -> Any:
+    half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), stage)
+    return unrolled(x.astype(jnp.bfloat16), half).astype(jnp.float32)
+
+
+def of_experts(x: Any, stage: Any) -> Any:
+    """Two experts a stage, its two layers, mixed by a router of the first layer's bias."""
+    chosen = jax.nn.softmax(x @ row(stage, 0)["up"][:, :2])
+    h = jnp.tanh(jnp.einsum("bsd,edf->bsef", x, stage["up"]) + stage["b"])
+    return x + jnp.einsum("bsef,efd,bse->bsd", h, stage["down"], chosen)
+
+
+def with_adapters(x: Any, stage: Any) -> Any:
+    """Weights that are sums and products of others, whose gradients have several users."""
+    w = row(stage, 0)["up"] @ row(stage, 0)["down"]
+    return x + jnp.tanh(x @ (w + row(stage, 1)["up"] @ row(stage, 1)["down"]))
+
+
+def chosen_by_the_data(x: Any, stage: Any) -> Any:
+    first, second = row(stage, 0), row(stage, 1)
+    x = jax.lax.cond(x.mean() > 0, lambda h: layer(h, first), lambda h: layer(2 * h, first), x)
+    return jnp.where(jnp.arange(WIDTH) % 2 == 0, layer(x, second), x)
+
+
+MAKERS = (
+    unrolled,
+    scanned,
+    checkpointed,
+    scanned_and_checkpointed,
+    called,
+    of_experts,
+    with_adapters,
+    chosen_by_the_data,
+)
+
+
+def problem_of(stage: Any, stages: int, tied: bool = False) -> Problem:
+    params = weights(2 * stages)
+    if tied:
+        del params["head"]
+
+    def loss(p: Any, tokens: Any, i: Any, mark: Any) -> Any:
+        x = p["words"][tokens]
+        for s in range(stages):
+            x = mark(stage(x, jax.tree.map(lambda w: w[2 * s : 2 * s + 2], p["layers"])))
+        logits = x @ (p["words"].T if tied else p["head"])
+        wanted = jax.nn.one_hot(jnp.roll(tokens, -1, 1), WORDS)
+        return -(jax.nn.log_softmax(logits) * wanted).sum(-1).mean(), ()
+
+    shape = (MICROBATCHES, ROWS, LENGTH)
+    return Problem(loss, params, jax.random.randint(jax.random.key(9), shape, 0, WORDS))
+
+
+def specs_of(problem: Problem, axes: dict[str, int], fsdp: bool = False) -> Any:
+    model = "model" if "model" in axes else None
+    by_name = {"up": P(None, None, model), "b": P(None, model), "down": P(None, model)}
+    if fsdp:
+        by_name = {"up": P(None, "data"), "b": P(None, "data"), "down": P(None, None, "data")}
+
+    def of(path: Any, leaf: Any) -> Any:
+        return by_name.get(getattr(path[-1], "key", None), P()) if np.ndim(leaf) else P()
+
+    state = problem.optimizer.init(problem.params)
+    params, state = (jax.tree_util.tree_map_with_path(of, t) for t in (problem.params, state))
+    return (params, state, P(None, "data")), (params, state, P(), P())
+
+
+def train(problem: Problem, schedule: Any, mesh: Any, specs: Any, **options: Any) -> Any:
+    ins, outs = specs
+    step = assert_trains_equal(problem, schedule, mesh, in_specs=ins, out_specs=outs, **options)
+    state = problem.optimizer.init(problem.params)
+    return step.compile(problem.params, state, problem.batch).cost_summary().collectives
+
+
+def over_data(collectives: Any, *kinds: str) -> list[str]:
+    """The tasks of the loop with collectives of these kinds over the data axis."""
+    return [
+        c.task
+        for c in collectives
+        if "data" in c.axes.split(",") and c.kind in kinds and "loop" not in c.task
+    ]
+
+
+SUMS = ("all-reduce", "reduce-scatter")
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("axes", AXES)
+def test_nothing_is_reduced_in_the_loop(maker, axes):
+    ranks, of_rank = AXES[axes]
+    problem = problem_of(maker, ranks)
+    mesh = mesh_of(ranks, of_rank)
+    found = train(problem, jaxpp.Std1F1B(ranks), mesh, specs_of(problem, of_rank))
+    assert over_data(found, *SUMS) == (
+        # Whether the mean of all is positive is known to all devices.
+        ["fwd_0", "fwd_1", "fwd_2", "fwd_3"][:ranks] if maker is chosen_by_the_data else []
+    )
+    after = [c for c in found if c.task.startswith("after_loop") and "data" in c.axes]
+    assert sum(c.times for c in after) <= 2 * ranks, after  # one of each task, for all weights
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("maker", [unrolled, scanned, checkpointed], ids=lambda m: m.__name__)
+def test_split_backward(axes, maker):
+    ranks, of_rank = AXES[axes]
+    problem = problem_of(maker, ranks)
+    mesh = mesh_of(ranks, of_rank)
+    found = train(problem, jaxpp.ZeroBubble(ranks), mesh, specs_of(problem, of_rank))
+    assert over_data(found, *SUMS) == []
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_tied_weights_send_partial_sums(axes):
+    ranks, of_rank = AXES[axes]
+    problem = problem_of(unrolled, ranks, tied=True)
+    mesh = mesh_of(ranks, of_rank)
+    found = train(problem, jaxpp.Std1F1B(ranks), mesh, specs_of(problem, of_rank))
+    assert over_data(found, *SUMS) == []
+
+
+def test_reduce_once_false_reduces_in_each_microbatch():
+    problem = problem_of(unrolled, 2)
+    mesh = mesh_of(2, {"data": 2})
+    specs = specs_of(problem, {"data": 2})
+    found = train(problem, jaxpp.Std1F1B(2), mesh, specs, reduce_once=False)
+    assert set(over_data(found, *SUMS)) >= {"bwd_0", "bwd_1"}
