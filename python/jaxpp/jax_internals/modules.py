@@ -125,7 +125,7 @@ class Propagated:
         self._results = self._of_rows(main.attributes["res_attrs"])
         self._of_ops: dict[Any, list[Any]] = {}
         for op in operations(copy):
-            if "number" in op.attributes and "sdy.sharding" in op.attributes:
+            if "number" in op.attributes and "sdy.sharding" in op.attributes and op.results:
                 values = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
                 dims = [sharded_axes(sharding)[0] for sharding in values.shardings]
                 self._of_ops[original[op.attributes["number"].value].results[0]] = dims

@@ -79,7 +79,9 @@ def test_optimizer(name, any_mesh2):
     problem.optimizer = OPTIMIZERS[name]()
     if name == "multi_steps":
         problem.optimizer = problem.optimizer.gradient_transformation()
-    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, steps=4)
+    # It divides gradients by their own size, and so magnifies how their sums are rounded.
+    tolerance = 1e-3 if name == "adafactor" else 1e-5
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, steps=4, tolerance=tolerance)
 
 
 def test_frozen_first_stage(any_mesh2):
