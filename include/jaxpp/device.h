@@ -220,8 +220,9 @@ JPP_API const char* jpp_collective_kind_name(jpp_collective_kind_t kind);
 
 // The collectives of one kind over the same groups of partitions. Its layout is final.
 typedef struct jpp_collective {
-  uint8_t kind;    // jpp_collective_kind_t
-  uint64_t times;  // in one execution; once for each turn of a loop, if its turns are known
+  uint8_t kind;  // jpp_collective_kind_t
+  uint64_t
+      times;  // in one execution; once for each turn of a loop, if its turns are known
   uint64_t bytes;  // of the results on one device, in one execution
   uint32_t num_members;
   const uint32_t* members;  // [num_members] the partitions of the first group, ascending
@@ -232,10 +233,10 @@ typedef struct jpp_collectives {
   const jpp_collective_t* each;  // [count] in the order of the program
 } jpp_collectives_t;
 
-// The axes of a mesh over whose devices a collective goes, joined by commas: "data,model".
-// `sizes` are those of the mesh's axes, the last of which varies fastest over partitions.
-// Free the text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member that the mesh does
-// not have.
+// The axes of a mesh over whose devices a collective goes, joined by commas:
+// "data,model". `sizes` are those of the mesh's axes, the last of which varies fastest
+// over partitions. Free the text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member
+// that the mesh does not have.
 JPP_API jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective,
                                           uint32_t num_axes, const char* const* names,
                                           const uint32_t* sizes,

@@ -219,8 +219,8 @@ JPP_API jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builde
 JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                                                jpp_graph_t** out_graph) JPP_MUST_USE;
 
-// Says which results of a loop are partial, [num_results] of the loop. For a graph that no
-// planning has read yet. JPP_GRAPH_ERROR if one is not reduced by JPP_REDUCE_ADD.
+// Says which results of a loop are partial, [num_results] of the loop. For a graph that
+// no planning has read yet. JPP_GRAPH_ERROR if one is not reduced by JPP_REDUCE_ADD.
 JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
                                             const bool* partial) JPP_MUST_USE;
 

@@ -154,9 +154,11 @@ JPP_API jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan,
                                      jpp_plan_costs_t** out_costs) JPP_MUST_USE;
 // A plan does not know what its tasks, once compiled, send among the devices of a rank:
 // adds one row, with `times` and `bytes` of one run of the task. Texts are copied.
-JPP_API jpp_status_t* jpp_plan_costs_add_collective(
-    jpp_plan_costs_t* costs, const jpp_plan_t* plan, uint32_t task, const char* kind,
-    const char* axes, uint64_t times, uint64_t bytes) JPP_MUST_USE;
+JPP_API jpp_status_t* jpp_plan_costs_add_collective(jpp_plan_costs_t* costs,
+                                                    const jpp_plan_t* plan, uint32_t task,
+                                                    const char* kind, const char* axes,
+                                                    uint64_t times,
+                                                    uint64_t bytes) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
 // Tables of the ranks, the links and the collectives; free with jpp_text_free().

@@ -92,8 +92,8 @@ JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
 JPP_API void jpp_runtime_destroy(jpp_runtime_t* runtime);
 
 // Adds to the costs of a plan what its tasks, once compiled, send among the devices of a
-// rank, whose mesh has these axes. `executables` are those of the tasks, as in the options;
-// one that is NULL, or that the plugin does not show, adds nothing.
+// rank, whose mesh has these axes. `executables` are those of the tasks, as in the
+// options; one that is NULL, or that the plugin does not show, adds nothing.
 JPP_API jpp_status_t* jpp_plan_costs_add_compiled(
     jpp_plan_costs_t* costs, const jpp_plan_t* plan, jpp_client_t* client,
     const jpp_task_executable_t* executables, uint32_t num_axes, const char* const* names,
@@ -102,10 +102,11 @@ JPP_API jpp_status_t* jpp_plan_costs_add_compiled(
 // Memory that a step takes on each device of a rank, in bytes. Its layout is final.
 typedef struct jpp_rank_memory {
   uint64_t arguments, results;
-  uint64_t donated;    // arguments whose memory the step may use
-  uint64_t temporary;  // `peak` without arguments, and results that are not donated memory
-  uint64_t code;       // of the rank's tasks
-  uint64_t peak;       // planned, and what the task with the most temporary memory needs
+  uint64_t donated;  // arguments whose memory the step may use
+  uint64_t
+      temporary;  // `peak` without arguments, and results that are not donated memory
+  uint64_t code;  // of the rank's tasks
+  uint64_t peak;  // planned, and what the task with the most temporary memory needs
 } jpp_rank_memory_t;
 
 // What a plugin does not say counts as 0. `executables` are those of the tasks.

@@ -25,9 +25,11 @@ JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
 JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
                                              jpp_plan_part_t part,
                                              char** out_text) JPP_MUST_USE;
-// A few lines for people: sizes, stages a rank, jpp_plan_costs(), peak bytes by kind. For
-// a plan with all its parts.
+// A page for people: sizes, the work of each stage, costs, peak bytes by kind. For a plan
+// with all its parts. `costs` are those of the plan, to which collectives may have been
+// added; NULL: as jpp_plan_costs() counts them.
 JPP_API jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
+                                            JPP_OPTIONAL const jpp_plan_costs_t* costs,
                                             char** out_text) JPP_MUST_USE;
 
 //===-- Schedules ------------------------------------------------------------------===//

@@ -272,8 +272,12 @@ class LoweredStep:
         return self.plan.out_shardings
 
     def cost_summary(self) -> CostSummary:
-        """Like that of the compiled step."""
+        """Like that of the compiled step, without collectives."""
         return self.plan.cost_summary()
+
+    def explain(self) -> str:
+        """Like that of the compiled step, without collectives."""
+        return self.plan.explain()
 
     @property
     def out_info(self) -> Any:
@@ -301,6 +305,10 @@ class BoundStep:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
+
+    def __dir__(self) -> list[str]:
+        """Also what it has of the compiled step, for completion."""
+        return sorted({*super().__dir__(), *dir(self.compiled)})
 
 
 def _one_of(who: str, way: str, specs: Any, shardings: Any) -> Any:

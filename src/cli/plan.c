@@ -51,7 +51,7 @@ static jpp_status_t* print_part(const jpp_cli_options_t* options, jpp_plan_part_
   } else if (options->after) {
     JPP_RETURN_IF_ERROR(jpp_planned_print(planned, part, &text));
   } else {
-    JPP_RETURN_IF_ERROR(jpp_planned_summarize(planned, &text));
+    JPP_RETURN_IF_ERROR(jpp_planned_summarize(planned, NULL, &text));
   }
   jpp_str_append(out, text);
   jpp_text_free(text);

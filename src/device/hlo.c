@@ -1,5 +1,5 @@
-// Reads collectives out of compiled HLO. The module is walked from its entry, so that what
-// a loop runs counts once for each of its turns.
+// Reads collectives out of compiled HLO. The module is walked from its entry, so that
+// what a loop runs counts once for each of its turns.
 #include "device/hlo.h"
 
 #include <stdlib.h>
@@ -123,11 +123,11 @@ static bool is_text(bytes_t bytes, const char* text) {
 // Of an element, by XLA's PrimitiveType; 4-bit types and smaller take half a byte.
 static uint64_t element_bits(uint64_t type) {
   static const uint8_t kBits[] = {
-      [1] = 8,   [2] = 8,   [3] = 16,  [4] = 32, [5] = 64, [6] = 8,  [7] = 16,
-      [8] = 32,  [9] = 64,  [10] = 16, [11] = 32, [12] = 64, [15] = 64, [16] = 16,
-      [18] = 128, [19] = 8, [20] = 8,  [21] = 4, [22] = 4, [23] = 8, [24] = 8,
-      [25] = 8,  [26] = 4,  [27] = 4,  [28] = 8, [29] = 8, [30] = 4, [31] = 4,
-      [32] = 4,  [33] = 8,
+      [1] = 8,   [2] = 8,   [3] = 16,   [4] = 32,  [5] = 64,  [6] = 8,
+      [7] = 16,  [8] = 32,  [9] = 64,   [10] = 16, [11] = 32, [12] = 64,
+      [15] = 64, [16] = 16, [18] = 128, [19] = 8,  [20] = 8,  [21] = 4,
+      [22] = 4,  [23] = 8,  [24] = 8,   [25] = 8,  [26] = 4,  [27] = 4,
+      [28] = 8,  [29] = 8,  [30] = 4,   [31] = 4,  [32] = 4,  [33] = 8,
   };
   return type < sizeof(kBits) ? kBits[type] : 0;
 }
@@ -227,7 +227,8 @@ static jpp_status_t* append_mesh_group(bytes_t list, numbers_t* members) {
   jpp_status_t* status = JPP_VEC_PUSH(members, 0);
   for (field_t field; !status && next_field(&list, &field);) {
     if (field.number == kMeshAxesMesh) status = read_mesh(field.inside, &sizes);
-    if (field.number == kMeshAxesRef) status = extend_along(&sizes, field.inside, members);
+    if (field.number == kMeshAxesRef)
+      status = extend_along(&sizes, field.inside, members);
   }
   jpp_vec_deinit(&sizes);
   return status;
@@ -409,7 +410,8 @@ static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t ti
                                       uint32_t depth) {
   bytes_t inside = {0};
   for (size_t i = 0; i < lister->computations.count; ++i) {
-    if (lister->computations.data[i].id == id) inside = lister->computations.data[i].inside;
+    if (lister->computations.data[i].id == id)
+      inside = lister->computations.data[i].inside;
   }
   if (depth > kMostDepth) return NULL;
   for (field_t field; next_field(&inside, &field);) {
@@ -504,16 +506,16 @@ static bool goes_along(const jpp_collective_t* collective, uint64_t stride,
 jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective, uint32_t num_axes,
                                   const char* const* names, const uint32_t* sizes,
                                   char** out_axes) {
-  JPP_RETURN_IF_NULL(collective, out_axes);
-  if (num_axes) JPP_RETURN_IF_NULL(names, sizes);
+  JPP_RETURN_IF_NULL(collective, names, sizes, out_axes);
   *out_axes = NULL;
   uint64_t partitions = 1;
   for (uint32_t a = 0; a < num_axes; ++a) partitions *= sizes[a];
   for (uint32_t i = 0; i < collective->num_members; ++i) {
     if (collective->members[i] < partitions) continue;
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "partition %u: expected one below %llu, the devices of the mesh",
-                           collective->members[i], (unsigned long long)partitions);
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "partition %u: expected one below %llu, the devices of the mesh",
+        collective->members[i], (unsigned long long)partitions);
   }
   jpp_str_t text = {0};
   for (uint32_t a = 0; a < num_axes; ++a) {

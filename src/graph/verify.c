@@ -89,11 +89,11 @@ static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
                              op->attr, op_where(op), i, value);
     }
     if (loop->results[i].partial && loop->results[i].reduce != JPP_REDUCE_ADD) {
-      return jpp_status_make(JPP_GRAPH_ERROR,
-                             "loop %u (%s): result %u under '%s' is partial; only sums can "
-                             "be",
-                             op->attr, op_where(op), i,
-                             jpp_reduce_kind_name(loop->results[i].reduce));
+      return jpp_status_make(
+          JPP_GRAPH_ERROR,
+          "loop %u (%s): result %u under '%s' is partial; only sums can "
+          "be",
+          op->attr, op_where(op), i, jpp_reduce_kind_name(loop->results[i].reduce));
     }
     if (loop->results[i].reduce > JPP_REDUCE_MAX) continue;
     if (!jpp_type_equal(&graph->values[value].type,

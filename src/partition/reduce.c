@@ -1,7 +1,7 @@
 // Makes the accumulators of a loop's results. A result whose terms several tasks compute
 // gets one accumulator in each of them, and the parts are summed after the loop. So is a
-// result that is partial over the devices of a rank, if only of one part: the sum is where
-// the devices' parts become one value.
+// result that is partial over the devices of a rank, if only of one part: the sum is
+// where the devices' parts become one value.
 #include "partition/partitioner.h"
 
 typedef struct reducer {

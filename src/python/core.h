@@ -192,6 +192,8 @@ typedef struct jpp_py_plan {
 // The Plan of a PlanFile, which stays alive with it.
 // Takes the costs of a plan: (ranks, links, collectives, table).
 PyObject* jpp_py_take_costs(jpp_plan_costs_t* costs);
+// The page of `jaxpp plan`, with these costs; NULL: those of the plan alone.
+PyObject* jpp_py_summary(PyObject* plan, const jpp_plan_costs_t* costs);
 PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned);
 // planfile.c: the method Plan.save.
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args);

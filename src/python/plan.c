@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "jaxpp/advise.h"
+#include "jaxpp/view.h"
 #include "python/core.h"
 
 // --- Planning -------------------------------------------------------------------------
@@ -281,6 +282,18 @@ static PyObject* plan_costs(PyObject* object, PyObject* unused) {
   return jpp_py_take_costs(costs);
 }
 
+PyObject* jpp_py_summary(PyObject* plan, const jpp_plan_costs_t* costs) {
+  const jpp_planned_t* planned = ((jpp_py_plan_t*)plan)->planned;
+  char* text = NULL;
+  if (!jpp_py_check(jpp_planned_summarize(planned, costs, &text))) return NULL;
+  return jpp_py_take_text(text);
+}
+
+static PyObject* plan_explain(PyObject* object, PyObject* unused) {
+  (void)unused;
+  return jpp_py_summary(object, NULL);
+}
+
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
   uint32_t rank = 0;
   jpp_py_utf8_t message = {0};
@@ -487,7 +500,8 @@ static PyMethodDef kMethods[] = {
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"costs", plan_costs, METH_NOARGS,
      "costs($self, /)\n--\n\n"
-     "The costs of a step: (tasks, FLOPs, peak bytes) for each rank, (src, dst, messages, "
+     "The costs of a step: (tasks, FLOPs, peak bytes) for each rank, (src, dst, "
+     "messages, "
      "bytes) for each link, no collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
@@ -498,6 +512,8 @@ static PyMethodDef kMethods[] = {
      "Writes a plan file. `task_modules` has NONE for a task without ops; `layouts`, "
      "None or a flat list: of each argument and result the shape of a shard and where "
      "that of each device begins."},
+    {"explain", plan_explain, METH_NOARGS,
+     "explain($self, /)\n--\n\nThe page of `jaxpp plan`."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
      "An out-of-memory message with what the plan says of the rank."},

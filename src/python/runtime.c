@@ -358,15 +358,29 @@ static bool add_compiled(const runtime_object_t* self, PyObject* names, PyObject
   return ok;
 }
 
-static PyObject* runtime_costs(PyObject* object, PyObject* args) {
-  runtime_object_t* self = (runtime_object_t*)object;
+// The costs of the step, for jpp_plan_costs_destroy(); NULL if it raised.
+static jpp_plan_costs_t* count_costs(runtime_object_t* self, PyObject* args) {
   PyObject *names = NULL, *sizes = NULL;
   if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &names, &sizes)) return NULL;
   jpp_plan_costs_t* costs = NULL;
   if (!check_open(self) || !jpp_py_check(jpp_plan_costs(self->plan, &costs))) return NULL;
-  if (add_compiled(self, names, sizes, costs)) return jpp_py_take_costs(costs);
+  if (add_compiled(self, names, sizes, costs)) return costs;
   jpp_plan_costs_destroy(costs);
   return NULL;
+}
+
+static PyObject* runtime_costs(PyObject* object, PyObject* args) {
+  jpp_plan_costs_t* costs = count_costs((runtime_object_t*)object, args);
+  return costs ? jpp_py_take_costs(costs) : NULL;
+}
+
+static PyObject* runtime_explain(PyObject* object, PyObject* args) {
+  runtime_object_t* self = (runtime_object_t*)object;
+  jpp_plan_costs_t* costs = count_costs(self, args);
+  if (!costs) return NULL;
+  PyObject* text = jpp_py_summary(self->plan_object, costs);
+  jpp_plan_costs_destroy(costs);
+  return text;
 }
 
 static PyObject* runtime_memory(PyObject* object, PyObject* args) {
@@ -589,8 +603,12 @@ static PyMethodDef kMethods[] = {
      "Until the first `count` steps are done; raises a failure that nobody has seen."},
     {"costs", runtime_costs, METH_VARARGS,
      "costs($self, names, sizes, /)\n--\n\n"
-     "Like Plan.costs(), with (rank, task, kind, axes, times, bytes) for the collectives of "
+     "Like Plan.costs(), with (rank, task, kind, axes, times, bytes) for the collectives "
+     "of "
      "the tasks of this process; `names` and `sizes` of the axes of a rank's mesh."},
+    {"explain", runtime_explain, METH_VARARGS,
+     "explain($self, names, sizes, /)\n--\n\n"
+     "Like Plan.explain(), with the collectives of costs()."},
     {"memory", runtime_memory, METH_VARARGS,
      "memory($self, rank, /)\n--\n\n"
      "(arguments, results, donated, temporary, code, peak) in bytes on each device."},

@@ -151,7 +151,8 @@ static PyMethodDef kMethods[] = {
      "For every value that of the graph whose type and sharding it has."},
     {"partials", staged_partials, METH_NOARGS,
      "partials($self, /)\n--\n\n"
-     "(loop, result, values) for each accumulator that is partial over a rank's devices."},
+     "(loop, result, values) for each accumulator that is partial over a rank's "
+     "devices."},
     {"notes", staged_notes, METH_NOARGS,
      "notes($self, /)\n--\n\nWhat the partition costs, a sentence each."},
     {"text", staged_text, METH_NOARGS,

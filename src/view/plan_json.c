@@ -50,10 +50,9 @@ static json_t* loop_json(const jpp_loop_t* loop) {
   json_t* results = json_array();
   for (uint32_t i = 0; i < loop->num_results; ++i) {
     const char* reduce = jpp_reduce_kind_name((jpp_reduce_kind_t)loop->results[i].reduce);
-    jpp__json_append(&results,
-                     json_pack("{s:s, s:b, s:I}", "reduce", reduce, "partial",
-                               loop->results[i].partial, "value",
-                               (json_int_t)loop->results[i].value));
+    jpp__json_append(&results, json_pack("{s:s, s:b, s:I}", "reduce", reduce, "partial",
+                                         loop->results[i].partial, "value",
+                                         (json_int_t)loop->results[i].value));
   }
   return json_pack("{s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:o}", "op", (json_int_t)loop->op,
                    "microbatches", (json_int_t)loop->microbatches, "index",

@@ -1,4 +1,4 @@
-// A plan in a few lines: sizes, stages on each rank, costs, peaks.
+// A plan on one page: sizes, the work of stages, costs, peaks.
 #include <string.h>
 
 #include "base/null.h"
@@ -16,6 +16,47 @@ static void append_bytes(uint64_t bytes, jpp_str_t* out) {
   jpp_str_appendf(out, unit ? "%.1f %s" : "%.0f %s", scaled, kUnits[unit]);
 }
 
+// --- Stages ---------------------------------------------------------------------------
+
+// A stage that does this much more than the average holds the others up.
+static const double kHeavy = 1.25;
+
+// Of one microbatch, in FLOPs.
+static double stage_work(const jpp_staged_t* staged, uint32_t loop, uint32_t stage,
+                         double* out_backward) {
+  const jpp_staged_loop_t* at = &staged->loops[loop];
+  *out_backward = 0;
+  if (at->backward) *out_backward += staged->tasks[at->backward[stage]].cost;
+  if (at->weight) *out_backward += staged->tasks[at->weight[stage]].cost;
+  return staged->tasks[at->forward[stage]].cost;
+}
+
+static void append_stages(const jpp_planned_t* planned, uint32_t index, jpp_str_t* out) {
+  const jpp_schedule_t* schedule = planned->schedules[index];
+  double total = 0, heaviest = 0, backward = 0;
+  uint32_t heavy = 0;
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    double work = stage_work(planned->staged, index, s, &backward) + backward;
+    total += work;
+    if (work <= heaviest) continue;
+    heaviest = work;
+    heavy = s;
+  }
+  jpp_str_append(out, "  stage  rank    forward   backward FLOPs a microbatch  share\n");
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    double forward = stage_work(planned->staged, index, s, &backward);
+    jpp_str_appendf(out, "  %5u %5u %10.3g %10.3g %24.0f%%\n", s, schedule->stage_rank[s],
+                    forward, backward,
+                    total > 0 ? 100 * (forward + backward) / total : 0);
+  }
+  if (schedule->stages > 1 && heaviest * schedule->stages > kHeavy * total) {
+    jpp_str_appendf(out,
+                    "  stage %u does %.1f times the work of an average stage, and the "
+                    "others wait for it: move layers to its neighbours\n",
+                    heavy, heaviest * schedule->stages / total);
+  }
+}
+
 static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t* out) {
   const jpp_schedule_t* schedule = planned->schedules[index];
   const jpp_loop_t* loop = &planned->graph->loops[index];
@@ -23,26 +64,18 @@ static void append_loop(const jpp_planned_t* planned, uint32_t index, jpp_str_t*
                   loop->where ? loop->where : "?", schedule->name, schedule->stages,
                   schedule->microbatches,
                   planned->staged->loops[index].has_backward ? "" : ", forward only");
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    const char* separator = "";
-    jpp_str_appendf(out, "  rank %u: stages ", r);
-    for (uint32_t s = 0; s < schedule->stages; ++s) {
-      if (schedule->stage_rank[s] != r) continue;
-      jpp_str_appendf(out, "%s%u", separator, s);
-      separator = ", ";
-    }
-    jpp_str_append(out, "\n");
-  }
+  append_stages(planned, index, out);
 }
 
-static jpp_status_t* append_costs(const jpp_plan_t* plan, jpp_str_t* out) {
-  jpp_plan_costs_t* costs = NULL;
+static jpp_status_t* append_costs(const jpp_plan_t* plan, const jpp_plan_costs_t* given,
+                                  jpp_str_t* out) {
+  jpp_plan_costs_t* counted = NULL;
   char* text = NULL;
-  JPP_RETURN_IF_ERROR(jpp_plan_costs(plan, &costs));
-  jpp_status_t* status = jpp_plan_costs_print(costs, &text);
+  if (!given) JPP_RETURN_IF_ERROR(jpp_plan_costs(plan, &counted));
+  jpp_status_t* status = jpp_plan_costs_print(given ? given : counted, &text);
   if (text) jpp_str_append(out, text);
   jpp_text_free(text);
-  jpp_plan_costs_destroy(costs);
+  jpp_plan_costs_destroy(counted);
   return status;
 }
 
@@ -90,7 +123,8 @@ static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
   for (uint32_t r = 0; r < report->plan->ranks; ++r) append_peak(report, r, out);
 }
 
-jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned, char** out_text) {
+jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
+                                    const jpp_plan_costs_t* costs, char** out_text) {
   JPP_RETURN_IF_NULL(planned, out_text);
   const jpp_staged_t* staged = planned->staged;
   const jpp_graph_t* graph = planned->graph;
@@ -103,7 +137,7 @@ jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned, char** out_tex
   for (uint32_t i = 0; i < graph->num_loops; ++i) append_loop(planned, i, &str);
   jpp_str_appendf(&str, "%u tasks, %u accumulators, %u channels\n\n", staged->num_tasks,
                   staged->num_accumulators, planned->plan->num_channels);
-  jpp_status_t* status = append_costs(planned->plan, &str);
+  jpp_status_t* status = append_costs(planned->plan, costs, &str);
   if (status) {
     jpp_str_deinit(&str);
     return status;

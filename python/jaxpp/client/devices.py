@@ -97,9 +97,7 @@ class LocalDevices(StepDevices):
     ) -> _core.Value:
         return _core.Value.put(self.client, ranks, self.per_rank, indices, shards, dtype)
 
-    def take(
-        self, wanted: _core.Wanted, part: Any, source: Any, copies: bool
-    ) -> _core.Value:
+    def take(self, wanted: _core.Wanted, part: Any, source: Any, copies: bool) -> _core.Value:
         reason, dtype = source.deletion_reason(), part.dtype_name
         return wanted.take(
             self.client, self.all_indices, source, source.given, reason, dtype, copies

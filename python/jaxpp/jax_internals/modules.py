@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 
-def _spec_of(dimensions: Sequence[tuple[str, ...]] | None, aval: Any, mesh: Mesh) -> PartitionSpec:
+def _spec_of(
+    dimensions: Sequence[tuple[str, ...]] | None, aval: Any, mesh: Mesh
+) -> PartitionSpec:
     """The spec of a propagated sharding, without entries that do not divide their dimension."""
     if dimensions is None or jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return PartitionSpec()
@@ -151,9 +153,7 @@ class Propagated:
         named = (op.operation for op in self._module.regions[0].blocks[0].operations)
         mesh = next((op for op in named if op.name == "sdy.mesh"), None)  # None: not sharded
         sizes = dict(self._mesh.shape)
-        return Partials(
-            _functions(self._module), mesh, sizes, self._arguments, self._of_ops
-        )
+        return Partials(_functions(self._module), mesh, sizes, self._arguments, self._of_ops)
 
 
 # JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each

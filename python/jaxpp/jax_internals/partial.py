@@ -158,10 +158,10 @@ class Partials:
     """The partial sums of a module's main function.
 
     Args:
-      functions: the module's functions by name. mesh: its sdy.mesh; None: nothing is sharded. sizes: of the mesh's
-      axes. arguments: the sharding of main's arguments by dimension. of_ops: that of each
-      operation's results, as Shardy propagates it, by the first of them. (Operations
-      compare by what they do, values by what they are.)
+      functions: the module's functions by name. mesh: its sdy.mesh; None: nothing is sharded.
+      sizes: of the mesh's axes. arguments: the sharding of main's arguments by dimension.
+      of_ops: that of each operation's results, as Shardy propagates it, by the first of them.
+      (The hash of an operation changes with its operands, that of a value does not.)
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Partials:
         mesh: Any,
         sizes: dict[str, int],
         arguments: Sequence[_Dimensions | None],
-        of_ops: dict[Any, Sequence[_Dimensions]],
+        of_ops: dict[Any, list[_Dimensions]],
     ) -> None:
         self.functions = functions
         self.main = functions["main"]
@@ -218,8 +218,7 @@ class Partials:
 
     def _without(self, value: Any, calls: _Calls, axes: Axes) -> _Dimensions:
         return [
-            tuple(a for a in names if a not in axes)
-            for names in self._dimensions(value, calls)
+            tuple(a for a in names if a not in axes) for names in self._dimensions(value, calls)
         ]
 
     # --- Sums over a sharded dimension ---
@@ -375,7 +374,9 @@ class Partials:
                 if value in roots:  # returned, and added up over the microbatches
                     others = [user for user in others if user != end][1:]
                 if others:
-                    blocked[k] = Blocked("the step also uses it in the loop", others[0].location)
+                    blocked[k] = Blocked(
+                        "the step also uses it in the loop", others[0].location
+                    )
         return blocked
 
     def _axes(self, value: Any, calls: _Calls, user: Any) -> Axes | None:

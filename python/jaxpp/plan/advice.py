@@ -19,7 +19,9 @@ from jaxpp.plan.sharding import Specs
 from jaxpp.trace.graph import Graph
 from jaxpp.trace.marks import inner_jaxprs
 
-__all__ = ["Step", "warn_of_layout", "warn_of_unparted"]
+__all__ = ["Step", "layout_advice", "warn_of_unparted"]
+
+_Advice = tuple[str, str]  # a sentence, and the line of the user's code that it is about
 
 _LARGE = 1 << 20  # bytes that justify a warning
 
@@ -60,14 +62,14 @@ def _axes_used(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _axes_used(inner)
 
 
-def _warn_of_unused_axes(step: Step, jaxpr: Jaxpr, specs: Specs) -> None:
+def _unused_axes(step: Step, jaxpr: Jaxpr, specs: Specs) -> Iterator[_Advice]:
     used = {axis for spec in specs.by_value.values() for axis in _axes_of(spec)}
     unused = [axis for axis, size in step.mesh.shape.items() if size > 1 and axis not in used]
     if unused:
         used.update(_axes_used(jaxpr))
     for axis in unused:
         if axis not in used:
-            warn(
+            yield (
                 f"{step.title}: no argument, weight or constraint is sharded along the mesh "
                 f"axis {axis!r}, so the {step.mesh.shape[axis]} devices along it compute the "
                 "same values. Shard the batch over it (in_specs, "
@@ -85,10 +87,10 @@ def _size_text(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
 
 
-def _warn_of_replicated_leaves(
+def _replicated_leaves(
     step: Step, names: Sequence[str], avals: Sequence[Any], specs: Sequence[PartitionSpec]
-) -> None:
-    """Warns if an argument has both sharded leaves and large unsharded ones."""
+) -> Iterator[_Advice]:
+    """Of an argument that has both sharded leaves and large unsharded ones."""
     by_argument: dict[str, list[tuple[str, int, bool]]] = {}
     for name, aval, spec in zip(names, avals, specs, strict=True):
         kind = name.partition("[")[0].partition(".")[0]
@@ -102,7 +104,7 @@ def _warn_of_replicated_leaves(
             continue
         shown = ", ".join(f"{name} ({_size_text(size)})" for name, size in whole[:4])
         more = f" and {len(whole) - 4} more" if len(whole) > 4 else ""
-        warn(
+        yield (
             f"{step.title}: each of the {step.mesh.size} devices of a rank holds a full copy "
             f"of {shown}{more}, while other leaves of {kind} are sharded over these devices. "
             "Give in_specs for them, or jax.device_put them with such a sharding",
@@ -110,7 +112,7 @@ def _warn_of_replicated_leaves(
         )
 
 
-def _warn_of_large_constants(step: Step, graph: Graph) -> None:
+def _large_constants(step: Step, graph: Graph) -> Iterator[_Advice]:
     first = graph.num_args
     large = {
         first + k: const
@@ -124,7 +126,7 @@ def _warn_of_large_constants(step: Step, graph: Graph) -> None:
                 continue
             line = (user_line(op.eqn) if op.eqn else None) or step.line
             aval = graph.avals[value]
-            warn(
+            yield (
                 f"{step.title} closes over a constant of {_size_text(_bytes(aval))}, "
                 f"{aval.dtype}{list(aval.shape)}, used at {line}: the constant stays on the "
                 "devices for the lifetime of the step. Pass it as an argument",
@@ -132,22 +134,22 @@ def _warn_of_large_constants(step: Step, graph: Graph) -> None:
             )
 
 
-def warn_of_layout(
+def layout_advice(
     step: Step, jaxpr: Jaxpr, graph: Graph, specs: Specs, arg_names: Sequence[str]
-) -> None:
-    """Issues the warnings listed above each time a step is compiled.
+) -> Iterator[_Advice]:
+    """The warnings listed above.
 
     Args:
       step: the step, for messages. jaxpr: the step's jaxpr. graph, specs: its graph and the
       shardings found for it. arg_names: the names of the argument leaves, or of their parts.
     """
-    _warn_of_large_constants(step, graph)
+    yield from _large_constants(step, graph)
     if specs.one_device:
         return
-    _warn_of_unused_axes(step, jaxpr, specs)
+    yield from _unused_axes(step, jaxpr, specs)
     avals = [graph.avals[value] for value in range(len(arg_names))]
     of_args = [specs.of(value) for value in range(len(arg_names))]
-    _warn_of_replicated_leaves(step, arg_names, avals, of_args)
+    yield from _replicated_leaves(step, arg_names, avals, of_args)
 
 
 def warn_of_unparted(leaves: Sequence[tuple[str, Any, str | None]]) -> None:

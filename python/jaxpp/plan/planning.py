@@ -26,11 +26,12 @@ from jaxpp.errors import (
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
-from jaxpp.plan.advice import Step, warn_of_layout, warn_of_unparted
+from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
-from jaxpp.plan.sharding import Specs, StepShardings
+from jaxpp.plan.explaining import explained
+from jaxpp.plan.sharding import Partial, Specs, StepShardings
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
@@ -99,6 +100,14 @@ class Planned:
             structs.append(jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding))
         return self.out_tree.unflatten(structs)
 
+    def explain(self) -> str:
+        """A page on what the step will do."""
+        return self.explained(self.plan.explain())
+
+    def explained(self, page: str) -> str:
+        """The page with what is known besides."""
+        return page.rstrip()
+
     def cost_summary(self) -> CostSummary:
         """The tasks, floating-point operations and bytes of a step, per rank."""
         return cost_summary(self.plan.costs())
@@ -127,6 +136,13 @@ class Traced(Planned):
     graph: Graph
     schedules: list[_core.Schedule]
     proof: str  # the checker's report on the plan
+    sums: list[list[Partial]]  # of each loop's results; empty: none is sharded
+    gathers: dict[int, Gather]  # of weights, by value
+    advice: list[str] = dataclasses.field(default_factory=list)  # what looks wrong
+
+    def explained(self, page: str) -> str:
+        known = (self.graph.loops, self.sums, self.gathers, self.arg_names, self.advice)
+        return explained(page, *known)
 
 
 def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
@@ -325,6 +341,7 @@ class _TracedCall:
         donated: list[bool],
         memory_limits: MemoryLimits | None,
         reduce_once: bool,
+        gathers: dict[int, Gather] | None = None,
     ) -> Traced:
         found: list[Specs] = []
         shardings = self.shardings(graph)
@@ -370,6 +387,8 @@ class _TracedCall:
             graph=graph,
             schedules=schedules,
             proof=plan.proof(),
+            sums=shardings.partial,
+            gathers=gathers or {},
         )
 
 
@@ -525,13 +544,13 @@ def _plan_gathered(
         gathers = shardings.gathers(options.fsdp, traced_call.arg_names)
         graph = traced_call.graph(donated, next_args, gathers=gathers)
     try:
-        return traced_call.plan(graph, schedules, donated, limits, once)
+        return traced_call.plan(graph, schedules, donated, limits, once, gathers)
     except JaxppError as error:
         if error.code != "out-of-memory" or not any(g.once for g in gathers.values()):
             raise
     gathers = {v: dataclasses.replace(g, once=False) for v, g in gathers.items()}
     graph = traced_call.graph(donated, next_args, gathers=gathers)
-    return traced_call.plan(graph, schedules, donated, limits, once)
+    return traced_call.plan(graph, schedules, donated, limits, once, gathers)
 
 
 def trace_step(
@@ -565,11 +584,17 @@ def trace_step(
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
     traced = _plan_gathered(traced_call, graph, schedules, donated, next_args, options)
-    for note in traced.staged.notes():
-        warn(note, note.split(": ", 1)[0])
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
-    warn_of_layout(step, traced_call.closed.jaxpr, graph, traced.specs, traced_call.arg_names)
+    found_advice = [
+        *((note, note.split(": ", 1)[0]) for note in traced.staged.notes()),
+        *layout_advice(
+            step, traced_call.closed.jaxpr, graph, traced.specs, traced_call.arg_names
+        ),
+    ]
+    for text, line in found_advice:
+        warn(text, line)
+    traced.advice = [text for text, _ in found_advice]
     for found in founds:
         found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
     return traced

@@ -222,9 +222,7 @@ class StepShardings:
             self._found.update(given_in)
             self._found.update(given_out)
         by_value = {
-            v: self._found[origin]
-            for v, origin in enumerate(origins)
-            if origin in self._found
+            v: self._found[origin] for v, origin in enumerate(origins) if origin in self._found
         }
         partial: dict[int, frozenset[str]] = {}
         for loop, result, values in staged.partials():

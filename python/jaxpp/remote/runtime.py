@@ -69,9 +69,7 @@ class RemoteDevices(StepDevices):
         workers.upload(value, by_rank)
         return value
 
-    def take(
-        self, wanted: _core.Wanted, part: Any, source: Any, copies: bool
-    ) -> RemoteValue:
+    def take(self, wanted: _core.Wanted, part: Any, source: Any, copies: bool) -> RemoteValue:
         decision = wanted.decide(source.given, source.deletion_reason(), copies)
         if decision.action == "use":
             used: RemoteValue = source.value(decision.part)
@@ -148,6 +146,10 @@ class RemoteRuntime:
     def costs(self, names: tuple[str, ...], sizes: Sequence[int]) -> Any:
         """Without collectives: the compiled tasks are elsewhere."""
         return self._plan.costs()
+
+    def explain(self, names: tuple[str, ...], sizes: Sequence[int]) -> str:
+        """Without collectives, as costs()."""
+        return self._plan.explain()
 
     def memory(self, rank: int) -> Any:
         raise make_error(

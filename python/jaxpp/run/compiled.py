@@ -338,6 +338,14 @@ class CompiledStep:
         axes = self._mesh.lowering_mesh().shape
         return cost_summary(self._runtime.costs(tuple(axes), list(axes.values())))
 
+    def explain(self) -> str:
+        """A page on what the step does: the work of its stages, what ranks send, the
+        collectives of a rank's devices, memory, sums, gathered weights, and what looks
+        wrong."""
+        axes = self._mesh.lowering_mesh().shape
+        page = self._runtime.explain(tuple(axes), list(axes.values()))
+        return self._traced.explained(page)
+
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that a step takes, like that of JAX's `Compiled`, on the device of this
         process that needs most: what the plan keeps, and the largest temporary memory of a

@@ -318,8 +318,8 @@ def fsdp_of(given: Any, who: str) -> Callable[[str, Any], str | None] | None:
         of = f" of {name}" if callable(given) else ""
         raise make_error(
             "invalid-argument",
-            f'{who}: fsdp{of}={shorten(when)}; expected "step", "use" or None, or a function of '
-            "a weight's name and type that returns one of these",
+            f'{who}: fsdp{of}={shorten(when)}; expected "step", "use" or None, or a function '
+            "of a weight's name and type that returns one of these",
         )
 
     if not callable(given):

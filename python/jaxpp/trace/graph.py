@@ -95,6 +95,7 @@ class FrontLoop:
     index: int  # value ids: the microbatch number,
     results: list[int]  # the results of one microbatch,
     first_output: int  # and the first reduced result
+    names: tuple[str, ...]  # of the results: "result[1]['w']"
     num_marks: int  # the number of stages that the body ends
     where: str  # the line of the treduce
 
@@ -526,6 +527,7 @@ class _Builder:
                 index,
                 outs,
                 first,
+                params["names"],
                 self.num_marks,
                 where or "?",
             )

@@ -278,6 +278,10 @@ def run_loop(
             length=length,
             schedule=schedule,
             operations=operations,
+            names=tuple(
+                "result" + jax.tree_util.keystr(path)
+                for path, _ in jax.tree_util.tree_leaves_with_path(result)
+            ),
             title=title,
             mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
         )

@@ -384,9 +384,11 @@ class _Evaluator:
         body, layouts = self.traced(params["body"].jaxpr, operands, index, added=added)
         jaxpr = without_constants(drop_unused(body.jaxpr))
         pairs = zip(layouts, operations, strict=True)
+        named = zip(layouts, params["names"], strict=True)
         new_params = {
             **params,
             "body": ClosedJaxpr(jaxpr, ()),
+            "names": tuple(n for o, n in named for _ in _arrays_of(o)),
             "operations": tuple(op for o, op in pairs for _ in _arrays_of(o)),
         }
         flat = [*body.consts, *_flatten(operands)[0]]

@@ -112,8 +112,9 @@ jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* exe
   args.program = &program;
   JPP_RETURN_IF_ERROR(borrow_program(api, executable, &args.executable));
   void* bytes = NULL;
-  jpp_status_t* status = jpp__pjrt_status(api, api->PJRT_Executable_OptimizedProgram(&args),
-                                          JPP_UNSUPPORTED, "compiled program");
+  jpp_status_t* status =
+      jpp__pjrt_status(api, api->PJRT_Executable_OptimizedProgram(&args), JPP_UNSUPPORTED,
+                       "compiled program");
   if (!status) status = jpp_alloc(program.code_size, &bytes);
   if (!status) {
     program.code = bytes;

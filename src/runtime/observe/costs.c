@@ -24,6 +24,7 @@ jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_pla
                                           uint32_t num_axes, const char* const* names,
                                           const uint32_t* sizes) {
   JPP_RETURN_IF_NULL(costs, plan, client, executables);
+  JPP_RETURN_IF_NULL(names, sizes);
   for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
     if (!executables[t].executable) continue;
     jpp_collectives_t* found = NULL;

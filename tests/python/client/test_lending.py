@@ -4,7 +4,6 @@ lie, arrays of JAX's that steps take where they lie, and that neither ever chang
 from __future__ import annotations
 
 import gc
-import math
 import random
 import threading
 import weakref
@@ -24,7 +23,7 @@ from jaxpp.api import MpmdArray, MpmdSharding
 from jaxpp.client import lending
 from jaxpp.client.devices import LocalDevices
 from jaxpp.client.plugins import platform_of
-from jaxpp.run.arguments import _given_of_shardings
+from jaxpp.run.arguments import Source, _given_of_shardings
 
 SIZE = 256  # of a side: enough bytes that an array is worth sharing
 ROWS = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
@@ -56,21 +55,26 @@ on_host = pytest.mark.skipif(
 
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The bytes of the shards that are copied to devices meanwhile."""
+    """The bytes of the shards and blocks that are copied to devices meanwhile."""
     sizes: list[int] = []
-    put, upload = LocalDevices.put, LocalDevices.upload
+    put = LocalDevices.put
 
     def counted(self: Any, ranks: Any, indices: Any, shards: Any, dtype: str) -> Any:
         sizes.extend(shard.nbytes for shard in shards)
         return put(self, ranks, indices, shards, dtype)
 
-    def counted_argument(self: Any, wanted: Any, ranks: Any, indices: Any, *rest: Any) -> Any:
-        size = math.prod(wanted.shape) * np.dtype(rest[-1]).itemsize
-        sizes.extend([size] * len(indices))
-        return upload(self, wanted, ranks, indices, *rest)
+    def reading(host: Any) -> Any:
+        def read(self: Any, block: int, dtype: str) -> np.ndarray:
+            array: np.ndarray = host(self, block, dtype)
+            sizes.append(array.nbytes)
+            return array
+
+        return read
 
     monkeypatch.setattr(LocalDevices, "put", counted)
-    monkeypatch.setattr(LocalDevices, "upload", counted_argument)
+    for source in Source.__subclasses__():
+        if "host" in vars(source):
+            monkeypatch.setattr(source, "host", reading(source.host))
     yield sizes
 
 

@@ -37,9 +37,7 @@ def gathered(function: Any, structs: list[Any], ins: list[Any], outs: list[Any] 
 
 def check_tasks(traced: Traced) -> int:
     """How many tasks were compared."""
-    lowerer = TaskLowerer(
-        traced.graph, traced.staged, traced.mesh, traced.specs, "cpu"
-    )
+    lowerer = TaskLowerer(traced.graph, traced.staged, traced.mesh, traced.specs, "cpu")
     mesh = traced.mesh.unstack[0]
     count = 0
     for task in traced.staged.tasks():

@@ -66,7 +66,7 @@ class Step:
         self.folder = tempfile.mkdtemp()
         self.saved = self.folder + "/saved"
         self.compiled.save(self.saved)
-        specs = None
+        specs = self.traced.specs
         self.lowerer = TaskLowerer(self.traced.graph, self.staged, mesh, specs, "cpu")
 
     def executables(self, kept: Any) -> list[Any]:

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
-import models
 from equality import Problem, assert_trains_equal, mesh_of
 
 WIDTH, LENGTH, ROWS, MICROBATCHES, WORDS = 8, 6, 4, 4, 12
@@ -39,7 +38,7 @@ def weights(layers: int) -> dict[str, Any]:
     }
 
 
-def row(tree: Any, k: int) -> Any:
+def row(tree: Any, k: Any) -> Any:
     return jax.tree.map(lambda w: w[k], tree)
 
 
@@ -110,7 +109,7 @@ def problem_of(stage: Any, stages: int, tied: bool = False) -> Problem:
     def loss(p: Any, tokens: Any, i: Any, mark: Any) -> Any:
         x = p["words"][tokens]
         for s in range(stages):
-            x = mark(stage(x, jax.tree.map(lambda w: w[2 * s : 2 * s + 2], p["layers"])))
+            x = mark(stage(x, row(p["layers"], slice(2 * s, 2 * s + 2))))
         logits = x @ (p["words"].T if tied else p["head"])
         wanted = jax.nn.one_hot(jnp.roll(tokens, -1, 1), WORDS)
         return -(jax.nn.log_softmax(logits) * wanted).sum(-1).mean(), ()

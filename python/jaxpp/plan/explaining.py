@@ -1,0 +1,72 @@
+"""A page on what a step will do: that of `jaxpp plan`, and what only its trace knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxpp.jax_internals.lines import is_user_file
+from jaxpp.jax_internals.partial import Blocked
+from jaxpp.plan.sharding import Partial
+from jaxpp.trace.gather import Gather
+from jaxpp.trace.graph import FrontLoop
+
+__all__ = ["explained"]
+
+_PLACE = re.compile(r'"([^"]+)":(\d+)')
+
+
+def _line_of(location: Any) -> str:
+    """The user's line in an MLIR location, after " at ", or nothing."""
+    for name, number in _PLACE.findall(str(location)):
+        if is_user_file(name):
+            return f" at {name}:{number}"
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4])
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
+
+
+def _sums(loops: Sequence[FrontLoop], sums: Sequence[Sequence[Partial]]) -> Iterator[str]:
+    how: dict[str, list[str]] = {}
+    for loop, results in zip(loops, sums, strict=False):
+        for name, axes in zip(loop.names, results, strict=True):
+            if isinstance(axes, Blocked):
+                text = f"in every microbatch, if at all: {axes.reason}{_line_of(axes.location)}"
+            else:
+                text = f"over {', '.join(sorted(axes))}, once after the loop"
+            how.setdefault(text, []).append(name)
+    if how:
+        yield "sums of the loop's results over the devices of a rank:"
+    for text, names in how.items():
+        yield f"  {text}: {_listed(list(dict.fromkeys(names)))}"
+
+
+def _gathers(gathers: Mapping[int, Gather], names: Sequence[str]) -> Iterator[str]:
+    for once, when in ((True, "once a step, before the loop"), (False, "at each use")):
+        gathered = [names[v] for v, gather in gathers.items() if gather.once is once]
+        if gathered:
+            yield f"weights gathered {when}: {_listed(gathered)}"
+
+
+def explained(
+    page: str,
+    loops: Sequence[FrontLoop],
+    sums: Sequence[Sequence[Partial]],
+    gathers: Mapping[int, Gather],
+    names: Sequence[str],
+    advice: Sequence[str],
+) -> str:
+    """The page with the sums and gathers of a rank's devices, and what looks wrong.
+
+    Args:
+      page: that of `jaxpp plan`. loops: of the step. sums: of each loop's results the axes over
+      which they are partial, or why they are not. gathers: of weights, by argument. names: of
+      the arguments. advice: sentences.
+    """
+    looks_wrong = [f"look at: {text}" for text in advice]
+    parts = ([page.rstrip()], _sums(loops, sums), _gathers(gathers, names), looks_wrong)
+    return "\n\n".join(filter(None, ("\n".join(part) for part in parts)))
