@@ -209,6 +209,28 @@ class LoweredModule:
                 main.attributes[name] = ir.ArrayAttr.get(rows)
             partials.keep(arguments, results)
 
+    # JAX 0.10.2, 0.11.2: jaxlib's sdy.
+    def replicate(self, results: Sequence[int], axes: Sequence[str]) -> None:
+        """Keeps what uses results of main, by number, from sharding them over these axes."""
+        with self._module.context, ir.Location.unknown():
+            main = self._main()
+            *_, end = main.regions[0].blocks[0].operations
+            mesh = next(
+                op for op in self._module.body.operations if op.operation.name == "sdy.mesh"
+            )
+            name = mesh.attributes["sym_name"].value
+            replicated = [sdy.AxisRefAttr.get(axis) for axis in axes]
+            for k in results:
+                value = end.operands[k]
+                dim = sdy.DimensionShardingAttr.get([], False)
+                rank = ir.RankedTensorType(value.type).rank
+                sharding = sdy.TensorShardingAttr.get(name, [dim] * rank, replicated)
+                with ir.InsertionPoint(end):
+                    kept = sdy.ShardingConstraintOp(value, sharding)
+                # Its other users precede the end, so it has to as well.
+                kept.operation.move_after(value.owner.operation)
+                value.replace_all_uses_except(kept.result, [kept.operation, end.operation])
+
     def propagate(self, mesh: Mesh) -> Propagated:
         """The shardings that Shardy finds."""
         with self._module.context:

@@ -330,9 +330,9 @@ class _TracedCall:
         ends = (*names, next_args, self.out_ranks)
         return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
 
-    def shardings(self, graph: Graph) -> StepShardings:
-        names = (self.arg_names, self.out_names)
-        return StepShardings(graph, self.mesh, self.in_specs, self.out_specs, *names)
+    def shardings(self, graph: Graph, batch_axes: Sequence[str] = ()) -> StepShardings:
+        ends = (self.in_specs, self.out_specs, self.arg_names, self.out_names)
+        return StepShardings(graph, self.mesh, *ends, batch_axes)
 
     def plan(
         self,
@@ -342,9 +342,10 @@ class _TracedCall:
         memory_limits: MemoryLimits | None,
         reduce_once: bool,
         gathers: dict[int, Gather] | None = None,
+        batch_axes: Sequence[str] = (),
     ) -> Traced:
         found: list[Specs] = []
-        shardings = self.shardings(graph)
+        shardings = self.shardings(graph, batch_axes)
 
         def measure(staged: _core.Staged) -> list[int] | None:
             found.append(shardings.infer(staged))
@@ -538,19 +539,21 @@ def _plan_gathered(
     """Plans a step whose sharded weights are gathered as the options say."""
     limits, once = options.memory_limits, options.reduce_once
     gathers: dict[int, Gather] = {}
+    batch_axes: list[str] = []
     if options.fsdp is not None and graph.loops and options.mesh.lowering_mesh().size > 1:
         shardings = traced_call.shardings(graph)
         shardings.find_partial(_core.Plan.partition(graph.core, schedules))
         gathers = shardings.gathers(options.fsdp, traced_call.arg_names)
+        batch_axes = sorted(shardings.batch_axes()) if gathers else []
         graph = traced_call.graph(donated, next_args, gathers=gathers)
     try:
-        return traced_call.plan(graph, schedules, donated, limits, once, gathers)
+        return traced_call.plan(graph, schedules, donated, limits, once, gathers, batch_axes)
     except JaxppError as error:
         if error.code != "out-of-memory" or not any(g.once for g in gathers.values()):
             raise
     gathers = {v: dataclasses.replace(g, once=False) for v, g in gathers.items()}
     graph = traced_call.graph(donated, next_args, gathers=gathers)
-    return traced_call.plan(graph, schedules, donated, limits, once, gathers)
+    return traced_call.plan(graph, schedules, donated, limits, once, gathers, batch_axes)
 
 
 def trace_step(

@@ -168,6 +168,7 @@ class StepShardings:
     Args:
       graph, mesh: the step and its mesh. in_specs, out_specs: specs from the user, one entry
       per leaf; None: inferred. names, out_names: the names of the argument and result leaves.
+      batch_axes: in the loops, only the batch is sharded over these, whatever weights are.
 
     Raises:
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").
@@ -181,6 +182,7 @@ class StepShardings:
         out_specs: Sequence[PartitionSpec | None],
         names: Sequence[str],
         out_names: Sequence[str],
+        batch_axes: Sequence[str] = (),
     ) -> None:
         self._graph = graph
         self._mesh = mesh
@@ -188,6 +190,7 @@ class StepShardings:
         self._out_specs = out_specs
         self._names = names
         self._out_names = out_names
+        self._batch_axes = batch_axes
         self._found: dict[int, PartitionSpec] = {}  # by value of the graph
         self.partial: list[list[Partial]] = []  # of each loop's results; empty: of none
 
@@ -263,6 +266,10 @@ class StepShardings:
         )
         with context_mesh(mesh):
             module = LoweredModule(jitted.lower(*map(struct, args)))
+        if self._batch_axes:
+            sums = [v for loop in graph.loops for v in _sums(loop) if v is not None]
+            results = [outputs.index(v) for v in dict.fromkeys(sums)]
+            module.replicate(results, self._batch_axes)
         propagated = module.propagate(mesh)
         avals = ([graph.avals[v] for v in values] for values in (args, outputs))
         for values, specs in zip((args, outputs), propagated.specs(*avals), strict=True):
@@ -290,18 +297,23 @@ class StepShardings:
 
     # --- Gathered weights ---
 
-    def gathers(self, rule: Callable[[str, Any], str | None], names: Sequence[str]) -> Any:
-        """How the loops get weights that are sharded over the devices of the batch, by value.
-
-        `rule` says when, from an argument's name and type. The devices of the batch are those
-        over which the loops' results are partial sums.
-        """
-        axes = frozenset(
+    def batch_axes(self) -> frozenset[str]:
+        """The axes of the batch: those over which the loops' results are partial sums."""
+        return frozenset(
             axis
             for number, results in enumerate(self.partial)
             for k in self.partial_results(number)
             for axis in cast(frozenset[str], results[k])
         )
+
+    def gathers(
+        self, rule: Callable[[str, Any], str | None], names: Sequence[str]
+    ) -> dict[int, Gather]:
+        """How the loops get weights that are sharded over the devices of the batch, by value.
+
+        `rule` says when, from an argument's name and type.
+        """
+        axes = self.batch_axes()
         found: dict[int, Gather] = {}
         for value, name in enumerate(names):
             aval, spec = self._graph.avals[value], self._found[value]

@@ -47,6 +47,7 @@ __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 # Ops on at most this many bytes are recomputed where they are needed, not sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
+_PARTS = _RESHAPES | {"convert_element_type", "dynamic_slice", "rev", "slice", "transpose"}
 _MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
 _WRITE_OUT = {
@@ -224,6 +225,7 @@ class _Builder:
         self.loop_length = loop_length
         self.gathers = dict(gathers)  # by value
         self.gathered: dict[int, int] = {}  # in a body: values of `gathers` once gathered
+        self.from_gathered: set[int] = set()  # in a body: those gathered at each use, and parts
         self.index: int | None = None  # in a body,
         self.from_index: set[int] = set()  # and what depends on it alone
         self.ops: dict[int, FrontOp] = {}
@@ -350,6 +352,8 @@ class _Builder:
                 flags = 0 if gather.once else _core.FLAG_CHEAP
                 params, avals = {"sharding": gather.after}, [self.avals[value]]
                 self.gathered[value] = self._add(None, gather_p, params, taken, avals, flags)
+                if not gather.once:
+                    self.from_gathered.add(self.gathered[value])
         return [self.gathered.get(o, o) if isinstance(o, int) else o for o in operands]
 
     def add_called(
@@ -445,7 +449,14 @@ class _Builder:
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, user_line(eqn))
-        flags = _core.FLAG_CHEAP if self._is_cheap(eqn) else 0
+        values = [o for o in operands if isinstance(o, int)]
+        # A part of a gathered weight is freed with it, not kept for the backward.
+        of_weight = (
+            bool(values)
+            and eqn.primitive.name in _PARTS
+            and self.from_gathered.issuperset(values)
+        )
+        flags = _core.FLAG_CHEAP if of_weight or self._is_cheap(eqn) else 0
         if self.is_backward(eqn):
             flags |= _core.FLAG_BACKWARD
         if eqn.effects:
@@ -457,9 +468,10 @@ class _Builder:
             kind = _core.OP_PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
         outs = list(range(first, first + len(avals)))
-        values = [o for o in operands if isinstance(o, int)]
         if values and self.from_index.issuperset(values):
             self.from_index.update(outs)
+        if of_weight:
+            self.from_gathered.update(outs)
         return outs
 
     def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
@@ -507,7 +519,8 @@ class _Builder:
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
-        self.gathered, self.index, self.from_index = {}, index, {index}
+        self.gathered, self.from_gathered = {}, set()
+        self.index, self.from_index = index, {index}
         scans: list[list[bool]] = []
         _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
         self.scans_for_marks = reversed(scans)

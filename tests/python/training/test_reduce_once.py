@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
-from equality import Problem, assert_trains_equal, mesh_of
+from equality import Problem, assert_trains_equal, mesh_of, pipelined_step
 
 WIDTH, LENGTH, ROWS, MICROBATCHES, WORDS = 8, 6, 4, 4, 12
 AXES = {
@@ -191,3 +191,152 @@ def test_reduce_once_false_reduces_in_each_microbatch():
     specs = specs_of(problem, {"data": 2})
     found = train(problem, jaxpp.Std1F1B(2), mesh, specs, reduce_once=False)
     assert set(over_data(found, *SUMS)) >= {"bwd_0", "bwd_1"}
+
+
+# --- Weights that are sharded over the devices of the batch -------------------------------
+
+
+def gathered(collectives: Any) -> dict[str, int]:
+    """How many weights each task gathers in one run."""
+    found: dict[str, int] = {}
+    for c in collectives:
+        if c.kind == "all-gather":
+            runs = MICROBATCHES if "loop" not in c.task else 1
+            found[c.task] = found.get(c.task, 0) + c.times // runs
+    return found
+
+
+FSDP_STAGES = (unrolled, checkpointed, scanned, in_bfloat16)
+
+
+@pytest.mark.parametrize(
+    "schedule", [jaxpp.Std1F1B(2), jaxpp.ZeroBubble(2)], ids=["1f1b", "zb"]
+)
+@pytest.mark.parametrize("maker", FSDP_STAGES, ids=lambda m: m.__name__)
+def test_weights_gathered_once_a_step(maker, schedule):
+    problem = problem_of(maker, 2)
+    mesh = mesh_of(2, {"data": 2})
+    specs = specs_of(problem, {}, fsdp=True)
+    tolerance = 1e-2 if maker is in_bfloat16 else 1e-5
+    found = train(problem, schedule, mesh, specs, fsdp="step", tolerance=tolerance)
+    tasks = gathered(found)
+    assert all(task.startswith("before_loop") for task in tasks), tasks
+    assert sum(tasks.values()) in (6, 12), tasks  # three weights of each stage or layer
+    assert over_data(found, *SUMS) == []
+
+
+@pytest.mark.parametrize("maker", FSDP_STAGES, ids=lambda m: m.__name__)
+def test_weights_gathered_at_each_use(maker):
+    problem = problem_of(maker, 2)
+    mesh = mesh_of(2, {"data": 2})
+    specs = specs_of(problem, {}, fsdp=True)
+    tolerance = 1e-2 if maker is in_bfloat16 else 1e-5
+    found = train(problem, jaxpp.Std1F1B(2), mesh, specs, fsdp="use", tolerance=tolerance)
+    tasks = gathered(found)
+    assert not any("before_loop" in task for task in tasks), tasks
+    assert {"fwd_0", "fwd_1", "bwd_1"} <= set(tasks), tasks
+    assert over_data(found, *SUMS) == []
+
+
+def test_split_backwards_gather_once_for_both_halves():
+    problem = problem_of(unrolled, 2)
+    mesh = mesh_of(2, {"data": 2})
+    specs = specs_of(problem, {}, fsdp=True)
+    tasks = gathered(train(problem, jaxpp.ZeroBubble(2), mesh, specs, fsdp="use"))
+    whole = gathered(train(problem, jaxpp.Std1F1B(2), mesh, specs, fsdp="use"))
+    for stage in range(2):
+        halves = tasks.get(f"bwd_i_{stage}", 0) + tasks.get(f"bwd_w_{stage}", 0)
+        assert halves == whole[f"bwd_{stage}"]
+
+
+def fsdp_step(**options: Any) -> tuple[Any, Any]:
+    problem = problem_of(unrolled, 2)
+    ins, outs = specs_of(problem, {}, fsdp=True)
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(2)),
+        mesh_of(2, {"data": 2}),
+        in_specs=ins,
+        out_specs=outs,
+        **options,
+    )
+    return step, (problem.params, problem.optimizer.init(problem.params), problem.batch)
+
+
+def test_a_rule_says_when_each_weight_is_gathered():
+    def when(name: str, struct: jax.ShapeDtypeStruct) -> str | None:
+        assert struct.dtype == jnp.float32
+        assert struct.ndim in (2, 3)
+        return {"up": "step", "down": "use"}.get(name.split("'")[3])
+
+    step, args = fsdp_step(fsdp=when)
+    text = step.lower(*args).explain()
+    once = next(line for line in text.splitlines() if "once a step, before" in line)
+    each = next(line for line in text.splitlines() if "at each use" in line)
+    assert "'up'" in once
+    assert "'down'" not in once
+    assert "'down'" in each
+    assert "'b'" not in once + each
+
+
+def test_the_proof_counts_what_is_kept():
+    peaks = {
+        when: max(r.peak_bytes for r in step.lower(*args).cost_summary().ranks)
+        for when in ("use", "step")
+        for step, args in [fsdp_step(fsdp=when)]
+    }
+    assert peaks["step"] > peaks["use"]
+
+
+def planned(**options: Any) -> tuple[str, int]:
+    """The page of a step, and its peak."""
+    step, args = fsdp_step(**options)
+    lowered = step.lower(*args)
+    return lowered.explain(), max(r.peak_bytes for r in lowered.cost_summary().ranks)
+
+
+def test_a_memory_limit_chooses():
+    _, needed = planned(fsdp="step")
+    text, same = planned(fsdp="step", memory_limit=needed)
+    assert same == needed
+    assert "once after the loop: result[0], result[1]['head']" in text
+    # A sum of a sharded gradient is whole while it is partial.
+    text, less = planned(fsdp="step", memory_limit=needed - 1)
+    assert less < needed
+    assert "gathered once a step" in text
+    assert "the memory limit does not hold it whole: result[1]['layers']['b']" in text
+    text, least = planned(fsdp="step", memory_limit=less - 1)
+    assert least < less
+    assert "gathered at each use" in text
+
+
+@pytest.mark.parametrize("option", ["reduce_once", "fsdp"])
+def test_other_values_are_refused(option):
+    with pytest.raises(jaxpp.JaxppError, match=f"{option}='often'; expected"):
+        fsdp_step(**{option: "often"})
+    if option == "fsdp":
+        step, args = fsdp_step(fsdp=lambda name, struct: "often")
+        with pytest.raises(jaxpp.JaxppError, match="fsdp of params.*expected"):
+            step.lower(*args)
+
+
+def test_what_the_step_constrains_is_reduced_where_it_says():
+    problem = problem_of(unrolled, 2)
+    of_all = problem.loss
+
+    def loss(p: Any, *rest: Any) -> Any:
+        head = jax.lax.with_sharding_constraint(p["head"], P())
+        return of_all({**p, "head": head}, *rest)
+
+    problem.loss = loss
+    step = assert_trains_equal(
+        problem,
+        jaxpp.Std1F1B(2),
+        mesh_of(2, {"data": 2}),
+        in_specs=specs_of(problem, {})[0],
+        out_specs=specs_of(problem, {})[1],
+    )
+    state = problem.optimizer.init(problem.params)
+    text = step.compile(problem.params, state, problem.batch).explain()
+    line = next(line for line in text.splitlines() if "constrains its sharding" in line)
+    assert "['head']" in line
+    assert ".py:" in line
