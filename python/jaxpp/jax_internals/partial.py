@@ -33,7 +33,7 @@ _UNARY = frozenset(
     for name in (
         "broadcast_in_dim convert dynamic_slice gather negate reshape reverse slice transpose"
     ).split()
-) | {"sdy.sharding_constraint"}
+)
 _SUMS = frozenset(("stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"))
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
 
@@ -123,6 +123,17 @@ def _behind(value: Any) -> Any:
     return ir.InsertionPoint.after(value.owner.operation)
 
 
+def _keeps_sums(convert: Any) -> bool:
+    """Whether a cast of a sum is the sum of casts, but for rounding."""
+    before, after = (
+        ir.RankedTensorType(v.type).element_type
+        for v in (convert.operands[0], convert.results[0])
+    )
+    if isinstance(after, ir.IntegerType):
+        return isinstance(before, ir.IntegerType) and 1 < after.width <= before.width
+    return not isinstance(before, ir.IntegerType) or before.width > 1
+
+
 def _printed(sharding: Any) -> str:
     """A sharding as constraints print it."""
     return str(sharding).removeprefix("#sdy.sharding")
@@ -179,7 +190,7 @@ class Partials:
         self.arguments = arguments
         self.of_ops = of_ops
         self._assumed: dict[Any, Axes | None] = {}  # of loops that are being looked at
-        self._uses: list[Any] = []  # (value, calls, user) of the sum that is looked at
+        self._uses: list[Any] = []  # (value, calls, user, operand) of the sum at hand
         self._kept: dict[Any, Any] = {}  # values with a constraint behind them
         self._partial: dict[Any, Axes] = {}  # values that are partial by now
         self._copies: dict[Any, str] = {}  # calls to a copy: the function that was copied
@@ -242,8 +253,9 @@ class Partials:
         both = [self._dimensions(v, calls) for v in operands]
         pairs = list(zip(*self._contracted(op, calls), strict=True))
         summed = [both[0][i] or both[1][j] for i, j in pairs]
-        axes = frozenset(a for names in summed for a in names)
-        if not axes:
+        named = [a for names in summed for a in names]
+        axes = frozenset(named)
+        if not axes or len(axes) < len(named):
             return None
         sharded = {}
         for k, value in enumerate(operands):
@@ -266,6 +278,9 @@ class Partials:
         dims = self._dimensions(op.operands[0], calls)
         reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
         axes = frozenset(a for d in reduced for a in dims[d])
+        shape = ir.RankedTensorType(op.operands[0].type).shape
+        if any(shape[d] % self._ways(dims[d]) for d in reduced):
+            raise Blocked("the shards of what it sums differ in size", op.location)
         return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
 
     def _scatter_rule(self, op: Any, calls: _Calls) -> _Rule:
@@ -295,7 +310,7 @@ class Partials:
         for k in (0, 1):
             before = len(self._uses)
             try:
-                axes = self._axes(op.operands[k], calls, op)
+                axes = self._axes(op, k, calls)
             except Blocked as blocked:
                 del self._uses[before:]
                 first = first or blocked
@@ -319,6 +334,8 @@ class Partials:
             return self._sum_rule(op, calls) or _Rule([0])
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
+        if name == "stablehlo.convert" and not _keeps_sums(op):
+            raise Blocked("the step makes whole numbers of it", op.location)
         if name in _UNARY or name == "stablehlo.divide":
             return _Rule([0])
         if name in _SUMS:
@@ -368,9 +385,12 @@ class Partials:
         roots = {end.operands[k] for k in live}
         for k, axes in live.items():
             known = set().union(*(uses[j] for j in live if live[j] == axes))
-            for value, calls in {(end.operands[k], ()), *((v, c) for v, c, _ in uses[k])}:
-                users = [use.owner.operation for use in value.uses]
-                others = [user for user in users if (value, calls, user) not in known]
+            for value, calls in {(end.operands[k], ()), *(use[:2] for use in uses[k])}:
+                others = [
+                    use.owner.operation
+                    for use in value.uses
+                    if (value, calls, use.owner.operation, use.operand_number) not in known
+                ]
                 if value in roots:  # returned, and added up over the microbatches
                     others = [user for user in others if user != end][1:]
                 if others:
@@ -379,13 +399,14 @@ class Partials:
                     )
         return blocked
 
-    def _axes(self, value: Any, calls: _Calls, user: Any) -> Axes | None:
-        """The axes over which a value that `user` takes is a partial sum; None for zeros."""
+    def _axes(self, user: Any, k: int, calls: _Calls) -> Axes | None:
+        """The axes over which an operand is a partial sum; None for zeros."""
+        value = user.operands[k]
         if value in self._partial:
             return self._partial[value]
         if _is_zero(value):
             return None
-        self._uses.append((value, calls, user))
+        self._uses.append((value, calls, user, k))
         if _is_argument(value):
             return self._axes_of_argument(value, calls)
         return self._axes_of_result(value, calls)
@@ -399,16 +420,16 @@ class Partials:
             return self._axes_of_all([(end, k) for end in ends], calls)
         if op.name == "func.call":
             end = _returned(self._called(op).regions[0])
-            return self._axes(end.operands[k], (*calls, op), end)
+            return self._axes(end, k, (*calls, op))
         if op.name == "stablehlo.optimization_barrier":
-            return self._axes(op.operands[k], calls, op)
+            return self._axes(op, k, calls)
         rule = self._rule(op, calls)
         return _meet(rule.axes, self._axes_of_all([(op, i) for i in rule.partial], calls))
 
     def _axes_of_all(self, uses: Sequence[tuple[Any, int]], calls: _Calls) -> Axes | None:
         axes: Axes | None = None
         for user, k in uses:
-            axes = _meet(axes, self._axes(user.operands[k], calls, user))
+            axes = _meet(axes, self._axes(user, k, calls))
         return axes
 
     def _called(self, call: Any) -> Any:
@@ -422,7 +443,7 @@ class Partials:
                 return self._assumed[key]
             return self._axes_of_carry(owner, k, calls)
         if owner.name == "func.func" and calls:
-            return self._axes(calls[-1].operands[k], calls[:-1], calls[-1])
+            return self._axes(calls[-1], k, calls[:-1])
         raise Blocked("it comes from outside the loop", owner.location)
 
     def _axes_of_carry(self, op: Any, k: int, calls: _Calls) -> Axes | None:
@@ -430,11 +451,11 @@ class Partials:
         key, end = (op.results[k], calls), _returned(op.regions[1])
         if list(op.regions[0].blocks[0].arguments[k].uses):
             raise Blocked("the step also uses it in the loop", op.location)
-        axes = self._axes(op.operands[k], calls, op)
+        axes = self._axes(op, k, calls)
         while True:
             self._assumed[key] = axes
             try:
-                found = _meet(axes, self._axes(end.operands[k], calls, end))
+                found = _meet(axes, self._axes(end, k, calls))
             finally:
                 del self._assumed[key]
             if found == axes:
@@ -465,7 +486,7 @@ class Partials:
     def _keep_operand(self, user: Any, k: int, calls: _Calls, axes: Axes) -> None:
         value = user.operands[k]
         try:
-            found = self._axes(value, calls, user)
+            found = self._axes(user, k, calls)
         except Blocked:
             found = frozenset()
         if found is None or axes == found:
