@@ -57,7 +57,7 @@ class Model:
     def pipeline(self, mesh: jaxpp.MpmdMesh | None = None, **options: Any) -> Any:
         """(params, inputs, targets) -> (params, loss) on the mesh; donates the params."""
         return jaxpp.mpmd_jit_with_loop(
-            partial(_pipelined, self),
+            partial(train, self, jaxpp.Std1F1B(self.stages)),
             mpmd_mesh=mesh or self.mesh(),
             donate_argnums=0,
             **options,
@@ -80,11 +80,12 @@ def _update(params: Any, grads: Any) -> Any:
     return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads)
 
 
-def _pipelined(model: Model, params: Any, xs: jax.Array, ys: jax.Array) -> Any:
+def train(model: Model, schedule: Any, params: Any, xs: jax.Array, ys: jax.Array) -> Any:
+    """(params, loss) after a step under the schedule."""
     loss, grads = jaxpp.treduce(
         lambda xy: jax.value_and_grad(partial(_loss, model))(params, *xy),
         (xs, ys),
-        schedule=jaxpp.Std1F1B(model.stages),
+        schedule=schedule,
         operation=jaxpp.Add,
     )
     return _update(params, grads), loss

@@ -499,6 +499,20 @@ class Plan:
         seconds: float,
         /,
     ) -> SearchResult: ...
+    def predict(
+        self,
+        traces: list[str],
+        rank_devices: Sequence[int],
+        cores: int,
+        threads: int,
+        processes: int,
+        call: float,
+        latency: float,
+        bandwidth: float,
+        steps: int,
+        steps_in_flight: int,
+        /,
+    ) -> tuple[float, float, float, list[float], str, str]: ...
     def save(
         self,
         path: StrPath,

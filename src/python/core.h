@@ -193,6 +193,7 @@ typedef struct jpp_py_plan {
 PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned);
 // planfile.c: the method Plan.save.
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args);
+PyObject* jpp_py_plan_predict(PyObject* plan, PyObject* args);
 
 typedef struct jpp_py_store {
   PyObject ob_base;

@@ -26,6 +26,7 @@ from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
+from jaxpp.run.predicting import Prediction, predict_step
 from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
@@ -352,6 +353,47 @@ class CompiledStep:
     def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
         """The last traced call as text for a terminal, one line per rank."""
         return _core.draw_traces([self.trace_json(steps)], columns, color)
+
+    def predict(
+        self,
+        traces: Sequence[str] | None = None,
+        *,
+        cores: int | None = None,
+        threads: int | None = None,
+        processes: int = 1,
+        call: float = 0.0,
+        latency: float = 0.0,
+        bandwidth: float = 0.0,
+        steps: int = 1,
+    ) -> Prediction:
+        """Predicts the time of a step from the times of its tasks.
+
+        Args:
+          traces: results of trace_json() of the same steps, one per process, from this step or
+            from one with the same tasks, such as fewer microbatches or another schedule.
+            Default: the last traced call.
+          cores: how many cores the devices share, 0 for no limit. Default: on CPUs those of
+            this process, otherwise no limit.
+          threads: how many cores a task can use. Default: all cores of its process.
+          processes: among how many processes the ranks are divided.
+          call: milliseconds that issuing an instruction takes.
+          latency, bandwidth: of messages between processes, in milliseconds and in bytes per
+            millisecond; 0 for messages that take no time.
+          steps: how many steps to predict, with as many in flight as the step allows.
+        """
+        return predict_step(
+            self._traced.plan,
+            self._devices,
+            self._in_flight,
+            [self.trace_json()] if traces is None else traces,
+            cores,
+            threads,
+            processes,
+            call,
+            latency,
+            bandwidth,
+            steps,
+        )
 
 
 class ProgramText:
