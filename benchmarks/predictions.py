@@ -50,14 +50,25 @@ def make_schedule(name: str, ranks: int) -> tuple[Any, int]:
 
 
 def demo_step(schedule: Any, stages: int) -> tuple[Any, Any, Any]:
-    step = partial(demo.pipelined_step, schedule=schedule)
-    batch = demo.make_batch()
-    return lambda state, xs, ys: step(state, (xs, ys)), demo.init_state(stages), batch
+    """Its state without functions, so that a plan file can hold it."""
+    state = demo.init_state(stages)
+
+    def step(arrays: Any, xs: Any, ys: Any) -> Any:
+        params, opt_state = arrays
+        before = state.replace(params=params, opt_state=opt_state)
+        after, loss = demo.pipelined_step(before, (xs, ys), schedule)
+        return (after.params, after.opt_state), loss
+
+    return step, (state.params, state.opt_state), demo.make_batch()
 
 
 def wide_step(schedule: Any, stages: int) -> tuple[Any, Any, Any]:
     model = models.Model(128, 64, 16, stages=stages)
     return partial(models.train, model, schedule), model.params(), model.batch()
+
+
+def cut(batch: Any) -> list[Any]:
+    return [x[:TRIAL] for x in batch]
 
 
 @dataclasses.dataclass
@@ -68,6 +79,7 @@ class Case:
     step: Any
     trial: Any
     state: Any
+    trial_state: Any
     batch: Any
     times: list[float] = dataclasses.field(default_factory=list)
     by_trial: list[float] = dataclasses.field(default_factory=list)
@@ -88,7 +100,8 @@ class Case:
         return str(trace)
 
     def trace_trial(self) -> str:
-        jax.block_until_ready(self.trial(self.state, *(x[:TRIAL] for x in self.batch)))
+        self.trial_state, loss = self.trial(self.trial_state, *cut(self.batch))
+        jax.block_until_ready((self.trial_state, loss))
         return str(self.trial.trace_json())
 
     def take_turn(self) -> None:
@@ -108,9 +121,9 @@ def make_case(label: str, make: Any, name: str, ranks: int, data: int = 1) -> Ca
     state = jax.tree.map(np.asarray, state)
     # A step ends before the next one is called.
     step = jit(donate_argnums=0, steps_in_flight=1).compile(state, *batch)
-    trial = jit(steps_in_flight=1).compile(state, *(x[:TRIAL] for x in batch))
+    trial = jit(donate_argnums=0, steps_in_flight=1).compile(state, *cut(batch))
     trial.set_tracing()
-    case = Case(f"{label}, {ranks} ranks, {name}", step, trial, state, batch)
+    case = Case(f"{label}, {ranks} ranks, {name}", step, trial, state, state, batch)
     case.run()
     case.trace_trial()
     return case
@@ -154,6 +167,7 @@ def run_child(ranks: int, turns: int, folder: pathlib.Path) -> None:
     process = jax.process_index()
     cases = list(cases_in_processes(ranks))
     for number, case in enumerate(cases):
+        # Every process saves; one of the files is read.
         case.step.save(folder / f"{number}-{process}.plan")
     for turn in range(turns):
         for number, case in enumerate(cases):
@@ -175,10 +189,12 @@ def command() -> str:
 def predict_file(plan: pathlib.Path, traces: list[pathlib.Path], latency: float) -> float:
     """In processes, each of which begins a step when its own part of the last one is done, the
     time from step to step is measured."""
-    flags = [f"-n{len(traces)}", f"--latency={latency}", "--steps=4", "--json"]
-    flags[0:1] = ["-n", str(len(traces))]
+    flags = ["-n", str(len(traces)), f"--latency={latency}", "--steps=4", "--json"]
     run = subprocess.run(
-        [command(), "predict", plan, *traces, *flags], check=True, capture_output=True, text=True
+        [command(), "predict", plan, *traces, *flags],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return float(json.loads(run.stdout)["period"])
 
@@ -186,7 +202,9 @@ def predict_file(plan: pathlib.Path, traces: list[pathlib.Path], latency: float)
 def measure_processes(ranks: int, turns: int) -> None:
     relay = launched(ranks, __file__, f"--processes={ranks}", "--relay")[0]
     latency = relay / Relay.turns(ranks, models.Model(1, 1, 16).microbatches)
-    print(f"\n{ranks} processes; a message takes {latency * 1e3:.0f} us in a step of empty tasks")
+    print(
+        f"\n{ranks} processes; a message takes {latency * 1e3:.0f} us in a step of empty tasks"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         flags = [f"--processes={ranks}", f"--turns={turns}", f"--folder={folder}"]
@@ -196,7 +214,7 @@ def measure_processes(ranks: int, turns: int) -> None:
         found = json.loads((folder / "times.json").read_text())
         for number, (label, times) in enumerate(found):
             plan = folder / f"{number}-0.plan"
-            case = Case(label, None, None, None, None, times)
+            case = Case(label, None, None, None, None, None, times)
             for turn in range(turns):
                 for kind, to in (("step", case.by_itself), ("trial", case.by_trial)):
                     start = f"{number}-{turn}-{kind}"

@@ -38,12 +38,15 @@ typedef struct jpp_link_speed {
 } jpp_link_speed_t;
 
 typedef struct jpp_machine {
-  size_t struct_size;     // sizeof(jpp_machine_t)
-  uint32_t cores;         // of each host; 0: as many as are wanted
-  uint32_t threads;       // cores that a run can use; 0: 1
-  uint32_t processes;     // into which the ranks are divided evenly, in order; 0: 1
-  double call;            // of the issuing thread for an instruction
-  jpp_link_speed_t link;  // between ranks of different processes
+  size_t struct_size;  // sizeof(jpp_machine_t)
+  uint32_t cores;      // of each host; 0: as many as are wanted
+  uint32_t processes;  // into which the ranks are divided evenly, in order; 0: 1
+  // Cores that a run keeps busy. 0: 1.5 for each device of its rank, at most those of its
+  // process, because threads of one op use several cores less well than several ops do.
+  double threads;
+  uint32_t devices_per_rank;  // 0: 1
+  double call;                // of the issuing thread for an instruction
+  jpp_link_speed_t link;      // between ranks of different processes
   // The lists may be NULL. Numbers of hosts, processes and devices are below `ranks`.
   const uint32_t* rank_host;     // [ranks] NULL: all on one host
   const uint32_t* rank_process;  // [ranks] in place of `processes`

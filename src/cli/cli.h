@@ -33,8 +33,8 @@ typedef struct jpp_cli_options {
   const char* costs;  // a file
   const char* output;
   const char* plugin;
-  uint32_t steps, seed, cores, threads;
-  double latency, transfer, optimizer, seconds, bandwidth, call;
+  uint32_t steps, seed, cores;
+  double latency, transfer, optimizer, seconds, bandwidth, call, threads;
   uint64_t memory_limit, activation_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
 

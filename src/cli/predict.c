@@ -38,14 +38,12 @@ static jpp_status_t* predict_file(const jpp_cli_options_t* options,
       .struct_size = sizeof(machine),
       .cores = options->cores,
       .threads = options->threads,
+      .devices_per_rank = contents->devices_per_rank,
       .processes = options->processes,
       .call = options->call,
       .link = {.latency = options->latency, .bandwidth = options->bandwidth},
       .rank_device = devices};
   if (!machine.cores && !strcmp(contents->platform, "cpu")) machine.cores = count_cores();
-  // A process of CPUs computes a run with as many threads as it has cores.
-  uint32_t processes = options->processes ? options->processes : 1;
-  if (!machine.threads) machine.threads = machine.cores / processes;
   jpp_predict_options_t predict = {.struct_size = sizeof(predict),
                                    .machine = &machine,
                                    .steps = options->steps,

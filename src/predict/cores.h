@@ -10,7 +10,7 @@
 
 typedef struct jpp_cores {
   uint32_t count;  // 0: as many as are wanted
-  uint32_t load;   // cores wanted now
+  double load;     // cores wanted now
   double now;      // the clock
   double work;
 } jpp_cores_t;
@@ -18,7 +18,7 @@ typedef struct jpp_cores {
 // How fast `work` advances, at most 1.
 static inline double jpp__cores_speed(const jpp_cores_t* cores) {
   if (!cores->count || cores->load <= cores->count) return 1;
-  return (double)cores->count / cores->load;
+  return cores->count / cores->load;
 }
 
 static inline void jpp__cores_advance(jpp_cores_t* cores, double now) {

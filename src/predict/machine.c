@@ -3,6 +3,8 @@
 
 #include "base/struct_size.h"
 
+static const double kMostThreads = 65536;
+
 static jpp_status_t* check_list(const char* name, const uint32_t* list, uint32_t ranks) {
   for (uint32_t r = 0; r < ranks; ++r) {
     if (list[r] < ranks) continue;
@@ -89,23 +91,39 @@ static jpp_status_t* check_hosts(const jpp_machine_t* machine, uint32_t ranks,
   return NULL;
 }
 
+// On two cores of an AMD EPYC, tasks of matrix products ran 1.3 times as fast two at a
+// time as one after the other, each on both cores: 2 / 1.5.
+static const double kThreadsOfDevice = 1.5;
+
+static double default_threads(const jpp_machine_t* machine) {
+  uint32_t devices = machine->devices_per_rank ? machine->devices_per_rank : 1;
+  uint32_t own = machine->cores / machine->processes;
+  double wanted = kThreadsOfDevice * devices;
+  return wanted < own ? wanted : own ? own : 1;
+}
+
 jpp_status_t* jpp__machine_complete(const jpp_machine_t* machine, uint32_t ranks,
                                     jpp_arena_t* arena, jpp_machine_t* out_machine) {
   *out_machine = (jpp_machine_t){.struct_size = sizeof(*out_machine)};
   if (machine) {
     JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_machine_t, links, machine, out_machine));
   }
-  if (!out_machine->threads) out_machine->threads = 1;
   if (!out_machine->processes) out_machine->processes = 1;
   if (out_machine->processes > ranks) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "machine: expected at most %u processes, one a rank, found %u",
                            ranks, out_machine->processes);
   }
+  if (out_machine->threads == 0) out_machine->threads = default_threads(out_machine);
   if (!jpp__machine_takes(out_machine->call)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "machine: expected a time from 0 to %g as call, found %g",
                            JPP_LONGEST_TIME, out_machine->call);
+  }
+  if (!(out_machine->threads > 0 && out_machine->threads <= kMostThreads)) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "machine: expected threads of a run from 0 to %g, found %g",
+                           kMostThreads, out_machine->threads);
   }
   JPP_RETURN_IF_ERROR(fill_list(ranks, 1, arena, &out_machine->rank_host));
   JPP_RETURN_IF_ERROR(

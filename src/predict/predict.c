@@ -78,7 +78,7 @@ typedef struct predictor {
 
 // --- Jobs on the cores of a host ------------------------------------------------------
 
-static void start_job(predictor_t* p, uint32_t host, uint32_t load, double time,
+static void start_job(predictor_t* p, uint32_t host, double load, double time,
                       uint64_t job) {
   host_t* on = &p->hosts[host];
   jpp__cores_advance(&on->cores, p->now);

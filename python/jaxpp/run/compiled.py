@@ -359,7 +359,7 @@ class CompiledStep:
         traces: Sequence[str] | None = None,
         *,
         cores: int | None = None,
-        threads: int | None = None,
+        threads: float = 0.0,
         processes: int = 1,
         call: float = 0.0,
         latency: float = 0.0,
@@ -374,7 +374,8 @@ class CompiledStep:
             Default: the last traced call.
           cores: how many cores the devices share, 0 for no limit. Default: on CPUs those of
             this process, otherwise no limit.
-          threads: how many cores a task can use. Default: all cores of its process.
+          threads: how many cores a task keeps busy. Default: 1.5 for each device of a rank, at
+            most all of its process.
           processes: among how many processes the ranks are divided.
           call: milliseconds that issuing an instruction takes.
           latency, bandwidth: of messages between processes, in milliseconds and in bytes per

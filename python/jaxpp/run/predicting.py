@@ -34,7 +34,7 @@ def predict_step(
     in_flight: int,
     traces: Sequence[str],
     cores: int | None,
-    threads: int | None,
+    threads: float,
     processes: int,
     call: float,
     latency: float,
@@ -44,13 +44,12 @@ def predict_step(
     """`CompiledStep.predict`, whose arguments these are."""
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if devices.platform == "cpu" else 0
-    if threads is None:
-        threads = cores // processes
     first = [row[0] for row in devices.indices]
     shared = [first.index(index) for index in first]
     found = plan.predict(
         list(traces),
         shared,
+        devices.rank_size,
         cores,
         threads,
         processes,

@@ -374,7 +374,7 @@ static double speed_of(const reference_t* ref, uint32_t host) {
   for (uint32_t i = 0; i < ref->num_items; ++i) {
     const item_t* item = &ref->items[i];
     if (item->running && machine->rank_host[item->rank] == host) {
-      wanted += machine->threads ? machine->threads : 1;
+      wanted += machine->threads;
     }
   }
   for (uint32_t p = 0; p < ref->plan->ranks; ++p) {
@@ -476,7 +476,7 @@ static void pick_machine(uint32_t ranks, bool calls, random_machine_t* out) {
   }
   out->machine = (jpp_machine_t){.struct_size = sizeof(out->machine),
                                  .cores = pick(4),
-                                 .threads = pick(3),
+                                 .threads = (pick(3) + 1) * 0.75,
                                  .call = calls && pick(2) ? pick_time() / 10 : 0,
                                  .link = {pick_time(), 41.3},
                                  .rank_host = out->host,
@@ -615,6 +615,10 @@ static void test_cores_and_steps_in_flight_count(void** state) {
   // All 16 tasks one after the other.
   machine.cores = 1;
   assert_near(predict_mlp2(&machine, 0, 1, 0), 16);
+  machine.cores = 2;
+  // Each task keeps 1.5 of the cores busy: two at a time take 1.5 as long as one.
+  assert_near(predict_mlp2(&machine, 0, 1, 0), 4 + 6 * 1.5);
+  machine.cores = 1;
   // A task that uses two cores needs twice as long on one.
   machine.threads = 2;
   assert_near(predict_mlp2(&machine, 0, 1, 0), 32);
@@ -656,6 +660,9 @@ static void test_refusals(void** state) {
   machine = (jpp_machine_t){.struct_size = sizeof(machine), .call = NAN};
   ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
                "machine: expected a time from 0 to 1e+100 as call, found nan");
+  machine = (jpp_machine_t){.struct_size = sizeof(machine), .threads = -1};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: expected threads of a run from 0 to 65536, found -1");
   machine = (jpp_machine_t){.struct_size = sizeof(machine), .processes = 3};
   ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
                "machine: expected at most 2 processes, one a rank, found 3");
