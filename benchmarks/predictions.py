@@ -36,7 +36,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import models
-from launched import Relay, launched, run_here
 
 TRIAL = 2  # microbatches
 SCHEDULES = ("1F1B", "interleaved", "zero bubble")
@@ -186,10 +185,10 @@ def command() -> str:
     return found
 
 
-def predict_file(plan: pathlib.Path, traces: list[pathlib.Path], latency: float) -> float:
+def predict_file(plan: pathlib.Path, traces: list[pathlib.Path]) -> float:
     """In processes, each of which begins a step when its own part of the last one is done, the
     time from step to step is measured."""
-    flags = ["-n", str(len(traces)), f"--latency={latency}", "--steps=4", "--json"]
+    flags = ["-n", str(len(traces)), "--steps=4", "--json"]
     run = subprocess.run(
         [command(), "predict", plan, *traces, *flags],
         check=True,
@@ -200,11 +199,7 @@ def predict_file(plan: pathlib.Path, traces: list[pathlib.Path], latency: float)
 
 
 def measure_processes(ranks: int, turns: int) -> None:
-    relay = launched(ranks, __file__, f"--processes={ranks}", "--relay")[0]
-    latency = relay / Relay.turns(ranks, models.Model(1, 1, 16).microbatches)
-    print(
-        f"\n{ranks} processes; a message takes {latency * 1e3:.0f} us in a step of empty tasks"
-    )
+    print(f"\n{ranks} processes")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         flags = [f"--processes={ranks}", f"--turns={turns}", f"--folder={folder}"]
@@ -219,7 +214,7 @@ def measure_processes(ranks: int, turns: int) -> None:
                 for kind, to in (("step", case.by_itself), ("trial", case.by_trial)):
                     start = f"{number}-{turn}-{kind}"
                     traces = [folder / f"{start}-{p}.json" for p in range(ranks)]
-                    to.append(predict_file(plan, traces, latency))
+                    to.append(predict_file(plan, traces))
             print_case(case)
 
 
@@ -228,11 +223,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--processes", type=int, help=argparse.SUPPRESS)  # of a child
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
-    parser.add_argument("--relay", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.relay:
-        run_here(1, [partial(Relay, options.processes, 16)])
-        return
     if options.processes:
         run_child(options.processes, options.turns, options.folder)
         return

@@ -104,4 +104,13 @@ JPP_API jpp_status_t* jpp_predict_task_times(const jpp_machine_t* machine, uint3
                                              uint64_t num_runs, uint32_t num_tasks,
                                              double* out_times) JPP_MUST_USE;
 
+// The median latency between processes in measured runs, [num_runs] of one step of the
+// plan, on one clock: from the end of the run that made a message to the start of the run
+// that waited for it alone. 0 where no run waited for another process. Errors: those of
+// the machine, as above.
+JPP_API jpp_status_t* jpp_predict_latency(const jpp_plan_t* plan,
+                                          const jpp_machine_t* machine,
+                                          const jpp_task_run_t* runs, uint64_t num_runs,
+                                          double* out_latency) JPP_MUST_USE;
+
 #endif  // JAXPP_PREDICT_H_

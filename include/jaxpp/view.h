@@ -150,7 +150,8 @@ JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
 // jpp_predict() with task times from a trace: those that jpp_predict_task_times() finds
 // in its runs of the plan's tasks, by their names. The trace may be of another plan that
 // has these tasks: of another schedule, or of fewer microbatches. If it has more ranks
-// than the plan, they ran on one host. options->task_times is not read. Errors: those of
+// than the plan, they ran on one host. A link without latency gets that of the trace
+// (jpp_predict_latency()). options->task_times is not read. Errors: those of
 // jpp_predict(), and JPP_INVALID_ARGUMENT that names a task without a run.
 JPP_API jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan,
                                         const jpp_predict_options_t* options,

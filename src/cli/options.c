@@ -94,7 +94,7 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_MACHINE, "--call", "MS", FLAG_NUMBER, FIELD(call),
      "of the issuing thread for a run, send or receive"},
     {JPP_FLAG_MACHINE, "--latency", "MS", FLAG_NUMBER, FIELD(latency),
-     "of a message to another process"},
+     "of a message to another process; default: as in the trace"},
     {JPP_FLAG_MACHINE, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
      "bytes a millisecond between ranks of different processes"},
     {JPP_FLAG_MACHINE, "--steps", "N", FLAG_U32, FIELD(steps),

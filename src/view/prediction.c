@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/null.h"
 #include "base/str.h"
+#include "base/struct_size.h"
 #include "jaxpp/view.h"
 
 // --- Task times from a trace ----------------------------------------------------------
@@ -79,23 +80,29 @@ static jpp_status_t* complete_times(const jpp_spans_t* trace, const jpp_staged_t
   return NULL;
 }
 
-static jpp_status_t* find_times(const jpp_spans_t* trace, const jpp_plan_t* plan,
-                                const jpp_machine_t* machine, jpp_arena_t* arena,
-                                double** out_times) {
+// Task times, and the machine's latency where it has none.
+static jpp_status_t* measure_trace(const jpp_spans_t* trace, const jpp_plan_t* plan,
+                                   jpp_machine_t* machine, jpp_arena_t* arena,
+                                   double** out_times) {
   jpp_task_run_t* runs = NULL;
   uint64_t count = 0;
-  uint32_t ranks = 0;
+  uint32_t ranks = 0, tasks = plan->staged->num_tasks;
   JPP_RETURN_IF_ERROR(find_runs(trace, plan->staged, arena, &runs, &count, &ranks));
-  jpp_machine_t measured = {.struct_size = sizeof(measured)};
-  if (machine && ranks > plan->ranks) {  // the lists are for the plan's ranks
-    measured.cores = machine->cores;
-    measured.threads = machine->threads;
-    machine = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, tasks, out_times));
+  if (ranks > plan->ranks) {  // the lists are for the plan's ranks
+    jpp_machine_t measured = *machine;
+    measured.rank_host = measured.rank_process = measured.rank_device = NULL;
+    measured.links = NULL;
+    JPP_RETURN_IF_ERROR(
+        jpp_predict_task_times(&measured, ranks, runs, count, tasks, *out_times));
+  } else {
+    JPP_RETURN_IF_ERROR(
+        jpp_predict_task_times(machine, plan->ranks, runs, count, tasks, *out_times));
+    if (machine->link.latency == 0) {
+      JPP_RETURN_IF_ERROR(
+          jpp_predict_latency(plan, machine, runs, count, &machine->link.latency));
+    }
   }
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->staged->num_tasks, out_times));
-  JPP_RETURN_IF_ERROR(jpp_predict_task_times(
-      machine ? machine : &measured, ranks > plan->ranks ? ranks : plan->ranks, runs,
-      count, plan->staged->num_tasks, *out_times));
   return complete_times(trace, plan->staged, *out_times);
 }
 
@@ -105,16 +112,20 @@ jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan
   JPP_RETURN_IF_NULL(trace, plan, options, out_prediction);
   *out_prediction = NULL;
   double* times = NULL;
+  jpp_predict_options_t full;
+  jpp_machine_t machine = {.struct_size = sizeof(machine)};
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_predict_options_t, steps_in_flight, options, &full));
+  if (full.machine) {
+    JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_machine_t, links, full.machine, &machine));
+  }
   jpp_arena_t scratch;
   jpp__arena_init(&scratch);
-  jpp_status_t* status = find_times(trace, plan, options->machine, &scratch, &times);
+  jpp_status_t* status = measure_trace(trace, plan, &machine, &scratch, &times);
   if (!status) {
-    jpp_predict_options_t timed = {.struct_size = sizeof(timed),
-                                   .task_times = times,
-                                   .machine = options->machine,
-                                   .steps = options->steps,
-                                   .steps_in_flight = options->steps_in_flight};
-    status = jpp_predict(plan, &timed, out_prediction);
+    full.task_times = times;
+    full.machine = &machine;
+    status = jpp_predict(plan, &full, out_prediction);
   }
   jpp__arena_deinit(&scratch);
   return status;

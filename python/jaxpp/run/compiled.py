@@ -263,7 +263,8 @@ class CompiledStep:
         """Measures the costs of each loop's stages in a few runs; leaves without a value are
         zeros.
 
-        They are (forward, input gradient, weight gradient) in ms for a microbatch.
+        They are (forward, input gradient, weight gradient) in ms for a microbatch, followed by
+        their standard deviations.
         """
         leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
         values = self._values_of(leaves, []) + self._constants
@@ -378,8 +379,8 @@ class CompiledStep:
             most all of its process.
           processes: among how many processes the ranks are divided.
           call: milliseconds that issuing an instruction takes.
-          latency, bandwidth: of messages between processes, in milliseconds and in bytes per
-            millisecond; 0 for messages that take no time.
+          latency: of messages between processes, in milliseconds. Default: as in the traces.
+          bandwidth: bytes per millisecond between processes, 0 for no limit.
           steps: how many steps to predict, with as many in flight as the step allows.
         """
         return predict_step(

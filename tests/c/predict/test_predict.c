@@ -580,6 +580,36 @@ static void test_task_times_are_found_in_predicted_runs(void** state) {
   }
 }
 
+// A link that only delays is found in the runs that wait for it.
+static void test_latency_is_found_in_predicted_runs(void** state) {
+  (void)state;
+  uint32_t found_in = 0;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    planned_t planned = plan_random(seed);
+    double* times = pick_times(&planned);
+    jpp_machine_t machine = {.struct_size = sizeof(machine),
+                             .cores = pick(3),
+                             .processes = planned.ranks,
+                             .link.latency = pick_time() / 100};
+    jpp_predict_options_t options = {
+        .struct_size = sizeof(options), .task_times = times, .machine = &machine};
+    jpp_prediction_t* prediction = NULL;
+    double found = -1;
+    ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+    ASSERT_OK(jpp_predict_latency(planned.plan, &machine, prediction->runs,
+                                  prediction->num_runs, &found));
+    // In some steps no run waits for a message.
+    if (found > 0) assert_near(found, machine.link.latency);
+    found_in += found > 0;
+    ASSERT_OK(jpp_predict_latency(planned.plan, &machine, prediction->runs, 0, &found));
+    assert_near(found, 0);
+    jpp_prediction_destroy(prediction);
+    free(times);
+    plan_free(&planned);
+  }
+  assert_true(found_in > kSeeds / 3);
+}
+
 // --- Small cases ----------------------------------------------------------------------
 
 // mlp2: two stages, four microbatches; every task of the loop takes 1 ms, and the update
@@ -683,6 +713,7 @@ int main(void) {
       cmocka_unit_test(test_an_ideal_machine_runs_what_the_schedule_says),
       cmocka_unit_test(test_random_plans_run_as_in_the_reference),
       cmocka_unit_test(test_task_times_are_found_in_predicted_runs),
+      cmocka_unit_test(test_latency_is_found_in_predicted_runs),
       cmocka_unit_test(test_cores_and_steps_in_flight_count),
       cmocka_unit_test(test_refusals),
   };
