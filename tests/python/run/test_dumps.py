@@ -170,6 +170,11 @@ def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> No
     printed = subprocess.run([command, "predict", *files], capture_output=True, text=True)
     found = compiled.predict()
     assert printed.stdout == str(found) + "\n", printed.stderr
+    (tmp_path / "predicted.json").write_text(found.trace_json)
+    compare = [command, "drift", tmp_path / "predicted.json", files[1]]
+    drift = subprocess.run(compare, capture_output=True, text=True)
+    count = sum(rank.tasks for rank in compiled.cost_summary().ranks)
+    assert f"{count} of {count} predicted tasks were measured" in drift.stdout, drift.stderr
     assert found.makespan == found.period and len(found.busy) == 4
     assert all(part in found.table for part in ("bubble", "peak bytes", "0 -> 1"))
     assert compiled.predict([found.trace_json]).makespan == pytest.approx(found.makespan, 1e-3)
