@@ -3,7 +3,8 @@ schedules, in one process and in a process per rank.
 
 Each step is measured in turns with all others, so that a machine whose speed drifts slows them
 alike. It is predicted twice: from traces of a trial of two microbatches, in which the step's
-other microbatches never ran, and from traces of the step itself. All numbers are medians.
+other microbatches never ran, and from traces of the step itself. Times are medians, errors are
+medians of the errors within a turn.
 
     python benchmarks/predictions.py [--turns N]
 """
@@ -104,9 +105,10 @@ class Case:
         return str(self.trial.trace_json())
 
     def take_turn(self) -> None:
-        self.times.append(self.run())
+        before = self.run()
         self.by_itself.append(self.step.predict([self.trace()]).makespan)
         self.by_trial.append(self.step.predict([self.trace_trial()]).makespan)
+        self.times.append((before + self.run()) / 2)
 
 
 def make_case(label: str, make: Any, name: str, ranks: int, data: int = 1) -> Case:
@@ -143,17 +145,12 @@ def cases_in_processes(ranks: int) -> Iterator[Case]:
 
 
 def print_case(case: Case) -> None:
-    """Errors are of the medians."""
-    measured, by_trial, by_itself = (
-        statistics.median(times) for times in (case.times, case.by_trial, case.by_itself)
-    )
-    low, high = np.percentile(case.times, (25, 75))
-    print(
-        f"{case.name:36} {measured:8.1f} ({low:5.1f} to {high:5.1f})"
-        f" {by_trial:8.1f} {by_trial / measured - 1:+6.1%}"
-        f" {by_itself:8.1f} {by_itself / measured - 1:+6.1%}",
-        flush=True,
-    )
+    low, measured, high = np.percentile(case.times, (25, 50, 75))
+    row = f"{case.name:36} {measured:8.1f} ({low:5.1f} to {high:5.1f})"
+    for predicted in (case.by_trial, case.by_itself):
+        error = statistics.median(p / m for p, m in zip(predicted, case.times, strict=True)) - 1
+        row += f" {statistics.median(predicted):8.1f} {error:+6.1%}"
+    print(row, flush=True)
 
 
 # --- A process per rank -----------------------------------------------------------------
@@ -170,9 +167,10 @@ def run_child(ranks: int, turns: int, folder: pathlib.Path) -> None:
         case.step.save(folder / f"{number}-{process}.plan")
     for turn in range(turns):
         for number, case in enumerate(cases):
-            case.times.append(case.run())
+            before = case.run()
             for kind, trace in (("step", case.trace()), ("trial", case.trace_trial())):
                 (folder / f"{number}-{turn}-{kind}-{process}.json").write_text(trace)
+            case.times.append((before + case.run()) / 2)
     if process == 0:
         found = [(case.name, case.times) for case in cases]
         (folder / "times.json").write_text(json.dumps(found))
