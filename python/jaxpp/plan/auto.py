@@ -70,9 +70,9 @@ class Auto(BaseSchedule):
 
     The first call of a step with new shapes runs two microbatches, one after the other, to
     measure the stages; stages with equal modules are measured together. The marks give the
-    number of stages and the mesh the number of ranks. Later calls with the same shapes reuse the
-    schedule. The trial calls the step's callbacks (`jax.debug.print`) too. Each object measures
-    and searches separately: two are never equal.
+    number of stages and the mesh the number of ranks. Later calls with the same shapes reuse
+    the schedule. The trial calls the step's callbacks (`jax.debug.print`) too. Each object
+    measures and searches separately: two are never equal.
 
     Args:
       memory_limit: the bytes that a step may use on each device in total, as in
