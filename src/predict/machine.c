@@ -91,8 +91,9 @@ static jpp_status_t* check_hosts(const jpp_machine_t* machine, uint32_t ranks,
   return NULL;
 }
 
-// Fitted on two cores of an AMD EPYC: of 1, 1.25, 1.5, 1.75 and 2, this one predicted
-// steps of matrix products best from trials in which tasks ran alone.
+// Fitted on two cores of an AMD EPYC: of 1, 1.25, 1.5, 1.75 and 2, about this predicted
+// three steps of matrix products (d=128) best from trials of two microbatches. Attention
+// fitted 1 better.
 static const double kThreadsOfDevice = 1.5;
 
 static double default_threads(const jpp_machine_t* machine) {
