@@ -68,6 +68,7 @@ bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C
 	@$(PYTHON) benchmarks/steps.py --bench-plan build-bench/tests/c/runtime/bench_plan
 	@$(PYTHON) benchmarks/first_result.py
 	@$(PYTHON) benchmarks/planning.py
+	@$(PYTHON) benchmarks/predictions.py
 
 gpu: $(VENV)/.installed ## the demo, tests and benchmarks on the CUDA plugin, if JAX has one here
 	@$(PYTHON) tools/gpu.py

@@ -58,7 +58,7 @@ class Model:
     def pipeline(self, mesh: jaxpp.MpmdMesh | None = None, **options: Any) -> Any:
         """(params, inputs, targets) -> (params, loss) on the mesh; donates the params."""
         return jaxpp.mpmd_jit_with_loop(
-            partial(_pipelined, self),
+            partial(train, self, jaxpp.Std1F1B(self.stages)),
             mpmd_mesh=mesh or self.mesh(),
             donate_argnums=0,
             **options,
@@ -152,11 +152,12 @@ def _normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
     return scale * x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
 
-def _pipelined(model: Model, state: Any, xs: jax.Array, ys: jax.Array) -> Any:
+def train(model: Model, schedule: Any, state: Any, xs: jax.Array, ys: jax.Array) -> Any:
+    """(state, loss) after a step under the schedule."""
     loss, grads = jaxpp.treduce(
         lambda xy: jax.value_and_grad(model.loss)(model.weights(state), *xy),
         (xs, ys),
-        schedule=jaxpp.Std1F1B(model.stages),
+        schedule=schedule,
         operation=jaxpp.Add,
     )
     return model.update(state, grads), loss

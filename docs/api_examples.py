@@ -113,6 +113,11 @@ costs = compiled.cost_summary()
 print(costs)  # as a table
 print(costs.ranks[0].peak_bytes, [link.bytes for link in costs.links])
 
+# %% Prediction
+prediction = compiled.predict()  # from the call that was traced above
+print(prediction)  # as a table
+print(prediction.makespan, compiled.predict(cores=0).makespan)  # here, and on free cores
+
 # %% mpmd_jit_by_yield
 @jaxpp.mpmd_jit_by_yield(mpmd_mesh=mesh)
 def evaluate(params, x):

@@ -35,6 +35,7 @@ CHAPTERS = {
     "jaxpp.errors": "Errors",
     "jaxpp.run.compiled": "A compiled step",
     "jaxpp.plan.costs": "What a step costs",
+    "jaxpp.run.predicting": "When a step will end",
 }
 # What calls of these names give, which nobody imports.
 GIVEN = {
@@ -42,6 +43,7 @@ GIVEN = {
     "jaxpp.plan.costs": ["CostSummary", "RankCost", "LinkCost"],
     "jaxpp.run.loading": ["LoadedStep"],
     "jaxpp.run.compiled": ["CompiledStep"],
+    "jaxpp.run.predicting": ["Prediction"],
 }
 HEAD = """# The Python API
 

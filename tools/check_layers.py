@@ -11,7 +11,7 @@ import sys
 
 # The way of the data: each layer may include those before it.
 ORDER = ["base", "task", "schedule", "graph", "partition", "program", "check", "plan", "advise"]
-PLANNER = [*ORDER, "simulate", "search"]
+PLANNER = [*ORDER, "simulate", "search", "predict"]
 
 
 def before(layer: str) -> list[str]:
@@ -25,6 +25,8 @@ ALLOWED = {
     # Beside the way: a schedule's time, and a better one.
     "simulate": ["base", "task", "schedule"],
     "search": ["base", "task", "schedule", "simulate"],
+    # When a plan's tasks run.
+    "predict": before("check"),
     "plan": [*before("plan"), "search"],
     "advise": [*before("advise"), "simulate", "search"],
     "device": ["base"],

@@ -23,6 +23,7 @@
 #include "jaxpp/partition.h"
 #include "jaxpp/program.h"
 #include "jaxpp/check.h"
+#include "jaxpp/predict.h"
 #include "jaxpp/plan.h"
 #include "jaxpp/advise.h"
 

@@ -237,13 +237,16 @@ JPP_API jpp_status_t* jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop,
                                       uint32_t count, jpp_cost_t* out_costs) JPP_MUST_USE;
 
 // Calls the step a few times on the same arguments, none of which may be donated, and
-// returns the mean times of the stages after the first time: those of each loop, one loop
-// after the other. Waits, and leaves tracing on. JPP_CANCELLED if interrupted,
-// JPP_INVALID_ARGUMENT unless `count` is that of all stages.
+// returns the mean times of the stages after the first time, in ms for a microbatch:
+// those of each loop, one loop after the other. Tasks that share an executable are equal,
+// and measured together. out_spreads: the standard deviations of their runs; half of a
+// whole backward's for each kind of gradient, as of its time. Waits, and leaves tracing
+// on. JPP_CANCELLED if interrupted, JPP_INVALID_ARGUMENT unless `count` is that of all
+// stages; both lists are [count].
 JPP_API jpp_status_t* jpp_runtime_measure(jpp_runtime_t* runtime,
                                           jpp_array_t* const* args,
                                           JPP_OPTIONAL const jpp_interrupt_t* interrupt,
-                                          uint32_t count,
-                                          jpp_cost_t* out_costs) JPP_MUST_USE;
+                                          uint32_t count, jpp_cost_t* out_costs,
+                                          jpp_cost_t* out_spreads) JPP_MUST_USE;
 
 #endif  // JAXPP_RUNTIME_H_

@@ -9,6 +9,7 @@
 #define JAXPP_VIEW_H_
 
 #include "jaxpp/plan.h"
+#include "jaxpp/predict.h"
 #include "jaxpp/runtime.h"
 #include "jaxpp/schedule.h"
 #include "jaxpp/simulate.h"
@@ -145,6 +146,30 @@ JPP_API jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans,
                                     char** out_text) JPP_MUST_USE;
 JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
                                      char** out_text) JPP_MUST_USE;
+
+//===-- Predictions ----------------------------------------------------------------===//
+
+// jpp_predict() with task times from a trace: those that jpp_predict_task_times() finds
+// in its runs of the plan's tasks, by their names. The trace may be of another plan that
+// has these tasks: of another schedule, or of fewer microbatches. If it has more ranks
+// than the plan, they ran on one host. A link without latency gets that of the trace
+// (jpp_predict_latency()). options->task_times is not read. Errors: those of
+// jpp_predict(), and JPP_INVALID_ARGUMENT that names a task without a run.
+JPP_API jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan,
+                                        const jpp_predict_options_t* options,
+                                        jpp_prediction_t** out_prediction) JPP_MUST_USE;
+// The step's time and bubble; a line a rank with its peak bytes, and one a link with its
+// bytes.
+JPP_API jpp_status_t* jpp_prediction_print(const jpp_prediction_t* prediction,
+                                           char** out_text) JPP_MUST_USE;
+// An object with makespan, period, bubble, ranks (a list) and links (a list).
+JPP_API jpp_status_t* jpp_prediction_print_json(const jpp_prediction_t* prediction,
+                                                char** out_text) JPP_MUST_USE;
+// The format of jpp_trace_to_json().
+JPP_API jpp_status_t* jpp_prediction_to_trace(const jpp_prediction_t* prediction,
+                                              char** out_text) JPP_MUST_USE;
+
+//===-- Traces of the runtime ------------------------------------------------------===//
 
 // Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
 // rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds from the

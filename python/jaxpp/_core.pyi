@@ -330,14 +330,27 @@ class ScheduleTask(structseq[Any], tuple[int, bool, int, int, int]):
     def microbatch(self) -> int: ...
 
 @final
-class StageCosts(structseq[Any], tuple[float, float, float]):
-    __match_args__: Final = ("forward", "backward", "weight")
+class StageCosts(structseq[Any], tuple[float, float, float, float, float, float]):
+    __match_args__: Final = (
+        "forward",
+        "backward",
+        "weight",
+        "forward_spread",
+        "backward_spread",
+        "weight_spread",
+    )
     @property
     def forward(self) -> float: ...
     @property
     def backward(self) -> float: ...
     @property
     def weight(self) -> float: ...
+    @property
+    def forward_spread(self) -> float: ...
+    @property
+    def backward_spread(self) -> float: ...
+    @property
+    def weight_spread(self) -> float: ...
 
 @final
 class Decision(structseq[Any], tuple[str, int, list[int], list[int]]):
@@ -505,6 +518,21 @@ class Plan:
         seconds: float,
         /,
     ) -> SearchResult: ...
+    def predict(
+        self,
+        traces: list[str],
+        rank_devices: Sequence[int],
+        devices_per_rank: int,
+        cores: int,
+        threads: float,
+        processes: int,
+        call: float,
+        latency: float,
+        bandwidth: float,
+        steps: int,
+        steps_in_flight: int,
+        /,
+    ) -> tuple[float, float, float, list[float], str, str]: ...
     def save(
         self,
         path: StrPath,

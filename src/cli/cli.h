@@ -33,8 +33,8 @@ typedef struct jpp_cli_options {
   const char* costs;  // a file
   const char* output;
   const char* plugin;
-  uint32_t steps, seed;
-  double latency, transfer, optimizer, seconds, bandwidth;
+  uint32_t steps, seed, cores;
+  double latency, transfer, optimizer, seconds, bandwidth, call, threads;
   uint64_t memory_limit, activation_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
 
@@ -73,6 +73,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
   JPP_FLAG_SPMD = 1 << 21,
   JPP_FLAG_MORE_WORDS = 1 << 22,  // as many as there are, behind num_words
+  JPP_FLAG_MACHINE = 1 << 23,     // cores, processes, links
 } jpp_cli_flag_t;
 
 // Reads the words after the command's name. JPP_INVALID_ARGUMENT says what is wrong.
@@ -98,6 +99,8 @@ jpp_status_t* jpp_cli_verify(const jpp_cli_options_t* options,
 jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options,
                             jpp_str_t* out) JPP_MUST_USE;
+jpp_status_t* jpp_cli_predict(const jpp_cli_options_t* options,
+                              jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options,
                                jpp_str_t* out) JPP_MUST_USE;
 jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options,

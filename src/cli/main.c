@@ -37,6 +37,10 @@ static const jpp_cli_command_t kCommands[] = {
      kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR |
          JPP_FLAG_MORE_WORDS,
      "draw a schedule, or the traces of a job's processes", jpp_cli_plot},
+    {"predict", "PLAN TRACE...", 2,
+     JPP_FLAG_MACHINE | JPP_FLAG_JSON | JPP_FLAG_TRACE | JPP_FLAG_MORE_WORDS,
+     "predict a step of a plan that save() wrote from traces of its tasks",
+     jpp_cli_predict},
     {"drift", "PREDICTED MEASURED...", 2, JPP_FLAG_MORE_WORDS,
      "show where a measured trace departs from a simulated one", jpp_cli_drift},
     {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,

@@ -197,6 +197,7 @@ PyObject* jpp_py_summary(PyObject* plan, const jpp_plan_costs_t* costs);
 PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned);
 // planfile.c: the method Plan.save.
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args);
+PyObject* jpp_py_plan_predict(PyObject* plan, PyObject* args);
 
 typedef struct jpp_py_store {
   PyObject ob_base;

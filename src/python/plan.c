@@ -506,6 +506,12 @@ static PyMethodDef kMethods[] = {
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
+    {"predict", jpp_py_plan_predict, METH_VARARGS,
+     "predict($self, traces, rank_devices, devices_per_rank, cores, threads, processes, "
+     "call, latency, bandwidth, steps, steps_in_flight, /)\n--\n\n"
+     "(makespan, period, bubble, busy time of each rank, table, trace) of a step with "
+     "the "
+     "task times of these traces; 0 for what the library chooses."},
     {"save", jpp_py_plan_save, METH_VARARGS,
      "save($self, path, platform, devices_per_rank, device_ids, steps_in_flight, "
      "compile_options, modules, task_modules, layouts, constants, front, /)\n--\n\n"

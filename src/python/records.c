@@ -129,6 +129,9 @@ static PyStructSequence_Field kStageCosts[] = {
     {"forward", "of a microbatch, in ms"},
     {"backward", "of its input gradients, or of the whole backward"},
     {"weight", "of its weight gradients"},
+    {"forward_spread", "the standard deviation of what was measured"},
+    {"backward_spread", NULL},
+    {"weight_spread", NULL},
     {NULL, NULL},
 };
 

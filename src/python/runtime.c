@@ -498,29 +498,40 @@ static PyObject* runtime_trace(PyObject* object, PyObject* unused) {
   return trace ? jpp_py_make_list(trace->num_runs, make_run, trace) : NULL;
 }
 
-static PyObject* make_costs(const void* costs, uint64_t stage) {
-  const jpp_cost_t* cost = &((const jpp_cost_t*)costs)[stage];
-  return JPP_PY_RECORD(JPP_PY_STAGE_COSTS, PyFloat_FromDouble(cost->forward),
-                       PyFloat_FromDouble(cost->backward),
-                       PyFloat_FromDouble(cost->weight));
+// Costs and spreads of all stages, and the loop at hand's first one.
+typedef struct measured {
+  jpp_cost_t *costs, *spreads;
+  uint32_t first;
+} measured_t;
+
+static PyObject* make_costs(const void* context, uint64_t stage) {
+  const measured_t* measured = context;
+  const jpp_cost_t* cost = &measured->costs[measured->first + stage];
+  const jpp_cost_t* spread = &measured->spreads[measured->first + stage];
+  return JPP_PY_RECORD(
+      JPP_PY_STAGE_COSTS, PyFloat_FromDouble(cost->forward),
+      PyFloat_FromDouble(cost->backward), PyFloat_FromDouble(cost->weight),
+      PyFloat_FromDouble(spread->forward), PyFloat_FromDouble(spread->backward),
+      PyFloat_FromDouble(spread->weight));
 }
 
-static bool measure(call_t* call, uint32_t stages, jpp_cost_t* out_costs) {
+static bool measure(call_t* call, uint32_t stages, measured_t* measured) {
   jpp_py_wait_t wait;
   jpp_py_wait_begin(&wait);
-  jpp_status_t* status = jpp_runtime_measure(call->self->runtime, call->args,
-                                             &wait.interrupt, stages, out_costs);
+  jpp_status_t* status =
+      jpp_runtime_measure(call->self->runtime, call->args, &wait.interrupt, stages,
+                          measured->costs, measured->spreads);
   bool ok = jpp_py_wait_end(&wait, status);
   call->self->interrupted = wait.raised;
   return ok;
 }
 
 // A list for each loop.
-static PyObject* costs_to_lists(const jpp_staged_t* staged, const jpp_cost_t* costs) {
+static PyObject* costs_to_lists(const jpp_staged_t* staged, measured_t* measured) {
   PyObject* lists = PyList_New(staged->graph->num_loops);
   for (uint32_t l = 0; lists && l < staged->graph->num_loops; ++l) {
-    PyObject* list = jpp_py_make_list(staged->loops[l].stages, make_costs, costs);
-    costs += staged->loops[l].stages;
+    PyObject* list = jpp_py_make_list(staged->loops[l].stages, make_costs, measured);
+    measured->first += staged->loops[l].stages;
     if (list) {
       PyList_SetItem(lists, l, list);
     } else {
@@ -533,7 +544,7 @@ static PyObject* costs_to_lists(const jpp_staged_t* staged, const jpp_cost_t* co
 static PyObject* runtime_measure(PyObject* object, PyObject* args) {
   call_t call = {.self = (runtime_object_t*)object};
   PyObject *list = NULL, *lists = NULL;
-  jpp_cost_t* costs = NULL;
+  measured_t measured = {0};
   if (!PyArg_ParseTuple(args, "O:measure", &list)) return NULL;
   if (!check_open(call.self) || !jpp_py_check(jpp_process_check())) return NULL;
   const jpp_staged_t* staged = call.self->plan->staged;
@@ -541,11 +552,13 @@ static PyObject* runtime_measure(PyObject* object, PyObject* args) {
   for (uint32_t l = 0; l < staged->graph->num_loops; ++l) {
     stages += staged->loops[l].stages;
   }
-  if (open_call(&call, list) && jpp_py_check(JPP_ALLOC_ARRAY(stages, &costs)) &&
-      measure(&call, stages, costs)) {
-    lists = costs_to_lists(staged, costs);
+  if (open_call(&call, list) && jpp_py_check(JPP_ALLOC_ARRAY(stages, &measured.costs)) &&
+      jpp_py_check(JPP_ALLOC_ARRAY(stages, &measured.spreads)) &&
+      measure(&call, stages, &measured)) {
+    lists = costs_to_lists(staged, &measured);
   }
-  jpp_free(costs);
+  jpp_free(measured.costs);
+  jpp_free(measured.spreads);
   close_call(&call);
   return lists;
 }

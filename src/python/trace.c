@@ -1,4 +1,4 @@
-// Joins and draws the traces of several processes, which are texts.
+// Joins, draws and predicts from the traces of several processes, which are texts.
 #include <stdio.h>
 #include <string.h>
 
@@ -90,4 +90,53 @@ PyObject* jpp_py_draw_traces(PyObject* module, PyObject* args) {
   bool drawn = jpp_py_check(jpp_spans_draw(spans, columns, color, &text));
   jpp_spans_destroy(spans);
   return drawn ? jpp_py_take_text(text) : NULL;
+}
+
+static PyObject* make_busy(const void* busy, uint64_t rank) {
+  return PyFloat_FromDouble(((const double*)busy)[rank]);
+}
+
+static PyObject* prediction_to_tuple(const jpp_prediction_t* prediction) {
+  char *table = NULL, *trace = NULL;
+  if (!jpp_py_check(jpp_prediction_print(prediction, &table))) return NULL;
+  if (!jpp_py_check(jpp_prediction_to_trace(prediction, &trace))) {
+    jpp_text_free(table);
+    return NULL;
+  }
+  PyObject* busy = jpp_py_make_list(prediction->plan->ranks, make_busy, prediction->busy);
+  return Py_BuildValue("(dddNNN)", prediction->makespan, prediction->period,
+                       prediction->bubble, busy, jpp_py_take_text(table),
+                       jpp_py_take_text(trace));
+}
+
+PyObject* jpp_py_plan_predict(PyObject* plan, PyObject* args) {
+  PyObject *texts = NULL, *devices = NULL, *result = NULL;
+  jpp_machine_t machine = {.struct_size = sizeof(machine)};
+  jpp_predict_options_t options = {.struct_size = sizeof(options), .machine = &machine};
+  uint32_t* rank_device = NULL;
+  uint32_t count = 0;
+  if (!PyArg_ParseTuple(
+          args, "O!OO&O&dO&dddO&O&", &PyList_Type, &texts, &devices, jpp_py_u32_converter,
+          &machine.devices_per_rank, jpp_py_u32_converter, &machine.cores,
+          &machine.threads, jpp_py_u32_converter, &machine.processes, &machine.call,
+          &machine.link.latency, &machine.link.bandwidth, jpp_py_u32_converter,
+          &options.steps, jpp_py_u32_converter, &options.steps_in_flight) ||
+      !jpp_py_to_u32s(devices, &rank_device, &count)) {
+    return NULL;
+  }
+  const jpp_plan_t* of = ((jpp_py_plan_t*)plan)->plan;
+  jpp_spans_t* spans = NULL;
+  jpp_prediction_t* prediction = NULL;
+  machine.rank_device = rank_device;
+  if (count != of->ranks) {
+    PyErr_Format(PyExc_ValueError, "expected a device for each of %u ranks, found %u",
+                 of->ranks, count);
+  } else if ((spans = read_texts(texts)) &&
+             jpp_py_check(jpp_spans_predict(spans, of, &options, &prediction))) {
+    result = prediction_to_tuple(prediction);
+  }
+  jpp_prediction_destroy(prediction);
+  jpp_spans_destroy(spans);
+  jpp_free(rank_device);
+  return result;
 }

@@ -34,6 +34,7 @@ class Found:
     costs: list[
         tuple[float, float, float]
     ]  # per stage: forward, input gradient, weight gradient
+    spreads: list[tuple[float, float, float]]  # the standard deviations of their runs
     peak_bytes: list[int]  # bytes per rank and device; known once the step is planned
     assumes: str  # a known inaccuracy of the times; "" if none
 
@@ -47,11 +48,15 @@ class Found:
             f"best built-in schedule that fits: {self.built_in or 'none'}"
             + (f", {self.built_in_makespan:.4g} ms" if self.built_in else ""),
         ]
-        placed = zip(self.schedule.stage_ranks(), self.costs, strict=True)
-        for stage, (rank, (forward, backward, weight)) in enumerate(placed):
+        placed = zip(self.schedule.stage_ranks(), self.costs, self.spreads, strict=True)
+        for stage, (rank, costs, spreads) in enumerate(placed):
+            forward, backward, weight = (
+                f"{cost:.3g} \N{PLUS-MINUS SIGN} {spread:.2g} ms"
+                for cost, spread in zip(costs, spreads, strict=True)
+            )
             lines.append(
-                f"stage {stage} on rank {rank}: forward {forward:.3g} ms, input gradient "
-                f"{backward:.3g} ms, weight gradient {weight:.3g} ms"
+                f"stage {stage} on rank {rank}: forward {forward}, input gradient "
+                f"{backward}, weight gradient {weight}"
             )
         for rank, peak in enumerate(self.peak_bytes):
             lines.append(f"rank {rank}: peak memory {peak} bytes")
@@ -64,9 +69,10 @@ class Auto(BaseSchedule):
     """A schedule that is searched for, with costs measured on the devices.
 
     The first call of a step with new shapes runs two microbatches, one after the other, to
-    measure the stages. The marks give the number of stages and the mesh the number of ranks.
-    Later calls with the same shapes reuse the schedule. The trial calls the step's callbacks
-    (`jax.debug.print`) too. Each object measures and searches separately: two are never equal.
+    measure the stages; stages with equal modules are measured together. The marks give the
+    number of stages and the mesh the number of ranks. Later calls with the same shapes reuse
+    the schedule. The trial calls the step's callbacks (`jax.debug.print`) too. Each object
+    measures and searches separately: two are never equal.
 
     Args:
       memory_limit: the bytes that a step may use on each device in total, as in
@@ -143,8 +149,15 @@ def shared_cores(mesh: MpmdMesh) -> str:
 
 
 def _search(
-    auto: Auto, at: int, graph: Graph, like: _core.Plan, schedules: Any, limits: Any, costs: Any
+    auto: Auto,
+    at: int,
+    graph: Graph,
+    like: _core.Plan,
+    schedules: Any,
+    limits: Any,
+    measured: Any,
 ) -> Found:
+    costs, spreads = [stage[:3] for stage in measured], [stage[3:] for stage in measured]
     try:
         found = like.search(graph.core, at, schedules, costs, limits, auto.seconds)
     except JaxppError as error:
@@ -158,6 +171,7 @@ def _search(
         found.built_in_makespan,
         found.tried,
         costs,
+        spreads,
         [],
         "",
     )

@@ -566,7 +566,7 @@ def trace_step(
     """Traces and plans a step. Nothing is compiled or run, unless a loop uses `Auto`.
 
     `measure` runs a trial of the step without donation and returns the costs of each loop's
-    stages.
+    stages, with their spreads.
     """
     traced_call = _trace_call(fun, signature, call, options)
     donated = _by_parts(signature.describe(call)[1], traced_call.argument_bounds)

@@ -26,6 +26,7 @@ from jaxpp.plan.costs import CostSummary, MemoryAnalysis, cost_summary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
+from jaxpp.run.predicting import Prediction, predict_step
 from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
@@ -262,7 +263,8 @@ class CompiledStep:
         """Measures the costs of each loop's stages in a few runs; leaves without a value are
         zeros.
 
-        They are (forward, input gradient, weight gradient) in ms for a microbatch.
+        They are (forward, input gradient, weight gradient) in ms for a microbatch, followed by
+        their standard deviations.
         """
         leaves = [zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves]
         values = self._values_of(leaves, []) + self._constants
@@ -378,6 +380,48 @@ class CompiledStep:
     def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
         """The last traced call as text for a terminal, one line per rank."""
         return _core.draw_traces([self.trace_json(steps)], columns, color)
+
+    def predict(
+        self,
+        traces: Sequence[str] | None = None,
+        *,
+        cores: int | None = None,
+        threads: float = 0.0,
+        processes: int = 1,
+        call: float = 0.0,
+        latency: float = 0.0,
+        bandwidth: float = 0.0,
+        steps: int = 1,
+    ) -> Prediction:
+        """Predicts the time of a step from the times of its tasks.
+
+        Args:
+          traces: results of trace_json() of the same steps, one per process, from this step or
+            from one with the same tasks, such as fewer microbatches or another schedule.
+            Default: the last traced call.
+          cores: how many cores the devices share, 0 for no limit. Default: on CPUs those of
+            this process, otherwise no limit.
+          threads: how many cores a task keeps busy. Default: 1.5 for each device of a rank, at
+            most all of its process.
+          processes: among how many processes the ranks are divided.
+          call: milliseconds that issuing an instruction takes.
+          latency: of messages between processes, in milliseconds. Default: as in the traces.
+          bandwidth: bytes per millisecond between processes, 0 for no limit.
+          steps: how many steps to predict, with as many in flight as the step allows.
+        """
+        return predict_step(
+            self._traced.plan,
+            self._devices,
+            self._in_flight,
+            [self.trace_json()] if traces is None else traces,
+            cores,
+            threads,
+            processes,
+            call,
+            latency,
+            bandwidth,
+            steps,
+        )
 
 
 class ProgramText:

@@ -121,10 +121,12 @@ static void test_costs_of_a_trial(void** state) {
   for (uint32_t a = 0; a < num_args; ++a) {
     args[a] = model_array(model, a, 0, (float)a, 1.0f / 16);
   }
-  jpp_cost_t costs[4] = {[3] = {.forward = -1}};
-  ASSERT_OK(jpp_runtime_measure(model->runtime, args, NULL, 3, costs));
+  jpp_cost_t costs[4] = {[3] = {.forward = -1}}, spreads[3];
+  ASSERT_OK(jpp_runtime_measure(model->runtime, args, NULL, 3, costs, spreads));
   for (uint32_t s = 0; s < 3; ++s) {
     assert_true(costs[s].forward > 0 && costs[s].backward + costs[s].weight > 0);
+    // A standard deviation of 8 runs is at most sqrt(7) times their mean.
+    assert_true(spreads[s].forward >= 0 && spreads[s].forward < 3 * costs[s].forward);
   }
   assert_true(costs[3].forward < 0);
   for (uint32_t a = 0; a < num_args; ++a) jpp_array_release(args[a]);

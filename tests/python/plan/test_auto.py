@@ -63,6 +63,18 @@ def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, any_mesh2
     assert (f"{devices} devices share {cores} cores" in text) == (devices > cores)
 
 
+def test_equal_stages_are_measured_together() -> None:
+    auto = jaxpp.Auto(seconds=0.1)
+    step_of(auto)(m.params(4), m.batch(4))  # the first and the last stage have other tasks
+    found = auto.found
+    assert found is not None
+    assert found.costs[1] == found.costs[2] and found.spreads[1] == found.spreads[2]
+    assert found.costs[0] != found.costs[1]
+    assert all(spread >= 0 for stage in found.spreads for spread in stage)
+    forward, spread = found.costs[2][0], found.spreads[2][0]
+    assert f"forward {forward:.3g} \N{PLUS-MINUS SIGN} {spread:.2g} ms, input" in str(found)
+
+
 def test_remat_and_jit(any_mesh4: Any) -> None:
     problem = transformer(stages=4, blocks=4, microbatches=4, remat=True)
     assert_trains_equal(problem, jaxpp.Auto(seconds=0.1), any_mesh4, steps=1)

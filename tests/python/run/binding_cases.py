@@ -285,6 +285,17 @@ def cases(step: Step) -> list[Case]:
             ("text, not None", "m"),
         ),
         Case(
+            "Plan.predict",
+            lambda: step.plan.predict,
+            ("objects", [step.trace]),
+            ("numbers", [0, 1]),
+            *[("number", 0)] * 2,
+            ("float", 0.0),
+            ("number", 0),
+            *[("float", 0.0)] * 3,
+            *[("number", 0)] * 2,
+        ),
+        Case(
             "Plan.save",
             lambda: step.plan.save,
             ("path", step.folder + "/plan"),

@@ -56,6 +56,10 @@ class Step:
         self.args = ([jnp.ones((2, 2))] * 2, jnp.ones((2, 2, 2)))
         function = jaxpp.mpmd_jit_with_loop(step, mesh)
         self.compiled = function.compile(*self.args).compiled
+        self.compiled.set_tracing()
+        jax.block_until_ready(self.compiled.run_leaves(jax.tree.leaves(self.args)))
+        self.trace = self.compiled.trace_json()
+        self.compiled.set_tracing(False)
         self.traced = self.compiled._traced
         self.plan, self.staged = self.traced.plan, self.traced.staged
         self.graph = self.traced.graph.core

@@ -157,6 +157,37 @@ def test_trace_of_a_step() -> None:
     assert compiled._runtime.trace_peaks() == planned
 
 
+def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> None:
+    step = JIT(m.training_step(FOUR), make_mesh(4), donate_argnums=0)
+    compiled = step.compile(m.params(4), m.batch(4))
+    with pytest.raises(jaxpp.JaxppError, match="no step has been traced; call set_tracing"):
+        compiled.predict()
+    compiled.set_tracing()
+    compiled(m.params(4), m.batch(4))
+    (tmp_path / "trace.json").write_text(compiled.trace_json())
+    compiled.save(tmp_path / "step.plan")
+    files = [tmp_path / "step.plan", tmp_path / "trace.json"]
+    printed = subprocess.run([command, "predict", *files], capture_output=True, text=True)
+    found = compiled.predict()
+    assert printed.stdout == str(found) + "\n", printed.stderr
+    (tmp_path / "predicted.json").write_text(found.trace_json)
+    compare = [command, "drift", tmp_path / "predicted.json", files[1]]
+    drift = subprocess.run(compare, capture_output=True, text=True)
+    count = sum(rank.tasks for rank in compiled.cost_summary().ranks)
+    assert f"{count} of {count} predicted tasks were measured" in drift.stdout, drift.stderr
+    assert found.makespan == found.period and len(found.busy) == 4
+    assert all(part in found.table for part in ("bubble", "peak bytes", "0 -> 1"))
+    assert compiled.predict([found.trace_json]).makespan == pytest.approx(found.makespan, 1e-3)
+    # A call of 1 s for each run: the fewest that a rank has.
+    assert compiled.predict(call=1e3, steps=2).makespan > 8e3
+    assert compiled.predict(processes=4, latency=1e3).makespan > 6e3
+    other = JIT(m.training_step(jaxpp.ZeroBubble(4)), make_mesh(4)).compile(
+        m.params(4), m.batch(4)
+    )
+    with pytest.raises(jaxpp.JaxppError, match="found none of bwd_i_"):
+        other.predict([compiled.trace_json()])
+
+
 @pytest.mark.parametrize("ranks,axes", [(4, {}), (2, {"data": 2})])
 def test_peaks_are_those_of_the_plan(ranks: int, axes: dict[str, int]) -> None:
     for schedule in (jaxpp.Std1F1B(ranks), jaxpp.GPipe(ranks)):

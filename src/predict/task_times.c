@@ -1,0 +1,99 @@
+// Task times from measured runs. One sweep over the starts and ends of all runs follows
+// the `work` of each host (cores.h), and a run took what that advanced from its start to
+// its end.
+#include <stdlib.h>
+
+#include "base/null.h"
+#include "predict/cores.h"
+#include "predict/machine.h"
+
+typedef struct edge {
+  double time;
+  uint64_t run;
+  bool end;
+} edge_t;
+
+static int compare_edges(const void* left, const void* right) {
+  const edge_t *a = left, *b = right;
+  if (a->time != b->time) return a->time < b->time ? -1 : 1;
+  if (a->end != b->end) return a->end - b->end;
+  return (a->run > b->run) - (a->run < b->run);
+}
+
+static jpp_status_t* check_runs(const jpp_task_run_t* runs, uint64_t num_runs,
+                                uint32_t ranks, uint32_t num_tasks) {
+  for (uint64_t i = 0; i < num_runs; ++i) {
+    const jpp_task_run_t* run = &runs[i];
+    bool known = run->rank < ranks && run->task < num_tasks;
+    if (known && run->end >= run->start && run->end - run->start <= JPP_LONGEST_TIME) {
+      continue;
+    }
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "run %llu: expected a rank below %u, a task below %u and an "
+                           "end behind its start, found %u, %u and %g after %g",
+                           (unsigned long long)i, ranks, num_tasks, run->rank, run->task,
+                           run->end, run->start);
+  }
+  return NULL;
+}
+
+static jpp_status_t* measure_runs(const jpp_machine_t* machine,
+                                  const jpp_task_run_t* runs, uint64_t num_runs,
+                                  uint32_t ranks, jpp_arena_t* scratch, double* took) {
+  edge_t* edges = NULL;
+  jpp_cores_t* hosts = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * num_runs, &edges));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, ranks, &hosts));
+  for (uint32_t h = 0; h < ranks; ++h) hosts[h].count = machine->cores;
+  for (uint64_t i = 0; i < num_runs; ++i) {
+    edges[2 * i] = (edge_t){runs[i].start, i, false};
+    edges[2 * i + 1] = (edge_t){runs[i].end, i, true};
+  }
+  qsort(edges, 2 * num_runs, sizeof(*edges), compare_edges);
+  for (uint64_t e = 0; e < 2 * num_runs; ++e) {
+    const edge_t* edge = &edges[e];
+    jpp_cores_t* host = &hosts[machine->rank_host[runs[edge->run].rank]];
+    jpp__cores_advance(host, edge->time);
+    if (edge->end) {
+      host->load -= machine->threads;
+      took[edge->run] += host->work;
+    } else {
+      host->load += machine->threads;
+      took[edge->run] -= host->work;
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* average(const jpp_task_run_t* runs, uint64_t num_runs,
+                             const double* took, uint32_t num_tasks, jpp_arena_t* scratch,
+                             double* out_times) {
+  uint64_t* counts = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, num_tasks, &counts));
+  for (uint32_t t = 0; t < num_tasks; ++t) out_times[t] = 0;
+  for (uint64_t i = 0; i < num_runs; ++i) {
+    out_times[runs[i].task] += took[i];
+    ++counts[runs[i].task];
+  }
+  for (uint32_t t = 0; t < num_tasks; ++t) {
+    out_times[t] = counts[t] ? out_times[t] / (double)counts[t] : -1;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp_predict_task_times(const jpp_machine_t* machine, uint32_t ranks,
+                                     const jpp_task_run_t* runs, uint64_t num_runs,
+                                     uint32_t num_tasks, double* out_times) {
+  JPP_RETURN_IF_NULL(machine, runs, out_times);
+  JPP_RETURN_IF_ERROR(check_runs(runs, num_runs, ranks, num_tasks));
+  jpp_machine_t full;
+  double* took = NULL;
+  jpp_arena_t scratch;
+  jpp__arena_init(&scratch);
+  jpp_status_t* status = jpp__machine_complete(machine, ranks, &scratch, &full);
+  if (!status) status = JPP_ARENA_ARRAY(&scratch, num_runs, &took);
+  if (!status) status = measure_runs(&full, runs, num_runs, ranks, &scratch, took);
+  if (!status) status = average(runs, num_runs, took, num_tasks, &scratch, out_times);
+  jpp__arena_deinit(&scratch);
+  return status;
+}

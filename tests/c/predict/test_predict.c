@@ -1,0 +1,721 @@
+// Predictions against the simulation of a schedule, and against a reference that is slow
+// and simple enough to be believed.
+#include <math.h>
+#include <stdio.h>
+
+#include "jaxpp/predict.h"
+#include "jaxpp/simulate.h"
+#include "plan_util.h"
+#include "random_step.h"
+#include "schedule_util.h"
+
+// Sanitizers make everything several times slower: they see a part.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { kSeeds = 60, kGridStep = 17 };
+#else
+enum { kSeeds = 600, kGridStep = 3 };
+#endif
+
+static uint64_t g_random = 1;
+// xorshift64*, https://en.wikipedia.org/wiki/Xorshift
+static uint32_t pick(uint32_t count) {
+  g_random ^= g_random >> 12;
+  g_random ^= g_random << 25;
+  g_random ^= g_random >> 27;
+  return (uint32_t)((g_random * 2685821657736338717u) >> 33) % count;
+}
+
+// Times that are hardly ever equal: what happens first does not depend on rounding.
+static double pick_time(void) { return (pick(1u << 20) + 1) / 130000.7; }
+
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b)); }
+
+static void assert_near(double found, double expected) {
+  if (!is_near(found, expected)) fail_msg("expected %.12g, found %.12g", expected, found);
+}
+
+// --- Against the simulation of the schedule -------------------------------------------
+
+// A chain of stages with one weight each.
+static char* chain_text(uint32_t stages, uint32_t ranks, uint32_t microbatches) {
+  jpp_str_t str = {0};
+  char* text = NULL;
+  jpp_str_appendf(&str, "graph \"chain\" ranks %u\n", ranks);
+  for (uint32_t s = 0; s < stages; ++s) jpp_str_appendf(&str, "arg %%w%u f32[8]\n", s);
+  jpp_str_appendf(&str, "arg %%x f32[%u,8]\nloop microbatches %u stages %u index %%i {\n",
+                  microbatches, microbatches, stages);
+  jpp_str_append(&str, "%f0:f32[8] = slice(%x, %i) cheap\n");
+  for (uint32_t s = 0; s < stages; ++s) {
+    jpp_str_appendf(&str, "%%h%u:f32[8] = dot(%%f%u, %%w%u) cost 9\n", s, s, s);
+    jpp_str_appendf(&str, "%%f%u:f32[8] = @mark %u (%%h%u)\n", s + 1, s, s);
+  }
+  jpp_str_appendf(&str, "%%t%u:f32[8] = seed(%%f%u) backward\n", stages, stages);
+  for (uint32_t s = stages; s-- > 0;) {
+    jpp_str_appendf(&str, "%%b%u:f32[8] = @mark_backward %u (%%t%u) backward\n", s, s,
+                    s + 1);
+    jpp_str_appendf(&str, "%%g%u:f32[8] = dot_w(%%f%u, %%b%u) backward cost 9\n", s, s,
+                    s);
+    jpp_str_appendf(&str, "%%t%u:f32[8] = dot_i(%%b%u, %%w%u) backward cost 9\n", s, s,
+                    s);
+  }
+  jpp_str_append(&str, "}");
+  for (uint32_t s = 0; s < stages; ++s) {
+    jpp_str_appendf(&str, "%s %%G%u:f32[8] = add %%g%u", s ? "," : "", s, s);
+  }
+  jpp_str_append(&str, "\n");
+  for (uint32_t s = 0; s < stages; ++s) jpp_str_appendf(&str, "out %%G%u\n", s);
+  ASSERT_OK(jpp_str_finish(&str, &text));
+  return text;
+}
+
+static bool is_split(const jpp_schedule_t* schedule) {
+  for (uint32_t i = 0; i < schedule->rows[0].count; ++i) {
+    if (schedule->rows[0].tasks[i].kind == JPP_TASK_BWD_I) return true;
+  }
+  return false;
+}
+
+static uint32_t g_compared;
+
+static void compare_with_simulation(const jpp_schedule_t* schedule) {
+  jpp_cost_t costs[18];
+  uint32_t stages = schedule->stages;
+  if (++g_compared % kGridStep) return;
+  for (uint32_t s = 0; s < stages; ++s) {
+    costs[s] = (jpp_cost_t){pick_time(), pick_time(), pick_time()};
+  }
+  // The first stage has no input gradient: its task is empty, and waits for nothing where
+  // the schedule waits for the next stage.
+  bool split = is_split(schedule);
+  if (split) costs[0].backward = 0;
+  char* text = chain_text(stages, schedule->ranks, schedule->microbatches);
+  planned_t planned = {.ranks = schedule->ranks};
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "chain", &planned.graph));
+  jpp_text_free(text);
+  planned.given[0] = (jpp_schedule_t*)schedule;  // borrowed
+  ASSERT_OK(plan_scheduled(&planned, 0));
+
+  double* times = calloc(planned.staged->num_tasks, sizeof(*times));
+  for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
+    const jpp_task_t* task = &planned.staged->tasks[t];
+    if (task->loop == 0) times[t] = jpp_task_cost(&costs[task->stage], task->kind);
+  }
+  double latency = pick(2) ? pick_time() : 0;
+  jpp_link_speed_t links[36] = {0};
+  for (uint32_t i = 0; i < 36; ++i) links[i].latency = latency;
+  jpp_machine_t machine = {.struct_size = sizeof(machine), .links = links};
+  jpp_predict_options_t options = {
+      .struct_size = sizeof(options), .task_times = times, .machine = &machine};
+  jpp_prediction_t* prediction = NULL;
+  ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+  jpp_simulate_options_t simulate = {
+      .struct_size = sizeof(simulate), .stage_costs = costs, .latency = latency};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(schedule, &simulate, &simulation));
+  double before = simulation->makespan - prediction->makespan;
+  if (!is_near(prediction->makespan, simulation->makespan) && !(split && before > 0)) {
+    fail_msg("%s, %u stages, %u ranks, %u microbatches: %g, expected %g", schedule->name,
+             stages, schedule->ranks, schedule->microbatches, prediction->makespan,
+             simulation->makespan);
+  }
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    assert_near(prediction->busy[r], simulation->ranks[r].work);
+  }
+  jpp_simulation_destroy(simulation);
+  jpp_prediction_destroy(prediction);
+  free(times);
+  planned.given[0] = NULL;
+  plan_free(&planned);
+}
+
+static void test_an_ideal_machine_runs_what_the_schedule_says(void** state) {
+  (void)state;
+  for_each_schedule(compare_with_simulation);
+  assert_true(g_compared > 2000);
+}
+
+// --- The reference --------------------------------------------------------------------
+
+// It keeps everything in lists that it searches, and the work that is left of every job.
+enum { kMaxTokens = 1 << 16, kMaxRanks = 8, kMaxItems = 1 << 14 };
+
+typedef struct item {
+  uint32_t rank, instr, step;  // of a run
+  uint32_t args[256], results[256];
+  uint32_t num_args, num_results, device;
+  bool running, done;
+  double left, start, end;
+} item_t;
+
+typedef struct letter {
+  uint32_t channel, token, out;  // the value, and the value when received
+  double bytes, arrival;
+  bool departed, arrived, received;
+} letter_t;
+
+typedef struct reference {
+  const jpp_plan_t* plan;
+  const jpp_predict_options_t* options;
+  const jpp_machine_t* machine;
+  bool ready[kMaxTokens];
+  uint32_t tokens;
+  item_t* items;  // in the order of issue
+  uint32_t num_items;
+  letter_t* letters;  // in the order of issue
+  uint32_t num_letters;
+  uint32_t* registers[kMaxRanks];  // tokens
+  uint32_t at[kMaxRanks];
+  uint32_t step[kMaxRanks], turn[kMaxRanks];  // of a process
+  bool ran[kMaxRanks], advanced[kMaxRanks];
+  double call_left[kMaxRanks];  // of a process; < 0: in no call
+  double now;
+} reference_t;
+
+static bool in_process(const reference_t* ref, uint32_t rank, uint32_t process) {
+  return ref->machine->rank_process[rank] == process;
+}
+
+static letter_t* oldest_letter(reference_t* ref, uint32_t channel) {
+  for (uint32_t i = 0; i < ref->num_letters; ++i) {
+    letter_t* letter = &ref->letters[i];
+    if (letter->channel == channel && !letter->received) return letter;
+  }
+  return NULL;
+}
+
+static bool may_issue(reference_t* ref, uint32_t rank, const jpp_instr_t* instr) {
+  if (instr->kind == JPP_INSTR_RUN || instr->kind == JPP_INSTR_DELETE) return true;
+  const jpp_plan_channel_t* channel = &ref->plan->channels[instr->target];
+  if (instr->kind == JPP_INSTR_RECV) {
+    const letter_t* letter = oldest_letter(ref, instr->target);
+    return letter && (letter->arrived ||
+                      in_process(ref, channel->src, ref->machine->rank_process[rank]));
+  }
+  uint32_t held = 0;
+  for (uint32_t i = 0; i < ref->num_letters; ++i) {
+    held += ref->letters[i].channel == instr->target && !ref->letters[i].received;
+  }
+  return held < channel->slots;
+}
+
+static void issue(reference_t* ref, uint32_t rank, uint32_t step) {
+  const jpp_program_t* program = &ref->plan->programs[rank];
+  const jpp_instr_t* instr = &program->instrs[ref->at[rank]];
+  const uint32_t* operands = program->operands + instr->first_operand;
+  uint32_t* registers = ref->registers[rank];
+  if (instr->kind == JPP_INSTR_RUN) {
+    item_t* item = &ref->items[ref->num_items++];
+    *item = (item_t){.rank = rank,
+                     .instr = ref->at[rank],
+                     .step = step,
+                     .num_args = instr->num_args,
+                     .num_results = instr->num_results,
+                     .device = ref->machine->rank_device[rank],
+                     .left = ref->options->task_times[instr->target]};
+    for (uint32_t k = 0; k < instr->num_args; ++k) item->args[k] = registers[operands[k]];
+    for (uint32_t k = 0; k < instr->num_results; ++k) {
+      item->results[k] = registers[operands[instr->num_args + k]] = ref->tokens++;
+    }
+  } else if (instr->kind == JPP_INSTR_SEND) {
+    uint32_t value = program->operand_values[instr->first_operand];
+    ref->letters[ref->num_letters++] =
+        (letter_t){.channel = instr->target,
+                   .token = registers[operands[0]],
+                   .out = ref->tokens++,
+                   .bytes = (double)ref->plan->value_bytes[value]};
+  } else if (instr->kind == JPP_INSTR_RECV) {
+    letter_t* letter = oldest_letter(ref, instr->target);
+    letter->received = true;
+    registers[operands[0]] = letter->out;
+  }
+  ++ref->at[rank];
+}
+
+static bool step_is_done(const reference_t* ref, uint32_t process, uint32_t step) {
+  for (uint32_t i = 0; i < ref->num_items; ++i) {
+    const item_t* item = &ref->items[i];
+    if (item->step == step && in_process(ref, item->rank, process) && !item->done) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool costs_a_call(const reference_t* ref, const jpp_instr_t* instr) {
+  if (instr->kind == JPP_INSTR_RUN) {
+    return ref->plan->staged->tasks[instr->target].num_ops > 0 && ref->machine->call > 0;
+  }
+  return instr->kind != JPP_INSTR_DELETE && ref->machine->call > 0;
+}
+
+// Visits the ranks of a process until a call begins or nothing can be issued.
+static bool issue_process(reference_t* ref, uint32_t process) {
+  bool any = false;
+  uint32_t in_flight = ref->options->steps_in_flight ? ref->options->steps_in_flight : 2;
+  while (ref->call_left[process] < 0) {
+    uint32_t step = ref->step[process], rank = ref->turn[process];
+    if (step == ref->options->steps) return any;
+    if (step >= in_flight && !step_is_done(ref, process, step - in_flight)) return any;
+    bool all = true;
+    for (uint32_t r = 0; r < ref->plan->ranks; ++r) {
+      if (in_process(ref, r, process))
+        all &= ref->at[r] == ref->plan->programs[r].num_instrs;
+    }
+    // A step ends at the end of a round.
+    if (rank == ref->plan->ranks || !in_process(ref, rank, process)) {
+      if (rank == ref->plan->ranks && all) {
+        ++ref->step[process];
+        any = true;
+        for (uint32_t r = 0; r < ref->plan->ranks; ++r) {
+          if (!in_process(ref, r, process)) continue;
+          ref->at[r] = 0;
+          // All that it reads is there: token 0.
+          for (uint32_t i = 0; i < ref->plan->programs[r].num_registers; ++i) {
+            ref->registers[r][i] = 0;
+          }
+        }
+      }
+      ref->turn[process] = rank == ref->plan->ranks ? 0 : rank + 1;
+      ref->ran[process] = false;
+      if (rank == ref->plan->ranks && !all && !ref->advanced[process]) return any;
+      if (rank == ref->plan->ranks) ref->advanced[process] = false;
+      continue;
+    }
+    const jpp_program_t* program = &ref->plan->programs[rank];
+    const jpp_instr_t* instr = &program->instrs[ref->at[rank]];
+    if (ref->at[rank] == program->num_instrs ||
+        (instr->kind == JPP_INSTR_RUN && ref->ran[process]) ||
+        !may_issue(ref, rank, instr)) {
+      ++ref->turn[process];
+      ref->ran[process] = false;
+      continue;
+    }
+    any = ref->advanced[process] = true;
+    ref->ran[process] |= instr->kind == JPP_INSTR_RUN;
+    if (costs_a_call(ref, instr)) {
+      ref->call_left[process] = ref->machine->call;
+    } else {
+      issue(ref, rank, step);
+    }
+  }
+  return any;
+}
+
+// What issuing threads do now; false if nothing.
+static bool issue_all(reference_t* ref) {
+  bool any = false;
+  for (uint32_t p = 0; p < ref->plan->ranks; ++p) {
+    if (ref->call_left[p] == 0) {
+      ref->call_left[p] = -1;
+      issue(ref, ref->turn[p], ref->step[p]);
+      any = true;
+    }
+  }
+  for (uint32_t p = 0; !any && p < ref->plan->ranks; ++p) any = issue_process(ref, p);
+  return any;
+}
+
+// Runs that end or start and messages that arrive now; false if there are none.
+static bool settle(reference_t* ref) {
+  bool any = false;
+  for (uint32_t i = 0; i < ref->num_items; ++i) {
+    item_t* item = &ref->items[i];
+    bool can = !item->running && !item->done;
+    for (uint32_t k = 0; k < item->num_args; ++k) can = can && ref->ready[item->args[k]];
+    for (uint32_t j = 0; can && j < i; ++j) {
+      can = ref->items[j].done || ref->items[j].device != item->device;
+    }
+    if (can) {
+      item->running = any = true;
+      item->start = ref->now;
+    }
+    if (!item->running || item->left > 0) continue;
+    item->running = false;
+    item->done = any = true;
+    item->end = ref->now;
+    for (uint32_t k = 0; k < item->num_results; ++k) ref->ready[item->results[k]] = true;
+  }
+  for (uint32_t i = 0; i < ref->num_letters; ++i) {
+    letter_t* letter = &ref->letters[i];
+    if (letter->departed && !letter->arrived && letter->arrival <= ref->now) {
+      letter->arrived = any = true;
+      ref->ready[letter->out] = true;
+    }
+  }
+  return any;
+}
+
+// The messages whose values exist leave, in the order in which they do. Values of the
+// same moment leave in the order of the sends, per link.
+static bool depart_letters(reference_t* ref, double* link_free) {
+  bool any = false;
+  for (uint32_t i = 0; i < ref->num_letters; ++i) {
+    letter_t* letter = &ref->letters[i];
+    if (letter->departed || !ref->ready[letter->token]) continue;
+    const jpp_plan_channel_t* channel = &ref->plan->channels[letter->channel];
+    size_t link = (size_t)channel->src * ref->plan->ranks + channel->dst;
+    jpp_link_speed_t speed = {0};
+    if (ref->machine->links) {
+      speed = ref->machine->links[link];
+    } else if (!in_process(ref, channel->src, ref->machine->rank_process[channel->dst])) {
+      speed = ref->machine->link;
+    }
+    double begin = fmax(ref->now, link_free[link]);
+    link_free[link] = begin + (speed.bandwidth > 0 ? letter->bytes / speed.bandwidth : 0);
+    letter->arrival = link_free[link] + speed.latency;
+    letter->departed = any = true;
+  }
+  return any;
+}
+
+static double speed_of(const reference_t* ref, uint32_t host) {
+  const jpp_machine_t* machine = ref->machine;
+  double wanted = 0;
+  for (uint32_t i = 0; i < ref->num_items; ++i) {
+    const item_t* item = &ref->items[i];
+    if (item->running && machine->rank_host[item->rank] == host) {
+      wanted += machine->threads;
+    }
+  }
+  for (uint32_t p = 0; p < ref->plan->ranks; ++p) {
+    wanted += ref->call_left[p] >= 0 && machine->rank_host[ref->turn[p]] == host;
+  }
+  return machine->cores && wanted > machine->cores ? machine->cores / wanted : 1;
+}
+
+// Moves the clock to the next event; false if there is none.
+static bool pass_time(reference_t* ref) {
+  double next = INFINITY, speeds[kMaxRanks];
+  for (uint32_t h = 0; h < ref->plan->ranks; ++h) speeds[h] = speed_of(ref, h);
+  for (uint32_t i = 0; i < ref->num_items; ++i) {
+    const item_t* item = &ref->items[i];
+    if (!item->running) continue;
+    next = fmin(next, item->left / speeds[ref->machine->rank_host[item->rank]]);
+  }
+  for (uint32_t p = 0; p < ref->plan->ranks; ++p) {
+    if (ref->call_left[p] < 0) continue;
+    double speed = speeds[ref->machine->rank_host[ref->turn[p]]];
+    next = fmin(next, ref->call_left[p] / speed);
+  }
+  for (uint32_t i = 0; i < ref->num_letters; ++i) {
+    const letter_t* letter = &ref->letters[i];
+    if (!letter->departed || letter->arrived) continue;
+    next = fmin(next, letter->arrival - ref->now);
+  }
+  if (isinf(next)) return false;
+  for (uint32_t i = 0; i < ref->num_items; ++i) {
+    item_t* item = &ref->items[i];
+    if (!item->running) continue;
+    item->left -= next * speeds[ref->machine->rank_host[item->rank]];
+    if (item->left < 1e-11) item->left = 0;
+  }
+  for (uint32_t p = 0; p < ref->plan->ranks; ++p) {
+    if (ref->call_left[p] < 0) continue;
+    ref->call_left[p] -= next * speeds[ref->machine->rank_host[ref->turn[p]]];
+    if (ref->call_left[p] < 1e-11) ref->call_left[p] = 0;
+  }
+  ref->now += next;
+  for (uint32_t i = 0; i < ref->num_letters; ++i) {
+    letter_t* letter = &ref->letters[i];
+    if (letter->departed && fabs(letter->arrival - ref->now) < 1e-11) {
+      letter->arrival = ref->now;
+    }
+  }
+  return true;
+}
+
+static reference_t* run_reference(const jpp_plan_t* plan,
+                                  const jpp_predict_options_t* options) {
+  reference_t* ref = calloc(1, sizeof(*ref));
+  double link_free[kMaxRanks * kMaxRanks] = {0};
+  *ref = (reference_t){.plan = plan,
+                       .options = options,
+                       .machine = options->machine,
+                       .items = calloc(kMaxItems, sizeof(item_t)),
+                       .letters = calloc(kMaxItems, sizeof(letter_t)),
+                       .tokens = 1};
+  ref->ready[0] = true;  // arguments
+  for (uint32_t r = 0; r < plan->ranks; ++r) {
+    ref->registers[r] =
+        calloc(plan->programs[r].num_registers + 1, sizeof(*ref->registers[r]));
+    ref->call_left[r] = -1;
+  }
+  do {
+    while (settle(ref) || depart_letters(ref, link_free) || issue_all(ref)) continue;
+  } while (pass_time(ref));
+  return ref;
+}
+
+static void free_reference(reference_t* ref) {
+  for (uint32_t r = 0; r < ref->plan->ranks; ++r) free(ref->registers[r]);
+  free(ref->items);
+  free(ref->letters);
+  free(ref);
+}
+
+// --- Random plans on random machines --------------------------------------------------
+
+typedef struct random_machine {
+  jpp_machine_t machine;
+  uint32_t host[kMaxRanks], process[kMaxRanks], device[kMaxRanks];
+  jpp_link_speed_t links[kMaxRanks * kMaxRanks];
+} random_machine_t;
+
+static void pick_machine(uint32_t ranks, bool calls, random_machine_t* out) {
+  uint32_t processes = pick(ranks) + 1;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    out->process[r] = pick(processes);
+    out->host[r] = out->process[r] / 2;
+    out->device[r] = r;
+    for (uint32_t other = 0; other < r && pick(2); ++other) {
+      if (out->process[other] == out->process[r]) out->device[r] = out->device[other];
+    }
+  }
+  for (uint32_t i = 0; i < ranks * ranks; ++i) {
+    out->links[i] = (jpp_link_speed_t){pick_time() * pick(2), pick(2) * 37.7};
+  }
+  out->machine = (jpp_machine_t){.struct_size = sizeof(out->machine),
+                                 .cores = pick(4),
+                                 .threads = (pick(3) + 1) * 0.75,
+                                 .call = calls && pick(2) ? pick_time() / 10 : 0,
+                                 .link = {pick_time(), 41.3},
+                                 .rank_host = out->host,
+                                 .rank_process = out->process,
+                                 .rank_device = out->device,
+                                 .links = pick(3) ? out->links : NULL};
+}
+
+static planned_t plan_random(uint64_t seed) {
+  uint32_t slots = 0;
+  planned_t planned = random_step(seed, &slots);
+  ASSERT_OK(plan_scheduled(&planned, slots));
+  g_random = seed * 0x9E3779B97F4A7C15u + 1;
+  return planned;
+}
+
+static double* pick_times(const planned_t* planned) {
+  double* times = calloc(planned->staged->num_tasks, sizeof(*times));
+  for (uint32_t t = 0; t < planned->staged->num_tasks; ++t) times[t] = pick_time();
+  return times;
+}
+
+static void compare_with_reference(uint64_t seed) {
+  planned_t planned = plan_random(seed);
+  double* times = pick_times(&planned);
+  random_machine_t machine;
+  pick_machine(planned.ranks, true, &machine);
+  jpp_predict_options_t options = {.struct_size = sizeof(options),
+                                   .task_times = times,
+                                   .machine = &machine.machine,
+                                   .steps = pick(3) + 1,
+                                   .steps_in_flight = pick(3)};
+  jpp_prediction_t* prediction = NULL;
+  ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+  reference_t* ref = run_reference(planned.plan, &options);
+  assert_int_equal(prediction->num_runs, ref->num_items);
+  uint32_t of_rank[kMaxRanks] = {0};
+  uint64_t per_step = prediction->num_runs / options.steps;
+  for (uint32_t i = 0; i < ref->num_items; ++i) {
+    // The reference has them in the order of issue, which is that of a rank.
+    const item_t* item = &ref->items[i];
+    uint64_t first = 0;
+    while (prediction->runs[first].rank != item->rank) ++first;
+    uint64_t runs = 0;
+    while (first + runs < per_step && prediction->runs[first + runs].rank == item->rank) {
+      ++runs;
+    }
+    uint64_t number = of_rank[item->rank]++;
+    const jpp_task_run_t* run =
+        &prediction->runs[number / runs * per_step + first + number % runs];
+    assert_int_equal(run->step, item->step);
+    if (is_near(run->start, item->start) && is_near(run->end, item->end)) continue;
+    fail_msg(
+        "seed %llu, step %u, rank %u, instruction %u: %.9g to %.9g, expected %.9g "
+        "to %.9g",
+        (unsigned long long)seed, run->step, run->rank, item->instr, run->start, run->end,
+        item->start, item->end);
+  }
+  free_reference(ref);
+  jpp_prediction_destroy(prediction);
+  free(times);
+  plan_free(&planned);
+}
+
+static void test_random_plans_run_as_in_the_reference(void** state) {
+  (void)state;
+  const char* only = test_variable("JPP_TEST_SEED");
+  if (only) {
+    compare_with_reference(strtoull(only, NULL, 10));
+    return;
+  }
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) compare_with_reference(seed);
+}
+
+// Whatever shares the cores, the times that were put in come out again.
+static void test_task_times_are_found_in_predicted_runs(void** state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    planned_t planned = plan_random(seed);
+    uint32_t tasks = planned.staged->num_tasks;
+    double* times = pick_times(&planned);
+    double* found = calloc(tasks, sizeof(*found));
+    random_machine_t machine;
+    pick_machine(planned.ranks, false, &machine);
+    jpp_predict_options_t options = {.struct_size = sizeof(options),
+                                     .task_times = times,
+                                     .machine = &machine.machine,
+                                     .steps = 2};
+    jpp_prediction_t* prediction = NULL;
+    ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+    ASSERT_OK(jpp_predict_task_times(&machine.machine, planned.ranks, prediction->runs,
+                                     prediction->num_runs, tasks, found));
+    for (uint32_t t = 0; t < tasks; ++t) assert_near(found[t], times[t]);
+    ASSERT_OK(jpp_predict_task_times(&machine.machine, planned.ranks, prediction->runs, 0,
+                                     tasks, found));
+    for (uint32_t t = 0; t < tasks; ++t) assert_near(found[t], -1);
+    jpp_prediction_destroy(prediction);
+    free(found);
+    free(times);
+    plan_free(&planned);
+  }
+}
+
+// A link that only delays is found in the runs that wait for it.
+static void test_latency_is_found_in_predicted_runs(void** state) {
+  (void)state;
+  uint32_t found_in = 0;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    planned_t planned = plan_random(seed);
+    double* times = pick_times(&planned);
+    jpp_machine_t machine = {.struct_size = sizeof(machine),
+                             .cores = pick(3),
+                             .processes = planned.ranks,
+                             .link.latency = pick_time() / 100};
+    jpp_predict_options_t options = {
+        .struct_size = sizeof(options), .task_times = times, .machine = &machine};
+    jpp_prediction_t* prediction = NULL;
+    double found = -1;
+    ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+    ASSERT_OK(jpp_predict_latency(planned.plan, &machine, prediction->runs,
+                                  prediction->num_runs, &found));
+    // In some steps no run waits for a message.
+    if (found > 0) assert_near(found, machine.link.latency);
+    found_in += found > 0;
+    ASSERT_OK(jpp_predict_latency(planned.plan, &machine, prediction->runs, 0, &found));
+    assert_near(found, 0);
+    jpp_prediction_destroy(prediction);
+    free(times);
+    plan_free(&planned);
+  }
+  assert_true(found_in > kSeeds / 3);
+}
+
+// --- Small cases ----------------------------------------------------------------------
+
+// mlp2: two stages, four microbatches; every task of the loop takes 1 ms, and the update
+// on rank 1 `update`.
+static double predict_mlp2(const jpp_machine_t* machine, double update, uint32_t steps,
+                           uint32_t in_flight) {
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  double* times = calloc(planned.staged->num_tasks, sizeof(*times));
+  for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
+    const jpp_task_t* task = &planned.staged->tasks[t];
+    times[t] = task->loop == 0 ? 1 : task->rank * task->phase * update;
+  }
+  jpp_predict_options_t options = {.struct_size = sizeof(options),
+                                   .task_times = times,
+                                   .machine = machine,
+                                   .steps = steps,
+                                   .steps_in_flight = in_flight};
+  jpp_prediction_t* prediction = NULL;
+  ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+  double period = prediction->period;
+  jpp_prediction_destroy(prediction);
+  free(times);
+  plan_free(&planned);
+  return period;
+}
+
+static void test_cores_and_steps_in_flight_count(void** state) {
+  (void)state;
+  jpp_machine_t machine = {.struct_size = sizeof(machine)};
+  // 4 forwards and 4 backwards, and the bubble of one of each.
+  assert_near(predict_mlp2(&machine, 0, 1, 0), 10);
+  // All 16 tasks one after the other.
+  machine.cores = 1;
+  assert_near(predict_mlp2(&machine, 0, 1, 0), 16);
+  machine.cores = 2;
+  // Each task keeps 1.5 of the cores busy: two at a time take 1.5 as long as one.
+  assert_near(predict_mlp2(&machine, 0, 1, 0), 4 + 6 * 1.5);
+  machine.cores = 1;
+  // A task that uses two cores needs twice as long on one.
+  machine.threads = 2;
+  assert_near(predict_mlp2(&machine, 0, 1, 0), 32);
+  // Two messages there and two back are on the critical path.
+  machine = (jpp_machine_t){
+      .struct_size = sizeof(machine), .processes = 2, .link.latency = 0.25};
+  assert_near(predict_mlp2(&machine, 0, 1, 0), 11);
+  // Rank 0 begins the next step while rank 1 updates, if two steps may be in flight.
+  machine = (jpp_machine_t){.struct_size = sizeof(machine)};
+  assert_near(predict_mlp2(&machine, 3, 3, 1), 12);
+  assert_near(predict_mlp2(&machine, 3, 3, 2), 11);
+}
+
+static void test_refusals(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  double* times = calloc(planned.staged->num_tasks, sizeof(*times));
+  uint32_t host[] = {0, 1}, far[] = {0, 2}, same[] = {0, 0}, zeros[] = {0, 0};
+  jpp_link_speed_t links[4] = {{0, 0}, {0, -1}};
+  jpp_machine_t machine = {.struct_size = sizeof(machine), .rank_host = host};
+  jpp_predict_options_t options = {
+      .struct_size = sizeof(options), .task_times = times, .machine = &machine};
+  jpp_prediction_t* prediction = NULL;
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: expected ranks 0 and 1 of process 0 on one host, found hosts 0 "
+               "and 1");
+  machine = (jpp_machine_t){.struct_size = sizeof(machine), .rank_process = far};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: rank 1: expected a number below 2 as process, found 2");
+  machine = (jpp_machine_t){
+      .struct_size = sizeof(machine), .rank_process = host, .rank_device = same};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: expected ranks 0 and 1, which share device 0, in one process, "
+               "found processes 0 and 1");
+  machine = (jpp_machine_t){.struct_size = sizeof(machine), .links = links};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: link from rank 0 to 1: expected latency and bandwidth from 0");
+  machine = (jpp_machine_t){.struct_size = sizeof(machine), .call = NAN};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: expected a time from 0 to 1e+100 as call, found nan");
+  machine = (jpp_machine_t){.struct_size = sizeof(machine), .threads = -1};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: expected threads of a run from 0 to 65536, found -1");
+  machine = (jpp_machine_t){.struct_size = sizeof(machine), .processes = 3};
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "machine: expected at most 2 processes, one a rank, found 3");
+  machine.processes = 0;
+  times[0] = -1;
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "expected a time from 0 to 1e+100, found -1");
+  jpp_task_run_t run = {.rank = 1, .task = 0, .start = 2, .end = 1};
+  machine.rank_host = zeros;
+  ASSERT_FAILS(jpp_predict_task_times(&machine, 2, &run, 1, 1, times),
+               JPP_INVALID_ARGUMENT, "run 0: expected a rank below 2, a task below 1");
+  free(times);
+  plan_free(&planned);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_an_ideal_machine_runs_what_the_schedule_says),
+      cmocka_unit_test(test_random_plans_run_as_in_the_reference),
+      cmocka_unit_test(test_task_times_are_found_in_predicted_runs),
+      cmocka_unit_test(test_latency_is_found_in_predicted_runs),
+      cmocka_unit_test(test_cores_and_steps_in_flight_count),
+      cmocka_unit_test(test_refusals),
+  };
+  return cmocka_run_group_tests_name("predict", tests, NULL, NULL);
+}

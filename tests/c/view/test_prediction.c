@@ -1,0 +1,97 @@
+// Predictions from traces: a predicted step, written as a trace and read again, predicts
+// itself.
+#include <math.h>
+#include <stdio.h>
+
+#include "jaxpp/view.h"
+#include "random_step.h"
+#include "test_util.h"
+
+enum { kSeeds = 100 };
+
+static jpp_spans_t* read_trace(const char* text) {
+  jpp_trace_text_t trace = {.name = "trace", .text = text, .length = strlen(text)};
+  jpp_spans_t* spans = NULL;
+  ASSERT_OK(jpp_spans_read(&trace, 1, &spans));
+  return spans;
+}
+
+static void predict_again(uint64_t seed) {
+  uint32_t slots = 0;
+  planned_t planned = random_step(seed, &slots);
+  ASSERT_OK(plan_scheduled(&planned, slots));
+  double* times = calloc(planned.staged->num_tasks, sizeof(*times));
+  for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
+    // Tasks without ops are not in traces.
+    if (planned.staged->tasks[t].num_ops) times[t] = 1 + (double)(t * 7 % 11);
+  }
+  jpp_machine_t machine = {.struct_size = sizeof(machine),
+                           .cores = (uint32_t)seed % 4,
+                           .processes = planned.ranks,
+                           .link = {0.5, 1000}};
+  jpp_predict_options_t options = {
+      .struct_size = sizeof(options), .task_times = times, .machine = &machine};
+  jpp_prediction_t *first = NULL, *second = NULL;
+  char* text = NULL;
+  ASSERT_OK(jpp_predict(planned.plan, &options, &first));
+  ASSERT_OK(jpp_prediction_to_trace(first, &text));
+  jpp_spans_t* spans = read_trace(text);
+  options.task_times = NULL;
+  ASSERT_OK(jpp_spans_predict(spans, planned.plan, &options, &second));
+  if (fabs(first->makespan - second->makespan) > 1e-4 * first->makespan) {
+    fail_msg("seed %llu: %g, expected %g", (unsigned long long)seed, second->makespan,
+             first->makespan);
+  }
+  jpp_spans_destroy(spans);
+  jpp_text_free(text);
+  jpp_prediction_destroy(first);
+  jpp_prediction_destroy(second);
+  free(times);
+  plan_free(&planned);
+}
+
+static void test_a_predicted_trace_predicts_itself(void** state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) predict_again(seed);
+}
+
+static void test_texts_and_a_missing_task(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  double* times = calloc(planned.staged->num_tasks, sizeof(*times));
+  for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
+    times[t] = planned.staged->tasks[t].loop == 0;
+  }
+  jpp_predict_options_t options = {
+      .struct_size = sizeof(options), .task_times = times, .steps = 2};
+  jpp_prediction_t* prediction = NULL;
+  char* text = NULL;
+  ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+  ASSERT_OK(jpp_prediction_print(prediction, &text));
+  assert_non_null(strstr(text, "step: 10.000 ms, bubble 20.0%\n2 steps: 10.000 ms from"));
+  assert_non_null(strstr(text, "  0 -> 1         4          256\n"));
+  jpp_text_free(text);
+  ASSERT_OK(jpp_prediction_print_json(prediction, &text));
+  assert_non_null(strstr(text, "\"makespan\": 10.0,"));
+  jpp_text_free(text);
+  jpp_prediction_destroy(prediction);
+  free(times);
+
+  jpp_spans_t* spans = read_trace(
+      "[{\"ph\": \"X\", \"name\": \"fwd_0__1\", \"tid\": 5, \"ts\": 0, \"dur\": 4,"
+      " \"args\": {\"microbatch\": 1, \"stage\": 0}}]");
+  ASSERT_FAILS(jpp_spans_predict(spans, planned.plan, &options, &prediction),
+               JPP_INVALID_ARGUMENT,
+               "trace: expected a run of each of the plan's tasks, found none of ");
+  jpp_spans_destroy(spans);
+  plan_free(&planned);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_predicted_trace_predicts_itself),
+      cmocka_unit_test(test_texts_and_a_missing_task),
+  };
+  return cmocka_run_group_tests_name("view_prediction", tests, NULL, NULL);
+}
