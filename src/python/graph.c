@@ -250,7 +250,9 @@ static PyObject* graph_set_partial(PyObject* object, PyObject* args) {
   bool ok = jpp_py_to_u32s(results, &numbers, &count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(all, &partial));
   for (uint32_t i = 0; ok && i < count; ++i) {
-    if (numbers[i] < all) partial[numbers[i]] = true;
+    ok = numbers[i] < all;
+    if (ok) partial[numbers[i]] = true;
+    if (!ok) PyErr_Format(PyExc_IndexError, "no result %u", numbers[i]);
   }
   ok = ok && jpp_py_check(jpp_graph_set_partial(graph, loop, partial));
   jpp_free(numbers);

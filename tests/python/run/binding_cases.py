@@ -243,6 +243,9 @@ def cases(step: Step) -> list[Case]:
             ("large number", 1),
             ("float", 0.01),
         ),
+        Case(
+            "Graph.set_partial", lambda: step.graph.set_partial, ("number", 0), ("numbers", [])
+        ),
         Case("Schedule.csv", lambda: schedule.csv, ("anything", 0)),
         Case("Schedule.sizes", lambda: schedule.sizes),
         Case("Schedule.rows", lambda: schedule.rows),
@@ -253,6 +256,7 @@ def cases(step: Step) -> list[Case]:
         Case("Staged.args", lambda: step.staged.args),
         Case("Staged.outputs", lambda: step.staged.outputs),
         Case("Staged.origins", lambda: step.staged.origins),
+        Case("Staged.partials", lambda: step.staged.partials),
         Case("Staged.notes", lambda: step.staged.notes),
         Case("Staged.text", lambda: step.staged.text),
         Case(
@@ -263,6 +267,13 @@ def cases(step: Step) -> list[Case]:
             ("limits", None),
             ("function or None", None),
         ),
+        Case(
+            "Plan.partition",
+            lambda: _core.Plan.partition,
+            ("object", step.graph),
+            ("objects", step.schedules),
+        ),
+        Case("Plan.explain", lambda: step.plan.explain),
         Case("Plan.staged", lambda: step.plan.staged),
         Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
@@ -446,6 +457,11 @@ def cases(step: Step) -> list[Case]:
             ("objects", step.values()),
             ("anything", False),
         ),
+        Case("Runtime.costs", lambda: runtime.costs, ("texts", ("stage",)), ("numbers", [1])),
+        Case(
+            "Runtime.explain", lambda: runtime.explain, ("texts", ("stage",)), ("numbers", [1])
+        ),
+        Case("Runtime.memory", lambda: runtime.memory, ("number", 0)),
         Case("Runtime.wait", lambda: runtime.wait, ("large number", 1)),
         Case("Runtime.num_steps", lambda: runtime.num_steps),
         Case(
