@@ -496,10 +496,10 @@ class Partials:
 
     def _kept_value(self, value: Any, calls: _Calls, axes: Axes) -> Any:
         if value in self._partial:
-            return value
+            return self._kept.get(value, value)
         if _is_argument(value):
             self._keep_argument(value, calls, axes)
-            return value
+            return self._kept[value]
         if _is_zero(value):
             # Behind a barrier, it is not merged with a zero that is whole.
             with value.context, ir.Location.unknown(), _behind(value):
@@ -517,14 +517,21 @@ class Partials:
         if owner.name == "stablehlo.while":
             self._keep_carry(owner, k, calls, axes)
         else:
-            self._partial[value] = axes
+            self._constrain_argument(value, calls, axes)
             self._keep_operand(calls[-1], k, calls[:-1], axes)
+
+    def _constrain_argument(self, value: Any, calls: _Calls, axes: Axes) -> None:
+        """Without a constraint of its own, Shardy could reduce it on its way in."""
+        kept = self._constrained(value, self._without(value, calls, axes), axes)
+        value.replace_all_uses_except(kept, kept.owner.operation)
+        self._kept[value] = kept
+        self._partial[value] = self._partial[kept] = axes
 
     def _keep_carry(self, op: Any, k: int, calls: _Calls, axes: Axes) -> None:
         argument = op.regions[1].blocks[0].arguments[k]
         if argument not in self._partial:
             end = _returned(op.regions[1])
-            self._partial[argument] = axes
+            self._constrain_argument(argument, calls, axes)
             self._keep_operand(op, k, calls, axes)
             self._keep_operand(end, k, calls, axes)
 

@@ -340,3 +340,88 @@ def test_what_the_step_constrains_is_reduced_where_it_says():
     line = next(line for line in text.splitlines() if "constrains its sharding" in line)
     assert "['head']" in line
     assert ".py:" in line
+
+
+# --- What a loop does with gradients ------------------------------------------------------
+
+
+def _norm(g: Any) -> Any:
+    return jnp.sqrt(sum(jnp.sum(w * w) for w in jax.tree.leaves(g)))
+
+
+def each(fun: Any) -> Any:
+    return lambda g, p, x: jax.tree.map(fun, g)
+
+
+IN_LOOP = {
+    "squared": each(lambda g: g * g),
+    "product with its transpose": each(lambda g: g @ g.T),
+    "divided by itself": each(lambda g: (g + 2) / (g + 2)),
+    "positive part": each(lambda g: jnp.where(g > 0, g, 0)),
+    "by a mask": each(lambda g: jnp.where(jnp.arange(WIDTH) % 2 == 0, g, 0)),
+    "whole numbers": each(lambda g: (1000 * g).astype(jnp.int32)),
+    "clipped": lambda g, p, x: jax.tree.map(lambda w: w / jnp.maximum(_norm(g), 1), g),
+    "scaled by the batch": lambda g, p, x: jax.tree.map(lambda w: w * jnp.abs(x).mean(), g),
+    "with weight decay": lambda g, p, x: jax.tree.map(lambda w, q: w + 0.1 * q, g, p),
+    "with a constant": each(lambda g: g + 1),
+    "halves, stacked": each(lambda g: jnp.concatenate([g[:2], -g[2:]])),
+    "padded": each(lambda g: jnp.pad(g, 1)),
+    "padded with ones": each(lambda g: jnp.pad(g, 1, constant_values=1.0)),
+    "sorted": each(jnp.sort),
+    "summed up": each(lambda g: jnp.cumsum(g, 0)),
+    "of another type": each(lambda g: g.astype(jnp.float16).astype(jnp.float32)),
+    "twice": lambda g, p, x: (g, jax.tree.map(lambda w: 2 * w.T, g), g),
+    "and its norm": lambda g, p, x: (g, _norm(g)),
+    "and counts": lambda g, p, x: (g, (x > 0).sum(), (x > 0).any().astype(jnp.int32)),
+    "sums of the batch": lambda g, p, x: (g, x.sum(0), jnp.outer(x[:, 0], x[:, 0]).sum()),
+    "by a loop": each(lambda g: jax.lax.fori_loop(0, 3, lambda i, c: 0.5 * c + g, g)),
+    "by a loop of its own": each(
+        lambda g: jax.lax.scan(lambda c, w: (c + w, 2 * w), jnp.zeros(WIDTH), g)[1]
+    ),
+    "by a call": each(jax.jit(lambda g: 0.5 * g + g.T)),
+    "by a call in a loop": each(
+        lambda g: jax.lax.fori_loop(0, 3, lambda i, c: jax.jit(jnp.add)(0.5 * c, g), g)
+    ),
+    "by a branch": each(
+        lambda g: jax.lax.cond(jnp.sum(g) > 0, lambda w: 2 * w, lambda w: -w, g)
+    ),
+    "by a branch of the step": lambda g, p, x: jax.tree.map(
+        lambda w: jax.lax.cond(p["a"].sum() > 0, lambda w: 2 * w, lambda w: w.T, w), g
+    ),
+    "by a loop that looks": each(
+        lambda g: jax.lax.while_loop(
+            lambda c: jnp.sum(c) < 100, lambda c: 2 * jnp.abs(c) + 1, g
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IN_LOOP)
+def test_what_a_loop_does_with_gradients(what):
+    keys = jax.random.split(jax.random.key(0), 3)
+    p = {
+        name: jax.random.normal(k, (WIDTH, WIDTH)) for name, k in zip("ab", keys, strict=False)
+    }
+    xs = jax.random.normal(keys[2], (MICROBATCHES, ROWS, WIDTH))
+
+    def loss(p: Any, x: Any, mark: Any) -> Any:
+        return jnp.mean((mark(jnp.tanh(x @ p["a"])) @ p["b"]) ** 2)
+
+    def one(p: Any, x: Any, mark: Any) -> Any:
+        return IN_LOOP[what](jax.grad(loss)(p, x, mark), p, x)
+
+    def step(p: Any, xs: Any) -> Any:
+        def of_microbatch(x: Any) -> Any:
+            return one(p, x, jaxpp.mark_stage_end)
+
+        return jaxpp.treduce(of_microbatch, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    ours = jaxpp.mpmd_jit_with_loop(
+        step, mesh_of(2, {"data": 2}), in_specs=(P(), P(None, "data"))
+    )(p, xs)
+    each_alone = [jax.jit(lambda x: one(p, x, lambda y: y))(x) for x in xs]
+    plain = jax.tree.map(lambda *values: sum(values), *each_alone)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        tolerance = len(xs) if a.dtype == jnp.int32 else 1e-4 * np.abs(b).max()
+        tolerance *= 10 if what == "of another type" else 1
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=tolerance)
