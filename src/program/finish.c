@@ -4,7 +4,7 @@
 
 typedef struct finisher {
   jpp_program_builder_t* b;
-  const jpp_actor_draft_t* draft;
+  jpp_rank_draft_t* draft;
   uint32_t* reg;       // [virtuals] its register
   jpp_u32_vec_t free;  // registers to use again
   uint32_t num_registers;
@@ -82,22 +82,28 @@ static jpp_status_t* retire_operand(finisher_t* f, const jpp_instr_t* instr,
   return donated ? release_register(f, id) : JPP_VEC_PUSH(&f->dead, id);
 }
 
-static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr) {
+static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr,
+                                 const uint32_t* ids) {
   if (instr->kind != JPP_INSTR_RUN) return 0;
   const uint32_t* donated_to = f->b->bindings[instr->target].donated_to;
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < instr->num_args; ++i) {
     if (donated_to[i] == JPP_NONE) continue;
-    bytes += bytes_of(f, f->draft->operands.data[instr->first_operand + i]);
+    bytes += bytes_of(f, ids[i]);
   }
   return bytes;
 }
 
-static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
-  jpp_instr_t instr = f->draft->instrs.data[at];
-  uint32_t first = (uint32_t)f->operands.count;
+// `ids` are the operands of the instruction at hand.
+static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* ids) {
+  const jpp_instr_draft_t* draft = &f->b->instrs[f->program->rank].data[at];
+  jpp_instr_t instr = {.kind = draft->kind,
+                       .target = draft->target,
+                       .microbatch = draft->microbatch,
+                       .first_operand = (uint32_t)f->operands.count,
+                       .num_args = jpp__instr_num_args(f->b, draft),
+                       .num_results = jpp__instr_num_results(f->b, draft)};
   uint32_t count = instr.num_args + instr.num_results;
-  const uint32_t* ids = count ? &f->draft->operands.data[instr.first_operand] : NULL;
   for (uint32_t i = 0; i < count; ++i) {
     if (i >= instr.num_args) {
       take_register(f, ids[i]);
@@ -105,7 +111,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
     }
     JPP_RETURN_IF_ERROR(push_operand(f, ids[i]));
   }
-  f->live_bytes -= bytes_taken_over(f, &instr);
+  f->live_bytes -= bytes_taken_over(f, &instr, ids);
   note_peak(f);
   for (uint32_t i = 0; i < count; ++i) {
     const jpp_virtual_t* v = virtual_at(f, ids[i]);
@@ -114,7 +120,6 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
     if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
     JPP_RETURN_IF_ERROR(retire_operand(f, &instr, i, ids[i]));
   }
-  instr.first_operand = first;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->instrs, instr));
   return delete_dead(f);
 }
@@ -174,8 +179,12 @@ static jpp_status_t* finish_program(finisher_t* f) {
   program->reserved_bytes = reserved_bytes(f->b, program->rank);
   JPP_RETURN_IF_ERROR(add_live(f, program->reserved_bytes));
   JPP_RETURN_IF_ERROR(place_given(f));
-  for (uint32_t at = 0; at < f->draft->instrs.count; ++at) {
-    JPP_RETURN_IF_ERROR(finish_instr(f, at));
+  const jpp_instr_drafts_t* drafts = &f->b->instrs[program->rank];
+  const uint32_t* ids = f->draft->operands.data;
+  for (uint32_t at = 0; at < drafts->count; ++at) {
+    JPP_RETURN_IF_ERROR(finish_instr(f, at, ids));
+    ids += jpp__instr_num_args(f->b, &drafts->data[at]);
+    ids += jpp__instr_num_results(f->b, &drafts->data[at]);
   }
   program->num_instrs = (uint32_t)f->instrs.count;
   program->num_operands = (uint32_t)f->operands.count;
@@ -191,7 +200,8 @@ static jpp_status_t* finish_program(finisher_t* f) {
 static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
                                  jpp_program_t* program) {
   program->rank = rank;
-  finisher_t finisher = {.b = b, .draft = &b->actors[rank], .program = program};
+  finisher_t finisher = {.b = b, .draft = &b->draft, .program = program};
+  JPP_RETURN_IF_ERROR(jpp__program_draft(b, rank));
   jpp_status_t* status = finish_program(&finisher);
   jpp_free(finisher.reg);
   jpp_vec_deinit(&finisher.free);
@@ -199,7 +209,6 @@ static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
   jpp_vec_deinit(&finisher.operands);
   jpp_vec_deinit(&finisher.operand_values);
   jpp_vec_deinit(&finisher.dead);
-  jpp__actor_draft_deinit(&b->actors[rank]);  // by now the largest allocation
   return status;
 }
 
