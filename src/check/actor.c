@@ -188,18 +188,24 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
 
 static jpp_status_t* check_operands(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
-  uint64_t end = (uint64_t)instr->first_operand + instr->num_args + instr->num_results;
-  if (end > w->program->num_operands) {
+  const jpp_program_t* program = w->program;
+  uint64_t count = (uint64_t)instr->num_args + instr->num_results;
+  if (instr->first_operand + count > program->num_operands) {
     return jpp__walk_fail(w, "operands end at %llu; the program has %u",
-                          (unsigned long long)end, w->program->num_operands);
+                          (unsigned long long)(instr->first_operand + count),
+                          program->num_operands);
   }
-  for (uint64_t i = instr->first_operand; i < end; ++i) {
-    JPP_RETURN_IF_ERROR(check_register(w, w->program->operands[i]));
-    uint32_t value = w->program->operand_values[i];
+  if (instr->first_value + count > program->num_operand_values) {
+    return jpp__walk_fail(w, "values of operands end at %llu; the program has %u",
+                          (unsigned long long)(instr->first_value + count),
+                          program->num_operand_values);
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    JPP_RETURN_IF_ERROR(check_register(w, program->operands[instr->first_operand + i]));
+    uint32_t value = program->operand_values[instr->first_value + i];
     if (value < w->c->staged->num_values) continue;
     return jpp__walk_fail(w, "operand %llu is value %%%u; there are %u values",
-                          (unsigned long long)(i - instr->first_operand), value,
-                          w->c->staged->num_values);
+                          (unsigned long long)i, value, w->c->staged->num_values);
   }
   return NULL;
 }
@@ -208,7 +214,7 @@ static jpp_status_t* check_operands(const jpp_walk_t* w) {
 static jpp_status_t* check_arg(const jpp_walk_t* w, uint32_t index) {
   char text[JPP_CHECK_TEXT_SIZE];
   uint32_t reg = w->program->operands[w->instr->first_operand + index];
-  uint32_t value = w->program->operand_values[w->instr->first_operand + index];
+  uint32_t value = w->program->operand_values[w->instr->first_value + index];
   const jpp_content_t* content = &w->registers[reg];
   bool constant =
       content->owner == JPP_OWNER_CONSTANT && jpp__check_is_index(w->c, value);
@@ -260,7 +266,7 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
 
 static jpp_status_t* check_recv(jpp_walk_t* w) {
   JPP_RETURN_IF_ERROR(check_channel(w, 0, 1));
-  uint32_t value = w->program->operand_values[w->instr->first_operand];
+  uint32_t value = w->program->operand_values[w->instr->first_value];
   bool every = w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
   if (every != (w->instr->microbatch != JPP_NONE)) {
     return jpp__walk_fail(w, every ? "expected the microbatch of the value"

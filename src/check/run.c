@@ -73,8 +73,9 @@ static jpp_content_t content_of_result(const jpp_walk_t* w, uint32_t value) {
 static jpp_status_t* define_results(jpp_walk_t* w) {
   const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
   uint32_t first = w->instr->first_operand + w->instr->num_args;
+  uint32_t first_value = w->instr->first_value + w->instr->num_args;
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    uint32_t value = w->program->operand_values[first + i];
+    uint32_t value = w->program->operand_values[first_value + i];
     if (value != task->outputs[i]) {
       return jpp__walk_fail(w, "result %u: the list says %%%u, the task makes %%%u", i,
                             value, task->outputs[i]);

@@ -209,6 +209,14 @@ static jpp_status_t* emit_events(const emitter_t* e) {
   return receive_rest(e);
 }
 
+// What only this pass reads.
+static void free_events(jpp_program_builder_t* b) {
+  jpp_vec_deinit(&b->events);
+  for (size_t i = 0; i < b->channels.count; ++i) {
+    jpp_vec_deinit(&b->channels.data[i].messages);
+  }
+}
+
 // --- The order of accumulation --------------------------------------------------------
 
 static jpp_status_t* check_accumulation_order(const jpp_program_builder_t* b) {
@@ -247,5 +255,7 @@ jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) {
   JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, b->num_arrivals, &emitter.arrivals));
   JPP_RETURN_IF_ERROR(check_accumulation_order(b));
   JPP_RETURN_IF_ERROR(find_transfers(&emitter));
-  return emit_events(&emitter);
+  JPP_RETURN_IF_ERROR(emit_events(&emitter));
+  free_events(b);
+  return NULL;
 }

@@ -1,6 +1,17 @@
 // Turns drafts into programs in one pass over each: adds deletions after last uses,
 // assigns real registers (a freed one is used again first) and finds the peak in bytes.
+// Instructions share lists of equal operands: all runs of a task have the same values,
+// and many the same registers.
+#include <string.h>
+
+#include "base/hash.h"
 #include "program/builder.h"
+
+enum { kKnownLists = 4096 };  // a power of two
+
+typedef struct operand_list {
+  uint32_t first, count;
+} operand_list_t;
 
 typedef struct finisher {
   jpp_program_builder_t* b;
@@ -11,6 +22,8 @@ typedef struct finisher {
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;
   jpp_u32_vec_t operand_values;
+  operand_list_t* known_operands;  // [kKnownLists] by hash, the newest of each
+  operand_list_t* known_values;
   jpp_u32_vec_t dead;  // virtuals that die behind the instruction at hand
   uint64_t live_bytes;
   jpp_program_t* program;
@@ -57,11 +70,44 @@ static jpp_status_t* push_operand(finisher_t* f, uint32_t id) {
   return JPP_VEC_PUSH(&f->operand_values, virtual_at(f, id)->value);
 }
 
+// A few of the ids tell most lists apart.
+static uint64_t hash_list(const uint32_t* ids, uint32_t count) {
+  uint32_t stride = count / 8 + 1;
+  uint64_t hash = jpp__hash_u64(JPP_HASH_START, count);
+  for (uint32_t i = 0; i < count; i += stride) hash = jpp__hash_u64(hash, ids[i]);
+  return hash;
+}
+
+// Takes the list at the end of `ids`, from *first on, off again if an equal one is known,
+// and makes *first the beginning of that one.
+static void share_list(jpp_u32_vec_t* ids, operand_list_t* known, uint32_t* first) {
+  operand_list_t list = {.first = *first, .count = (uint32_t)ids->count - *first};
+  if (!list.count) return;
+  operand_list_t* at = &known[hash_list(ids->data + *first, list.count) % kKnownLists];
+  bool equal =
+      at->count == list.count && !memcmp(ids->data + at->first, ids->data + list.first,
+                                         list.count * sizeof(*ids->data));
+  if (!equal) {
+    *at = list;
+    return;
+  }
+  ids->count = list.first;
+  *first = at->first;
+}
+
+// Its operands were pushed last.
+static jpp_status_t* push_instr(finisher_t* f, jpp_instr_t instr) {
+  share_list(&f->operands, f->known_operands, &instr.first_operand);
+  share_list(&f->operand_values, f->known_values, &instr.first_value);
+  return JPP_VEC_PUSH(&f->instrs, instr);
+}
+
 static jpp_status_t* delete_dead(finisher_t* f) {
   if (!f->dead.count) return NULL;
   jpp_instr_t instr = {.kind = JPP_INSTR_DELETE,
                        .microbatch = JPP_NONE,
                        .first_operand = (uint32_t)f->operands.count,
+                       .first_value = (uint32_t)f->operand_values.count,
                        .num_args = (uint32_t)f->dead.count};
   for (size_t i = 0; i < f->dead.count; ++i) {
     uint32_t id = f->dead.data[i];
@@ -70,7 +116,7 @@ static jpp_status_t* delete_dead(finisher_t* f) {
     f->live_bytes -= bytes_of(f, id);
   }
   f->dead.count = 0;
-  return JPP_VEC_PUSH(&f->instrs, instr);
+  return push_instr(f, instr);
 }
 
 // Ends the life of an operand: the memory of a donated arg lives on in a result.
@@ -101,6 +147,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* id
                        .target = draft->target,
                        .microbatch = draft->microbatch,
                        .first_operand = (uint32_t)f->operands.count,
+                       .first_value = (uint32_t)f->operand_values.count,
                        .num_args = jpp__instr_num_args(f->b, draft),
                        .num_results = jpp__instr_num_results(f->b, draft)};
   uint32_t count = instr.num_args + instr.num_results;
@@ -120,7 +167,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* id
     if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
     JPP_RETURN_IF_ERROR(retire_operand(f, &instr, i, ids[i]));
   }
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->instrs, instr));
+  JPP_RETURN_IF_ERROR(push_instr(f, instr));
   return delete_dead(f);
 }
 
@@ -176,6 +223,8 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
 static jpp_status_t* finish_program(finisher_t* f) {
   jpp_program_t* program = f->program;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(f->draft->virtuals.count, &f->reg));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_operands));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_values));
   program->reserved_bytes = reserved_bytes(f->b, program->rank);
   JPP_RETURN_IF_ERROR(add_live(f, program->reserved_bytes));
   JPP_RETURN_IF_ERROR(place_given(f));
@@ -188,6 +237,7 @@ static jpp_status_t* finish_program(finisher_t* f) {
   }
   program->num_instrs = (uint32_t)f->instrs.count;
   program->num_operands = (uint32_t)f->operands.count;
+  program->num_operand_values = (uint32_t)f->operand_values.count;
   program->num_registers = f->num_registers;
   jpp_arena_t* arena = f->b->arena;
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->instrs, arena, &program->instrs));
@@ -204,11 +254,14 @@ static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
   JPP_RETURN_IF_ERROR(jpp__program_draft(b, rank));
   jpp_status_t* status = finish_program(&finisher);
   jpp_free(finisher.reg);
+  jpp_free(finisher.known_operands);
+  jpp_free(finisher.known_values);
   jpp_vec_deinit(&finisher.free);
   jpp_vec_deinit(&finisher.instrs);
   jpp_vec_deinit(&finisher.operands);
   jpp_vec_deinit(&finisher.operand_values);
   jpp_vec_deinit(&finisher.dead);
+  jpp_vec_deinit(&b->instrs[rank]);
   return status;
 }
 
