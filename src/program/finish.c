@@ -65,9 +65,18 @@ static bool is_kept(const finisher_t* f, uint32_t id) {
   return v->borrowed || v->constant || v->output;
 }
 
-static jpp_status_t* push_operand(finisher_t* f, uint32_t id) {
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->operands, f->reg[id]));
-  return JPP_VEC_PUSH(&f->operand_values, virtual_at(f, id)->value);
+static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t count) {
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operands, count));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operand_values, count));
+  uint32_t* registers = f->operands.data + f->operands.count;
+  uint32_t* values = f->operand_values.data + f->operand_values.count;
+  for (size_t i = 0; i < count; ++i) {
+    registers[i] = f->reg[ids[i]];
+    values[i] = virtual_at(f, ids[i])->value;
+  }
+  f->operands.count += count;
+  f->operand_values.count += count;
+  return NULL;
 }
 
 // A few of the ids tell most lists apart.
@@ -109,9 +118,9 @@ static jpp_status_t* delete_dead(finisher_t* f) {
                        .first_operand = (uint32_t)f->operands.count,
                        .first_value = (uint32_t)f->operand_values.count,
                        .num_args = (uint32_t)f->dead.count};
+  JPP_RETURN_IF_ERROR(push_operands(f, f->dead.data, f->dead.count));
   for (size_t i = 0; i < f->dead.count; ++i) {
     uint32_t id = f->dead.data[i];
-    JPP_RETURN_IF_ERROR(push_operand(f, id));
     JPP_RETURN_IF_ERROR(release_register(f, id));
     f->live_bytes -= bytes_of(f, id);
   }
@@ -151,13 +160,11 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* id
                        .num_args = jpp__instr_num_args(f->b, draft),
                        .num_results = jpp__instr_num_results(f->b, draft)};
   uint32_t count = instr.num_args + instr.num_results;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (i >= instr.num_args) {
-      take_register(f, ids[i]);
-      JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, ids[i])));
-    }
-    JPP_RETURN_IF_ERROR(push_operand(f, ids[i]));
+  for (uint32_t i = instr.num_args; i < count; ++i) {
+    take_register(f, ids[i]);
+    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, ids[i])));
   }
+  JPP_RETURN_IF_ERROR(push_operands(f, ids, count));
   f->live_bytes -= bytes_taken_over(f, &instr, ids);
   note_peak(f);
   for (uint32_t i = 0; i < count; ++i) {
