@@ -74,17 +74,20 @@ static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
   return jpp__walk_fail(w, "2^63 bytes or more are live; no device has that many");
 }
 
-jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
+static jpp_status_t* overwrite_error(const jpp_walk_t* w, uint32_t reg,
+                                     jpp_content_t content) {
   char old[JPP_CHECK_TEXT_SIZE], text[JPP_CHECK_TEXT_SIZE];
+  return jpp__walk_fail(
+      w, "writes %s to register %u, which still holds %s; delete that first",
+      jpp__check_content_text(w->c, &content, text), reg,
+      jpp__check_content_text(w->c, &w->registers[reg], old));
+}
+
+jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
   jpp_content_t* at = &w->registers[reg];
-  if (at->value != JPP_NONE) {
-    return jpp__walk_fail(
-        w, "writes %s to register %u, which still holds %s; delete that first",
-        jpp__check_content_text(w->c, &content, text), reg,
-        jpp__check_content_text(w->c, at, old));
-  }
+  if (at->value != JPP_NONE) return overwrite_error(w, reg, content);
   *at = content;
-  return add_live(w, content.kind, content_bytes(w, &content));
+  return add_live(w, content.kind, w->c->plan->value_bytes[content.value]);
 }
 
 void jpp__walk_drop(jpp_walk_t* w, uint32_t reg) {
