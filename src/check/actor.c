@@ -193,15 +193,14 @@ static jpp_status_t* check_operands(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
   const jpp_program_t* program = w->program;
   uint64_t count = (uint64_t)instr->num_args + instr->num_results;
-  if (instr->first_operand + count > program->num_operands) {
+  uint64_t end = instr->first_operand + count, values_end = instr->first_value + count;
+  if (end > program->num_operands) {
     return jpp__walk_fail(w, "operands end at %llu; the program has %u",
-                          (unsigned long long)(instr->first_operand + count),
-                          program->num_operands);
+                          (unsigned long long)end, program->num_operands);
   }
-  if (instr->first_value + count > program->num_operand_values) {
+  if (values_end > program->num_operand_values) {
     return jpp__walk_fail(w, "values of operands end at %llu; the program has %u",
-                          (unsigned long long)(instr->first_value + count),
-                          program->num_operand_values);
+                          (unsigned long long)values_end, program->num_operand_values);
   }
   for (uint64_t i = 0; i < count; ++i) {
     uint32_t reg = program->operands[instr->first_operand + i];
