@@ -36,6 +36,7 @@ typedef struct jpp_instr {
   uint32_t target;         // RUN: task id; SEND, RECV: channel id
   uint32_t microbatch;     // JPP_NONE outside loops
   uint32_t first_operand;  // registers: operands[first_operand ..], args before results
+  uint32_t first_value;    // the values behind them: operand_values[first_value ..]
   uint32_t num_args;
   uint32_t num_results;
 } jpp_instr_t;
@@ -64,11 +65,12 @@ typedef struct jpp_program_output {
 
 typedef struct jpp_program {
   uint32_t rank;
-  uint32_t num_instrs, num_operands, num_registers;
+  uint32_t num_instrs, num_operands, num_operand_values, num_registers;
   uint32_t num_inputs, num_constants, num_outputs;
   const jpp_instr_t* instrs;
-  const uint32_t* operands;
-  const uint32_t* operand_values;  // [num_operands] the value behind each, for printing
+  // Instructions may share parts of these two.
+  const uint32_t* operands;        // [num_operands]
+  const uint32_t* operand_values;  // [num_operand_values]
   const jpp_program_input_t* inputs;
   const jpp_program_constant_t* constants;
   const jpp_program_output_t* outputs;

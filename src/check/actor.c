@@ -74,17 +74,20 @@ static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
   return jpp__walk_fail(w, "2^63 bytes or more are live; no device has that many");
 }
 
-jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
+static jpp_status_t* overwrite_error(const jpp_walk_t* w, uint32_t reg,
+                                     jpp_content_t content) {
   char old[JPP_CHECK_TEXT_SIZE], text[JPP_CHECK_TEXT_SIZE];
+  return jpp__walk_fail(
+      w, "writes %s to register %u, which still holds %s; delete that first",
+      jpp__check_content_text(w->c, &content, text), reg,
+      jpp__check_content_text(w->c, &w->registers[reg], old));
+}
+
+jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content) {
   jpp_content_t* at = &w->registers[reg];
-  if (at->value != JPP_NONE) {
-    return jpp__walk_fail(
-        w, "writes %s to register %u, which still holds %s; delete that first",
-        jpp__check_content_text(w->c, &content, text), reg,
-        jpp__check_content_text(w->c, at, old));
-  }
+  if (at->value != JPP_NONE) return overwrite_error(w, reg, content);
   *at = content;
-  return add_live(w, content.kind, content_bytes(w, &content));
+  return add_live(w, content.kind, w->c->plan->value_bytes[content.value]);
 }
 
 void jpp__walk_drop(jpp_walk_t* w, uint32_t reg) {
@@ -188,33 +191,54 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
 
 static jpp_status_t* check_operands(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
-  uint64_t end = (uint64_t)instr->first_operand + instr->num_args + instr->num_results;
-  if (end > w->program->num_operands) {
+  const jpp_program_t* program = w->program;
+  uint64_t count = (uint64_t)instr->num_args + instr->num_results;
+  uint64_t end = instr->first_operand + count, values_end = instr->first_value + count;
+  if (end > program->num_operands) {
     return jpp__walk_fail(w, "operands end at %llu; the program has %u",
-                          (unsigned long long)end, w->program->num_operands);
+                          (unsigned long long)end, program->num_operands);
   }
-  for (uint64_t i = instr->first_operand; i < end; ++i) {
-    JPP_RETURN_IF_ERROR(check_register(w, w->program->operands[i]));
-    uint32_t value = w->program->operand_values[i];
-    if (value < w->c->staged->num_values) continue;
-    return jpp__walk_fail(w, "operand %llu is value %%%u; there are %u values",
-                          (unsigned long long)(i - instr->first_operand), value,
-                          w->c->staged->num_values);
+  if (values_end > program->num_operand_values) {
+    return jpp__walk_fail(w, "values of operands end at %llu; the program has %u",
+                          (unsigned long long)values_end, program->num_operand_values);
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t reg = program->operands[instr->first_operand + i];
+    if (reg >= program->num_registers) return check_register(w, reg);
   }
   return NULL;
 }
 
+// The list's value of an operand, which may be any number.
+static jpp_status_t* check_value(const jpp_walk_t* w, uint32_t value) {
+  if (value < w->c->staged->num_values) return NULL;
+  return jpp__walk_fail(w, "an operand is value %%%u; there are %u values", value,
+                        w->c->staged->num_values);
+}
+
 // Whether the register holds the value that the list says it does.
 static jpp_status_t* check_arg(const jpp_walk_t* w, uint32_t index) {
-  char text[JPP_CHECK_TEXT_SIZE];
   uint32_t reg = w->program->operands[w->instr->first_operand + index];
-  uint32_t value = w->program->operand_values[w->instr->first_operand + index];
+  uint32_t value = w->program->operand_values[w->instr->first_value + index];
   const jpp_content_t* content = &w->registers[reg];
-  bool constant =
-      content->owner == JPP_OWNER_CONSTANT && jpp__check_is_index(w->c, value);
-  if (content->value == value || constant) return NULL;
+  if (content->value == value && value != JPP_NONE) return NULL;
+  JPP_RETURN_IF_ERROR(check_value(w, value));
+  if (content->owner == JPP_OWNER_CONSTANT && jpp__check_is_index(w->c, value)) {
+    return NULL;
+  }
+  char text[JPP_CHECK_TEXT_SIZE];
   return jpp__walk_fail(w, "operand %u: register %u should hold %%%u, and holds %s",
                         index, reg, value, jpp__check_content_text(w->c, content, text));
+}
+
+static jpp_status_t* check_args(const jpp_walk_t* w) {
+  const uint32_t* registers = w->program->operands + w->instr->first_operand;
+  const uint32_t* values = w->program->operand_values + w->instr->first_value;
+  for (uint32_t i = 0; i < w->instr->num_args; ++i) {
+    if (w->registers[registers[i]].value == values[i]) continue;
+    JPP_RETURN_IF_ERROR(check_arg(w, i));
+  }
+  return NULL;
 }
 
 static jpp_status_t* check_channel(const jpp_walk_t* w, uint32_t num_args,
@@ -260,7 +284,8 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
 
 static jpp_status_t* check_recv(jpp_walk_t* w) {
   JPP_RETURN_IF_ERROR(check_channel(w, 0, 1));
-  uint32_t value = w->program->operand_values[w->instr->first_operand];
+  uint32_t value = w->program->operand_values[w->instr->first_value];
+  JPP_RETURN_IF_ERROR(check_value(w, value));
   bool every = w->c->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
   if (every != (w->instr->microbatch != JPP_NONE)) {
     return jpp__walk_fail(w, every ? "expected the microbatch of the value"
@@ -296,9 +321,7 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
   switch ((jpp_instr_kind_t)w->instr->kind) {
     case JPP_INSTR_RUN:
       ++w->actor->runs;
-      for (uint32_t i = 0; i < w->instr->num_args; ++i) {
-        JPP_RETURN_IF_ERROR(check_arg(w, i));
-      }
+      JPP_RETURN_IF_ERROR(check_args(w));
       return jpp__check_run(w);
     case JPP_INSTR_SEND:
       ++w->actor->sends;

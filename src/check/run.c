@@ -39,6 +39,16 @@ static jpp_status_t* count_run(const jpp_walk_t* w) {
   return NULL;
 }
 
+// Whether the register holds the value itself, as nearly all do: no sum in progress, and
+// no microbatch number.
+static bool holds_value(const jpp_walk_t* w, const jpp_content_t* content,
+                        uint32_t value) {
+  uint8_t scope = w->c->staged->scopes[value];
+  bool same = scope == JPP_SCOPE_STEP || (scope == JPP_SCOPE_MICROBATCH &&
+                                          content->microbatch == w->instr->microbatch);
+  return same && content->value == value && content->owner != JPP_OWNER_CONSTANT;
+}
+
 static jpp_status_t* check_args(const jpp_walk_t* w) {
   char expected[JPP_CHECK_TEXT_SIZE], found[JPP_CHECK_TEXT_SIZE];
   const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
@@ -46,13 +56,16 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
     uint32_t reg = w->program->operands[w->instr->first_operand + i];
     uint32_t value = task->inputs[i];
     const jpp_content_t* content = &w->registers[reg];
-    if (!jpp__check_serves(w->c, content, value, w->instr->microbatch)) {
+    if (!holds_value(w, content, value) &&
+        !jpp__check_serves(w->c, content, value, w->instr->microbatch)) {
       return jpp__walk_fail(
           w, "arg %u: expected %s in register %u, found %s", i,
           jpp__check_value_text(w->c, value, w->instr->microbatch, expected), reg,
           jpp__check_content_text(w->c, content, found));
     }
-    w->c->summed[value] = content->summed;
+    if (w->c->staged->scopes[value] == JPP_SCOPE_STATE) {
+      w->c->summed[value] = content->summed;
+    }
     bool again = w->reads[reg].instr == w->at;
     w->reads[reg] = (jpp_last_read_t){.instr = w->at, .twice = again};
   }
@@ -73,8 +86,9 @@ static jpp_content_t content_of_result(const jpp_walk_t* w, uint32_t value) {
 static jpp_status_t* define_results(jpp_walk_t* w) {
   const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
   uint32_t first = w->instr->first_operand + w->instr->num_args;
+  uint32_t first_value = w->instr->first_value + w->instr->num_args;
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    uint32_t value = w->program->operand_values[first + i];
+    uint32_t value = w->program->operand_values[first_value + i];
     if (value != task->outputs[i]) {
       return jpp__walk_fail(w, "result %u: the list says %%%u, the task makes %%%u", i,
                             value, task->outputs[i]);

@@ -50,7 +50,7 @@ static void transfer_text(const jpp_checker_t* c, const jpp_program_t* program,
   char value[JPP_CHECK_TEXT_SIZE] = "?";
   bool send = instr->kind == JPP_INSTR_SEND;
   if (instr->first_operand < program->num_operands) {
-    jpp__check_value_text(c, program->operand_values[instr->first_operand],
+    jpp__check_value_text(c, program->operand_values[instr->first_value],
                           instr->microbatch, value);
   }
   uint32_t peer = JPP_NONE;

@@ -56,7 +56,7 @@ static void wire_send(walk_t* walk, const jpp_instr_t* instr, jpp_wired_instr_t*
   uint32_t source = walk->makers[walk->program->operands[operand]];
   wired->number = walk->first_message[channel] + walk->sent[channel]++;
   jpp_wired_message_t* message = &wiring->messages[wired->number];
-  uint32_t value = walk->program->operand_values[operand];
+  uint32_t value = walk->program->operand_values[instr->first_value];
   *message = (jpp_wired_message_t){.channel = channel,
                                    .source = source,
                                    .next_of_same = JPP_NONE,

@@ -3,9 +3,13 @@
 //   order.c     all task runs of the step in one order that can run
 //   sites.c     for each value, the ranks that make it and those that take it, and its
 //               instances there
-//   emit.c      instructions over virtual registers, one for each definition
+//   emit.c      each rank's runs, sends and receives, without operands
+//   draft.c     one rank's operands: virtual registers, one for each definition
 //   donate.c    which inputs give their memory to an output
 //   finish.c    deletions, real registers, peak bytes
+//
+// A step has many more operands than instructions, so only one rank's are kept at a time:
+// donate.c and finish.c draft the ranks one after the other.
 #ifndef JPP_PROGRAM_BUILDER_H_
 #define JPP_PROGRAM_BUILDER_H_
 
@@ -28,15 +32,12 @@ typedef JPP_VEC(jpp_event_item_t) jpp_event_items_t;
 // Where a value is made (or given, for an argument) and taken in.
 typedef struct jpp_site {
   uint32_t rank;
-  bool makes, takes;        // neither: the value has no further sites
-  uint64_t first_instance;  // of one a microbatch, or of only one
+  bool makes, takes;  // neither: the value has no further sites
+  // Of one instance a microbatch, or of only one. An accumulator's state, next and final
+  // value share an instance: each run replaces what the one before has made.
+  uint64_t first_instance;  // of the rank's
+  uint64_t first_arrival;   // of a value that other ranks send
 } jpp_site_t;
-
-// A value of one microbatch (or of the step) on one rank.
-typedef struct jpp_instance {
-  uint32_t definition;  // virtual register; JPP_NONE: not made or received yet
-  uint32_t coming;      // channel of the message that brings it; JPP_NONE: none
-} jpp_instance_t;
 
 // A virtual register: one definition on one actor.
 typedef struct jpp_virtual {
@@ -58,14 +59,30 @@ typedef struct jpp_channel_draft {
   size_t received;
 } jpp_channel_draft_t;
 
-typedef struct jpp_actor_draft {
-  JPP_VEC(jpp_instr_t) instrs;
-  jpp_u32_vec_t operands;  // virtual registers
+// An instruction without its operands.
+typedef struct jpp_instr_draft {
+  uint8_t kind;         // jpp_instr_kind_t; no DELETE
+  uint32_t target;      // as in jpp_instr_t
+  uint32_t microbatch;  // JPP_NONE outside loops
+  uint32_t value;       // of SEND and RECV
+} jpp_instr_draft_t;
+typedef JPP_VEC(jpp_instr_draft_t) jpp_instr_drafts_t;
+
+// Where the virtual registers of a value's instances are in `definitions`.
+typedef struct jpp_place {
+  uint64_t first;
+  uint32_t value;
+  bool every;  // one instance a microbatch
+} jpp_place_t;
+
+// The operands of one rank's instructions.
+typedef struct jpp_rank_draft {
+  jpp_u32_vec_t operands;  // virtual registers, those of all instructions in order
   JPP_VEC(jpp_virtual_t) virtuals;
   JPP_VEC(jpp_program_input_t) inputs;
   JPP_VEC(jpp_program_constant_t) constants;
   JPP_VEC(jpp_program_output_t) outputs;
-} jpp_actor_draft_t;
+} jpp_rank_draft_t;
 
 typedef struct jpp_program_builder {
   const jpp_staged_t* staged;
@@ -76,10 +93,13 @@ typedef struct jpp_program_builder {
   jpp_event_items_t events;
   uint32_t* first_site;  // [values + 1]
   jpp_site_t* sites;
-  jpp_instance_t* instances;
-  uint32_t* accumulator_of;   // [values] the accumulator that a value is the `next` of
-  jpp_actor_draft_t* actors;  // [ranks]
-  uint32_t* channel_at;       // [ranks * ranks] by source, then destination
+  uint64_t most_instances;  // on one rank
+  uint64_t num_arrivals;
+  jpp_instr_drafts_t* instrs;  // [ranks]
+  jpp_rank_draft_t draft;      // of the rank that was drafted last
+  uint32_t* definitions;       // [most_instances] virtual registers; JPP_NONE: none yet
+  uint32_t* init_of;           // [values] what an accumulator's state begins with
+  const jpp_place_t** places;  // [tasks] of inputs, then of outputs; NULL: not known yet
   JPP_VEC(jpp_channel_draft_t) channels;
   jpp_task_binding_t* bindings;  // [tasks]
 } jpp_program_builder_t;
@@ -87,17 +107,25 @@ typedef struct jpp_program_builder {
 jpp_status_t* jpp__program_order(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp__program_find_sites(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) JPP_MUST_USE;
+// Replaces b->draft by that of `rank`.
+jpp_status_t* jpp__program_draft(jpp_program_builder_t* b, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp__program_donate(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp__program_finish(jpp_program_builder_t* b,
                                   jpp_plan_t* plan) JPP_MUST_USE;
 
-void jpp__actor_draft_deinit(jpp_actor_draft_t* actor);
+// How many of an instruction's operands are args and results.
+uint32_t jpp__instr_num_args(const jpp_program_builder_t* b,
+                             const jpp_instr_draft_t* instr);
+uint32_t jpp__instr_num_results(const jpp_program_builder_t* b,
+                                const jpp_instr_draft_t* instr);
+
 // The rank that sends a value to others: the lowest one that makes it.
 uint32_t jpp__program_source(const jpp_program_builder_t* b, uint32_t value);
-// A value on a rank in a microbatch (any, for values that are made once a step); NULL if
-// the rank neither makes nor takes it.
-jpp_instance_t* jpp__program_instance(const jpp_program_builder_t* b, uint32_t rank,
-                                      uint32_t value, uint32_t microbatch);
+// NULL if the rank neither makes nor takes the value.
+jpp_site_t* jpp__program_site(const jpp_program_builder_t* b, uint32_t rank,
+                              uint32_t value);
+// Whether the value has one instance a microbatch.
+bool jpp__value_of_microbatch(const jpp_program_builder_t* b, uint32_t value);
 
 // log.c: logs the finished plan.
 void jpp__program_log(const jpp_plan_t* plan, const jpp_program_options_t* options);

@@ -17,7 +17,7 @@ static void count_program(const jpp_plan_t* plan, const jpp_program_t* program,
       ++rank->tasks;
       rank->flops += plan->staged->tasks[instr->target].cost;
     } else if (instr->kind == JPP_INSTR_SEND) {
-      uint32_t value = program->operand_values[instr->first_operand];
+      uint32_t value = program->operand_values[instr->first_value];
       links[instr->target].bytes += plan->value_bytes[value];
     }
   }

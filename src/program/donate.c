@@ -16,20 +16,27 @@ typedef struct donor {
 // How many values the search behind an output visits: enough for an optimizer's update.
 enum { kSearchOps = 24 };
 
-static void find_deaths(donor_t* d) {
-  for (uint32_t r = 0; r < d->b->staged->ranks; ++r) {
-    const jpp_actor_draft_t* actor = &d->b->actors[r];
-    for (uint32_t at = 0; at < actor->instrs.count; ++at) {
-      const jpp_instr_t* instr = &actor->instrs.data[at];
-      if (instr->kind != JPP_INSTR_RUN) continue;
-      for (uint32_t i = 0; i < instr->num_args; ++i) {
-        uint32_t id = actor->operands.data[instr->first_operand + i];
-        const jpp_virtual_t* v = &actor->virtuals.data[id];
-        bool kept = v->borrowed || v->constant || v->output;
-        if (v->last_use != at || kept) d->dies[instr->target][i] = false;
-      }
+static void find_deaths_on(donor_t* d, uint32_t rank) {
+  const jpp_instr_drafts_t* instrs = &d->b->instrs[rank];
+  const uint32_t* operands = d->b->draft.operands.data;
+  for (uint32_t at = 0; at < instrs->count; ++at) {
+    const jpp_instr_draft_t* instr = &instrs->data[at];
+    uint32_t num_args = jpp__instr_num_args(d->b, instr);
+    for (uint32_t i = 0; instr->kind == JPP_INSTR_RUN && i < num_args; ++i) {
+      const jpp_virtual_t* v = &d->b->draft.virtuals.data[operands[i]];
+      bool kept = v->borrowed || v->constant || v->output;
+      if (v->last_use != at || kept) d->dies[instr->target][i] = false;
     }
+    operands += num_args + jpp__instr_num_results(d->b, instr);
   }
+}
+
+static jpp_status_t* find_deaths(donor_t* d) {
+  for (uint32_t r = 0; r < d->b->staged->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(jpp__program_draft(d->b, r));
+    find_deaths_on(d, r);
+  }
+  return NULL;
 }
 
 // Tasks that repeat each other are one module, which has one set of donated inputs: those
@@ -157,7 +164,7 @@ jpp_status_t* jpp__program_donate(jpp_program_builder_t* b) {
     }
     b->bindings[t].donated_to = donated_to;
   }
-  find_deaths(&donor);
+  JPP_RETURN_IF_ERROR(find_deaths(&donor));
   agree_on_deaths(&donor);
   agree_with_patterns(&donor);
   jpp_status_t* status = NULL;

@@ -1,75 +1,41 @@
-// Emits instructions over virtual registers, a new one for each definition, by walking
-// the tasks in the order of order.c. A value is sent when its task ends and received
-// right before its first use.
+// Emits each rank's runs, sends and receives by walking the tasks in the order of
+// order.c. A value is sent when its task ends and received right before its first use.
+// The work is constant for each instruction: draft.c adds the operands.
 #include "program/builder.h"
 #include "task/ids.h"
 
-static jpp_status_t* set_definition(jpp_program_builder_t* b, uint32_t rank,
-                                    uint32_t value, uint32_t microbatch, uint32_t id) {
-  jpp_instance_t* instance = jpp__program_instance(b, rank, value, microbatch);
-  if (!instance) {
-    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u has no site of value %%%u", rank,
-                           value);
-  }
-  instance->definition = id;
-  return NULL;
+// The values of a task that are messages.
+typedef struct transfers {
+  const uint32_t *received, *sent;
+  uint32_t num_received, num_sent;
+} transfers_t;
+
+typedef struct emitter {
+  jpp_program_builder_t* b;
+  transfers_t* transfers;  // [tasks]
+  uint32_t* channel_at;    // [ranks * ranks] by source, then destination
+  // [num_arrivals] The channel of the message that brings the value; JPP_NONE: it was not
+  // sent yet, or has been received.
+  uint32_t* arrivals;
+} emitter_t;
+
+static jpp_status_t* push_instr(const emitter_t* e, uint32_t rank,
+                                jpp_instr_draft_t instr) {
+  return JPP_VEC_PUSH(&e->b->instrs[rank], instr);
 }
 
-static jpp_status_t* define_value(jpp_program_builder_t* b, uint32_t rank, uint32_t value,
-                                  uint32_t microbatch, uint32_t* out_virtual) {
-  jpp_actor_draft_t* actor = &b->actors[rank];
-  *out_virtual = (uint32_t)actor->virtuals.count;
-  jpp_virtual_t made = {.value = value, .last_use = JPP_NONE};
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&actor->virtuals, made));
-  return set_definition(b, rank, value, microbatch, *out_virtual);
+// --- Messages -------------------------------------------------------------------------
+
+static uint32_t* arrival_at(const emitter_t* e, const jpp_site_t* site, uint32_t value,
+                            uint32_t microbatch) {
+  bool every = jpp__value_of_microbatch(e->b, value);
+  return &e->arrivals[site->first_arrival + (every ? microbatch : 0)];
 }
 
-// The virtual register of a value, or JPP_NONE.
-static uint32_t find_register(const jpp_program_builder_t* b, uint32_t rank,
-                              uint32_t value, uint32_t microbatch) {
-  const jpp_instance_t* found = jpp__program_instance(b, rank, value, microbatch);
-  return found ? found->definition : JPP_NONE;
-}
-
-// --- What is there before the first instruction ---------------------------------------
-
-static jpp_status_t* define_args(jpp_program_builder_t* b) {
-  const jpp_graph_t* graph = b->staged->graph;
-  for (uint32_t a = 0; a < graph->num_args; ++a) {
-    for (uint32_t r = 0; r < b->staged->ranks; ++r) {
-      if (!jpp_rank_set_has(b->staged->args[a].ranks, r)) continue;
-      uint32_t id = 0;
-      JPP_RETURN_IF_ERROR(define_value(b, r, graph->args[a].value, JPP_NONE, &id));
-      b->actors[r].virtuals.data[id].borrowed = !graph->args[a].donated;
-      jpp_program_input_t input = {.reg = id, .arg = a, .owned = graph->args[a].donated};
-      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->actors[r].inputs, input));
-    }
-  }
-  return NULL;
-}
-
-static bool is_loop_index(const jpp_program_builder_t* b, uint32_t value) {
-  uint32_t loop = b->staged->values[value].loop;
-  return loop != JPP_NONE && b->staged->graph->loops[loop].index == value;
-}
-
-// --- Instructions ---------------------------------------------------------------------
-
-static jpp_status_t* push_instr(jpp_actor_draft_t* actor, jpp_instr_t instr,
-                                const uint32_t* operand) {
-  instr.first_operand = (uint32_t)actor->operands.count;
-  if (operand) {
-    if (instr.num_args) {
-      actor->virtuals.data[*operand].last_use = (uint32_t)actor->instrs.count;
-    }
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&actor->operands, *operand));
-  }
-  return JPP_VEC_PUSH(&actor->instrs, instr);
-}
-
-static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uint32_t dst,
+static jpp_status_t* channel_between(const emitter_t* e, uint32_t src, uint32_t dst,
                                      uint32_t* out_channel) {
-  uint32_t* at = &b->channel_at[src * b->staged->ranks + dst];
+  jpp_program_builder_t* b = e->b;
+  uint32_t* at = &e->channel_at[src * b->staged->ranks + dst];
   if (*at == JPP_NONE) {
     jpp_channel_draft_t draft = {.channel = {.src = src, .dst = dst}};
     draft.channel.slots = b->options->channel_slots ? b->options->channel_slots : 2;
@@ -84,173 +50,171 @@ static jpp_status_t* channel_between(jpp_program_builder_t* b, uint32_t src, uin
 // A channel gets as many slots as it ever has messages under way in the order of these
 // lists, so in this order no send waits. Whether a network of queues blocks does not
 // depend on the order of execution, so no other order can deadlock either.
-static jpp_status_t* send_value(jpp_program_builder_t* b, uint32_t value,
-                                uint32_t microbatch, uint32_t src, uint32_t dst) {
+static jpp_status_t* send_value(const emitter_t* e, uint32_t value, uint32_t microbatch,
+                                uint32_t src, const jpp_site_t* to) {
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(channel_between(b, src, dst, &id));
-  jpp_channel_draft_t* draft = &b->channels.data[id];
+  JPP_RETURN_IF_ERROR(channel_between(e, src, to->rank, &id));
+  jpp_channel_draft_t* draft = &e->b->channels.data[id];
   jpp_message_draft_t message = {.value = value, .microbatch = microbatch};
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&draft->messages, message));
   jpp_plan_channel_t* channel = &draft->channel;
   ++channel->messages;
   uint32_t under_way = (uint32_t)(draft->messages.count - draft->received);
   if (under_way > channel->slots) channel->slots = under_way;
-  if (b->value_bytes[value] > channel->max_bytes) {
-    channel->max_bytes = b->value_bytes[value];
+  if (e->b->value_bytes[value] > channel->max_bytes) {
+    channel->max_bytes = e->b->value_bytes[value];
   }
-  jpp__program_instance(b, dst, value, microbatch)->coming = id;
-  jpp_instr_t instr = {
-      .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .num_args = 1};
-  uint32_t sent = find_register(b, src, value, microbatch);
-  return push_instr(&b->actors[src], instr, &sent);
+  *arrival_at(e, to, value, microbatch) = id;
+  jpp_instr_draft_t instr = {
+      .kind = JPP_INSTR_SEND, .target = id, .microbatch = microbatch, .value = value};
+  return push_instr(e, src, instr);
 }
 
-static jpp_status_t* receive_next(jpp_program_builder_t* b, uint32_t id) {
-  jpp_channel_draft_t* draft = &b->channels.data[id];
+static jpp_status_t* receive_next(const emitter_t* e, uint32_t id) {
+  jpp_channel_draft_t* draft = &e->b->channels.data[id];
   jpp_message_draft_t message = draft->messages.data[draft->received++];
-  uint32_t dst = draft->channel.dst, received = 0;
-  JPP_RETURN_IF_ERROR(define_value(b, dst, message.value, message.microbatch, &received));
-  jpp_instr_t instr = {.kind = JPP_INSTR_RECV,
-                       .target = id,
-                       .microbatch = message.microbatch,
-                       .num_results = 1};
-  return push_instr(&b->actors[dst], instr, &received);
+  uint32_t dst = draft->channel.dst;
+  const jpp_site_t* site = jpp__program_site(e->b, dst, message.value);
+  *arrival_at(e, site, message.value, message.microbatch) = JPP_NONE;
+  jpp_instr_draft_t instr = {.kind = JPP_INSTR_RECV,
+                             .target = id,
+                             .microbatch = message.microbatch,
+                             .value = message.value};
+  return push_instr(e, dst, instr);
 }
 
 // A value is received right before its first use, together with the earlier messages of
 // its channel: until then it waits in the channel's slots.
-static jpp_status_t* receive_value(jpp_program_builder_t* b, uint32_t rank,
-                                   uint32_t value, uint32_t microbatch) {
-  const jpp_instance_t* instance = jpp__program_instance(b, rank, value, microbatch);
-  if (!instance || instance->coming == JPP_NONE) return NULL;
-  uint32_t id = instance->coming;
-  while (instance->definition == JPP_NONE) {
-    if (b->channels.data[id].received == b->channels.data[id].messages.count) break;
-    JPP_RETURN_IF_ERROR(receive_next(b, id));
-  }
+static jpp_status_t* receive_value(const emitter_t* e, uint32_t rank, uint32_t value,
+                                   uint32_t microbatch) {
+  const jpp_site_t* site = jpp__program_site(e->b, rank, value);
+  const uint32_t* arrival = arrival_at(e, site, value, microbatch);
+  while (*arrival != JPP_NONE) JPP_RETURN_IF_ERROR(receive_next(e, *arrival));
   return NULL;
 }
 
-static jpp_status_t* receive_rest(jpp_program_builder_t* b) {
-  for (uint32_t id = 0; id < b->channels.count; ++id) {
-    while (b->channels.data[id].received < b->channels.data[id].messages.count) {
-      JPP_RETURN_IF_ERROR(receive_next(b, id));
+static jpp_status_t* receive_rest(const emitter_t* e) {
+  for (uint32_t id = 0; id < e->b->channels.count; ++id) {
+    while (e->b->channels.data[id].received < e->b->channels.data[id].messages.count) {
+      JPP_RETURN_IF_ERROR(receive_next(e, id));
     }
   }
   return NULL;
 }
 
 // Sends a value that has just been made to every rank that takes it and does not make it.
-static jpp_status_t* send_to_takers(jpp_program_builder_t* b, uint32_t value,
+static jpp_status_t* send_to_takers(const emitter_t* e, uint32_t value,
                                     uint32_t microbatch, uint32_t rank) {
+  const jpp_program_builder_t* b = e->b;
   if (jpp__program_source(b, value) != rank) return NULL;
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];
     if (!site->takes || site->makes) continue;
-    JPP_RETURN_IF_ERROR(send_value(b, value, microbatch, rank, site->rank));
+    JPP_RETURN_IF_ERROR(send_value(e, value, microbatch, rank, site));
   }
   return NULL;
 }
 
-static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_task_t* task,
-                                   uint32_t microbatch, uint32_t value) {
-  uint32_t op = b->staged->values[value].producer;
-  const char* where = op == JPP_NONE ? NULL : b->staged->ops[op].where;
-  const char* name = op == JPP_NONE ? "argument" : b->staged->ops[op].name;
-  return jpp_status_make(JPP_SCHEDULE_ERROR,
-                         "%s of microbatch %d uses value %%%u (%s at %s) before any task "
-                         "has made it: the schedule runs a task before one that it needs",
-                         task->name, (int)microbatch, value, name, where ? where : "?");
-}
+// --- Which values of a task are messages ----------------------------------------------
 
-static jpp_status_t* use_input(jpp_program_builder_t* b, const jpp_task_t* task,
-                               uint32_t microbatch, uint32_t value) {
-  jpp_actor_draft_t* actor = &b->actors[task->rank];
-  uint32_t id = find_register(b, task->rank, value, microbatch);
-  if (id == JPP_NONE) {
-    if (!is_loop_index(b, value)) return missing_input(b, task, microbatch, value);
-    JPP_RETURN_IF_ERROR(define_value(b, task->rank, value, microbatch, &id));
-    actor->virtuals.data[id].constant = true;
-    jpp_program_constant_t constant = {.reg = id, .microbatch = microbatch};
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&actor->constants, constant));
-  }
-  actor->virtuals.data[id].last_use = (uint32_t)actor->instrs.count - 1;
-  return JPP_VEC_PUSH(&actor->operands, id);
-}
-
-static jpp_status_t* define_result(jpp_program_builder_t* b, const jpp_task_t* task,
-                                   uint32_t microbatch, uint32_t value) {
-  uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(define_value(b, task->rank, value, microbatch, &id));
-  uint32_t accumulator = b->accumulator_of[value];
-  if (accumulator != JPP_NONE) {
-    uint32_t state = b->staged->accumulators[accumulator].state;
-    JPP_RETURN_IF_ERROR(set_definition(b, task->rank, state, microbatch, id));
-  }
-  return JPP_VEC_PUSH(&b->actors[task->rank].operands, id);
-}
-
-static jpp_status_t* emit_begin(jpp_program_builder_t* b, const jpp_event_item_t* item) {
-  const jpp_task_t* task = &b->staged->tasks[item->task];
-  ++b->bindings[item->task].runs;
-  jpp_instr_t run = {.kind = JPP_INSTR_RUN,
-                     .target = item->task,
-                     .microbatch = item->microbatch,
-                     .num_args = task->num_inputs,
-                     .num_results = task->num_outputs};
+static jpp_status_t* find_received(const emitter_t* e, const jpp_task_t* task,
+                                   jpp_u32_vec_t* found, transfers_t* transfers) {
+  found->count = 0;
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    JPP_RETURN_IF_ERROR(receive_value(b, task->rank, task->inputs[i], item->microbatch));
+    if (jpp__program_site(e->b, task->rank, task->inputs[i])->makes) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, task->inputs[i]));
   }
-  JPP_RETURN_IF_ERROR(push_instr(&b->actors[task->rank], run, NULL));
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    JPP_RETURN_IF_ERROR(use_input(b, task, item->microbatch, task->inputs[i]));
-  }
-  for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    JPP_RETURN_IF_ERROR(define_result(b, task, item->microbatch, task->outputs[i]));
-  }
-  return NULL;
+  transfers->num_received = (uint32_t)found->count;
+  return JPP_VEC_TO_ARENA(found, &e->b->scratch, &transfers->received);
 }
 
-static jpp_status_t* emit_end(jpp_program_builder_t* b, const jpp_event_item_t* item) {
-  const jpp_task_t* task = &b->staged->tasks[item->task];
+static jpp_status_t* find_sent(const emitter_t* e, const jpp_task_t* task,
+                               jpp_u32_vec_t* found, transfers_t* transfers) {
+  const jpp_program_builder_t* b = e->b;
+  found->count = 0;
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    uint32_t value = task->outputs[i];
+    bool sent = false;
+    for (uint32_t s = b->first_site[value]; s < b->first_site[value + 1]; ++s) {
+      sent = sent || (b->sites[s].takes && !b->sites[s].makes);
+    }
+    if (sent) JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, value));
+  }
+  transfers->num_sent = (uint32_t)found->count;
+  return JPP_VEC_TO_ARENA(found, &e->b->scratch, &transfers->sent);
+}
+
+static jpp_status_t* find_transfers(emitter_t* e) {
+  const jpp_staged_t* staged = e->b->staged;
+  jpp_arena_t* scratch = &e->b->scratch;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, staged->num_tasks, &e->transfers));
+  jpp_u32_vec_t found = {0};
+  jpp_status_t* status = NULL;
+  for (uint32_t t = 0; t < staged->num_tasks && !status; ++t) {
+    status = find_received(e, &staged->tasks[t], &found, &e->transfers[t]);
+    if (!status) status = find_sent(e, &staged->tasks[t], &found, &e->transfers[t]);
+  }
+  jpp_vec_deinit(&found);
+  return status;
+}
+
+// --- Events ---------------------------------------------------------------------------
+
+static jpp_status_t* emit_begin(const emitter_t* e, const jpp_event_item_t* item) {
+  const jpp_task_t* task = &e->b->staged->tasks[item->task];
+  const transfers_t* transfers = &e->transfers[item->task];
+  ++e->b->bindings[item->task].runs;
+  for (uint32_t i = 0; i < transfers->num_received; ++i) {
     JPP_RETURN_IF_ERROR(
-        send_to_takers(b, task->outputs[i], item->microbatch, task->rank));
+        receive_value(e, task->rank, transfers->received[i], item->microbatch));
+  }
+  jpp_instr_draft_t run = {.kind = JPP_INSTR_RUN,
+                           .target = item->task,
+                           .microbatch = item->microbatch,
+                           .value = JPP_NONE};
+  return push_instr(e, task->rank, run);
+}
+
+static jpp_status_t* emit_end(const emitter_t* e, const jpp_event_item_t* item) {
+  const transfers_t* transfers = &e->transfers[item->task];
+  uint32_t rank = e->b->staged->tasks[item->task].rank;
+  for (uint32_t i = 0; i < transfers->num_sent; ++i) {
+    JPP_RETURN_IF_ERROR(send_to_takers(e, transfers->sent[i], item->microbatch, rank));
   }
   return NULL;
 }
 
-// --- Loops begin and end --------------------------------------------------------------
-
-static jpp_status_t* rename_value(jpp_program_builder_t* b, uint32_t rank, uint32_t from,
-                                  uint32_t to) {
-  uint32_t found = find_register(b, rank, from, JPP_NONE);
-  if (found == JPP_NONE) {
-    return jpp_status_make(JPP_INTERNAL_ERROR,
-                           "accumulator %%%u has no register on rank %u", from, rank);
-  }
-  return set_definition(b, rank, to, JPP_NONE, found);
-}
-
-static jpp_status_t* begin_loop(jpp_program_builder_t* b, uint32_t loop) {
-  for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
-    const jpp_accumulator_t* acc = &b->staged->accumulators[i];
+static jpp_status_t* end_loop(const emitter_t* e, uint32_t loop) {
+  const jpp_staged_t* staged = e->b->staged;
+  for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
+    const jpp_accumulator_t* acc = &staged->accumulators[i];
     if (acc->loop != loop) continue;
-    uint32_t rank = b->staged->tasks[acc->task].rank;
-    JPP_RETURN_IF_ERROR(rename_value(b, rank, acc->init, acc->state));
+    JPP_RETURN_IF_ERROR(
+        send_to_takers(e, acc->final, JPP_NONE, staged->tasks[acc->task].rank));
   }
   return NULL;
 }
 
-static jpp_status_t* end_loop(jpp_program_builder_t* b, uint32_t loop) {
-  for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
-    const jpp_accumulator_t* acc = &b->staged->accumulators[i];
-    if (acc->loop != loop) continue;
-    uint32_t rank = b->staged->tasks[acc->task].rank;
-    JPP_RETURN_IF_ERROR(rename_value(b, rank, acc->state, acc->final));
-    JPP_RETURN_IF_ERROR(send_to_takers(b, acc->final, JPP_NONE, rank));
+static jpp_status_t* emit_events(const emitter_t* e) {
+  const jpp_program_builder_t* b = e->b;
+  uint32_t open = JPP_NONE;  // the loop that is running
+  for (size_t i = 0; i < b->events.count; ++i) {
+    const jpp_event_item_t* item = &b->events.data[i];
+    uint32_t loop = b->staged->tasks[item->task].loop;
+    if (loop != open && open != JPP_NONE) JPP_RETURN_IF_ERROR(end_loop(e, open));
+    open = loop;
+    JPP_RETURN_IF_ERROR(item->is_end ? emit_end(e, item) : emit_begin(e, item));
   }
-  return NULL;
+  if (open != JPP_NONE) JPP_RETURN_IF_ERROR(end_loop(e, open));
+  return receive_rest(e);
+}
+
+// What only this pass reads.
+static void free_events(jpp_program_builder_t* b) {
+  jpp_vec_deinit(&b->events);
+  for (size_t i = 0; i < b->channels.count; ++i) {
+    jpp_vec_deinit(&b->channels.data[i].messages);
+  }
 }
 
 // --- The order of accumulation --------------------------------------------------------
@@ -284,52 +248,14 @@ static jpp_status_t* check_accumulation_order(const jpp_program_builder_t* b) {
 
 // --- All of it ------------------------------------------------------------------------
 
-static jpp_status_t* emit_events(jpp_program_builder_t* b) {
-  uint32_t open = JPP_NONE;  // the loop that is running
-  for (size_t i = 0; i < b->events.count; ++i) {
-    const jpp_event_item_t* item = &b->events.data[i];
-    uint32_t loop = b->staged->tasks[item->task].loop;
-    if (loop != open) {
-      if (open != JPP_NONE) JPP_RETURN_IF_ERROR(end_loop(b, open));
-      if (loop != JPP_NONE) JPP_RETURN_IF_ERROR(begin_loop(b, loop));
-      open = loop;
-    }
-    JPP_RETURN_IF_ERROR(item->is_end ? emit_end(b, item) : emit_begin(b, item));
-  }
-  if (open != JPP_NONE) JPP_RETURN_IF_ERROR(end_loop(b, open));
-  return receive_rest(b);
-}
-
-static jpp_status_t* take_outputs(jpp_program_builder_t* b) {
-  for (uint32_t i = 0; i < b->staged->graph->num_outputs; ++i) {
-    const jpp_staged_value_t* output = &b->staged->outputs[i];
-    for (uint32_t r = 0; r < b->staged->ranks; ++r) {
-      if (!jpp_rank_set_has(output->ranks, r)) continue;
-      uint32_t found = find_register(b, r, output->value, JPP_NONE);
-      if (found == JPP_NONE) {
-        return jpp_status_make(JPP_INTERNAL_ERROR, "output %u is not on rank %u", i, r);
-      }
-      jpp_virtual_t* left = &b->actors[r].virtuals.data[found];
-      jpp_program_output_t taken = {
-          .reg = found, .output = i, .copy = left->borrowed || left->output};
-      left->output = true;
-      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&b->actors[r].outputs, taken));
-    }
-  }
-  return NULL;
-}
-
 jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) {
-  uint32_t ranks = b->staged->ranks;
-  JPP_RETURN_IF_ERROR(
-      jpp__ids_create(&b->scratch, (size_t)ranks * ranks, &b->channel_at));
-  JPP_RETURN_IF_ERROR(
-      jpp__ids_create(&b->scratch, b->staged->num_values, &b->accumulator_of));
-  for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
-    b->accumulator_of[b->staged->accumulators[i].next] = i;
-  }
+  emitter_t emitter = {.b = b};
+  size_t ranks = b->staged->ranks;
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, ranks * ranks, &emitter.channel_at));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, b->num_arrivals, &emitter.arrivals));
   JPP_RETURN_IF_ERROR(check_accumulation_order(b));
-  JPP_RETURN_IF_ERROR(define_args(b));
-  JPP_RETURN_IF_ERROR(emit_events(b));
-  return take_outputs(b);
+  JPP_RETURN_IF_ERROR(find_transfers(&emitter));
+  JPP_RETURN_IF_ERROR(emit_events(&emitter));
+  free_events(b);
+  return NULL;
 }

@@ -1,16 +1,29 @@
 // Turns drafts into programs in one pass over each: adds deletions after last uses,
 // assigns real registers (a freed one is used again first) and finds the peak in bytes.
+// Instructions share lists of equal operands: all runs of a task have the same values,
+// and many the same registers.
+#include <string.h>
+
+#include "base/hash.h"
 #include "program/builder.h"
+
+enum { kKnownLists = 4096 };  // a power of two
+
+typedef struct operand_list {
+  uint32_t first, count;
+} operand_list_t;
 
 typedef struct finisher {
   jpp_program_builder_t* b;
-  const jpp_actor_draft_t* draft;
+  jpp_rank_draft_t* draft;
   uint32_t* reg;       // [virtuals] its register
   jpp_u32_vec_t free;  // registers to use again
   uint32_t num_registers;
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;
   jpp_u32_vec_t operand_values;
+  operand_list_t* known_operands;  // [kKnownLists] by hash, the newest of each
+  operand_list_t* known_values;
   jpp_u32_vec_t dead;  // virtuals that die behind the instruction at hand
   uint64_t live_bytes;
   jpp_program_t* program;
@@ -52,9 +65,50 @@ static bool is_kept(const finisher_t* f, uint32_t id) {
   return v->borrowed || v->constant || v->output;
 }
 
-static jpp_status_t* push_operand(finisher_t* f, uint32_t id) {
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->operands, f->reg[id]));
-  return JPP_VEC_PUSH(&f->operand_values, virtual_at(f, id)->value);
+static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t count) {
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operands, count));
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operand_values, count));
+  uint32_t* registers = f->operands.data + f->operands.count;
+  uint32_t* values = f->operand_values.data + f->operand_values.count;
+  for (size_t i = 0; i < count; ++i) {
+    registers[i] = f->reg[ids[i]];
+    values[i] = virtual_at(f, ids[i])->value;
+  }
+  f->operands.count += count;
+  f->operand_values.count += count;
+  return NULL;
+}
+
+// A few of the ids tell most lists apart.
+static uint64_t hash_list(const uint32_t* ids, uint32_t count) {
+  uint32_t stride = count / 8 + 1;
+  uint64_t hash = jpp__hash_u64(JPP_HASH_START, count);
+  for (uint32_t i = 0; i < count; i += stride) hash = jpp__hash_u64(hash, ids[i]);
+  return hash;
+}
+
+// Takes the list at the end of `ids`, from *first on, off again if an equal one is known,
+// and makes *first the beginning of that one.
+static void share_list(jpp_u32_vec_t* ids, operand_list_t* known, uint32_t* first) {
+  operand_list_t list = {.first = *first, .count = (uint32_t)ids->count - *first};
+  if (!list.count) return;
+  operand_list_t* at = &known[hash_list(ids->data + *first, list.count) % kKnownLists];
+  bool equal =
+      at->count == list.count && !memcmp(ids->data + at->first, ids->data + list.first,
+                                         list.count * sizeof(*ids->data));
+  if (!equal) {
+    *at = list;
+    return;
+  }
+  ids->count = list.first;
+  *first = at->first;
+}
+
+// Its operands were pushed last.
+static jpp_status_t* push_instr(finisher_t* f, jpp_instr_t instr) {
+  share_list(&f->operands, f->known_operands, &instr.first_operand);
+  share_list(&f->operand_values, f->known_values, &instr.first_value);
+  return JPP_VEC_PUSH(&f->instrs, instr);
 }
 
 static jpp_status_t* delete_dead(finisher_t* f) {
@@ -62,15 +116,16 @@ static jpp_status_t* delete_dead(finisher_t* f) {
   jpp_instr_t instr = {.kind = JPP_INSTR_DELETE,
                        .microbatch = JPP_NONE,
                        .first_operand = (uint32_t)f->operands.count,
+                       .first_value = (uint32_t)f->operand_values.count,
                        .num_args = (uint32_t)f->dead.count};
+  JPP_RETURN_IF_ERROR(push_operands(f, f->dead.data, f->dead.count));
   for (size_t i = 0; i < f->dead.count; ++i) {
     uint32_t id = f->dead.data[i];
-    JPP_RETURN_IF_ERROR(push_operand(f, id));
     JPP_RETURN_IF_ERROR(release_register(f, id));
     f->live_bytes -= bytes_of(f, id);
   }
   f->dead.count = 0;
-  return JPP_VEC_PUSH(&f->instrs, instr);
+  return push_instr(f, instr);
 }
 
 // Ends the life of an operand: the memory of a donated arg lives on in a result.
@@ -82,30 +137,35 @@ static jpp_status_t* retire_operand(finisher_t* f, const jpp_instr_t* instr,
   return donated ? release_register(f, id) : JPP_VEC_PUSH(&f->dead, id);
 }
 
-static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr) {
+static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr,
+                                 const uint32_t* ids) {
   if (instr->kind != JPP_INSTR_RUN) return 0;
   const uint32_t* donated_to = f->b->bindings[instr->target].donated_to;
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < instr->num_args; ++i) {
     if (donated_to[i] == JPP_NONE) continue;
-    bytes += bytes_of(f, f->draft->operands.data[instr->first_operand + i]);
+    bytes += bytes_of(f, ids[i]);
   }
   return bytes;
 }
 
-static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
-  jpp_instr_t instr = f->draft->instrs.data[at];
-  uint32_t first = (uint32_t)f->operands.count;
+// `ids` are the operands of the instruction at hand.
+static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* ids) {
+  const jpp_instr_draft_t* draft = &f->b->instrs[f->program->rank].data[at];
+  jpp_instr_t instr = {.kind = draft->kind,
+                       .target = draft->target,
+                       .microbatch = draft->microbatch,
+                       .first_operand = (uint32_t)f->operands.count,
+                       .first_value = (uint32_t)f->operand_values.count,
+                       .num_args = jpp__instr_num_args(f->b, draft),
+                       .num_results = jpp__instr_num_results(f->b, draft)};
   uint32_t count = instr.num_args + instr.num_results;
-  const uint32_t* ids = count ? &f->draft->operands.data[instr.first_operand] : NULL;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (i >= instr.num_args) {
-      take_register(f, ids[i]);
-      JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, ids[i])));
-    }
-    JPP_RETURN_IF_ERROR(push_operand(f, ids[i]));
+  for (uint32_t i = instr.num_args; i < count; ++i) {
+    take_register(f, ids[i]);
+    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, ids[i])));
   }
-  f->live_bytes -= bytes_taken_over(f, &instr);
+  JPP_RETURN_IF_ERROR(push_operands(f, ids, count));
+  f->live_bytes -= bytes_taken_over(f, &instr, ids);
   note_peak(f);
   for (uint32_t i = 0; i < count; ++i) {
     const jpp_virtual_t* v = virtual_at(f, ids[i]);
@@ -114,8 +174,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at) {
     if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
     JPP_RETURN_IF_ERROR(retire_operand(f, &instr, i, ids[i]));
   }
-  instr.first_operand = first;
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->instrs, instr));
+  JPP_RETURN_IF_ERROR(push_instr(f, instr));
   return delete_dead(f);
 }
 
@@ -171,14 +230,21 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
 static jpp_status_t* finish_program(finisher_t* f) {
   jpp_program_t* program = f->program;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(f->draft->virtuals.count, &f->reg));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_operands));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_values));
   program->reserved_bytes = reserved_bytes(f->b, program->rank);
   JPP_RETURN_IF_ERROR(add_live(f, program->reserved_bytes));
   JPP_RETURN_IF_ERROR(place_given(f));
-  for (uint32_t at = 0; at < f->draft->instrs.count; ++at) {
-    JPP_RETURN_IF_ERROR(finish_instr(f, at));
+  const jpp_instr_drafts_t* drafts = &f->b->instrs[program->rank];
+  const uint32_t* ids = f->draft->operands.data;
+  for (uint32_t at = 0; at < drafts->count; ++at) {
+    JPP_RETURN_IF_ERROR(finish_instr(f, at, ids));
+    ids += jpp__instr_num_args(f->b, &drafts->data[at]);
+    ids += jpp__instr_num_results(f->b, &drafts->data[at]);
   }
   program->num_instrs = (uint32_t)f->instrs.count;
   program->num_operands = (uint32_t)f->operands.count;
+  program->num_operand_values = (uint32_t)f->operand_values.count;
   program->num_registers = f->num_registers;
   jpp_arena_t* arena = f->b->arena;
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->instrs, arena, &program->instrs));
@@ -191,15 +257,18 @@ static jpp_status_t* finish_program(finisher_t* f) {
 static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
                                  jpp_program_t* program) {
   program->rank = rank;
-  finisher_t finisher = {.b = b, .draft = &b->actors[rank], .program = program};
+  finisher_t finisher = {.b = b, .draft = &b->draft, .program = program};
+  JPP_RETURN_IF_ERROR(jpp__program_draft(b, rank));
   jpp_status_t* status = finish_program(&finisher);
   jpp_free(finisher.reg);
+  jpp_free(finisher.known_operands);
+  jpp_free(finisher.known_values);
   jpp_vec_deinit(&finisher.free);
   jpp_vec_deinit(&finisher.instrs);
   jpp_vec_deinit(&finisher.operands);
   jpp_vec_deinit(&finisher.operand_values);
   jpp_vec_deinit(&finisher.dead);
-  jpp__actor_draft_deinit(&b->actors[rank]);  // by now the largest allocation
+  jpp_vec_deinit(&b->instrs[rank]);
   return status;
 }
 

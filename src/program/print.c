@@ -5,11 +5,13 @@
 #include "base/str.h"
 #include "program/builder.h"
 
-static void append_operands(jpp_str_t* str, const jpp_program_t* program, uint32_t first,
-                            uint32_t count) {
+// Operands `first` to `first + count` of the instruction.
+static void append_operands(jpp_str_t* str, const jpp_program_t* program,
+                            const jpp_instr_t* instr, uint32_t first, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
-    jpp_str_appendf(str, "%sr%u=%%%u", i ? " " : "", program->operands[first + i],
-                    program->operand_values[first + i]);
+    jpp_str_appendf(str, "%sr%u=%%%u", i ? " " : "",
+                    program->operands[instr->first_operand + first + i],
+                    program->operand_values[instr->first_value + first + i]);
   }
 }
 
@@ -22,12 +24,11 @@ static void append_run(jpp_str_t* str, const jpp_plan_t* plan,
   jpp_str_append(str, " (");
   for (uint32_t i = 0; i < instr->num_args; ++i) {
     if (i) jpp_str_append(str, " ");
-    append_operands(str, program, instr->first_operand + i, 1);
+    append_operands(str, program, instr, i, 1);
     if (donated_to[i] != JPP_NONE) jpp_str_append(str, "!");
   }
   jpp_str_append(str, ") -> (");
-  append_operands(str, program, instr->first_operand + instr->num_args,
-                  instr->num_results);
+  append_operands(str, program, instr, instr->num_args, instr->num_results);
   jpp_str_append(str, ")\n");
 }
 
@@ -37,7 +38,7 @@ static void append_transfer(jpp_str_t* str, const jpp_plan_t* plan,
   bool send = instr->kind == JPP_INSTR_SEND;
   jpp_str_appendf(str, send ? "send to %u " : "recv from %u ",
                   send ? channel->dst : channel->src);
-  append_operands(str, program, instr->first_operand, 1);
+  append_operands(str, program, instr, 0, 1);
   if (instr->microbatch != JPP_NONE) {
     jpp_str_appendf(str, " microbatch %u", instr->microbatch);
   }
@@ -57,7 +58,7 @@ static void append_instr(jpp_str_t* str, const jpp_plan_t* plan,
       break;
     case JPP_INSTR_DELETE:
       jpp_str_append(str, "delete ");
-      append_operands(str, program, instr->first_operand, instr->num_args);
+      append_operands(str, program, instr, 0, instr->num_args);
       jpp_str_append(str, "\n");
       break;
     case JPP_INSTR_KIND_COUNT:

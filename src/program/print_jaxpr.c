@@ -82,7 +82,8 @@ static void append_task(printer_t* p, const jpp_program_t* program,
   p->num_names += instr->num_results;
   for (uint32_t i = 0; i < instr->num_results; ++i) {
     if (i) jpp_str_append(&p->str, " ");
-    append_new(p, first_name + i, program->operand_values[first_result + i]);
+    append_new(p, first_name + i,
+               program->operand_values[instr->first_value + instr->num_args + i]);
   }
   jpp_str_append(&p->str, instr->num_results ? " = task[\n" : "task[\n");
   if (task->stage != JPP_NONE) {
@@ -120,7 +121,7 @@ static void append_transfer(printer_t* p, const jpp_program_t* program,
                             const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channel = &p->plan->channels[instr->target];
   uint32_t name = p->num_names++;
-  uint32_t value = program->operand_values[instr->first_operand];
+  uint32_t value = program->operand_values[instr->first_value];
   append_new(p, name, value);
   jpp_str_append(&p->str, " = transfer[\n");
   append_end(p, "src", channel->src, value);

@@ -16,7 +16,7 @@ const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {
 }
 
 static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) {
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->ranks, &b->actors));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->ranks, &b->instrs));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->num_tasks, &b->bindings));
   uint32_t values = b->staged->num_values;
   uint64_t* bytes = NULL;
@@ -33,20 +33,16 @@ static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) 
   return jpp__program_finish(b, plan);
 }
 
-void jpp__actor_draft_deinit(jpp_actor_draft_t* actor) {
-  jpp_vec_deinit(&actor->instrs);
-  jpp_vec_deinit(&actor->operands);
-  jpp_vec_deinit(&actor->virtuals);
-  jpp_vec_deinit(&actor->inputs);
-  jpp_vec_deinit(&actor->constants);
-  jpp_vec_deinit(&actor->outputs);
-}
-
 static void builder_deinit(jpp_program_builder_t* b) {
-  for (uint32_t r = 0; b->actors && r < b->staged->ranks; ++r) {
-    jpp__actor_draft_deinit(&b->actors[r]);
+  for (uint32_t r = 0; b->instrs && r < b->staged->ranks; ++r) {
+    jpp_vec_deinit(&b->instrs[r]);
   }
-  jpp_free(b->actors);
+  jpp_free(b->instrs);
+  jpp_vec_deinit(&b->draft.operands);
+  jpp_vec_deinit(&b->draft.virtuals);
+  jpp_vec_deinit(&b->draft.inputs);
+  jpp_vec_deinit(&b->draft.constants);
+  jpp_vec_deinit(&b->draft.outputs);
   jpp_vec_deinit(&b->events);
   for (size_t i = 0; i < b->channels.count; ++i) {
     jpp_vec_deinit(&b->channels.data[i].messages);

@@ -82,23 +82,53 @@ static jpp_status_t* group_sites(jpp_program_builder_t* b,
   return NULL;
 }
 
+bool jpp__value_of_microbatch(const jpp_program_builder_t* b, uint32_t value) {
+  return b->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
+}
+
 static uint32_t instances_at_a_site(const jpp_program_builder_t* b, uint32_t value) {
-  if (b->staged->scopes[value] != JPP_SCOPE_MICROBATCH) return 1;
+  if (!jpp__value_of_microbatch(b, value)) return 1;
   return b->staged->graph->loops[b->staged->values[value].loop].microbatches;
 }
 
+jpp_site_t* jpp__program_site(const jpp_program_builder_t* b, uint32_t rank,
+                              uint32_t value) {
+  for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
+    jpp_site_t* site = &b->sites[i];
+    if (!site->makes && !site->takes) return NULL;
+    if (site->rank == rank) return site;
+  }
+  return NULL;
+}
+
+static void share_instances(const jpp_program_builder_t* b) {
+  for (uint32_t i = 0; i < b->staged->num_accumulators; ++i) {
+    const jpp_accumulator_t* acc = &b->staged->accumulators[i];
+    uint32_t rank = b->staged->tasks[acc->task].rank;
+    const jpp_site_t* state = jpp__program_site(b, rank, acc->state);
+    if (!state) continue;
+    jpp__program_site(b, rank, acc->next)->first_instance = state->first_instance;
+    jpp__program_site(b, rank, acc->final)->first_instance = state->first_instance;
+  }
+}
+
 static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* used) {
-  uint64_t count = 0;
+  uint64_t* count = NULL;  // [ranks]
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->staged->ranks, &count));
   for (uint32_t v = 0; v < b->staged->num_values; ++v) {
     uint32_t here = instances_at_a_site(b, v);
-    for (uint32_t i = 0; i < used[v]; ++i, count += here) {
-      b->sites[b->first_site[v] + i].first_instance = count;
+    for (uint32_t i = 0; i < used[v]; ++i) {
+      jpp_site_t* site = &b->sites[b->first_site[v] + i];
+      site->first_instance = count[site->rank];
+      site->first_arrival = b->num_arrivals;
+      count[site->rank] += here;
+      if (!site->makes) b->num_arrivals += here;
     }
   }
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, count, &b->instances));
-  for (uint64_t i = 0; i < count; ++i) {
-    b->instances[i] = (jpp_instance_t){.definition = JPP_NONE, .coming = JPP_NONE};
+  for (uint32_t r = 0; r < b->staged->ranks; ++r) {
+    if (count[r] > b->most_instances) b->most_instances = count[r];
   }
+  share_instances(b);
   return NULL;
 }
 
@@ -118,16 +148,4 @@ uint32_t jpp__program_source(const jpp_program_builder_t* b, uint32_t value) {
     if (b->sites[i].makes && b->sites[i].rank < source) source = b->sites[i].rank;
   }
   return source;
-}
-
-jpp_instance_t* jpp__program_instance(const jpp_program_builder_t* b, uint32_t rank,
-                                      uint32_t value, uint32_t microbatch) {
-  bool every = b->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
-  for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
-    const jpp_site_t* site = &b->sites[i];
-    if (!site->makes && !site->takes) return NULL;
-    if (site->rank != rank) continue;
-    return &b->instances[site->first_instance + (every ? microbatch : 0)];
-  }
-  return NULL;
 }

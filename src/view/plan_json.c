@@ -184,7 +184,7 @@ static json_t* instr_json(const jpp_program_t* program, const jpp_instr_t* instr
                    "args", jpp__json_ids(operands, instr->num_args), "results",
                    jpp__json_ids(operands + instr->num_args, instr->num_results),
                    "values",
-                   jpp__json_ids(program->operand_values + instr->first_operand,
+                   jpp__json_ids(program->operand_values + instr->first_value,
                                  instr->num_args + instr->num_results));
 }
 

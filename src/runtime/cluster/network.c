@@ -35,7 +35,7 @@ static uint64_t most_bytes_of_link(const jpp_runtime_t* runtime, uint32_t channe
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* instr = &program->instrs[i];
     if (instr->kind != JPP_INSTR_SEND || instr->target != channel) continue;
-    uint64_t bytes = shard_bytes(runtime, program->operand_values[instr->first_operand]);
+    uint64_t bytes = shard_bytes(runtime, program->operand_values[instr->first_value]);
     if (bytes > most) most = bytes;
   }
   return most;

@@ -5,7 +5,7 @@
 static uint64_t operand_bytes(const jpp_actor_t* actor, const jpp_instr_t* instr,
                               uint32_t index) {
   const jpp_program_t* program = actor->program;
-  uint32_t value = program->operand_values[instr->first_operand + index];
+  uint32_t value = program->operand_values[instr->first_value + index];
   return actor->runtime->plan->value_bytes[value];
 }
 
@@ -57,7 +57,7 @@ static jpp_status_t* check_result_count(const jpp_actor_t* actor,
 uint64_t jpp__plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
                                const jpp_instr_t* instr) {
   const jpp_staged_t* staged = plan->staged;
-  uint32_t value = program->operand_values[instr->first_operand];
+  uint32_t value = program->operand_values[instr->first_value];
   for (uint32_t i = 0;
        staged->scopes[value] == JPP_SCOPE_STATE && i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
@@ -222,16 +222,6 @@ static jpp_status_t* find_output_events(jpp_actor_t* actor) {
   return NULL;
 }
 
-// A constant is there because an operand names it.
-static uint64_t constant_bytes(const jpp_actor_t* actor, uint32_t reg) {
-  const jpp_program_t* program = actor->program;
-  for (uint32_t i = 0; i < program->num_operands; ++i) {
-    if (program->operands[i] != reg) continue;
-    return actor->runtime->plan->value_bytes[program->operand_values[i]];
-  }
-  return 0;
-}
-
 bool jpp__runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
   return !runtime->rank_process || runtime->rank_process[rank] == runtime->process;
 }
@@ -258,8 +248,9 @@ jpp_status_t* jpp__actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
       uint32_t arg = program->inputs[i].arg;
       actor->given_bytes += plan->value_bytes[plan->staged->graph->args[arg].value];
     }
-    for (uint32_t i = 0; i < program->num_constants; ++i) {
-      actor->given_bytes += constant_bytes(actor, program->constants[i].reg);
+    if (program->num_constants) {  // all loop indices have the same type
+      uint32_t index = plan->staged->graph->loops[0].index;
+      actor->given_bytes += program->num_constants * plan->value_bytes[index];
     }
   }
   return status;

@@ -41,7 +41,7 @@ static void describe_transfer(const jpp_plan_t* plan, const jpp_program_t* progr
                               char text[kJppPlaceSize]) {
   const jpp_instr_t* instr = &program->instrs[at];
   const jpp_plan_channel_t* channel = &plan->channels[instr->target];
-  uint32_t value = program->operand_values[instr->first_operand];
+  uint32_t value = program->operand_values[instr->first_value];
   if (instr->kind == JPP_INSTR_RECV) {
     snprintf(text, kJppPlaceSize,
              "rank %u, instruction %u, receive of %%%u%s from rank %u", program->rank, at,

@@ -32,7 +32,7 @@ static inline draft_t draft_create(const jpp_plan_t* plan) {
     jpp_program_t* p = &d.programs[r];
     p->instrs = COPY(p->instrs, p->num_instrs, 1);
     p->operands = COPY(p->operands, p->num_operands, 0);
-    p->operand_values = COPY(p->operand_values, p->num_operands, 0);
+    p->operand_values = COPY(p->operand_values, p->num_operand_values, 0);
     p->inputs = COPY(p->inputs, p->num_inputs, 0);
     p->constants = COPY(p->constants, p->num_constants, 0);
     p->outputs = COPY(p->outputs, p->num_outputs, 0);

@@ -66,8 +66,8 @@ static void change_register(draft_t* d, jpp_program_t* p) {
 }
 
 static void change_value(draft_t* d, jpp_program_t* p) {
-  if (!p->num_operands) return;
-  ((uint32_t*)p->operand_values)[pick(p->num_operands)] =
+  if (!p->num_operand_values) return;
+  ((uint32_t*)p->operand_values)[pick(p->num_operand_values)] =
       pick(d->plan.staged->num_values + 1);
 }
 

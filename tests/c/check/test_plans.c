@@ -138,8 +138,8 @@ static void rule_values_travel_once_to_each_rank(const planned_t* planned) {
         if (p->instrs[k].kind != JPP_INSTR_SEND) continue;
         bool same = p->instrs[k].target == p->instrs[i].target &&
                     p->instrs[k].microbatch == p->instrs[i].microbatch &&
-                    p->operand_values[p->instrs[k].first_operand] ==
-                        p->operand_values[p->instrs[i].first_operand];
+                    p->operand_values[p->instrs[k].first_value] ==
+                        p->operand_values[p->instrs[i].first_value];
         assert_false(same);
       }
     }

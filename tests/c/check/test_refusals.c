@@ -86,6 +86,30 @@ static void test_a_use_behind_the_delete_is_refused(void** state) {
   fixture_free(&f);
 }
 
+static void test_a_delete_of_nothing_is_refused(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp2", NULL);
+  jpp_program_t* p = &f.draft.programs[0];
+  jpp_instr_t* instr = nth(&f, 0, JPP_INSTR_DELETE, 0);
+  ((uint32_t*)p->operands)[instr->first_operand] = p->num_registers++;
+  ((uint32_t*)p->operand_values)[instr->first_value] = JPP_NONE;
+  assert_refused(&f, "an operand is value %4294967295; there are");
+  fixture_free(&f);
+}
+
+static void test_lists_end_within_the_program(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("mlp2", NULL);
+  jpp_instr_t* instr = nth(&f, 0, JPP_INSTR_RUN, 1);
+  uint32_t first = instr->first_value;
+  instr->first_value = f.draft.programs[0].num_operand_values;
+  assert_refused(&f, "values of operands end at");
+  instr->first_value = first;
+  instr->first_operand = f.draft.programs[0].num_operands;
+  assert_refused(&f, "operands end at");
+  fixture_free(&f);
+}
+
 static void test_a_run_out_of_turn_sums_out_of_order(void** state) {
   (void)state;
   fixture_t f = fixture_create("one_stage", NULL);
@@ -194,6 +218,8 @@ int main(void) {
       cmocka_unit_test(test_messages_in_another_order_are_named),
       cmocka_unit_test(test_a_dropped_delete_is_a_leak),
       cmocka_unit_test(test_a_use_behind_the_delete_is_refused),
+      cmocka_unit_test(test_a_delete_of_nothing_is_refused),
+      cmocka_unit_test(test_lists_end_within_the_program),
       cmocka_unit_test(test_a_run_out_of_turn_sums_out_of_order),
       cmocka_unit_test(test_a_task_that_never_runs_is_missed),
       cmocka_unit_test(test_a_borrowed_argument_is_not_donated),

@@ -151,6 +151,33 @@ static void test_bytes_are_those_that_were_measured(void** state) {
   jpp_graph_destroy(graph);
 }
 
+// Whether all runs of the program's tasks, but those of the first microbatch, share the
+// lists of their values.
+static bool values_are_shared(const jpp_program_t* program) {
+  for (uint32_t i = 0; i < program->num_instrs; ++i) {
+    const jpp_instr_t* a = &program->instrs[i];
+    if (a->kind != JPP_INSTR_RUN || !a->microbatch) continue;
+    for (uint32_t k = i + 1; k < program->num_instrs; ++k) {
+      const jpp_instr_t* b = &program->instrs[k];
+      bool alike = b->kind == a->kind && b->target == a->target && b->microbatch;
+      if (alike && b->first_value != a->first_value) return false;
+    }
+  }
+  return program->num_operand_values < program->num_operands;
+}
+
+static void test_runs_of_a_task_share_their_values(void** state) {
+  (void)state;
+  jpp_graph_t* graph = parse_file("mlp2");
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
+  for (uint32_t r = 0; r < planned->plan->ranks; ++r) {
+    assert_true(values_are_shared(&planned->plan->programs[r]));
+  }
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(graph);
+}
+
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   jpp_graph_t* graph = parse_file("two_loops");
@@ -176,6 +203,7 @@ int main(void) {
       cmocka_unit_test(test_a_loop_takes_what_it_is_given),
       cmocka_unit_test(test_given_schedules_are_proved),
       cmocka_unit_test(test_bytes_are_those_that_were_measured),
+      cmocka_unit_test(test_runs_of_a_task_share_their_values),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -217,7 +217,7 @@ static void issue(reference_t* ref, uint32_t rank, uint32_t step) {
       item->results[k] = registers[operands[instr->num_args + k]] = ref->tokens++;
     }
   } else if (instr->kind == JPP_INSTR_SEND) {
-    uint32_t value = program->operand_values[instr->first_operand];
+    uint32_t value = program->operand_values[instr->first_value];
     ref->letters[ref->num_letters++] =
         (letter_t){.channel = instr->target,
                    .token = registers[operands[0]],

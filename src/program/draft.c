@@ -1,0 +1,211 @@
+// Gives one rank's instructions their operands: virtual registers, a new one for each
+// definition.
+#include <string.h>
+
+#include "program/builder.h"
+#include "task/ids.h"
+
+typedef struct drafter {
+  jpp_program_builder_t* b;
+  jpp_rank_draft_t* draft;
+  uint32_t rank;
+  uint32_t at;  // the instruction at hand
+} drafter_t;
+
+uint32_t jpp__instr_num_args(const jpp_program_builder_t* b,
+                             const jpp_instr_draft_t* instr) {
+  if (instr->kind == JPP_INSTR_RUN) return b->staged->tasks[instr->target].num_inputs;
+  return instr->kind == JPP_INSTR_SEND;
+}
+
+uint32_t jpp__instr_num_results(const jpp_program_builder_t* b,
+                                const jpp_instr_draft_t* instr) {
+  if (instr->kind == JPP_INSTR_RUN) return b->staged->tasks[instr->target].num_outputs;
+  return instr->kind == JPP_INSTR_RECV;
+}
+
+// --- Definitions ----------------------------------------------------------------------
+
+static jpp_status_t* find_place(const drafter_t* d, uint32_t value,
+                                jpp_place_t* out_place) {
+  const jpp_site_t* site = jpp__program_site(d->b, d->rank, value);
+  if (!site) {
+    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u has no site of value %%%u",
+                           d->rank, value);
+  }
+  *out_place = (jpp_place_t){.first = site->first_instance,
+                             .value = value,
+                             .every = jpp__value_of_microbatch(d->b, value)};
+  return NULL;
+}
+
+static uint32_t* definition_at(const drafter_t* d, const jpp_place_t* place,
+                               uint32_t microbatch) {
+  return &d->b->definitions[place->first + (place->every ? microbatch : 0)];
+}
+
+static jpp_status_t* define_at(const drafter_t* d, const jpp_place_t* place,
+                               uint32_t microbatch, uint32_t* out_virtual) {
+  *out_virtual = (uint32_t)d->draft->virtuals.count;
+  *definition_at(d, place, microbatch) = *out_virtual;
+  jpp_virtual_t made = {.value = place->value, .last_use = JPP_NONE};
+  return JPP_VEC_PUSH(&d->draft->virtuals, made);
+}
+
+// The virtual register of a value that has one instance a step; JPP_NONE: there is none.
+static uint32_t find_register(const drafter_t* d, uint32_t value) {
+  const jpp_site_t* site = jpp__program_site(d->b, d->rank, value);
+  return site ? d->b->definitions[site->first_instance] : JPP_NONE;
+}
+
+static jpp_status_t* define_args(const drafter_t* d) {
+  const jpp_graph_t* graph = d->b->staged->graph;
+  for (uint32_t a = 0; a < graph->num_args; ++a) {
+    if (!jpp_rank_set_has(d->b->staged->args[a].ranks, d->rank)) continue;
+    uint32_t id = 0;
+    jpp_place_t place = {0};
+    JPP_RETURN_IF_ERROR(find_place(d, graph->args[a].value, &place));
+    JPP_RETURN_IF_ERROR(define_at(d, &place, JPP_NONE, &id));
+    d->draft->virtuals.data[id].borrowed = !graph->args[a].donated;
+    jpp_program_input_t input = {.reg = id, .arg = a, .owned = graph->args[a].donated};
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->draft->inputs, input));
+  }
+  return NULL;
+}
+
+// --- Operands -------------------------------------------------------------------------
+
+static bool is_loop_index(const jpp_program_builder_t* b, uint32_t value) {
+  uint32_t loop = b->staged->values[value].loop;
+  return loop != JPP_NONE && b->staged->graph->loops[loop].index == value;
+}
+
+static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_task_t* task,
+                                   uint32_t microbatch, uint32_t value) {
+  uint32_t op = b->staged->values[value].producer;
+  const char* where = op == JPP_NONE ? NULL : b->staged->ops[op].where;
+  const char* name = op == JPP_NONE ? "argument" : b->staged->ops[op].name;
+  return jpp_status_make(JPP_SCHEDULE_ERROR,
+                         "%s of microbatch %d uses value %%%u (%s at %s) before any task "
+                         "has made it: the schedule runs a task before one that it needs",
+                         task->name, (int)microbatch, value, name, where ? where : "?");
+}
+
+// An input that no task and no message has made: the microbatch number, or a state in the
+// first microbatch.
+static jpp_status_t* find_given(const drafter_t* d, const jpp_instr_draft_t* run,
+                                const jpp_place_t* place, uint32_t* out_virtual) {
+  uint32_t init = d->b->init_of[place->value];
+  *out_virtual = init == JPP_NONE ? JPP_NONE : find_register(d, init);
+  if (*out_virtual != JPP_NONE) return NULL;
+  if (!is_loop_index(d->b, place->value)) {
+    const jpp_task_t* task = &d->b->staged->tasks[run->target];
+    return missing_input(d->b, task, run->microbatch, place->value);
+  }
+  JPP_RETURN_IF_ERROR(define_at(d, place, run->microbatch, out_virtual));
+  d->draft->virtuals.data[*out_virtual].constant = true;
+  jpp_program_constant_t constant = {.reg = *out_virtual, .microbatch = run->microbatch};
+  return JPP_VEC_PUSH(&d->draft->constants, constant);
+}
+
+static jpp_status_t* find_places(const drafter_t* d, const jpp_task_t* task,
+                                 const jpp_place_t** out_places) {
+  jpp_place_t* places = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(
+      &d->b->scratch, (size_t)task->num_inputs + task->num_outputs, &places));
+  *out_places = places;
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    JPP_RETURN_IF_ERROR(find_place(d, task->inputs[i], places++));
+  }
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    JPP_RETURN_IF_ERROR(find_place(d, task->outputs[i], places++));
+  }
+  return NULL;
+}
+
+static jpp_status_t* draft_run(const drafter_t* d, const jpp_instr_draft_t* run) {
+  const jpp_task_t* task = &d->b->staged->tasks[run->target];
+  const jpp_place_t** places = &d->b->places[run->target];
+  if (!*places) JPP_RETURN_IF_ERROR(find_places(d, task, places));
+  jpp_u32_vec_t* operands = &d->draft->operands;
+  uint32_t inputs = task->num_inputs, count = inputs + task->num_outputs;
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(operands, count));
+  uint32_t* ids = operands->data + operands->count;
+  operands->count += count;
+  for (uint32_t i = 0; i < inputs; ++i) {
+    ids[i] = *definition_at(d, &(*places)[i], run->microbatch);
+    if (ids[i] == JPP_NONE) {
+      JPP_RETURN_IF_ERROR(find_given(d, run, &(*places)[i], &ids[i]));
+    }
+    d->draft->virtuals.data[ids[i]].last_use = d->at;
+  }
+  for (uint32_t i = inputs; i < count; ++i) {
+    JPP_RETURN_IF_ERROR(define_at(d, &(*places)[i], run->microbatch, &ids[i]));
+  }
+  return NULL;
+}
+
+static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* instr) {
+  if (instr->kind == JPP_INSTR_RUN) return draft_run(d, instr);
+  jpp_place_t place = {0};
+  uint32_t id = 0;
+  JPP_RETURN_IF_ERROR(find_place(d, instr->value, &place));
+  if (instr->kind == JPP_INSTR_RECV) {
+    JPP_RETURN_IF_ERROR(define_at(d, &place, instr->microbatch, &id));
+  } else {
+    id = *definition_at(d, &place, instr->microbatch);
+    if (id == JPP_NONE) {
+      return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u sends value %%%u unmade",
+                             d->rank, instr->value);
+    }
+    d->draft->virtuals.data[id].last_use = d->at;
+  }
+  return JPP_VEC_PUSH(&d->draft->operands, id);
+}
+
+// --- All of it ------------------------------------------------------------------------
+
+static jpp_status_t* take_outputs(const drafter_t* d) {
+  for (uint32_t i = 0; i < d->b->staged->graph->num_outputs; ++i) {
+    const jpp_staged_value_t* output = &d->b->staged->outputs[i];
+    if (!jpp_rank_set_has(output->ranks, d->rank)) continue;
+    uint32_t found = find_register(d, output->value);
+    if (found == JPP_NONE) {
+      return jpp_status_make(JPP_INTERNAL_ERROR, "output %u is not on rank %u", i,
+                             d->rank);
+    }
+    jpp_virtual_t* left = &d->draft->virtuals.data[found];
+    jpp_program_output_t taken = {
+        .reg = found, .output = i, .copy = left->borrowed || left->output};
+    left->output = true;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->draft->outputs, taken));
+  }
+  return NULL;
+}
+
+// The tables of all ranks.
+static jpp_status_t* make_tables(jpp_program_builder_t* b) {
+  const jpp_staged_t* staged = b->staged;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->most_instances, &b->definitions));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, staged->num_tasks, &b->places));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, staged->num_values, &b->init_of));
+  for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
+    b->init_of[staged->accumulators[i].state] = staged->accumulators[i].init;
+  }
+  return NULL;
+}
+
+jpp_status_t* jpp__program_draft(jpp_program_builder_t* b, uint32_t rank) {
+  jpp_rank_draft_t* draft = &b->draft;
+  drafter_t drafter = {.b = b, .draft = draft, .rank = rank};
+  draft->operands.count = draft->virtuals.count = draft->inputs.count = 0;
+  draft->constants.count = draft->outputs.count = 0;
+  if (!b->definitions) JPP_RETURN_IF_ERROR(make_tables(b));
+  memset(b->definitions, 0xff, b->most_instances * sizeof(*b->definitions));
+  JPP_RETURN_IF_ERROR(define_args(&drafter));
+  const jpp_instr_drafts_t* instrs = &b->instrs[rank];
+  for (; drafter.at < instrs->count; ++drafter.at) {
+    JPP_RETURN_IF_ERROR(draft_instr(&drafter, &instrs->data[drafter.at]));
+  }
+  return take_outputs(&drafter);
+}
