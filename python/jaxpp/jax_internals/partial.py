@@ -441,6 +441,8 @@ class Partials:
             key = owner.results[k], calls
             if key in self._assumed:
                 return self._assumed[key]
+            if list(owner.results[k].uses):
+                raise Blocked("the step also uses it in the loop", owner.location)
             return self._axes_of_carry(owner, k, calls)
         if owner.name == "func.func" and calls:
             return self._axes(calls[-1], k, calls[:-1])
