@@ -16,7 +16,14 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from jaxpp.jax_internals.partial import Axes, Partials, operations, sharded_axes
+from jaxpp.jax_internals.partial import (
+    Axes,
+    Partials,
+    behind,
+    mesh_of,
+    operations,
+    sharded_axes,
+)
 
 __all__ = [
     "LoweredModule",
@@ -150,9 +157,7 @@ class Propagated:
     @functools.cached_property
     def partials(self) -> Partials:
         """The partial sums among main's results."""
-        named = (op.operation for op in self._module.regions[0].blocks[0].operations)
-        mesh = next((op for op in named if op.name == "sdy.mesh"), None)  # None: not sharded
-        sizes = dict(self._mesh.shape)
+        mesh, sizes = mesh_of(self._module), dict(self._mesh.shape)
         return Partials(_functions(self._module), mesh, sizes, self._arguments, self._of_ops)
 
 
@@ -213,22 +218,17 @@ class LoweredModule:
     def replicate(self, results: Sequence[int], axes: Sequence[str]) -> None:
         """Keeps what uses results of main, by number, from sharding them over these axes."""
         with self._module.context, ir.Location.unknown():
-            main = self._main()
-            *_, end = main.regions[0].blocks[0].operations
-            mesh = next(
-                op for op in self._module.body.operations if op.operation.name == "sdy.mesh"
-            )
-            name = mesh.attributes["sym_name"].value
+            *_, end = self._main().regions[0].blocks[0].operations
+            mesh = mesh_of(self._module.operation)
             replicated = [sdy.AxisRefAttr.get(axis) for axis in axes]
+            open_dimension = sdy.DimensionShardingAttr.get([], False)
             for k in results:
                 value = end.operands[k]
-                dim = sdy.DimensionShardingAttr.get([], False)
-                rank = ir.RankedTensorType(value.type).rank
-                sharding = sdy.TensorShardingAttr.get(name, [dim] * rank, replicated)
-                with ir.InsertionPoint(end):
+                dims = [open_dimension] * ir.RankedTensorType(value.type).rank
+                name = mesh.attributes["sym_name"].value
+                sharding = sdy.TensorShardingAttr.get(name, dims, replicated)
+                with behind(value):
                     kept = sdy.ShardingConstraintOp(value, sharding)
-                # Its other users precede the end, so it has to as well.
-                kept.operation.move_after(value.owner.operation)
                 value.replace_all_uses_except(kept.result, [kept.operation, end.operation])
 
     def propagate(self, mesh: Mesh) -> Propagated:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
-__all__ = ["Blocked", "Partials", "operations", "sharded_axes"]
+__all__ = ["Blocked", "Partials", "behind", "mesh_of", "operations", "sharded_axes"]
 
 Axes = frozenset[str]
 _Dimensions = list[tuple[str, ...]]
@@ -91,6 +91,12 @@ def sharded_axes(sharding: Any) -> tuple[_Dimensions, Axes]:
     return found, frozenset(sdy.AxisRefAttr(ref).name for ref in unreduced)
 
 
+def mesh_of(module: Any) -> Any:
+    """The sdy.mesh of a module; None if nothing in it is sharded."""
+    found = (op.operation for op in module.regions[0].blocks[0].operations)
+    return next((op for op in found if op.name == "sdy.mesh"), None)
+
+
 def _operation(value: Any) -> Any:
     return value.owner.operation
 
@@ -116,7 +122,7 @@ def _adds(op: Any) -> bool:
     return len(inner) == 2 and inner[0].name == "stablehlo.add"
 
 
-def _behind(value: Any) -> Any:
+def behind(value: Any) -> Any:
     """The insertion point behind the operation that makes a value."""
     if _is_argument(value):
         return ir.InsertionPoint.at_block_begin(value.owner)
@@ -213,7 +219,7 @@ class Partials:
 
     def _constrained(self, value: Any, dimensions: _Dimensions, axes: Axes) -> Any:
         """The value with a constraint behind it, unreduced over the axes."""
-        with value.context, ir.Location.unknown(), _behind(value):
+        with value.context, ir.Location.unknown(), behind(value):
             return sdy.ShardingConstraintOp(value, self.attribute(dimensions, axes)).result
 
     def attribute(self, dimensions: _Dimensions, axes: Axes) -> Any:
@@ -504,7 +510,7 @@ class Partials:
             return self._kept[value]
         if _is_zero(value):
             # Behind a barrier, it is not merged with a zero that is whole.
-            with value.context, ir.Location.unknown(), _behind(value):
+            with value.context, ir.Location.unknown(), behind(value):
                 own = stablehlo.OptimizationBarrierOp([value]).results[0]
             return self._constrained(own, self._without(value, calls, axes), axes)
         if value not in self._kept:
@@ -574,7 +580,7 @@ class Partials:
             )
             module = ir.Module.parse(text)
             call = self._add_function(module.body.operations[1].operation, "partial")
-            with _behind(value):
+            with behind(value):
                 made = func.CallOp([kind], call, [value]).result
         self._partial[made] = axes
         return made
