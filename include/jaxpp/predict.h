@@ -9,11 +9,15 @@
 //    instructions up to its next run but one. Each run, send and receive takes the thread
 //    `call`. A send waits for a slot of its channel; a receive waits until the message
 //    was sent, or, from another process, until it has arrived.
+//  - At each moment, runs and calls end and messages arrive before any issuing thread
+//    continues. Threads then continue one at a time, that of the lowest process first.
 //  - A device executes the runs of its ranks in the order in which they were issued, one
 //    at a time. A run starts when the one before it has ended and its received arguments
 //    have arrived.
 //  - A message leaves when its value exists, its send was issued and its link is free.
-//    It occupies the link for bytes / bandwidth, and arrives `latency` later.
+//    It occupies the link for bytes / bandwidth, and arrives `latency` later. Messages
+//    queue for a link in the order in which their values exist and their sends are
+//    issued; those of one run in the order of their sends.
 //  - The cores of a host are shared equally: a run occupies `threads` of them and an
 //    issuing thread one; while more are wanted than there are, all take proportionally
 //    longer.

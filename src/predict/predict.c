@@ -301,48 +301,55 @@ static double end_of_first_job(const host_t* host) {
   return host->cores.now + fmax(left, 0) / jpp__cores_speed(&host->cores);
 }
 
-// False where nothing is under way.
-static bool take_event(predictor_t* p) {
-  host_t* next = NULL;
+// When the next event happens; INFINITY where nothing is under way. *out_host is the host
+// whose first job ends then; NULL: a message arrives.
+static double find_event(const predictor_t* p, host_t** out_host) {
   double at = p->arrivals.count ? p->arrivals.entries[0].time : INFINITY;
+  *out_host = NULL;
   for (uint32_t h = 0; h < p->ranks; ++h) {
     if (!p->hosts[h].jobs.count) continue;
     double end = end_of_first_job(&p->hosts[h]);
     if (end >= at) continue;
     at = end;
-    next = &p->hosts[h];
+    *out_host = &p->hosts[h];
   }
-  if (!next && !p->arrivals.count) return false;
-  p->now = at;
-  if (!next) {
-    arrive(p, jpp__heap_pop(&p->arrivals).id);
-    return true;
-  }
-  uint64_t job = end_job(p, next);
-  if (job < p->ranks) {
-    end_run(p, (uint32_t)job);
-  } else {
-    uint32_t process = (uint32_t)(job - p->ranks);
-    p->processes[process].calling = false;
-    issue_instr(p, &p->processes[process]);
-    wake_process(p, process);
-  }
-  return true;
+  return at;
 }
 
-static bool arrives_now(const predictor_t* p) {
-  return p->arrivals.count && p->arrivals.entries[0].time <= p->now;
+// The clocks of two hosts round differently: events this close happen at one moment.
+static bool is_now(const predictor_t* p, double at) { return at <= p->now * (1 + 1e-12); }
+
+static void take_event(predictor_t* p, host_t* host) {
+  if (!host) {
+    arrive(p, jpp__heap_pop(&p->arrivals).id);
+    return;
+  }
+  uint64_t job = end_job(p, host);
+  if (job < p->ranks) {
+    end_run(p, (uint32_t)job);
+    return;
+  }
+  uint32_t process = (uint32_t)(job - p->ranks);
+  p->processes[process].calling = false;
+  issue_instr(p, &p->processes[process]);
+  wake_process(p, process);
 }
 
 static jpp_status_t* execute_programs(predictor_t* p) {
-  do {
-    // A thread that is woken finds all messages of the moment.
-    while (p->wake.count && !arrives_now(p)) {
+  for (;;) {
+    host_t* host = NULL;
+    double at = find_event(p, &host);
+    if (p->wake.count && !is_now(p, at)) {
+      // A thread continues when all events of the moment have happened.
       uint32_t process = (uint32_t)jpp__heap_pop(&p->wake).id;
       p->processes[process].woken = false;
       advance_process(p, process);
+      continue;
     }
-  } while (take_event(p));
+    if (isinf(at)) break;
+    if (!is_now(p, at)) p->now = at;
+    take_event(p, host);
+  }
   for (uint32_t r = 0; r < p->ranks; ++r) {
     const process_t* process = &p->processes[p->machine.rank_process[r]];
     if (process->step == p->steps) continue;

@@ -315,7 +315,8 @@ static bool issue_all(reference_t* ref) {
   return any;
 }
 
-// Runs that end or start and messages that arrive now; false if there are none.
+// Runs that start now, up to one that ends, or messages that arrive now; false if there
+// are none.
 static bool settle(reference_t* ref) {
   bool any = false;
   for (uint32_t i = 0; i < ref->num_items; ++i) {
@@ -331,9 +332,10 @@ static bool settle(reference_t* ref) {
     }
     if (!item->running || item->left > 0) continue;
     item->running = false;
-    item->done = any = true;
+    item->done = true;
     item->end = ref->now;
     for (uint32_t k = 0; k < item->num_results; ++k) ref->ready[item->results[k]] = true;
+    return true;  // the messages of this run leave before those of the next
   }
   for (uint32_t i = 0; i < ref->num_letters; ++i) {
     letter_t* letter = &ref->letters[i];
@@ -345,8 +347,7 @@ static bool settle(reference_t* ref) {
   return any;
 }
 
-// The messages whose values exist leave, in the order in which they do. Values of the
-// same moment leave in the order of the sends, per link.
+// The messages whose values exist leave, those of one run in the order of their sends.
 static bool depart_letters(reference_t* ref, double* link_free) {
   bool any = false;
   for (uint32_t i = 0; i < ref->num_letters; ++i) {
@@ -441,7 +442,7 @@ static reference_t* run_reference(const jpp_plan_t* plan,
     ref->call_left[r] = -1;
   }
   do {
-    while (settle(ref) || depart_letters(ref, link_free) || issue_all(ref)) continue;
+    while (depart_letters(ref, link_free) || settle(ref) || issue_all(ref)) continue;
   } while (pass_time(ref));
   return ref;
 }
@@ -495,7 +496,9 @@ static planned_t plan_random(uint64_t seed) {
 
 static double* pick_times(const planned_t* planned) {
   double* times = calloc(planned->staged->num_tasks, sizeof(*times));
-  for (uint32_t t = 0; t < planned->staged->num_tasks; ++t) times[t] = pick_time();
+  for (uint32_t t = 0; t < planned->staged->num_tasks; ++t) {
+    times[t] = fmax(pick_time() - 1, 0);  // some take no time
+  }
   return times;
 }
 
