@@ -108,10 +108,15 @@ compiled.set_tracing()
 params, opt_state, loss = compiled(params, opt_state, batch)
 print(compiled.draw_trace(60))
 
-# %% CostSummary RankCost LinkCost
+# %% CostSummary RankCost LinkCost CollectiveCost
 costs = compiled.cost_summary()
-print(costs)  # as a table
+print(costs)  # as tables
 print(costs.ranks[0].peak_bytes, [link.bytes for link in costs.links])
+print([(c.task, c.kind, c.axes, c.times) for c in costs.collectives])  # on several devices
+
+# %% MemoryAnalysis
+memory = compiled.memory_analysis()  # of the device that needs most
+print(memory.peak_memory_in_bytes, memory.temp_size_in_bytes)
 
 # %% Prediction
 prediction = compiled.predict()  # from the call that was traced above

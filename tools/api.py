@@ -35,15 +35,20 @@ CHAPTERS = {
     "jaxpp.errors": "Errors",
     "jaxpp.run.compiled": "A compiled step",
     "jaxpp.plan.costs": "What a step costs",
-    "jaxpp.run.predicting": "When a step will end",
 }
 # What calls of these names give, which nobody imports.
 GIVEN = {
     "jaxpp.step": ["MpmdFunction", "TracedStep", "LoweredStep"],
-    "jaxpp.plan.costs": ["CostSummary", "RankCost", "LinkCost"],
+    "jaxpp.plan.costs": [
+        "CostSummary",
+        "RankCost",
+        "LinkCost",
+        "CollectiveCost",
+        "MemoryAnalysis",
+        "Prediction",
+    ],
     "jaxpp.run.loading": ["LoadedStep"],
     "jaxpp.run.compiled": ["CompiledStep"],
-    "jaxpp.run.predicting": ["Prediction"],
 }
 HEAD = """# The Python API
 

@@ -234,8 +234,8 @@ typedef struct jpp_collectives {
 } jpp_collectives_t;
 
 // The axes of a mesh over whose devices a collective goes, joined by commas:
-// "data,model". `sizes` are those of the mesh's axes, the last of which varies fastest
-// over partitions. Free the text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member
+// "data,model". `names` and `sizes` describe the axes; partitions are numbered along the
+// last axis first. Free the text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member
 // that the mesh does not have.
 JPP_API jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective,
                                           uint32_t num_axes, const char* const* names,

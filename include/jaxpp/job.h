@@ -45,11 +45,11 @@ JPP_API jpp_status_t* jpp_job_join(const jpp_job_options_t* options,
 // known failure. The process that failed first gets its own text.
 JPP_API jpp_status_t* jpp_job_failure(void) JPP_MUST_USE;
 
-// The first difference between the steps of two processes, which must be equal:
-// JPP_MESH_ERROR, or NULL if there is none. `mine` and `theirs` are texts with a line for
-// each fact, "name<TAB>value", such as a version, an option or the type of an argument;
-// or for each operation of the program, "place<TAB>code", of which the code is compared
-// and the place in the user's source is for the error.
+// Compares the steps of two processes, which must be equal. JPP_MESH_ERROR shows the
+// first difference. `mine` and `theirs` are texts with a line for each fact,
+// "name<TAB>value", such as a version, an option or the type of an argument; or for each
+// operation of the program, "place<TAB>code". Codes are compared; the error names the
+// place, which is in the user's source.
 JPP_API jpp_status_t* jpp_job_compare_facts(uint32_t process, const char* mine,
                                             uint32_t other,
                                             const char* theirs) JPP_MUST_USE;

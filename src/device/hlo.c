@@ -42,7 +42,7 @@ enum {
   kMeshAxis = 1,
   kAxisSize = 2,
   kRefAxis = 1,
-  kRefPart = 2,  // of the axis, of which an index is (before, part, behind)
+  kRefPart = 2,  // of an axis that is divided in (before, part, behind)
   kPartBefore = 1,
   kPartSize = 2,
 };
@@ -493,7 +493,7 @@ jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
 // --- Reading the result ---------------------------------------------------------------
 
 // Whether the members, or all partitions if there are none, differ along an axis:
-// `stride` partitions lie between neighbours on it.
+// neighbours on it have numbers `stride` apart.
 static bool goes_along(const jpp_collective_t* collective, uint64_t stride,
                        uint32_t size) {
   for (uint32_t i = 1; i < collective->num_members; ++i) {

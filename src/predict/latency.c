@@ -18,7 +18,7 @@ static int compare_keys(const void* left, const void* right) {
   return (a->microbatch > b->microbatch) - (a->microbatch < b->microbatch);
 }
 
-// [num_runs of the wiring] the measured run of each; NULL: there is none.
+// For each run of the wiring the measured one; NULL for a run that was not measured.
 static jpp_status_t* match_runs(const jpp_wiring_t* wiring, const jpp_task_run_t* runs,
                                 uint64_t num_runs, jpp_arena_t* scratch,
                                 const jpp_task_run_t*** out_found) {

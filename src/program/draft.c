@@ -52,7 +52,8 @@ static jpp_status_t* define_at(const drafter_t* d, const jpp_place_t* place,
   return JPP_VEC_PUSH(&d->draft->virtuals, made);
 }
 
-// The virtual register of a value that has one instance a step; JPP_NONE: there is none.
+// The virtual register of a value with one instance a step; JPP_NONE on a rank without
+// it.
 static uint32_t find_register(const drafter_t* d, uint32_t value) {
   const jpp_site_t* site = jpp__program_site(d->b, d->rank, value);
   return site ? d->b->definitions[site->first_instance] : JPP_NONE;

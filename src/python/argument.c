@@ -143,7 +143,7 @@ static PyObject* wanted_decide(PyObject* object, PyObject* args) {
 typedef struct host_blocks {
   uint32_t count;
   jpp_host_block_t* blocks;  // [count]
-  Py_buffer* views;          // [count], of which `viewed` are held
+  Py_buffer* views;          // [count]; the first `viewed` are held
   uint32_t viewed;
   int64_t* bounds;   // [count][ndim][2]
   int64_t* strides;  // [count][ndim]
@@ -238,7 +238,7 @@ typedef struct py_source {
   PyObject* used;     // held: the Value that is used as it is; or NULL
   uint32_t* devices;  // [num_devices]
   uint32_t num_devices;
-  Py_buffer* views;  // [given.num_blocks], of which `viewed` are held
+  Py_buffer* views;  // [given.num_blocks]; the first `viewed` are held
   uint32_t viewed;
   int64_t* strides;  // [given.num_blocks][ndim]
 } py_source_t;

@@ -136,13 +136,13 @@ class Propagated:
         for op in operations(copy):
             if "number" in op.attributes and "sdy.sharding" in op.attributes and op.results:
                 values = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
-                dims = [sharded_axes(sharding)[0] for sharding in values.shardings]
+                dims = [sharded_axes(sharding) for sharding in values.shardings]
                 self._of_ops[original[op.attributes["number"].value].results[0]] = dims
 
     @staticmethod
     def _of_rows(rows: Any) -> list[Any]:
         found = [row["sdy.sharding"] if "sdy.sharding" in row else None for row in rows]
-        return [None if sharding is None else sharded_axes(sharding)[0] for sharding in found]
+        return [None if sharding is None else sharded_axes(sharding) for sharding in found]
 
     def specs(
         self, arguments: Sequence[Any], results: Sequence[Any]
@@ -174,11 +174,7 @@ class LoweredModule:
         ]
 
     def _main(self) -> Any:
-        for function in self._module.body.operations:
-            attributes = function.attributes
-            if "sym_name" in attributes and attributes["sym_name"].value == "main":
-                return function
-        raise AssertionError("a module without main")
+        return _functions(self._module.operation)["main"]
 
     # JAX 0.10.2, 0.11.2: tf.aliasing_output, as JAX itself writes it.
     def set_aliases(self, donations: Sequence[int | None]) -> None:
@@ -208,7 +204,7 @@ class LoweredModule:
                 rows = list(main.attributes[name])
                 for k, axes in numbers.items():
                     row = {named.name: named.attr for named in ir.DictAttr(rows[k])}
-                    dims, _ = sharded_axes(row["sdy.sharding"])
+                    dims = sharded_axes(row["sdy.sharding"])
                     row["sdy.sharding"] = partials.attribute(dims, axes)
                     rows[k] = ir.DictAttr.get(row)
                 main.attributes[name] = ir.ArrayAttr.get(rows)

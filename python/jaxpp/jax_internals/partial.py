@@ -77,18 +77,15 @@ def operations(root: Any) -> Iterator[Any]:
                 yield from operations(op.operation)
 
 
-def sharded_axes(sharding: Any) -> tuple[_Dimensions, Axes]:
-    """The mesh axes of a Shardy sharding by dimension, and those that it is unreduced over.
-
-    A dimension that takes a part of an axis counts as whole.
-    """
+def sharded_axes(sharding: Any) -> _Dimensions:
+    """The mesh axes of a Shardy sharding by dimension. A dimension that takes a part of an axis
+    counts as whole."""
     found = []
     for dimension in sdy.TensorShardingAttr(sharding).dimension_shardings:
         refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dimension).axes]
         parts = any(ref.sub_axis_info is not None for ref in refs)
         found.append(() if parts else tuple(ref.name for ref in refs))
-    unreduced = sdy.TensorShardingAttr(sharding).unreduced_axes
-    return found, frozenset(sdy.AxisRefAttr(ref).name for ref in unreduced)
+    return found
 
 
 def mesh_of(module: Any) -> Any:
@@ -105,8 +102,13 @@ def _is_argument(value: Any) -> bool:
     return isinstance(value.owner, ir.Block)
 
 
-def _rank(value: Any) -> int:
-    return ir.RankedTensorType(value.type).rank
+def _shape(value: Any) -> list[int]:
+    return ir.RankedTensorType(value.type).shape
+
+
+def _callee(call: Any) -> str:
+    name: str = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    return name
 
 
 def _is_zero(value: Any) -> bool:
@@ -177,8 +179,8 @@ class Partials:
     Args:
       functions: the module's functions by name. mesh: its sdy.mesh; None: nothing is sharded.
       sizes: of the mesh's axes. arguments: the sharding of main's arguments by dimension.
-      of_ops: that of each operation's results, as Shardy propagates it, by the first of them.
-      (The hash of an operation changes with its operands, that of a value does not.)
+      of_ops: the propagated shardings of each operation's results. The key is the first result,
+        because an operation's hash changes with its operands.
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class Partials:
         self._uses: list[Any] = []  # (value, calls, user, operand) of the sum at hand
         self._kept: dict[Any, Any] = {}  # values with a constraint behind them
         self._partial: dict[Any, Axes] = {}  # values that are partial by now
-        self._copies: dict[Any, str] = {}  # calls to a copy: the function that was copied
+        self._copied: list[Any] = []  # the first results of calls of functions of their own
 
     # --- Shardings ---
 
@@ -212,10 +214,10 @@ class Partials:
             return self._dimensions(end.operands[number], (*calls, owner))
         if owner.name != "func.func":
             found = self.of_ops.get(owner.results[0])
-            return found[number] if found else [()] * _rank(value)
+            return found[number] if found else [()] * len(_shape(value))
         if calls:
             return self._dimensions(calls[-1].operands[number], calls[:-1])
-        return self.arguments[number] or [()] * _rank(value)
+        return self.arguments[number] or [()] * len(_shape(value))
 
     def _constrained(self, value: Any, dimensions: _Dimensions, axes: Axes) -> Any:
         """The value with a constraint behind it, unreduced over the axes."""
@@ -240,7 +242,8 @@ class Partials:
 
     # --- Sums over a sharded dimension ---
 
-    def _contracted(self, op: Any, calls: _Calls) -> tuple[list[int], list[int]]:
+    @staticmethod
+    def _contracted(op: Any) -> tuple[list[int], list[int]]:
         """The dimensions of both operands of a product that it sums over, in pairs."""
         if op.name == "stablehlo.dot_general":
             numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
@@ -257,7 +260,7 @@ class Partials:
     def _product_rule(self, op: Any, calls: _Calls) -> _Rule | None:
         operands = op.operands[0], op.operands[1]
         both = [self._dimensions(v, calls) for v in operands]
-        pairs = list(zip(*self._contracted(op, calls), strict=True))
+        pairs = list(zip(*self._contracted(op), strict=True))
         summed = [both[0][i] or both[1][j] for i, j in pairs]
         named = [a for names in summed for a in names]
         axes = frozenset(named)
@@ -265,27 +268,30 @@ class Partials:
             return None
         sharded = {}
         for k, value in enumerate(operands):
-            shape = ir.RankedTensorType(value.type).shape
             dims = [tuple(a for a in names if a not in axes) for names in both[k]]
             for pair, names in zip(pairs, summed, strict=True):
                 dims[pair[k]] = names
-                if shape[pair[k]] % self._ways(names):
-                    return None
+            if not self._divides(value, dims, [pair[k] for pair in pairs]):
+                return None
             sharded[k] = dims
         return _Rule(axes=axes, sharded=sharded)
 
     def _ways(self, names: tuple[str, ...]) -> int:
         return int(np.prod([self.sizes[a] for a in names]))
 
-    def _sum_rule(self, op: Any, calls: _Calls) -> _Rule | None:
+    def _divides(self, value: Any, dims: _Dimensions, which: Sequence[int]) -> bool:
+        """Whether all shards of these dimensions are of one size."""
+        shape = _shape(value)
+        return not any(shape[d] % self._ways(dims[d]) for d in which)
+
+    def _sum_rule(self, op: Any, calls: _Calls) -> _Rule:
         """The rule of a reduction with addition."""
         if len(op.operands) != 2 or not _adds(op) or not _is_zero(op.operands[1]):
             raise Blocked("it is reduced otherwise than by a sum from zero", op.location)
         dims = self._dimensions(op.operands[0], calls)
         reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
         axes = frozenset(a for d in reduced for a in dims[d])
-        shape = ir.RankedTensorType(op.operands[0].type).shape
-        if any(shape[d] % self._ways(dims[d]) for d in reduced):
+        if not self._divides(op.operands[0], dims, reduced):
             raise Blocked("the shards of what it sums differ in size", op.location)
         return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
 
@@ -297,15 +303,15 @@ class Partials:
             raise Blocked("rows are written to it, not added", op.location)
         updates, window = op.operands[2], list(numbers.update_window_dims)
         dims = self._dimensions(updates, calls)
-        rows = [d for d in range(_rank(updates)) if d not in window]
+        rank = len(_shape(updates))
+        rows = [d for d in range(rank) if d not in window]
         axes = frozenset(a for d in rows for a in dims[d])
-        kept: list[Any] = [dims[d] for d in rows]
-        shape = ir.RankedTensorType(updates.type).shape
-        if any(shape[d] % self._ways(dims[d]) for d in rows):
+        if not self._divides(updates, dims, rows):
             axes = frozenset()
+        kept: list[Any] = [dims[d] for d in rows]
         kept.insert(numbers.index_vector_dim, ())
-        indices = kept[: _rank(op.operands[1])]
-        windows = [() if d in window else dims[d] for d in range(_rank(updates))]
+        indices = kept[: len(_shape(op.operands[1]))]
+        windows = [() if d in window else dims[d] for d in range(rank)]
         return _Rule([0], axes, {1: indices, 2: windows})
 
     # --- Rules ---
@@ -337,7 +343,7 @@ class Partials:
         if name in ("stablehlo.dot_general", "stablehlo.convolution"):
             return self._product_rule(op, calls) or self._either(op, calls)
         if name == "stablehlo.reduce":
-            return self._sum_rule(op, calls) or _Rule([0])
+            return self._sum_rule(op, calls)
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
         if name == "stablehlo.convert" and not _keeps_sums(op):
@@ -439,7 +445,7 @@ class Partials:
         return axes
 
     def _called(self, call: Any) -> Any:
-        return self.functions[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
+        return self.functions[_callee(call)]
 
     def _axes_of_argument(self, value: Any, calls: _Calls) -> Axes | None:
         owner, k = value.owner.owner.operation, value.arg_number
@@ -598,24 +604,23 @@ class Partials:
 
     def _own_function(self, call: Any) -> None:
         """Makes a call the only one of its function."""
-        if call.results[0] in self._copies:
+        if call.results[0] in self._copied:
             return
         function = self._called(call)
-        original = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        name = self._add_function(function.operation, original)
+        name = self._add_function(function.operation, _callee(call))
         with call.context:
             call.attributes["callee"] = ir.FlatSymbolRefAttr.get(name)
         copy = self.functions[name]
         for old, new in zip(operations(function), operations(copy), strict=True):
             if len(old.results) and old.results[0] in self.of_ops:
                 self.of_ops[new.results[0]] = self.of_ops[old.results[0]]
-        self._copies[call.results[0]] = original
+        self._copied.append(call.results[0])
 
     def _share_copies(self) -> None:
         """Makes calls of equal copies of a function calls of one of them."""
         first: dict[str, str] = {}
-        for call in map(_operation, self._copies):
-            name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+        for call in map(_operation, self._copied):
+            name = _callee(call)
             body = str(self.functions[name].operation).partition("(")[2]
             shared = first.setdefault(body, name)
             if shared != name:

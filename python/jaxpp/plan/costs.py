@@ -1,4 +1,4 @@
-"""The costs of a step, computed from its plan and, if it is compiled, from its tasks."""
+"""What a step costs: counted in its plan and its compiled tasks, or predicted from traces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ __all__ = [
     "CostSummary",
     "LinkCost",
     "MemoryAnalysis",
+    "Prediction",
     "RankCost",
     "cost_summary",
 ]
@@ -84,6 +85,22 @@ class MemoryAnalysis:
     temp_size_in_bytes: int  # everything else at the peak
     generated_code_size_in_bytes: int
     peak_memory_in_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The predicted times of a step, in milliseconds. It prints as a table with the peak bytes
+    of each rank and the bytes of each link."""
+
+    makespan: float  # of one step
+    period: float  # from step to step, where several are in flight
+    bubble: float  # the share of the makespan in which ranks run nothing
+    busy: list[float]  # by rank
+    table: str  # as the command `jaxpp predict` prints it
+    trace_json: str  # in the format of CompiledStep.trace_json()
+
+    def __str__(self) -> str:
+        return self.table.rstrip()
 
 
 def cost_summary(costs: Any) -> CostSummary:

@@ -63,9 +63,9 @@ def explained(
     """The page with the sums and gathers of a rank's devices, and what looks wrong.
 
     Args:
-      page: that of `jaxpp plan`. loops: of the step. sums: of each loop's results the axes over
-      which they are partial, or why they are not. gathers: of weights, by argument. names: of
-      the arguments. advice: sentences.
+      page: what `jaxpp plan` prints. loops: the step's loops. sums: for each result of a loop,
+      the axes over which it is partial, or why it is not. gathers: by argument. names: the
+      names of the arguments. advice: sentences about what looks wrong.
     """
     looks_wrong = [f"look at: {text}" for text in advice]
     parts = ([page.rstrip()], _sums(loops, sums), _gathers(gathers, names), looks_wrong)

@@ -266,15 +266,15 @@ class StepShardings:
         )
         with context_mesh(mesh):
             module = LoweredModule(jitted.lower(*map(struct, args)))
+        position = {v: k for k, v in enumerate(outputs)}
         if self._batch_axes:
-            sums = [v for loop in graph.loops for v in _sums(loop) if v is not None]
-            results = [outputs.index(v) for v in dict.fromkeys(sums)]
-            module.replicate(results, self._batch_axes)
+            sums = {v for loop in graph.loops for v in _sums(loop) if v is not None}
+            module.replicate(sorted(position[v] for v in sums), self._batch_axes)
         propagated = module.propagate(mesh)
         avals = ([graph.avals[v] for v in values] for values in (args, outputs))
         for values, specs in zip((args, outputs), propagated.specs(*avals), strict=True):
             self._found.update(zip(values, specs, strict=True))
-        self._propagated = propagated, {v: k for k, v in enumerate(outputs)}
+        self._propagated = propagated, position
 
     # --- Partial sums ---
 

@@ -22,11 +22,10 @@ from jaxpp.placements import (
     Part,
     Placement,
 )
-from jaxpp.plan.costs import CostSummary, MemoryAnalysis, cost_summary
+from jaxpp.plan.costs import CostSummary, MemoryAnalysis, Prediction, cost_summary
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
-from jaxpp.run.predicting import Prediction, predict_step
 from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.call import Options
@@ -337,21 +336,23 @@ class CompiledStep:
         """The costs of a step: tasks, floating-point operations and peak bytes per rank, the
         bytes that ranks send to each other, and the collectives among the devices of a rank,
         by task. They print as tables."""
+        return cost_summary(self._runtime.costs(*self._rank_axes()))
+
+    def _rank_axes(self) -> tuple[tuple[str, ...], list[int]]:
+        """The names and sizes of the axes of a rank's mesh."""
         axes = self._mesh.lowering_mesh().shape
-        return cost_summary(self._runtime.costs(tuple(axes), list(axes.values())))
+        return tuple(axes), list(axes.values())
 
     def explain(self) -> str:
         """A page on what the step does: the work of its stages, what ranks send, the
         collectives of a rank's devices, memory, sums, gathered weights, and what looks
         wrong."""
-        axes = self._mesh.lowering_mesh().shape
-        page = self._runtime.explain(tuple(axes), list(axes.values()))
-        return self._traced.explained(page)
+        return self._traced.explained(self._runtime.explain(*self._rank_axes()))
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory that a step takes, like that of JAX's `Compiled`, on the device of this
-        process that needs most: what the plan keeps, and the largest temporary memory of a
-        task."""
+        """The memory of a step, with the names of JAX's `Compiled`: what the plan keeps on a
+        device, and the temporary memory of the task that needs most of it. It is that of the
+        device with the largest peak in this process."""
         found = (
             MemoryAnalysis(*self._runtime.memory(rank))
             for rank in range(self._mesh.mpmd_dim)
@@ -360,8 +361,7 @@ class CompiledStep:
         return max(found, key=lambda memory: memory.peak_memory_in_bytes)
 
     def cost_analysis(self) -> dict[str, float]:
-        """The floating-point operations of a step, all ranks together, like that of JAX's
-        `Compiled`."""
+        """The floating-point operations of all ranks in a step, as "flops"."""
         return {"flops": self.cost_summary().flops}
 
     def set_tracing(self, enabled: bool = True) -> None:
@@ -409,11 +409,14 @@ class CompiledStep:
           bandwidth: bytes per millisecond between processes, 0 for no limit.
           steps: how many steps to predict, with as many in flight as the step allows.
         """
-        return predict_step(
-            self._traced.plan,
-            self._devices,
-            self._in_flight,
-            [self.trace_json()] if traces is None else traces,
+        devices = self._devices
+        if cores is None:
+            cores = len(os.sched_getaffinity(0)) if devices.platform == "cpu" else 0
+        first = [row[0] for row in devices.indices]
+        found = self._traced.plan.predict(
+            [self.trace_json()] if traces is None else list(traces),
+            [first.index(index) for index in first],
+            devices.rank_size,
             cores,
             threads,
             processes,
@@ -421,7 +424,9 @@ class CompiledStep:
             latency,
             bandwidth,
             steps,
+            self._in_flight,
         )
+        return Prediction(*found)
 
 
 class ProgramText:

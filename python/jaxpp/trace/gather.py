@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
-__all__ = ["Gather", "gather_p"]
+__all__ = ["Gather", "WeightGathers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,81 @@ def _constrained(weight: Any, *index: Any, sharding: NamedSharding) -> Any:
     return jax.lax.with_sharding_constraint(weight, sharding)
 
 
+# Ops that only rearrange a weight, or cast it.
+_PARTS = frozenset(
+    (
+        "broadcast_in_dim convert_element_type dynamic_slice expand_dims iota reshape rev "
+        "slice squeeze transpose"
+    ).split()
+)
+
 # A weight with a sharding. It also takes the loop's index if it is to run in each microbatch.
-gather_p = Primitive("gather_weight")
-gather_p.def_impl(_constrained)
-gather_p.def_abstract_eval(lambda weight, *index, sharding: weight)
-mlir.register_lowering(gather_p, mlir.lower_fun(_constrained, multiple_results=False))
+_gather_p = Primitive("gather_weight")
+_gather_p.def_impl(_constrained)
+_gather_p.def_abstract_eval(lambda weight, *index, sharding: weight)
+mlir.register_lowering(_gather_p, mlir.lower_fun(_constrained, multiple_results=False))
+
+
+class WeightGathers:
+    """The gathers that a graph's loops need, added as the ops that use weights are.
+
+    Args:
+      gathers: of weights, by value. add: adds an op of a primitive, with its params and
+      operands, whose result has the type of the first; `cheap`: each task that needs the result
+        computes it. Returns the result.
+    """
+
+    def __init__(
+        self,
+        gathers: Mapping[int, Gather],
+        add: Callable[[Any, dict[str, Any], list[Any], bool], int],
+    ) -> None:
+        self._of = dict(gathers)
+        self._add = add
+        self._gathered: dict[int, int] = {}  # in a body: the gathered values of weights
+        self._parts: set[int] = set()  # those gathered at each use, and what is cut of them
+        self._index: int | None = None  # of the loop
+        self._from_index: set[int] = set()  # it, and what depends on it alone
+
+    def begin_loop(self, index: int) -> None:
+        self._gathered, self._parts = {}, set()
+        self._index, self._from_index = index, {index}
+
+    def of(self, operand: Any) -> Gather | None:
+        """How an operand is to be gathered."""
+        return self._of.get(operand) if isinstance(operand, int) else None
+
+    def follow_cast(self, gather: Gather, cast: int) -> int:
+        """The cast of a weight, which is gathered in its place: its shards are cast before."""
+        # Otherwise, Shardy could give the cast the sharding of its user, the gather.
+        kept = self._add(_gather_p, {"sharding": gather.before}, [cast], False)
+        self._of[kept] = gather
+        return kept
+
+    def gather(self, operands: Sequence[Any]) -> list[Any]:
+        """The operands with weights gathered; not those of an op that takes the batch apart."""
+        if any(o in self._from_index for o in operands if isinstance(o, int)):
+            return list(operands)
+        for value in operands:
+            gather = self.of(value)
+            if gather is not None and value not in self._gathered:
+                taken = [value] if gather.once else [value, self._index]
+                params = {"sharding": gather.after}
+                self._gathered[value] = self._add(_gather_p, params, taken, not gather.once)
+                if not gather.once:
+                    self._parts.add(self._gathered[value])
+        return [self._gathered.get(o, o) if isinstance(o, int) else o for o in operands]
+
+    def is_part(self, primitive: Any, operands: Sequence[Any]) -> bool:
+        """Whether an op makes a part of a weight that is gathered at each use: the part is
+        freed with the weight, not kept for the backward."""
+        values = [o for o in operands if isinstance(o, int)]
+        return bool(values) and primitive.name in _PARTS and self._parts.issuperset(values)
+
+    def note_results(self, operands: Sequence[Any], results: Sequence[int], part: bool) -> None:
+        """Takes note of an op that was added."""
+        values = [o for o in operands if isinstance(o, int)]
+        if values and self._from_index.issuperset(values):
+            self._from_index.update(results)
+        if part:
+            self._parts.update(results)

@@ -27,7 +27,7 @@ from jaxpp.operations import Operation, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
-from jaxpp.trace.gather import Gather, gather_p
+from jaxpp.trace.gather import Gather, WeightGathers
 from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
@@ -47,7 +47,6 @@ __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 # Ops on at most this many bytes are recomputed where they are needed, not sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
-_PARTS = _RESHAPES | {"convert_element_type", "dynamic_slice", "rev", "slice", "transpose"}
 _MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
 _WRITE_OUT = {
@@ -223,11 +222,7 @@ class _Builder:
     ) -> None:
         self.core = _core.Graph(name, ranks)
         self.loop_length = loop_length
-        self.gathers = dict(gathers)  # by value
-        self.gathered: dict[int, int] = {}  # in a body: values of `gathers` once gathered
-        self.from_gathered: set[int] = set()  # in a body: those gathered at each use, and parts
-        self.index: int | None = None  # in a body,
-        self.from_index: set[int] = set()  # and what depends on it alone
+        self.gathers = WeightGathers(gathers, self._add_like) if gathers else None
         self.ops: dict[int, FrontOp] = {}
         self.codes: dict[Any, int] = {}  # of equations, by what they compute
         self.loops: list[FrontLoop] = []
@@ -307,10 +302,10 @@ class _Builder:
             return self.add_mark(eqn, operands)
         called = _called(eqn)
         if called is None and self.outside is not None and self.gathers:
-            outs = self._convert_shards(eqn, operands)
+            outs = self.add_cast_weight(eqn, operands, self.gathers)
             if outs is not None:
                 return outs
-            operands = self._gather(operands)
+            operands = self.gathers.gather(operands)
         if called is not None:
             outer, self.in_backward = self.in_backward, self.is_backward(eqn)
             add = self.add_recomputation if is_recomputation(eqn) else self.add_called
@@ -327,34 +322,19 @@ class _Builder:
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
 
-    def _convert_shards(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand] | None:
-        """A cast of a weight that is to be gathered: its shards are cast before."""
+    def add_cast_weight(
+        self, eqn: JaxprEqn, operands: list[Operand], gathers: WeightGathers
+    ) -> list[Operand] | None:
+        """A cast to a type that is not larger, of a weight that is to be gathered; None for
+        anything else."""
         if eqn.primitive is not jax.lax.convert_element_type_p:
             return None
-        gather = self.gathers.get(operands[0]) if isinstance(operands[0], int) else None
+        gather = gathers.of(operands[0])
         if gather is None or _bytes(eqn.outvars[0].aval) > _bytes(eqn.invars[0].aval):
             return None
-        cast = self.add_call(eqn, operands)
-        # Otherwise, Shardy could give the cast the sharding of its user, the gather.
-        params, avals = {"sharding": gather.before}, [eqn.outvars[0].aval]
-        first = self._add(None, gather_p, params, cast, avals)
-        self.gathers[first] = gather
-        return [first]
-
-    def _gather(self, operands: list[Operand]) -> list[Operand]:
-        """The operands with weights gathered; not those of an op that takes the batch apart."""
-        if any(o in self.from_index for o in operands if isinstance(o, int)):
-            return operands
-        for value in operands:
-            gather = self.gathers.get(value) if isinstance(value, int) else None
-            if gather is not None and value not in self.gathered:
-                taken = [value] if gather.once else [value, self.index]
-                flags = 0 if gather.once else _core.FLAG_CHEAP
-                params, avals = {"sharding": gather.after}, [self.avals[value]]
-                self.gathered[value] = self._add(None, gather_p, params, taken, avals, flags)
-                if not gather.once:
-                    self.from_gathered.add(self.gathered[value])
-        return [self.gathered.get(o, o) if isinstance(o, int) else o for o in operands]
+        (cast,) = self.add_call(eqn, operands)
+        assert isinstance(cast, int)
+        return [gathers.follow_cast(gather, cast)]
 
     def add_called(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
@@ -449,14 +429,8 @@ class _Builder:
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, user_line(eqn))
-        values = [o for o in operands if isinstance(o, int)]
-        # A part of a gathered weight is freed with it, not kept for the backward.
-        of_weight = (
-            bool(values)
-            and eqn.primitive.name in _PARTS
-            and self.from_gathered.issuperset(values)
-        )
-        flags = _core.FLAG_CHEAP if of_weight or self._is_cheap(eqn) else 0
+        part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
+        flags = _core.FLAG_CHEAP if part or self._is_cheap(eqn) else 0
         if self.is_backward(eqn):
             flags |= _core.FLAG_BACKWARD
         if eqn.effects:
@@ -467,11 +441,9 @@ class _Builder:
         if eqn.primitive is place_p and self.outside is None:
             kind = _core.OP_PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
-        outs = list(range(first, first + len(avals)))
-        if values and self.from_index.issuperset(values):
-            self.from_index.update(outs)
-        if of_weight:
-            self.from_gathered.update(outs)
+        outs: list[Operand] = list(range(first, first + len(avals)))
+        if self.gathers is not None:
+            self.gathers.note_results(operands, outs, part)
         return outs
 
     def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
@@ -519,8 +491,8 @@ class _Builder:
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
-        self.gathered, self.from_gathered = {}, set()
-        self.index, self.from_index = index, {index}
+        if self.gathers is not None:
+            self.gathers.begin_loop(index)
         scans: list[list[bool]] = []
         _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
         self.scans_for_marks = reversed(scans)
@@ -608,6 +580,13 @@ class _Builder:
         params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
         primitive = jax.lax.convert_element_type_p
         return self._add(None, primitive, params, [operand], [aval], _core.FLAG_CHEAP)
+
+    def _add_like(
+        self, primitive: Any, params: dict[str, Any], operands: list[Operand], cheap: bool
+    ) -> int:
+        """Adds an op of no equation, whose result has the type of its first operand."""
+        flags = _core.FLAG_CHEAP if cheap else 0
+        return self._add(None, primitive, params, operands, [self.avals[operands[0]]], flags)
 
     def _may_regroup(self, eqn: JaxprEqn) -> bool:
         """Under a condition, the planner only treats sums of scalars (norms) as sums: they are
