@@ -332,7 +332,7 @@ static bool parts_are_sound(const sharer_t* s, const matching_t* m) {
   return sound && num_shared == m->pattern->num_ops;
 }
 
-static jpp_status_t* collect_part(sharer_t* s, const jpp_task_t* whole, uint8_t bit,
+static jpp_status_t* collect_part(sharer_t* s, const jpp_task_t* whole, uint32_t bit,
                                   jpp_task_t* part) {
   s->ops.count = s->inputs.count = 0;
   ++s->num_parts;
@@ -370,7 +370,7 @@ static jpp_status_t* name_part(const sharer_t* s, const char* whole, uint32_t nu
   return status;
 }
 
-static void move_accumulators(const sharer_t* s, uint32_t from, uint8_t bit,
+static void move_accumulators(const sharer_t* s, uint32_t from, uint32_t bit,
                               uint32_t to) {
   for (size_t i = 0; i < s->p->accumulators.count; ++i) {
     jpp_accumulator_t* acc = &s->p->accumulators.data[i];
@@ -383,7 +383,7 @@ static jpp_status_t* divide_task(sharer_t* s, uint32_t id, uint32_t pattern) {
   jpp_partitioner_t* p = s->p;
   const jpp_task_t whole = p->tasks.data[id];
   uint32_t last = JPP_NONE, number = 0;
-  for (uint8_t bit = PART_BEFORE; bit <= PART_AFTER; bit = (uint8_t)(bit << 1)) {
+  for (uint32_t bit = PART_BEFORE; bit <= PART_AFTER; bit <<= 1) {
     jpp_task_t part = whole;
     JPP_RETURN_IF_ERROR(collect_part(s, &whole, bit, &part));
     if (!part.num_ops) continue;

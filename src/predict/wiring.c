@@ -114,12 +114,13 @@ static jpp_status_t* allocate_walk(const jpp_plan_t* plan, jpp_arena_t* arena,
 jpp_status_t* jpp__wiring_create(const jpp_plan_t* plan, jpp_arena_t* arena,
                                  jpp_wiring_t* out_wiring) {
   counts_t counts = count_instrs(plan);
-  if (counts.runs + counts.messages + counts.needs >= JPP_NONE) {
-    return jpp_status_make(
-        JPP_UNSUPPORTED,
-        "prediction: expected runs, messages and arguments of a step "
-        "of less than %u together, found %llu",
-        JPP_NONE, (unsigned long long)(counts.runs + counts.messages + counts.needs));
+  unsigned long long size =
+      (unsigned long long)counts.runs + counts.messages + counts.needs;
+  if (size >= JPP_NONE) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "prediction: expected runs, messages and arguments of a step "
+                           "of less than %u together, found %llu",
+                           JPP_NONE, size);
   }
   jpp_wiring_t wiring = {.plan = plan,
                          .num_runs = (uint32_t)counts.runs,

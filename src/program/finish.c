@@ -66,6 +66,7 @@ static bool is_kept(const finisher_t* f, uint32_t id) {
 }
 
 static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t count) {
+  if (!count) return NULL;
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operands, count));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operand_values, count));
   uint32_t* registers = f->operands.data + f->operands.count;
