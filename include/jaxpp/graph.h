@@ -56,7 +56,9 @@ typedef enum jpp_op_kind {
   JPP_OP_MARK_BACKWARD,  // its transpose: begins backward stage `attr`
   JPP_OP_ADD,            // a + b of one type; a tree of these may be regrouped
   JPP_OP_PLACE,          // (a, b, ...) -> a, on the ranks of b, ...; without any, on all
-  JPP_OP_LOOP,           // outputs are the results of loop `attr`
+  JPP_OP_TASK,  // opaque, a task of its own, on rank `attr`. A rank runs its tasks
+                // of this kind in the order of the graph
+  JPP_OP_LOOP,  // outputs are the results of loop `attr`
   // Made by the planner, never by a front end:
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
   JPP_OP_ACCUMULATE,  // (state, value, index) -> state, of result `attr` of loop `loop`
@@ -77,7 +79,8 @@ enum {
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
   uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT
-  uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index
+  uint32_t
+      attr;  // mark: stage; task: rank; loop: loop id; init, accumulate: result index
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside
   uint32_t num_inputs;
   const uint32_t* inputs;
@@ -127,6 +130,10 @@ typedef struct jpp_loop {
 typedef struct jpp_graph_arg {
   uint32_t value;
   bool donated;  // the step may reuse or free its memory
+  // The ranks on which it must be given, ascending; others get it from the first of them.
+  // None: all ranks that need it.
+  uint32_t num_ranks;
+  const uint32_t* ranks;
 } jpp_graph_arg_t;
 
 typedef struct jpp_graph_output {
@@ -166,10 +173,14 @@ JPP_API jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                                                 const jpp_type_t* type, bool donated,
                                                 JPP_OPTIONAL const char* name,
                                                 uint32_t* out_value) JPP_MUST_USE;
+// The argument that was added last is given on these ranks, ascending, and no others.
+JPP_API jpp_status_t* jpp_graph_builder_give_arg(jpp_graph_builder_t* builder,
+                                                 const uint32_t* ranks,
+                                                 uint32_t num_ranks) JPP_MUST_USE;
 
 typedef struct jpp_op_desc {
   size_t struct_size;  // sizeof(jpp_op_desc_t)
-  jpp_op_kind_t kind;  // JPP_OP_CALL, _MARK, _MARK_BACKWARD, _ADD or _PLACE
+  jpp_op_kind_t kind;  // JPP_OP_CALL, _MARK, _MARK_BACKWARD, _ADD, _PLACE or _TASK
   uint8_t flags;
   uint32_t attr;
   uint32_t num_inputs;
@@ -228,6 +239,7 @@ JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
 //
 //   graph "step" ranks 2
 //   arg %0 f32[32,4] "params['w']" donated
+//   arg %8 f32[4] "bias" on 1
 //   %1:f32[4,32] = transpose(%0) code 1 cost 32 at "model.py:3"
 //   loop microbatches 4 stages 2 schedule "1f1b" index %2 {
 //     %3:f32[8,4] = dot(%1, %2) cheap
@@ -235,6 +247,7 @@ JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
 //     %5:f32[8,4] = @add(%4, %4) backward
 //     = print(%5) effect
 //   } %6:f32[8,4] = add %5, %7:f32[32,4] = concat %4
+//   %9:f32[4] = @task 1 update(%8) cost 4
 //   out %7 "[0]['w']" next %0
 //   out %6 "[1]" on 0, 1
 //

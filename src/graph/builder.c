@@ -74,7 +74,9 @@ static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
                        .num_values = (uint32_t)builder->values.count,
                        .num_ops = (uint32_t)builder->ops.count,
                        .num_loops = (uint32_t)builder->loops.count,
+                       .num_args = (uint32_t)builder->args.count,
                        .num_outputs = (uint32_t)builder->outputs.count,
+                       .args = builder->args.data,
                        .values = builder->values.data,
                        .ops = builder->ops.data,
                        .loops = builder->loops.data,
@@ -168,6 +170,33 @@ jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
   return note(builder, add_arg(builder, type, donated, name, out_value));
 }
 
+// Copies the ranks of an argument or an output.
+static jpp_status_t* copy_ranks(jpp_graph_builder_t* builder, const uint32_t* ranks,
+                                uint32_t count, const uint32_t** out_ranks) {
+  return jpp__arena_copy(builder_arena(builder), ranks, count * sizeof(*ranks),
+                         (void**)out_ranks);
+}
+
+static jpp_status_t* give_arg(jpp_graph_builder_t* builder, const uint32_t* ranks,
+                              uint32_t num_ranks) {
+  JPP_RETURN_IF_ERROR(check_open(builder));
+  if (!builder->args.count) {
+    return jpp_status_make(JPP_GRAPH_ERROR, "expected an argument to give on ranks");
+  }
+  jpp_graph_arg_t* arg = &builder->args.data[builder->args.count - 1];
+  arg->num_ranks = num_ranks;
+  JPP_RETURN_IF_ERROR(copy_ranks(builder, ranks, num_ranks, &arg->ranks));
+  jpp_graph_t view = builder_view(builder);
+  return jpp__graph_verify_arg(&view, view.num_args - 1);
+}
+
+jpp_status_t* jpp_graph_builder_give_arg(jpp_graph_builder_t* builder,
+                                         const uint32_t* ranks, uint32_t num_ranks) {
+  JPP_RETURN_IF_NULL(builder);
+  if (num_ranks) JPP_RETURN_IF_NULL(ranks);
+  return note(builder, give_arg(builder, ranks, num_ranks));
+}
+
 // An op's name as one word of the text form; other characters become '_'.
 static jpp_status_t* copy_op_name(jpp_arena_t* arena, const char* name,
                                   const char** out_name) {
@@ -211,10 +240,10 @@ static jpp_status_t* add_front_op(jpp_graph_builder_t* builder, const jpp_op_des
                                   uint32_t* out_first_output) {
   JPP_RETURN_IF_ERROR(check_open(builder));
   const char* where = desc->where ? desc->where : "?";
-  if ((uint32_t)desc->kind > JPP_OP_PLACE) {
+  if ((uint32_t)desc->kind > JPP_OP_TASK) {
     return jpp_status_make(JPP_GRAPH_ERROR,
                            "op %zu (%s, %s): kind %d is added by %s; expected a call, a "
-                           "mark, an @add or a @place",
+                           "mark, an @add, a @place or a @task",
                            builder->ops.count, desc->name ? desc->name : "op", where,
                            (int)desc->kind,
                            desc->kind == JPP_OP_LOOP ? "end_loop" : "the planner only");
@@ -362,8 +391,7 @@ static jpp_status_t* leave_output(jpp_graph_builder_t* builder, const uint32_t* 
   }
   jpp_graph_output_t* output = &builder->outputs.data[builder->outputs.count - 1];
   output->num_ranks = num_ranks;
-  JPP_RETURN_IF_ERROR(jpp__arena_copy(
-      builder_arena(builder), ranks, num_ranks * sizeof(*ranks), (void**)&output->ranks));
+  JPP_RETURN_IF_ERROR(copy_ranks(builder, ranks, num_ranks, &output->ranks));
   jpp_graph_t view = builder_view(builder);
   return jpp__graph_verify_output(&view, view.num_outputs - 1);
 }

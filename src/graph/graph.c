@@ -45,6 +45,7 @@ const char* jpp_op_kind_name(jpp_op_kind_t kind) {
       [JPP_OP_MARK_BACKWARD] = "mark_backward",
       [JPP_OP_ADD] = "add",
       [JPP_OP_PLACE] = "place",
+      [JPP_OP_TASK] = "task",
       [JPP_OP_LOOP] = "loop",
       [JPP_OP_INIT] = "init",
       [JPP_OP_ACCUMULATE] = "accumulate",

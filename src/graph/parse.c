@@ -184,21 +184,26 @@ static jpp_status_t* define_all(parser_t* p, uint32_t first) {
   return NULL;
 }
 
+static jpp_status_t* parse_name(parser_t* p, const char* what, jpp_op_desc_t* desc) {
+  jpp_token_t token = p->lexer.token;
+  if (token.kind != JPP_TOKEN_WORD) return jpp__lexer_expected(&p->lexer, what);
+  JPP_RETURN_IF_ERROR(
+      jpp__arena_strndup(&p->arena, token.text, token.length, &desc->name));
+  return jpp__lexer_next(&p->lexer);
+}
+
 static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
   jpp_token_t token = p->lexer.token;
-  if (token.kind == JPP_TOKEN_WORD) {
-    JPP_RETURN_IF_ERROR(
-        jpp__arena_strndup(&p->arena, token.text, token.length, &desc->name));
-    return jpp__lexer_next(&p->lexer);
-  }
+  if (token.kind == JPP_TOKEN_WORD) return parse_name(p, "an op name", desc);
   static const struct {
     jpp_op_kind_t kind;
-    bool has_stage;
+    const char* number;  // what `attr` is; NULL: it has none
   } kMarkers[] = {
-      {JPP_OP_MARK, true},
-      {JPP_OP_MARK_BACKWARD, true},
-      {JPP_OP_ADD, false},
-      {JPP_OP_PLACE, false},
+      {JPP_OP_MARK, "a stage number"},
+      {JPP_OP_MARK_BACKWARD, "a stage number"},
+      {JPP_OP_ADD, NULL},
+      {JPP_OP_PLACE, NULL},
+      {JPP_OP_TASK, "a rank"},
   };
   for (size_t i = 0; i < sizeof(kMarkers) / sizeof(*kMarkers); ++i) {
     const char* name = jpp_op_kind_name(kMarkers[i].kind);
@@ -206,10 +211,13 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
     desc->kind = kMarkers[i].kind;
     desc->name = name;
     JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
-    return kMarkers[i].has_stage ? parse_u32(p, "a stage number", &desc->attr) : NULL;
+    if (kMarkers[i].number) {
+      JPP_RETURN_IF_ERROR(parse_u32(p, kMarkers[i].number, &desc->attr));
+    }
+    return desc->kind == JPP_OP_TASK ? parse_name(p, "a task's name", desc) : NULL;
   }
   return jpp__lexer_expected(&p->lexer,
-                             "an op name, @mark, @mark_backward, @add or @place");
+                             "an op name, @mark, @mark_backward, @add, @place or @task");
 }
 
 static jpp_status_t* parse_op_inputs(parser_t* p) {
@@ -353,25 +361,7 @@ static jpp_status_t* parse_loop_tail(parser_t* p) {
   return define_all(p, first);
 }
 
-static jpp_status_t* parse_arg(parser_t* p) {
-  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
-  jpp_token_t name;
-  jpp_type_t type;
-  const char* label = NULL;
-  JPP_RETURN_IF_ERROR(take_new_name(p, &name));
-  JPP_RETURN_IF_ERROR(parse_type(p, &type));
-  if (p->lexer.token.kind == JPP_TOKEN_STRING) {
-    JPP_RETURN_IF_ERROR(parse_string(p, "a label", &label));
-  }
-  bool donated = at_word(p, "donated");
-  if (donated) JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
-  uint32_t value = 0;
-  JPP_RETURN_IF_ERROR(
-      jpp_graph_builder_add_arg(p->builder, &type, donated, label, &value));
-  return define_name(p, &name, value);
-}
-
-// The ranks of an output, behind "on".
+// The ranks of an argument or an output, behind "on".
 static jpp_status_t* parse_ranks(parser_t* p) {
   p->inputs.count = 0;
   if (!at_word(p, "on")) return NULL;
@@ -384,6 +374,28 @@ static jpp_status_t* parse_ranks(parser_t* p) {
   return NULL;
 }
 
+static jpp_status_t* parse_arg(parser_t* p) {
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+  jpp_token_t name;
+  jpp_type_t type;
+  const char* label = NULL;
+  JPP_RETURN_IF_ERROR(take_new_name(p, &name));
+  JPP_RETURN_IF_ERROR(parse_type(p, &type));
+  if (p->lexer.token.kind == JPP_TOKEN_STRING) {
+    JPP_RETURN_IF_ERROR(parse_string(p, "a label", &label));
+  }
+  JPP_RETURN_IF_ERROR(parse_ranks(p));
+  bool donated = at_word(p, "donated");
+  if (donated) JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+  uint32_t value = 0;
+  JPP_RETURN_IF_ERROR(
+      jpp_graph_builder_add_arg(p->builder, &type, donated, label, &value));
+  if (p->inputs.count) {
+    JPP_RETURN_IF_ERROR(jpp_graph_builder_give_arg(p->builder, p->inputs.data,
+                                                   (uint32_t)p->inputs.count));
+  }
+  return define_name(p, &name, value);
+}
 static jpp_status_t* parse_out(parser_t* p) {
   JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   uint32_t value = 0, next = JPP_NONE;

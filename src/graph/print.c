@@ -35,6 +35,9 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
     case JPP_OP_PLACE:
       jpp_str_append(str, "@place");
       return;
+    case JPP_OP_TASK:
+      jpp_str_appendf(str, "@task %u %s", op->attr, op->name);
+      return;
     case JPP_OP_INIT:
       jpp_str_appendf(str, "@init %u ", op->attr);
       return;
@@ -104,6 +107,12 @@ static void append_loop_tail(jpp_str_t* str, const jpp_graph_t* graph,
   jpp_str_append(str, "\n");
 }
 
+static void append_ranks(jpp_str_t* str, const uint32_t* ranks, uint32_t count) {
+  for (uint32_t k = 0; k < count; ++k) {
+    jpp_str_appendf(str, k ? ", %u" : " on %u", ranks[k]);
+  }
+}
+
 static void append_args(jpp_str_t* str, const jpp_graph_t* graph) {
   for (uint32_t i = 0; i < graph->num_args; ++i) {
     const jpp_value_t* value = &graph->values[graph->args[i].value];
@@ -113,6 +122,7 @@ static void append_args(jpp_str_t* str, const jpp_graph_t* graph) {
       jpp_str_append(str, " ");
       jpp__str_append_quoted(str, value->name);
     }
+    append_ranks(str, graph->args[i].ranks, graph->args[i].num_ranks);
     jpp_str_append(str, graph->args[i].donated ? " donated\n" : "\n");
   }
 }
@@ -141,9 +151,7 @@ static void append_outputs(jpp_str_t* str, const jpp_graph_t* graph) {
       jpp_str_append(str, " ");
       jpp__str_append_quoted(str, output->name);
     }
-    for (uint32_t k = 0; k < output->num_ranks; ++k) {
-      jpp_str_appendf(str, k ? ", %u" : " on %u", output->ranks[k]);
-    }
+    append_ranks(str, output->ranks, output->num_ranks);
     if (output->next != JPP_NONE) jpp_str_appendf(str, " next %%%u", output->next);
     jpp_str_append(str, "\n");
   }

@@ -77,6 +77,20 @@ static jpp_status_t* verify_place(const jpp_graph_t* graph, uint32_t id) {
       op->name, op_where(op));
 }
 
+static jpp_status_t* verify_task(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  if (op->loop != JPP_NONE) {
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "op %u (%s, %s): a @task belongs outside loops", id, op->name,
+                           op_where(op));
+  }
+  if (op->attr < INT32_MAX && (!graph->ranks || op->attr < graph->ranks)) return NULL;
+  return jpp_status_make(JPP_GRAPH_ERROR,
+                         "op %u (%s, %s): the task runs on rank %u; expected one of %u "
+                         "ranks",
+                         id, op->name, op_where(op), op->attr, graph->ranks);
+}
+
 static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
   const jpp_loop_t* loop = &graph->loops[op->attr];
@@ -120,6 +134,8 @@ jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
       return verify_add_types(graph, id);
     case JPP_OP_PLACE:
       return verify_place(graph, id);
+    case JPP_OP_TASK:
+      return verify_task(graph, id);
     case JPP_OP_LOOP:
       return verify_loop(graph, id);
     default:
@@ -158,22 +174,28 @@ static jpp_status_t* verify_next(const jpp_graph_t* graph, uint32_t index) {
   return NULL;
 }
 
-static jpp_status_t* verify_ranks(const jpp_graph_t* graph, uint32_t index) {
-  const jpp_graph_output_t* output = &graph->outputs[index];
-  for (uint32_t i = 0; i < output->num_ranks; ++i) {
-    if (i && output->ranks[i] <= output->ranks[i - 1]) {
+static jpp_status_t* verify_ranks(const jpp_graph_t* graph, const uint32_t* ranks,
+                                  uint32_t count, const char* what, uint32_t index,
+                                  const char* verb) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (i && ranks[i] <= ranks[i - 1]) {
       return jpp_status_make(JPP_GRAPH_ERROR,
-                             "output %u is left on rank %u, then on %u; expected each "
-                             "rank once, in their order",
-                             index, output->ranks[i - 1], output->ranks[i]);
+                             "%s %u is %s on rank %u, then on %u; expected each rank "
+                             "once, in their order",
+                             what, index, verb, ranks[i - 1], ranks[i]);
     }
-    if (graph->ranks && output->ranks[i] >= graph->ranks) {
+    if (graph->ranks && ranks[i] >= graph->ranks) {
       return jpp_status_make(JPP_GRAPH_ERROR,
-                             "output %u is left on rank %u; expected one of %u ranks",
-                             index, output->ranks[i], graph->ranks);
+                             "%s %u is %s on rank %u; expected one of %u ranks", what,
+                             index, verb, ranks[i], graph->ranks);
     }
   }
   return NULL;
+}
+
+jpp_status_t* jpp__graph_verify_arg(const jpp_graph_t* graph, uint32_t index) {
+  const jpp_graph_arg_t* arg = &graph->args[index];
+  return verify_ranks(graph, arg->ranks, arg->num_ranks, "argument", index, "given");
 }
 
 jpp_status_t* jpp__graph_verify_output(const jpp_graph_t* graph, uint32_t index) {
@@ -183,6 +205,8 @@ jpp_status_t* jpp__graph_verify_output(const jpp_graph_t* graph, uint32_t index)
         JPP_GRAPH_ERROR,
         "output %u is value %%%u, which is not defined outside the loops", index, value);
   }
-  JPP_RETURN_IF_ERROR(verify_ranks(graph, index));
-  return graph->outputs[index].next == JPP_NONE ? NULL : verify_next(graph, index);
+  const jpp_graph_output_t* output = &graph->outputs[index];
+  JPP_RETURN_IF_ERROR(
+      verify_ranks(graph, output->ranks, output->num_ranks, "output", index, "left"));
+  return output->next == JPP_NONE ? NULL : verify_next(graph, index);
 }

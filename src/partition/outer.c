@@ -13,6 +13,9 @@
 //
 // Level n of a phase uses values that other groups made at lower levels. Ops run as late
 // as their users allow, so that few values cross between tasks.
+//
+// An op that the user wrote as a task of its own is a group of its own, at a level above
+// that of the previous such op.
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +35,7 @@ typedef struct leveler {
   JPP_VEC(placed_op_t) placed;  // in the order of p->outer
   uint32_t* at;                 // [ops] its place in `placed`; JPP_NONE: it does not run
   bool* remade;                 // [ops] made anew in each task that uses its results
+  uint32_t* next_level;         // [phases] the lowest for the next JPP_OP_TASK
   placed_op_t* lowest;          // [placed] as `placed`, by phase, group and lowest level
   uint32_t* tasks_of_rank;      // [ranks] tasks of the phase at hand
   uint32_t num_visits;
@@ -73,6 +77,10 @@ static int compare_ranks(const void* a, const void* b) {
   return 0;
 }
 
+static bool is_task(const leveler_t* l, const placed_op_t* placed) {
+  return l->p->ops.data[placed->op].kind == JPP_OP_TASK;
+}
+
 // Numbers the sets of ranks in the order of compare_ranks().
 static jpp_status_t* number_groups(leveler_t* l) {
   size_t count = l->placed.count;
@@ -87,6 +95,9 @@ static jpp_status_t* number_groups(leveler_t* l) {
   for (size_t i = 0; i < count; ++i) {
     if (i && compare_ranks(&sorted[i - 1], &sorted[i])) ++group;
     l->placed.data[sorted[i].at].group = group;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (is_task(l, &l->placed.data[i])) l->placed.data[i].group = ++group;
   }
   return NULL;
 }
@@ -191,6 +202,10 @@ static jpp_status_t* raise_level(leveler_t* l, placed_op_t* placed) {
     uint32_t level = source->level + (source->group != placed->group);
     if (level > placed->level) placed->level = level;
   }
+  if (!is_task(l, placed)) return NULL;
+  uint32_t* next = &l->next_level[placed->phase];
+  if (*next > placed->level) placed->level = *next;
+  *next = placed->level + 1;
   return NULL;
 }
 
@@ -268,7 +283,12 @@ static bool same_task(const placed_op_t* a, const placed_op_t* b) {
   return a->phase == b->phase && a->level == b->level && a->group == b->group;
 }
 
-static jpp_status_t* name_task(const leveler_t* l, jpp_task_t* task) {
+static jpp_status_t* name_task(const leveler_t* l, const placed_op_t* first,
+                               jpp_task_t* task) {
+  if (is_task(l, first)) {
+    task->name = l->p->ops.data[first->op].name;
+    return NULL;
+  }
   jpp_str_t str = {0};
   if (task->phase == 0 && l->phases > 1) {
     jpp_str_append(&str, "before_loop");
@@ -331,7 +351,7 @@ static jpp_status_t* add_outer_tasks(leveler_t* l, const placed_op_t* first,
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&l->inputs, p->arena, &task.inputs));
   for (task.rank = 0; task.rank < p->options->ranks; ++task.rank) {
     if (!jpp__ranks_has(ranks_of(l, first), task.rank)) continue;
-    JPP_RETURN_IF_ERROR(name_task(l, &task));
+    JPP_RETURN_IF_ERROR(name_task(l, first, &task));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->tasks, task));
   }
   return NULL;
@@ -346,6 +366,7 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->ops.count, &l->op_visit));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->values.count, &l->value_visit));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ranks, &l->tasks_of_rank));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, l->phases, &l->next_level));
   JPP_RETURN_IF_ERROR(list_placed_ops(l));
   if (!l->placed.count) return NULL;
   JPP_RETURN_IF_ERROR(number_groups(l));

@@ -92,23 +92,35 @@ static jpp_status_t* fill_scopes(jpp_partitioner_t* p, const uint8_t** out_scope
   return NULL;
 }
 
+// The ranks of an argument or an output: those that the user said, or else all that need
+// the value.
+static jpp_status_t* find_ranks(jpp_partitioner_t* p, uint32_t value,
+                                const uint32_t* ranks, uint32_t count,
+                                jpp_rank_set_t* out_set) {
+  *out_set = jpp__need_at(p, value);
+  if (!count) return NULL;
+  uint64_t* set = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->words, &set));
+  jpp__ranks_add_all(set, ranks, count);
+  *out_set = set;
+  return NULL;
+}
+
 static jpp_status_t* fill_ends(jpp_partitioner_t* p, jpp_staged_t* staged) {
   jpp_staged_value_t *args = NULL, *outputs = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_args, &args));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_outputs, &outputs));
   for (uint32_t i = 0; i < p->graph->num_args; ++i) {
-    args[i].value = p->graph->args[i].value;
-    args[i].ranks = jpp__need_at(p, args[i].value);
+    const jpp_graph_arg_t* arg = &p->graph->args[i];
+    args[i].value = arg->value;
+    JPP_RETURN_IF_ERROR(
+        find_ranks(p, arg->value, arg->ranks, arg->num_ranks, &args[i].ranks));
   }
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     outputs[i].value = p->alias[output->value];
-    outputs[i].ranks = jpp__need_at(p, outputs[i].value);
-    if (!output->num_ranks) continue;
-    uint64_t* ranks = NULL;
-    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->words, &ranks));
-    jpp__ranks_add_left(ranks, output);
-    outputs[i].ranks = ranks;
+    JPP_RETURN_IF_ERROR(find_ranks(p, outputs[i].value, output->ranks, output->num_ranks,
+                                   &outputs[i].ranks));
   }
   staged->args = args;
   staged->outputs = outputs;
@@ -147,8 +159,24 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   return fill_staged(p, staged);
 }
 
-// The graph may have been built without a number of ranks, so outputs are checked here.
-static jpp_status_t* check_outputs(const jpp_graph_t* graph, uint32_t ranks) {
+// The graph may have been built without a number of ranks, so these are checked here.
+static jpp_status_t* check_ranks(const jpp_graph_t* graph, uint32_t ranks) {
+  for (uint32_t i = 0; i < graph->num_args; ++i) {
+    const jpp_graph_arg_t* arg = &graph->args[i];
+    uint32_t last = arg->num_ranks ? arg->ranks[arg->num_ranks - 1] : 0;
+    if (last < ranks) continue;
+    return jpp_status_make(
+        JPP_MESH_ERROR, "argument %u (%s) is given on rank %u; expected one of %u ranks",
+        i, graph->values[arg->value].name ? graph->values[arg->value].name : "unnamed",
+        last, ranks);
+  }
+  for (uint32_t i = 0; i < graph->num_ops; ++i) {
+    const jpp_op_t* op = &graph->ops[i];
+    if (op->kind != JPP_OP_TASK || op->attr < ranks) continue;
+    return jpp_status_make(JPP_MESH_ERROR,
+                           "task %s (%s) runs on rank %u; expected one of %u ranks",
+                           op->name, op->where ? op->where : "?", op->attr, ranks);
+  }
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &graph->outputs[i];
     uint32_t last = output->num_ranks ? output->ranks[output->num_ranks - 1] : 0;
@@ -172,7 +200,7 @@ jpp_status_t* jpp_partition(const jpp_graph_t* graph,
   if (full.ranks == 0) {
     return jpp_status_make(JPP_MESH_ERROR, "0 pipeline ranks; expected at least 1");
   }
-  JPP_RETURN_IF_ERROR(check_outputs(graph, full.ranks));
+  JPP_RETURN_IF_ERROR(check_ranks(graph, full.ranks));
   jpp_staged_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_partitioner_t partitioner = {

@@ -150,9 +150,9 @@ static inline void jpp__ranks_intersect(uint64_t* set, const uint64_t* other,
 static inline void jpp__ranks_add(uint64_t* set, uint32_t rank) {
   set[rank / 64] |= UINT64_C(1) << (rank % 64);
 }
-// The ranks on which the user wants an output.
-static inline void jpp__ranks_add_left(uint64_t* set, const jpp_graph_output_t* output) {
-  for (uint32_t i = 0; i < output->num_ranks; ++i) jpp__ranks_add(set, output->ranks[i]);
+static inline void jpp__ranks_add_all(uint64_t* set, const uint32_t* ranks,
+                                      uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) jpp__ranks_add(set, ranks[i]);
 }
 
 #endif  // JPP_PARTITION_PARTITIONER_H_

@@ -181,6 +181,13 @@ static void home_beside(const placer_t* c, const jpp_op_t* op) {
 
 static void find_home(const placer_t* c, uint32_t id) {
   const jpp_op_t* op = &c->p->ops.data[id];
+  if (op->kind == JPP_OP_TASK) {
+    (void)anchored_phase(c, op, &c->p->phase[id]);
+    memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
+    jpp__ranks_add(c->scratch, op->attr);
+    set_outputs(c, op, false, c->p->phase[id]);
+    return;
+  }
   if (op->kind == JPP_OP_PLACE) {
     (void)anchored_phase(c, op, &c->p->phase[id]);
     home_beside(c, op);
@@ -303,6 +310,18 @@ static void anchor_accumulators(placer_t* c) {
   }
 }
 
+// An argument that the user gives on some ranks is at home there.
+static void anchor_args(placer_t* c) {
+  for (uint32_t i = 0; i < c->p->graph->num_args; ++i) {
+    const jpp_graph_arg_t* arg = &c->p->graph->args[i];
+    if (!arg->num_ranks) continue;
+    jpp__ranks_add_all(home_at(c, arg->value), arg->ranks, arg->num_ranks);
+    c->anchored[arg->value] = true;
+    c->weight[arg->value] = weight_of_type(c, arg->value);
+    c->phase[arg->value] = 0;
+  }
+}
+
 // --- Backward: needs ------------------------------------------------------------------
 
 static void need_by_stage_tasks(placer_t* c) {
@@ -357,6 +376,7 @@ static void need_as_output(placer_t* c, uint32_t value) {
 // none does, where its operands are.
 static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   uint32_t rank = jpp__ranks_first(run, c->p->words);
+  if (op->kind == JPP_OP_TASK) rank = op->attr;
   if (rank == JPP_NONE) {
     if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
     rank = jpp__ranks_first(c->scratch, c->p->words);
@@ -489,7 +509,7 @@ static void note_outputs(const placer_t* c) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     uint32_t value = p->alias[output->value];
     if (!output->num_ranks) c->is_output[value] = true;
-    jpp__ranks_add_left(left_at(c, value), output);
+    jpp__ranks_add_all(left_at(c, value), output->ranks, output->num_ranks);
   }
 }
 
@@ -497,6 +517,7 @@ static jpp_status_t* place_all(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   JPP_RETURN_IF_ERROR(allocate_tables(c));
   note_outputs(c);
+  anchor_args(c);
   anchor_accumulators(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));

@@ -36,6 +36,9 @@ static uint64_t hash_arguments(const jpp_graph_t* graph) {
     hash = hash_type(hash, &value->type);
     hash = hash_text(hash, value->name);
     hash = jpp__hash_u64(hash, graph->args[a].donated);
+    if (graph->args[a].num_ranks) {
+      hash = hash_ids(hash, graph->args[a].ranks, graph->args[a].num_ranks);
+    }
   }
   hash = jpp__hash_u64(hash, graph->num_outputs);
   for (uint32_t o = 0; o < graph->num_outputs; ++o) {
@@ -44,10 +47,11 @@ static uint64_t hash_arguments(const jpp_graph_t* graph) {
   return hash;
 }
 
-// The name of an op counts only for calls: the planner understands all other kinds.
+// The name of an op counts for what is opaque to the planner.
 static uint64_t hash_op(uint64_t hash, const jpp_op_t* op) {
   hash = hash_text(hash, jpp_op_kind_name((jpp_op_kind_t)op->kind));
-  if (op->kind == JPP_OP_CALL) hash = hash_text(hash, op->name);
+  if (op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK)
+    hash = hash_text(hash, op->name);
   hash = jpp__hash_u64(hash, op->flags);
   hash = jpp__hash_u64(hash, op->attr);
   hash = jpp__hash_u64(hash, op->loop);

@@ -195,9 +195,27 @@ static jpp_status_t* end_loop(const emitter_t* e, uint32_t loop) {
   return NULL;
 }
 
+// The step begins with the arguments that ranks get from others, one by one: a slot would
+// hold them no longer than a register.
+static jpp_status_t* emit_args(const emitter_t* e) {
+  const jpp_program_builder_t* b = e->b;
+  for (uint32_t a = 0; a < b->staged->graph->num_args; ++a) {
+    uint32_t value = b->staged->graph->args[a].value;
+    uint32_t src = jpp__program_source(b, value);
+    for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
+      const jpp_site_t* site = &b->sites[i];
+      if (!site->takes || site->makes) continue;
+      JPP_RETURN_IF_ERROR(send_value(e, value, JPP_NONE, src, site));
+      JPP_RETURN_IF_ERROR(receive_value(e, site->rank, value, JPP_NONE));
+    }
+  }
+  return NULL;
+}
+
 static jpp_status_t* emit_events(const emitter_t* e) {
   const jpp_program_builder_t* b = e->b;
   uint32_t open = JPP_NONE;  // the loop that is running
+  JPP_RETURN_IF_ERROR(emit_args(e));
   for (size_t i = 0; i < b->events.count; ++i) {
     const jpp_event_item_t* item = &b->events.data[i];
     uint32_t loop = b->staged->tasks[item->task].loop;

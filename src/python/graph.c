@@ -115,6 +115,24 @@ static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
+// The ranks of the argument or the output that was added last.
+static PyObject* set_ranks(PyObject* self, PyObject* ranks,
+                           jpp_status_t* (*set)(jpp_graph_builder_t* builder,
+                                                const uint32_t* ranks, uint32_t count)) {
+  uint32_t* read = NULL;
+  uint32_t count = 0;
+  jpp_graph_builder_t* builder = open_builder(self);
+  if (!builder || !jpp_py_to_u32s(ranks, &read, &count)) return NULL;
+  bool ok = jpp_py_check(set(builder, read, count));
+  jpp_free(read);
+  if (!ok) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject* graph_give_arg(PyObject* self, PyObject* ranks) {
+  return set_ranks(self, ranks, jpp_graph_builder_give_arg);
+}
+
 static bool check_bits(const char* what, uint32_t found, uint32_t known) {
   if (!(found & ~known)) return true;
   PyErr_Format(PyExc_ValueError, "%s: expected a sum of the bits of %u, found %u", what,
@@ -229,14 +247,7 @@ static PyObject* graph_add_output(PyObject* self, PyObject* args) {
 }
 
 static PyObject* graph_leave_output(PyObject* self, PyObject* ranks) {
-  uint32_t* read = NULL;
-  uint32_t count = 0;
-  jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder || !jpp_py_to_u32s(ranks, &read, &count)) return NULL;
-  bool ok = jpp_py_check(jpp_graph_builder_leave_output(builder, read, count));
-  jpp_free(read);
-  if (!ok) return NULL;
-  Py_RETURN_NONE;
+  return set_ranks(self, ranks, jpp_graph_builder_leave_output);
 }
 
 static PyObject* graph_set_partial(PyObject* object, PyObject* args) {
@@ -292,6 +303,9 @@ static PyMethodDef kMethods[] = {
     {"add_arg", graph_add_arg, METH_VARARGS,
      "add_arg($self, type, donated, name, /)\n--\n\n"
      "Adds an argument of a type (dtype, dims); gives its value id."},
+    {"give_arg", graph_give_arg, METH_O,
+     "give_arg($self, ranks, /)\n--\n\n"
+     "The argument added last is given on these ranks, ascending, and no others."},
     {"add_op", graph_add_op, METH_VARARGS,
      "add_op($self, kind, flags, attr, inputs, types, cost, name, where, code, /)\n--\n\n"
      "Adds an op with outputs of these types; gives the first one's value id."},

@@ -244,6 +244,7 @@ static const struct {
     {"OP_MARK_BACKWARD", JPP_OP_MARK_BACKWARD},
     {"OP_ADD", JPP_OP_ADD},
     {"OP_PLACE", JPP_OP_PLACE},
+    {"OP_TASK", JPP_OP_TASK},
     {"OP_INIT", JPP_OP_INIT},
     {"OP_ACCUMULATE", JPP_OP_ACCUMULATE},
     {"OP_SUM", JPP_OP_SUM},

@@ -71,6 +71,21 @@ static uint32_t stage_tasks_with(const jpp_staged_t* staged, uint32_t op) {
   return count;
 }
 
+// Tasks that the user wrote.
+static void rule_a_rank_keeps_the_order_of_its_tasks(const planned_t* planned) {
+  for (uint32_t r = 0; r < planned->plan->ranks; ++r) {
+    const jpp_program_t* program = &planned->plan->programs[r];
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < program->num_instrs; ++i) {
+      if (program->instrs[i].kind != JPP_INSTR_RUN) continue;
+      const jpp_task_t* task = &planned->staged->tasks[program->instrs[i].target];
+      if (planned->staged->ops[task->ops[0]].kind != JPP_OP_TASK) continue;
+      assert_true(task->num_ops == 1 && task->ops[0] >= last);
+      last = task->ops[0];
+    }
+  }
+}
+
 static void rule_ops_have_one_task_unless_cheap(const planned_t* planned) {
   const jpp_graph_t* graph = planned->graph;
   for (uint32_t id = 0; id < graph->num_ops; ++id) {
@@ -184,6 +199,7 @@ static void rule_programs_compute_what_the_graph_says(const planned_t* planned) 
 
 static void test_rules_hold_for_every_plan(void** state) {
   (void)state;
+  for_each_plan(rule_a_rank_keeps_the_order_of_its_tasks);
   for_each_plan(rule_ops_have_one_task_unless_cheap);
   for_each_plan(rule_effects_happen_once);
   for_each_plan(rule_invariant_work_leaves_the_loop);

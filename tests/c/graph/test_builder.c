@@ -39,6 +39,7 @@ static void assert_over(jpp_graph_builder_t* builder, const char* why) {
   ASSERT_FAILS(jpp_graph_builder_end_loop(builder, &result, &kScalar, 1, &id), code, why);
   ASSERT_FAILS(jpp_graph_builder_add_output(builder, 0, "x", JPP_NONE), code, why);
   ASSERT_FAILS(jpp_graph_builder_leave_output(builder, &id, 1), code, why);
+  ASSERT_FAILS(jpp_graph_builder_give_arg(builder, &id, 1), code, why);
   ASSERT_FAILS(jpp_graph_builder_finish(builder, &graph), code, why);
   assert_null(graph);
 }
@@ -77,6 +78,20 @@ static void test_ranks_are_those_of_an_output(void** state) {
   jpp_graph_builder_destroy(builder);
 }
 
+static void test_ranks_are_those_of_an_argument(void** state) {
+  (void)state;
+  static const uint32_t kRanks[] = {1, 0};
+  jpp_graph_builder_t* builder = NULL;
+  ASSERT_OK(jpp_graph_builder_create("g", 3, &builder));
+  ASSERT_FAILS(jpp_graph_builder_give_arg(builder, kRanks, 1), JPP_GRAPH_ERROR,
+               "expected an argument to give on ranks");
+  jpp_graph_builder_destroy(builder);
+  builder = create();
+  ASSERT_FAILS(jpp_graph_builder_give_arg(builder, kRanks, 2), JPP_GRAPH_ERROR,
+               "argument 0 is given on rank 1, then on 0; expected each rank once");
+  jpp_graph_builder_destroy(builder);
+}
+
 static void assert_op_refused(jpp_op_desc_t desc, const char* why) {
   jpp_graph_builder_t* builder = create();
   uint32_t first = 0;
@@ -84,9 +99,24 @@ static void assert_op_refused(jpp_op_desc_t desc, const char* why) {
   jpp_graph_builder_destroy(builder);
 }
 
+static void test_tasks_have_a_rank_outside_loops(void** state) {
+  (void)state;
+  jpp_op_desc_t task = op(JPP_OP_TASK);
+  task.attr = 40;
+  assert_op_refused(task, "the task runs on rank 40; expected one of 2 ranks");
+  jpp_graph_builder_t* builder = create();
+  uint32_t id = 0;
+  jpp_loop_desc_t loop = {.microbatches = 1};
+  ASSERT_OK(jpp_graph_builder_begin_loop(builder, &loop, &id));
+  task.attr = 0;
+  ASSERT_FAILS(jpp_graph_builder_add_op(builder, &task, &id), JPP_GRAPH_ERROR,
+               "a @task belongs outside loops");
+  jpp_graph_builder_destroy(builder);
+}
+
 static void test_only_ops_of_front_ends_are_added(void** state) {
   (void)state;
-  assert_op_refused(op(JPP_OP_LOOP), "op 0 (f, ?): kind 5 is added by end_loop");
+  assert_op_refused(op(JPP_OP_LOOP), "op 0 (f, ?): kind 6 is added by end_loop");
   for (int kind = JPP_OP_INIT; kind < 260; ++kind) {
     assert_op_refused(op((jpp_op_kind_t)kind), "is added by the planner only");
   }
@@ -293,7 +323,7 @@ static jpp_status_t* random_op(random_graph_t* g, uint32_t* out_id) {
   uint32_t count = random_below(3);
   jpp_op_desc_t desc = {
       .struct_size = sizeof(desc),
-      .kind = mark ? (jpp_op_kind_t)random_below(random_below(9) ? 5 : 9) : JPP_OP_CALL,
+      .kind = mark ? (jpp_op_kind_t)random_below(random_below(9) ? 6 : 10) : JPP_OP_CALL,
       .flags = (uint8_t)(random_below(90) ? random_below(8) : random_below(256)),
       .attr = random_u32(),
       .num_inputs = !g->values ? 0
@@ -344,7 +374,9 @@ static jpp_status_t* random_call(random_graph_t* g) {
         jpp_graph_builder_add_arg(g->builder, &type, choice == 1, random_name(), &id);
     g->late_args = g->late_args || g->has_op;
   } else if (choice == 4 && random_below(4) == 0) {
-    return jpp_graph_builder_leave_output(g->builder, ranks, random_below(3));
+    return random_below(2)
+               ? jpp_graph_builder_leave_output(g->builder, ranks, random_below(3))
+               : jpp_graph_builder_give_arg(g->builder, ranks, random_below(3));
   } else if (choice == 4) {
     return jpp_graph_builder_add_output(g->builder, random_value(g), random_name(),
                                         random_below(4) ? JPP_NONE : random_value(g));
@@ -408,6 +440,8 @@ int main(void) {
       cmocka_unit_test(test_a_builder_is_over_when_it_has_finished),
       cmocka_unit_test(test_a_builder_is_over_when_a_call_has_failed),
       cmocka_unit_test(test_ranks_are_those_of_an_output),
+      cmocka_unit_test(test_ranks_are_those_of_an_argument),
+      cmocka_unit_test(test_tasks_have_a_rank_outside_loops),
       cmocka_unit_test(test_only_ops_of_front_ends_are_added),
       cmocka_unit_test(test_costs_are_numbers_that_can_be_summed),
       cmocka_unit_test(test_types_have_dimensions_and_bytes),

@@ -33,7 +33,8 @@ static uint64_t reduce(uint8_t kind, uint64_t state, uint64_t value, uint64_t in
 // Ops of graphs, and those that the planner makes. `values` is [num_values].
 static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* values) {
   uint64_t* out = values + op->first_output;
-  uint64_t hash = op->kind == JPP_OP_CALL ? hash_name(op->name) : 0;
+  uint64_t hash =
+      op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK ? hash_name(op->name) : 0;
   switch (op->kind) {
     case JPP_OP_MARK:
     case JPP_OP_MARK_BACKWARD:

@@ -34,7 +34,7 @@ static uint32_t last(const pool_t* pool) { return pool->ids[pool->count - 1]; }
 
 typedef struct maker {
   jpp_graph_builder_t* builder;
-  uint32_t stages, microbatches;
+  uint32_t ranks, stages, microbatches;
   uint32_t names;
   uint32_t index;
   bool backward, last_mark;
@@ -95,6 +95,14 @@ static uint32_t add_call(maker_t* m, uint8_t flags, const pool_t* near,
   return add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
 }
 
+// A task that the user wrote, on any rank.
+static uint32_t add_task(maker_t* m, uint8_t flags, const pool_t* near,
+                         const pool_t* far) {
+  uint32_t inputs[] = {any(near), any(far), recent(near)}, count = pick(4);
+  return add_op(m, JPP_OP_TASK, pick(m->ranks), flags, (inputs_t){count, inputs},
+                pick(3) == 0);
+}
+
 // The ops that each stage has.
 static void add_layer(maker_t* m, uint8_t flags, pool_t* here, const pool_t* kept) {
   enum { kOps = 9 };
@@ -113,6 +121,17 @@ static bool has_more(const maker_t* m, uint32_t stage) {
   return !m->layered || ((stage == 0 || stage + 1 == m->stages) && pick(4));
 }
 
+// Some of the ranks, of what was added last.
+static void set_ranks(const maker_t* m,
+                      jpp_status_t* (*set)(jpp_graph_builder_t* builder,
+                                           const uint32_t* ranks, uint32_t count)) {
+  uint32_t chosen[64], count = 0;
+  for (uint32_t r = 0; r < m->ranks && r < 64; ++r) {
+    if (pick(2)) chosen[count++] = r;
+  }
+  if (count) ASSERT_OK(set(m->builder, chosen, count));
+}
+
 static void add_args(maker_t* m) {
   uint32_t count = pick(6) + 3;
   for (uint32_t i = 0; i < count; ++i) {
@@ -122,13 +141,16 @@ static void add_args(maker_t* m) {
     ASSERT_OK(jpp_graph_builder_add_arg(m->builder, &type, pick(2), NULL, &value));
     m->is_large[value] = large;
     put(&m->args, value);
+    if (pick(3) == 0) set_ranks(m, jpp_graph_builder_give_arg);
   }
 }
 
 static void add_outside(maker_t* m, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
-    put(&m->outside, add_call(m, 0, m->outside.count ? &m->outside : &m->args,
-                              m->results.count ? &m->results : &m->args));
+    const pool_t* near = m->outside.count ? &m->outside : &m->args;
+    const pool_t* far = m->results.count ? &m->results : &m->args;
+    put(&m->outside, pick(3) ? add_call(m, 0, near, far)
+                             : add_task(m, pick(8) ? 0 : JPP_OP_EFFECT, near, far));
   }
 }
 
@@ -238,16 +260,7 @@ static uint32_t take_arg(maker_t* m, bool large) {
   return JPP_NONE;
 }
 
-// On some of the ranks.
-static void leave_output(maker_t* m, uint32_t ranks) {
-  uint32_t chosen[64], count = 0;
-  for (uint32_t r = 0; r < ranks && r < 64; ++r) {
-    if (pick(2)) chosen[count++] = r;
-  }
-  if (count) ASSERT_OK(jpp_graph_builder_leave_output(m->builder, chosen, count));
-}
-
-static void add_outputs(maker_t* m, uint32_t ranks) {
+static void add_outputs(maker_t* m) {
   pool_t* pools[] = {&m->results, &m->outside, &m->args};
   for (uint32_t i = pick(6) + 1; i-- > 0;) {
     const pool_t* pool = pools[pick(2) ? 0 : pick(3)];
@@ -255,17 +268,22 @@ static void add_outputs(maker_t* m, uint32_t ranks) {
     uint32_t value = any(pool),
              next = pick(2) ? take_arg(m, m->is_large[value]) : JPP_NONE;
     ASSERT_OK(jpp_graph_builder_add_output(m->builder, value, NULL, next));
-    if (pick(3) == 0) leave_output(m, ranks);
+    if (pick(3) == 0) set_ranks(m, jpp_graph_builder_leave_output);
   }
 }
 
-static jpp_graph_t* make_graph(maker_t* m, uint32_t ranks) {
-  jpp_graph_t* graph = NULL;
-  m->index = JPP_NONE;
-  ASSERT_OK(jpp_graph_builder_create("random", ranks, &m->builder));
-  add_args(m);
-  add_outside(m, pick(4));
-  for (uint32_t loops = pick(5) ? 1 : 2; loops-- > 0;) {
+// One in six is written by hand, without a loop.
+static void add_loops(maker_t* m) {
+  uint32_t loops = pick(6) ? (pick(5) ? 1 : 2) : 0;
+  if (!loops) {
+    for (uint32_t i = pick(30) + 3; i > 0; --i) {
+      const pool_t* near = m->outside.count ? &m->outside : &m->args;
+      // One at least runs.
+      uint8_t flags = i == 1 ? JPP_OP_EFFECT : 0;
+      put(&m->outside, add_task(m, flags, near, &m->args));
+    }
+  }
+  while (loops-- > 0) {
     add_loop(m);
     add_outside(m, pick(6));
     for (uint32_t i = pick(2) * m->results.count; i > 0; --i) {
@@ -273,7 +291,16 @@ static jpp_graph_t* make_graph(maker_t* m, uint32_t ranks) {
       if (value != JPP_NONE) put(&m->outside, value);
     }
   }
-  add_outputs(m, ranks);
+}
+
+static jpp_graph_t* make_graph(maker_t* m) {
+  jpp_graph_t* graph = NULL;
+  m->index = JPP_NONE;
+  ASSERT_OK(jpp_graph_builder_create("random", m->ranks, &m->builder));
+  add_args(m);
+  add_outside(m, pick(4));
+  add_loops(m);
+  add_outputs(m);
   ASSERT_OK(jpp_graph_builder_finish(m->builder, &graph));
   jpp_graph_builder_destroy(m->builder);
   return graph;
@@ -299,13 +326,14 @@ enum { kShapeCount = sizeof(kShapes) / sizeof(*kShapes) };
 planned_t random_step(uint64_t seed, uint32_t* out_slots) {
   g_random = seed * 0x9E3779B97F4A7C15u + 1;
   uint32_t shape = pick(kShapeCount);
-  maker_t maker = {.stages = kShapes[shape].stages,
+  maker_t maker = {.ranks = kShapes[shape].ranks,
+                   .stages = kShapes[shape].stages,
                    .microbatches = kShapes[shape].microbatches,
                    .backward = pick(6) != 0,
                    .layered = pick(3) == 0,
                    .last_mark = pick(2)};
   planned_t planned = {.ranks = kShapes[shape].ranks};
-  planned.graph = make_graph(&maker, planned.ranks);
+  planned.graph = make_graph(&maker);
   for (uint32_t i = 0; i < planned.graph->num_loops; ++i) {
     jpp_schedule_params_t params = {.struct_size = sizeof(params),
                                     .stages = maker.stages,
